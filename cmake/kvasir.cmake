@@ -1,0 +1,132 @@
+# The build's own vocabulary: one target per concept, and a layer law that is
+# checked when targets are declared, so that a forbidden dependency does not
+# configure.
+#
+#   kvasir_library(cache_layout SRCS layout.cc HDRS layout.h DEPS base_status)
+#   kvasir_test(cache_layout_test SRCS layout_test.cc DEPS cache_layout)
+#   kvasir_proto(proto_kv_plan kvasir/v1/kv_plan.proto [GRPC] [DEPS ...])
+#
+# A target is named <folder>_<concept>; the folder decides what it may link.
+
+# folder -> folders it may link (DESIGN section 3). "test" is gtest's helpers.
+set(KVASIR_MAY_LINK_base "base")
+set(KVASIR_MAY_LINK_proto "proto;base")
+set(KVASIR_MAY_LINK_kernels "kernels;base")
+set(KVASIR_MAY_LINK_cache "cache;proto;base")
+set(KVASIR_MAY_LINK_model "model;proto;base")
+set(KVASIR_MAY_LINK_worker "worker;model;cache;kernels;proto;base")
+set(KVASIR_MAY_LINK_router "router;model_tokenizer;cache_prefix_hash;proto;base")
+set(KVASIR_MAY_LINK_compress "compress;model;cache_layout;cache_plan;proto;base")
+set(KVASIR_MAY_LINK_cli
+    "cli;worker;router;model;cache;kernels;proto;base;compress")
+set(KVASIR_MAY_LINK_bench
+    "bench;worker;router;model;cache;kernels;proto;base")
+set(KVASIR_MAY_LINK_tests
+    "tests;cli;worker;router;model;cache;kernels;proto;base")
+set(KVASIR_FOLDERS base proto kernels cache model worker router compress cli
+    bench tests)
+
+function(_kvasir_check_layer target)
+  string(REGEX MATCH "^[a-z]+" folder "${target}")
+  if(NOT folder IN_LIST KVASIR_FOLDERS)
+    message(FATAL_ERROR "target ${target}: '${folder}' is no known folder")
+  endif()
+  foreach(dep IN LISTS ARGN)
+    string(REGEX MATCH "^[a-z]+" dep_folder "${dep}")
+    if(NOT dep_folder IN_LIST KVASIR_FOLDERS OR NOT dep MATCHES "^[a-z]+_[a-z0-9_]+$"
+       OR dep MATCHES "::")
+      continue()  # third party
+    endif()
+    if(NOT dep_folder IN_LIST KVASIR_MAY_LINK_${folder}
+       AND NOT dep IN_LIST KVASIR_MAY_LINK_${folder})
+      message(FATAL_ERROR
+        "layer law: ${target} may not link ${dep} "
+        "(${folder} may link: ${KVASIR_MAY_LINK_${folder}})")
+    endif()
+  endforeach()
+endfunction()
+
+add_library(kvasir_options INTERFACE)
+target_compile_features(kvasir_options INTERFACE cxx_std_20)
+target_include_directories(kvasir_options INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(kvasir_options INTERFACE
+  -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Wundef -Werror
+  # fused multiply-adds only where we write them: bit-identity depends on it.
+  -ffp-contract=off
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)
+
+function(kvasir_library target)
+  cmake_parse_arguments(A "" "" "SRCS;HDRS;DEPS;PRIVATE_DEPS" ${ARGN})
+  _kvasir_check_layer(${target} ${A_DEPS} ${A_PRIVATE_DEPS})
+  if(A_SRCS)
+    add_library(${target} STATIC ${A_SRCS} ${A_HDRS})
+    target_link_libraries(${target} PUBLIC kvasir_options ${A_DEPS}
+                          PRIVATE ${A_PRIVATE_DEPS})
+  else()
+    add_library(${target} INTERFACE ${A_HDRS})
+    target_link_libraries(${target} INTERFACE kvasir_options ${A_DEPS})
+  endif()
+endfunction()
+
+# Registers a gtest program with ctest. LABELS defaults to "unit"; the other
+# labels are scenario, process, golden, gpu, bench. TIMEOUT in seconds.
+function(kvasir_test target)
+  cmake_parse_arguments(A "" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
+  if(NOT KVASIR_BUILD_TESTS)
+    return()
+  endif()
+  _kvasir_check_layer(${target} ${A_DEPS})
+  add_executable(${target} ${A_SRCS})
+  target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS}
+                        GTest::gmock GTest::gtest_main)
+  if(NOT A_LABELS)
+    set(A_LABELS unit)
+  endif()
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 120)
+  endif()
+  add_test(NAME ${target} COMMAND ${target})
+  set_tests_properties(${target} PROPERTIES LABELS "${A_LABELS}"
+    TIMEOUT ${A_TIMEOUT}
+    ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
+endfunction()
+
+function(kvasir_executable target)
+  cmake_parse_arguments(A "" "OUTPUT" "SRCS;DEPS" ${ARGN})
+  _kvasir_check_layer(${target} ${A_DEPS})
+  add_executable(${target} ${A_SRCS})
+  target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS})
+  if(A_OUTPUT)
+    set_target_properties(${target} PROPERTIES OUTPUT_NAME ${A_OUTPUT}
+      RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  endif()
+endfunction()
+
+# Generates C++ from one .proto below proto/ into the build tree. Included as
+# "proto/kvasir/v1/kv_plan.pb.h". Generated code is compiled without our
+# warnings.
+function(kvasir_proto target file)
+  cmake_parse_arguments(A "GRPC" "" "DEPS" ${ARGN})
+  _kvasir_check_layer(${target} ${A_DEPS})
+  set(gen ${PROJECT_BINARY_DIR}/gen)
+  string(REGEX REPLACE "\\.proto$" "" stem "proto/${file}")
+  set(out ${gen}/${stem}.pb.cc ${gen}/${stem}.pb.h)
+  set(plugin)
+  if(A_GRPC)
+    list(APPEND out ${gen}/${stem}.grpc.pb.cc ${gen}/${stem}.grpc.pb.h)
+    set(plugin --grpc_out=${gen}
+        --plugin=protoc-gen-grpc=$<TARGET_FILE:gRPC::grpc_cpp_plugin>)
+  endif()
+  add_custom_command(OUTPUT ${out}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${gen}
+    COMMAND protobuf::protoc -I ${PROJECT_SOURCE_DIR} --cpp_out=${gen} ${plugin}
+            ${PROJECT_SOURCE_DIR}/proto/${file}
+    DEPENDS ${PROJECT_SOURCE_DIR}/proto/${file} VERBATIM)
+  add_library(${target} STATIC ${out})
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_include_directories(${target} SYSTEM PUBLIC ${gen})
+  target_link_libraries(${target} PUBLIC protobuf::libprotobuf ${A_DEPS})
+  if(A_GRPC)
+    target_link_libraries(${target} PUBLIC gRPC::grpc++)
+  endif()
+endfunction()
