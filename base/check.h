@@ -1,0 +1,34 @@
+// Assertions for broken invariants: a failed check prints where and what, and
+// aborts. Never used on data from files, the network or peers.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace kvasir::base {
+
+[[noreturn]] inline void CheckFailed(const char* file, int line,
+                                     const char* condition) {
+  std::fprintf(stderr, "%s:%d: check failed: %s\n", file, line, condition);
+  std::fflush(stderr);
+  std::abort();
+}
+
+}  // namespace kvasir::base
+
+// On in every build.
+#define KVASIR_CHECK(condition)                                           \
+  do {                                                                    \
+    if (!(condition)) [[unlikely]]                                        \
+      ::kvasir::base::CheckFailed(__FILE__, __LINE__, #condition);        \
+  } while (false)
+
+// On where KVASIR_CHECKS is (dev and the sanitizer presets).
+#if KVASIR_CHECKS
+#define KVASIR_DCHECK(condition) KVASIR_CHECK(condition)
+#else
+#define KVASIR_DCHECK(condition) \
+  do {                           \
+    if (false) (void)(condition); \
+  } while (false)
+#endif

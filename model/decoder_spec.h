@@ -1,0 +1,59 @@
+// What a checkpoint's config.json comes down to: one description that the
+// executor can run for every supported family.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace kvasir::model {
+
+enum class NormKind { kRmsNorm };
+enum class MlpKind { kGatedSilu };
+enum class RopePairing {
+  kHalfSplit,    // pair f is (f, f + rotary_dim/2): Llama, NeoX
+  kInterleaved,  // pair f is (2f, 2f + 1)
+};
+
+struct RopeSpec {
+  int64_t rotary_dim = 0;  // <= head_dim, even
+  RopePairing pairing = RopePairing::kHalfSplit;
+  // Radians per position of each pair [rotary_dim / 2], scaling (llama3, YaRN,
+  // linear) already applied, in double precision.
+  std::vector<double> frequencies;
+  // Multiplies cos and sin (YaRN's attention factor; 1 otherwise).
+  double attention_factor = 1.0;
+};
+
+struct LayerSpec {
+  // Keys that a query sees at most, itself included; 0: all before it.
+  int64_t sliding_window = 0;
+};
+
+struct DecoderSpec {
+  std::string architecture;  // "LlamaForCausalLM"
+  std::string model_type;    // "llama"
+  int64_t hidden_size = 0;        // M
+  int64_t num_heads = 0;          // Hq
+  int64_t num_kv_heads = 0;       // Hkv, divides Hq
+  int64_t head_dim = 0;           // D
+  int64_t intermediate_size = 0;  // F
+  int64_t vocab_size = 0;         // V
+  int64_t max_position_embeddings = 0;
+  NormKind norm = NormKind::kRmsNorm;
+  double norm_eps = 1e-5;
+  MlpKind mlp = MlpKind::kGatedSilu;
+  RopeSpec rope;
+  bool qkv_bias = false;
+  bool o_bias = false;
+  bool mlp_bias = false;
+  bool tied_head = false;
+  std::vector<LayerSpec> layers;  // [L]
+  std::optional<int32_t> bos_token_id;
+  std::vector<int32_t> eos_token_ids;
+
+  int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
+};
+
+}  // namespace kvasir::model
