@@ -1,0 +1,143 @@
+#include "base/log.h"
+
+#include <atomic>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "base/string_view.h"
+#include "nlohmann/json.hpp"
+#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/spdlog.h"
+
+namespace kvasir::base {
+namespace {
+
+std::atomic<LogFormat> g_format{LogFormat::kText};
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      return spdlog::level::off;
+  }
+  return spdlog::level::info;
+}
+
+constexpr char kTextPattern[] = "%Y-%m-%dT%H:%M:%S.%e%z %L %v";
+// The event itself is a JSON object without its opening brace.
+constexpr char kJsonPattern[] =
+    R"({"time":"%Y-%m-%dT%H:%M:%S.%e%z","level":"%l",%v)";
+
+spdlog::logger& Logger() {
+  // Never destroyed: threads may log while the process exits.
+  static spdlog::logger* const logger = [] {
+    auto* made = new spdlog::logger(
+        "kvasir", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    made->set_pattern(kTextPattern);
+    made->flush_on(spdlog::level::trace);
+    return made;
+  }();
+  return *logger;
+}
+
+// Invalid UTF-8 (a client's id) must not make a log line throw.
+std::string Dump(const nlohmann::ordered_json& json) {
+  return json.dump(-1, ' ', false,
+                   nlohmann::ordered_json::error_handler_t::replace);
+}
+
+bool NeedsQuotes(std::string_view text) {
+  if (text.empty()) return true;
+  for (const unsigned char c : text) {
+    if (c <= ' ' || c == '"' || c == '=' || c >= 0x7f) return true;
+  }
+  return false;
+}
+
+std::string TextValue(const LogField::Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return NeedsQuotes(*text) ? Dump(*text) : *text;
+  }
+  if (const auto* integer = std::get_if<int64_t>(&value)) {
+    return absl::StrCat(*integer);
+  }
+  if (const auto* number = std::get_if<double>(&value)) {
+    return absl::StrCat(*number);
+  }
+  return std::get<bool>(value) ? "true" : "false";
+}
+
+}  // namespace
+
+void InitLogging(LogFormat format, LogLevel level) {
+  g_format = format;
+  Logger().set_pattern(format == LogFormat::kJson ? kJsonPattern
+                                                  : kTextPattern);
+  Logger().set_level(ToSpdlog(level));
+}
+
+absl::Status ParseLogFormat(std::string_view name, LogFormat* format) {
+  if (name == "text") {
+    *format = LogFormat::kText;
+  } else if (name == "json") {
+    *format = LogFormat::kJson;
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("log format '", AbslView(name), "': want text or json"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseLogLevel(std::string_view name, LogLevel* level) {
+  constexpr std::pair<std::string_view, LogLevel> kLevels[] = {
+      {"debug", LogLevel::kDebug},     {"info", LogLevel::kInfo},
+      {"warning", LogLevel::kWarning}, {"error", LogLevel::kError},
+      {"off", LogLevel::kOff},
+  };
+  for (const auto& [known, value] : kLevels) {
+    if (name == known) {
+      *level = value;
+      return absl::OkStatus();
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("log level '", AbslView(name),
+                   "': want debug, info, warning, error or off"));
+}
+
+std::string FormatLogEvent(LogFormat format, std::string_view message,
+                           std::initializer_list<LogField> fields) {
+  if (format == LogFormat::kJson) {
+    nlohmann::ordered_json json;
+    json["message"] = message;
+    for (const LogField& field : fields) {
+      std::visit(
+          [&](const auto& value) { json[std::string(field.name())] = value; },
+          field.value());
+    }
+    return Dump(json).substr(1);  // the pattern has the opening brace
+  }
+  std::string line(message);
+  for (const LogField& field : fields) {
+    absl::StrAppend(&line, " ", AbslView(field.name()), "=",
+                    TextValue(field.value()));
+  }
+  return line;
+}
+
+void Log(LogLevel level, std::string_view message,
+         std::initializer_list<LogField> fields) {
+  const spdlog::level::level_enum to = ToSpdlog(level);
+  if (!Logger().should_log(to)) return;
+  // "{}": the event is data, not a format string.
+  Logger().log(to, "{}", FormatLogEvent(g_format, message, fields));
+}
+
+}  // namespace kvasir::base

@@ -1,0 +1,75 @@
+// Structured logs through spdlog, as text for people or JSON for machines, one
+// line an event, on standard error.
+//
+//   base::LogInfo("worker ready", {{"pages", 512}, {"model", name}});
+//
+// Never log prompt text, token ids or cache salts.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "absl/status/status.h"
+
+namespace kvasir::base {
+
+enum class LogFormat { kText, kJson };
+enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+
+// A named value of an event.
+class LogField {
+ public:
+  using Value = std::variant<std::string, int64_t, double, bool>;
+
+  LogField(std::string_view name, std::string_view value)
+      : name_(name), value_(std::string(value)) {}
+  LogField(std::string_view name, const char* value)
+      : name_(name), value_(std::string(value)) {}
+  LogField(std::string_view name, bool value) : name_(name), value_(value) {}
+  LogField(std::string_view name, double value) : name_(name), value_(value) {}
+  template <typename Integer>
+    requires std::is_integral_v<Integer>
+  LogField(std::string_view name, Integer value)
+      : name_(name), value_(static_cast<int64_t>(value)) {}
+
+  std::string_view name() const { return name_; }
+  const Value& value() const { return value_; }
+
+ private:
+  std::string_view name_;
+  Value value_;
+};
+
+// Threads: call once, before other threads exist; the Log functions may then
+// be called from any thread. Without it, text at info level.
+void InitLogging(LogFormat format, LogLevel level);
+
+// "text" / "json" and "debug" / "info" / "warning" / "error" / "off".
+absl::Status ParseLogFormat(std::string_view name, LogFormat* format);
+absl::Status ParseLogLevel(std::string_view name, LogLevel* level);
+
+void Log(LogLevel level, std::string_view message,
+         std::initializer_list<LogField> fields = {});
+
+inline void LogInfo(std::string_view message,
+                    std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kInfo, message, fields);
+}
+inline void LogWarning(std::string_view message,
+                       std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kWarning, message, fields);
+}
+inline void LogError(std::string_view message,
+                     std::initializer_list<LogField> fields = {}) {
+  Log(LogLevel::kError, message, fields);
+}
+
+// The line's body as Log writes it (without time and level in text form).
+std::string FormatLogEvent(LogFormat format, std::string_view message,
+                           std::initializer_list<LogField> fields);
+
+}  // namespace kvasir::base

@@ -1,0 +1,43 @@
+#include "base/log.h"
+
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::base {
+namespace {
+
+TEST(LogTest, TextQuotesOnlyWhatNeedsIt) {
+  EXPECT_EQ(FormatLogEvent(LogFormat::kText, "request",
+                           {{"id", "a-1"}, {"n", 3}, {"note", "two words"},
+                            {"ok", true}, {"seconds", 0.5}}),
+            "request id=a-1 n=3 note=\"two words\" ok=true seconds=0.5");
+}
+
+TEST(LogTest, JsonIsOneParsableObjectAndSurvivesInvalidUtf8) {
+  const std::string line = "{" + FormatLogEvent(LogFormat::kJson, "re\"quest",
+                                                {{"id", "\xff\n"}, {"n", -1}});
+  const nlohmann::json json = nlohmann::json::parse(line);
+  EXPECT_EQ(json["message"], "re\"quest");
+  EXPECT_EQ(json["id"], "\uFFFD\n");
+  EXPECT_EQ(json["n"], -1);
+}
+
+TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
+  EXPECT_EQ(FormatLogEvent(LogFormat::kText, "x", {{"id", "a\nb"}}),
+            "x id=\"a\\nb\"");
+}
+
+TEST(LogTest, UnknownNamesAreRefusedByName) {
+  LogFormat format;
+  LogLevel level;
+  EXPECT_THAT(ParseLogFormat("xml", &format),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       ::testing::HasSubstr("'xml'")));
+  EXPECT_THAT(ParseLogLevel("loud", &level),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       ::testing::HasSubstr("'loud'")));
+}
+
+}  // namespace
+}  // namespace kvasir::base
