@@ -1,0 +1,408 @@
+"""Tiny random-weight checkpoints of every family with float32 logits."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+TOKENS = 48
+
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+}
+
+SMALL = dict(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=44,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+# Positions 32..47 lie past the original context in every scaled case. With
+# head_dim 16 the three ranges of the llama3 rule (kept, blended, divided) each
+# hold at least one pair.
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=24)
+
+
+def model_cases():
+    """name -> (family, config overrides, stored dtype, options)."""
+    return {
+        "llama-mha": ("llama", dict(vocab_size=131, num_key_value_heads=4), "float32", {}),
+        "llama-gqa-tied": (
+            "llama",
+            dict(hidden_size=40, tie_word_embeddings=True),
+            "float32",
+            {},
+        ),
+        "llama-mqa-head-dim": (
+            "llama",
+            dict(
+                vocab_size=89,
+                hidden_size=40,
+                intermediate_size=52,
+                head_dim=16,
+                num_attention_heads=3,
+                num_key_value_heads=1,
+                num_hidden_layers=3,
+                rms_norm_eps=1e-6,
+            ),
+            "bfloat16",
+            {},
+        ),
+        "llama-f16": (
+            "llama",
+            dict(num_hidden_layers=1),
+            "float16",
+            {"inv_freq": True, "torch_dtype_key": True},
+        ),
+        "llama-bias": (
+            "llama",
+            dict(attention_bias=True, mlp_bias=True),
+            "bfloat16",
+            {"torch_dtype_key": True},
+        ),
+        "llama3-scaled-sharded": (
+            "llama",
+            dict(
+                head_dim=16,
+                max_position_embeddings=256,
+                rope_scaling=LLAMA3,
+                bos_token_id=94,
+                eos_token_id=[95, 96],
+            ),
+            "bfloat16",
+            {"max_shard_size": "16KB", "generation": True},
+        ),
+        "llama3-scaled-v5-config": (
+            "llama",
+            dict(
+                head_dim=16,
+                max_position_embeddings=256,
+                rope_scaling=LLAMA3,
+                num_hidden_layers=1,
+            ),
+            "bfloat16",
+            {"v5_config": True},
+        ),
+        "llama-yarn": (
+            "llama",
+            dict(head_dim=16, max_position_embeddings=96, rope_scaling=YARN),
+            "bfloat16",
+            {},
+        ),
+        "llama-yarn-mscale": (
+            "llama",
+            dict(
+                head_dim=16,
+                max_position_embeddings=96,
+                rope_scaling=YARN
+                | dict(mscale=0.8, mscale_all_dim=0.3, beta_fast=4.0, beta_slow=0.5),
+            ),
+            "float16",
+            {},
+        ),
+        "llama-yarn-attention-factor": (
+            "llama",
+            dict(
+                head_dim=16,
+                max_position_embeddings=96,
+                rope_scaling=YARN
+                | dict(attention_factor=1.3, beta_fast=8.0, truncate=False),
+            ),
+            "bfloat16",
+            {"legacy_rope_type": True, "torch_dtype_key": True},
+        ),
+        "mistral-window": (
+            "mistral",
+            dict(hidden_size=40, head_dim=16, sliding_window=13),
+            "bfloat16",
+            {},
+        ),
+        "mistral-no-window": (
+            "mistral",
+            dict(sliding_window=None, num_key_value_heads=1),
+            "bfloat16",
+            {"generation": True},
+        ),
+        "qwen2-tied": (
+            "qwen2",
+            dict(
+                vocab_size=137,
+                hidden_size=40,
+                num_attention_heads=4,
+                tie_word_embeddings=True,
+                rope_theta=1000000.0,
+                rms_norm_eps=1e-6,
+            ),
+            "bfloat16",
+            {"generation": True},
+        ),
+        "qwen2-untied": ("qwen2", dict(hidden_size=24), "float32", {}),
+        "qwen2-yarn": (
+            "qwen2",
+            dict(
+                hidden_size=64,
+                num_hidden_layers=1,
+                max_position_embeddings=24,
+                rope_scaling=YARN,
+            ),
+            "bfloat16",
+            {"legacy_rope_type": True},
+        ),
+        "qwen2-window-upper-layers": (
+            "qwen2",
+            dict(use_sliding_window=True, sliding_window=9, max_window_layers=1),
+            "bfloat16",
+            {},
+        ),
+    }
+
+
+def seed_of(*parts):
+    digest = hashlib.sha256("/".join(parts).encode()).digest()
+    return int.from_bytes(digest[:7], "little")
+
+
+def normal(shape, std, *seed):
+    rng = np.random.Generator(np.random.PCG64(seed_of(*seed)))
+    # Box-Muller over raw words: numpy does not promise that its own normal
+    # distribution stays the same between releases.
+    words = rng.integers(1, 2**32, size=(2, int(np.prod(shape))), dtype=np.uint64)
+    u = words.astype(np.float64) / 2**32
+    values = np.sqrt(-2 * np.log(u[0])) * np.cos(2 * np.pi * u[1])
+    return torch.from_numpy((values * std).astype(np.float32).reshape(shape))
+
+
+def weight_for(case, name, shape, hidden):
+    """Sizes chosen so that attention is far from uniform, every bias matters
+    and logits spread with a standard deviation of about 2."""
+    if name.endswith("norm.weight"):
+        return 1.0 + normal(shape, 0.2, case, name)
+    if name.endswith("bias"):
+        return normal(shape, 0.5, case, name)
+    if "embed_tokens" in name or "lm_head" in name:
+        return normal(shape, 2.0 * hidden**-0.5, case, name)
+    gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+    return normal(shape, gain * shape[-1] ** -0.5, case, name)
+
+
+def edit_config(path, options):
+    config = json.loads(path.read_text())
+    if options.get("torch_dtype_key"):
+        config["torch_dtype"] = config.pop("dtype")
+    if options.get("legacy_rope_type"):
+        scaling = config["rope_scaling"]
+        scaling["type"] = scaling.pop("rope_type")
+    if options.get("v5_config"):
+        config["rope_parameters"] = config.pop("rope_scaling")
+        config["rope_parameters"]["rope_theta"] = config.pop("rope_theta")
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def write_model(folder, name, case):
+    family, overrides, dtype, options = case
+    config_class, model_class = FAMILIES[family]
+    config = config_class(**(SMALL | overrides), attn_implementation="eager")
+    model = model_class(config).eval()
+    if not options.get("generation"):
+        model.generation_config = GenerationConfig()
+    else:
+        model.generation_config = GenerationConfig(
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            do_sample=True,
+            temperature=0.6,
+            top_k=40,
+            top_p=0.9,
+            repetition_penalty=1.05,
+        )
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(
+                weight_for(name, key, tuple(parameter.shape), config.hidden_size)
+            )
+    stored = getattr(torch, dtype)
+    model.to(stored)
+    shards = {"max_shard_size": options.get("max_shard_size", "1GB")}
+    model.save_pretrained(folder, **shards)
+    if not options.get("generation"):
+        (folder / "generation_config.json").unlink(missing_ok=True)
+    if options.get("inv_freq"):
+        # Early Llama 2 checkpoints carry this buffer; readers skip it.
+        file = folder / "model.safetensors"
+        tensors = load_file(file)
+        head_dim = config.hidden_size // config.num_attention_heads
+        powers = torch.arange(0, head_dim, 2).float() / head_dim
+        key = "model.layers.0.self_attn.rotary_emb.inv_freq"
+        tensors[key] = (config.rope_theta**-powers).to(stored)
+        save_file(tensors, file, metadata={"format": "pt"})
+    edit_config(folder / "config.json", options)
+
+    # .float() would also have rounded the rotary buffer above: build the
+    # float32 model afresh from what was stored.
+    reference = model_class(config).eval()
+    reference.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
+    words = np.random.Generator(np.random.PCG64(seed_of(name, "ids")))
+    ids = words.integers(0, config.vocab_size, size=TOKENS, dtype=np.uint64)
+    with torch.no_grad():
+        logits = reference(torch.tensor(ids.astype(np.int64))[None]).logits[0]
+    assert logits.dtype == torch.float32 and bool(torch.isfinite(logits).all())
+    spread = float(logits.std())
+    assert 1.0 < spread < 4.0, (name, spread)
+    (folder / "expected.json").write_text(
+        json.dumps(
+            {
+                "input_ids": [int(i) for i in ids],
+                "logits_file": "expected.f32",
+                "logits_shape": list(logits.shape),
+            }
+        )
+        + "\n"
+    )
+    logits.numpy().astype("<f4").tofile(folder / "expected.f32")
+    print(f"  {name}: logit std {spread:.2f}, max {float(logits.abs().max()):.1f}")
+
+
+BASE = dict(
+    vocab_size=131,
+    hidden_size=32,
+    intermediate_size=52,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    hidden_act="silu",
+    torch_dtype="bfloat16",
+)
+
+
+def refused_cases():
+    """name -> (config.json, word the error must contain)."""
+    llama = BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama")
+    qwen2 = BASE | dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2")
+    longrope = dict(
+        rope_type="longrope",
+        factor=4.0,
+        original_max_position_embeddings=32,
+        short_factor=[1.0] * 4,
+        long_factor=[2.0] * 4,
+    )
+    return {
+        "qwen3-qk-norm": (
+            BASE
+            | dict(
+                architectures=["Qwen3ForCausalLM"],
+                model_type="qwen3",
+                head_dim=16,
+                attention_bias=False,
+            ),
+            "Qwen3ForCausalLM",
+        ),
+        "gpt2": (
+            dict(
+                architectures=["GPT2LMHeadModel"],
+                model_type="gpt2",
+                vocab_size=131,
+                n_embd=32,
+                n_head=4,
+                n_layer=2,
+                n_positions=64,
+                activation_function="gelu_new",
+                layer_norm_epsilon=1e-5,
+            ),
+            "GPT2LMHeadModel",
+        ),
+        "gemma2": (
+            BASE
+            | dict(
+                architectures=["Gemma2ForCausalLM"],
+                model_type="gemma2",
+                head_dim=8,
+                hidden_activation="gelu_pytorch_tanh",
+                query_pre_attn_scalar=8,
+                attn_logit_softcapping=50.0,
+                final_logit_softcapping=30.0,
+                sliding_window=16,
+            ),
+            "Gemma2ForCausalLM",
+        ),
+        "mixtral-experts": (
+            BASE
+            | dict(
+                architectures=["MixtralForCausalLM"],
+                model_type="mixtral",
+                num_local_experts=4,
+                num_experts_per_tok=2,
+            ),
+            "MixtralForCausalLM",
+        ),
+        "no-architecture": (
+            {k: v for k, v in llama.items() if k != "architectures"}
+            | dict(model_type="unheard-of"),
+            "unheard-of",
+        ),
+        "llama-longrope": (llama | dict(rope_scaling=longrope), "longrope"),
+        "llama-quantized": (
+            llama
+            | dict(quantization_config=dict(quant_method="gptq", bits=4, group_size=32)),
+            "quantization_config",
+        ),
+        "llama-relu": (llama | dict(hidden_act="relu2"), "relu2"),
+        "llama-heads-do-not-divide": (
+            llama | dict(num_key_value_heads=3),
+            "num_key_value_heads",
+        ),
+        "qwen2-no-hidden-size": (
+            {k: v for k, v in qwen2.items() if k != "hidden_size"},
+            "hidden_size",
+        ),
+    }
+
+
+def write(root):
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for folder in (root / "models", root / "refused"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    for name, case in model_cases().items():
+        write_model(root / "models" / name, name, case)
+    words = {}
+    for name, (config, word) in refused_cases().items():
+        (root / "refused" / name).mkdir()
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (root / "refused" / name / "config.json").write_text(text)
+        words[name] = word
+    text = json.dumps(words, indent=2, sort_keys=True) + "\n"
+    (root / "refused" / "refused.json").write_text(text)

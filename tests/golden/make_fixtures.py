@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Writes the golden fixtures beside this file; README.md says what each is.
+
+  make_fixtures.py            writes everything (deterministic: seeds are names)
+  make_fixtures.py --check    writes to a temporary folder and compares
+"""
+
+import argparse
+import filecmp
+import pathlib
+import sys
+import tempfile
+
+import golden_models
+import golden_tokenizers
+
+HERE = pathlib.Path(__file__).resolve().parent
+FOLDERS = ("models", "refused", "tokenizers")
+SIZE_LIMIT_BYTES = 2_000_000
+
+
+def all_files(root):
+    return sorted(
+        p.relative_to(root)
+        for folder in FOLDERS
+        for p in (root / folder).rglob("*")
+        if p.is_file()
+    )
+
+
+def write_all(root):
+    golden_models.write(root)
+    # The built-in model's tokenizer is read from the source tree, its cases go
+    # under `root`.
+    golden_tokenizers.write(root, HERE.parent.parent / "models" / "tiny")
+
+
+def check():
+    with tempfile.TemporaryDirectory() as tmp:
+        fresh = pathlib.Path(tmp)
+        write_all(fresh)
+        want, have = all_files(fresh), all_files(HERE)
+        bad = [f"missing or extra: {p}" for p in set(want) ^ set(have)]
+        bad += [
+            f"differs: {p}"
+            for p in set(want) & set(have)
+            if not filecmp.cmp(fresh / p, HERE / p, shallow=False)
+        ]
+    for line in sorted(bad):
+        print(line)
+    print(f"{len(want)} files compared, {len(bad)} differences")
+    return not bad
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        sys.exit(0 if check() else 1)
+    write_all(HERE)
+    total = sum((HERE / p).stat().st_size for p in all_files(HERE))
+    print(f"{len(all_files(HERE))} files, {total} bytes (limit {SIZE_LIMIT_BYTES})")
+    sys.exit(0 if total <= SIZE_LIMIT_BYTES else 1)
+
+
+if __name__ == "__main__":
+    main()
