@@ -1,0 +1,53 @@
+// Token ids in the form in which they travel: little-endian uint32, 4 bytes
+// each, immutable and ref-counted, so that a prompt is copied once when it
+// arrives and never again, not even when its request moves to another replica.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace kvasir::router {
+
+inline constexpr size_t kBytesPerTokenId = 4;
+
+// Copying shares the bytes.
+// Threads: immutable; any thread.
+class TokenBytes {
+ public:
+  TokenBytes() = default;
+
+  static TokenBytes FromIds(absl::Span<const int32_t> ids);
+  // Takes the bytes over. INVALID_ARGUMENT if their number is no multiple of 4.
+  static absl::StatusOr<TokenBytes> FromBytes(std::string bytes);
+  // Views memory that `owner` keeps alive (a slice of a received message).
+  static absl::StatusOr<TokenBytes> FromOwned(
+      absl::string_view bytes, std::shared_ptr<const void> owner);
+
+  absl::string_view bytes() const { return bytes_; }
+  size_t size_tokens() const { return bytes_.size() / kBytesPerTokenId; }
+  bool empty() const { return bytes_.empty(); }
+  // Precondition: index < size_tokens().
+  int32_t operator[](size_t index) const;
+  std::vector<int32_t> ToIds() const;
+  // Keeps bytes() alive.
+  const std::shared_ptr<const void>& owner() const { return owner_; }
+
+ private:
+  TokenBytes(absl::string_view bytes, std::shared_ptr<const void> owner)
+      : bytes_(bytes), owner_(std::move(owner)) {}
+
+  absl::string_view bytes_;
+  std::shared_ptr<const void> owner_;
+};
+
+// Appends ids to a growing byte string (the emitted tokens of a stream).
+void AppendTokenBytes(absl::Span<const int32_t> ids, std::string* bytes);
+
+}  // namespace kvasir::router

@@ -1,0 +1,54 @@
+#include "router/token_bytes.h"
+
+#include <limits>
+
+#include "base/status_matchers.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(TokenBytesTest, IdsAreLittleEndian) {
+  const TokenBytes tokens = TokenBytes::FromIds({0x01020304, 7});
+  EXPECT_EQ(tokens.bytes(), absl::string_view("\4\3\2\1\7\0\0\0", 8));
+  EXPECT_THAT(tokens.ToIds(), ElementsAre(0x01020304, 7));
+}
+
+TEST(TokenBytesTest, TheWholeRangeSurvives) {
+  const int32_t max = std::numeric_limits<int32_t>::max();
+  EXPECT_THAT(TokenBytes::FromIds({0, max, -1}).ToIds(),
+              ElementsAre(0, max, -1));
+}
+
+TEST(TokenBytesTest, CopiesShareTheBytes) {
+  const TokenBytes a = TokenBytes::FromIds({1, 2, 3});
+  const TokenBytes b = a;
+  EXPECT_EQ(a.bytes().data(), b.bytes().data());
+  EXPECT_EQ(b.owner().use_count(), 2);
+}
+
+TEST(TokenBytesTest, AnEmptyListIsEmpty) {
+  EXPECT_TRUE(TokenBytes().empty());
+  EXPECT_TRUE(TokenBytes::FromIds({}).empty());
+}
+
+TEST(TokenBytesTest, AByteTooManyIsRefused) {
+  EXPECT_THAT(TokenBytes::FromBytes("12345"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("5 bytes, want a multiple of 4")));
+}
+
+TEST(TokenBytesTest, AppendingGrowsTheSameEncoding) {
+  std::string emitted;
+  AppendTokenBytes({5}, &emitted);
+  AppendTokenBytes({6, 7}, &emitted);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const TokenBytes tokens,
+                              TokenBytes::FromBytes(std::move(emitted)));
+  EXPECT_THAT(tokens.ToIds(), ElementsAre(5, 6, 7));
+}
+
+}  // namespace
+}  // namespace kvasir::router
