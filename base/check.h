@@ -17,18 +17,18 @@ namespace kvasir::base {
 }  // namespace kvasir::base
 
 // On in every build.
-#define KVASIR_CHECK(condition)                                           \
-  do {                                                                    \
-    if (!(condition)) [[unlikely]]                                        \
-      ::kvasir::base::CheckFailed(__FILE__, __LINE__, #condition);        \
+#define KVASIR_CHECK(condition)                                    \
+  do {                                                             \
+    if (!(condition)) [[unlikely]]                                 \
+      ::kvasir::base::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
 // On where KVASIR_CHECKS is (dev and the sanitizer presets).
 #if KVASIR_CHECKS
 #define KVASIR_DCHECK(condition) KVASIR_CHECK(condition)
 #else
-#define KVASIR_DCHECK(condition) \
-  do {                           \
+#define KVASIR_DCHECK(condition)  \
+  do {                            \
     if (false) (void)(condition); \
   } while (false)
 #endif

@@ -32,8 +32,8 @@ class LogField {
   LogField(std::string_view name, bool value) : name_(name), value_(value) {}
   LogField(std::string_view name, double value) : name_(name), value_(value) {}
   template <typename Integer>
-    requires std::is_integral_v<Integer>
-  LogField(std::string_view name, Integer value)
+  requires std::is_integral_v<Integer> LogField(std::string_view name,
+                                                Integer value)
       : name_(name), value_(static_cast<int64_t>(value)) {}
 
   std::string_view name() const { return name_; }

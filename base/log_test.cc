@@ -9,8 +9,11 @@ namespace {
 
 TEST(LogTest, TextQuotesOnlyWhatNeedsIt) {
   EXPECT_EQ(FormatLogEvent(LogFormat::kText, "request",
-                           {{"id", "a-1"}, {"n", 3}, {"note", "two words"},
-                            {"ok", true}, {"seconds", 0.5}}),
+                           {{"id", "a-1"},
+                            {"n", 3},
+                            {"note", "two words"},
+                            {"ok", true},
+                            {"seconds", 0.5}}),
             "request id=a-1 n=3 note=\"two words\" ok=true seconds=0.5");
 }
 

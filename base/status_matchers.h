@@ -40,12 +40,13 @@ MATCHER_P2(StatusIs, code, message, "") {
   ASSERT_THAT((expression), ::kvasir::base::IsOk())
 #define KVASIR_EXPECT_OK(expression) \
   EXPECT_THAT((expression), ::kvasir::base::IsOk())
-#define KVASIR_ASSERT_OK_AND_ASSIGN(lhs, expression)                      \
-  KVASIR_ASSERT_OK_AND_ASSIGN_IMPL_(                                      \
-      KVASIR_MATCHERS_CONCAT_(kvasir_test_statusor_, __LINE__), lhs, expression)
+#define KVASIR_ASSERT_OK_AND_ASSIGN(lhs, expression)                 \
+  KVASIR_ASSERT_OK_AND_ASSIGN_IMPL_(                                 \
+      KVASIR_MATCHERS_CONCAT_(kvasir_test_statusor_, __LINE__), lhs, \
+      expression)
 #define KVASIR_MATCHERS_CONCAT_INNER_(a, b) a##b
 #define KVASIR_MATCHERS_CONCAT_(a, b) KVASIR_MATCHERS_CONCAT_INNER_(a, b)
-#define KVASIR_ASSERT_OK_AND_ASSIGN_IMPL_(statusor, lhs, expression)      \
-  auto statusor = (expression);                                           \
-  ASSERT_THAT(statusor, ::kvasir::base::IsOk());                          \
+#define KVASIR_ASSERT_OK_AND_ASSIGN_IMPL_(statusor, lhs, expression) \
+  auto statusor = (expression);                                      \
+  ASSERT_THAT(statusor, ::kvasir::base::IsOk());                     \
   lhs = *std::move(statusor)

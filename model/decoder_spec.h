@@ -32,8 +32,8 @@ struct LayerSpec {
 };
 
 struct DecoderSpec {
-  std::string architecture;  // "LlamaForCausalLM"
-  std::string model_type;    // "llama"
+  std::string architecture;       // "LlamaForCausalLM"
+  std::string model_type;         // "llama"
   int64_t hidden_size = 0;        // M
   int64_t num_heads = 0;          // Hq
   int64_t num_kv_heads = 0;       // Hkv, divides Hq

@@ -15,9 +15,9 @@ class Executor {
   virtual ~Executor() = default;
 
   // Applies the plan's releases, copies and block-table deltas, runs every
-  // sequence's tokens through the model and samples where asked. INVALID_ARGUMENT
-  // for a plan that names unknown sequences, pages outside the pool or a step
-  // id out of order.
+  // sequence's tokens through the model and samples where asked.
+  // INVALID_ARGUMENT for a plan that names unknown sequences, pages outside the
+  // pool or a step id out of order.
   virtual absl::StatusOr<kvasir::v1::StepResult> Execute(
       const kvasir::v1::StepPlan& plan) = 0;
 };
