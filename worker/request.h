@@ -1,0 +1,107 @@
+// One generation request as the engine takes it: plain data, no gRPC types.
+// Checked once, by ValidateRequest, before it is queued.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace kvasir::worker {
+
+struct SamplingParams {
+  float temperature = 1.0f;         // 0: greedy
+  float top_p = 1.0f;               // 1: off
+  int32_t top_k = 0;                // 0: off
+  float min_p = 0.0f;               // 0: off
+  float repetition_penalty = 1.0f;  // 1: off; over prompt and output
+  float presence_penalty = 0.0f;    // over output
+  float frequency_penalty = 0.0f;   // over output
+  std::vector<std::pair<int32_t, float>> logit_bias;
+  uint64_t seed = 0;
+  // Samples of the same prompt. Sample i is what sample i of any other n would
+  // be: only (seed, i, position) choose its random numbers.
+  uint32_t n = 1;
+  // Output tokens at most; those in Request::emitted_ids count.
+  uint32_t max_tokens = 16;
+  // No stop id and no end-of-sequence id is sampled before so many output
+  // tokens.
+  uint32_t min_tokens = 0;
+  std::vector<int32_t> stop_token_ids;
+  // The model's end-of-sequence ids do not end the output (stop_token_ids do).
+  bool ignore_eos = false;
+  // Most likely tokens to report with each sampled one; 0: the sampled token's
+  // own log probability only; -1: none.
+  int32_t num_logprobs = -1;
+  // The same for the prompt's tokens.
+  int32_t num_prompt_logprobs = -1;
+  // Name that the TokenMaskProvider knows; empty: every token is allowed.
+  std::string token_mask;
+};
+
+struct Request {
+  // (request_id, attempt) names one live request.
+  std::string request_id;
+  uint32_t attempt = 0;
+  std::string tenant;
+  // Separates prefix caches; empty: shared on purpose.
+  std::string cache_salt;
+  std::vector<int32_t> prompt_ids;
+  // What earlier attempts already delivered: run again as input, not delivered
+  // again. Only with n = 1.
+  std::vector<int32_t> emitted_ids;
+  SamplingParams sampling;
+  int32_t priority = 0;  // lower runs first
+  absl::Time deadline = absl::InfiniteFuture();
+  // May wait so long before its first step; zero: the engine's default.
+  absl::Duration queue_timeout = absl::ZeroDuration();
+  absl::Time arrival = absl::InfinitePast();  // set by the engine
+  // False: neither takes pages of earlier requests nor leaves any for later
+  // ones.
+  bool use_prefix_cache = true;
+};
+
+struct RequestLimits {
+  int32_t vocab_size = 0;
+  uint32_t max_model_len = 0;  // tokens of prompt and output together
+  uint32_t max_n = 16;
+  int32_t max_logprobs = 20;
+  int32_t max_prompt_logprobs = 0;  // the tokens' own only
+  uint32_t max_logit_bias = 1024;
+  uint32_t max_stop_token_ids = 256;
+  uint32_t max_request_id_bytes = 256;
+  bool token_masks = false;  // a TokenMaskProvider is there
+};
+
+// INVALID_ARGUMENT naming the field, its value and the limit; UNIMPLEMENTED for
+// a token mask where none can be served. Touches every token id once.
+absl::Status ValidateRequest(const Request& request,
+                             const RequestLimits& limits);
+
+// Numerically equal to kvasir.v1.FinishReason; do not renumber.
+enum class FinishReason {
+  kStop = 1,    // a stop id or an end-of-sequence id, delivered as last token
+  kLength = 2,  // max_tokens or max_model_len
+  kAbort = 3,
+};
+
+// Numerically equal to kvasir.v1.Refusal.Reason; do not renumber.
+enum class RefusalReason {
+  kNone = 0,            // wrong by itself (INVALID_ARGUMENT, DEADLINE_EXCEEDED)
+  kRetryElsewhere = 1,  // queue full, queue timeout, this worker broke
+  kNeverFits = 2,       // no replica with these limits can serve it
+  kDraining = 3,
+};
+
+// Why a request was not taken, or ended without finishing.
+struct Refusal {
+  absl::Status status;
+  RefusalReason reason = RefusalReason::kNone;
+
+  bool ok() const { return status.ok(); }
+};
+
+}  // namespace kvasir::worker

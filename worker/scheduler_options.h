@@ -1,0 +1,24 @@
+// What the operator sets about scheduling.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace kvasir::worker {
+
+struct SchedulerOptions {
+  uint32_t max_model_len = 0;   // tokens of prompt and output together
+  uint32_t max_num_seqs = 256;  // sequences in one step
+  // Tokens in one step; at least max_num_seqs, so that every running sequence
+  // can decode in every step.
+  uint32_t max_batched_tokens = 2048;
+  // Requests that wait for their first step; more are refused.
+  uint32_t max_queue = 1024;
+  absl::Duration queue_timeout = absl::InfiniteDuration();
+  std::vector<int32_t> eos_token_ids;
+  int32_t vocab_size = 0;
+};
+
+}  // namespace kvasir::worker
