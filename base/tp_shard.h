@@ -1,0 +1,55 @@
+// Which part of a layer a tensor-parallel rank holds. Layout, loader and
+// executor all take a TpShard and ask here, so that they cannot disagree.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::base {
+
+struct TpShard {
+  int64_t rank = 0;
+  int64_t size = 1;
+
+  friend bool operator==(const TpShard&, const TpShard&) = default;
+};
+
+// A half-open range of heads.
+struct HeadRange {
+  int64_t first = 0;
+  int64_t count = 0;
+
+  int64_t end() const { return first + count; }
+  bool Contains(int64_t head) const { return first <= head && head < end(); }
+  friend bool operator==(const HeadRange&, const HeadRange&) = default;
+};
+
+// The KV heads of one rank. Heads are dealt out in equal runs; when there are
+// more ranks than heads, each head is held by size / num_kv_heads neighbouring
+// ranks. INVALID_ARGUMENT, with the numbers, when neither divides the other.
+inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
+                                               int64_t num_kv_heads) {
+  if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor-parallel rank ", shard.rank,
+                     " is outside of a group of ", shard.size));
+  }
+  if (num_kv_heads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a layer needs at least 1 KV head, have ", num_kv_heads));
+  }
+  if (num_kv_heads % shard.size == 0) {
+    const int64_t count = num_kv_heads / shard.size;
+    return HeadRange{shard.rank * count, count};
+  }
+  if (shard.size % num_kv_heads == 0) {
+    return HeadRange{shard.rank / (shard.size / num_kv_heads), 1};
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(num_kv_heads, " KV heads cannot be dealt to ", shard.size,
+                   " tensor-parallel ranks: one number must divide the other"));
+}
+
+}  // namespace kvasir::base

@@ -1,0 +1,225 @@
+// The cache as the scheduler sees it: which sequence holds which pages, what a
+// prompt can reuse, and what every page is spent on. Names pages, touches no
+// bytes: the executor does, from the deltas and copies taken here.
+//
+// Life of a sequence:
+//
+//   StartSequence -> { Reserve -> TakeDeltas -> (the step runs) -> Commit }* ->
+//   Release, or Preempt and StartSequence again with all tokens so far.
+//
+//   slots:  |  released  |     held, committed      | reserved | rest of page |
+//           0      first_live * P              logical   logical + n
+//            (behind a sliding window)
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/strong_id.h"
+#include "cache/layout.h"
+#include "cache/page_pool.h"
+#include "cache/prefix_hash.h"
+#include "google/protobuf/repeated_field.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+
+namespace kvasir::cache {
+
+class PrefixIndex;
+
+// StepPlan's sequence_id.
+using SequenceId = base::StrongId<struct SequenceTag, int64_t>;
+
+struct KvCacheConfig {
+  struct Group {
+    int64_t num_pages = 0;
+    // Keys that a query sees at most, itself included; 0: all before it.
+    int64_t sliding_window = 0;
+    int64_t side_pages_per_sequence = 0;
+    // Of one page id over the group's layers; only for byte figures.
+    int64_t page_bytes = 0;
+    int64_t payload_bytes = 0;  // page_bytes without padding
+  };
+  int64_t page_tokens = 0;    // P
+  std::vector<Group> groups;  // by PageGroupId
+  std::string cache_id;       // enters every prefix hash
+  // False: nothing is published and nothing is looked up.
+  bool prefix_reuse = true;
+};
+
+// prefix_reuse comes from the plan: layout.prefix_reusable().
+KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
+                                const PageCounts& pages, std::string cache_id);
+
+struct StartOptions {
+  // Sequences share pages only under an equal salt.
+  std::string salt;
+  bool reuse_prefix = true;
+  bool publish_prefix = true;
+};
+
+struct StartResult {
+  // Tokens whose pages were found; whole pages, and at least one token of the
+  // prompt is left to compute. The first step starts here.
+  int64_t cached_tokens = 0;
+};
+
+// An expected refusal is a value: the scheduler preempts or waits.
+struct ReserveResult {
+  bool ok = false;
+  // Of the first group that falls short; free counts pages kept for reuse too.
+  PageGroupId group;
+  int64_t want_pages = 0;
+  int64_t free_pages = 0;
+
+  explicit operator bool() const { return ok; }
+};
+
+// num_pages == used_pages + free_pages.
+struct PageGroupStats {
+  int64_t num_pages = 0;
+  int64_t used_pages = 0;    // referenced by a sequence
+  int64_t free_pages = 0;    // can be taken at once, cached pages included
+  int64_t cached_pages = 0;  // free, but still found by a prefix
+  int64_t side_pages = 0;    // of the used pages: not for tokens
+  // Slots of used token pages; of them, those that hold a token.
+  int64_t held_slots = 0;
+  int64_t filled_slots = 0;
+  // Slots that sequences hold, a shared slot once for each sequence.
+  int64_t physical_tokens = 0;
+  // num_pages, used_pages and cached_pages in bytes.
+  int64_t pool_bytes = 0;
+  int64_t used_bytes = 0;
+  int64_t cached_bytes = 0;
+  // Bytes of used pages that hold nothing: padding, and slots without a token.
+  int64_t waste_bytes = 0;
+};
+
+// Counts since construction, but for the gauges.
+struct KvCacheStats {
+  std::vector<PageGroupStats> groups;  // gauges
+  int64_t sequences = 0;               // gauge
+  int64_t logical_tokens = 0;          // gauge: seen by the live sequences
+  // References to pages that no live sequence accounts for: 0, or a bug.
+  int64_t leaked_pages = 0;    // gauge
+  int64_t metadata_bytes = 0;  // gauge: host memory of pool, tables and index
+  int64_t query_tokens = 0;    // tokens of prompts that asked for reuse
+  int64_t hit_tokens = 0;      // of those, found
+  int64_t pages_allocated = 0;
+  int64_t pages_evicted = 0;  // cached pages taken for something else
+  int64_t pages_copied = 0;   // copy-on-write
+  int64_t pages_published = 0;
+  int64_t pages_unpublished = 0;  // full pages not published: index full
+  int64_t pages_window_released = 0;
+  int64_t page_hashes = 0;
+  int64_t table_entries_sent = 0;
+  int64_t forks = 0;
+  int64_t preemptions = 0;
+};
+
+// Owns: the pools of all page groups, block tables, the prefix index.
+// Threads: scheduler thread only.
+// Errors: "no pages" is a ReserveResult; misuse (unknown sequence, commit
+// beyond the reservation) is a CHECK.
+class KvCache {
+ public:
+  // `hasher` replaces the keyed hash (tests inject a weak one); null: the keyed
+  // hash under config.cache_id. CHECKs the config: at least one group, page
+  // counts >= 1.
+  explicit KvCache(KvCacheConfig config,
+                   std::unique_ptr<PrefixHasher> hasher = nullptr);
+  ~KvCache();
+  KvCache(const KvCache&) = delete;
+  KvCache& operator=(const KvCache&) = delete;
+
+  // Adds a sequence that is about to run `token_ids` (the prompt, and after a
+  // preemption or a move also what was emitted). Takes references to the pages
+  // found, allocates none. `id` must not be live.
+  StartResult StartSequence(SequenceId id, absl::Span<const int32_t> token_ids,
+                            const StartOptions& options);
+
+  // What StartSequence would find now, changing nothing.
+  int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
+                             const StartOptions& options) const;
+
+  // Makes slots [logical, logical + new_tokens) writable: allocates what is
+  // missing and copies a shared last page. All or nothing; on refusal nothing
+  // changed. Replaces an earlier reservation that was not committed.
+  // new_tokens >= 1.
+  ReserveResult Reserve(SequenceId id, int64_t new_tokens);
+
+  // The step has written the reserved slots: `token_ids` are the tokens whose
+  // latents now lie there (not the token that was sampled from them). Publishes
+  // pages that became full, gives up pages behind a sliding window, and ends
+  // the reservation. At most as many as reserved.
+  void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
+
+  // Appends what changed in the sequence's tables since the last call; nothing
+  // where nothing did. After StartSequence or Fork: `reset` deltas.
+  void TakeDeltas(
+      SequenceId id,
+      google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out);
+
+  // Appends the copies that the next step must do, in this order and before
+  // anything is written. Call once per step, after all its reservations.
+  void TakePageCopies(
+      google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>* out);
+
+  // `child` (not live) shares all committed tokens of `parent`, which must have
+  // no open reservation. The first of the two to write copies the last page.
+  // Side pages are not shared: a cache with side pages cannot fork (CHECK).
+  void Fork(SequenceId parent, SequenceId child);
+
+  // Forgets the sequence; its full pages stay findable until they are taken.
+  void Release(SequenceId id);
+  // The same, counted as a preemption. StartSequence with the same id (or
+  // another) and all tokens so far computes the sequence again.
+  void Preempt(SequenceId id);
+
+  bool IsLive(SequenceId id) const { return sequences_.contains(id); }
+  // Tokens committed, and the reserved ones after them.
+  int64_t logical_tokens(SequenceId id) const;
+  int64_t reserved_tokens(SequenceId id) const;
+  // Slots held for committed tokens: logical, less what a window gave up.
+  int64_t physical_tokens(SequenceId id, PageGroupId group) const;
+  // Pages that releasing the sequence would free (pages nobody else holds),
+  // summed over the groups.
+  int64_t PagesFreedByRelease(SequenceId id) const;
+  // Page ids of the sequence's table from first_live on, and of its side pages.
+  std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
+  std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
+
+  int64_t page_tokens() const { return config_.page_tokens; }
+  int64_t num_page_groups() const {
+    return static_cast<int64_t>(config_.groups.size());
+  }
+  // Pages that one sequence of this length needs in a group, when it is written
+  // in steps of at most chunk_tokens: never more than num_pages is admissible.
+  int64_t PagesNeeded(PageGroupId group, int64_t length_tokens,
+                      int64_t chunk_tokens) const;
+
+  // Makes every cached page plain free.
+  void DropPrefixCache();
+
+  KvCacheStats Stats() const;
+
+  // INTERNAL with the first contradiction found between counters, tables, pools
+  // and index. Walks everything: for tests and debugging.
+  absl::Status CheckInvariants() const;
+
+ private:
+  struct Sequence;
+
+  KvCacheConfig config_;
+  std::unique_ptr<PrefixHasher> hasher_;
+  std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
+  std::unique_ptr<PrefixIndex> index_;
+  absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::vector<kvasir::v1::PageCopy> pending_copies_;
+};
+
+}  // namespace kvasir::cache

@@ -1,0 +1,205 @@
+// What a page looks like, in bytes: the one calculator behind the pool, the
+// planner, `inspect` and the metrics. Pure arithmetic over a plan.
+//
+//   page of one layer: | key part 0: group 0 codes, params; group 1 ...
+//                      | value parts ... | landmarks | slot metadata |
+//
+// Every region starts at a multiple of kRegionAlignmentBytes; what lies between
+// a region's end and the next start is padding and counted as waste. A latent
+// of a slot is contiguous, and slots of a region are slot_stride_bytes apart:
+//   address = arena + page * page_bytes + region.offset_bytes
+//                   + slot * region.slot_stride_bytes
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/strong_id.h"
+#include "base/tp_shard.h"
+#include "cache/plan.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::cache {
+
+// Layers of one page group hold the same tokens, so one block table serves
+// them all and a page id names the same page in each layer's arena.
+using PageGroupId = base::StrongId<struct PageGroupTag, int32_t>;
+
+// Part of cache_id and of every exported image. Changes with the arrangement.
+inline constexpr uint32_t kLayoutVersion = 1;
+
+// A cache line pair, and what vector and bulk copies like best.
+inline constexpr int64_t kRegionAlignmentBytes = 128;
+
+// Slots [P, slot_stride_bytes] inside a page.
+struct Region {
+  int64_t offset_bytes = 0;       // from the page's start
+  int64_t slot_stride_bytes = 0;  // == bytes of a slot: nothing in between
+  int64_t num_slots = 0;          // P, or chunks of a page for landmarks
+  int64_t size_bytes() const { return num_slots * slot_stride_bytes; }
+};
+
+// One latent of a layer's side: what `heads` share.
+struct GroupLayout {
+  std::vector<int64_t> heads;  // KV heads of the model, ascending
+  int64_t width = 0;           // numbers per slot, R
+  // Numbers (dtype codec) or packed codes (bits codec).
+  Region codes;
+  // Scale and minimum per slot; no slots where the codec needs none.
+  Region params;
+};
+
+struct PartLayout {
+  int part_index = 0;  // in SidePlan.parts
+  // Number type of the codes region; unspecified for a bits codec.
+  kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  // Bits per channel group (1 or 8 entries); empty for a dtype codec.
+  std::vector<int64_t> bits;
+  std::vector<GroupLayout> groups;
+};
+
+struct SideLayout {
+  std::vector<PartLayout> parts;
+};
+
+// A full-space side as strides: key or value of local head h (h counts from
+// the rank's first head), slot s, channel d is number
+//   offset_bytes + h * head_stride_bytes + s * slot_stride_bytes, [D] of dtype.
+struct DenseSide {
+  kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  int64_t num_heads = 0;
+  int64_t head_dim = 0;
+  int64_t offset_bytes = 0;
+  int64_t head_stride_bytes = 0;
+  int64_t slot_stride_bytes = 0;
+};
+
+struct LayerLayout {
+  PageGroupId page_group;
+  SideLayout key;
+  SideLayout value;
+  Region landmarks;        // one slot per chunk of the selection; else no slots
+  Region slot_metadata;    // positions and scores of eviction; else no slots
+  int64_t page_bytes = 0;  // with padding; a multiple of the alignment
+  int64_t payload_bytes = 0;  // without padding
+  // Beside the pages of tokens, per sequence: basis, mean, exact window.
+  int64_t sequence_bytes = 0;
+
+  const SideLayout& side(Side which) const {
+    return which == Side::kKey ? key : value;
+  }
+};
+
+struct PageGroupLayout {
+  PageGroupId id;
+  // Keys that a query sees at most, itself included; 0: all before it.
+  int64_t sliding_window = 0;
+  std::vector<int64_t> layers;  // ascending
+  int64_t page_bytes = 0;       // of one page id, over all the group's layers
+  int64_t payload_bytes = 0;
+  // Pages a sequence owns for what it holds beside its tokens.
+  int64_t side_pages_per_sequence = 0;
+};
+
+struct LayoutOptions {
+  int64_t page_tokens = 64;  // P, 1 .. kMaxPageTokens
+  base::TpShard shard;
+  // Longest run of tokens that one step writes for a sequence: what an exact
+  // window must keep beside its own length. 0: no exact window is used.
+  int64_t max_chunk_tokens = 0;
+};
+inline constexpr int64_t kMaxPageTokens = 4096;
+
+// Pages of each page group, by PageGroupId.
+using PageCounts = std::vector<int64_t>;
+
+// Threads: immutable after Create.
+// Units: all sizes are bytes of one rank.
+class PageLayout {
+ public:
+  // INVALID_ARGUMENT for a plan that ValidatePlan refuses, a rank count that
+  // does not suit the heads, page_tokens out of range or not a multiple of the
+  // selection's chunk, or a size that overflows int64.
+  static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
+                                           const CacheShape& shape,
+                                           const LayoutOptions& options);
+
+  int64_t page_tokens() const { return page_tokens_; }
+  base::TpShard shard() const { return shard_; }
+  base::HeadRange kv_heads() const { return kv_heads_; }
+  const std::vector<LayerLayout>& layers() const { return layers_; }
+  const LayerLayout& layer(int64_t index) const;
+  const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
+  const PageGroupLayout& page_group(PageGroupId id) const;
+
+  // The strides of a full-space side with a number codec; FAILED_PRECONDITION
+  // for any other side.
+  absl::StatusOr<DenseSide> Dense(int64_t layer, Side side) const;
+
+  // Bytes that one more token costs while nothing is given up (no window
+  // exceeded), pages' padding included, and without it. A fraction of a byte
+  // where a page's bytes do not divide by its tokens.
+  double marginal_bytes_per_token() const;
+  double marginal_payload_bytes_per_token() const;
+  // Bytes of a token of one layer's side (payload, parameters included).
+  double PayloadBytesPerToken(int64_t layer, Side side) const;
+
+  // Bytes of the side pages of one sequence.
+  int64_t fixed_bytes_per_sequence() const;
+
+  // Pages of a group that a sequence of `length_tokens` holds at most, side
+  // pages included, when it is written in steps of at most `chunk_tokens`.
+  // Without a sliding window the chunk makes no difference.
+  int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
+                    int64_t chunk_tokens) const;
+  // The same in bytes, over all groups. CHECKs that 0 <= length_tokens.
+  int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
+
+  // A token's bytes in a cache of whole bf16 keys and values of this rank.
+  int64_t dense_bf16_bytes_per_token() const { return dense_bf16_bytes_; }
+  // dense_bf16_bytes_per_token / marginal_bytes_per_token.
+  double compression_ratio() const;
+
+  // Pages of each group that `budget_bytes` pays for. First every group gets
+  // what one sequence of `max_model_len` holds (as far as the money goes); the
+  // rest is shared out in proportion to what a sequence of `expected_tokens`
+  // holds. Never spends more than the budget.
+  struct BudgetRequest {
+    int64_t budget_bytes = 0;
+    int64_t max_model_len = 0;
+    int64_t max_chunk_tokens = 0;
+    int64_t expected_tokens = 0;  // 0: max_model_len
+  };
+  PageCounts PagesForBudget(const BudgetRequest& request) const;
+  int64_t BytesOfPages(const PageCounts& pages) const;
+
+  // FAILED_PRECONDITION, with the numbers and what to change, when one
+  // sequence of `max_model_len` does not fit into `pages`.
+  absl::Status OneSequenceFits(const PageCounts& pages, int64_t max_model_len,
+                               int64_t max_chunk_tokens) const;
+
+  // Cached pages may be shared between sequences: no layer evicts, keeps an
+  // exact window or has a basis of its own per sequence.
+  bool prefix_reusable() const { return prefix_reusable_; }
+
+ private:
+  PageLayout() = default;
+
+  int64_t page_tokens_ = 0;
+  base::TpShard shard_;
+  base::HeadRange kv_heads_;
+  int64_t head_dim_ = 0;
+  int64_t dense_bf16_bytes_ = 0;
+  bool prefix_reusable_ = true;
+  std::vector<LayerLayout> layers_;
+  std::vector<PageGroupLayout> groups_;
+};
+
+// The page counts every rank can afford: the least over ranks, group by group.
+// CHECKs that all have the same groups.
+PageCounts LeastOverRanks(const std::vector<PageCounts>& ranks);
+
+}  // namespace kvasir::cache

@@ -1,0 +1,136 @@
+// The pages of one page group: who references which, which are free, and which
+// of the free ones may still be found by a prefix.
+//
+// A page is in one of three states:
+//   used    references >= 1
+//   cached  no references, but tagged: on the list of cached pages, oldest
+//           first; taken back by Share or made free by Untag
+//   free    no references, no tag
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/strong_id.h"
+
+namespace kvasir::cache {
+
+// A page of one group's pool, 0 .. N-1.
+using PageId = base::StrongId<struct PageTag, int32_t>;
+
+class PagePool;
+
+// One reference to a page, given back when the pin goes. Movable, not copyable:
+// a second reference is a PagePool::Share. The pool outlives its pins.
+class PagePin {
+ public:
+  PagePin() = default;
+  PagePin(PagePin&& other) noexcept
+      : pool_(std::exchange(other.pool_, nullptr)), page_(other.page_) {}
+  PagePin& operator=(PagePin&& other) noexcept {
+    PagePin old(std::move(*this));
+    pool_ = std::exchange(other.pool_, nullptr);
+    page_ = other.page_;
+    return *this;
+  }
+  ~PagePin() { Reset(); }
+
+  explicit operator bool() const { return pool_ != nullptr; }
+  // Invalid when the pin is empty.
+  PageId page() const { return pool_ != nullptr ? page_ : PageId(); }
+  void Reset();
+
+ private:
+  friend class PagePool;
+  PagePin(PagePool* pool, PageId page) : pool_(pool), page_(page) {}
+
+  PagePool* pool_ = nullptr;
+  PageId page_;
+};
+
+// Owns: the state of N pages, not their bytes.
+// Threads: scheduler thread only.
+// Errors: an exhausted free list is an empty optional; misuse is a CHECK.
+// Cost: every method is O(1).
+class PagePool {
+ public:
+  explicit PagePool(int64_t num_pages);
+  ~PagePool();  // CHECKs that no pin is left
+  PagePool(const PagePool&) = delete;
+  PagePool& operator=(const PagePool&) = delete;
+
+  // A free page with one reference. Ids come in rising order at first, then the
+  // one that became free last. Empty when no page is free: cached pages
+  // are not taken here, untag oldest_cached() first.
+  std::optional<PagePin> Allocate();
+
+  // One more reference to a used or cached page.
+  PagePin Share(PageId page);
+
+  // The tag outlives the references and makes the page cached instead of free
+  // when they go; whoever sets it (the prefix index) finds the page by it.
+  // tag >= 0; the page must be used and untagged.
+  void SetTag(PageId page, int32_t tag);
+  // The page must be tagged. A cached page becomes free.
+  void ClearTag(PageId page);
+  // -1: none.
+  int32_t tag(PageId page) const { return state(page).tag; }
+
+  // The cached page whose last reference went first; invalid when none.
+  PageId oldest_cached() const { return PageId(cached_head_); }
+  PageId next_cached(PageId page) const { return PageId(state(page).next); }
+
+  int32_t references(PageId page) const { return state(page).references; }
+
+  // Tokens that the page holds: bookkeeping for waste. Counts while used.
+  void SetFilledSlots(PageId page, int32_t slots);
+  int32_t filled_slots(PageId page) const { return state(page).filled_slots; }
+
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
+  int64_t free_pages() const { return num_free_; }
+  int64_t cached_pages() const { return num_cached_; }
+  int64_t used_pages() const { return num_pages() - num_free_ - num_cached_; }
+  // What an allocation can get, cached pages included.
+  int64_t available_pages() const { return num_free_ + num_cached_; }
+  int64_t total_references() const { return total_references_; }
+  // Over used pages.
+  int64_t total_filled_slots() const { return total_filled_slots_; }
+  int64_t metadata_bytes() const {
+    return static_cast<int64_t>(pages_.capacity() * sizeof(PageState));
+  }
+
+  // False when the lists and the counters contradict each other. O(N).
+  bool CountersAgree() const;
+
+ private:
+  friend class PagePin;
+
+  struct PageState {
+    int32_t references = 0;
+    int32_t tag = -1;
+    int32_t previous = -1;  // in the list of cached pages
+    int32_t next = -1;      // in the list of cached or of free pages
+    int32_t filled_slots = 0;
+  };
+
+  PageState& state(PageId page);
+  const PageState& state(PageId page) const;
+  // The one place where a page stops being used.
+  void Unreference(PageId page);
+  void PushFree(PageId page);
+  void AppendCached(PageId page);
+  void RemoveCached(PageId page);
+
+  std::vector<PageState> pages_;
+  int32_t free_head_ = -1;
+  int32_t cached_head_ = -1;
+  int32_t cached_tail_ = -1;
+  int64_t num_free_ = 0;
+  int64_t num_cached_ = 0;
+  int64_t total_references_ = 0;
+  int64_t total_filled_slots_ = 0;
+};
+
+}  // namespace kvasir::cache

@@ -1,0 +1,49 @@
+// Names prefixes of token sequences: a keyed 128-bit hash over (cache_id, salt,
+// parent, token ids), page by page. Routers use the same names to send a prompt
+// where its pages are; pages themselves are only reused after the tokens have
+// been compared.
+//
+//   root = Root(salt);  h0 = Extend(root, page 0);  h1 = Extend(h0, page 1) ...
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace kvasir::cache {
+
+// Goes up when equal inputs get other hashes; routers and workers compare it.
+inline constexpr uint32_t kPrefixHashVersion = 1;
+
+struct PrefixHash {
+  std::array<uint8_t, 16> bytes{};
+
+  friend bool operator==(const PrefixHash&, const PrefixHash&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const PrefixHash& hash) {
+    return H::combine(std::move(state), hash.bytes);
+  }
+  std::string ToHex() const;
+};
+
+// Threads: const methods may be called from one thread at a time.
+class PrefixHasher {
+ public:
+  virtual ~PrefixHasher() = default;
+
+  // The name of the empty prefix under a tenant's salt.
+  virtual PrefixHash Root(absl::string_view salt) const = 0;
+  // The name of `parent`'s tokens followed by `token_ids` (a full page).
+  virtual PrefixHash Extend(const PrefixHash& parent,
+                            absl::Span<const int32_t> token_ids) const = 0;
+};
+
+// BLAKE2b keyed by cache_id, 128 bits. Equal on every machine.
+std::unique_ptr<PrefixHasher> MakePrefixHasher(absl::string_view cache_id);
+
+}  // namespace kvasir::cache
