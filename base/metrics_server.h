@@ -1,0 +1,51 @@
+// Prometheus over HTTP: one registry a process, served on its own port because
+// gRPC cannot share a port with HTTP/1.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "prometheus/collectable.h"
+
+namespace prometheus {
+class Exposer;
+}
+
+namespace kvasir::base {
+
+// Histogram buckets, in seconds unless said otherwise: vLLM's, whose
+// dashboards and rules then work, with 1-2-5 ms at the low end of the
+// inter-token ones.
+const std::vector<double>& TimeToFirstTokenBuckets();
+const std::vector<double>& InterTokenBuckets();
+const std::vector<double>& RequestPhaseBuckets();
+// Tokens: 1-2-5 series up to and including the first step >= max_model_len.
+std::vector<double> TokenCountBuckets(int64_t max_model_len);
+// Seconds of one scheduler step or of router overhead, from 0.1 ms.
+const std::vector<double>& FineBuckets();
+
+// Serves GET /metrics. Threads: two of its own; stops in the destructor.
+class MetricsServer {
+ public:
+  // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
+  // and --metrics-port when it is taken.
+  static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
+      const std::string& host, int port);
+  ~MetricsServer();
+
+  // `source` is asked at every scrape while it lives.
+  void Add(const std::shared_ptr<prometheus::Collectable>& source);
+  int port() const { return port_; }
+
+ private:
+  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, int port);
+
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  const int port_;
+  std::vector<std::shared_ptr<prometheus::Collectable>> sources_;
+};
+
+}  // namespace kvasir::base

@@ -1,0 +1,16 @@
+// The subcommands of `kvasir`. Each Add function declares the flags on its
+// subcommand and sets a callback that stores the exit code (cli/flags.h).
+#pragma once
+
+#include "CLI/CLI.hpp"
+
+namespace kvasir::cli {
+
+void AddServeCommands(CLI::App* app, int* exit_code);  // serve router worker
+void AddGenerateCommand(CLI::App* app, int* exit_code);
+void AddPerplexityCommand(CLI::App* app, int* exit_code);
+void AddInspectCommand(CLI::App* app, int* exit_code);
+void AddBenchCommand(CLI::App* app, int* exit_code);
+void AddDrainCommand(CLI::App* app, int* exit_code);
+
+}  // namespace kvasir::cli

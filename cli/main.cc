@@ -1,0 +1,46 @@
+// kvasir: the server and its tools.
+#include <cstdio>
+#include <exception>
+
+#include "CLI/CLI.hpp"
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/process.h"
+#include "cli/version.h"
+
+int main(int argc, char** argv) {
+  using namespace kvasir::cli;
+  PrepareProcess();
+
+  CLI::App app{
+      "Kvasir: an LLM serving backend whose KV cache is stored compressed."};
+  app.name("kvasir");
+  app.set_version_flag("--version", std::string(kVersion));
+  app.set_config("--config", "",
+                 "TOML or INI file; keys are flag names, sections subcommands");
+  app.fallthrough();
+  app.require_subcommand(1);
+  app.footer(
+      "Every flag can also be set as an environment variable: --max-queue is\n"
+      "KVASIR_MAX_QUEUE. Precedence: flag, environment, config file.\n"
+      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server there.");
+
+  int exit_code = kExitOk;
+  AddServeCommands(&app, &exit_code);
+  AddGenerateCommand(&app, &exit_code);
+  AddPerplexityCommand(&app, &exit_code);
+  AddInspectCommand(&app, &exit_code);
+  AddBenchCommand(&app, &exit_code);
+  AddDrainCommand(&app, &exit_code);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are "errors" of exit code 0.
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvasir: %s\n", error.what());
+    return kExitFailed;
+  }
+  return exit_code;
+}

@@ -1,0 +1,141 @@
+#include "cli/options.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "cli/flags.h"
+
+namespace kvasir::cli {
+
+void AddModelFlags(CLI::App* app, ModelOptions* options) {
+  AddFlag(app, "--model", options->model, "folder of a Hugging Face checkpoint")
+      ->type_name("DIR");
+  AddSwitch(app, "--random-weights", options->random_weights,
+            "random weights in memory, of --shape");
+  AddFlag(app, "--shape", options->shape,
+          "with --random-weights: tinyllama-1.1b, llama-3-8b, ...");
+  AddFlag(app, "--weights-seed", options->weights_seed,
+          "with --random-weights: the seed");
+  AddFlag(app, "--kv-plan", options->kv_plan,
+          "compression plan, in place of the folder's kv_plan.json")
+      ->type_name("FILE");
+  AddFlag(app, "--kv-dtype", options->kv_dtype,
+          "cache type where no plan says it; auto: the weights' type")
+      ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));
+  AddFlag(app, "--page-tokens", options->page_tokens, "slots in a cache page")
+      ->check(CLI::IsMember({16, 32, 64, 128}));
+  AddFlag(app, "--threads", options->threads,
+          "compute threads; 0: as many as the cgroup allows")
+      ->check(CLI::Range(0, 1024));
+}
+
+absl::Status CheckModelOptions(const ModelOptions& options) {
+  if (options.random_weights) {
+    if (!options.model.empty()) {
+      return absl::InvalidArgumentError(
+          "--model and --random-weights exclude each other");
+    }
+    if (options.shape.empty()) {
+      return absl::InvalidArgumentError("--random-weights needs --shape");
+    }
+    return absl::OkStatus();
+  }
+  if (options.model.empty()) {
+    return absl::InvalidArgumentError(
+        "no model: give --model DIR, or --random-weights --shape NAME");
+  }
+  return absl::OkStatus();
+}
+
+void AddEngineFlags(CLI::App* app, EngineFlags* options) {
+  AddFlag(app, "--max-model-len", options->max_model_len,
+          "longest prompt + output in tokens; 0: the model's own limit")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  AddFlag(app, "--max-num-seqs", options->max_num_seqs,
+          "sequences that run at once")
+      ->check(CLI::Range(1, 65536));
+  AddFlag(app, "--max-batched-tokens", options->max_batched_tokens,
+          "tokens in one step (prefill chunks + decode)")
+      ->check(CLI::Range(1, 1 << 20));
+  AddBytes(app, "--kv-cache-bytes", options->kv_cache_bytes,
+           "bytes of the KV cache pool, e.g. 2GiB; 0: half of what the cgroup "
+           "leaves, at most what --max-num-seqs full sequences need");
+  AddFlag(app, "--max-queue", options->max_queue,
+          "requests that may wait; more are refused (RESOURCE_EXHAUSTED)")
+      ->check(CLI::Range(0, 1 << 20));
+  AddDuration(app, "--queue-timeout", options->queue_timeout,
+              "how long a request may wait before its first step");
+  AddFlag(app, "--default-max-tokens", options->default_max_tokens,
+          "output tokens where a request does not say")
+      ->check(CLI::Range(1, 1 << 24));
+  app->add_flag("--prefix-caching,!--no-prefix-caching",
+                options->prefix_caching, "reuse pages of equal prefixes")
+      ->envname(EnvironmentName("--prefix-caching"))
+      ->capture_default_str();
+  AddDuration(app, "--watchdog", options->watchdog,
+              "no step for so long with work waiting: NOT_SERVING, dump the "
+              "step plan, exit");
+}
+
+void AddListenFlags(CLI::App* app, ListenFlags* options) {
+  AddFlag(app, "--host", options->host,
+          "address to listen on; 0.0.0.0 for all interfaces");
+  AddFlag(app, "--grpc-port", options->grpc_port,
+          "gRPC for clients; 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddFlag(app, "--metrics-port", options->metrics_port,
+          "Prometheus over HTTP, path /metrics; 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddFlag(app, "--admin-port", options->admin_port,
+          "gRPC for operators (drain, config) and health; 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddFlag(app, "--ready-file", options->ready_file,
+          "written once ready: a JSON object with the addresses")
+      ->type_name("FILE");
+  AddDuration(app, "--drain-timeout", options->drain_timeout,
+              "after SIGTERM: how long running requests may take");
+}
+
+void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
+  if (with_workers) {
+    AddFlag(app, "--workers", options->workers,
+            "workers: host:port or unix:/path, several")
+        ->delimiter(',')
+        ->required();
+  }
+  AddFlag(app, "--served-model-name", options->served_model_names,
+          "names that clients may ask for; default: the folder's name")
+      ->delimiter(',');
+  AddFlag(app, "--policy", options->policy, "how a replica is chosen")
+      ->check(CLI::IsMember({"least-loaded", "round-robin"}));
+  AddFlag(app, "--max-inflight", options->max_inflight,
+          "requests in flight; more are refused (RESOURCE_EXHAUSTED)")
+      ->check(CLI::Range(1, 1 << 20));
+  AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
+           "unread output a client stream may hold before it is reset");
+}
+
+void AddCommonFlags(CLI::App* app, CommonFlags* options) {
+  AddFlag(app, "--log-format", options->log_format, "text or json")
+      ->check(CLI::IsMember({"text", "json"}));
+  AddFlag(app, "--log-level", options->log_level,
+          "debug, info, warning, error or off")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}));
+  AddFlag(app, "--metrics-compat", options->metrics_compat,
+          "vllm: also expose vLLM's metric names")
+      ->check(CLI::IsMember({"none", "vllm"}));
+  app->add_flag("--print-config", options->print_config,
+                "print the effective configuration as TOML and exit")
+      ->configurable(false);
+}
+
+absl::Status ApplyCommonFlags(const CommonFlags& options) {
+  base::LogFormat format;
+  base::LogLevel level;
+  KVASIR_RETURN_IF_ERROR(base::ParseLogFormat(options.log_format, &format));
+  KVASIR_RETURN_IF_ERROR(base::ParseLogLevel(options.log_level, &level));
+  base::InitLogging(format, level);
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::cli

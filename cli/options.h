@@ -1,0 +1,73 @@
+// The flags of the long-running programs (serve, router, worker) and of the
+// offline commands that load a model. One struct per concern, so that each
+// command takes just what it uses.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace kvasir::cli {
+
+// Where weights come from.
+struct ModelOptions {
+  std::string model;            // Hugging Face folder
+  bool random_weights = false;  // in memory, of `shape`
+  std::string shape;            // "llama-3-8b"
+  uint64_t weights_seed = 1;
+  std::string kv_plan;            // overrides the folder's kv_plan.json
+  std::string kv_dtype = "auto";  // of the full-rank plan: auto, f32, f16, bf16
+  int64_t page_tokens = 64;
+  int threads = 0;  // 0: what the cgroup allows
+};
+void AddModelFlags(CLI::App* app, ModelOptions* options);
+// One of --model and --random-weights --shape.
+absl::Status CheckModelOptions(const ModelOptions& options);
+
+struct EngineFlags {
+  int64_t max_model_len = 0;  // 0: the model's own
+  int64_t max_num_seqs = 64;
+  int64_t max_batched_tokens = 512;
+  int64_t kv_cache_bytes = 0;  // 0: a share of the memory that is left
+  int64_t max_queue = 1024;
+  absl::Duration queue_timeout = absl::Minutes(5);
+  int64_t default_max_tokens = 256;
+  bool prefix_caching = true;
+  absl::Duration watchdog = absl::Minutes(2);
+};
+void AddEngineFlags(CLI::App* app, EngineFlags* options);
+
+struct ListenFlags {
+  std::string host = "127.0.0.1";
+  int grpc_port = 8001;
+  int metrics_port = 8002;
+  int admin_port = 8003;
+  std::string ready_file;
+  absl::Duration drain_timeout = absl::Seconds(30);
+};
+void AddListenFlags(CLI::App* app, ListenFlags* options);
+
+struct RouterFlags {
+  std::vector<std::string> workers;  // host:port or unix:/path
+  std::vector<std::string> served_model_names;
+  std::string policy = "least-loaded";  // or round-robin
+  int64_t max_inflight = 4096;
+  int64_t stream_buffer_bytes = 1 << 20;
+};
+void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
+
+struct CommonFlags {
+  std::string log_format = "text";
+  std::string log_level = "info";
+  std::string metrics_compat = "none";  // or vllm
+  bool print_config = false;
+};
+void AddCommonFlags(CLI::App* app, CommonFlags* options);
+// Sets up logging; INVALID_ARGUMENT for unknown names.
+absl::Status ApplyCommonFlags(const CommonFlags& options);
+
+}  // namespace kvasir::cli
