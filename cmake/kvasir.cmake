@@ -51,6 +51,8 @@ target_compile_features(kvasir_options INTERFACE cxx_std_20)
 target_include_directories(kvasir_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(kvasir_options INTERFACE
   -Wall -Wextra -Wshadow -Wconversion -Wnon-virtual-dtor -Wundef -Werror
+  # Designated initializers may leave members at their defaults.
+  -Wno-missing-field-initializers
   # fused multiply-adds only where we write them: bit-identity depends on it.
   -ffp-contract=off
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>)

@@ -1,0 +1,108 @@
+#include "worker/metrics.h"
+
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/vllm_metrics.h"
+#include "gtest/gtest.h"
+#include "prometheus/metric_family.h"
+#include "prometheus/text_serializer.h"
+
+namespace kvasir::worker {
+namespace {
+
+std::string Text(const prometheus::Collectable& source) {
+  return prometheus::TextSerializer().Serialize(source.Collect());
+}
+
+class WorkerMetricsTest : public ::testing::Test {
+ protected:
+  WorkerMetricsTest()
+      : metrics_({.version = "1.2.3",
+                  .model_name = "tiny",
+                  .model_type = "llama",
+                  .max_model_len = 1024,
+                  .page_tokens = 64,
+                  .total_pages = 10,
+                  .kv_pool_bytes = 12345,
+                  .layers = {{0, "key", "full", 256, "bf16"}}},
+                 [this] { return sample_; }) {}
+
+  CacheSample sample_;
+  WorkerMetrics metrics_;
+};
+
+TEST_F(WorkerMetricsTest, ContractGaugesFollowTheLoad) {
+  metrics_.OnLoad(
+      {.running = 3, .waiting = 2, .free_pages = 4, .total_pages = 10});
+  const std::string text = Text(*metrics_.registry());
+  EXPECT_NE(text.find("\nkvasir_num_requests_running 3\n"), std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_num_requests_waiting 2\n"), std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_kv_cache_usage_ratio 0.6\n"),
+            std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_kv_cache_pool_bytes 12345\n"),
+            std::string::npos);
+}
+
+TEST_F(WorkerMetricsTest, CacheCountersNeverFallAndCountOnce) {
+  sample_.prefix_hit_tokens = 5;
+  metrics_.OnLoad({});
+  metrics_.OnLoad({});
+  EXPECT_NE(Text(*metrics_.registry())
+                .find("\nkvasir_prefix_cache_hit_tokens_total 5\n"),
+            std::string::npos);
+}
+
+TEST_F(WorkerMetricsTest, StepsFeedHistogramsPerToken) {
+  const absl::Duration gaps[] = {absl::Milliseconds(3), absl::Milliseconds(4)};
+  metrics_.OnStep({.decode_sequences = 2,
+                   .prefill_tokens = 7,
+                   .sampled_tokens = 2,
+                   .inter_token = gaps});
+  const std::string text = Text(*metrics_.registry());
+  EXPECT_NE(text.find("\nkvasir_inter_token_latency_seconds_count 2\n"),
+            std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_step_tokens_sum 9\n"), std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_generation_tokens_total 2\n"),
+            std::string::npos);
+}
+
+TEST_F(WorkerMetricsTest, EndsAreCountedByReasonAndFailuresByStatus) {
+  metrics_.OnRequestEnd({.reason = FinishReason::kLength, .prompt_tokens = 11});
+  metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("late")});
+  metrics_.OnRefused({.status = absl::ResourceExhaustedError("full"),
+                      .reason = RefusalReason::kRetryElsewhere});
+  const std::string text = Text(*metrics_.registry());
+  EXPECT_NE(
+      text.find("kvasir_request_success_total{finished_reason=\"length\"} 1\n"),
+      std::string::npos);
+  EXPECT_NE(
+      text.find("kvasir_request_failure_total{code=\"DEADLINE_EXCEEDED\"} 1\n"),
+      std::string::npos);
+  EXPECT_NE(
+      text.find(
+          "kvasir_requests_refused_total{reason=\"retry_elsewhere\"} 1\n"),
+      std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_prompt_tokens_total 11\n"), std::string::npos);
+}
+
+// A picker takes one series per name: none of the contract's may be split.
+TEST_F(WorkerMetricsTest, VllmNamesHaveOneSeriesEachWithTheModelsName) {
+  metrics_.OnLoad({.running = 1, .total_pages = 10});
+  const base::VllmMetrics vllm(metrics_.registry(), "tiny");
+  absl::flat_hash_map<std::string, size_t> series;
+  for (const prometheus::MetricFamily& family : vllm.Collect()) {
+    series[family.name] = family.metric.size();
+  }
+  for (const char* name :
+       {"vllm:num_requests_running", "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc", "vllm:cache_config_info"}) {
+    EXPECT_EQ(series[name], 1u) << name;
+  }
+  EXPECT_NE(Text(vllm).find("vllm:num_requests_running{engine=\"0\",model_name="
+                            "\"tiny\"} 1\n"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvasir::worker
