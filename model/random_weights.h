@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/shapes.h"
+
+namespace kvasir::model {
+
+enum class RandomKind { kOnes, kNormal };
+
+// A tensor of a random-weight model, under its Hugging Face name.
+struct RandomTensor {
+  std::string name;
+  std::vector<int64_t> shape;  // [rows, columns], or [length]
+  RandomKind kind = RandomKind::kNormal;
+  double deviation = 0.0;  // of kNormal
+
+  int64_t num_elements() const;
+};
+
+// Every tensor of the shape's checkpoint, in file order. The deviations keep
+// activations near 1 through any depth, attention scores and logits spread: a
+// model that runs like a trained one, though it knows nothing.
+std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
+
+// Elements [begin, begin + out.size()) of the tensor under `seed`, row-major.
+// A pure function of (seed, tensor name, element), exact on every machine: the
+// normal distribution is the sum of four uniform 16-bit numbers, cut at 3.46
+// deviations, so no rounding of a math library is in it.
+void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
+                std::span<float> out);
+
+}  // namespace kvasir::model
