@@ -139,7 +139,7 @@ absl::StatusOr<TokenDecoder> TokenDecoder::FromJson(const JsonRef& ref) {
   TokenDecoder decoder;
   decoder.joined_by_spaces_ = false;
   bool fused = false;
-  KVASIR_RETURN_IF_ERROR(VisitComponents(
+  const absl::Status visited = VisitComponents(
       ref, "decoders",
       [&](const std::string& type, const JsonRef& item) -> absl::Status {
         KVASIR_ASSIGN_OR_RETURN(Step step, ReadStep(type, item));
@@ -149,7 +149,8 @@ absl::StatusOr<TokenDecoder> TokenDecoder::FromJson(const JsonRef& ref) {
             fused || step.kind == Kind::kFuse || step.kind == Kind::kByteLevel;
         decoder.steps_.push_back(std::move(step));
         return absl::OkStatus();
-      }));
+      });
+  if (!visited.ok()) return visited;
   return decoder;
 }
 
