@@ -112,8 +112,7 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
       ->required();
   AddFlag(command, "--max-tokens", flags->request.max_tokens, "at most")
       ->check(CLI::Range(1, 1 << 24));
-  AddFlag(command, "--temperature", flags->request.temperature,
-          "0 is greedy");
+  AddFlag(command, "--temperature", flags->request.temperature, "0 is greedy");
   AddFlag(command, "--top-p", flags->request.top_p, "1 is off");
   AddFlag(command, "--top-k", flags->request.top_k, "0 is off");
   AddFlag(command, "--min-p", flags->request.min_p, "0 is off");

@@ -57,8 +57,8 @@ absl::StatusOr<std::string> FirstBytes(const std::string& raw) {
     size = size << 8 | static_cast<uint8_t>(raw[static_cast<size_t>(i)]);
   }
   if (size > raw.size() - 4) {
-    return absl::InternalError(absl::StrCat("a BYTES output of ", size,
-                                            " bytes in ", raw.size() - 4));
+    return absl::InternalError(
+        absl::StrCat("a BYTES output of ", size, " bytes in ", raw.size() - 4));
   }
   return raw.substr(4, size);
 }
@@ -72,8 +72,8 @@ uint32_t FirstUint32(const std::string& raw) {
 }  // namespace
 
 TextClient::TextClient(const std::string& endpoint)
-    : stub_(inference::GRPCInferenceService::NewStub(grpc::CreateChannel(
-          endpoint, grpc::InsecureChannelCredentials()))),
+    : stub_(inference::GRPCInferenceService::NewStub(
+          grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials()))),
       endpoint_(endpoint) {}
 
 absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(
@@ -110,9 +110,9 @@ absl::StatusOr<TextResult> TextClient::Generate(
   AddInput(&infer, "stream", "BOOL", std::string(1, '\1'));
   AddInput(&infer, "sampling_parameters", "BYTES",
            BytesElement(SamplingJson(request)));
-  for (const char* name : {"exclude_input_in_output", "return_finish_reason",
-                           "return_num_input_tokens",
-                           "return_num_output_tokens"}) {
+  for (const char* name :
+       {"exclude_input_in_output", "return_finish_reason",
+        "return_num_input_tokens", "return_num_output_tokens"}) {
     AddInput(&infer, name, "BOOL", std::string(1, '\1'));
   }
 
