@@ -32,7 +32,7 @@ int64_t WeightBytes(const ModelSource& source) {
   for (const model::RequiredTensor& tensor :
        model::RequiredTensors(source.spec)) {
     const auto entry = source.checkpoint->Tensor(tensor.name);
-    if (entry.ok()) bytes += entry->info->size_bytes();
+    if (entry.ok()) bytes += static_cast<int64_t>(entry->info->size_bytes);
   }
   return bytes;
 }

@@ -19,10 +19,10 @@ kvasir::v1::DataType WeightType(const ModelSource& source) {
   const auto tensor = source.checkpoint->Tensor(
       model::LayerTensorName(0, "self_attn.k_proj.weight"));
   if (!tensor.ok()) return kvasir::v1::BF16;
-  switch (tensor->info->dtype) {
-    case model::DType::kF32:
+  switch (tensor->info->type) {
+    case model::TensorType::kF32:
       return kvasir::v1::F32;
-    case model::DType::kF16:
+    case model::TensorType::kF16:
       return kvasir::v1::F16;
     default:
       return kvasir::v1::BF16;
