@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/config.h"
+#include "model/shape_config.h"
 
 namespace kvasir::cli {
 namespace {
