@@ -1,0 +1,75 @@
+// The input tensors of one ModelInferRequest, checked and typed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/inference/grpc_service.pb.h"
+
+namespace kvasir::router {
+
+// Reads tensors by name and remembers which have been read, so that what
+// nobody asked for can be refused instead of ignored.
+//
+// Both wire forms are taken: raw_input_contents (all inputs) and typed
+// contents. Clients disagree on the shape of a scalar, so [], [1] and [1, 1]
+// are the same, and a vector may carry a leading batch dimension of 1.
+//
+// Threads: one at a time. Views the request, which must outlive it.
+// Errors: INVALID_ARGUMENT naming the tensor, what is wanted and what it has;
+//   UNIMPLEMENTED for shared memory and unknown tensor parameters.
+class KserveTensors {
+ public:
+  static absl::StatusOr<KserveTensors> Create(
+      const inference::ModelInferRequest& request);
+
+  bool Has(const std::string& name) const { return Find(name) != nullptr; }
+
+  // One value; nullopt when the tensor is absent. Integers are taken from any
+  // integer datatype that holds the value, floats from FP32, FP64 and integers.
+  absl::StatusOr<std::optional<bool>> Bool(const std::string& name);
+  absl::StatusOr<std::optional<int64_t>> Int(const std::string& name);
+  absl::StatusOr<std::optional<double>> Float(const std::string& name);
+  absl::StatusOr<std::optional<std::string>> String(const std::string& name);
+
+  // Any number of values, in order; empty when the tensor is absent.
+  absl::StatusOr<std::vector<std::string>> Strings(const std::string& name);
+  absl::StatusOr<std::vector<int64_t>> Ints(const std::string& name);
+  // A [2, n] tensor (a leading 1 is dropped), row by row; empty when absent.
+  absl::StatusOr<std::vector<std::vector<int64_t>>> TwoRows(
+      const std::string& name);
+
+  // Names that have not been read, in the request's order.
+  std::vector<std::string> Unread() const;
+
+ private:
+  struct Tensor {
+    const inference::ModelInferRequest::InferInputTensor* input = nullptr;
+    // Null when the data is in input->contents().
+    const std::string* raw = nullptr;
+    int64_t num_elements = 0;
+    bool read = false;
+  };
+
+  KserveTensors() = default;
+  const Tensor* Find(const std::string& name) const;
+  Tensor* Read(const std::string& name);
+
+  static absl::StatusOr<std::vector<int64_t>> DecodeInts(const Tensor& tensor);
+  static absl::StatusOr<std::vector<double>> DecodeFloats(const Tensor& tensor);
+  static absl::StatusOr<std::vector<std::string>> DecodeStrings(
+      const Tensor& tensor);
+  static absl::Status CheckScalar(const Tensor& tensor);
+  static absl::Status CheckVector(const Tensor& tensor);
+
+  std::vector<Tensor> tensors_;
+};
+
+// "[1, 4]".
+std::string ShapeText(
+    const inference::ModelInferRequest::InferInputTensor& input);
+
+}  // namespace kvasir::router
