@@ -197,6 +197,13 @@ class KvCache {
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());
   }
+  int64_t num_pages(PageGroupId group) const {
+    return pools_[static_cast<size_t>(group.value())]->num_pages();
+  }
+  // What a reservation can get now, pages kept for reuse included.
+  int64_t available_pages(PageGroupId group) const {
+    return pools_[static_cast<size_t>(group.value())]->available_pages();
+  }
   // Pages that one sequence of this length needs in a group, when it is written
   // in steps of at most chunk_tokens: never more than num_pages is admissible.
   int64_t PagesNeeded(PageGroupId group, int64_t length_tokens,

@@ -44,8 +44,10 @@ struct Region {
 
 // One latent of a layer's side: what `heads` share.
 struct GroupLayout {
-  std::vector<int64_t> heads;  // KV heads of the model, ascending
-  int64_t width = 0;           // numbers per slot, R
+  // KV heads of the model, ascending. A group with a head on this rank is held
+  // whole, so some of them may belong to other ranks.
+  std::vector<int64_t> heads;
+  int64_t width = 0;  // numbers per slot, R
   // Numbers (dtype codec) or packed codes (bits codec).
   Region codes;
   // Scale and minimum per slot; no slots where the codec needs none.
@@ -58,6 +60,8 @@ struct PartLayout {
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   // Bits per channel group (1 or 8 entries); empty for a dtype codec.
   std::vector<int64_t> bits;
+  // Each group is one whole head of a full space.
+  bool per_head = false;
   std::vector<GroupLayout> groups;
 };
 
@@ -113,6 +117,26 @@ struct LayoutOptions {
 };
 inline constexpr int64_t kMaxPageTokens = 4096;
 
+// Limits that keep every product of the calculator inside int64.
+inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 36;
+inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 24;
+inline constexpr int64_t kMaxPagesPerGroup = (int64_t{1} << 31) - 1;
+
+// First token that the query at position `logical_tokens` still sees: all
+// before it may be given up. 0 without a window.
+int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);
+
+// Pages that a sequence holds at most for its tokens on the way to a length of
+// `length_tokens`, written in steps of at most `chunk_tokens` and giving up
+// pages behind the window before each step.
+struct TokenPagesRequest {
+  int64_t page_tokens = 0;
+  int64_t sliding_window = 0;
+  int64_t length_tokens = 0;
+  int64_t chunk_tokens = 0;
+};
+int64_t TokenPages(const TokenPagesRequest& request);
+
 // Pages of each page group, by PageGroupId.
 using PageCounts = std::vector<int64_t>;
 
@@ -155,7 +179,8 @@ class PageLayout {
   // Without a sliding window the chunk makes no difference.
   int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
                     int64_t chunk_tokens) const;
-  // The same in bytes, over all groups. CHECKs that 0 <= length_tokens.
+  // The same in bytes, over all groups. length_tokens is
+  // 0 .. kMaxSequenceTokens (CHECK).
   int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
 
   // A token's bytes in a cache of whole bf16 keys and values of this rank.

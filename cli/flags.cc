@@ -26,6 +26,7 @@ CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help) {
   return app->add_option(name, value, help)
       ->envname(EnvironmentName(name))
+      ->check(CLI::NonNegativeNumber)
       ->transform(CLI::AsSizeValue(false))
       ->default_str(HumanBytes(static_cast<double>(value)));
 }

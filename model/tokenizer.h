@@ -32,7 +32,8 @@ struct EncodeOptions {
 // Errors: Load refuses with InvalidArgument (broken or hostile file) or
 //   Unimplemented (a component or setting we do not have), naming file, field
 //   and value; NotFound where there is no tokenizer.json. Encode refuses a
-//   text above kMaxTextBytes, and a text on which a pattern of the file
+//   text above kMaxTextBytes, and a text on which a pattern of the file takes
+//   too many steps, with InvalidArgument.
 // Text: input that is not UTF-8 is read as Unicode recommends, each maximal
 //   invalid subsequence as one U+FFFD, which is what a decoder with
 //   replacement would hand to the reference implementation.
@@ -90,7 +91,8 @@ class Tokenizer {
  private:
   explicit Tokenizer(std::unique_ptr<TokenizerParts> parts);
 
-  std::unique_ptr<const TokenizerParts> parts_;
+  // Constant after construction.
+  std::unique_ptr<TokenizerParts> parts_;
 };
 
 }  // namespace kvasir::model

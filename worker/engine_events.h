@@ -103,6 +103,8 @@ struct StepStats {
 
 // Once per request, when its last sample has ended.
 struct RequestSummary {
+  std::string request_id;
+  uint32_t attempt = 0;
   std::string tenant;
   // Of sample 0; absent: it failed, see `status`.
   std::optional<FinishReason> reason;

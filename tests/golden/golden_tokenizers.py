@@ -456,7 +456,9 @@ def random_ids(tok, name):
         for run in (good, good[:2], b"\xff", b"\xe6\xb2", b"\x80\x80\xc3", b"\n"):
             yield byte_run(run)
             yield [word] + byte_run(run) + [word]
-        yield [1] + byte_run(good) + [2] + byte_run(b"\xf0\x9f\x99") + [word]
+        # A word on both sides of </s>: left out, it must not join the runs.
+        broken = byte_run(b"\xf0\x9f\x99")
+        yield [1] + byte_run(good) + [word, 2] + broken + [word]
 
 
 def write_cases(folder, tok, name, texts):

@@ -1,0 +1,95 @@
+#include "base/thread_pool.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace kvasir::base {
+namespace {
+
+// About 10 microseconds: the gap between two launches of one step. Longer
+// would take the core from others for nothing.
+constexpr int kSpins = 200;
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits until `value` differs from `old`.
+uint32_t AwaitChange(const std::atomic<uint32_t>& value, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    const uint32_t now = value.load(std::memory_order_acquire);
+    if (now != old) return now;
+    Pause();
+  }
+  value.wait(old, std::memory_order_acquire);
+  return value.load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+  KVASIR_CHECK(num_threads >= 1);
+  threads_.reserve(static_cast<size_t>(num_threads - 1));
+  for (int t = 1; t < num_threads; ++t) {
+    threads_.emplace_back([this, t] { WorkerLoop(t); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_.store(true, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::WorkerLoop(int thread) {
+  uint32_t seen = 0;
+  while (true) {
+    seen = AwaitChange(epoch_, seen);
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    (*function_)(thread);
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      running_.notify_one();
+    }
+  }
+}
+
+void ThreadPool::Run(absl::FunctionRef<void(int)> function) {
+  if (num_threads_ == 1) {
+    MutexLock lock(&run_mutex_);
+    function(0);
+    return;
+  }
+  MutexLock lock(&run_mutex_);
+  function_ = &function;
+  running_.store(static_cast<uint32_t>(num_threads_ - 1),
+                 std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  function(0);
+  for (uint32_t left = running_.load(std::memory_order_acquire); left != 0;) {
+    left = AwaitChange(running_, left);
+  }
+  function_ = nullptr;
+}
+
+void ThreadPool::ForRanges(
+    int64_t count, absl::FunctionRef<void(int64_t, int64_t, int)> function) {
+  if (count <= 0) return;
+  if (count == 1 || num_threads_ == 1) {
+    function(0, count, 0);
+    return;
+  }
+  Run([&](int thread) {
+    const int64_t begin = count * thread / num_threads_;
+    const int64_t end = count * (thread + 1) / num_threads_;
+    if (begin < end) function(begin, end, thread);
+  });
+}
+
+}  // namespace kvasir::base

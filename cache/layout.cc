@@ -1,0 +1,332 @@
+#include "cache/layout.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "cache/layer_layout.h"
+
+namespace kvasir::cache {
+
+using kvasir::v1::Codec;
+using kvasir::v1::KvPlan;
+using kvasir::v1::LayerPlan;
+using kvasir::v1::Part;
+using kvasir::v1::SidePlan;
+
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What two layers must agree on to hold the same tokens at any length.
+using HeldTokens = std::tuple<int64_t, uint32_t, uint32_t, uint32_t, uint32_t>;
+
+HeldTokens HeldTokensOf(const LayerPlan& plan, const CacheLayerShape& shape) {
+  const auto& eviction = plan.eviction();  // zeros where absent
+  return {shape.sliding_window, eviction.budget(), eviction.sinks(),
+          eviction.recent(), eviction.every_tokens()};
+}
+
+// Cached latents mean the same to every sequence with the same tokens.
+bool Reusable(const SidePlan& side) {
+  if (side.exact_window() > 0) return false;
+  for (const Part& part : side.parts()) {
+    const Codec& codec = part.codec();
+    if (codec.has_basis_sequence() || codec.has_channel_sequence()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Reusable(const LayerPlan& layer) {
+  return !layer.has_eviction() && Reusable(layer.key()) &&
+         Reusable(layer.value());
+}
+
+std::string Mebibytes(int64_t bytes) {
+  return absl::StrCat(bytes, " bytes (", bytes >> 20, " MiB)");
+}
+
+}  // namespace
+
+int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens) {
+  if (sliding_window == 0 || logical_tokens < sliding_window) return 0;
+  return logical_tokens - sliding_window + 1;
+}
+
+int64_t TokenPages(const TokenPagesRequest& request) {
+  KVASIR_CHECK(request.page_tokens >= 1);
+  KVASIR_CHECK(request.length_tokens >= 0 &&
+               request.length_tokens <= kMaxSequenceTokens);
+  const int64_t all = CeilDiv(request.length_tokens, request.page_tokens);
+  if (request.sliding_window == 0 ||
+      request.sliding_window > request.length_tokens) {
+    return all;
+  }
+  // The step's own tokens and the window before the first of them, at the worst
+  // alignment to page borders.
+  const int64_t chunk =
+      std::clamp(request.chunk_tokens, int64_t{1}, request.length_tokens);
+  const int64_t live = request.sliding_window - 1 + chunk;
+  return std::min(all, CeilDiv(live - 1, request.page_tokens) + 1);
+}
+
+absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
+                                              const CacheShape& shape,
+                                              const LayoutOptions& options) {
+  KVASIR_RETURN_IF_ERROR(ValidatePlan(plan, shape));
+  if (options.page_tokens < 1 || options.page_tokens > kMaxPageTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("page_tokens must be 1..",
+                                                   kMaxPageTokens, ", have ",
+                                                   options.page_tokens));
+  }
+  PageLayout layout;
+  layout.page_tokens_ = options.page_tokens;
+  layout.shard_ = options.shard;
+  KVASIR_ASSIGN_OR_RETURN(
+      layout.kv_heads_, base::KvHeadsOfRank(options.shard, shape.num_kv_heads));
+  layout.head_dim_ = shape.head_dim;
+  layout.dense_bf16_bytes_ = 2 * shape.num_layers() * layout.kv_heads_.count *
+                             shape.head_dim * DataTypeBytes(kvasir::v1::BF16);
+
+  int64_t page_id_bytes = 0;
+  std::map<HeldTokens, PageGroupId> group_of;
+  const LayerContext context{options, layout.kv_heads_, shape.num_kv_heads,
+                             shape.head_dim};
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    KVASIR_ASSIGN_OR_RETURN(LayerLayout layer,
+                            LayOutLayer(plan.layers(l), context, l));
+    layout.prefix_reusable_ =
+        layout.prefix_reusable_ && Reusable(plan.layers(l));
+    const CacheLayerShape& layer_shape = shape.layers[static_cast<size_t>(l)];
+    const auto [it, is_new] = group_of.try_emplace(
+        HeldTokensOf(plan.layers(l), layer_shape),
+        PageGroupId(static_cast<int32_t>(layout.groups_.size())));
+    if (is_new) {
+      PageGroupLayout group;
+      group.id = it->second;
+      group.sliding_window = layer_shape.sliding_window;
+      layout.groups_.push_back(group);
+    }
+    layer.page_group = it->second;
+    PageGroupLayout& group =
+        layout.groups_[static_cast<size_t>(it->second.value())];
+    group.layers.push_back(l);
+    group.page_bytes += layer.page_bytes;
+    group.payload_bytes += layer.payload_bytes;
+    group.side_pages_per_sequence =
+        std::max(group.side_pages_per_sequence,
+                 CeilDiv(layer.sequence_bytes, layer.page_bytes));
+    page_id_bytes += layer.page_bytes;
+    if (page_id_bytes > kMaxPageIdBytes ||
+        group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", l, ": up to here a page of ", options.page_tokens,
+          " tokens or what a sequence keeps beside its tokens takes more than ",
+          kMaxPageIdBytes, " bytes"));
+    }
+    layout.layers_.push_back(std::move(layer));
+  }
+  return layout;
+}
+
+const LayerLayout& PageLayout::layer(int64_t index) const {
+  KVASIR_CHECK(index >= 0 && index < static_cast<int64_t>(layers_.size()));
+  return layers_[static_cast<size_t>(index)];
+}
+
+const PageGroupLayout& PageLayout::page_group(PageGroupId id) const {
+  KVASIR_CHECK(id.valid() && id.value() < static_cast<int32_t>(groups_.size()));
+  return groups_[static_cast<size_t>(id.value())];
+}
+
+absl::StatusOr<DenseSide> PageLayout::Dense(int64_t layer_index,
+                                            Side side) const {
+  const SideLayout& layout = layer(layer_index).side(side);
+  const PartLayout& part = layout.parts.front();
+  if (layout.parts.size() != 1 || !part.per_head ||
+      part.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("layer ", layer_index, " ", SideName(side),
+                     " is not stored as whole heads of one number type"));
+  }
+  const Region& first = part.groups.front().codes;
+  DenseSide dense;
+  dense.dtype = part.dtype;
+  dense.num_heads = kv_heads_.count;
+  dense.head_dim = head_dim_;
+  dense.offset_bytes = first.offset_bytes;
+  dense.slot_stride_bytes = first.slot_stride_bytes;
+  dense.head_stride_bytes = AlignRegion(first.size_bytes());
+  return dense;
+}
+
+double PageLayout::marginal_bytes_per_token() const {
+  int64_t bytes = 0;
+  for (const PageGroupLayout& group : groups_) bytes += group.page_bytes;
+  return static_cast<double>(bytes) / static_cast<double>(page_tokens_);
+}
+
+double PageLayout::marginal_payload_bytes_per_token() const {
+  int64_t bytes = 0;
+  for (const PageGroupLayout& group : groups_) bytes += group.payload_bytes;
+  return static_cast<double>(bytes) / static_cast<double>(page_tokens_);
+}
+
+double PageLayout::PayloadBytesPerToken(int64_t layer_index, Side side) const {
+  int64_t bytes = 0;
+  for (const PartLayout& part : layer(layer_index).side(side).parts) {
+    for (const GroupLayout& group : part.groups) {
+      bytes += group.codes.slot_stride_bytes + group.params.slot_stride_bytes;
+    }
+  }
+  return static_cast<double>(bytes);
+}
+
+int64_t PageLayout::fixed_bytes_per_sequence() const {
+  int64_t bytes = 0;
+  for (const PageGroupLayout& group : groups_) {
+    bytes += group.side_pages_per_sequence * group.page_bytes;
+  }
+  return bytes;
+}
+
+int64_t PageLayout::PagesHeld(PageGroupId id, int64_t length_tokens,
+                              int64_t chunk_tokens) const {
+  const PageGroupLayout& group = page_group(id);
+  return group.side_pages_per_sequence +
+         TokenPages(
+             {page_tokens_, group.sliding_window, length_tokens, chunk_tokens});
+}
+
+int64_t PageLayout::BytesAtLength(int64_t length_tokens,
+                                  int64_t chunk_tokens) const {
+  int64_t bytes = 0;
+  for (const PageGroupLayout& group : groups_) {
+    bytes +=
+        PagesHeld(group.id, length_tokens, chunk_tokens) * group.page_bytes;
+  }
+  return bytes;
+}
+
+double PageLayout::compression_ratio() const {
+  return static_cast<double>(dense_bf16_bytes_) / marginal_bytes_per_token();
+}
+
+namespace {
+
+// floor(a * b / c) without overflow.
+int64_t MulDiv(int64_t a, int64_t b, int64_t c) {
+  return static_cast<int64_t>(static_cast<__int128>(a) * b / c);
+}
+
+}  // namespace
+
+PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
+  KVASIR_CHECK(request.budget_bytes >= 0);
+  const int64_t expected = request.expected_tokens > 0 ? request.expected_tokens
+                                                       : request.max_model_len;
+  PageCounts need;
+  PageCounts share;
+  int64_t need_bytes = 0;
+  int64_t share_bytes = 0;
+  for (const PageGroupLayout& group : groups_) {
+    need.push_back(
+        PagesHeld(group.id, request.max_model_len, request.max_chunk_tokens));
+    share.push_back(std::max<int64_t>(
+        1, PagesHeld(group.id, expected, request.max_chunk_tokens)));
+    need_bytes += need.back() * group.page_bytes;
+    share_bytes += share.back() * group.page_bytes;
+  }
+  PageCounts pages(groups_.size(), 0);
+  int64_t left = request.budget_bytes;
+  const auto give = [&](size_t g, int64_t count) {
+    count = std::min(
+        {count, left / groups_[g].page_bytes, kMaxPagesPerGroup - pages[g]});
+    pages[g] += count;
+    left -= count * groups_[g].page_bytes;
+  };
+  if (need_bytes > left) {
+    const int64_t budget = left;
+    for (size_t g = 0; g < pages.size(); ++g) {
+      give(g, MulDiv(need[g], budget, need_bytes));
+    }
+    return pages;
+  }
+  for (size_t g = 0; g < pages.size(); ++g) give(g, need[g]);
+  const int64_t rest = left;
+  for (size_t g = 0; g < pages.size(); ++g) {
+    give(g, MulDiv(share[g], rest, share_bytes));
+  }
+  // What rounding left over.
+  for (size_t g = 0; g < pages.size(); ++g) give(g, kMaxPagesPerGroup);
+  return pages;
+}
+
+int64_t PageLayout::BytesOfPages(const PageCounts& pages) const {
+  KVASIR_CHECK(pages.size() == groups_.size());
+  int64_t bytes = 0;
+  for (size_t g = 0; g < pages.size(); ++g) {
+    bytes += pages[g] * groups_[g].page_bytes;
+  }
+  return bytes;
+}
+
+absl::Status PageLayout::OneSequenceFits(const PageCounts& pages,
+                                         int64_t max_model_len,
+                                         int64_t max_chunk_tokens) const {
+  KVASIR_CHECK(pages.size() == groups_.size());
+  if (max_model_len < 1 || max_model_len > kMaxSequenceTokens) {
+    return absl::InvalidArgumentError(absl::StrCat("max_model_len must be 1..",
+                                                   kMaxSequenceTokens,
+                                                   ", have ", max_model_len));
+  }
+  const auto fits = [&](int64_t length) {
+    for (const PageGroupLayout& group : groups_) {
+      if (PagesHeld(group.id, length, max_chunk_tokens) >
+          pages[static_cast<size_t>(group.id.value())]) {
+        return false;
+      }
+    }
+    return true;
+  };
+  if (fits(max_model_len)) return absl::OkStatus();
+  int64_t fitting = 0;
+  int64_t too_long = max_model_len;
+  while (too_long - fitting > 1) {
+    const int64_t middle = fitting + (too_long - fitting) / 2;
+    (fits(middle) ? fitting : too_long) = middle;
+  }
+  std::string text = absl::StrCat("the KV cache cannot hold one sequence of ",
+                                  max_model_len, " tokens:");
+  for (const PageGroupLayout& group : groups_) {
+    const int64_t want = PagesHeld(group.id, max_model_len, max_chunk_tokens);
+    absl::StrAppend(&text, " want ", want, " pages of ", group.page_bytes,
+                    " bytes, have ",
+                    pages[static_cast<size_t>(group.id.value())], ";");
+  }
+  absl::StrAppend(&text, " raise --kv-cache-bytes to at least ",
+                  Mebibytes(BytesAtLength(max_model_len, max_chunk_tokens)));
+  if (fitting > 0) {
+    absl::StrAppend(&text, " or lower --max-model-len to at most ", fitting);
+  }
+  return absl::FailedPreconditionError(text);
+}
+
+PageCounts LeastOverRanks(const std::vector<PageCounts>& ranks) {
+  KVASIR_CHECK(!ranks.empty());
+  PageCounts least = ranks.front();
+  for (const PageCounts& rank : ranks) {
+    KVASIR_CHECK(rank.size() == least.size());
+    for (size_t g = 0; g < least.size(); ++g) {
+      least[g] = std::min(least[g], rank[g]);
+    }
+  }
+  return least;
+}
+
+}  // namespace kvasir::cache

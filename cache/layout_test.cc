@@ -1,0 +1,390 @@
+#include "cache/layout.h"
+
+#include <limits>
+#include <string>
+
+#include "base/status_matchers.h"
+#include "cache/plan.h"
+
+namespace kvasir::cache {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::BF16;
+using kvasir::v1::F16;
+using kvasir::v1::F32;
+using kvasir::v1::KvPlan;
+using ::testing::AllOf;
+using ::testing::DoubleEq;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+CacheShape Shape(int64_t layers, int64_t kv_heads, int64_t head_dim) {
+  CacheShape shape;
+  shape.num_kv_heads = kv_heads;
+  shape.head_dim = head_dim;
+  shape.rotary_dim = head_dim;
+  shape.layers.resize(static_cast<size_t>(layers));
+  return shape;
+}
+
+PageLayout LayOut(const KvPlan& plan, const CacheShape& shape,
+                  const LayoutOptions& options) {
+  absl::StatusOr<PageLayout> layout = PageLayout::Create(plan, shape, options);
+  EXPECT_THAT(layout, base::IsOk());
+  return *std::move(layout);
+}
+
+LayoutOptions PageTokens(int64_t page_tokens) {
+  LayoutOptions options;
+  options.page_tokens = page_tokens;
+  return options;
+}
+
+// Gives a side another space and codec; the plan's text form keeps it short.
+KvPlan PlanWithKey(const CacheShape& shape, const std::string& part_json) {
+  std::string layers;
+  for (int64_t l = 0; l < shape.num_layers(); ++l) {
+    layers += std::string(l == 0 ? "" : ",") + R"({"key":{"parts":[)" +
+              part_json +
+              R"(]},"value":{"parts":[{"full":{},"stored":"NO_ROPE",)"
+              R"("codec":{"dtype":"BF16"}}]}})";
+  }
+  absl::StatusOr<KvPlan> plan = ParsePlanJson(
+      R"({"schema_version":1,"layers":[)" + layers + "]}", "test");
+  EXPECT_THAT(plan, base::IsOk());
+  return *std::move(plan);
+}
+
+TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
+  const CacheShape shape = Shape(2, 2, 64);
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+  // 16 slots x 64 numbers x 2 bytes = 2048 per head; K0 K1 V0 V1.
+  KVASIR_ASSERT_OK_AND_ASSIGN(DenseSide key, layout.Dense(1, Side::kKey));
+  KVASIR_ASSERT_OK_AND_ASSIGN(DenseSide value, layout.Dense(1, Side::kValue));
+  EXPECT_EQ(key.offset_bytes, 0);
+  EXPECT_EQ(key.head_stride_bytes, 2048);
+  EXPECT_EQ(key.slot_stride_bytes, 128);
+  EXPECT_EQ(key.num_heads, 2);
+  EXPECT_EQ(key.head_dim, 64);
+  EXPECT_EQ(key.dtype, BF16);
+  EXPECT_EQ(value.offset_bytes, 4096);
+  EXPECT_EQ(layout.layer(1).page_bytes, 8192);
+  EXPECT_EQ(layout.layer(1).payload_bytes, 8192);
+  EXPECT_THAT(layout.marginal_bytes_per_token(), DoubleEq(1024));
+  EXPECT_EQ(layout.dense_bf16_bytes_per_token(), 1024);
+  EXPECT_THAT(layout.compression_ratio(), DoubleEq(1));
+  EXPECT_EQ(layout.fixed_bytes_per_sequence(), 0);
+  EXPECT_TRUE(layout.prefix_reusable());
+}
+
+TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
+  const CacheShape shape = Shape(1, 3, 10);
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+  KVASIR_ASSERT_OK_AND_ASSIGN(DenseSide key, layout.Dense(0, Side::kKey));
+  EXPECT_EQ(key.slot_stride_bytes, 20);
+  EXPECT_EQ(key.head_stride_bytes, 384);  // 320 rounded up
+  for (const SideLayout* side :
+       {&layout.layer(0).key, &layout.layer(0).value}) {
+    for (const GroupLayout& group : side->parts[0].groups) {
+      EXPECT_EQ(group.codes.offset_bytes % kRegionAlignmentBytes, 0);
+    }
+  }
+  EXPECT_EQ(layout.layer(0).page_bytes, 6 * 384);
+  EXPECT_EQ(layout.layer(0).payload_bytes, 6 * 320);
+  EXPECT_THAT(layout.marginal_payload_bytes_per_token(), DoubleEq(120));
+  EXPECT_THAT(layout.marginal_bytes_per_token(), DoubleEq(144));
+}
+
+TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
+  const CacheShape shape = Shape(2, 1, 64);
+  KvPlan plan = FullRankPlan(shape, BF16);
+  plan.mutable_layers(1)
+      ->mutable_key()
+      ->mutable_parts(0)
+      ->mutable_codec()
+      ->set_dtype(F32);
+  plan.mutable_layers(1)
+      ->mutable_value()
+      ->mutable_parts(0)
+      ->mutable_codec()
+      ->set_dtype(F16);
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
+  EXPECT_EQ(layout.layer(0).page_bytes, 16 * 64 * (2 + 2));
+  EXPECT_EQ(layout.layer(1).page_bytes, 16 * 64 * (4 + 2));
+  EXPECT_EQ(layout.Dense(1, Side::kKey)->dtype, F32);
+  EXPECT_EQ(layout.Dense(1, Side::kValue)->dtype, F16);
+  EXPECT_EQ(layout.page_groups().size(), 1u);
+  EXPECT_EQ(layout.page_groups()[0].page_bytes, 16 * 64 * 10);
+}
+
+TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
+  CacheShape shape = Shape(4, 1, 64);
+  shape.layers[1].sliding_window = 128;
+  shape.layers[3].sliding_window = 128;
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+  ASSERT_EQ(layout.page_groups().size(), 2u);
+  EXPECT_THAT(layout.page_groups()[0].layers, ElementsAre(0, 2));
+  EXPECT_THAT(layout.page_groups()[1].layers, ElementsAre(1, 3));
+  EXPECT_EQ(layout.page_groups()[1].sliding_window, 128);
+  EXPECT_EQ(layout.layer(3).page_group, PageGroupId(1));
+}
+
+TEST(PageLayoutTest, RanksHoldTheirHeadsOnly) {
+  const CacheShape shape = Shape(1, 4, 64);
+  LayoutOptions options = PageTokens(16);
+  options.shard = {.rank = 1, .size = 2};
+  const PageLayout layout = LayOut(FullRankPlan(shape, BF16), shape, options);
+  EXPECT_EQ(layout.kv_heads(), (base::HeadRange{2, 2}));
+  EXPECT_THAT(layout.layer(0).key.parts[0].groups[0].heads, ElementsAre(2));
+  EXPECT_EQ(layout.dense_bf16_bytes_per_token(), 2 * 2 * 64 * 2);
+}
+
+TEST(PageLayoutTest, MoreRanksThanHeadsReplicateAHead) {
+  const CacheShape shape = Shape(1, 2, 64);
+  LayoutOptions options = PageTokens(16);
+  options.shard = {.rank = 3, .size = 4};
+  const PageLayout layout = LayOut(FullRankPlan(shape, BF16), shape, options);
+  EXPECT_EQ(layout.kv_heads(), (base::HeadRange{1, 1}));
+}
+
+TEST(PageLayoutTest, RefusesRanksThatDoNotDivideTheHeads) {
+  const CacheShape shape = Shape(1, 6, 64);
+  LayoutOptions options;
+  options.shard = {.rank = 0, .size = 4};
+  EXPECT_THAT(PageLayout::Create(FullRankPlan(shape, BF16), shape, options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("6 KV heads cannot be dealt to 4")));
+}
+
+TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
+  const CacheShape shape = Shape(1, 4, 64);
+  const KvPlan plan = PlanWithKey(shape, R"({
+      "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":96}]},
+      "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"dtype":"BF16"}})");
+  LayoutOptions options = PageTokens(16);
+  options.shard = {.rank = 1, .size = 2};
+  const PageLayout layout = LayOut(plan, shape, options);
+  ASSERT_EQ(layout.layer(0).key.parts[0].groups.size(), 1u);
+  EXPECT_EQ(layout.layer(0).key.parts[0].groups[0].width, 96);
+  EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kKey), DoubleEq(192));
+  EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kValue), DoubleEq(256));
+  EXPECT_THAT(layout.Dense(0, Side::kKey),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("layer 0 key")));
+}
+
+TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
+  const CacheShape shape = Shape(1, 2, 64);
+  const KvPlan plan = PlanWithKey(shape, R"({
+      "low_rank":{"groups":[{"heads":[0],"rank":30},{"heads":[1],"rank":40}]},
+      "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"bits":{"schedule":[3]},"per_token":{},"param_dtype":"F16"}})");
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
+  const PartLayout& part = layout.layer(0).key.parts[0];
+  // 90 bits are 12 bytes; 120 bits are 15; scale and minimum are 4.
+  EXPECT_EQ(part.groups[0].codes.slot_stride_bytes, 12);
+  EXPECT_EQ(part.groups[1].codes.slot_stride_bytes, 15);
+  EXPECT_EQ(part.groups[0].params.slot_stride_bytes, 4);
+  EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kKey),
+              DoubleEq(12 + 15 + 8));
+  // Codes 192 -> 256, params 64 -> 128, codes 240 -> 256, params 64 -> 128.
+  EXPECT_EQ(part.groups[1].codes.offset_bytes, 384);
+  EXPECT_EQ(layout.layer(0).page_bytes, 768 + 2 * 2048);
+}
+
+TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
+  const CacheShape shape = Shape(1, 2, 64);
+  const KvPlan plan = PlanWithKey(shape, R"({
+      "full":{},"stored":"PRE_ROPE","mean":true,
+      "codec":{"bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
+               "param_dtype":"F16","basis_sequence":{}}})");
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
+  const GroupLayout& group = layout.layer(0).key.parts[0].groups[0];
+  EXPECT_THAT(group.heads, ElementsAre(0, 1));
+  EXPECT_EQ(group.width, 128);
+  EXPECT_EQ(group.codes.slot_stride_bytes, 16 * (8 + 4 + 4 + 2) / 8);
+  EXPECT_EQ(group.params.num_slots, 0);
+  // Basis of the 64 stored channels, the mean, a range per stored channel.
+  EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
+  const int64_t side_pages =
+      (layout.layer(0).sequence_bytes + layout.layer(0).page_bytes - 1) /
+      layout.layer(0).page_bytes;
+  EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence, side_pages);
+  EXPECT_EQ(layout.fixed_bytes_per_sequence(),
+            side_pages * layout.layer(0).page_bytes);
+  EXPECT_FALSE(layout.prefix_reusable());
+}
+
+TEST(PageLayoutTest, KeptRopePairsAndCommutingRanksAreTwoNumbersEach) {
+  const CacheShape shape = Shape(1, 2, 8);
+  const KvPlan pairs = PlanWithKey(shape, R"({
+      "rope_pairs":{"per_head":[{"pair_indices":[0,2,3]},
+                                {"pair_indices":[0,1,2]}]},
+      "uses":[{"fold":{}}],"stored":"POST_ROPE","codec":{"dtype":"BF16"}})");
+  EXPECT_THAT(
+      LayOut(pairs, shape, PageTokens(16)).PayloadBytesPerToken(0, Side::kKey),
+      DoubleEq(2 * 6 * 2));
+  const KvPlan commuting = PlanWithKey(shape, R"({
+      "rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0,1,3],
+                                  "rank_per_pair":[2,1,1]}]},
+      "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
+      "codec":{"dtype":"BF16"}})");
+  EXPECT_THAT(LayOut(commuting, shape, PageTokens(16))
+                  .PayloadBytesPerToken(0, Side::kKey),
+              DoubleEq(2 * 4 * 2));
+}
+
+TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
+  const CacheShape shape = Shape(1, 2, 64);
+  KvPlan plan = PlanWithKey(shape, R"({
+      "full":{},"stored":"POST_ROPE",
+      "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
+  plan.mutable_layers(0)->mutable_key()->set_exact_window(32);
+  auto* eviction = plan.mutable_layers(0)->mutable_eviction();
+  eviction->set_budget(128);
+  eviction->set_recent(32);
+  eviction->set_every_tokens(16);
+  eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+  auto* selection = plan.mutable_layers(0)->mutable_selection();
+  selection->set_chunk_slots(8);
+  selection->set_budget(64);
+  selection->mutable_landmark_codec()->set_dtype(BF16);
+  LayoutOptions options = PageTokens(16);
+  options.max_chunk_tokens = 8;
+  const PageLayout layout = LayOut(plan, shape, options);
+  const LayerLayout& layer = layout.layer(0);
+  EXPECT_EQ(layer.sequence_bytes, (32 + 8) * 2 * 64 * 2);
+  EXPECT_EQ(layer.landmarks.num_slots, 2);
+  EXPECT_EQ(layer.landmarks.slot_stride_bytes, 2 * 64 * 2);
+  // Two units of 10 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
+  EXPECT_EQ(layer.slot_metadata.slot_stride_bytes, 10);
+  EXPECT_FALSE(layout.prefix_reusable());
+}
+
+TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {
+  const CacheShape shape = Shape(1, 1, 64);
+  KvPlan plan = FullRankPlan(shape, BF16);
+  auto* selection = plan.mutable_layers(0)->mutable_selection();
+  selection->set_chunk_slots(12);
+  selection->set_budget(64);
+  selection->mutable_landmark_codec()->set_dtype(BF16);
+  EXPECT_THAT(PageLayout::Create(plan, shape, PageTokens(16)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("chunks of 12 slots do not divide")));
+}
+
+TEST(PageLayoutTest, RefusesHostileSizesInsteadOfOverflowing) {
+  const CacheShape shape = Shape(512, 1 << 12, 1 << 12);
+  EXPECT_THAT(PageLayout::Create(FullRankPlan(shape, F32), shape,
+                                 PageTokens(kMaxPageTokens)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("takes more than")));
+  const CacheShape small = Shape(1, 1, 64);
+  KvPlan plan = PlanWithKey(small, R"({
+      "full":{},"stored":"POST_ROPE",
+      "codec":{"bits":{"schedule":[1]},"channel_static":{}}})");
+  plan.mutable_layers(0)->mutable_key()->set_exact_window(
+      std::numeric_limits<uint32_t>::max());
+  EXPECT_THAT(PageLayout::Create(plan, small, PageTokens(1)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("takes more than")));
+}
+
+TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
+  const CacheShape shape = Shape(1, 1, 64);
+  for (int64_t tokens : {int64_t{0}, kMaxPageTokens + 1}) {
+    EXPECT_THAT(
+        PageLayout::Create(FullRankPlan(shape, BF16), shape,
+                           PageTokens(tokens)),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_tokens")));
+  }
+}
+
+TEST(PageLayoutTest, WindowBoundsThePagesASequenceHolds) {
+  // Window 5, pages of 4: the query at position n sees n-4 .. n.
+  EXPECT_EQ(FirstVisibleToken(5, 4), 0);
+  EXPECT_EQ(FirstVisibleToken(5, 5), 1);
+  EXPECT_EQ(FirstVisibleToken(0, 100), 0);
+  EXPECT_EQ(TokenPages({.page_tokens = 4,
+                        .sliding_window = 0,
+                        .length_tokens = 17,
+                        .chunk_tokens = 1}),
+            5);
+  // 5 tokens touch at most 2 pages of 4; with chunks of 4, 8 touch at most 3.
+  EXPECT_EQ(TokenPages({.page_tokens = 4,
+                        .sliding_window = 5,
+                        .length_tokens = 17,
+                        .chunk_tokens = 1}),
+            2);
+  EXPECT_EQ(TokenPages({.page_tokens = 4,
+                        .sliding_window = 5,
+                        .length_tokens = 17,
+                        .chunk_tokens = 4}),
+            3);
+  EXPECT_EQ(TokenPages({.page_tokens = 4,
+                        .sliding_window = 5,
+                        .length_tokens = 3,
+                        .chunk_tokens = 4}),
+            1);
+}
+
+TEST(PageLayoutTest, BudgetBuysWholePagesAndNeverMore) {
+  const CacheShape shape = Shape(2, 1, 64);
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+  const int64_t page = layout.page_groups()[0].page_bytes;
+  EXPECT_THAT(layout.PagesForBudget(
+                  {.budget_bytes = 10 * page + page - 1, .max_model_len = 64}),
+              ElementsAre(10));
+  EXPECT_THAT(
+      layout.PagesForBudget({.budget_bytes = page - 1, .max_model_len = 64}),
+      ElementsAre(0));
+}
+
+TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
+  CacheShape shape = Shape(2, 1, 64);
+  shape.layers[1].sliding_window = 33;
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+  const int64_t page = layout.page_groups()[0].page_bytes;
+  // A sequence of 128 holds 8 pages and, behind the window, 3.
+  EXPECT_EQ(layout.PagesHeld(PageGroupId(0), 128, 1), 8);
+  EXPECT_EQ(layout.PagesHeld(PageGroupId(1), 128, 1), 3);
+  EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 110 * page,
+                                     .max_model_len = 128,
+                                     .max_chunk_tokens = 1}),
+              ElementsAre(80, 30));
+  // Sequences of 16 tokens hold one page of each.
+  EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 111 * page,
+                                     .max_model_len = 128,
+                                     .max_chunk_tokens = 1,
+                                     .expected_tokens = 16}),
+              ElementsAre(58, 53));
+  EXPECT_EQ(layout.BytesOfPages({58, 53}), 111 * page);
+  EXPECT_EQ(layout.BytesAtLength(128, 1), 11 * page);
+}
+
+TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
+  const CacheShape shape = Shape(1, 1, 64);
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+  EXPECT_THAT(layout.OneSequenceFits({4}, 64, 64), base::IsOk());
+  EXPECT_THAT(layout.OneSequenceFits({3}, 64, 64),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("one sequence of 64 tokens"),
+                             HasSubstr("want 4 pages of 4096 bytes, have 3"),
+                             HasSubstr("--kv-cache-bytes to at least 16384"),
+                             HasSubstr("--max-model-len to at most 48"))));
+}
+
+TEST(PageLayoutTest, PagesAreTheLeastOverRanks) {
+  EXPECT_THAT(LeastOverRanks({{4, 9}, {5, 7}}), ElementsAre(4, 7));
+}
+
+}  // namespace
+}  // namespace kvasir::cache

@@ -1,0 +1,63 @@
+// kvasir.v1.Admin: what an operator asks of a running process.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "proto/kvasir/v1/admin.grpc.pb.h"
+
+namespace kvasir::cli {
+
+struct DrainOutcome {
+  uint32_t finished = 0;
+  uint32_t aborted = 0;
+};
+
+// A drain that several sources may start (Admin.Drain, SIGTERM): it runs once,
+// on the main thread; everyone gets its outcome.
+//
+// Threads: all methods from any thread.
+class DrainLatch {
+ public:
+  // Asks for a drain. Only the first call's deadline counts.
+  void Request(absl::Duration deadline);
+  // Main thread: true when a drain was asked for; waits at most `timeout`.
+  bool WaitRequested(absl::Duration timeout, absl::Duration* deadline);
+  // Main thread: the drain is over.
+  void Complete(DrainOutcome outcome);
+  // Waits for Complete; false when `cancelled` says so first.
+  bool WaitComplete(const std::function<bool()>& cancelled,
+                    DrainOutcome* outcome);
+
+ private:
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  bool requested_ ABSL_GUARDED_BY(mutex_) = false;
+  bool complete_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Duration deadline_ ABSL_GUARDED_BY(mutex_);
+  DrainOutcome outcome_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A synchronous service: calls are rare and may block.
+class AdminService final : public kvasir::v1::Admin::Service {
+ public:
+  AdminService(std::string program, std::string config_toml,
+               absl::Duration default_deadline, DrainLatch* latch);
+
+  grpc::Status Drain(grpc::ServerContext* context,
+                     const kvasir::v1::AdminDrainRequest* request,
+                     kvasir::v1::AdminDrainResponse* response) override;
+  grpc::Status GetConfig(grpc::ServerContext* context,
+                         const kvasir::v1::GetConfigRequest* request,
+                         kvasir::v1::GetConfigResponse* response) override;
+
+ private:
+  const std::string program_;
+  const std::string config_toml_;
+  const absl::Duration default_deadline_;
+  DrainLatch* const latch_;
+};
+
+}  // namespace kvasir::cli

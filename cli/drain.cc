@@ -1,0 +1,72 @@
+// `kvasir drain`: asks a running process to finish and exit.
+#include <grpcpp/create_channel.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "nlohmann/json.hpp"
+#include "proto/kvasir/v1/admin.grpc.pb.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct DrainFlags {
+  std::string endpoint = "127.0.0.1:8003";
+  absl::Duration deadline = absl::ZeroDuration();
+  bool json = false;
+};
+
+int Drain(const DrainFlags& flags) {
+  const auto stub = kvasir::v1::Admin::NewStub(
+      grpc::CreateChannel(flags.endpoint, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  if (flags.deadline > absl::ZeroDuration()) {
+    // The server aborts what is left at the deadline; allow it to say so.
+    context.set_deadline(
+        absl::ToChronoTime(absl::Now() + flags.deadline + absl::Seconds(10)));
+  }
+  kvasir::v1::AdminDrainRequest request;
+  request.set_deadline_ms(
+      static_cast<uint32_t>(absl::ToInt64Milliseconds(flags.deadline)));
+  kvasir::v1::AdminDrainResponse response;
+  const grpc::Status status = stub->Drain(&context, request, &response);
+  if (!status.ok()) {
+    std::fprintf(stderr, "kvasir drain: %s: %s\n", flags.endpoint.c_str(),
+                 status.error_message().c_str());
+    return status.error_code() == grpc::StatusCode::UNAVAILABLE
+               ? kExitUnavailable
+               : kExitFailed;
+  }
+  if (flags.json) {
+    std::printf("%s\n", nlohmann::json{{"finished", response.finished()},
+                                       {"aborted", response.aborted()}}
+                            .dump()
+                            .c_str());
+  } else {
+    std::printf("drained: %u requests finished, %u aborted\n",
+                response.finished(), response.aborted());
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddDrainCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<DrainFlags>();
+  CLI::App* command = app->add_subcommand(
+      "drain", "ask a running kvasir to refuse new requests, finish, and exit");
+  AddFlag(command, "--endpoint", flags->endpoint, "the admin port")
+      ->type_name("HOST:PORT");
+  AddDuration(command, "--deadline", flags->deadline,
+              "abort what still runs after this; 0: the server's "
+              "--drain-timeout");
+  AddSwitch(command, "--json", flags->json, "print a JSON object");
+  command->callback([flags, exit_code] { *exit_code = Drain(*flags); });
+}
+
+}  // namespace kvasir::cli

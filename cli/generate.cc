@@ -1,0 +1,134 @@
+// `kvasir generate`: one completion, streamed, from a running server or from a
+// model that is served for just this call.
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/options.h"
+#include "cli/serve_stack.h"
+#include "cli/text_client.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::cli {
+namespace {
+
+struct GenerateFlags {
+  std::string endpoint;
+  ModelOptions model;
+  TextRequest request;
+  bool json = false;
+};
+
+void PrintResult(const TextResult& result, bool json) {
+  const double seconds = absl::ToDoubleSeconds(result.total);
+  const double rate =
+      seconds > 0 ? static_cast<double>(result.output_tokens) / seconds : 0;
+  if (json) {
+    const nlohmann::ordered_json object{
+        {"text", result.text},
+        {"finish_reason", result.finish_reason},
+        {"prompt_tokens", result.prompt_tokens},
+        {"output_tokens", result.output_tokens},
+        {"time_to_first_token_seconds",
+         absl::ToDoubleSeconds(result.time_to_first_token)},
+        {"seconds", seconds},
+        {"tokens_per_second", rate}};
+    std::printf("%s\n",
+                object
+                    .dump(-1, ' ', false,
+                          nlohmann::ordered_json::error_handler_t::replace)
+                    .c_str());
+    return;
+  }
+  std::printf("\n");
+  std::fprintf(stderr,
+               "[%u prompt tokens, %u tokens, %s; first after %.0f ms, "
+               "%.1f tokens/s]\n",
+               result.prompt_tokens, result.output_tokens,
+               result.finish_reason.c_str(),
+               absl::ToDoubleMilliseconds(result.time_to_first_token), rate);
+}
+
+int Report(const absl::Status& status) {
+  std::fprintf(stderr, "kvasir generate: %s\n", status.ToString().c_str());
+  return absl::IsUnavailable(status) ? kExitUnavailable : kExitFailed;
+}
+
+int Generate(GenerateFlags flags) {
+  if (flags.endpoint.empty() && flags.model.model.empty() &&
+      !flags.model.random_weights) {
+    flags.endpoint = "127.0.0.1:8001";
+  }
+  if (flags.request.prompt == "-") {
+    flags.request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  std::unique_ptr<EphemeralServer> server;
+  if (flags.endpoint.empty()) {
+    auto started = EphemeralServer::Start(flags.model);
+    if (!started.ok()) return Report(started.status());
+    server = *std::move(started);
+    flags.endpoint = server->endpoint();
+  }
+  TextClient client(flags.endpoint);
+  if (!flags.json) {
+    std::printf("%s", flags.request.prompt.c_str());
+    std::fflush(stdout);
+  }
+  const auto result =
+      client.Generate(flags.request, [&flags](std::string_view delta) {
+        if (flags.json) return;
+        std::fwrite(delta.data(), 1, delta.size(), stdout);
+        std::fflush(stdout);
+      });
+  if (!result.ok()) {
+    if (!flags.json) std::printf("\n");
+    return Report(result.status());
+  }
+  PrintResult(*result, flags.json);
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddGenerateCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = app->add_subcommand(
+      "generate", "stream one completion from a server, or from --model");
+  AddFlag(command, "--endpoint", flags->endpoint,
+          "the server's gRPC port; default 127.0.0.1:8001 without --model")
+      ->type_name("HOST:PORT");
+  AddModelFlags(command, &flags->model);
+  AddFlag(command, "--model-name", flags->request.model,
+          "which of the server's models; default: its first");
+  command
+      ->add_option("--prompt", flags->request.prompt,
+                   "the text to continue; - reads standard input")
+      ->required();
+  AddFlag(command, "--max-tokens", flags->request.max_tokens, "at most")
+      ->check(CLI::Range(1, 1 << 24));
+  AddFlag(command, "--temperature", flags->request.temperature, "0 is greedy");
+  AddFlag(command, "--top-p", flags->request.top_p, "1 is off");
+  AddFlag(command, "--top-k", flags->request.top_k, "0 is off");
+  AddFlag(command, "--min-p", flags->request.min_p, "0 is off");
+  AddFlag(command, "--repetition-penalty", flags->request.repetition_penalty,
+          "1 is off");
+  CLI::Option* seed =
+      AddFlag(command, "--seed", flags->request.seed, "default: random");
+  command->add_option("--stop", flags->request.stop,
+                      "text that ends the output; several");
+  AddSwitch(command, "--ignore-eos", flags->request.ignore_eos,
+            "go on past the end-of-text token");
+  AddSwitch(command, "--json", flags->json, "print one JSON object at the end");
+  command->callback([flags, seed, exit_code] {
+    flags->request.has_seed = seed->count() > 0;
+    *exit_code = Generate(*flags);
+  });
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,109 @@
+#include "cli/model_source.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "model/config.h"
+#include "model/shape_config.h"
+
+namespace kvasir::cli {
+namespace {
+
+// The type of the projections that produce keys: what the cache stores where
+// nobody says otherwise.
+kvasir::v1::DataType WeightType(const ModelSource& source) {
+  if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
+  const auto tensor = source.checkpoint->Tensor(
+      model::LayerTensorName(0, "self_attn.k_proj.weight"));
+  if (!tensor.ok()) return kvasir::v1::BF16;
+  switch (tensor->info->type) {
+    case model::TensorType::kF32:
+      return kvasir::v1::F32;
+    case model::TensorType::kF16:
+      return kvasir::v1::F16;
+    default:
+      return kvasir::v1::BF16;
+  }
+}
+
+absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
+                                              const ModelSource& source) {
+  if (!options.kv_plan.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::string text,
+        ReadTextFile(options.kv_plan, cache::kMaxPlanJsonBytes));
+    return cache::ParsePlanJson(text, options.kv_plan);
+  }
+  if (source.checkpoint.has_value() &&
+      source.checkpoint->kv_plan_json().has_value()) {
+    return cache::ParsePlanJson(
+        *source.checkpoint->kv_plan_json(),
+        absl::StrCat(source.checkpoint->folder(), "/kv_plan.json"));
+  }
+  kvasir::v1::DataType dtype = WeightType(source);
+  if (options.kv_dtype != "auto") {
+    KVASIR_ASSIGN_OR_RETURN(dtype, cache::ParseDataType(options.kv_dtype));
+  }
+  return cache::FullRankPlan(source.cache_shape, dtype);
+}
+
+}  // namespace
+
+cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
+  cache::CacheShape shape;
+  shape.num_kv_heads = spec.num_kv_heads;
+  shape.head_dim = spec.head_dim;
+  shape.rotary_dim = spec.rope.rotary_dim;
+  for (const model::LayerSpec& layer : spec.layers) {
+    shape.layers.push_back({.sliding_window = layer.sliding_window,
+                            .rope = spec.rope.rotary_dim > 0});
+  }
+  return shape;
+}
+
+absl::StatusOr<std::string> ReadTextFile(const std::string& path,
+                                         int64_t limit_bytes) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) {
+    return absl::NotFoundError(
+        absl::StrCat(path, ": cannot open: ", std::strerror(errno)));
+  }
+  const int64_t size = file.tellg();
+  if (size < 0 || size > limit_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", size, " bytes, limit ", limit_bytes));
+  }
+  std::string text(static_cast<size_t>(size), '\0');
+  file.seekg(0);
+  file.read(text.data(), size);
+  if (file.gcount() != size) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": read ", file.gcount(), " of ", size, " bytes"));
+  }
+  return text;
+}
+
+absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options) {
+  KVASIR_RETURN_IF_ERROR(CheckModelOptions(options));
+  ModelSource source;
+  if (options.random_weights) {
+    KVASIR_ASSIGN_OR_RETURN(source.shape, model::FindShape(options.shape));
+    KVASIR_ASSIGN_OR_RETURN(source.spec, model::SpecOfShape(*source.shape));
+    source.name = source.shape->name;
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(source.checkpoint,
+                            model::Checkpoint::Open(options.model));
+    source.spec = source.checkpoint->spec();
+    source.name = source.checkpoint->name();
+  }
+  source.cache_shape = CacheShapeOf(source.spec);
+  KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
+  KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
+  return source;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,62 @@
+// A client of our own KServe facade: one completion over ModelStreamInfer, as
+// any Triton client would ask for it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+
+namespace kvasir::cli {
+
+struct TextRequest {
+  std::string model;  // empty: the first model that the server has
+  std::string prompt;
+  int64_t max_tokens = 128;
+  double temperature = 1.0;
+  double top_p = 1.0;
+  int64_t top_k = 0;
+  double min_p = 0.0;
+  double repetition_penalty = 1.0;
+  uint64_t seed = 0;
+  bool has_seed = false;
+  bool ignore_eos = false;
+  std::vector<std::string> stop;
+};
+
+struct TextResult {
+  std::string text;
+  std::string finish_reason;
+  uint32_t prompt_tokens = 0;
+  uint32_t output_tokens = 0;
+  absl::Duration time_to_first_token;
+  absl::Duration total;
+};
+
+// Threads: one call at a time.
+class TextClient {
+ public:
+  explicit TextClient(const std::string& endpoint);
+
+  // Names of the models that take requests now. UNAVAILABLE within `timeout`
+  // when nothing answers there.
+  absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
+
+  // Streams one completion; `on_text` gets each delta as it comes. Errors are
+  // the server's.
+  absl::StatusOr<TextResult> Generate(
+      const TextRequest& request,
+      const std::function<void(std::string_view)>& on_text);
+
+ private:
+  std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
+  const std::string endpoint_;
+};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,39 @@
+#include "kernels/embedding.h"
+#include "kernels/stream.h"
+
+namespace kvasir::kernels {
+namespace {
+
+template <typename T>
+void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
+  if (params.table != nullptr) {
+    const T* row = static_cast<const T*>(params.table) + id * params.hidden;
+    for (int64_t i = 0; i < params.hidden; ++i) out[i] = ToFloat(row[i]);
+    return;
+  }
+  const T* column = static_cast<const T*>(params.packed.data) +
+                    id / kPanelColumns * params.hidden * kPanelColumns +
+                    id % kPanelColumns;
+  for (int64_t i = 0; i < params.hidden; ++i) {
+    out[i] = ToFloat(column[i * kPanelColumns]);
+  }
+}
+
+}  // namespace
+
+void EmbeddingReference(const EmbeddingParams& params, CpuStream&) {
+  const DType dtype =
+      params.table != nullptr ? params.table_dtype : params.packed.dtype;
+  for (int64_t t = 0; t < params.num_tokens; ++t) {
+    const int64_t id = params.ids[t];
+    float* out = params.out + t * params.hidden;
+    if (id < 0 || id >= params.vocab) {
+      for (int64_t i = 0; i < params.hidden; ++i) out[i] = 0.0f;
+      continue;
+    }
+    VisitDType(dtype,
+               [&](auto type) { EmbedRow<decltype(type)>(params, id, out); });
+  }
+}
+
+}  // namespace kvasir::kernels

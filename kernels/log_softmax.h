@@ -1,0 +1,51 @@
+// log_softmax: log probability of one target id per row, with the vocabulary in
+// chunks so that the logits of a long text are never all in memory. C++17.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir::kernels {
+
+// The running result of a row, kept by the caller between chunks.
+struct LogSoftmaxState {
+  float max;
+  float sum;           // of exp(logit - max)
+  float target_logit;  // valid once the target's chunk was seen
+};
+
+// Chunks come in order; each but the last starts and ends at multiples of this,
+// so that the bits do not depend on how the vocabulary was cut.
+inline constexpr int64_t kVocabBlock = 1024;
+
+// Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state
+// (which the chunk with vocab_begin 0 initialises); with `last`, writes
+// logprobs[t] = logit(target) - max - log(sum). A target outside [0, vocab) has
+// log probability -infinity.
+struct LogSoftmaxParams {
+  const float* logits = nullptr;  // [T, vocab_count]
+  int64_t row_stride = 0;         // in elements
+  int64_t num_rows = 0;           // T
+  int64_t vocab_begin = 0;
+  int64_t vocab_count = 0;
+  bool last = true;
+  const int32_t* targets = nullptr;  // [T]
+  LogSoftmaxState* state = nullptr;  // [T]
+  float* logprobs = nullptr;         // [T], written with `last`
+};
+
+// Steps that back ends and the sampler share. A block is at most kVocabBlock
+// logits: 16 lanes of maxima, then of sums of exp(logit - max), merged into the
+// state.
+using LogitBlockFunction = void (*)(const float* logits, int64_t count,
+                                    LogSoftmaxState* state);
+void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);
+void MergeLogitBlock(float block_max, float block_sum, LogSoftmaxState* state);
+float LogProbability(float logit, const LogSoftmaxState& state);
+void LogSoftmaxRows(const LogSoftmaxParams& params, int64_t begin, int64_t end,
+                    LogitBlockFunction add_block);
+
+class CpuStream;
+void LogSoftmaxReference(const LogSoftmaxParams& params, CpuStream& stream);
+void LogSoftmaxSimd(const LogSoftmaxParams& params, CpuStream& stream);
+
+}  // namespace kvasir::kernels

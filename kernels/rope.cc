@@ -1,0 +1,64 @@
+#include "kernels/rope.h"
+
+#include <cmath>
+
+#include "base/status_macros.h"
+#include "kernels/dispatch.h"
+#include "kernels/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const RopeParams&, float*> kKernels = {
+    "rope", &RopeReference, &RopeSimd};
+
+absl::Status CheckTensor(const RopeTensor& tensor, int64_t rotary_dim) {
+  if (tensor.num_heads < 0) {
+    return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
+  }
+  if (tensor.num_heads == 0) return absl::OkStatus();
+  if (tensor.head_dim < rotary_dim) {
+    return Refuse(kKernels.op, "head_dim", rotary_dim, tensor.head_dim);
+  }
+  if (tensor.row_stride < tensor.num_heads * tensor.head_dim) {
+    return Refuse(kKernels.op, "row_stride", tensor.num_heads * tensor.head_dim,
+                  tensor.row_stride);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint64_t RopeStep(double radians_per_position) {
+  // The fraction of a turn as two exact halves of 32 bits: a double's 53 bits
+  // times 2^64 do not fit an integer conversion.
+  constexpr long double kTwoPi = 6.283185307179586476925286766559L;
+  long double turns = static_cast<long double>(radians_per_position) / kTwoPi;
+  turns -= std::floor(turns);
+  const long double scaled = turns * 4294967296.0L;
+  const long double high = std::floor(scaled);
+  const long double low = std::nearbyint((scaled - high) * 4294967296.0L);
+  return (static_cast<uint64_t>(high) << 32) + static_cast<uint64_t>(low);
+}
+
+absl::Status Rope(Stream& stream, const RopeParams& params,
+                  Workspace& workspace) {
+  if (params.num_tokens < 0) {
+    return Refuse(kKernels.op, "tokens", 0, params.num_tokens);
+  }
+  if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rope: rotary_dim: want an even number above 0, have ",
+                     params.rotary_dim));
+  }
+  KVASIR_RETURN_IF_ERROR(CheckTensor(params.q, params.rotary_dim));
+  KVASIR_RETURN_IF_ERROR(CheckTensor(params.k, params.rotary_dim));
+  Workspace::Scope scope(&workspace);
+  float* scratch =
+      workspace.Take<float>(params.rotary_dim * ScratchThreads(stream));
+  if (workspace.counting()) return absl::OkStatus();
+  if (!workspace.status().ok()) return workspace.status();
+  return Launch(kKernels, stream, params, scratch);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,45 @@
+// rope: rotary position embedding in place, with angles in 64-bit fixed point.
+// C++17.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir::kernels {
+
+enum class RopePairing : uint8_t {
+  kHalfSplit,    // pair f is (f, f + rotary_dim / 2): Llama, NeoX
+  kInterleaved,  // pair f is (2f, 2f + 1)
+};
+
+// Turns per position scaled by 2^64: round(radians / (2 pi) * 2^64), modulo
+// 2^64. Exact products with a position follow from integer arithmetic, where
+// float32 angles are wrong by 0.008 rad at position 131072.
+uint64_t RopeStep(double radians_per_position);
+
+// One tensor to rotate: [T, heads, head_dim].
+struct RopeTensor {
+  float* data = nullptr;   // null: nothing to rotate
+  int64_t row_stride = 0;  // elements from token to token
+  int64_t num_heads = 0;
+  int64_t head_dim = 0;  // >= rotary_dim; what lies behind it stays
+};
+
+// For each token t and pair f: angle = steps[f] * positions[t] (mod 2^64),
+//   c = factor * cos(angle), s = factor * sin(angle),
+//   (a, b) -> (a c - b s, b c + a s).
+struct RopeParams {
+  RopeTensor q;
+  RopeTensor k;
+  int64_t num_tokens = 0;              // T
+  const int64_t* positions = nullptr;  // [T]
+  const uint64_t* steps = nullptr;     // [rotary_dim / 2]
+  int64_t rotary_dim = 0;              // even
+  RopePairing pairing = RopePairing::kHalfSplit;
+  float attention_factor = 1.0f;
+};
+
+class CpuStream;
+void RopeReference(const RopeParams& params, float* scratch, CpuStream& stream);
+void RopeSimd(const RopeParams& params, float* scratch, CpuStream& stream);
+
+}  // namespace kvasir::kernels

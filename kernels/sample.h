@@ -1,0 +1,81 @@
+// sample: one token per row of logits. C++17.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir::kernels {
+
+// What one row asks for. Pointers are device memory; null: not used.
+struct SampleRow {
+  float temperature = 1.0f;  // 0: greedy
+  int32_t top_k = 0;         // 0: off
+  float top_p = 1.0f;        // 1: off
+  float min_p = 0.0f;        // 0: off
+  // A logit > 0 is divided by it, one <= 0 multiplied, for ids that occur in
+  // the prompt or the output. 1: off.
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;   // subtracted once for ids in the output
+  float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
+  // How often each id occurs, [V]. The op adds the sampled id to the output's.
+  const int32_t* prompt_counts = nullptr;
+  int32_t* output_counts = nullptr;
+  // biases[i] is added to the logit of bias_ids[i]; ids outside [0, V) are
+  // skipped.
+  const int32_t* bias_ids = nullptr;
+  const float* biases = nullptr;
+  int32_t num_biases = 0;
+  const int32_t* banned_ids = nullptr;  // must not be sampled
+  int32_t num_banned = 0;
+  // Bit id % 32 of word id / 32 is set for ids that may be sampled,
+  // [ceil(V / 32)].
+  const uint32_t* allow_mask = nullptr;
+  // One uniform number: Philox keyed by seed, at (sample_index, position).
+  uint64_t seed = 0;
+  uint32_t sample_index = 0;
+  uint64_t position = 0;
+  // Most likely ids to report; 0: only the sampled one's log probability;
+  // -1: none at all.
+  int32_t num_logprobs = -1;
+};
+
+// Order: penalties, biases, bans and mask; then temperature 0 takes the largest
+// logit, else logits / temperature -> softmax -> top-k -> top-p (the shortest
+// prefix of the descending order whose sum reaches it) -> min-p (relative to
+// the most likely) -> inverse CDF over what is left, in descending order. Equal
+// logits are ordered by id, lower first. When every id is banned, the id is -1.
+//
+// Log probabilities are those of the model: log-softmax of the raw logits,
+// before penalties, masks and temperature. The top list is ordered the same
+// way, entries beyond num_logprobs are -1 and 0.
+struct SampleParams {
+  const float* logits = nullptr;    // [B, V]
+  int64_t row_stride = 0;           // in elements
+  int64_t num_rows = 0;             // B
+  int64_t vocab = 0;                // V
+  const SampleRow* rows = nullptr;  // [B]
+  int32_t* token_ids = nullptr;     // [B]
+  float* logprobs = nullptr;        // [B]; 0 where num_logprobs is -1
+  int64_t max_top = 0;              // Ntop >= every row's num_logprobs
+  int32_t* top_ids = nullptr;       // [B, Ntop]; may be null when Ntop is 0
+  float* top_logprobs = nullptr;    // [B, Ntop]
+};
+
+class CpuStream;
+void SampleReference(const SampleParams& params, void* scratch,
+                     CpuStream& stream);
+void SampleSimd(const SampleParams& params, void* scratch, CpuStream& stream);
+// Bytes of scratch that either takes for `threads` threads.
+int64_t SampleScratchBytes(const SampleParams& params, int threads);
+
+// counts[ids[i]] += 1 for each i: fills a table of SampleRow from a history.
+struct CountTokensParams {
+  const int32_t* ids = nullptr;  // ids outside [0, V) are skipped
+  int64_t num_ids = 0;
+  int32_t* counts = nullptr;  // [V]
+  int64_t vocab = 0;
+  bool clear = false;  // set all counts to 0 first
+};
+
+void CountTokensReference(const CountTokensParams& params, CpuStream& stream);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,44 @@
+#include "kernels/ops.h"
+
+namespace kvasir::kernels {
+
+void EmbeddingSimd(const EmbeddingParams& p, CpuStream& s) {
+  EmbeddingReference(p, s);
+}
+void RmsNormSimd(const RmsNormParams& p, CpuStream& s) {
+  RmsNormReference(p, s);
+}
+void MatmulSimd(const MatmulParams& p, float* scratch, CpuStream& s) {
+  MatmulReference(p, scratch, s);
+}
+int64_t MatmulScratch(const MatmulParams&, int) { return 0; }
+void RopeSimd(const RopeParams& p, float* scratch, CpuStream& s) {
+  RopeReference(p, scratch, s);
+}
+void SiluMulSimd(const SiluMulParams& p, CpuStream& s) {
+  SiluMulReference(p, s);
+}
+void AddRowsSimd(const AddRowsParams& p, CpuStream& s) {
+  AddRowsReference(p, s);
+}
+void GatherRowsSimd(const GatherRowsParams& p, CpuStream& s) {
+  GatherRowsReference(p, s);
+}
+void KvAppendSimd(const KvAppendParams& p, CpuStream& s) {
+  KvAppendReference(p, s);
+}
+void PagedAttentionSimd(const PagedAttentionParams& p, float* scratch,
+                        CpuStream& s) {
+  PagedAttentionReference(p, scratch, s);
+}
+int64_t PagedAttentionScratch(const PagedAttentionParams& p, int) {
+  return p.value.width;
+}
+void LogSoftmaxSimd(const LogSoftmaxParams& p, CpuStream& s) {
+  LogSoftmaxReference(p, s);
+}
+void SampleSimd(const SampleParams& p, void* scratch, CpuStream& s) {
+  SampleReference(p, scratch, s);
+}
+
+}  // namespace kvasir::kernels

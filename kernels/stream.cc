@@ -1,0 +1,7 @@
+#include "kernels/stream.h"
+
+namespace kvasir::kernels {
+
+std::string CpuTargetName() { return "reference"; }
+
+}  // namespace kvasir::kernels

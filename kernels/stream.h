@@ -1,0 +1,78 @@
+// Where ops are enqueued: an in-order queue of one device.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/thread_pool.h"
+
+namespace kvasir::kernels {
+
+enum class DeviceKind : uint8_t { kCpu, kCuda };
+
+// Which implementation a CPU stream runs. All give the same bits.
+enum class CpuBackend : uint8_t {
+  kReference,  // scalar, one thread: the truth for tests
+  kSimd,       // the best instruction set of this machine, all threads
+};
+
+// Ops run in the order in which they were enqueued; the host may run ahead.
+//
+// Threads: one thread at a time.
+// Errors: an op refuses bad parameters when it is enqueued; what fails later
+//   is returned by Synchronize and by ReadBack.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  DeviceKind device() const { return device_; }
+
+  // Returns when all enqueued work is done.
+  virtual absl::Status Synchronize() = 0;
+
+ protected:
+  explicit Stream(DeviceKind device) : device_(device) {}
+
+ private:
+  const DeviceKind device_;
+};
+
+// Executes each op within its enqueueing call, on a thread pool that several
+// streams may share.
+class CpuStream final : public Stream {
+ public:
+  // `pool` outlives the stream.
+  explicit CpuStream(base::ThreadPool* pool,
+                     CpuBackend backend = CpuBackend::kSimd)
+      : Stream(DeviceKind::kCpu), pool_(pool), backend_(backend) {}
+
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+  base::ThreadPool& pool() const { return *pool_; }
+  CpuBackend backend() const { return backend_; }
+
+  // Bytes of weights that matmuls have read so far; a weight that two threads
+  // read, or that is read again for more rows, counts twice. May be read from
+  // any thread.
+  int64_t weight_bytes_read() const {
+    return weight_bytes_read_.load(std::memory_order_relaxed);
+  }
+  void AddWeightBytesRead(int64_t bytes) {
+    weight_bytes_read_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+
+ private:
+  base::ThreadPool* const pool_;
+  const CpuBackend backend_;
+  std::atomic<int64_t> weight_bytes_read_{0};
+};
+
+// Name of the instruction set that CpuBackend::kSimd runs on this machine
+// ("AVX3_DL", "AVX2", "NEON", ...); for logs and build info.
+std::string CpuTargetName();
+
+}  // namespace kvasir::kernels

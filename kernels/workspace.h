@@ -1,0 +1,71 @@
+// Scratch memory of ops and of the executor: a bump allocator whose counting
+// mode runs the same code to find out how much it needs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace kvasir::kernels {
+
+// The caller owns the memory. In counting mode there is none: Take returns
+// null, ops return OK without looking at their data pointers or enqueueing
+// anything, and peak_bytes() says in the end what a real run needs:
+//
+//   Workspace counter = Workspace::Counting();
+//   KVASIR_RETURN_IF_ERROR(RunLayers(max_batch, stream, counter));
+//   KVASIR_ASSIGN_OR_RETURN(memory,
+//                           allocator.Allocate(counter.peak_bytes(), ...));
+//   Workspace workspace(memory.data(), memory.bytes());
+//
+// A Scope gives back what was taken within it. Memory may be taken again while
+// earlier ops of the same stream are still running: a stream is in order.
+//
+// Threads: one thread at a time.
+// Errors: running out is a sticky RESOURCE_EXHAUSTED in status(); Take then
+//   returns null. Check status() once after a few Takes.
+class Workspace {
+ public:
+  static constexpr size_t kAlignmentBytes = 64;
+
+  Workspace(void* memory, size_t bytes);
+  static Workspace Counting() { return Workspace(); }
+
+  // `count` uninitialised numbers, 64-byte aligned.
+  template <typename T>
+  T* Take(int64_t count) {
+    return static_cast<T*>(TakeBytes(count, sizeof(T)));
+  }
+
+  bool counting() const { return counting_; }
+  const absl::Status& status() const { return status_; }
+  size_t used_bytes() const { return used_bytes_; }
+  size_t peak_bytes() const { return peak_bytes_; }
+
+  class Scope {
+   public:
+    explicit Scope(Workspace* workspace)
+        : workspace_(workspace), mark_bytes_(workspace->used_bytes_) {}
+    ~Scope() { workspace_->used_bytes_ = mark_bytes_; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Workspace* const workspace_;
+    const size_t mark_bytes_;
+  };
+
+ private:
+  Workspace() : counting_(true) {}
+  void* TakeBytes(int64_t count, size_t element_bytes);
+
+  std::byte* base_ = nullptr;
+  size_t capacity_bytes_ = 0;
+  size_t used_bytes_ = 0;
+  size_t peak_bytes_ = 0;
+  bool counting_ = false;
+  absl::Status status_;
+};
+
+}  // namespace kvasir::kernels

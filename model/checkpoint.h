@@ -1,0 +1,125 @@
+// A checkpoint folder, opened: what the model is, which tensors it needs, and
+// that all of them are there in the right shape before any byte is read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/config.h"
+#include "model/decoder_spec.h"
+#include "model/safetensors.h"
+
+namespace kvasir::model {
+
+// A tensor that a decoder needs, under its Hugging Face name.
+struct RequiredTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+
+// Every tensor of a full-rank model, in the order in which it is used.
+std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
+
+// Names, in one place for loader and writers.
+std::string LayerTensorName(int64_t layer, std::string_view part);
+inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
+inline constexpr std::string_view kFinalNormName = "model.norm.weight";
+inline constexpr std::string_view kHeadName = "lm_head.weight";
+
+// 128 bits that change when any bit of the data does. Fast, not secret.
+struct Fingerprint {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+std::string FingerprintText(const Fingerprint& fingerprint);
+
+// Reads one tensor from front to back in blocks of whole rows, fingerprints it
+// on the way, reads ahead, and lets go of the pages behind.
+// Owns: nothing; checkpoint and buffer must outlive it.
+// Threads: one; any number of streams may run over one checkpoint.
+class TensorStream {
+ public:
+  struct Block {
+    int64_t first_row = 0;
+    int64_t num_rows = 0;  // 0: the end
+    std::span<const std::byte> bytes;
+  };
+
+  // `buffer` must hold one row; RESOURCE_EXHAUSTED otherwise from Next().
+  TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
+  ~TensorStream();
+  TensorStream(const TensorStream&) = delete;
+  TensorStream& operator=(const TensorStream&) = delete;
+
+  const TensorInfo& info() const { return *tensor_.info; }
+  absl::StatusOr<Block> Next();
+  // Of all bytes; valid after the end was reached.
+  Fingerprint fingerprint() const;
+
+ private:
+  struct HashState;
+
+  TensorStore::Entry tensor_;
+  std::span<std::byte> buffer_;
+  int64_t next_row_ = 0;
+  std::unique_ptr<HashState> hash_;
+};
+
+// Gathers the fingerprints of a checkpoint's tensors into its weights_id. The
+// order of the calls does not matter. Threads: one.
+class WeightsIdBuilder {
+ public:
+  void Add(const TensorInfo& info, const Fingerprint& fingerprint);
+  // Also depends on the fields of the spec that change the outputs.
+  std::string Finish(const DecoderSpec& spec);
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// Owns: the open files.
+// Threads: const methods from any thread.
+// Errors: INVALID_ARGUMENT for a missing tensor, or a wrong shape or type, each
+// with file, tensor, want and have; UNIMPLEMENTED for models not served.
+class Checkpoint {
+ public:
+  static absl::StatusOr<Checkpoint> Open(const std::string& folder);
+
+  const std::string& folder() const { return folder_; }
+  // The folder's own name.
+  std::string name() const;
+  const DecoderSpec& spec() const { return config_.spec; }
+  const GenerationDefaults& generation() const { return config_.generation; }
+  // Text of kv_plan.json, if there is one.
+  const std::optional<std::string>& kv_plan_json() const {
+    return kv_plan_json_;
+  }
+
+  // A tensor of a weight type; NOT_FOUND, or INVALID_ARGUMENT for another type.
+  absl::StatusOr<TensorStore::Entry> Tensor(std::string_view name) const;
+  const TensorStore& tensors() const { return store_; }
+
+ private:
+  Checkpoint(std::string folder, ModelConfig config, TensorStore store)
+      : folder_(std::move(folder)),
+        config_(std::move(config)),
+        store_(std::move(store)) {}
+
+  absl::Status CheckTensors() const;
+
+  std::string folder_;
+  ModelConfig config_;
+  TensorStore store_;
+  std::optional<std::string> kv_plan_json_;
+};
+
+}  // namespace kvasir::model

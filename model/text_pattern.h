@@ -1,0 +1,50 @@
+// What tokenizer files search texts for: a literal or a regular expression.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/tokenizer_json.h"
+#include "model/unicode.h"
+
+namespace kvasir::model {
+
+// {"String": ...} or {"Regex": ...}. Threads: immutable.
+class TextPattern {
+ public:
+  static absl::StatusOr<TextPattern> FromJson(const JsonRef& ref);
+  static absl::StatusOr<TextPattern> OfRegex(const std::string& source);
+
+  const std::string& literal() const { return literal_; }
+  // Null for a literal.
+  const Regex* regex() const { return regex_.get(); }
+
+ private:
+  std::string literal_;
+  std::unique_ptr<Regex> regex_;
+};
+
+// Searches many texts for one pattern. Threads: one at a time.
+class PatternFinder {
+ public:
+  explicit PatternFinder(const TextPattern& pattern);
+
+  // Replaces `matches` by the non-overlapping matches from left to right.
+  absl::Status FindAll(std::string_view text, std::vector<TextRange>* matches);
+
+ private:
+  const TextPattern* pattern_;
+  std::unique_ptr<RegexMatcher> matcher_;
+};
+
+// `text` with every match replaced by `content`. InvalidArgument where the
+// result would be longer than `max_bytes`.
+absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
+                                       std::string_view content,
+                                       std::string_view text, size_t max_bytes);
+
+}  // namespace kvasir::model

@@ -1,0 +1,78 @@
+// Character classes, normal forms and regular expressions over UTF-8, by ICU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvasir::model {
+
+bool IsWhiteSpace(char32_t c);
+bool IsPunctuation(char32_t c);  // general category P, or ASCII punctuation
+bool IsNumeric(char32_t c);      // general category N
+// A letter, mark, decimal digit, connector or joiner: \w.
+bool IsWordChar(char32_t c);
+bool IsLetter(char32_t c);  // general category L
+
+// Lower case without context: Σ is σ everywhere.
+void AppendLower(char32_t c, std::string* out);
+
+enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
+
+// `text` must be valid UTF-8.
+absl::StatusOr<std::string> Normalize(NormalForm form, std::string_view text);
+
+// Byte range [begin, end) of a text.
+struct TextRange {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+// A compiled pattern, written in the dialect tokenizer files use.
+//
+// Threads: immutable, shared freely; a RegexMatcher belongs to one thread.
+class Regex {
+ public:
+  // InvalidArgument: ICU rejects it. Unimplemented: an escape or group whose
+  // meaning differs between the file's dialect and ICU's.
+  static absl::StatusOr<std::unique_ptr<Regex>> Compile(
+      const std::string& pattern);
+  ~Regex();
+  Regex(const Regex&) = delete;
+  Regex& operator=(const Regex&) = delete;
+
+  const std::string& pattern() const { return pattern_; }
+
+ private:
+  friend class RegexMatcher;
+  struct Impl;
+  Regex(std::string pattern, std::unique_ptr<Impl> impl);
+
+  std::string pattern_;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Finds a pattern in many texts, keeping its buffers between them.
+class RegexMatcher {
+ public:
+  explicit RegexMatcher(const Regex& regex);
+  ~RegexMatcher();
+  RegexMatcher(const RegexMatcher&) = delete;
+  RegexMatcher& operator=(const RegexMatcher&) = delete;
+
+  // Appends the non-overlapping matches from left to right, empty ones too.
+  // InvalidArgument where the search takes more steps or stack than a sane
+  // pattern needs. `text` must be valid UTF-8.
+  absl::Status FindAll(std::string_view text, std::vector<TextRange>* matches);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvasir::model

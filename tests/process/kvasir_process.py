@@ -1,0 +1,135 @@
+"""A kvasir process under test: started on free ports, always stopped."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BINARY = pathlib.Path(
+    os.environ.get("KVASIR_BINARY", ROOT / "build" / "dev" / "kvasir")
+)
+TINY = ROOT / "models" / "tiny"
+START_TIMEOUT_SECONDS = 120  # sanitizer builds are slow to start
+STOP_TIMEOUT_SECONDS = 60
+
+
+class KvasirProcess:
+    """`kvasir COMMAND ...` with --ready-file; use as a context manager."""
+
+    def __init__(self, command="serve", *flags, model=TINY, ports=True):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-test-"))
+        self.log_path = self.dir / "log"
+        self.ready_path = self.dir / "ready.json"
+        self.args = [str(BINARY), command]
+        if model is not None:
+            self.args += ["--model", str(model)]
+        if ports:
+            self.args += ["--grpc-port", "0", "--admin-port", "0", "--metrics-port", "0"]
+        self.args += ["--ready-file", str(self.ready_path), *map(str, flags)]
+        self.process = None
+        self.ready = None
+
+    def start(self):
+        with open(self.log_path, "wb") as log:
+            self.process = subprocess.Popen(
+                self.args, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            if self.ready_path.exists() and self.ready_path.stat().st_size > 0:
+                self.ready = json.loads(self.ready_path.read_text())
+                return self
+            if self.process.poll() is not None:
+                raise RuntimeError(f"exit {self.process.returncode} at start:\n{self.log()}")
+            time.sleep(0.05)
+        self.kill()
+        raise RuntimeError(f"not ready after {START_TIMEOUT_SECONDS} s:\n{self.log()}")
+
+    __enter__ = start
+
+    def __exit__(self, *unused):
+        self.kill()
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    @property
+    def grpc(self):
+        return self.ready["grpc"]
+
+    @property
+    def admin(self):
+        return self.ready["admin"]
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def stop(self, sig=signal.SIGTERM):
+        """Asks it to stop and returns its exit code."""
+        self.process.send_signal(sig)
+        return self.process.wait(timeout=STOP_TIMEOUT_SECONDS)
+
+    def kill(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def metrics_text(self):
+        with urllib.request.urlopen(
+            f"http://{self.ready['metrics']}/metrics", timeout=10
+        ) as response:
+            return response.read().decode()
+
+    def metrics(self):
+        """{(name, frozenset of labels): value} of every sample."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(self.metrics_text())
+            for sample in family.samples
+        }
+
+    def metric(self, name, **labels):
+        return self.metrics()[(name, frozenset(labels.items()))]
+
+    def resident_bytes(self):
+        for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no VmRSS")
+
+    def threads(self):
+        return len(os.listdir(f"/proc/{self.pid}/task"))
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+def run(*args, check=True, timeout=300, **options):
+    """Runs `kvasir ARGS...` to its end; stdout and stderr as text."""
+    done = subprocess.run(
+        [str(BINARY), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **options,
+    )
+    if check and done.returncode != 0:
+        raise RuntimeError(f"{args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def wait_until(condition, what, seconds=30):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {what}")

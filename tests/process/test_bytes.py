@@ -1,0 +1,62 @@
+"""One layer's plan changes: every figure of bytes moves by the same amount."""
+
+import json
+
+from kvasir_process import ROOT, TINY, KvasirProcess, run
+
+POOL_TOKENS = 65536
+
+
+def plan_with(dtypes):
+    """The full-rank plan of the built-in model with one dtype per layer."""
+    side = lambda dtype, stored: {
+        "parts": [{"full": {}, "stored": stored, "codec": {"dtype": dtype}}]
+    }
+    return {
+        "schemaVersion": 1,
+        "method": "full",
+        "layers": [
+            {"key": side(dtype, "POST_ROPE"), "value": side(dtype, "NO_ROPE")} for dtype in dtypes
+        ],
+    }
+
+
+def measure(path):
+    """Bytes per token as each source tells them, and bytes of the pool."""
+    inspect = json.loads(run("inspect", TINY, "--kv-plan", path, "--json").stdout)
+    text = TINY / "evaluation.txt"
+    perplexity = json.loads(
+        run("perplexity", "--model", TINY, "--text", text, "--window", "64", "--max-windows", "1",
+            "--kv-plan", path, "--json").stdout
+    )
+    pool = int(inspect["kv_bytes_per_token"] * POOL_TOKENS)
+    with KvasirProcess("serve", "--kv-plan", path, "--kv-cache-bytes", pool) as server:
+        metric = server.metric("kvasir_kv_cache_bytes_per_token")
+        allocated = server.metric("kvasir_kv_cache_pool_bytes")
+        resident = server.resident_bytes()
+    return {
+        "inspect": inspect["kv_bytes_per_token"],
+        "perplexity": perplexity["kv_bytes_per_token"],
+        "metric": metric,
+        "allocated": allocated,
+        "resident": resident,
+    }
+
+
+def test_one_layer_at_f32_moves_every_figure_by_its_bytes(tmp_path):
+    config = json.loads((TINY / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    numbers = 2 * config["num_key_value_heads"] * config["head_dim"]
+    base_path, more_path = tmp_path / "base.json", tmp_path / "more.json"
+    base_path.write_text(json.dumps(plan_with(["BF16"] * layers)))
+    more_path.write_text(json.dumps(plan_with(["BF16"] * (layers - 1) + ["F32"])))
+    base, more = measure(base_path), measure(more_path)
+
+    for source in ("inspect", "perplexity", "metric"):
+        assert base[source] == layers * numbers * 2, source
+        assert more[source] - base[source] == numbers * 2, source
+    # As many tokens in both pools: the difference is the layer's alone.
+    assert more["allocated"] - base["allocated"] == numbers * 2 * POOL_TOKENS
+    # Memory really there, within what the rest of a process varies by.
+    difference = more["resident"] - base["resident"]
+    assert abs(difference - numbers * 2 * POOL_TOKENS) < 6 << 20

@@ -1,0 +1,124 @@
+"""What cannot work is refused at start, with the numbers and the flag."""
+
+import signal
+import socket
+import tempfile
+
+import pytest
+
+import triton
+from kvasir_process import TINY, KvasirProcess, run
+
+
+def refused(*args):
+    done = run(*args, check=False, timeout=120)
+    assert done.returncode in (1, 2), done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
+    text = refused("serve", "--model", TINY, "--kv-cache-bytes", "64KiB", "--grpc-port", "0",
+                   "--admin-port", "0", "--metrics-port", "0")
+    assert "--kv-cache-bytes" in text and "--max-model-len" in text
+    assert any(character.isdigit() for character in text)
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--admin-port", "--metrics-port"])
+def test_a_taken_port_is_named_with_its_flag(flag):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ports = {"--grpc-port": "0", "--admin-port": "0", "--metrics-port": "0", flag: port}
+        text = refused("serve", "--model", TINY, *[x for pair in ports.items() for x in pair])
+    assert port in text and flag in text
+
+
+def test_no_such_model_names_the_folder():
+    assert "/no/such/folder" in refused("serve", "--model", "/no/such/folder")
+
+
+def test_a_model_length_over_the_models_own_names_both():
+    text = refused("serve", "--model", TINY, "--max-model-len", "1000000")
+    assert "1000000" in text and "--max-model-len" in text
+
+
+def test_unknown_flags_and_values_are_usage_errors():
+    assert run("serve", "--no-such-flag", check=False).returncode == 2
+    assert run("serve", "--model", TINY, "--page-tokens", "63", check=False).returncode == 2
+    assert run("serve", check=False).returncode == 2
+
+
+def test_a_router_without_a_worker_says_which_one_does_not_answer():
+    with tempfile.TemporaryDirectory() as folder:
+        text = refused("router", "--workers", f"unix:{folder}/none.sock", "--model", TINY,
+                       "--start-timeout", "2s", "--grpc-port", "0", "--admin-port", "0",
+                       "--metrics-port", "0")
+    assert "none.sock" in text
+
+
+def test_print_config_shows_flags_environment_and_defaults(monkeypatch):
+    monkeypatch.setenv("KVASIR_MAX_QUEUE", "17")
+    text = run("serve", "--model", TINY, "--max-num-seqs", "5", "--print-config").stdout
+    assert "max-queue=17" in text
+    assert "max-num-seqs=5" in text
+    assert "default-max-tokens=" in text
+
+
+def test_a_config_file_is_read_and_flags_win(tmp_path):
+    config = tmp_path / "kvasir.toml"
+    config.write_text('[serve]\nmax-num-seqs = 7\nmax-queue = 9\n')
+    text = run("--config", config, "serve", "--model", TINY, "--max-queue", "11",
+               "--print-config").stdout
+    assert "max-num-seqs=7" in text
+    assert "max-queue=11" in text
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "router", "worker", "generate", "perplexity", "inspect", "bench", "drain"]
+)
+def test_every_command_has_help(command):
+    text = run(command, "--help").stdout
+    assert "--" in text and len(text) > 200
+
+
+def test_sigterm_finishes_what_runs_and_exits_0():
+    with KvasirProcess("serve") as server:
+        stream = triton.Stream(server.grpc)
+        stream.send(server.ready["model"], triton.text_inputs(
+            "The captain", max_tokens=200, ignore_eos=True), "a")
+        result, error = stream.results.get(timeout=60)
+        assert error is None
+        server.process.send_signal(signal.SIGTERM)
+        tokens = 1
+        while not triton.final(result):
+            result, error = stream.results.get(timeout=60)
+            assert error is None, error
+            tokens += 1
+        reason = result.as_numpy("finish_reason")[0].decode()
+        assert reason == "length"
+        stream.close()
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_core_dumps_are_off():
+    with KvasirProcess("serve") as server:
+        with open(f"/proc/{server.pid}/limits") as limits:
+            line = next(line for line in limits if line.startswith("Max core file size"))
+    assert line.split()[4:6] == ["0", "0"]
+
+
+def test_the_access_log_has_one_line_per_request_and_no_prompt():
+    prompt = "A most peculiar sentence about the Duchess"
+    with KvasirProcess("serve", "--log-format", "json") as server:
+        triton.generate(server.grpc, server.ready["model"], prompt, max_tokens=4)
+        assert server.stop() == 0
+        import json
+
+        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    requests = [line for line in lines if line["message"] == "request"]
+    assert len(requests) == 1
+    assert requests[0]["finish_reason"] in ("length", "stop")
+    assert requests[0]["output_tokens"] == 4
+    assert "Duchess" not in server.log()

@@ -1,0 +1,124 @@
+"""500 requests that are cancelled and cut off in every state leave nothing."""
+
+import os
+import random
+import threading
+
+import triton
+from kvasir_process import KvasirProcess, wait_until
+
+REQUESTS = int(os.environ.get("KVASIR_STORM_REQUESTS", "500"))
+THREADS = 8
+
+
+def one_request(server, randomness, index):
+    """Sends a request and lets it end in a random way."""
+    kind = randomness.choice(["finish", "cancel", "disconnect", "stop", "half_close", "deadline"])
+    stream = triton.Stream(
+        server.grpc, **({"stream_timeout": 0.05} if kind == "deadline" else {})
+    )
+    try:
+        prompt = "word " * randomness.randint(1, 150)
+        stream.send(
+            server.ready["model"],
+            triton.text_inputs(
+                prompt,
+                max_tokens=randomness.randint(1, 60),
+                temperature=randomness.choice([0.0, 1.0]),
+                n=1,
+                ignore_eos=True,
+            ),
+            f"r{index}",
+        )
+        if kind == "finish":
+            while True:
+                result, error = stream.results.get(timeout=120)
+                assert error is None, error
+                if triton.final(result):
+                    break
+        elif kind == "half_close":
+            pass  # close() half-closes and waits for the rest
+        elif kind in ("cancel", "disconnect"):
+            for _ in range(randomness.randint(0, 3)):
+                stream.results.get(timeout=120)
+        elif kind == "stop":
+            stream.send(server.ready["model"], stop_inputs(), f"r{index}")
+    finally:
+        stream.close(cancel=kind in ("cancel", "disconnect", "deadline"))
+
+
+def stop_inputs():
+    import numpy as np
+    import tritonclient.grpc as grpcclient
+
+    inputs = []
+    for name, datatype, value in (
+        ("input_ids", "INT32", np.array([1], dtype=np.int32)),
+        ("input_lengths", "INT32", np.array([1], dtype=np.int32)),
+        ("request_output_len", "UINT32", np.array([1], dtype=np.uint32)),
+        ("stop", "BOOL", np.array([True])),
+    ):
+        tensor = grpcclient.InferInput(name, [1], datatype)
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    return inputs
+
+
+def storm(server, requests, seed):
+    errors = []
+
+    def work(worker):
+        randomness = random.Random(seed * 1000 + worker)
+        for index in range(worker, requests, THREADS):
+            try:
+                one_request(server, randomness, index)
+            except Exception as error:  # collected: a thread cannot fail a test
+                errors.append(f"r{index}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def is_empty(server):
+    samples = server.metrics()
+
+    def value(name):
+        return samples[(name, frozenset())]
+
+    return (
+        value("kvasir_num_requests_running") == 0
+        and value("kvasir_num_requests_waiting") == 0
+        and value("kvasir_kv_cache_used_pages") == 0
+        and value("kvasir_cache_leaked_pages") == 0
+        and value("kvasir_router_inflight_requests") == 0
+    )
+
+
+def test_nothing_is_left_after_a_storm():
+    # A pool for a few sequences only, so that preemption happens too.
+    with KvasirProcess("serve", "--kv-cache-bytes", "24MiB", "--max-num-seqs", "8",
+                       "--log-level", "warning") as server:
+        storm(server, THREADS * 4, seed=1)  # connections and threads settle
+        wait_until(lambda: is_empty(server), "an empty server after the warm-up", 60)
+        threads, descriptors = server.threads(), server.descriptors()
+        errors = storm(server, REQUESTS, seed=2)
+        assert errors == []
+        wait_until(lambda: is_empty(server), "an empty server", 60)
+        wait_until(
+            lambda: server.descriptors() <= descriptors + 2,
+            f"descriptors back to {descriptors}", 60)
+        wait_until(lambda: server.threads() <= threads + 2, f"threads back to {threads}", 60)
+        total = server.metric("kvasir_kv_cache_free_pages") + server.metric(
+            "kvasir_kv_cache_cached_pages"
+        )
+        config = [key for key in server.metrics() if key[0] == "kvasir_cache_config_info"]
+        assert total == int(dict(config[0][1])["num_gpu_blocks"])
+        # It still serves.
+        text, reason, tokens = triton.generate(
+            server.grpc, server.ready["model"], "After the storm", max_tokens=4, ignore_eos=True)
+        assert (reason, tokens) == ("length", 4) and text
+        assert server.stop() == 0
