@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "model/unicode.h"
 #include "model/utf8.h"
+#include "model/word_scanner.h"
 
 namespace kvasir::model {
 namespace {
@@ -13,10 +14,6 @@ namespace {
 constexpr std::string_view kSupported =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, "
     "WhitespaceSplit";
-
-// What ByteLevel splits by where use_regex is set: GPT-2's words.
-constexpr char kByteLevelPattern[] =
-    R"re('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)re";
 
 // Each byte-level mapping at most doubles a text; a file that chains many of
 // them must not fill the memory.
@@ -47,8 +44,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadByteLevel(
   if (prefix) step.prefix = " ";
   KVASIR_ASSIGN_OR_RETURN(step.splits, ref.GetBool("use_regex", true));
   if (step.splits) {
-    KVASIR_ASSIGN_OR_RETURN(step.pattern,
-                            TextPattern::OfRegex(kByteLevelPattern));
+    KVASIR_ASSIGN_OR_RETURN(step.pattern, TextPattern::OfRegex(kGpt2Pattern));
   }
   return step;
 }

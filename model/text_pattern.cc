@@ -27,15 +27,17 @@ absl::StatusOr<TextPattern> TextPattern::FromJson(const JsonRef& ref) {
   return compiled;
 }
 
-absl::StatusOr<TextPattern> TextPattern::OfRegex(const std::string& source) {
+absl::StatusOr<TextPattern> TextPattern::OfRegex(std::string_view source) {
   TextPattern pattern;
-  KVASIR_ASSIGN_OR_RETURN(pattern.regex_, Regex::Compile(source));
+  pattern.scanner_ = WordScanner::ForPattern(source);
+  if (pattern.scanner_) return pattern;
+  KVASIR_ASSIGN_OR_RETURN(pattern.regex_, Regex::Compile(std::string(source)));
   return pattern;
 }
 
 PatternFinder::PatternFinder(const TextPattern& pattern) : pattern_(&pattern) {
-  if (pattern.regex()) {
-    matcher_ = std::make_unique<RegexMatcher>(*pattern.regex());
+  if (pattern.regex_) {
+    matcher_ = std::make_unique<RegexMatcher>(*pattern.regex_);
   }
 }
 
@@ -43,6 +45,10 @@ absl::Status PatternFinder::FindAll(std::string_view text,
                                     std::vector<TextRange>* matches) {
   matches->clear();
   if (matcher_) return matcher_->FindAll(text, matches);
+  if (pattern_->scanner_) {
+    pattern_->scanner_->FindAll(text, matches);
+    return absl::OkStatus();
+  }
   const std::string& literal = pattern_->literal();
   for (size_t at = text.find(literal); at != std::string_view::npos;
        at = text.find(literal, at + literal.size())) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "model/tokenizer_json.h"
 #include "model/unicode.h"
+#include "model/word_scanner.h"
 
 namespace kvasir::model {
 
@@ -17,14 +19,17 @@ namespace kvasir::model {
 class TextPattern {
  public:
   static absl::StatusOr<TextPattern> FromJson(const JsonRef& ref);
-  static absl::StatusOr<TextPattern> OfRegex(const std::string& source);
+  static absl::StatusOr<TextPattern> OfRegex(std::string_view source);
 
+  bool is_literal() const { return !literal_.empty(); }
   const std::string& literal() const { return literal_; }
-  // Null for a literal.
-  const Regex* regex() const { return regex_.get(); }
 
  private:
+  friend class PatternFinder;
+
+  // One of the three.
   std::string literal_;
+  std::optional<WordScanner> scanner_;
   std::unique_ptr<Regex> regex_;
 };
 

@@ -168,7 +168,7 @@ void TokenDecoder::Push(std::string_view token, DecodeState* state,
 
 std::string TokenDecoder::ReplaceIn(const Step& step, std::string_view token) {
   const TextPattern& pattern = step.pattern.front();
-  if (!pattern.regex() &&
+  if (pattern.is_literal() &&
       token.find(pattern.literal()) == std::string_view::npos) {
     return std::string(token);
   }

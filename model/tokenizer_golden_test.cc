@@ -65,9 +65,8 @@ void ExpectEncoded(const Tokenizer& tokenizer, const json& entry) {
       tokenizer.Encode(text, {.add_special_tokens = false}));
   EXPECT_EQ(got_bare, bare) << entry.dump();
   KVASIR_ASSERT_OK_AND_ASSIGN(
-      const Ids got_plain,
-      tokenizer.Encode(text,
-                       {.add_special_tokens = false, .parse_special = false}));
+      const Ids got_plain, tokenizer.Encode(text, {.add_special_tokens = false,
+                                                   .parse_special = false}));
   EXPECT_EQ(got_plain, plain) << entry.dump();
 }
 
@@ -75,8 +74,8 @@ class GoldenTokenizerTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenTokenizerTest, AgreesWithTheReference) {
   const std::filesystem::path folder = Folder() / GetParam();
-  const auto files = GetParam() == "tiny" ? SourceDir() / "models" / "tiny"
-                                          : folder;
+  const auto files =
+      GetParam() == "tiny" ? SourceDir() / "models" / "tiny" : folder;
   if (GetParam() == "tiny" && !exists(folder / "cases.json")) {
     GTEST_SKIP() << "no cases for the built-in tokenizer";
   }
