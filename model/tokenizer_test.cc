@@ -222,8 +222,11 @@ std::vector<Mutation> HostilePipelines() {
        [](json& f) { f["added_tokens"][0]["id"] = 2000000000; },
        Code::kInvalidArgument, "id 2000000000, want below"},
       {"added twice",
-       [](json& f) { f["added_tokens"].push_back(f["added_tokens"][0]); },
-       Code::kInvalidArgument, "a second time"},
+       [](json& f) {
+         const json token = {{"id", 3}, {"content", "ab"}};
+         f["added_tokens"] = {token, token};
+       },
+       Code::kInvalidArgument, "id 3, a second time"},
       {"added token of nothing",
        [](json& f) { f["added_tokens"][0]["content"] = ""; },
        Code::kInvalidArgument, "content has 0 bytes"},
