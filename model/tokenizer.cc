@@ -101,14 +101,20 @@ absl::Status PlaceTokens(const JsonRef& list,
     const auto in_vocabulary = parts->model->Find(token.content);
     const bool known = in_vocabulary == token.id;
     const bool taken = id < parts->tokens.size() && !parts->tokens[id].empty();
-    if (id >= limit || (in_vocabulary && !known) || (taken && !known) ||
-        !parts->added_ids.emplace(token.content, token.id).second) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          list.path(), "[", i, "] gives \"", token.content, "\" id ", token.id,
-          id >= limit     ? absl::StrCat(", want below ", limit)
-          : in_vocabulary ? absl::StrCat(", the vocabulary ", *in_vocabulary)
-          : taken ? absl::StrCat(", which is \"", parts->tokens[id], "\"")
-                  : ", a second time"));
+    std::string trouble;
+    if (id >= limit) {
+      trouble = absl::StrCat("want below ", limit);
+    } else if (in_vocabulary && !known) {
+      trouble = absl::StrCat("the vocabulary ", *in_vocabulary);
+    } else if (taken && !known) {
+      trouble = absl::StrCat("which is \"", parts->tokens[id], "\"");
+    } else if (!parts->added_ids.emplace(token.content, token.id).second) {
+      trouble = "a second time";
+    }
+    if (!trouble.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(list.path(), "[", i, "] gives \"", token.content,
+                       "\" id ", token.id, ", ", trouble));
     }
     if (id >= parts->tokens.size()) parts->tokens.resize(id + 1);
     parts->tokens[id] = token.content;
