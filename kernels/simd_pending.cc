@@ -8,10 +8,6 @@ void EmbeddingSimd(const EmbeddingParams& p, CpuStream& s) {
 void RmsNormSimd(const RmsNormParams& p, CpuStream& s) {
   RmsNormReference(p, s);
 }
-void MatmulSimd(const MatmulParams& p, float* scratch, CpuStream& s) {
-  MatmulReference(p, scratch, s);
-}
-int64_t MatmulScratch(const MatmulParams&, int) { return 0; }
 void RopeSimd(const RopeParams& p, float* scratch, CpuStream& s) {
   RopeReference(p, scratch, s);
 }

@@ -1,0 +1,37 @@
+// What this machine can do at most: the denominators of benchmark figures,
+// measured in the same run as what they are compared with.
+#pragma once
+
+#include <cstdint>
+
+#include "base/thread_pool.h"
+
+namespace kvasir::kernels {
+
+// Reads a large buffer with all threads, each a contiguous part, sequentially.
+// Construct once (the buffer is touched then), measure next to every sample.
+class ReadBandwidthProbe {
+ public:
+  // footprint_bytes: at least four times the last-level cache, so that nothing
+  // of the last pass is left in it.
+  ReadBandwidthProbe(base::ThreadPool* pool, int64_t footprint_bytes);
+  ~ReadBandwidthProbe();
+  ReadBandwidthProbe(const ReadBandwidthProbe&) = delete;
+  ReadBandwidthProbe& operator=(const ReadBandwidthProbe&) = delete;
+
+  int64_t footprint_bytes() const { return footprint_bytes_; }
+
+  // One pass over the buffer.
+  double BytesPerSecond() const;
+
+ private:
+  base::ThreadPool* const pool_;
+  const int64_t footprint_bytes_;
+  void* memory_ = nullptr;
+};
+
+// float32 multiply-adds of all threads on data in registers, as operations per
+// second (a multiply-add is two). Takes about `milliseconds`.
+double MeasureFlops(base::ThreadPool* pool, int milliseconds = 50);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,128 @@
+// Vector forms of scalar_math.h, for inclusion by *_cpu.cc below
+// hwy/foreach_target.h. Every operation here gives the bits of the scalar one.
+#if defined(KVASIR_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_SIMD_INL_H_
+#undef KVASIR_KERNELS_SIMD_INL_H_
+#else
+#define KVASIR_KERNELS_SIMD_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/dtype.h"
+#include "kernels/scalar_math.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// At most the 16 lanes of the virtual width, whatever the target has.
+using Floats = hn::CappedTag<float, kLanes>;
+using Vec = hn::Vec<Floats>;
+inline constexpr Floats kFloats;
+inline constexpr int kVecLanes = static_cast<int>(hn::MaxLanes(Floats()));
+inline constexpr int kVecsPerWide = kLanes / kVecLanes;
+
+HWY_INLINE Vec Broadcast(float value) { return hn::Set(kFloats, value); }
+
+// a * b + c with one rounding. Targets without the instruction (the emulated
+// baseline) go lane by lane: their own MulAdd rounds twice.
+HWY_INLINE Vec Fma(Vec a, Vec b, Vec c) {
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  HWY_ALIGN float x[kVecLanes], y[kVecLanes], z[kVecLanes];
+  hn::Store(a, kFloats, x);
+  hn::Store(b, kFloats, y);
+  hn::Store(c, kFloats, z);
+  for (int i = 0; i < kVecLanes; ++i) z[i] = std::fma(x[i], y[i], z[i]);
+  return hn::Load(kFloats, z);
+#else
+  return hn::MulAdd(a, b, c);
+#endif
+}
+
+HWY_INLINE Vec LoadFloats(const float* from) {
+  return hn::LoadU(kFloats, from);
+}
+HWY_INLINE Vec LoadFloats(const Bf16* from) {
+  const hn::Rebind<uint16_t, Floats> d16;
+  const hn::RebindToUnsigned<Floats> d32;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
+  return hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+}
+HWY_INLINE Vec LoadFloats(const F16* from) {
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+  HWY_ALIGN float lanes[kVecLanes];
+  for (int i = 0; i < kVecLanes; ++i) lanes[i] = ToFloat(from[i]);
+  return hn::Load(kFloats, lanes);
+#else
+  const hn::Rebind<hwy::float16_t, Floats> d16;
+  return hn::PromoteTo(
+      kFloats, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(from)));
+#endif
+}
+
+// Max(a, b) of the scalar code: a > b ? a : b.
+HWY_INLINE Vec Larger(Vec a, Vec b) {
+  return hn::IfThenElse(hn::Gt(a, b), a, b);
+}
+
+HWY_INLINE Vec ExpVec(Vec x) {
+  namespace c = exp_constants;
+  const hn::RebindToSigned<Floats> d32;
+  const Vec capped = hn::IfThenElse(hn::Gt(x, Broadcast(c::kHighest)),
+                                    Broadcast(c::kHighest), x);
+  const Vec n = hn::Round(hn::Mul(capped, Broadcast(c::kLog2E)));
+  Vec r = Fma(n, Broadcast(-c::kLn2High), capped);
+  r = Fma(n, Broadcast(-c::kLn2Low), r);
+  Vec p = Broadcast(c::kC6);
+  p = Fma(p, r, Broadcast(c::kC5));
+  p = Fma(p, r, Broadcast(c::kC4));
+  p = Fma(p, r, Broadcast(c::kC3));
+  p = Fma(p, r, Broadcast(c::kC2));
+  p = Fma(p, hn::Mul(r, r), r);
+  p = hn::Add(p, Broadcast(1.0f));
+  // Lanes below kLowest hold nonsense here and are replaced below.
+  const auto exponent =
+      hn::Add(hn::ConvertTo(d32, n), hn::Set(d32, int32_t{127}));
+  const Vec scale = hn::BitCast(kFloats, hn::ShiftLeft<23>(exponent));
+  const Vec result = hn::IfThenElse(hn::Lt(x, Broadcast(c::kLowest)),
+                                    hn::Zero(kFloats), hn::Mul(p, scale));
+  return hn::IfThenElse(hn::IsNaN(x), x, result);
+}
+
+// The 16 lanes of the virtual width.
+struct Wide {
+  Vec part[kVecsPerWide];
+};
+
+template <typename Function>
+HWY_INLINE Wide MakeWide(Function&& function) {
+  Wide wide;
+  for (int i = 0; i < kVecsPerWide; ++i) wide.part[i] = function(i);
+  return wide;
+}
+
+HWY_INLINE float SumOf(const Wide& wide) {
+  HWY_ALIGN float lanes[kLanes];
+  for (int i = 0; i < kVecsPerWide; ++i) {
+    hn::Store(wide.part[i], kFloats, lanes + i * kVecLanes);
+  }
+  return TreeSum(lanes);
+}
+
+HWY_INLINE float MaxOf(const Wide& wide) {
+  HWY_ALIGN float lanes[kLanes];
+  for (int i = 0; i < kVecsPerWide; ++i) {
+    hn::Store(wide.part[i], kFloats, lanes + i * kVecLanes);
+  }
+  return TreeMax(lanes);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_SIMD_INL_H_
