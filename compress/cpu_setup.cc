@@ -1,0 +1,61 @@
+#include "compress/cpu_setup.h"
+
+#include <dlfcn.h>
+#include <malloc.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace kvasir::compress {
+namespace {
+
+constexpr char kCoreType[] = "OPENBLAS_CORETYPE";
+
+const char* BestCoreType() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return "SkylakeX";
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    return "Haswell";
+  }
+#endif
+  return nullptr;
+}
+
+}  // namespace
+
+void UseBestBlasKernels(char** argv) {
+  const char* core_type = BestCoreType();
+  if (core_type == nullptr || std::getenv(kCoreType) != nullptr) return;
+  if (setenv(kCoreType, core_type, /*overwrite=*/0) != 0) return;
+  // Where this fails the program goes on, only slower.
+  execv("/proc/self/exe", argv);
+}
+
+void UseOneBlasThread() {
+  // Looked up at run time: libtorch may use another BLAS.
+  void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
+  if (symbol == nullptr) return;
+  reinterpret_cast<void (*)(int)>(symbol)(1);
+}
+
+void KeepFreedMemory() {
+  // Only the main arena grows without bounds; the others map large blocks.
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+}
+
+int AvailableCpus() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
+  return std::max(CPU_COUNT(&allowed), 1);
+}
+
+}  // namespace kvasir::compress

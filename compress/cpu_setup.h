@@ -1,0 +1,21 @@
+#pragma once
+
+namespace kvasir::compress {
+
+// OpenBLAS picks its kernels when it is loaded and takes its slowest ones (a
+// fifth of the speed) for CPUs newer than itself. Names the right ones by
+// OPENBLAS_CORETYPE, from what the CPU can do, and starts the program again.
+// Does nothing when the user has set the variable. Call first in main.
+void UseBestBlasKernels(char** argv);
+
+// Training parallelises over crops, with one thread inside each product.
+void UseOneBlasThread();
+
+// Keeps freed memory in the process: training frees and takes the same large
+// blocks in every step, and giving them back costs a page fault per 4 KiB.
+void KeepFreedMemory();
+
+// The CPUs this process may run on.
+int AvailableCpus();
+
+}  // namespace kvasir::compress

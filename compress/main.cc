@@ -1,0 +1,406 @@
+// kvasir-compress: what is done to checkpoints offline.
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "compress/cpu_setup.h"
+#include "compress/hf_config.h"
+#include "compress/pretrain.h"
+#include "compress/random_checkpoint.h"
+#include "compress/token_stream.h"
+#include "model/shapes.h"
+#include "model/tokenizer.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::compress {
+namespace {
+
+enum ExitCode : int { kExitOk = 0, kExitFailed = 1, kExitUsage = 2 };
+
+std::atomic<bool> stop_asked{false};
+
+void AskToStop(int) { stop_asked = true; }
+
+// A named shape with single sizes replaced; 0 keeps the shape's own.
+struct ShapeFlags {
+  std::string name;
+  model::ModelShape sizes;
+  double rope_theta = 0.0;
+  std::string head;  // "", "tied" or "untied"
+};
+
+void AddShapeFlags(CLI::App* command, const std::string& name_flag,
+                   ShapeFlags& flags) {
+  const std::string known = absl::StrJoin(model::KnownShapeNames(), ", ");
+  command->add_option(name_flag, flags.name, "Shape to start from: " + known);
+  model::ModelShape& sizes = flags.sizes;
+  auto size = [&](const char* flag, int64_t& value, const char* help) {
+    command->add_option(flag, value, help)
+        ->check(CLI::PositiveNumber)
+        ->group("Sizes in place of the shape's");
+  };
+  size("--layers", sizes.num_layers, "Layers");
+  size("--hidden", sizes.hidden_size, "Width of the residual stream");
+  size("--intermediate", sizes.intermediate_size, "Width of the MLP");
+  size("--heads", sizes.num_query_heads, "Query heads");
+  size("--kv-heads", sizes.num_kv_heads, "KV heads");
+  size("--head-dim", sizes.head_dim, "Numbers per head");
+  size("--context", sizes.max_position, "Longest context, tokens");
+  command->add_option("--rope-theta", flags.rope_theta, "RoPE base")
+      ->check(CLI::PositiveNumber)
+      ->group("Sizes in place of the shape's");
+  command->add_option("--output-head", flags.head, "tied or untied")
+      ->check(CLI::IsMember({"tied", "untied"}))
+      ->group("Sizes in place of the shape's");
+}
+
+absl::StatusOr<model::ModelShape> ShapeOf(const ShapeFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(model::ModelShape shape,
+                          model::FindShape(flags.name));
+  const model::ModelShape& sizes = flags.sizes;
+  auto replace = [](int64_t& target, int64_t value) {
+    if (value > 0) target = value;
+  };
+  replace(shape.num_layers, sizes.num_layers);
+  replace(shape.hidden_size, sizes.hidden_size);
+  replace(shape.intermediate_size, sizes.intermediate_size);
+  replace(shape.num_query_heads, sizes.num_query_heads);
+  replace(shape.num_kv_heads, sizes.num_kv_heads);
+  replace(shape.head_dim, sizes.head_dim);
+  replace(shape.max_position, sizes.max_position);
+  replace(shape.vocab_size, sizes.vocab_size);
+  if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
+  if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
+  return shape;
+}
+
+// ---------------------------------------------------------------- init
+
+struct InitFlags {
+  ShapeFlags shape;
+  std::string dtype = "bf16";
+  std::string tokenizer;
+  RandomCheckpointOptions options;
+  bool quiet = false;
+};
+
+absl::Status RunInit(InitFlags& flags) {
+  RandomCheckpointOptions& options = flags.options;
+  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
+  options.dtype = flags.dtype == "f32" ? StoredDtype::kF32 : StoredDtype::kBf16;
+  if (!flags.tokenizer.empty()) options.tokenizer = flags.tokenizer;
+  const absl::Time start = absl::Now();
+  absl::Time last_line = start;
+  KVASIR_RETURN_IF_ERROR(WriteRandomCheckpoint(
+      options, [&](const RandomCheckpointProgress& progress) {
+        const absl::Time now = absl::Now();
+        if (!flags.quiet && now - last_line >= absl::Seconds(2)) {
+          last_line = now;
+          const double done = static_cast<double>(progress.written_bytes) /
+                              static_cast<double>(progress.total_bytes);
+          absl::FPrintF(
+              stderr, "init: %3.0f %% of %.2f GB, %.0f s left\n", 100.0 * done,
+              static_cast<double>(progress.total_bytes) * 1e-9,
+              absl::ToDoubleSeconds(now - start) * (1.0 - done) / done);
+        }
+        return !stop_asked;
+      }));
+  if (!flags.quiet) {
+    absl::FPrintF(stderr, "init: %d parameters in %s, %.1f s\n",
+                  model::CountParameters(options.shape), options.out.string(),
+                  absl::ToDoubleSeconds(absl::Now() - start));
+  }
+  return absl::OkStatus();
+}
+
+void AddInitCommand(CLI::App& app, InitFlags& flags) {
+  CLI::App* command = app.add_subcommand(
+      "init", "Writes a checkpoint of random weights, for benchmarks");
+  command->group("Commands");
+  AddShapeFlags(command, "--like", flags.shape);
+  command->get_option("--like")->required();
+  command
+      ->add_option("--vocab", flags.shape.sizes.vocab_size, "Vocabulary size")
+      ->check(CLI::PositiveNumber)
+      ->group("Sizes in place of the shape's");
+  command->add_option("--out", flags.options.out, "Folder to write")
+      ->required();
+  command->add_option("--seed", flags.options.seed, "Seed of the weights")
+      ->capture_default_str();
+  command->add_option("--dtype", flags.dtype, "bf16 or f32")
+      ->check(CLI::IsMember({"bf16", "f32"}))
+      ->capture_default_str();
+  command->add_option("--tokenizer", flags.tokenizer,
+                      "Folder whose tokenizer files are copied");
+  command
+      ->add_option("--max-shard-bytes", flags.options.max_shard_bytes,
+                   "Larger checkpoints become several files")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--threads", flags.options.threads, "Threads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--overwrite", flags.options.overwrite,
+                    "Replace the weights in the folder");
+  command->add_flag("--quiet", flags.quiet, "No progress");
+}
+
+// ------------------------------------------------------------ pretrain
+
+struct PretrainFlags {
+  ShapeFlags shape;
+  std::string text;
+  std::string validation_text;
+  std::string tokenizer;
+  std::string time_budget;
+  std::string crops = "512";
+  std::string optimizer = "muon";
+  std::string validation_interval = "5m";
+  std::string checkpoint_interval = "5m";
+  PretrainOptions options;
+  bool json = false;
+  bool quiet = false;
+};
+
+absl::StatusOr<absl::Duration> ParseTime(const char* flag,
+                                         const std::string& text) {
+  absl::Duration parsed;
+  if (!absl::ParseDuration(text, &parsed) || parsed <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flag, ": '", text, "' is no duration: want e.g. 90s, 60m, 2h"));
+  }
+  return parsed;
+}
+
+// "256,512@0.65,1024@0.88": crops of 512 tokens from 65 % of the run on.
+absl::StatusOr<std::vector<RampStage>> ParseRamp(const std::string& text) {
+  std::vector<RampStage> ramp;
+  for (const std::string& part :
+       std::vector<std::string>(absl::StrSplit(text, ','))) {
+    const std::vector<std::string> fields = absl::StrSplit(part, '@');
+    RampStage stage;
+    const bool parsed =
+        fields.size() <= 2 && absl::SimpleAtoi(fields[0], &stage.crop_tokens) &&
+        (fields.size() == 1 || absl::SimpleAtod(fields[1], &stage.begin));
+    const double least = ramp.empty() ? 0.0 : ramp.back().begin;
+    if (!parsed || stage.begin < least || stage.begin >= 1.0 ||
+        std::isnan(stage.begin)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--seq-len: '", part,
+                       "' is no stage: want TOKENS or TOKENS@FRACTION, with "
+                       "fractions that rise within [0, 1)"));
+    }
+    ramp.push_back(stage);
+  }
+  return ramp;
+}
+
+absl::Status ReadPretrainFlags(PretrainFlags& flags) {
+  PretrainOptions& options = flags.options;
+  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
+  KVASIR_ASSIGN_OR_RETURN(options.ramp, ParseRamp(flags.crops));
+  if (!flags.time_budget.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(options.time_budget,
+                            ParseTime("--time-budget", flags.time_budget));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      options.validation_interval,
+      ParseTime("--validate-every", flags.validation_interval));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.checkpoint_interval,
+      ParseTime("--checkpoint-every", flags.checkpoint_interval));
+  options.muon = flags.optimizer == "muon";
+  return absl::OkStatus();
+}
+
+// One line every ten seconds, and each measurement on the validation text.
+class ProgressLines {
+ public:
+  void Show(const PretrainProgress& progress) {
+    const absl::Time now = absl::Now();
+    const bool measured = progress.validation >= 0.0;
+    if (!measured && now - last_line_ < absl::Seconds(10)) return;
+    last_line_ = now;
+    std::string line = absl::StrFormat(
+        "pretrain: step %d, %.1f %%, loss %.4f, lr %.2e, crops %d, %d tokens, "
+        "%.0f tokens/s, left %s",
+        progress.step, 100.0 * progress.fraction, progress.loss,
+        progress.learning_rate, progress.crop_tokens, progress.tokens_seen,
+        progress.tokens_per_second,
+        absl::FormatDuration(absl::Trunc(progress.left, absl::Seconds(1))));
+    if (measured) {
+      absl::StrAppendFormat(&line, ", validation %.4f nats/byte",
+                            progress.validation);
+    }
+    absl::FPrintF(stderr, "%s\n", line);
+  }
+
+ private:
+  absl::Time last_line_ = absl::InfinitePast();
+};
+
+void PrintResult(const PretrainFlags& flags, const PretrainResult& result) {
+  if (flags.json) {
+    const nlohmann::ordered_json object = {
+        {"steps", result.steps},
+        {"tokens", result.tokens_seen},
+        {"seconds", absl::ToDoubleSeconds(result.elapsed)},
+        {"loss", result.last_loss},
+        {"nats_per_byte", result.validation_nats_per_byte},
+        {"nats_per_token", result.validation_nats_per_token},
+        {"out", flags.options.out.string()}};
+    absl::PrintF("%s\n", object.dump());
+    return;
+  }
+  absl::PrintF("%d steps, %d tokens, %.0f s, loss %.4f", result.steps,
+               result.tokens_seen, absl::ToDoubleSeconds(result.elapsed),
+               result.last_loss);
+  if (result.validation_nats_per_byte >= 0.0) {
+    absl::PrintF(", validation %.4f nats/byte (%.4f nats/token)",
+                 result.validation_nats_per_byte,
+                 result.validation_nats_per_token);
+  }
+  absl::PrintF(": %s\n", flags.options.out.string());
+}
+
+absl::Status RunPretrain(PretrainFlags& flags) {
+  PretrainOptions& options = flags.options;
+  KVASIR_RETURN_IF_ERROR(ReadPretrainFlags(flags));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
+                          model::Tokenizer::Load(flags.tokenizer));
+  options.shape.vocab_size = tokenizer->vocab_size();
+  if (!tokenizer->bos_id() || tokenizer->eos_ids().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.tokenizer, ": tokenizer_config.json names no bos or eos token"));
+  }
+  options.shape.bos_token_id = *tokenizer->bos_id();
+  options.shape.eos_token_id = tokenizer->eos_ids().front();
+  KVASIR_ASSIGN_OR_RETURN(const TokenStream train,
+                          EncodeFile(flags.text, *tokenizer, options.threads));
+  TokenStream validation;
+  if (!flags.validation_text.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(
+        validation,
+        EncodeFile(flags.validation_text, *tokenizer, options.threads));
+  }
+  if (!flags.quiet) {
+    absl::FPrintF(stderr, "pretrain: %d parameters, %d tokens of text\n",
+                  model::CountParameters(options.shape), train.ids.size());
+  }
+  KVASIR_RETURN_IF_ERROR(CopyTokenizer(flags.tokenizer, options.out));
+  UseOneBlasThread();
+  KeepFreedMemory();
+  ProgressLines lines;
+  KVASIR_ASSIGN_OR_RETURN(const PretrainResult result,
+                          Pretrain(options, train, validation,
+                                   [&](const PretrainProgress& progress) {
+                                     if (!flags.quiet) lines.Show(progress);
+                                     return !stop_asked;
+                                   }));
+  PrintResult(flags, result);
+  return absl::OkStatus();
+}
+
+void AddPretrainCommand(CLI::App& app, PretrainFlags& flags) {
+  CLI::App* command = app.add_subcommand(
+      "pretrain", "Trains a small Llama model on a text, from nothing");
+  command->group("Commands");
+  PretrainOptions& options = flags.options;
+  flags.shape.name = "kvasir-tiny";
+  AddShapeFlags(command, "--shape", flags.shape);
+  auto add = [&](const char* flag, auto& value, const char* help) {
+    return command->add_option(flag, value, help)->capture_default_str();
+  };
+  add("--text", flags.text, "Text to train on")->required();
+  add("--valid", flags.validation_text, "Text to measure on");
+  add("--tokenizer", flags.tokenizer, "Folder with tokenizer.json")->required();
+  add("--out", options.out, "Folder to write the checkpoint into")->required();
+  add("--time-budget", flags.time_budget,
+      "Train for this long (60m); the schedules end with it");
+  add("--steps", options.steps, "Train for so many steps, instead");
+  add("--seed", options.seed, "Seed of weights and order");
+  add("--batch", options.batch_tokens, "Tokens per step")
+      ->check(CLI::PositiveNumber);
+  add("--micro-batch", options.micro_batch_tokens,
+      "Tokens that a thread works on at a time")
+      ->check(CLI::PositiveNumber);
+  add("--seq-len", flags.crops,
+      "Crop length, or a ramp of them: 256,512@0.65,1024@0.88");
+  add("--lr", options.learning_rate, "Peak learning rate")
+      ->check(CLI::PositiveNumber);
+  add("--warmup", options.warmup, "Fraction of the run that warms up")
+      ->check(CLI::Range(0.0, 0.9));
+  add("--weight-decay", options.weight_decay, "On matrices")
+      ->check(CLI::NonNegativeNumber);
+  add("--clip", options.clip_norm, "Largest norm of a gradient")
+      ->check(CLI::PositiveNumber);
+  add("--optimizer", flags.optimizer, "muon or adamw")
+      ->check(CLI::IsMember({"muon", "adamw"}));
+  add("--device", options.device, "auto, cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  add("--threads", options.threads, "CPU threads")->check(CLI::PositiveNumber);
+  add("--validate-every", flags.validation_interval, "Time between samples");
+  add("--checkpoint-every", flags.checkpoint_interval,
+      "Time between saved states");
+  command->add_flag("--resume", options.resume,
+                    "Go on from the state that a stopped run left in --out");
+  command->add_flag("--json", flags.json, "Print the result as JSON");
+  command->add_flag("--quiet", flags.quiet, "No progress");
+}
+
+int Main(int argc, char** argv) {
+  UseBestBlasKernels(argv);
+  std::signal(SIGINT, AskToStop);
+  std::signal(SIGTERM, AskToStop);
+
+  CLI::App app{"kvasir-compress: makes and changes checkpoints, offline."};
+  app.name("kvasir-compress");
+  app.set_config("--config", "",
+                 "TOML or INI file; keys are flag names, sections subcommands");
+  app.fallthrough();
+  app.require_subcommand(1);
+  app.footer("Exit codes: 0 done, 1 failed or stopped, 2 wrong usage.");
+  InitFlags init;
+  init.options.threads = AvailableCpus();
+  AddInitCommand(app, init);
+  PretrainFlags pretrain;
+  pretrain.options.threads = AvailableCpus();
+  AddPretrainCommand(app, pretrain);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  const absl::Status status =
+      app.got_subcommand("init") ? RunInit(init) : RunPretrain(pretrain);
+  if (!status.ok()) {
+    absl::FPrintF(stderr, "kvasir-compress: %s\n",
+                  std::string(status.message()));
+    return kExitFailed;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+}  // namespace kvasir::compress
+
+int main(int argc, char** argv) {
+  try {
+    return kvasir::compress::Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvasir-compress: %s\n", error.what());
+    return 1;
+  }
+}
