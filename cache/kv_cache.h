@@ -24,12 +24,11 @@
 #include "cache/layout.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_hash.h"
+#include "cache/prefix_index.h"
 #include "google/protobuf/repeated_field.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 
 namespace kvasir::cache {
-
-class PrefixIndex;
 
 // StepPlan's sequence_id.
 using SequenceId = base::StrongId<struct SequenceTag, int64_t>;
@@ -147,9 +146,9 @@ class KvCache {
                              const StartOptions& options) const;
 
   // Makes slots [logical, logical + new_tokens) writable: allocates what is
-  // missing and copies a shared last page. All or nothing; on refusal nothing
-  // changed. Replaces an earlier reservation that was not committed.
-  // new_tokens >= 1.
+  // missing, side pages and the copy of a fork's last page included. All or
+  // nothing; on refusal nothing changed. Replaces an earlier reservation that
+  // was not committed. new_tokens >= 1.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens);
 
   // The step has written the reserved slots: `token_ids` are the tokens whose
@@ -159,7 +158,8 @@ class KvCache {
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
   // Appends what changed in the sequence's tables since the last call; nothing
-  // where nothing did. After StartSequence or Fork: `reset` deltas.
+  // where nothing did. The first deltas after StartSequence or Fork are resets,
+  // later ones never: tables only grow at the end and go at the front.
   void TakeDeltas(
       SequenceId id,
       google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out);
@@ -169,9 +169,11 @@ class KvCache {
   void TakePageCopies(
       google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>* out);
 
-  // `child` (not live) shares all committed tokens of `parent`, which must have
-  // no open reservation. The first of the two to write copies the last page.
-  // Side pages are not shared: a cache with side pages cannot fork (CHECK).
+  // `child` (not live) shares the full pages of `parent`, which must have no
+  // open reservation. A partly filled last page is copied when the child first
+  // reserves; the parent goes on writing in its own: it only adds slots behind
+  // those that the child copies. Side pages are not shared: a cache with side
+  // pages cannot fork (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
   // Forgets the sequence; its full pages stay findable until they are taken.
@@ -219,14 +221,53 @@ class KvCache {
   absl::Status CheckInvariants() const;
 
  private:
+  struct GroupState;
   struct Sequence;
+  // The longest prefix of a prompt that the index can serve.
+  struct Hit {
+    std::vector<PrefixNodeId> nodes;  // by page
+  };
 
-  KvCacheConfig config_;
-  std::unique_ptr<PrefixHasher> hasher_;
+  Sequence& sequence(SequenceId id);
+  const Sequence& sequence(SequenceId id) const;
+  PagePool& pool(PageGroupId group) {
+    return *pools_[static_cast<size_t>(group.value())];
+  }
+  const PagePool& pool(PageGroupId group) const {
+    return *pools_[static_cast<size_t>(group.value())];
+  }
+  PageGroupId group_id(size_t index) const {
+    return PageGroupId(static_cast<int32_t>(index));
+  }
+
+  Sequence& AddSequence(SequenceId id);
+  Hit FindPrefix(absl::Span<const int32_t> token_ids,
+                 const StartOptions& options, int64_t* page_hashes) const;
+  bool HoldsWindow(const Hit& hit, size_t group, int64_t num_hit_pages) const;
+  void TakePrefix(const Hit& hit, Sequence& out);
+
+  int64_t MissingPages(const Sequence& of, size_t group,
+                       int64_t new_tokens) const;
+  void AllocateMissing(Sequence& of, size_t group, int64_t new_tokens);
+  PagePin AllocatePage(PageGroupId group);
+  bool TakeOverForkPage(Sequence& of, size_t group);
+
+  void FillPages(Sequence& of, int64_t new_tokens);
+  void PublishFullPages(Sequence& of, absl::Span<const int32_t> token_ids);
+  void PublishPage(Sequence& of, int64_t index);
+  void ReleaseBehindWindows(Sequence& of);
+
+  absl::Status CheckSequence(SequenceId id, const Sequence& of) const;
+  absl::Status CheckReferences() const;
+  PageGroupStats GroupStats(size_t group) const;
+
+  const KvCacheConfig config_;
+  const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
   std::unique_ptr<PrefixIndex> index_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<kvasir::v1::PageCopy> pending_copies_;
+  KvCacheStats counts_;  // without the gauges
 };
 
 }  // namespace kvasir::cache

@@ -31,7 +31,7 @@ struct PrefixHash {
   std::string ToHex() const;
 };
 
-// Threads: const methods may be called from one thread at a time.
+// Threads: const methods may be called from any thread.
 class PrefixHasher {
  public:
   virtual ~PrefixHasher() = default;

@@ -1,0 +1,468 @@
+#include "cache/kv_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "cache/kv_cache_sequence.h"
+
+namespace kvasir::cache {
+namespace {
+
+// Nodes beyond one per page: for roots, and for pages' ancestors that a window
+// has left without pages.
+constexpr int64_t kNodesPerPage = 2;
+constexpr int64_t kExtraNodes = 64;
+
+std::unique_ptr<PrefixHasher> OrKeyedHash(std::unique_ptr<PrefixHasher> hasher,
+                                          const std::string& cache_id) {
+  return hasher != nullptr ? std::move(hasher) : MakePrefixHasher(cache_id);
+}
+
+}  // namespace
+
+KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
+                                const PageCounts& pages, std::string cache_id) {
+  KVASIR_CHECK(pages.size() == layout.page_groups().size());
+  KvCacheConfig config;
+  config.page_tokens = layout.page_tokens();
+  config.cache_id = std::move(cache_id);
+  config.prefix_reuse = layout.prefix_reusable();
+  for (const PageGroupLayout& group : layout.page_groups()) {
+    config.groups.push_back(
+        {.num_pages = pages[static_cast<size_t>(group.id.value())],
+         .sliding_window = group.sliding_window,
+         .side_pages_per_sequence = group.side_pages_per_sequence,
+         .page_bytes = group.page_bytes,
+         .payload_bytes = group.payload_bytes});
+  }
+  return config;
+}
+
+KvCache::KvCache(KvCacheConfig config, std::unique_ptr<PrefixHasher> hasher)
+    : config_(std::move(config)),
+      hasher_(OrKeyedHash(std::move(hasher), config_.cache_id)) {
+  KVASIR_CHECK(!config_.groups.empty() && config_.page_tokens >= 1);
+  std::vector<PagePool*> pools;
+  int64_t num_pages = 0;
+  for (const KvCacheConfig::Group& group : config_.groups) {
+    pools_.push_back(std::make_unique<PagePool>(group.num_pages));
+    pools.push_back(pools_.back().get());
+    num_pages += group.num_pages;
+  }
+  index_ = std::make_unique<PrefixIndex>(
+      PrefixIndexOptions{.page_tokens = config_.page_tokens,
+                         .max_nodes = kNodesPerPage * num_pages + kExtraNodes},
+      std::move(pools));
+}
+
+KvCache::~KvCache() = default;
+
+KvCache::Sequence& KvCache::sequence(SequenceId id) {
+  const auto it = sequences_.find(id);
+  KVASIR_CHECK(it != sequences_.end());
+  return *it->second;
+}
+
+const KvCache::Sequence& KvCache::sequence(SequenceId id) const {
+  const auto it = sequences_.find(id);
+  KVASIR_CHECK(it != sequences_.end());
+  return *it->second;
+}
+
+// ---------------------------------------------------------------------------
+// Starting: what the index knows of a prompt
+// ---------------------------------------------------------------------------
+
+KvCache::Sequence& KvCache::AddSequence(SequenceId id) {
+  const auto [it, is_new] =
+      sequences_.try_emplace(id, std::make_unique<Sequence>(config_));
+  KVASIR_CHECK(is_new);
+  return *it->second;
+}
+
+KvCache::Hit KvCache::FindPrefix(absl::Span<const int32_t> token_ids,
+                                 const StartOptions& options,
+                                 int64_t* page_hashes) const {
+  Hit hit;
+  if (!config_.prefix_reuse || !options.reuse_prefix) return hit;
+  PrefixNodeId node = index_->FindRoot(options.salt);
+  if (!node.valid()) return hit;
+  // One token at least is left to compute.
+  const auto num_tokens = static_cast<int64_t>(token_ids.size());
+  const int64_t most =
+      std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
+  const auto page_tokens = static_cast<size_t>(config_.page_tokens);
+  while (static_cast<int64_t>(hit.nodes.size()) < most) {
+    const auto page =
+        token_ids.subspan(hit.nodes.size() * page_tokens, page_tokens);
+    ++*page_hashes;
+    node = index_->FindChild(node, hasher_->Extend(index_->hash(node), page),
+                             page);
+    if (!node.valid()) break;
+    hit.nodes.push_back(node);
+  }
+  // A hit of n pages needs, in every group, the pages that the next token sees.
+  auto num_pages = static_cast<int64_t>(hit.nodes.size());
+  const auto all_hold = [this, &hit](int64_t n) {
+    for (size_t g = 0; g < pools_.size(); ++g) {
+      if (!HoldsWindow(hit, g, n)) return false;
+    }
+    return true;
+  };
+  while (num_pages > 0 && !all_hold(num_pages)) --num_pages;
+  hit.nodes.resize(static_cast<size_t>(num_pages));
+  return hit;
+}
+
+bool KvCache::HoldsWindow(const Hit& hit, size_t group,
+                          int64_t num_hit_pages) const {
+  const int64_t first = FirstVisibleToken(config_.groups[group].sliding_window,
+                                          num_hit_pages * config_.page_tokens) /
+                        config_.page_tokens;
+  for (int64_t i = num_hit_pages - 1; i >= first; --i) {
+    const PrefixNodeId node = hit.nodes[static_cast<size_t>(i)];
+    if (!index_->page(node, group_id(group)).valid()) return false;
+  }
+  return true;
+}
+
+void KvCache::TakePrefix(const Hit& hit, Sequence& out) {
+  const auto num_pages = static_cast<int64_t>(hit.nodes.size());
+  const int64_t tokens = num_pages * config_.page_tokens;
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    BlockTable& table = out.groups[g].table;
+    const int64_t first =
+        FirstVisibleToken(config_.groups[g].sliding_window, tokens) /
+        config_.page_tokens;
+    table.AppendReleased(first);
+    for (int64_t i = first; i < num_pages; ++i) {
+      const PageId page =
+          index_->page(hit.nodes[static_cast<size_t>(i)], group_id(g));
+      table.Append(pools_[g]->Share(page));
+    }
+    table.SetFound(tokens);
+  }
+  if (num_pages > 0 && out.chain) out.chain = index_->Ref(hit.nodes.back());
+}
+
+StartResult KvCache::StartSequence(SequenceId id,
+                                   absl::Span<const int32_t> token_ids,
+                                   const StartOptions& options) {
+  Sequence& added = AddSequence(id);
+  const Hit hit = FindPrefix(token_ids, options, &counts_.page_hashes);
+  added.publishes = config_.prefix_reuse && options.publish_prefix;
+  if (added.publishes) {
+    added.chain = index_->TakeRoot(options.salt, hasher_->Root(options.salt));
+  }
+  TakePrefix(hit, added);
+  const int64_t cached_tokens =
+      static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
+  if (config_.prefix_reuse && options.reuse_prefix) {
+    counts_.query_tokens += static_cast<int64_t>(token_ids.size());
+    counts_.hit_tokens += cached_tokens;
+  }
+  return {cached_tokens};
+}
+
+int64_t KvCache::CachedPrefixTokens(absl::Span<const int32_t> token_ids,
+                                    const StartOptions& options) const {
+  int64_t page_hashes = 0;  // a question is not a query
+  const Hit hit = FindPrefix(token_ids, options, &page_hashes);
+  return static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
+}
+
+// ---------------------------------------------------------------------------
+// Reserving: pages for the tokens of a step
+// ---------------------------------------------------------------------------
+
+int64_t KvCache::MissingPages(const Sequence& of, size_t group,
+                              int64_t new_tokens) const {
+  const GroupState& state = of.groups[group];
+  const int64_t side_pages = config_.groups[group].side_pages_per_sequence -
+                             static_cast<int64_t>(state.side_pages.size());
+  return state.table.MissingEntries(new_tokens) + side_pages;
+}
+
+ReserveResult KvCache::Reserve(SequenceId id, int64_t new_tokens) {
+  KVASIR_CHECK(new_tokens >= 1);
+  Sequence& of = sequence(id);
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    const int64_t want = MissingPages(of, g, new_tokens);
+    const int64_t have = pools_[g]->available_pages();
+    if (want <= have) continue;
+    if (want == have + 1 && of.groups[g].CanTakeOver(*pools_[g])) continue;
+    return {.ok = false,
+            .group = group_id(g),
+            .want_pages = want,
+            .free_pages = have};
+  }
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    AllocateMissing(of, g, new_tokens);
+  }
+  of.reserved_tokens = new_tokens;
+  return {.ok = true};
+}
+
+void KvCache::AllocateMissing(Sequence& of, size_t group, int64_t new_tokens) {
+  GroupState& state = of.groups[group];
+  const PageGroupId id = group_id(group);
+  if (MissingPages(of, group, new_tokens) > pools_[group]->available_pages()) {
+    KVASIR_CHECK(TakeOverForkPage(of, group));
+  }
+  const int64_t side_pages = config_.groups[group].side_pages_per_sequence;
+  while (static_cast<int64_t>(state.side_pages.size()) < side_pages) {
+    state.side_pages.push_back(AllocatePage(id));
+  }
+  for (int64_t n = state.table.MissingEntries(new_tokens); n > 0; --n) {
+    PagePin page = AllocatePage(id);
+    if (state.fork_page) {
+      kvasir::v1::PageCopy copy;
+      copy.set_page_group(static_cast<uint32_t>(group));
+      copy.set_from_page(state.fork_page.page().value());
+      copy.set_to_page(page.page().value());
+      pending_copies_.push_back(std::move(copy));
+      ++counts_.pages_copied;
+      pools_[group]->SetFilledSlots(
+          page.page(),
+          static_cast<int32_t>(state.table.next_slot() % config_.page_tokens));
+      state.fork_page.Reset();
+    }
+    state.table.Append(std::move(page));
+  }
+}
+
+// With no page to copy into: the page itself, which nobody else holds.
+bool KvCache::TakeOverForkPage(Sequence& of, size_t group) {
+  GroupState& state = of.groups[group];
+  if (!state.CanTakeOver(*pools_[group])) return false;
+  const PageId page = state.fork_page.page();
+  // The parent may have filled and published it before it went.
+  if (pools_[group]->tag(page) >= 0) index_->Forget(group_id(group), page);
+  const int64_t filled = state.table.next_slot() % config_.page_tokens;
+  pools_[group]->SetFilledSlots(page, static_cast<int32_t>(filled));
+  state.table.Append(std::move(state.fork_page));
+  return true;
+}
+
+PagePin KvCache::AllocatePage(PageGroupId group) {
+  if (pool(group).free_pages() == 0) {
+    KVASIR_CHECK(index_->EvictOldest(group));
+    ++counts_.pages_evicted;
+  }
+  ++counts_.pages_allocated;
+  return *pool(group).Allocate();
+}
+
+// ---------------------------------------------------------------------------
+// Committing: what the step wrote
+// ---------------------------------------------------------------------------
+
+void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
+  Sequence& of = sequence(id);
+  const auto num_tokens = static_cast<int64_t>(token_ids.size());
+  KVASIR_CHECK(num_tokens <= of.reserved_tokens);
+  of.reserved_tokens = 0;
+  FillPages(of, num_tokens);
+  for (GroupState& state : of.groups) state.table.Advance(num_tokens);
+  PublishFullPages(of, token_ids);
+  ReleaseBehindWindows(of);
+}
+
+void KvCache::FillPages(Sequence& of, int64_t new_tokens) {
+  if (new_tokens == 0) return;
+  const int64_t page_tokens = config_.page_tokens;
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    const BlockTable& table = of.groups[g].table;
+    const int64_t end = table.next_slot() + new_tokens;
+    for (int64_t i = table.next_slot() / page_tokens; i * page_tokens < end;
+         ++i) {
+      const int64_t filled = std::min(end - i * page_tokens, page_tokens);
+      pools_[g]->SetFilledSlots(table.page(i), static_cast<int32_t>(filled));
+    }
+  }
+}
+
+void KvCache::PublishFullPages(Sequence& of,
+                               absl::Span<const int32_t> token_ids) {
+  if (!of.publishes) return;
+  const auto page_tokens = static_cast<size_t>(config_.page_tokens);
+  int64_t index = (of.groups[0].table.logical_tokens() -
+                   static_cast<int64_t>(token_ids.size())) /
+                  config_.page_tokens;
+  for (int32_t token : token_ids) {
+    of.page_token_ids.push_back(token);
+    if (of.page_token_ids.size() < page_tokens) continue;
+    PublishPage(of, index++);
+    of.page_token_ids.clear();
+  }
+}
+
+void KvCache::PublishPage(Sequence& of, int64_t index) {
+  if (of.chain) {
+    for (size_t g = 0; g < pools_.size(); ++g) {
+      of.pages_to_publish[g] = of.groups[g].table.page(index);
+    }
+    const PrefixNodeId parent = of.chain.node();
+    ++counts_.page_hashes;
+    of.chain = index_->Publish(
+        {.parent = parent,
+         .hash = hasher_->Extend(index_->hash(parent), of.page_token_ids),
+         .token_ids = of.page_token_ids,
+         .pages = of.pages_to_publish});
+  }
+  // Without its parent in the index a page can not be found.
+  ++(of.chain ? counts_.pages_published : counts_.pages_unpublished);
+}
+
+void KvCache::ReleaseBehindWindows(Sequence& of) {
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    const int64_t window = config_.groups[g].sliding_window;
+    if (window == 0) continue;
+    BlockTable& table = of.groups[g].table;
+    counts_.pages_window_released +=
+        table.ReleaseFront(FirstVisibleToken(window, table.logical_tokens()) /
+                           config_.page_tokens);
+  }
+}
+
+// ---------------------------------------------------------------------------
+// What the executor is told
+// ---------------------------------------------------------------------------
+
+void KvCache::TakeDeltas(
+    SequenceId id,
+    google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out) {
+  Sequence& of = sequence(id);
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    GroupState& state = of.groups[g];
+    counts_.table_entries_sent += state.table.TakeDelta(group_id(g), out);
+    if (state.side_pages.empty() || state.side_pages_sent) continue;
+    // Side pages come with the first reservation, and so with a new table.
+    kvasir::v1::BlockTableDelta* delta = out->Mutable(out->size() - 1);
+    for (const PagePin& page : state.side_pages) {
+      delta->add_side_pages(page.page().value());
+    }
+    state.side_pages_sent = true;
+  }
+}
+
+void KvCache::TakePageCopies(
+    google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>* out) {
+  for (kvasir::v1::PageCopy& copy : pending_copies_) {
+    *out->Add() = std::move(copy);
+  }
+  pending_copies_.clear();
+}
+
+// ---------------------------------------------------------------------------
+// Forking and ending
+// ---------------------------------------------------------------------------
+
+void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
+  Sequence& child = AddSequence(child_id);
+  Sequence& parent = sequence(parent_id);
+  KVASIR_CHECK(parent.reserved_tokens == 0);
+  child.publishes = parent.publishes;
+  child.page_token_ids = parent.page_token_ids;
+  if (parent.chain) child.chain = index_->Ref(parent.chain.node());
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    KVASIR_CHECK(config_.groups[g].side_pages_per_sequence == 0);
+    const GroupState& from = parent.groups[g];
+    GroupState& to = child.groups[g];
+    const int64_t full = from.table.next_slot() / config_.page_tokens;
+    to.table.AppendReleased(from.table.first_live());
+    for (int64_t i = from.table.first_live(); i < full; ++i) {
+      to.table.Append(pools_[g]->Share(from.table.page(i)));
+    }
+    to.table.SetLengthsOf(from.table);
+    if (from.table.next_slot() % config_.page_tokens == 0) continue;
+    const PageId last =
+        from.fork_page ? from.fork_page.page() : from.table.page(full);
+    to.fork_page = pools_[g]->Share(last);
+  }
+  ++counts_.forks;
+}
+
+void KvCache::Release(SequenceId id) {
+  const auto it = sequences_.find(id);
+  KVASIR_CHECK(it != sequences_.end());
+  // A copy into a page that nobody will read.
+  std::erase_if(pending_copies_, [&](const kvasir::v1::PageCopy& copy) {
+    return it->second->groups[copy.page_group()].Holds(PageId(copy.to_page()));
+  });
+  sequences_.erase(it);
+}
+
+void KvCache::Preempt(SequenceId id) {
+  Release(id);
+  ++counts_.preemptions;
+}
+
+void KvCache::DropPrefixCache() {
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    while (index_->EvictOldest(group_id(g))) {
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------
+// Questions
+// ---------------------------------------------------------------------------
+
+int64_t KvCache::logical_tokens(SequenceId id) const {
+  return sequence(id).groups[0].table.logical_tokens();
+}
+
+int64_t KvCache::reserved_tokens(SequenceId id) const {
+  return sequence(id).reserved_tokens;
+}
+
+int64_t KvCache::physical_tokens(SequenceId id, PageGroupId group) const {
+  return sequence(id)
+      .groups[static_cast<size_t>(group.value())]
+      .table.physical_tokens();
+}
+
+int64_t KvCache::PagesFreedByRelease(SequenceId id) const {
+  const Sequence& of = sequence(id);
+  int64_t freed = 0;
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    of.groups[g].ForEachPage([&](PageId page) {
+      freed += pools_[g]->references(page) == 1 ? 1 : 0;
+    });
+  }
+  return freed;
+}
+
+std::vector<PageId> KvCache::Pages(SequenceId id, PageGroupId group) const {
+  const BlockTable& table =
+      sequence(id).groups[static_cast<size_t>(group.value())].table;
+  std::vector<PageId> pages;
+  for (int64_t i = table.first_live(); i < table.num_entries(); ++i) {
+    pages.push_back(table.page(i));
+  }
+  return pages;
+}
+
+std::vector<PageId> KvCache::SidePages(SequenceId id, PageGroupId group) const {
+  std::vector<PageId> pages;
+  for (const PagePin& page :
+       sequence(id).groups[static_cast<size_t>(group.value())].side_pages) {
+    pages.push_back(page.page());
+  }
+  return pages;
+}
+
+int64_t KvCache::PagesNeeded(PageGroupId group, int64_t length_tokens,
+                             int64_t chunk_tokens) const {
+  const KvCacheConfig::Group& config =
+      config_.groups[static_cast<size_t>(group.value())];
+  return config.side_pages_per_sequence +
+         TokenPages({.page_tokens = config_.page_tokens,
+                     .sliding_window = config.sliding_window,
+                     .length_tokens = length_tokens,
+                     .chunk_tokens = chunk_tokens});
+}
+
+}  // namespace kvasir::cache

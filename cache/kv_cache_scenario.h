@@ -1,0 +1,64 @@
+// A small language for tests of KvCache: one command a line, what it must
+// answer behind "->", a comment behind "#". Invariants are checked after each.
+//
+//   start NAME TOKENS [salt=X] [noreuse] [nopublish] -> cached N
+//   probe TOKENS [salt=X]        -> cached N      (changes nothing)
+//   append NAME TOKENS           (tokens that were sampled: to be run later)
+//   reserve NAME N               -> ok  |  no gG want N free N
+//   commit NAME N                (the next N tokens of the sequence)
+//   step NAME N                  reserve and commit; answers as reserve
+//   fork PARENT CHILD | release NAME | preempt NAME | drop
+//   pages NAME [gG]              -> ids from the first live entry on
+//   side NAME [gG]               -> ids
+//   delta NAME                   -> gG[ reset] live=N +ID +ID; ...
+//   copies                       -> gG FROM>TO; ...
+//   lengths NAME [gG]            -> logical N physical N
+//   pool [gG]                    -> used N free N cached N
+//
+// TOKENS: ids and ranges, "1 2 10..13".
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "cache/kv_cache.h"
+
+namespace kvasir::cache {
+
+class KvCacheScenario {
+ public:
+  explicit KvCacheScenario(KvCacheConfig config,
+                           std::unique_ptr<PrefixHasher> hasher = nullptr);
+
+  // Runs a script; every difference is a test failure that shows its line.
+  void Run(absl::string_view script);
+  // Runs one command and answers as the comment above says.
+  std::string Do(absl::string_view command);
+
+  KvCache& cache() { return cache_; }
+
+ private:
+  struct Words;
+  struct Known {
+    SequenceId id;
+    std::vector<int32_t> tokens;
+    int64_t committed = 0;
+  };
+
+  Known& Get(const std::string& name);
+  std::string Start(const std::string& name, const Words& words);
+  std::string Reserve(Known& of, int64_t tokens);
+  void Commit(Known& of, int64_t tokens);
+  std::string Delta(const Known& of);
+  std::string Copies();
+
+  KvCache cache_;
+  std::map<std::string, Known> known_;
+  int64_t next_id_ = 0;
+};
+
+}  // namespace kvasir::cache

@@ -1,0 +1,66 @@
+// The state of one sequence inside KvCache; included by its sources only.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/block_table.h"
+#include "cache/kv_cache.h"
+
+namespace kvasir::cache {
+
+// One sequence in one page group.
+struct KvCache::GroupState {
+  explicit GroupState(int64_t page_tokens) : table(page_tokens) {}
+
+  BlockTable table;
+  std::vector<PagePin> side_pages;
+  bool side_pages_sent = false;
+  // Of a fork that has not reserved yet: the page whose first slots it will
+  // copy. The table ends before it.
+  PagePin fork_page;
+
+  bool CanTakeOver(const PagePool& pool) const {
+    return static_cast<bool>(fork_page) &&
+           pool.references(fork_page.page()) == 1;
+  }
+  template <typename Function>
+  void ForEachPage(Function&& function) const {
+    for (int64_t i = table.first_live(); i < table.num_entries(); ++i) {
+      function(table.page(i));
+    }
+    for (const PagePin& page : side_pages) function(page.page());
+    if (fork_page) function(fork_page.page());
+  }
+  bool Holds(PageId page) const {
+    bool holds = false;
+    ForEachPage([&](PageId held) { holds = holds || held == page; });
+    return holds;
+  }
+  // References that ForEachPage visits.
+  int64_t num_references() const {
+    return table.num_live() + static_cast<int64_t>(side_pages.size()) +
+           (fork_page ? 1 : 0);
+  }
+};
+
+struct KvCache::Sequence {
+  explicit Sequence(const KvCacheConfig& config) {
+    groups.reserve(config.groups.size());
+    for (size_t g = 0; g < config.groups.size(); ++g) {
+      groups.emplace_back(config.page_tokens);
+    }
+    pages_to_publish.resize(config.groups.size());
+  }
+
+  std::vector<GroupState> groups;
+  int64_t reserved_tokens = 0;
+  bool publishes = false;
+  // The node of the last full page. Empty once a page could not be published.
+  PrefixRef chain;
+  // Tokens of the last, partly filled page; only where publishes.
+  std::vector<int32_t> page_token_ids;
+  std::vector<PageId> pages_to_publish;  // by group; reused between calls
+};
+
+}  // namespace kvasir::cache

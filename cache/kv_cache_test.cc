@@ -1,0 +1,622 @@
+#include "cache/kv_cache.h"
+
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "cache/kv_cache_scenario.h"
+
+namespace kvasir::cache {
+namespace {
+
+constexpr int64_t kPageBytes = 1024;
+constexpr int64_t kPayloadBytes = 960;
+
+KvCacheConfig::Group Pages(int64_t num_pages, int64_t sliding_window = 0) {
+  return {.num_pages = num_pages,
+          .sliding_window = sliding_window,
+          .page_bytes = kPageBytes,
+          .payload_bytes = kPayloadBytes};
+}
+
+// Pages of 4 tokens.
+KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
+  KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = std::move(groups);
+  config.cache_id = "test";
+  return config;
+}
+
+TEST(KvCacheTest, TakesPagesAsTokensComeAndSendsThemOnce) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..9       -> cached 0
+    reserve a 5        -> ok
+    delta a            -> g0 reset live=0 +0 +1
+    commit a 5
+    delta a            ->
+    reserve a 3        -> ok          # the second page has room for three
+    delta a            ->
+    commit a 3
+    reserve a 1        -> ok
+    delta a            -> g0 live=0 +2
+    commit a 1
+    lengths a          -> logical 9 physical 9
+    pool               -> used 3 free 3 cached 0
+    release a
+    pool               -> used 0 free 6 cached 2
+    drop
+    pool               -> used 0 free 6 cached 0
+  )");
+}
+
+TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
+  KvCacheScenario s(Config({Pages(3)}));
+  s.Run(R"(
+    start a 1..8
+    reserve a 8        -> ok
+    start b 11..18
+    reserve b 8        -> no g0 want 2 free 1
+    pages b            ->
+    pool               -> used 2 free 1 cached 0
+    reserve b 4        -> ok
+    pages b            -> 2
+  )");
+}
+
+TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
+  KvCacheScenario s(Config({Pages(4)}));
+  s.Run(R"(
+    start a 1..8
+    reserve a 8        -> ok
+    reserve a 2        -> ok
+    commit a 2
+    pages a            -> 0 1         # kept for what comes next
+    step a 6           -> ok
+    pages a            -> 0 1
+  )");
+}
+
+TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..10
+    step a 10          -> ok
+    release a
+    start b 1..8 50 51 52  -> cached 8
+    pages b            -> 0 1
+    pool               -> used 2 free 4 cached 0
+    reserve b 3        -> ok
+    delta b            -> g0 reset live=0 +0 +1 +2
+    commit b 3
+    lengths b          -> logical 11 physical 11
+  )");
+}
+
+TEST(KvCacheTest, SharesPagesOfARunningSequence) {
+  KvCacheScenario s(Config({Pages(4)}));
+  s.Run(R"(
+    start a 1..6
+    step a 6           -> ok
+    start b 1..6       -> cached 4
+    step b 2           -> ok
+    pages a            -> 0 1
+    pages b            -> 0 2
+    pool               -> used 3 free 1 cached 0
+    release a
+    pages b            -> 0 2
+    pool               -> used 2 free 2 cached 0
+  )");
+}
+
+TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    release a
+    probe 1..8         -> cached 4
+    probe 1..9         -> cached 8
+    probe 1..4         -> cached 0
+    start b 1..8       -> cached 4
+    step b 4           -> ok
+    pages b            -> 0 2         # its own copy of the second page
+    release b
+    pool               -> used 0 free 6 cached 2
+  )");
+}
+
+TEST(KvCacheTest, OtherTokensOtherOrderAndOtherSaltMiss) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..8 salt=x
+    step a 8           -> ok
+    probe 1..9 salt=x  -> cached 8
+    probe 1..9 salt=y  -> cached 0
+    probe 1..9         -> cached 0
+    probe 1..4 9 6 7 8 9 salt=x -> cached 4
+    probe 5..8 1..5 salt=x      -> cached 0
+    start b 1..9 salt=x noreuse -> cached 0
+  )");
+}
+
+TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..8 nopublish
+    step a 8           -> ok
+    probe 1..9         -> cached 0
+    release a
+    pool               -> used 0 free 6 cached 0
+  )");
+}
+
+TEST(KvCacheTest, WithoutPrefixReuseNothingIsKept) {
+  KvCacheConfig config = Config({Pages(6)});
+  config.prefix_reuse = false;
+  KvCacheScenario s(config);
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    probe 1..9         -> cached 0
+    release a
+    pool               -> used 0 free 6 cached 0
+  )");
+  EXPECT_EQ(s.cache().Stats().query_tokens, 0);
+}
+
+TEST(KvCacheTest, EvictsTheTailOfTheColdestChainFirst) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..12
+    step a 12          -> ok          # pages 0 1 2
+    start b 21..32
+    step b 12          -> ok          # pages 3 4 5
+    release b
+    release a
+    pool               -> used 0 free 6 cached 6
+    start c 41..48
+    step c 4           -> ok          # b is colder: its last page goes
+    pages c            -> 5
+    step c 4           -> ok
+    pages c            -> 5 4
+    probe 21..33       -> cached 4
+    probe 1..13        -> cached 12
+    release c
+    start d 61..76
+    step d 16          -> ok          # then the rest of b, and a's tail
+    pages d            -> 3 2 1 0
+    probe 41..49       -> cached 8
+  )");
+  EXPECT_EQ(s.cache().Stats().pages_evicted, 6);
+}
+
+TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
+  KvCacheScenario s(Config({Pages(4)}));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok          # pages 0 1
+    release a
+    start b 21..28
+    step b 8           -> ok          # pages 2 3
+    release b
+    start c 1..9       -> cached 8    # touches a
+    release c
+    start d 41..48
+    step d 8           -> ok
+    pages d            -> 3 2
+    probe 1..9         -> cached 8
+    probe 21..29       -> cached 0
+  )");
+}
+
+TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
+  KvCacheScenario s(Config({Pages(3)}));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    release a
+    start b 1..9       -> cached 8
+    start c 21..28
+    reserve c 8        -> no g0 want 2 free 1
+    reserve c 4        -> ok
+    pages b            -> 0 1
+  )");
+}
+
+TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..9
+    start b 1..9
+    step a 9           -> ok          # 0 1 2
+    step b 9           -> ok          # 3 4 5
+    pages b            -> 3 4 5
+    probe 1..9         -> cached 8
+    release b
+    pool               -> used 3 free 3 cached 0
+    start c 1..9       -> cached 8
+    pages c            -> 0 1
+  )");
+}
+
+TEST(KvCacheTest, AChainThatLostAPageIsJoinedAgain) {
+  KvCacheScenario s(Config({Pages(5)}));
+  s.Run(R"(
+    start a 1..4
+    start b 1..9
+    step a 4           -> ok          # publishes page 0
+    step b 4           -> ok          # the same tokens, page 1, its own
+    release a
+    step b 5           -> ok          # publishes page 2 below page 0's node
+    start c 21..28
+    step c 8           -> ok          # takes page 4 and the cached page 0
+    pages c            -> 4 0
+    probe 1..9         -> cached 0    # the chain has lost its first page
+    release c
+    start d 1..9       -> cached 0
+    step d 4           -> ok          # computes it anew
+    probe 1..9         -> cached 8    # and b's page is found again
+  )");
+}
+
+TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
+  KvCacheScenario s(Config({Pages(8)}));
+  s.Run(R"(
+    start a 1..6
+    step a 6           -> ok          # 0 1
+    delta a            -> g0 reset live=0 +0 +1
+    fork a b
+    fork a c
+    pages b            -> 0
+    lengths b          -> logical 6 physical 6
+    pool               -> used 2 free 6 cached 0
+    append a 7
+    append b 8
+    append c 9
+    reserve a 1        -> ok          # the parent writes in place
+    reserve b 1        -> ok
+    reserve c 1        -> ok
+    copies             -> g0 1>2; g0 1>3
+    copies             ->
+    delta a            ->
+    delta b            -> g0 reset live=0 +0 +2
+    delta c            -> g0 reset live=0 +0 +3
+    commit a 1
+    commit b 1
+    commit c 1
+    pool               -> used 4 free 4 cached 0
+    release a
+    release b
+    release c
+    pool               -> used 0 free 8 cached 1
+  )");
+  EXPECT_EQ(s.cache().Stats().pages_copied, 2);
+}
+
+TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
+  KvCacheScenario s(Config({Pages(8)}));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    fork a b
+    append b 9
+    step b 1           -> ok
+    copies             ->
+    pages b            -> 0 1 2
+  )");
+}
+
+TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
+  KvCacheScenario s(Config({Pages(4)}));
+  s.Run(R"(
+    start a 1..6
+    step a 6           -> ok          # 0 1
+    fork a b
+    append a 7 8
+    step a 2           -> ok          # fills page 1 behind the fork's slots
+    release a
+    append b 9
+    pool               -> used 2 free 2 cached 0
+    step b 1           -> ok
+    copies             -> g0 1>2
+    pages b            -> 0 2
+    probe 1..9         -> cached 8    # the parent's page, cached
+  )");
+}
+
+TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
+  KvCacheScenario s(Config({Pages(8)}));
+  s.Run(R"(
+    start a 1..6
+    step a 6           -> ok
+    fork a b
+    fork b c
+    append c 9
+    step c 1           -> ok
+    copies             -> g0 1>2
+    append b 8
+    step b 1           -> ok
+    copies             -> g0 1>3
+  )");
+}
+
+TEST(KvCacheTest, AForkAloneInAFullPoolTakesThePageOver) {
+  KvCacheScenario s(Config({Pages(2)}));
+  s.Run(R"(
+    start a 1..6
+    step a 6           -> ok
+    fork a b
+    append b 9
+    reserve b 1        -> no g0 want 1 free 0   # the parent needs its page
+    append a 7 8
+    step a 2           -> ok
+    release a
+    step b 1           -> ok
+    copies             ->
+    pages b            -> 0 1
+    probe 1..9         -> cached 4    # the parent's last page is gone
+  )");
+}
+
+TEST(KvCacheTest, ACopyForASequenceThatEndedIsDropped) {
+  KvCacheScenario s(Config({Pages(8)}));
+  s.Run(R"(
+    start a 1..6
+    step a 6           -> ok
+    fork a b
+    fork a c
+    reserve b 1        -> ok
+    reserve c 1        -> ok
+    preempt b
+    copies             -> g0 1>3
+  )");
+}
+
+TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
+  KvCacheScenario s(Config({Pages(6)}));
+  s.Run(R"(
+    start a 1..9
+    step a 9           -> ok
+    preempt a
+    pool               -> used 0 free 6 cached 2
+    start a 1..10      -> cached 8
+    reserve a 2        -> ok
+    delta a            -> g0 reset live=0 +0 +1 +2
+  )");
+  EXPECT_EQ(s.cache().Stats().preemptions, 1);
+}
+
+TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
+  // A query sees itself and four tokens before it.
+  KvCacheScenario s(Config({Pages(8), Pages(4, 5)}));
+  s.Run(R"(
+    start a 1..20
+    reserve a 8        -> ok
+    delta a            -> g0 reset live=0 +0 +1; g1 reset live=0 +0 +1
+    commit a 8                        # the next query sees 4..8
+    lengths a g0       -> logical 8 physical 8
+    lengths a g1       -> logical 8 physical 4
+    pages a g1         -> 1
+    reserve a 1        -> ok
+    delta a            -> g0 live=0 +2; g1 live=1 +2
+    commit a 1
+    step a 7           -> ok
+    lengths a g1       -> logical 16 physical 4
+    pages a g0         -> 0 1 2 3
+    pool g1            -> used 1 free 3 cached 3
+    release a
+    pool g0            -> used 0 free 8 cached 4
+  )");
+}
+
+TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
+  KvCacheScenario s(Config({Pages(8), Pages(5, 5)}));
+  s.Run(R"(
+    start a 1..16 30
+    step a 16          -> ok
+    release a
+    start b 1..12 40   -> cached 12
+    reserve b 1        -> ok
+    delta b            -> g0 reset live=0 +0 +1 +2 +4; g1 reset live=2 +-1 +-1 +2 +4
+    lengths b g1       -> logical 12 physical 4
+  )");
+}
+
+TEST(KvCacheTest, AWindowPageThatIsGoneShortensTheHit) {
+  KvCacheScenario s(Config({Pages(12), Pages(4, 5)}));
+  s.Run(R"(
+    start a 1..16
+    step a 8           -> ok          # gives up page 0
+    step a 8           -> ok          # gives up pages 1 and 2
+    pool g1            -> used 1 free 3 cached 3
+    start b 61..68
+    step b 8           -> ok          # takes the two oldest
+    probe 1..17        -> cached 16
+    probe 1..13        -> cached 12
+    probe 1..9         -> cached 0    # would need page 1 of the window
+  )");
+}
+
+TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
+  KvCacheConfig config = Config({Pages(6)});
+  config.groups[0].side_pages_per_sequence = 2;
+  KvCacheScenario s(config);
+  s.Run(R"(
+    start a 1..8
+    pool               -> used 0 free 6 cached 0
+    reserve a 4        -> ok
+    side a             -> 0 1
+    pages a            -> 2
+    delta a            -> g0 reset live=0 +2 side+0 side+1
+    commit a 4
+    reserve a 4        -> ok
+    delta a            -> g0 live=0 +3
+    start b 21..28
+    reserve b 4        -> no g0 want 3 free 2
+    release a
+    pool               -> used 0 free 6 cached 1
+  )");
+}
+
+TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
+  KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
+  s.Run(R"(
+    start a 1..9                      # started
+    release a
+    start a 1..9                      # reserved
+    reserve a 9        -> ok
+    release a
+    start a 1..9                      # announced
+    reserve a 5        -> ok
+    delta a
+    release a
+    start a 1..9                      # committed
+    step a 6           -> ok
+    fork a b                          # forked, not reserved
+    release a
+    release b
+    start a 1..9
+    step a 2           -> ok
+    fork a b
+    reserve b 3        -> ok          # forked, copy pending
+    release b
+    release a
+    copies             ->
+    drop
+    pool g0            -> used 0 free 8 cached 0
+    pool g1            -> used 0 free 8 cached 0
+  )");
+  EXPECT_EQ(s.cache().Stats().leaked_pages, 0);
+}
+
+// Every prefix has the same name.
+class OneHash final : public PrefixHasher {
+ public:
+  PrefixHash Root(absl::string_view) const override { return {}; }
+  PrefixHash Extend(const PrefixHash&,
+                    absl::Span<const int32_t>) const override {
+    return {};
+  }
+};
+
+TEST(KvCacheTest, AHashCollisionIsAMiss) {
+  KvCacheScenario s(Config({Pages(8)}), std::make_unique<OneHash>());
+  s.Run(R"(
+    start a 1..8 salt=x
+    step a 8           -> ok          # the second page collides with the first
+    probe 1..9 salt=x  -> cached 4
+    probe 5..9 salt=x  -> cached 0    # other tokens
+    probe 1..9 salt=y  -> cached 0    # other root
+    start b 21..28 salt=x
+    step b 8           -> ok
+    probe 21..29 salt=x -> cached 0
+    start c 1..4 1..4 9 salt=x -> cached 4  # same tokens, other parent
+  )");
+  EXPECT_EQ(s.cache().Stats().pages_published, 1);
+  EXPECT_EQ(s.cache().Stats().pages_unpublished, 3);
+}
+
+TEST(KvCacheTest, CountsTokensBytesAndWaste) {
+  KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
+  s.Run(R"(
+    start a 1..10
+    step a 10          -> ok
+    start b 1..10      -> cached 8
+    step b 1           -> ok
+  )");
+  const KvCacheStats stats = s.cache().Stats();
+  EXPECT_EQ(stats.sequences, 2);
+  EXPECT_EQ(stats.logical_tokens, 19);
+  EXPECT_EQ(stats.query_tokens, 20);
+  EXPECT_EQ(stats.hit_tokens, 8);
+  const PageGroupStats& all = stats.groups[0];
+  EXPECT_EQ(all.used_pages, 4);  // two shared, one each
+  EXPECT_EQ(all.held_slots, 16);
+  EXPECT_EQ(all.filled_slots, 8 + 2 + 1);
+  EXPECT_EQ(all.physical_tokens, 19);
+  EXPECT_EQ(all.pool_bytes, 8 * kPageBytes);
+  EXPECT_EQ(all.used_bytes, 4 * kPageBytes);
+  EXPECT_EQ(all.waste_bytes, 4 * kPageBytes - 11 * kPayloadBytes / 4);
+  const PageGroupStats& windowed = stats.groups[1];
+  EXPECT_EQ(windowed.used_pages, 3);  // page 1 shared, one each
+  EXPECT_EQ(windowed.cached_pages, 1);
+  EXPECT_EQ(windowed.physical_tokens, 6 + 5);
+}
+
+TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
+  // 6 layers of 8 heads of 32 in bf16, the default page; every page published
+  // under a root of its own, the worst case for the index.
+  KvCacheConfig config;
+  config.page_tokens = 64;
+  config.groups.push_back({.num_pages = 512,
+                           .page_bytes = 64 * 6 * 8 * 32 * 2 * 2,
+                           .payload_bytes = 64 * 6 * 8 * 32 * 2 * 2});
+  KvCache cache(config);
+  for (int32_t i = 0; i < 512; ++i) {
+    std::vector<int32_t> tokens(64, i);
+    const SequenceId id(i);
+    cache.StartSequence(id, tokens, {.salt = std::to_string(i % 32)});
+    ASSERT_TRUE(cache.Reserve(id, 64));
+    cache.Commit(id, tokens);
+  }
+  const KvCacheStats stats = cache.Stats();
+  EXPECT_EQ(stats.pages_published, 512);
+  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);  // the token ids at least
+  EXPECT_LT(stats.metadata_bytes * 50, stats.groups[0].pool_bytes);
+}
+
+// What a step does must depend on its own tokens, not on the context's length.
+TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
+  constexpr int64_t kSequences = 256;
+  constexpr int64_t kContext = 4096;
+  KvCacheConfig config;
+  config.page_tokens = 64;
+  config.groups.push_back(
+      {.num_pages = kSequences * (kContext / 64 + 1), .page_bytes = 1});
+  KvCache cache(config);
+  std::vector<int32_t> tokens(kContext);
+  for (int64_t i = 0; i < kSequences; ++i) {
+    std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(i));
+    const SequenceId id(i);
+    // Lengths that reach a page's end at different steps.
+    const int64_t length = kContext - i % 64;
+    cache.StartSequence(id, tokens, {});
+    ASSERT_TRUE(cache.Reserve(id, length));
+    cache.Commit(id, absl::MakeConstSpan(tokens).subspan(
+                         0, static_cast<size_t>(length)));
+    google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
+    cache.TakeDeltas(id, &deltas);
+  }
+  const KvCacheStats before = cache.Stats();
+  google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
+  for (int64_t i = 0; i < kSequences; ++i) {
+    const SequenceId id(i);
+    ASSERT_TRUE(cache.Reserve(id, 1));
+    cache.TakeDeltas(id, &deltas);
+    cache.Commit(id, {7});
+  }
+  const KvCacheStats after = cache.Stats();
+  // Four of 256 begin a page, four others fill one.
+  EXPECT_EQ(deltas.size(), 4);
+  EXPECT_EQ(after.pages_allocated - before.pages_allocated, 4);
+  EXPECT_EQ(after.table_entries_sent - before.table_entries_sent, 4);
+  EXPECT_EQ(after.page_hashes - before.page_hashes, 4);
+  EXPECT_EQ(after.pages_evicted, before.pages_evicted);
+}
+
+TEST(KvCacheDeathTest, CommitBeyondTheReservationIsABug) {
+  KvCache cache(Config({Pages(4)}));
+  cache.StartSequence(SequenceId(1), {1, 2, 3}, {});
+  ASSERT_TRUE(cache.Reserve(SequenceId(1), 2));
+  EXPECT_DEATH(cache.Commit(SequenceId(1), {1, 2, 3}), "reserved_tokens");
+  EXPECT_DEATH(cache.StartSequence(SequenceId(1), {1}, {}), "is_new");
+  EXPECT_DEATH(cache.Release(SequenceId(2)), "check failed");
+}
+
+}  // namespace
+}  // namespace kvasir::cache
