@@ -79,8 +79,14 @@ RouterMetrics::RouterMetrics(const std::string& version)
       .Register(*registry_)
       .Add({{"version", version}})
       .Set(1);
+  // Series exist from the start, so that rates have a first point.
   for (const ReplicaState state : kStates) {
     replicas_.Add({{"state", ReplicaStateName(state)}});
+  }
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kResourceExhausted, absl::StatusCode::kUnavailable}) {
+    refused_.Add({{"code", absl::StatusCodeToString(code)}});
+    retries_.Add({{"code", absl::StatusCodeToString(code)}});
   }
 }
 

@@ -167,6 +167,15 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
        {FinishReason::kStop, FinishReason::kLength, FinishReason::kAbort}) {
     success_.Add({{"finished_reason", ReasonName(reason)}});
   }
+  for (const RefusalReason reason :
+       {RefusalReason::kNone, RefusalReason::kRetryElsewhere,
+        RefusalReason::kNeverFits, RefusalReason::kDraining}) {
+    refused_.Add({{"reason", RefusalName(reason)}});
+  }
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kInternal}) {
+    failure_.Add({{"code", absl::StatusCodeToString(code)}});
+  }
   AddConstants(constants);
 }
 
