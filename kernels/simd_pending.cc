@@ -23,13 +23,6 @@ void GatherRowsSimd(const GatherRowsParams& p, CpuStream& s) {
 void KvAppendSimd(const KvAppendParams& p, CpuStream& s) {
   KvAppendReference(p, s);
 }
-void PagedAttentionSimd(const PagedAttentionParams& p, float* scratch,
-                        CpuStream& s) {
-  PagedAttentionReference(p, scratch, s);
-}
-int64_t PagedAttentionScratch(const PagedAttentionParams& p, int) {
-  return p.value.width;
-}
 void LogSoftmaxSimd(const LogSoftmaxParams& p, CpuStream& s) {
   LogSoftmaxReference(p, s);
 }
