@@ -1,0 +1,230 @@
+#include "worker/decoder.h"
+
+#include <cmath>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "kernels/read_back.h"
+#include "worker/advance.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::Stream;
+using kernels::Workspace;
+
+struct DenseRows {
+  const float* x = nullptr;
+  int64_t num_rows = 0;
+  const float* bias = nullptr;
+};
+
+// y [rows, n] = x [rows, k] W, both without gaps between rows.
+absl::Status MatmulDense(Stream& stream, const DenseRows& in,
+                         const kernels::PackedMatrix& weight, float* y,
+                         Workspace& workspace) {
+  kernels::MatmulParams params;
+  params.x = in.x;
+  params.x_row_stride = weight.k;
+  params.num_rows = in.num_rows;
+  params.weight = weight;
+  params.bias = in.bias;
+  params.y = y;
+  params.y_row_stride = weight.n;
+  return kernels::Matmul(stream, params, workspace);
+}
+
+}  // namespace
+
+absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
+                                        kernels::DeviceAllocator* allocator,
+                                        kernels::Stream* stream) {
+  Decoder decoder;
+  decoder.parts_ = parts;
+  std::vector<uint64_t> steps;
+  for (const double frequency : parts.spec->rope.frequencies) {
+    steps.push_back(kernels::RopeStep(frequency));
+  }
+  const size_t bytes = steps.size() * sizeof(uint64_t);
+  KVASIR_ASSIGN_OR_RETURN(
+      decoder.rope_steps_,
+      allocator->Allocate(bytes, kernels::MemoryTag::kOther));
+  KVASIR_RETURN_IF_ERROR(kernels::Upload(*stream, decoder.rope_steps_.data(),
+                                         steps.data(), bytes));
+  return decoder;
+}
+
+absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch, float* x,
+                            Workspace& workspace) const {
+  const ModelWeights& weights = *parts_.weights;
+  kernels::EmbeddingParams params;
+  params.ids = batch.ids;
+  params.num_tokens = batch.num_tokens;
+  params.vocab = spec().vocab_size;
+  params.hidden = spec().hidden_size;
+  params.table = weights.embedding;
+  params.table_dtype = weights.embedding_dtype;
+  params.packed = weights.head;
+  params.out = x;
+  return kernels::Embedding(stream, params, workspace);
+}
+
+absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
+                          HiddenStates* out, Workspace& workspace) const {
+  const int64_t m = spec().hidden_size;
+  const int64_t t = batch.num_tokens;
+  out->x = workspace.Take<float>(t * m);
+  out->delta = workspace.Take<float>(t * m);
+  Workspace::Scope scope(&workspace);
+  float* const normed = workspace.Take<float>(t * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(Embed(stream, batch, out->x, workspace));
+
+  kernels::RmsNormParams norm;
+  norm.x = out->x;
+  norm.out = normed;
+  norm.num_rows = t;
+  norm.columns = m;
+  norm.eps = static_cast<float>(spec().norm_eps);
+  for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
+    const LayerWeights& weights =
+        parts_.weights->layers[static_cast<size_t>(layer)];
+    // What the layer before added enters with this norm.
+    norm.residual = layer == 0 ? nullptr : out->delta;
+    norm.weight = weights.input_norm;
+    KVASIR_RETURN_IF_ERROR(kernels::RmsNorm(stream, norm, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        Attention(stream, batch, layer, normed, out->delta, workspace));
+    norm.residual = out->delta;
+    norm.weight = weights.post_norm;
+    KVASIR_RETURN_IF_ERROR(kernels::RmsNorm(stream, norm, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        Mlp(stream, t, layer, normed, out->delta, workspace));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
+                                int64_t layer, const float* normed, float* out,
+                                Workspace& workspace) const {
+  const LayerWeights& weights =
+      parts_.weights->layers[static_cast<size_t>(layer)];
+  const KvArenas::Layer& arena =
+      parts_.arenas->layers()[static_cast<size_t>(layer)];
+  const AttentionBatch& group =
+      batch.groups[static_cast<size_t>(arena.page_group)];
+  const ShardSizes& shard = parts_.weights->shard;
+  const int64_t t = batch.num_tokens;
+  const int64_t d = spec().head_dim;
+  const int64_t q_columns = shard.num_q_heads * d;
+  const int64_t kv_columns = shard.kv_heads.count * d;
+  const int64_t columns = weights.qkv.n;
+
+  Workspace::Scope scope(&workspace);
+  float* const qkv = workspace.Take<float>(t * columns);
+  float* const attended = workspace.Take<float>(t * q_columns);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(MatmulDense(stream, {normed, t, weights.qkv_bias},
+                                     weights.qkv, qkv, workspace));
+
+  kernels::RopeParams rope;
+  rope.q = {qkv, columns, shard.num_q_heads, d};
+  rope.k = {Advance(qkv, q_columns), columns, shard.kv_heads.count, d};
+  rope.num_tokens = t;
+  rope.positions = batch.positions;
+  rope.steps = rope_steps_.as<uint64_t>();
+  rope.rotary_dim = spec().rope.rotary_dim;
+  rope.pairing = spec().rope.pairing == model::RopePairing::kHalfSplit
+                     ? kernels::RopePairing::kHalfSplit
+                     : kernels::RopePairing::kInterleaved;
+  rope.attention_factor = static_cast<float>(spec().rope.attention_factor);
+  KVASIR_RETURN_IF_ERROR(kernels::Rope(stream, rope, workspace));
+
+  kernels::KvAppendParams append;
+  append.key = Advance(qkv, q_columns);
+  append.value = Advance(qkv, q_columns + kv_columns);
+  append.key_row_stride = columns;
+  append.value_row_stride = columns;
+  append.slots = group.slots;
+  append.num_tokens = t;
+  append.page_tokens = parts_.page_tokens;
+  append.key_view = arena.key;
+  append.value_view = arena.value;
+  KVASIR_RETURN_IF_ERROR(kernels::KvAppend(stream, append, workspace));
+
+  kernels::PagedAttentionParams attention;
+  attention.q = qkv;
+  attention.q_row_stride = columns;
+  attention.out = attended;
+  attention.out_row_stride = q_columns;
+  attention.num_heads = shard.num_q_heads;
+  attention.num_kv_heads = shard.kv_heads.count;
+  attention.key = arena.key;
+  attention.value = arena.value;
+  attention.page_tokens = parts_.page_tokens;
+  attention.sequences = group.sequences;
+  attention.num_sequences = batch.num_sequences;
+  attention.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
+  attention.window = spec().layers[static_cast<size_t>(layer)].sliding_window;
+  KVASIR_RETURN_IF_ERROR(kernels::PagedAttention(stream, attention, workspace));
+
+  KVASIR_RETURN_IF_ERROR(MatmulDense(stream, {attended, t, weights.o_bias},
+                                     weights.o, out, workspace));
+  return parts_.collective->AllReduceSum(stream, out, t * spec().hidden_size,
+                                         workspace);
+}
+
+absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
+                          const float* normed, float* out,
+                          Workspace& workspace) const {
+  const LayerWeights& weights =
+      parts_.weights->layers[static_cast<size_t>(layer)];
+  const int64_t features = parts_.weights->shard.num_features;
+  Workspace::Scope scope(&workspace);
+  float* const gate_up = workspace.Take<float>(num_tokens * 2 * features);
+  float* const gated = workspace.Take<float>(num_tokens * features);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
+                                     {normed, num_tokens, weights.gate_up_bias},
+                                     weights.gate_up, gate_up, workspace));
+  KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
+      stream, {gate_up, gated, num_tokens, features}, workspace));
+  KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
+                                     {gated, num_tokens, weights.down_bias},
+                                     weights.down, out, workspace));
+  return parts_.collective->AllReduceSum(
+      stream, out, num_tokens * spec().hidden_size, workspace);
+}
+
+absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
+                                const int32_t* rows, int64_t num_rows,
+                                float* out, Workspace& workspace) const {
+  const int64_t m = spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const delta = workspace.Take<float>(num_rows * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  kernels::GatherRowsParams gather;
+  gather.x_row_stride = m;
+  gather.rows = rows;
+  gather.out_row_stride = m;
+  gather.num_rows = num_rows;
+  gather.columns = m;
+  gather.x = hidden.delta;
+  gather.out = delta;
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));
+  gather.x = hidden.x;
+  gather.out = out;
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));
+  kernels::RmsNormParams norm;
+  norm.x = out;
+  norm.residual = delta;
+  norm.weight = parts_.weights->final_norm;
+  norm.out = out;
+  norm.num_rows = num_rows;
+  norm.columns = m;
+  norm.eps = static_cast<float>(spec().norm_eps);
+  return kernels::RmsNorm(stream, norm, workspace);
+}
+
+}  // namespace kvasir::worker

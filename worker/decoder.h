@@ -1,0 +1,86 @@
+// The decoder layers: from token ids to hidden states, through the paged cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/allocator.h"
+#include "kernels/paged_attention.h"
+#include "kernels/stream.h"
+#include "kernels/workspace.h"
+#include "model/decoder_spec.h"
+#include "worker/collective.h"
+#include "worker/kv_arenas.h"
+#include "worker/weights.h"
+
+namespace kvasir::worker {
+
+// What attention needs to know in one page group. Device memory.
+struct AttentionBatch {
+  const int64_t* slots = nullptr;                         // [T]
+  const kernels::AttentionSequence* sequences = nullptr;  // [B]
+};
+
+// The tokens of one step. Device memory.
+struct TokenBatch {
+  int64_t num_tokens = 0;              // T
+  int64_t num_sequences = 0;           // B
+  const int32_t* ids = nullptr;        // [T]
+  const int64_t* positions = nullptr;  // [T], logical
+  absl::Span<const AttentionBatch> groups;
+};
+
+// The residual stream after the last layer is x + delta, [T, M] each.
+struct HiddenStates {
+  float* x = nullptr;
+  float* delta = nullptr;
+};
+
+// Owns: the RoPE table. Spec, weights, arenas and collective must outlive it.
+// Threads: one at a time.
+class Decoder {
+ public:
+  struct Parts {
+    const model::DecoderSpec* spec = nullptr;
+    const ModelWeights* weights = nullptr;
+    const KvArenas* arenas = nullptr;
+    Collective* collective = nullptr;
+    int64_t page_tokens = 0;
+  };
+
+  static absl::StatusOr<Decoder> Create(const Parts& parts,
+                                        kernels::DeviceAllocator* allocator,
+                                        kernels::Stream* stream);
+
+  // Writes the tokens' keys and values into the cache and attends through it.
+  // `out` is taken from the workspace, in the caller's scope.
+  absl::Status Run(kernels::Stream& stream, const TokenBatch& batch,
+                   HiddenStates* out, kernels::Workspace& workspace) const;
+
+  // out[r] = the final norm of the stream's row rows[r]. [num_rows, M]
+  absl::Status FinalNorm(kernels::Stream& stream, const HiddenStates& hidden,
+                         const int32_t* rows, int64_t num_rows, float* out,
+                         kernels::Workspace& workspace) const;
+
+  const model::DecoderSpec& spec() const { return *parts_.spec; }
+  const kernels::PackedMatrix& head() const { return parts_.weights->head; }
+
+ private:
+  Decoder() = default;
+  absl::Status Embed(kernels::Stream& stream, const TokenBatch& batch, float* x,
+                     kernels::Workspace& workspace) const;
+  absl::Status Attention(kernels::Stream& stream, const TokenBatch& batch,
+                         int64_t layer, const float* normed, float* out,
+                         kernels::Workspace& workspace) const;
+  absl::Status Mlp(kernels::Stream& stream, int64_t num_tokens, int64_t layer,
+                   const float* normed, float* out,
+                   kernels::Workspace& workspace) const;
+
+  Parts parts_;
+  kernels::DeviceBuffer rope_steps_;  // [rotary_dim / 2] uint64
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,159 @@
+#include "worker/kv_arenas.h"
+
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cache/plan.h"
+#include "kernels/ops.h"
+
+namespace kvasir::worker {
+namespace {
+
+absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
+  switch (dtype) {
+    case kvasir::v1::F32:
+      return kernels::DType::kF32;
+    case kvasir::v1::F16:
+      return kernels::DType::kF16;
+    case kvasir::v1::BF16:
+      return kernels::DType::kBf16;
+    default:
+      return absl::UnimplementedError(absl::StrCat(
+          "cache: number type ", static_cast<int>(dtype), " is not served"));
+  }
+}
+
+// Copies that one launch may do: none reads or writes what another writes.
+class PairBatch {
+ public:
+  bool Fits(const kernels::PagePair& pair) const {
+    return !written_.contains(pair.from) && !written_.contains(pair.to) &&
+           !read_.contains(pair.to);
+  }
+  void Add(const kernels::PagePair& pair) {
+    pairs_.push_back(pair);
+    read_.insert(pair.from);
+    written_.insert(pair.to);
+  }
+  void Clear() {
+    pairs_.clear();
+    read_.clear();
+    written_.clear();
+  }
+  const std::vector<kernels::PagePair>& pairs() const { return pairs_; }
+
+ private:
+  std::vector<kernels::PagePair> pairs_;
+  absl::flat_hash_set<int32_t> read_;
+  absl::flat_hash_set<int32_t> written_;
+};
+
+}  // namespace
+
+absl::StatusOr<KvArenas> KvArenas::Create(const cache::PageLayout& layout,
+                                          const cache::PageCounts& pages,
+                                          kernels::DeviceAllocator* allocator) {
+  KvArenas arenas;
+  arenas.pages_ = pages;
+  if (pages.size() != layout.page_groups().size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cache: page counts of ", pages.size(), " groups, want ",
+                     layout.page_groups().size()));
+  }
+  for (size_t index = 0; index < layout.layers().size(); ++index) {
+    const cache::LayerLayout& layer = layout.layers()[index];
+    Layer out;
+    out.page_group = layer.page_group.value();
+    KVASIR_ASSIGN_OR_RETURN(
+        kernels::DeviceBuffer arena,
+        allocator->Allocate(
+            static_cast<size_t>(layer.page_bytes *
+                                pages[static_cast<size_t>(out.page_group)]),
+            kernels::MemoryTag::kKvCache,
+            {.alignment_bytes = cache::kRegionAlignmentBytes,
+             .prefault = true}));
+    for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
+      KVASIR_ASSIGN_OR_RETURN(const cache::DenseSide dense,
+                              layout.Dense(static_cast<int64_t>(index), which));
+      KVASIR_ASSIGN_OR_RETURN(
+          kernels::DeviceBuffer offsets,
+          allocator->Allocate(
+              static_cast<size_t>(dense.num_heads) * sizeof(int64_t),
+              kernels::MemoryTag::kOther));
+      for (int64_t head = 0; head < dense.num_heads; ++head) {
+        offsets.as<int64_t>()[head] =
+            dense.offset_bytes + head * dense.head_stride_bytes;
+      }
+      kernels::KvSideView& view =
+          which == cache::Side::kKey ? out.key : out.value;
+      view.arena = arena.data();
+      view.page_bytes = layer.page_bytes;
+      view.group_offset_bytes = offsets.as<int64_t>();
+      view.num_groups = dense.num_heads;
+      view.slot_stride_bytes = dense.slot_stride_bytes;
+      view.width = dense.head_dim;
+      KVASIR_ASSIGN_OR_RETURN(view.dtype, StoredType(dense.dtype));
+      arenas.buffers_.push_back(std::move(offsets));
+    }
+    const int64_t slots =
+        pages[static_cast<size_t>(out.page_group)] * layout.page_tokens();
+    arenas.bytes_per_token_ +=
+        static_cast<double>(arena.bytes()) / static_cast<double>(slots);
+    arenas.buffers_.push_back(std::move(arena));
+    arenas.layers_.push_back(out);
+  }
+  return arenas;
+}
+
+absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {
+  if (page_group >= pages_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page group ", page_group, ": there are ", pages_.size()));
+  }
+  if (page < 0 || page >= pages_[page_group]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page ", page, " of group ", page_group,
+                     " is outside of the pool of ", pages_[page_group]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvArenas::Copy(
+    kernels::Stream& stream,
+    const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
+    kernels::Workspace& workspace) const {
+  for (const kvasir::v1::PageCopy& copy : copies) {
+    KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.from_page()));
+    KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.to_page()));
+  }
+  for (int64_t group = 0; group < num_page_groups(); ++group) {
+    PairBatch batch;
+    const auto flush = [&]() -> absl::Status {
+      for (const Layer& layer : layers_) {
+        if (layer.page_group != group || batch.pairs().empty()) continue;
+        kernels::CopyPagesParams params;
+        params.arena = layer.key.arena;  // the layer's, values included
+        params.page_bytes = layer.key.page_bytes;
+        params.num_pages = pages_[static_cast<size_t>(group)];
+        params.pairs = batch.pairs().data();
+        params.num_pairs = static_cast<int64_t>(batch.pairs().size());
+        KVASIR_RETURN_IF_ERROR(kernels::CopyPages(stream, params, workspace));
+      }
+      batch.Clear();
+      return absl::OkStatus();
+    };
+    for (const kvasir::v1::PageCopy& copy : copies) {
+      if (copy.page_group() != static_cast<uint32_t>(group)) continue;
+      const kernels::PagePair pair{copy.from_page(), copy.to_page()};
+      if (pair.from == pair.to) continue;
+      if (!batch.Fits(pair)) KVASIR_RETURN_IF_ERROR(flush());
+      batch.Add(pair);
+    }
+    KVASIR_RETURN_IF_ERROR(flush());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::worker

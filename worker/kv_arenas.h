@@ -1,0 +1,62 @@
+// The bytes of the cache's pages: one arena per layer, as the layout says.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cache/layout.h"
+#include "kernels/allocator.h"
+#include "kernels/kv_view.h"
+#include "kernels/stream.h"
+#include "kernels/workspace.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+
+namespace kvasir::worker {
+
+// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache".
+// Threads: one at a time.
+class KvArenas {
+ public:
+  struct Layer {
+    int64_t page_group = 0;
+    kernels::KvSideView key;
+    kernels::KvSideView value;
+  };
+
+  // `pages` by page group; memory is touched, so that the pool is really there.
+  // Layout's and allocator's errors.
+  static absl::StatusOr<KvArenas> Create(const cache::PageLayout& layout,
+                                         const cache::PageCounts& pages,
+                                         kernels::DeviceAllocator* allocator);
+
+  const std::vector<Layer>& layers() const { return layers_; }
+  const cache::PageCounts& num_pages() const { return pages_; }
+  int64_t num_page_groups() const {
+    return static_cast<int64_t>(pages_.size());
+  }
+
+  // Bytes that were allocated for one token's slots in every layer.
+  double bytes_per_token() const { return bytes_per_token_; }
+
+  // INVALID_ARGUMENT for a group or page that does not exist.
+  absl::Status CheckPage(uint32_t page_group, int32_t page) const;
+
+  // Enqueues whole-page copies in their order, over all layers of the group.
+  absl::Status Copy(
+      kernels::Stream& stream,
+      const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
+      kernels::Workspace& workspace) const;
+
+ private:
+  KvArenas() = default;
+
+  cache::PageCounts pages_;
+  double bytes_per_token_ = 0;
+  std::vector<Layer> layers_;
+  std::vector<kernels::DeviceBuffer> buffers_;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,104 @@
+#include "worker/rank.h"
+
+#include <openssl/sha.h>
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+
+cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
+  cache::CacheShape shape;
+  shape.num_kv_heads = spec.num_kv_heads;
+  shape.head_dim = spec.head_dim;
+  shape.rotary_dim = spec.rope.rotary_dim;
+  for (const model::LayerSpec& layer : spec.layers) {
+    shape.layers.push_back({.sliding_window = layer.sliding_window,
+                            .rope = spec.rope.rotary_dim > 0});
+  }
+  return shape;
+}
+
+std::string CacheId(const kvasir::v1::KvPlan& plan,
+                    const model::DecoderSpec& spec, int64_t page_tokens,
+                    const std::string& weights_id) {
+  kvasir::v1::KvPlan shaping;
+  shaping.set_schema_version(plan.schema_version());
+  for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
+    kvasir::v1::LayerPlan* const out = shaping.add_layers();
+    *out->mutable_key() = layer.key();
+    *out->mutable_value() = layer.value();
+  }
+  std::string text =
+      absl::StrCat("kvasir cache ", cache::kLayoutVersion, "\n", weights_id,
+                   "\n", page_tokens, "\n", cache::PlanToJson(shaping));
+  absl::StrAppendFormat(&text, "%d %d %a", spec.rope.rotary_dim,
+                        static_cast<int>(spec.rope.pairing),
+                        spec.rope.attention_factor);
+  for (const double frequency : spec.rope.frequencies) {
+    absl::StrAppendFormat(&text, " %a", frequency);
+  }
+  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
+  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+         digest.data());
+  constexpr size_t kIdBytes = 16;
+  return absl::BytesToHexString(absl::string_view(
+      reinterpret_cast<const char*>(digest.data()), kIdBytes));
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
+    const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
+    WeightSource* source, const RankOptions& options, Collective* collective) {
+  std::unique_ptr<Rank> rank(new Rank(spec, plan));
+  if (collective == nullptr) collective = &rank->single_rank_;
+  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
+  const ModelExecutorOptions& limits = options.executor;
+  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
+                          cache::PageLayout::Create(
+                              plan, CacheShapeOf(spec),
+                              {.page_tokens = options.page_tokens,
+                               .shard = collective->shard(),
+                               .max_chunk_tokens = limits.max_batched_tokens}));
+  rank->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
+  rank->pages_ = options.pages;
+  if (rank->pages_.empty()) {
+    rank->pages_ = rank->layout_->PagesForBudget(
+        {.budget_bytes = options.kv_cache_bytes,
+         .max_model_len = limits.max_model_len,
+         .max_chunk_tokens = limits.max_batched_tokens});
+  }
+  KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
+      rank->pages_, limits.max_model_len, limits.max_batched_tokens));
+
+  KVASIR_ASSIGN_OR_RETURN(rank->allocator_, kernels::DeviceAllocator::Create(
+                                                kernels::DeviceKind::kCpu,
+                                                options.memory_limit_bytes));
+  rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
+  rank->stream_ =
+      std::make_unique<kernels::CpuStream>(rank->pool_.get(), options.backend);
+  KVASIR_ASSIGN_OR_RETURN(ModelWeights weights,
+                          LoadWeights(spec, source, rank->allocator_.get(),
+                                      {.shard = collective->shard(),
+                                       .pool = rank->pool_.get(),
+                                       .progress = options.progress}));
+  rank->cache_id_ =
+      CacheId(plan, spec, options.page_tokens, weights.weights_id);
+  KVASIR_ASSIGN_OR_RETURN(
+      rank->executor_,
+      ModelExecutor::Create({.spec = &rank->spec_,
+                             .plan = &rank->plan_,
+                             .layout = rank->layout_.get(),
+                             .pages = rank->pages_,
+                             .allocator = rank->allocator_.get(),
+                             .stream = rank->stream_.get(),
+                             .collective = collective},
+                            std::move(weights), limits));
+  return rank;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,123 @@
+#include "worker/weight_source.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+namespace {
+
+kernels::DType DTypeOfTensor(model::TensorType type) {
+  switch (type) {
+    case model::TensorType::kF16:
+      return kernels::DType::kF16;
+    case model::TensorType::kBF16:
+      return kernels::DType::kBf16;
+    default:
+      return kernels::DType::kF32;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<kernels::DType> CheckpointSource::TypeOf(
+    const std::string& name) const {
+  KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
+                          checkpoint_->Tensor(name));
+  return DTypeOfTensor(entry.info->type);
+}
+
+absl::Status CheckpointSource::Read(const std::string& name,
+                                    std::span<std::byte> buffer,
+                                    Consumer consume) {
+  KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
+                          checkpoint_->Tensor(name));
+  model::TensorStream stream(entry, buffer);
+  while (true) {
+    KVASIR_ASSIGN_OR_RETURN(const model::TensorStream::Block block,
+                            stream.Next());
+    if (block.num_rows == 0) break;
+    KVASIR_RETURN_IF_ERROR(
+        consume({block.first_row, block.num_rows, block.bytes.data()}));
+  }
+  base::MutexLock lock(&mutex_);
+  fingerprints_[name] = stream.fingerprint();
+  return absl::OkStatus();
+}
+
+std::string CheckpointSource::WeightsId() const {
+  model::WeightsIdBuilder builder;
+  base::MutexLock lock(&mutex_);
+  for (const auto& [name, fingerprint] : fingerprints_) {
+    builder.Add(*checkpoint_->tensors().Find(name)->info, fingerprint);
+  }
+  return builder.Finish(checkpoint_->spec());
+}
+
+RandomSource::RandomSource(const model::ModelShape& shape, uint64_t seed,
+                           kernels::DType dtype)
+    : shape_name_(shape.name), seed_(seed), dtype_(dtype) {
+  for (model::RandomTensor& tensor : model::RandomTensorsOf(shape)) {
+    std::string name = tensor.name;
+    tensors_.emplace(std::move(name), std::move(tensor));
+  }
+}
+
+absl::StatusOr<const model::RandomTensor*> RandomSource::Find(
+    const std::string& name) const {
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("shape ", shape_name_, " has no tensor ", name));
+  }
+  return &found->second;
+}
+
+absl::StatusOr<kernels::DType> RandomSource::TypeOf(
+    const std::string& name) const {
+  KVASIR_RETURN_IF_ERROR(Find(name).status());
+  return dtype_;
+}
+
+absl::Status RandomSource::Read(const std::string& name,
+                                std::span<std::byte> buffer, Consumer consume) {
+  KVASIR_ASSIGN_OR_RETURN(const model::RandomTensor* const tensor, Find(name));
+  const int64_t rows = tensor->shape[0];
+  const int64_t columns = tensor->num_elements() / rows;
+  const int64_t row_bytes = columns * kernels::DTypeBytes(dtype_);
+  const int64_t rows_per_block =
+      static_cast<int64_t>(buffer.size()) / row_bytes;
+  if (rows_per_block == 0) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("tensor ", name, ": a row has ", row_bytes,
+                     " bytes, the buffer ", buffer.size()));
+  }
+  std::vector<float> numbers;
+  for (int64_t row = 0; row < rows; row += rows_per_block) {
+    const int64_t count = std::min(rows_per_block, rows - row);
+    numbers.resize(static_cast<size_t>(count * columns));
+    model::FillRandom(*tensor, seed_, row * columns, numbers);
+    std::byte* out = buffer.data();
+    kernels::VisitDType(dtype_, [&](auto zero) {
+      using T = decltype(zero);
+      for (const float number : numbers) {
+        const T stored = kernels::FromFloat<T>(number);
+        std::memcpy(out, &stored, sizeof(stored));
+        out += sizeof(stored);
+      }
+    });
+    KVASIR_RETURN_IF_ERROR(consume({row, count, buffer.data()}));
+  }
+  return absl::OkStatus();
+}
+
+std::string RandomSource::WeightsId() const {
+  return absl::StrCat("random-", shape_name_, "-", kernels::DTypeName(dtype_),
+                      "-", seed_);
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,83 @@
+// A model's weights as the executor uses them: packed, and only this rank's
+// part of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "base/tp_shard.h"
+#include "kernels/allocator.h"
+#include "kernels/matmul.h"
+#include "model/decoder_spec.h"
+#include "worker/weight_source.h"
+
+namespace kvasir::worker {
+
+// What one rank holds of a layer. q, k, v, gate and up are split by output
+// column, o and down by input row; embedding, head and norms are whole on every
+// rank, so that each samples the same token by itself.
+struct ShardSizes {
+  int64_t first_q_head = 0;
+  int64_t num_q_heads = 0;
+  base::HeadRange kv_heads;
+  int64_t first_feature = 0;  // of the intermediate size
+  int64_t num_features = 0;
+
+  // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
+  static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
+                                           base::TpShard shard);
+};
+
+// Vectors are float32, null where the model has none. Matrices keep the type
+// they were stored in (float32 where fused parts were stored differently).
+struct LayerWeights {
+  const float* input_norm = nullptr;    // [M]
+  kernels::PackedMatrix qkv;            // [M, (q + k + v heads) * D]
+  const float* qkv_bias = nullptr;      // [qkv.n]
+  kernels::PackedMatrix o;              // [q heads * D, M]
+  const float* o_bias = nullptr;        // [M]; on rank 0 only: it is summed
+  const float* post_norm = nullptr;     // [M]
+  kernels::PackedMatrix gate_up;        // [M, 2 * features]
+  const float* gate_up_bias = nullptr;  // [gate_up.n]
+  kernels::PackedMatrix down;           // [features, M]
+  const float* down_bias = nullptr;     // [M]; on rank 0 only
+};
+
+// Owns: all weight memory, under the tag "weights".
+struct ModelWeights {
+  ShardSizes shard;
+  std::vector<LayerWeights> layers;
+  const float* final_norm = nullptr;  // [M]
+  kernels::PackedMatrix head;         // [M, V]
+  // Row-major [V, M]; null when the head is tied: the packed head serves both.
+  const void* embedding = nullptr;
+  kernels::DType embedding_dtype = kernels::DType::kF32;
+
+  std::string weights_id;
+  // Of all matrices that a step streams (the embedding is only looked up in).
+  int64_t matrix_bytes = 0;
+
+  std::vector<kernels::DeviceBuffer> buffers;
+};
+
+struct LoadOptions {
+  base::TpShard shard;
+  // Runs on all threads of the pool; each reads and packs whole matrices.
+  base::ThreadPool* pool = nullptr;
+  size_t read_buffer_bytes = size_t{4} << 20;  // per thread
+  // Called from one thread at a time with the bytes packed so far and in all.
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+};
+
+// Reads every tensor once, and packs it while it is read: no second copy is
+// held. The source's and the allocator's errors, with the tensor's name.
+absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
+                                         WeightSource* source,
+                                         kernels::DeviceAllocator* allocator,
+                                         const LoadOptions& options);
+
+}  // namespace kvasir::worker
