@@ -28,7 +28,7 @@ namespace kvasir::cache {
 // them all and a page id names the same page in each layer's arena.
 using PageGroupId = base::StrongId<struct PageGroupTag, int32_t>;
 
-// Part of cache_id and of every exported image. Changes with the arrangement.
+// Written into every exported image. Goes up with the arrangement of a page.
 inline constexpr uint32_t kLayoutVersion = 1;
 
 // A cache line pair, and what vector and bulk copies like best.

@@ -30,9 +30,9 @@ class PagePin {
   PagePin(PagePin&& other) noexcept
       : pool_(std::exchange(other.pool_, nullptr)), page_(other.page_) {}
   PagePin& operator=(PagePin&& other) noexcept {
-    PagePin old(std::move(*this));
-    pool_ = std::exchange(other.pool_, nullptr);
-    page_ = other.page_;
+    PagePin moved(std::move(other));
+    std::swap(pool_, moved.pool_);
+    std::swap(page_, moved.page_);
     return *this;
   }
   ~PagePin() { Reset(); }

@@ -39,9 +39,9 @@ class PrefixRef {
   PrefixRef(PrefixRef&& other) noexcept
       : index_(std::exchange(other.index_, nullptr)), node_(other.node_) {}
   PrefixRef& operator=(PrefixRef&& other) noexcept {
-    PrefixRef old(std::move(*this));
-    index_ = std::exchange(other.index_, nullptr);
-    node_ = other.node_;
+    PrefixRef moved(std::move(other));
+    std::swap(index_, moved.index_);
+    std::swap(node_, moved.node_);
     return *this;
   }
   ~PrefixRef() { Reset(); }

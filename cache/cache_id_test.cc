@@ -1,0 +1,83 @@
+#include "cache/cache_id.h"
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace kvasir::cache {
+namespace {
+
+using kvasir::v1::BF16;
+using kvasir::v1::F16;
+using kvasir::v1::KvPlan;
+
+struct Case {
+  KvPlan plan;
+  CacheIdentity identity;
+};
+
+Case Base() {
+  Case c;
+  c.identity.shape.num_kv_heads = 2;
+  c.identity.shape.head_dim = 8;
+  c.identity.shape.rotary_dim = 8;
+  c.identity.shape.layers.resize(2);
+  c.identity.page_tokens = 64;
+  c.identity.rope.frequencies = {1, 0.5, 0.25, 0.125};
+  c.identity.tensor_fingerprint = "abc";
+  c.plan = FullRankPlan(c.identity.shape, BF16);
+  return c;
+}
+
+std::string IdAfter(const std::function<void(Case&)>& change) {
+  Case c = Base();
+  change(c);
+  return CacheId(c.plan, c.identity);
+}
+
+TEST(CacheIdTest, EqualInputsHaveOneId) {
+  EXPECT_EQ(IdAfter([](Case&) {}), IdAfter([](Case&) {}));
+  EXPECT_EQ(IdAfter([](Case&) {}).size(), 32u);
+}
+
+TEST(CacheIdTest, EverythingThatShapesALatentChangesIt) {
+  const std::vector<std::function<void(Case&)>> changes = {
+      [](Case&) {},
+      [](Case& c) {
+        c.plan.mutable_layers(1)
+            ->mutable_value()
+            ->mutable_parts(0)
+            ->mutable_codec()
+            ->set_dtype(F16);
+      },
+      [](Case& c) {
+        c.plan.mutable_layers(0)->mutable_key()->mutable_parts(0)->set_stored(
+            kvasir::v1::PRE_ROPE);
+      },
+      [](Case& c) { c.identity.page_tokens = 32; },
+      [](Case& c) { c.identity.rope.frequencies[3] = 0.126; },
+      [](Case& c) { c.identity.rope.frequencies.pop_back(); },
+      [](Case& c) { c.identity.rope.attention_factor = 1.1; },
+      [](Case& c) { c.identity.rope.interleaved = true; },
+      [](Case& c) { c.identity.shape.layers[1].sliding_window = 128; },
+      [](Case& c) { c.identity.tensor_fingerprint = "abd"; },
+  };
+  std::set<std::string> ids;
+  for (const auto& change : changes) ids.insert(IdAfter(change));
+  EXPECT_EQ(ids.size(), changes.size());
+}
+
+TEST(CacheIdTest, WhatARequestMayOverrideDoesNot) {
+  const std::string base = IdAfter([](Case&) {});
+  EXPECT_EQ(base, IdAfter([](Case& c) {
+              c.plan.mutable_layers(0)->mutable_eviction()->set_budget(128);
+              c.plan.mutable_layers(0)->mutable_selection()->set_budget(64);
+              c.plan.set_method("by another name");
+            }));
+}
+
+}  // namespace
+}  // namespace kvasir::cache
