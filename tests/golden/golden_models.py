@@ -67,7 +67,7 @@ def model_cases():
             "llama",
             dict(
                 vocab_size=89,
-                hidden_size=40,
+                hidden_size=42,
                 intermediate_size=52,
                 head_dim=16,
                 num_attention_heads=3,
