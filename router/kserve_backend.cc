@@ -1,0 +1,71 @@
+#include "router/kserve_backend.h"
+
+namespace kvasir::router {
+namespace {
+
+void Add(absl::Duration duration, inference::StatisticDuration* total) {
+  total->set_count(total->count() + 1);
+  total->set_ns(total->ns() +
+                static_cast<uint64_t>(absl::ToInt64Nanoseconds(duration)));
+}
+
+}  // namespace
+
+void KserveStatistics::Record(const std::string& model,
+                              const Outcome& outcome) {
+  base::MutexLock lock(&mutex_);
+  inference::ModelStatistics& statistics = models_[model];
+  inference::InferStatistics* totals = statistics.mutable_inference_stats();
+  if (!outcome.ok) {
+    Add(outcome.total, totals->mutable_fail());
+    return;
+  }
+  statistics.set_inference_count(statistics.inference_count() + 1);
+  statistics.set_execution_count(statistics.execution_count() + 1);
+  statistics.set_last_inference(
+      static_cast<uint64_t>(absl::ToUnixMillis(outcome.end)));
+  Add(outcome.total, totals->mutable_success());
+  Add(outcome.queue, totals->mutable_queue());
+  Add(outcome.compute, totals->mutable_compute_infer());
+}
+
+inference::ModelStatistics KserveStatistics::Of(
+    const std::string& model) const {
+  base::MutexLock lock(&mutex_);
+  const auto found = models_.find(model);
+  if (found != models_.end()) return found->second;
+  inference::ModelStatistics none;
+  none.mutable_inference_stats();
+  return none;
+}
+
+void KserveStopIndex::Add(const std::string& peer, const std::string& id,
+                          std::weak_ptr<KserveStream> stream, uint64_t number) {
+  base::MutexLock lock(&mutex_);
+  entries_.emplace(Key(peer, id), Entry{std::move(stream), number});
+}
+
+void KserveStopIndex::Remove(const std::string& peer, const std::string& id,
+                             uint64_t number) {
+  base::MutexLock lock(&mutex_);
+  const auto [begin, end] = entries_.equal_range(Key(peer, id));
+  for (auto it = begin; it != end; ++it) {
+    if (it->second.number == number) {
+      entries_.erase(it);
+      return;
+    }
+  }
+}
+
+std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>>
+KserveStopIndex::Find(const std::string& peer, const std::string& id) const {
+  std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>> found;
+  base::MutexLock lock(&mutex_);
+  const auto [begin, end] = entries_.equal_range(Key(peer, id));
+  for (auto it = begin; it != end; ++it) {
+    found.emplace_back(it->second.stream, it->second.number);
+  }
+  return found;
+}
+
+}  // namespace kvasir::router
