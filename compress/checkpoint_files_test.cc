@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "base/status_matchers.h"
-#include "compress/hf_config.h"
 #include "compress/random_checkpoint.h"
 #include "compress/safetensors_writer.h"
 #include "nlohmann/json.hpp"
@@ -210,24 +209,6 @@ TEST_F(CheckpointFilesTest, InitWithoutATokenizerThereIsRefused) {
   EXPECT_THAT(
       WriteRandomCheckpoint(options, GoOn),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("no tokenizer.json")));
-}
-
-TEST_F(CheckpointFilesTest, ConfigsNameFamilyAndScaling) {
-  const json llama = json::parse(
-      HfConfigJson(*model::FindShape("llama-3.1-8b"), StoredDtype::kBf16));
-  EXPECT_EQ(llama["architectures"], json::parse(R"(["LlamaForCausalLM"])"));
-  EXPECT_EQ(llama["rope_scaling"]["rope_type"], "llama3");
-  EXPECT_EQ(llama["rope_scaling"]["factor"], 8.0);
-  const json mistral = json::parse(
-      HfConfigJson(*model::FindShape("mistral-7b"), StoredDtype::kF32));
-  EXPECT_EQ(mistral["model_type"], "mistral");
-  EXPECT_EQ(mistral["sliding_window"], 4096);
-  EXPECT_EQ(mistral["torch_dtype"], "float32");
-  const json qwen = json::parse(
-      HfConfigJson(*model::FindShape("qwen2.5-0.5b"), StoredDtype::kBf16));
-  EXPECT_EQ(qwen["model_type"], "qwen2");
-  EXPECT_EQ(qwen["tie_word_embeddings"], true);
-  EXPECT_TRUE(qwen["rope_scaling"].is_null());
 }
 
 }  // namespace

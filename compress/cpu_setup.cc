@@ -2,10 +2,8 @@
 
 #include <dlfcn.h>
 #include <malloc.h>
-#include <sched.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 
 namespace kvasir::compress {
@@ -50,12 +48,6 @@ void KeepFreedMemory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);
-}
-
-int AvailableCpus() {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  return std::max(CPU_COUNT(&allowed), 1);
 }
 
 }  // namespace kvasir::compress

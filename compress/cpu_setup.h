@@ -15,7 +15,4 @@ void UseOneBlasThread();
 // blocks in every step, and giving them back costs a page fault per 4 KiB.
 void KeepFreedMemory();
 
-// The CPUs this process may run on.
-int AvailableCpus();
-
 }  // namespace kvasir::compress

@@ -24,7 +24,8 @@ namespace {
 
 constexpr char kStateFile[] = "pretrain.state";
 
-// What the run is made of: a state is resumed only under the same text.
+// What the run is made of; a state is resumed only under the same. Its length
+// is not in it, so that a run can be ended early or made longer.
 std::string DescribeRun(const PretrainOptions& options,
                         const TokenStream& train) {
   const model::ModelShape& s = options.shape;
@@ -33,14 +34,12 @@ std::string DescribeRun(const PretrainOptions& options,
       s.intermediate_size, " heads ", s.num_query_heads, "/", s.num_kv_heads,
       "x", s.head_dim, " vocab ", s.vocab_size, " context ", s.max_position,
       " theta ", s.rope_theta, " tied ", s.tied_embedding);
-  absl::StrAppend(&text, " seed ", options.seed, " steps ", options.steps,
-                  " time ", absl::FormatDuration(options.time_budget),
-                  " batch ", options.batch_tokens, " micro ",
-                  options.micro_batch_tokens, " lr ", options.learning_rate,
-                  " warmup ", options.warmup, " final ",
-                  options.final_learning_rate, " decay ", options.weight_decay,
-                  " clip ", options.clip_norm, " muon ", options.muon,
-                  " train tokens ", train.ids.size());
+  absl::StrAppend(&text, " seed ", options.seed, " batch ",
+                  options.batch_tokens, " micro ", options.micro_batch_tokens,
+                  " lr ", options.learning_rate, " warmup ", options.warmup,
+                  " final ", options.final_learning_rate, " decay ",
+                  options.weight_decay, " clip ", options.clip_norm, " muon ",
+                  options.muon, " train tokens ", train.ids.size());
   for (const RampStage& stage : options.ramp) {
     absl::StrAppend(&text, " ", stage.crop_tokens, "@", stage.begin);
   }

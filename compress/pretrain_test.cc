@@ -359,6 +359,22 @@ TEST_F(PretrainTest, AStateOfOtherOptionsIsRefused) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("lr 0.5")));
 }
 
+TEST_F(PretrainTest, AResumedRunMayHaveAnotherLength) {
+  const TokenStream text = PredictableText(2000);
+  PretrainOptions options = Options("run");
+  EXPECT_THAT(Pretrain(options, text, {},
+                       [](const PretrainProgress& progress) {
+                         return progress.step < 4;
+                       }),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("step 4")));
+  options.resume = true;
+  options.steps = 4;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const PretrainResult result,
+                              Pretrain(options, text, {}, GoOn));
+  EXPECT_EQ(result.steps, 4);
+  EXPECT_TRUE(std::filesystem::exists(options.out / "model.safetensors"));
+}
+
 TEST_F(PretrainTest, NothingToResumeIsNotFound) {
   PretrainOptions options = Options("empty");
   options.resume = true;

@@ -4,7 +4,10 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
@@ -13,7 +16,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/machine.h"
 #include "base/status_macros.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "cli/version.h"
 #include "compress/cpu_setup.h"
 #include "compress/hf_config.h"
 #include "compress/pretrain.h"
@@ -23,10 +30,19 @@
 #include "model/tokenizer.h"
 #include "nlohmann/json.hpp"
 
-namespace kvasir::compress {
+namespace kvasir::cli {
 namespace {
 
-enum ExitCode : int { kExitOk = 0, kExitFailed = 1, kExitUsage = 2 };
+using compress::PretrainOptions;
+using compress::PretrainProgress;
+using compress::PretrainResult;
+using compress::RampStage;
+using compress::RandomCheckpointOptions;
+using compress::RandomCheckpointProgress;
+using compress::StoredDtype;
+using compress::TokenStream;
+
+constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
 std::atomic<bool> stop_asked{false};
 
@@ -43,12 +59,13 @@ struct ShapeFlags {
 void AddShapeFlags(CLI::App* command, const std::string& name_flag,
                    ShapeFlags& flags) {
   const std::string known = absl::StrJoin(model::KnownShapeNames(), ", ");
-  command->add_option(name_flag, flags.name, "Shape to start from: " + known);
+  AddFlag(command, name_flag, flags.name, "Shape to start from: " + known);
   model::ModelShape& sizes = flags.sizes;
-  auto size = [&](const char* flag, int64_t& value, const char* help) {
+  auto size = [&](const char* flag, auto& value, const char* help) {
     command->add_option(flag, value, help)
+        ->envname(EnvironmentName(flag))
         ->check(CLI::PositiveNumber)
-        ->group("Sizes in place of the shape's");
+        ->group(kSizesGroup);
   };
   size("--layers", sizes.num_layers, "Layers");
   size("--hidden", sizes.hidden_size, "Width of the residual stream");
@@ -57,12 +74,11 @@ void AddShapeFlags(CLI::App* command, const std::string& name_flag,
   size("--kv-heads", sizes.num_kv_heads, "KV heads");
   size("--head-dim", sizes.head_dim, "Numbers per head");
   size("--context", sizes.max_position, "Longest context, tokens");
-  command->add_option("--rope-theta", flags.rope_theta, "RoPE base")
-      ->check(CLI::PositiveNumber)
-      ->group("Sizes in place of the shape's");
+  size("--rope-theta", flags.rope_theta, "RoPE base");
   command->add_option("--output-head", flags.head, "tied or untied")
+      ->envname(EnvironmentName("--output-head"))
       ->check(CLI::IsMember({"tied", "untied"}))
-      ->group("Sizes in place of the shape's");
+      ->group(kSizesGroup);
 }
 
 absl::StatusOr<model::ModelShape> ShapeOf(const ShapeFlags& flags) {
@@ -100,27 +116,20 @@ absl::Status RunInit(InitFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
   options.dtype = flags.dtype == "f32" ? StoredDtype::kF32 : StoredDtype::kBf16;
   if (!flags.tokenizer.empty()) options.tokenizer = flags.tokenizer;
-  const absl::Time start = absl::Now();
-  absl::Time last_line = start;
-  KVASIR_RETURN_IF_ERROR(WriteRandomCheckpoint(
+  constexpr int64_t kMegabyte = 1'000'000;
+  std::optional<Progress> progress_line;
+  KVASIR_RETURN_IF_ERROR(compress::WriteRandomCheckpoint(
       options, [&](const RandomCheckpointProgress& progress) {
-        const absl::Time now = absl::Now();
-        if (!flags.quiet && now - last_line >= absl::Seconds(2)) {
-          last_line = now;
-          const double done = static_cast<double>(progress.written_bytes) /
-                              static_cast<double>(progress.total_bytes);
-          absl::FPrintF(
-              stderr, "init: %3.0f %% of %.2f GB, %.0f s left\n", 100.0 * done,
-              static_cast<double>(progress.total_bytes) * 1e-9,
-              absl::ToDoubleSeconds(now - start) * (1.0 - done) / done);
+        if (!progress_line) {
+          progress_line.emplace("init", progress.total_bytes / kMegabyte, "MB",
+                                !flags.quiet);
         }
+        progress_line->Update(progress.written_bytes / kMegabyte);
         return !stop_asked;
       }));
-  if (!flags.quiet) {
-    absl::FPrintF(stderr, "init: %d parameters in %s, %.1f s\n",
-                  model::CountParameters(options.shape), options.out.string(),
-                  absl::ToDoubleSeconds(absl::Now() - start));
-  }
+  progress_line.reset();  // ends its line
+  absl::PrintF("%d parameters: %s\n", model::CountParameters(options.shape),
+               options.out.string());
   return absl::OkStatus();
 }
 
@@ -133,28 +142,22 @@ void AddInitCommand(CLI::App& app, InitFlags& flags) {
   command
       ->add_option("--vocab", flags.shape.sizes.vocab_size, "Vocabulary size")
       ->check(CLI::PositiveNumber)
-      ->group("Sizes in place of the shape's");
-  command->add_option("--out", flags.options.out, "Folder to write")
-      ->required();
-  command->add_option("--seed", flags.options.seed, "Seed of the weights")
-      ->capture_default_str();
-  command->add_option("--dtype", flags.dtype, "bf16 or f32")
-      ->check(CLI::IsMember({"bf16", "f32"}))
-      ->capture_default_str();
-  command->add_option("--tokenizer", flags.tokenizer,
-                      "Folder whose tokenizer files are copied");
-  command
-      ->add_option("--max-shard-bytes", flags.options.max_shard_bytes,
-                   "Larger checkpoints become several files")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_option("--threads", flags.options.threads, "Threads")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command->add_flag("--overwrite", flags.options.overwrite,
-                    "Replace the weights in the folder");
-  command->add_flag("--quiet", flags.quiet, "No progress");
+      ->group(kSizesGroup);
+  RandomCheckpointOptions& options = flags.options;
+  AddFlag(command, "--out", options.out, "Folder to write")->required();
+  AddFlag(command, "--seed", options.seed, "Seed of the weights");
+  AddFlag(command, "--dtype", flags.dtype, "bf16 or f32")
+      ->check(CLI::IsMember({"bf16", "f32"}));
+  AddFlag(command, "--tokenizer", flags.tokenizer,
+          "Folder whose tokenizer files are copied");
+  AddBytes(command, "--max-shard-bytes", options.max_shard_bytes,
+           "Larger checkpoints become several files")
+      ->check(CLI::PositiveNumber);
+  AddFlag(command, "--threads", options.threads, "Threads")
+      ->check(CLI::PositiveNumber);
+  AddSwitch(command, "--overwrite", options.overwrite,
+            "Replace the weights in the folder");
+  AddSwitch(command, "--quiet", flags.quiet, "No progress");
 }
 
 // ------------------------------------------------------------ pretrain
@@ -164,25 +167,12 @@ struct PretrainFlags {
   std::string text;
   std::string validation_text;
   std::string tokenizer;
-  std::string time_budget;
   std::string crops = "512";
   std::string optimizer = "muon";
-  std::string validation_interval = "5m";
-  std::string checkpoint_interval = "5m";
   PretrainOptions options;
   bool json = false;
   bool quiet = false;
 };
-
-absl::StatusOr<absl::Duration> ParseTime(const char* flag,
-                                         const std::string& text) {
-  absl::Duration parsed;
-  if (!absl::ParseDuration(text, &parsed) || parsed <= absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flag, ": '", text, "' is no duration: want e.g. 90s, 60m, 2h"));
-  }
-  return parsed;
-}
 
 // "256,512@0.65,1024@0.88": crops of 512 tokens from 65 % of the run on.
 absl::StatusOr<std::vector<RampStage>> ParseRamp(const std::string& text) {
@@ -205,24 +195,6 @@ absl::StatusOr<std::vector<RampStage>> ParseRamp(const std::string& text) {
     ramp.push_back(stage);
   }
   return ramp;
-}
-
-absl::Status ReadPretrainFlags(PretrainFlags& flags) {
-  PretrainOptions& options = flags.options;
-  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
-  KVASIR_ASSIGN_OR_RETURN(options.ramp, ParseRamp(flags.crops));
-  if (!flags.time_budget.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(options.time_budget,
-                            ParseTime("--time-budget", flags.time_budget));
-  }
-  KVASIR_ASSIGN_OR_RETURN(
-      options.validation_interval,
-      ParseTime("--validate-every", flags.validation_interval));
-  KVASIR_ASSIGN_OR_RETURN(
-      options.checkpoint_interval,
-      ParseTime("--checkpoint-every", flags.checkpoint_interval));
-  options.muon = flags.optimizer == "muon";
-  return absl::OkStatus();
 }
 
 // One line every ten seconds, and each measurement on the validation text.
@@ -277,7 +249,9 @@ void PrintResult(const PretrainFlags& flags, const PretrainResult& result) {
 
 absl::Status RunPretrain(PretrainFlags& flags) {
   PretrainOptions& options = flags.options;
-  KVASIR_RETURN_IF_ERROR(ReadPretrainFlags(flags));
+  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
+  KVASIR_ASSIGN_OR_RETURN(options.ramp, ParseRamp(flags.crops));
+  options.muon = flags.optimizer == "muon";
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
                           model::Tokenizer::Load(flags.tokenizer));
   options.shape.vocab_size = tokenizer->vocab_size();
@@ -287,28 +261,30 @@ absl::Status RunPretrain(PretrainFlags& flags) {
   }
   options.shape.bos_token_id = *tokenizer->bos_id();
   options.shape.eos_token_id = tokenizer->eos_ids().front();
-  KVASIR_ASSIGN_OR_RETURN(const TokenStream train,
-                          EncodeFile(flags.text, *tokenizer, options.threads));
+  KVASIR_ASSIGN_OR_RETURN(
+      const TokenStream train,
+      compress::EncodeFile(flags.text, *tokenizer, options.threads));
   TokenStream validation;
   if (!flags.validation_text.empty()) {
     KVASIR_ASSIGN_OR_RETURN(
-        validation,
-        EncodeFile(flags.validation_text, *tokenizer, options.threads));
+        validation, compress::EncodeFile(flags.validation_text, *tokenizer,
+                                         options.threads));
   }
   if (!flags.quiet) {
     absl::FPrintF(stderr, "pretrain: %d parameters, %d tokens of text\n",
                   model::CountParameters(options.shape), train.ids.size());
   }
-  KVASIR_RETURN_IF_ERROR(CopyTokenizer(flags.tokenizer, options.out));
-  UseOneBlasThread();
-  KeepFreedMemory();
+  KVASIR_RETURN_IF_ERROR(compress::CopyTokenizer(flags.tokenizer, options.out));
+  compress::UseOneBlasThread();
+  compress::KeepFreedMemory();
   ProgressLines lines;
-  KVASIR_ASSIGN_OR_RETURN(const PretrainResult result,
-                          Pretrain(options, train, validation,
-                                   [&](const PretrainProgress& progress) {
-                                     if (!flags.quiet) lines.Show(progress);
-                                     return !stop_asked;
-                                   }));
+  KVASIR_ASSIGN_OR_RETURN(
+      const PretrainResult result,
+      compress::Pretrain(options, train, validation,
+                         [&](const PretrainProgress& progress) {
+                           if (!flags.quiet) lines.Show(progress);
+                           return !stop_asked;
+                         }));
   PrintResult(flags, result);
   return absl::OkStatus();
 }
@@ -321,14 +297,14 @@ void AddPretrainCommand(CLI::App& app, PretrainFlags& flags) {
   flags.shape.name = "kvasir-tiny";
   AddShapeFlags(command, "--shape", flags.shape);
   auto add = [&](const char* flag, auto& value, const char* help) {
-    return command->add_option(flag, value, help)->capture_default_str();
+    return AddFlag(command, flag, value, help);
   };
   add("--text", flags.text, "Text to train on")->required();
   add("--valid", flags.validation_text, "Text to measure on");
   add("--tokenizer", flags.tokenizer, "Folder with tokenizer.json")->required();
   add("--out", options.out, "Folder to write the checkpoint into")->required();
-  add("--time-budget", flags.time_budget,
-      "Train for this long (60m); the schedules end with it");
+  AddDuration(command, "--time-budget", options.time_budget,
+              "Train for this long (60m); the schedules end with it");
   add("--steps", options.steps, "Train for so many steps, instead");
   add("--seed", options.seed, "Seed of weights and order");
   add("--batch", options.batch_tokens, "Tokens per step")
@@ -351,32 +327,40 @@ void AddPretrainCommand(CLI::App& app, PretrainFlags& flags) {
   add("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   add("--threads", options.threads, "CPU threads")->check(CLI::PositiveNumber);
-  add("--validate-every", flags.validation_interval, "Time between samples");
-  add("--checkpoint-every", flags.checkpoint_interval,
-      "Time between saved states");
-  command->add_flag("--resume", options.resume,
-                    "Go on from the state that a stopped run left in --out");
-  command->add_flag("--json", flags.json, "Print the result as JSON");
-  command->add_flag("--quiet", flags.quiet, "No progress");
+  AddDuration(command, "--validate-every", options.validation_interval,
+              "Time between samples of the validation text");
+  AddDuration(command, "--checkpoint-every", options.checkpoint_interval,
+              "Time between saved states");
+  AddSwitch(command, "--resume", options.resume,
+            "Go on from the state that a stopped run left in --out; only the "
+            "length of the run may be changed");
+  AddSwitch(command, "--json", flags.json, "Print the result as JSON");
+  AddSwitch(command, "--quiet", flags.quiet, "No progress");
 }
 
 int Main(int argc, char** argv) {
-  UseBestBlasKernels(argv);
+  compress::UseBestBlasKernels(argv);
   std::signal(SIGINT, AskToStop);
   std::signal(SIGTERM, AskToStop);
 
   CLI::App app{"kvasir-compress: makes and changes checkpoints, offline."};
   app.name("kvasir-compress");
+  app.set_version_flag("--version", std::string(kVersion));
   app.set_config("--config", "",
                  "TOML or INI file; keys are flag names, sections subcommands");
   app.fallthrough();
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 done, 1 failed or stopped, 2 wrong usage.");
+  app.footer(
+      "Every flag can also be set as an environment variable: "
+      "--max-shard-bytes "
+      "is\nKVASIR_MAX_SHARD_BYTES.\nExit codes: 0 done, 1 failed or stopped, 2 "
+      "wrong usage.");
+  const int cpus = base::ReadMachineLimits().cpus;
   InitFlags init;
-  init.options.threads = AvailableCpus();
+  init.options.threads = cpus;
   AddInitCommand(app, init);
   PretrainFlags pretrain;
-  pretrain.options.threads = AvailableCpus();
+  pretrain.options.threads = cpus;
   AddPretrainCommand(app, pretrain);
   try {
     app.parse(argc, argv);
@@ -394,11 +378,11 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace kvasir::compress
+}  // namespace kvasir::cli
 
 int main(int argc, char** argv) {
   try {
-    return kvasir::compress::Main(argc, argv);
+    return kvasir::cli::Main(argc, argv);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kvasir-compress: %s\n", error.what());
     return 1;
