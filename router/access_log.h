@@ -1,0 +1,54 @@
+// One line per request: who, how much, how long, how it ended. Never what was
+// written: no prompt, no token ids, no salts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace kvasir::router {
+
+struct AccessRecord {
+  absl::Time start;
+  std::string request_id;
+  std::string client_request_id;
+  std::string facade;
+  std::string peer;
+  std::string tenant;
+  std::string model;
+  // Of the last attempt; empty if it was sent to none.
+  std::string replica;
+  uint32_t prompt_tokens = 0;
+  uint32_t output_tokens = 0;
+  uint32_t cached_tokens = 0;
+  uint32_t samples = 0;
+  // Streams opened to workers.
+  uint32_t attempts = 0;
+  // Submit to the first attempt; infinite if there was none.
+  absl::Duration queue = absl::InfiniteDuration();
+  // Submit to the first token; infinite if there was none.
+  absl::Duration time_to_first_token = absl::InfiniteDuration();
+  absl::Duration duration;
+  // stop, length, abort; or cancelled, slow_reader, shutdown, deadline,
+  // refused, lost, error.
+  std::string finish_reason;
+  absl::Status status;
+  std::string traceparent;
+};
+
+// Threads: any thread, several at once. Must not block.
+class AccessLogSink {
+ public:
+  virtual ~AccessLogSink() = default;
+  virtual void Write(const AccessRecord& record) = 0;
+};
+
+// One line through base/log.h.
+class LogAccess final : public AccessLogSink {
+ public:
+  void Write(const AccessRecord& record) override;
+};
+
+}  // namespace kvasir::router

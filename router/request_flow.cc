@@ -1,0 +1,177 @@
+#include "router/request_flow.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/refusal.h"
+
+namespace kvasir::router {
+
+using kvasir::v1::GenerateEvent;
+
+RequestFlow::RequestFlow(CanonicalRequest request, std::string id,
+                         int max_attempts, absl::Time now)
+    : request_(std::move(request)),
+      id_(std::move(id)),
+      max_attempts_(max_attempts),
+      start_(now),
+      samples_(request_.sampling.n()) {}
+
+bool RequestFlow::Cancel(CancelReason reason) {
+  if (cancel_reason_.has_value()) return false;
+  cancel_reason_ = reason;
+  return true;
+}
+
+void RequestFlow::OnAttempt(const std::string& replica, absl::Time now) {
+  ++attempts_;
+  tried_.push_back(replica);
+  first_attempt_ = std::min(first_attempt_, now);
+}
+
+RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
+                                           absl::Time now) {
+  Delivery delivery;
+  if (cancelled()) return delivery;
+  if (event.has_accepted()) {
+    // A second replica's word is nothing new to the client.
+    delivery.deliver = !accepted_;
+    accepted_ = true;
+    return delivery;
+  }
+  const uint32_t index =
+      event.has_tokens() ? event.tokens().index() : event.finish().index();
+  // A worker's slip must not reach the client, nor memory beyond the samples.
+  if (index >= samples_.size() || samples_[index].finished) return delivery;
+  Sample& sample = samples_[index];
+  delivery.deliver = true;
+  if (event.has_finish()) {
+    sample.finished = true;
+    cached_tokens_ = std::max(cached_tokens_, event.finish().cached_tokens());
+    if (index == 0) finish_reason_ = event.finish().reason();
+    return delivery;
+  }
+  const auto& ids = event.tokens().token_ids();
+  output_tokens_ += static_cast<uint32_t>(ids.size());
+  if (samples_.size() == 1) {
+    AppendTokenBytes(
+        absl::MakeConstSpan(ids.data(), static_cast<size_t>(ids.size())),
+        &emitted_);
+  }
+  if (first_token_ == absl::InfiniteFuture()) {
+    first_token_ = now;
+    delivery.time_to_first_token = now - start_;
+  } else if (sample.last_tokens != absl::InfinitePast()) {
+    delivery.inter_token = now - sample.last_tokens;
+  }
+  sample.last_tokens = now;
+  return delivery;
+}
+
+bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
+  if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
+  if (output_tokens_ > 0 || request_.deadline <= now) return false;
+  if (const auto refusal = proto::RefusalOf(status)) {
+    return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
+           refusal->reason() == kvasir::v1::Refusal::DRAINING;
+  }
+  return absl::IsUnavailable(status);
+}
+
+std::optional<absl::Status> RequestFlow::OnAttemptDone(
+    const absl::Status& status, absl::Time now) {
+  if (cancelled()) return CancelledStatus();
+  absl::Status end = status;
+  const std::string& replica = tried_.back();
+  if (end.ok()) {
+    const bool complete =
+        std::all_of(samples_.begin(), samples_.end(),
+                    [](const Sample& sample) { return sample.finished; });
+    if (complete) return end;
+    end = absl::UnavailableError(
+        absl::StrCat("worker ", replica, " ended the stream early"));
+  } else if (absl::IsCancelled(end)) {
+    // Nobody here cancelled: the worker did, by a reset or its own shutdown.
+    end = absl::UnavailableError(
+        absl::StrCat("worker ", replica, " reset the stream"));
+  }
+  last_error_ = end;
+  if (Retryable(end, now)) return std::nullopt;
+  return end;
+}
+
+absl::Status RequestFlow::NoReplica(const absl::Status& otherwise) const {
+  if (cancelled()) return CancelledStatus();
+  return last_error_.ok() ? otherwise : last_error_;
+}
+
+absl::Status RequestFlow::CancelledStatus() const {
+  switch (cancel_reason_.value_or(CancelReason::kClient)) {
+    case CancelReason::kClient:
+      return absl::CancelledError("cancelled by the client");
+    case CancelReason::kStopString:
+      return absl::CancelledError("a stop string matched");
+    case CancelReason::kSlowReader:
+      return absl::CancelledError("the client reads too slowly");
+    case CancelReason::kShutdown:
+      return absl::CancelledError("the server is shutting down");
+  }
+  return absl::CancelledError("cancelled");
+}
+
+std::string RequestFlow::FinishReasonName(const absl::Status& status) const {
+  if (status.ok()) {
+    switch (finish_reason_) {
+      case kvasir::v1::FINISH_STOP:
+        return "stop";
+      case kvasir::v1::FINISH_LENGTH:
+        return "length";
+      default:
+        return "abort";
+    }
+  }
+  if (cancelled()) {
+    switch (*cancel_reason_) {
+      case CancelReason::kClient:
+        return "cancelled";
+      case CancelReason::kStopString:
+        return "stop";
+      case CancelReason::kSlowReader:
+        return "slow_reader";
+      case CancelReason::kShutdown:
+        return "shutdown";
+    }
+  }
+  if (absl::IsDeadlineExceeded(status)) return "deadline";
+  if (proto::RefusalOf(status).has_value()) return "refused";
+  if (absl::IsUnavailable(status)) return "lost";
+  return "error";
+}
+
+AccessRecord RequestFlow::Record(const absl::Status& status,
+                                 absl::Time now) const {
+  AccessRecord record;
+  record.start = start_;
+  record.request_id = id_;
+  record.client_request_id = request_.client_request_id;
+  record.facade = request_.facade;
+  record.peer = request_.peer;
+  record.tenant = request_.tenant;
+  record.model = request_.model;
+  if (!tried_.empty()) record.replica = tried_.back();
+  record.prompt_tokens = static_cast<uint32_t>(request_.prompt.size_tokens());
+  record.output_tokens = output_tokens_;
+  record.cached_tokens = cached_tokens_;
+  record.samples = request_.sampling.n();
+  record.attempts = attempts_;
+  record.queue = first_attempt_ - start_;
+  record.time_to_first_token = first_token_ - start_;
+  record.duration = now - start_;
+  record.finish_reason = FinishReasonName(status);
+  record.status = status;
+  record.traceparent = request_.traceparent;
+  return record;
+}
+
+}  // namespace kvasir::router
