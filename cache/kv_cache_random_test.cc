@@ -1,0 +1,407 @@
+// Random operations on KvCache, with invariants checked after each and a model
+// of the executor that really writes slots: what a sequence reads must be what
+// its own tokens put there.
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "cache/kv_cache.h"
+
+namespace kvasir::cache {
+namespace {
+
+constexpr int64_t kPageTokens = 4;
+
+// Names everything by two bits: collisions all the time.
+class WeakHasher final : public PrefixHasher {
+ public:
+  PrefixHash Root(absl::string_view salt) const override {
+    return Name(salt.size());
+  }
+  PrefixHash Extend(const PrefixHash& parent,
+                    absl::Span<const int32_t> token_ids) const override {
+    size_t sum = parent.bytes[0];
+    for (int32_t id : token_ids) sum = sum * 31 + static_cast<size_t>(id);
+    return Name(sum >> 1);
+  }
+
+ private:
+  static PrefixHash Name(size_t value) {
+    PrefixHash hash;
+    hash.bytes[0] = static_cast<uint8_t>(value & 3);
+    return hash;
+  }
+};
+
+// Applies deltas and copies as an executor does. A slot's content is the hash
+// of all tokens up to it.
+class SlotModel {
+ public:
+  explicit SlotModel(const KvCacheConfig& config) : config_(config) {
+    for (const KvCacheConfig::Group& group : config.groups) {
+      slots_.emplace_back(static_cast<size_t>(group.num_pages * kPageTokens),
+                          0);
+    }
+  }
+
+  void Copy(const kvasir::v1::PageCopy& copy) {
+    std::vector<uint64_t>& slots = slots_[copy.page_group()];
+    for (int64_t s = 0; s < kPageTokens; ++s) {
+      slots[Slot(copy.to_page(), s)] = slots[Slot(copy.from_page(), s)];
+    }
+  }
+
+  void Apply(SequenceId id, const kvasir::v1::BlockTableDelta& delta) {
+    Table& table = tables_[{id.value(), delta.page_group()}];
+    if (delta.reset()) table = Table();
+    for (int32_t page : delta.appended_pages()) table.pages.push_back(page);
+    table.first_live = delta.first_live_index();
+  }
+
+  void Drop(SequenceId id) {
+    std::erase_if(tables_, [id](const auto& entry) {
+      return entry.first.first == id.value();
+    });
+  }
+
+  void Write(SequenceId id, uint32_t group, int64_t position, uint64_t value) {
+    *At(id, group, position) = value;
+  }
+  uint64_t Read(SequenceId id, uint32_t group, int64_t position) {
+    return *At(id, group, position);
+  }
+
+ private:
+  struct Table {
+    std::vector<int32_t> pages;
+    uint32_t first_live = 0;
+  };
+
+  static size_t Slot(int32_t page, int64_t slot) {
+    return static_cast<size_t>(page * kPageTokens + slot);
+  }
+  uint64_t* At(SequenceId id, uint32_t group, int64_t position) {
+    const Table& table = tables_.at({id.value(), group});
+    const auto index = static_cast<size_t>(position / kPageTokens);
+    EXPECT_GE(index, table.first_live);
+    return &slots_[group].at(
+        Slot(table.pages.at(index), position % kPageTokens));
+  }
+
+  const KvCacheConfig config_;
+  std::vector<std::vector<uint64_t>> slots_;
+  std::map<std::pair<int64_t, uint32_t>, Table> tables_;
+};
+
+struct Options {
+  uint64_t seed = 0;
+  bool weak_hash = false;
+  bool may_fork = true;
+  KvCacheConfig config;
+};
+
+class RandomRun {
+ public:
+  explicit RandomRun(const Options& options)
+      : options_(options),
+        random_(options.seed),
+        model_(options.config),
+        cache_(options.config,
+               options.weak_hash ? std::make_unique<WeakHasher>() : nullptr) {}
+
+  void Run(int steps) {
+    for (int i = 0; i < steps && !::testing::Test::HasFailure(); ++i) {
+      SCOPED_TRACE(absl::StrCat("seed ", options_.seed, " operation ", i));
+      Operation();
+      Check();
+    }
+    while (!live_.empty()) End(live_.begin()->first, &KvCache::Release);
+    Check();
+    const KvCacheStats stats = cache_.Stats();
+    EXPECT_EQ(stats.leaked_pages, 0);
+    for (const PageGroupStats& group : stats.groups) {
+      EXPECT_EQ(group.free_pages, group.num_pages);
+      EXPECT_EQ(group.filled_slots, 0);
+    }
+    cache_.DropPrefixCache();
+    Check();
+    for (const PageGroupStats& group : cache_.Stats().groups) {
+      EXPECT_EQ(group.cached_pages, 0);
+    }
+  }
+
+  KvCacheStats stats() const { return cache_.Stats(); }
+
+ private:
+  struct Live {
+    std::vector<int32_t> tokens;
+    int64_t committed = 0;
+  };
+
+  int64_t Below(int64_t limit) {
+    return std::uniform_int_distribution<int64_t>(0, limit - 1)(random_);
+  }
+  int64_t AnyLive() {
+    auto it = live_.begin();
+    std::advance(it, Below(static_cast<int64_t>(live_.size())));
+    return it->first;
+  }
+
+  void Operation() {
+    const int64_t choice = Below(100);
+    if (live_.empty() || choice < 15) {
+      Start();
+    } else if (choice < 85) {
+      Step();
+    } else if (choice < 90 && options_.may_fork) {
+      Fork();
+    } else if (choice < 95) {
+      End(AnyLive(), &KvCache::Release);
+    } else if (choice < 99) {
+      Restart();
+    } else {
+      cache_.DropPrefixCache();
+    }
+  }
+
+  void Start() {
+    // Few different prompts, so that they share prefixes.
+    std::vector<int32_t> tokens(static_cast<size_t>(1 + Below(30)));
+    const auto kind = static_cast<int32_t>(Below(3));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      tokens[i] = Below(40) == 0 ? 7 : kind + static_cast<int32_t>(i % 5);
+    }
+    Start(std::move(tokens));
+  }
+
+  void Start(std::vector<int32_t> tokens) {
+    StartOptions options;
+    options.salt = Below(5) == 0 ? "other" : "";
+    options.reuse_prefix = Below(8) != 0;
+    options.publish_prefix = Below(8) != 0;
+    const SequenceId id(next_id_++);
+    const int64_t probed = cache_.CachedPrefixTokens(tokens, options);
+    const StartResult started = cache_.StartSequence(id, tokens, options);
+    EXPECT_EQ(started.cached_tokens, probed);
+    EXPECT_LT(started.cached_tokens, static_cast<int64_t>(tokens.size()));
+    EXPECT_EQ(started.cached_tokens % kPageTokens, 0);
+    live_[id.value()] = {std::move(tokens), started.cached_tokens};
+  }
+
+  // A step of a random batch: all reserve, then all deltas and copies are
+  // taken, then all write and commit.
+  void Step() {
+    std::map<int64_t, int64_t> batch;
+    for (auto& [id, of] : live_) {
+      if (Below(2) == 0) continue;
+      if (of.committed == static_cast<int64_t>(of.tokens.size())) {
+        of.tokens.push_back(static_cast<int32_t>(Below(4)));
+      }
+      const int64_t left =
+          static_cast<int64_t>(of.tokens.size()) - of.committed;
+      const int64_t count = 1 + Below(left);
+      if (cache_.Reserve(SequenceId(id), count)) batch[id] = count;
+      Check();
+    }
+    // Some that have reserved do not run after all: given up, or put off.
+    if (!batch.empty() && Below(4) == 0) {
+      const int64_t victim = batch.begin()->first;
+      batch.erase(victim);
+      if (Below(2) == 0) End(victim, &KvCache::Preempt);
+      Check();
+    }
+    google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
+    cache_.TakePageCopies(&copies);
+    for (const auto& copy : copies) model_.Copy(copy);
+    for (const auto& [id, count] : batch) {
+      google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
+      cache_.TakeDeltas(SequenceId(id), &deltas);
+      for (const auto& delta : deltas) model_.Apply(SequenceId(id), delta);
+    }
+    for (const auto& [id, count] : batch) Write(id, count);
+    for (const auto& [id, count] : batch) ReadBack(id);
+    for (const auto& [id, count] : batch) {
+      Live& of = live_[id];
+      cache_.Commit(SequenceId(id), absl::MakeConstSpan(of.tokens).subspan(
+                                        static_cast<size_t>(of.committed),
+                                        static_cast<size_t>(count)));
+      of.committed += count;
+      Check();
+    }
+  }
+
+  static std::vector<uint64_t> PrefixValues(const std::vector<int32_t>& ids) {
+    std::vector<uint64_t> values;
+    uint64_t value = 1;
+    for (int32_t id : ids) {
+      value = (value ^ static_cast<uint64_t>(id + 1)) * 0x9E3779B97F4A7C15u;
+      values.push_back(value);
+    }
+    return values;
+  }
+
+  void Write(int64_t id, int64_t count) {
+    const Live& of = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
+      for (int64_t p = of.committed; p < of.committed + count; ++p) {
+        model_.Write(SequenceId(id), g, p, values[static_cast<size_t>(p)]);
+      }
+    }
+  }
+
+  // After all of the step's writes: every slot that the step's first query sees
+  // still holds this sequence's own.
+  void ReadBack(int64_t id) {
+    const Live& of = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
+      const int64_t first = FirstVisibleToken(
+          options_.config.groups[g].sliding_window, of.committed);
+      for (int64_t p = first; p < of.committed; ++p) {
+        ASSERT_EQ(model_.Read(SequenceId(id), g, p),
+                  values[static_cast<size_t>(p)])
+            << "sequence " << id << " group " << g << " position " << p;
+      }
+    }
+  }
+
+  void Fork() {
+    const int64_t parent = AnyLive();
+    if (cache_.reserved_tokens(SequenceId(parent)) != 0) return;
+    const int64_t child = next_id_++;
+    cache_.Fork(SequenceId(parent), SequenceId(child));
+    live_[child] = live_[parent];
+    EXPECT_EQ(cache_.logical_tokens(SequenceId(child)), live_[child].committed);
+  }
+
+  void End(int64_t id, void (KvCache::*how)(SequenceId)) {
+    const int64_t want = cache_.PagesFreedByRelease(SequenceId(id));
+    const int64_t before = FreePages();
+    (cache_.*how)(SequenceId(id));
+    EXPECT_EQ(FreePages() - before, want);
+    model_.Drop(SequenceId(id));
+    live_.erase(id);
+  }
+
+  int64_t FreePages() const {
+    int64_t pages = 0;
+    for (int64_t g = 0; g < cache_.num_page_groups(); ++g) {
+      pages += cache_.available_pages(PageGroupId(static_cast<int32_t>(g)));
+    }
+    return pages;
+  }
+
+  void Restart() {
+    const int64_t id = AnyLive();
+    std::vector<int32_t> tokens = live_[id].tokens;
+    End(id, &KvCache::Preempt);
+    Start(std::move(tokens));
+  }
+
+  void Check() {
+    const absl::Status invariants = cache_.CheckInvariants();
+    ASSERT_TRUE(invariants.ok()) << invariants;
+  }
+
+  const Options options_;
+  std::mt19937_64 random_;
+  SlotModel model_;
+  KvCache cache_;
+  std::map<int64_t, Live> live_;
+  int64_t next_id_ = 0;
+};
+
+KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
+  KvCacheConfig config;
+  config.page_tokens = kPageTokens;
+  config.groups = std::move(groups);
+  return config;
+}
+
+constexpr int kSeeds = 40;
+constexpr int kOperations = 150;
+
+// The sum over the seeds of what a run must have met to mean something.
+struct Met {
+  int64_t evicted = 0;
+  int64_t copied = 0;
+  int64_t hits = 0;
+  int64_t window_released = 0;
+  int64_t unpublished = 0;
+};
+
+Met RunSeeds(Options options) {
+  Met met;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    options.seed = seed;
+    RandomRun run(options);
+    run.Run(kOperations);
+    if (::testing::Test::HasFailure()) break;
+    const KvCacheStats stats = run.stats();
+    met.evicted += stats.pages_evicted;
+    met.copied += stats.pages_copied;
+    met.hits += stats.hit_tokens;
+    met.window_released += stats.pages_window_released;
+    met.unpublished += stats.pages_unpublished;
+  }
+  return met;
+}
+
+TEST(KvCacheRandomTest, OneGroup) {
+  const Met met = RunSeeds({.config = Config({{.num_pages = 24}})});
+  EXPECT_GT(met.evicted, 0);
+  EXPECT_GT(met.copied, 0);
+  EXPECT_GT(met.hits, 0);
+  EXPECT_EQ(met.unpublished, 0);
+}
+
+TEST(KvCacheRandomTest, ATinyPoolRefusesAllTheTime) {
+  const Met met = RunSeeds({.config = Config({{.num_pages = 9}})});
+  EXPECT_GT(met.evicted, 0);
+}
+
+TEST(KvCacheRandomTest, GroupsWithAndWithoutAWindow) {
+  const Met met =
+      RunSeeds({.config = Config({{.num_pages = 30},
+                                  {.num_pages = 16, .sliding_window = 6},
+                                  {.num_pages = 16, .sliding_window = 1}})});
+  EXPECT_GT(met.window_released, 0);
+  EXPECT_GT(met.evicted, 0);
+  EXPECT_GT(met.hits, 0);
+  EXPECT_GT(met.copied, 0);
+}
+
+TEST(KvCacheRandomTest, OnlyWindows) {
+  const Met met =
+      RunSeeds({.config = Config({{.num_pages = 14, .sliding_window = 9}})});
+  EXPECT_GT(met.window_released, 0);
+  EXPECT_GT(met.hits, 0);
+}
+
+TEST(KvCacheRandomTest, AWeakHashCostsHitsAndNothingElse) {
+  const Met met =
+      RunSeeds({.weak_hash = true,
+                .config = Config({{.num_pages = 24},
+                                  {.num_pages = 16, .sliding_window = 6}})});
+  EXPECT_GT(met.hits, 0);
+  EXPECT_GT(met.unpublished, 0);
+}
+
+TEST(KvCacheRandomTest, SidePages) {
+  const Met met = RunSeeds(
+      {.may_fork = false,
+       .config = Config({{.num_pages = 30, .side_pages_per_sequence = 2},
+                         {.num_pages = 30}})});
+  EXPECT_GT(met.hits, 0);
+}
+
+}  // namespace
+}  // namespace kvasir::cache
