@@ -40,6 +40,8 @@ struct StallReport {
 
 struct EngineOptions {
   SchedulerOptions scheduler;
+  // Create sets vocab_size, max_model_len and token_masks from the rest, and
+  // max_n to at most max_num_seqs.
   RequestLimits limits;
   // A step takes at most so long while there is work; zero: no watchdog.
   absl::Duration watchdog = absl::Seconds(60);
@@ -88,7 +90,7 @@ class Engine {
 
   // Validates and queues. Refusals:
   //   INVALID_ARGUMENT, UNIMPLEMENTED      kNone
-  //   INVALID_ARGUMENT                     kNeverFits (too long for the pool)
+  //   INVALID_ARGUMENT                     kNeverFits (prompt too long)
   //   ALREADY_EXISTS                       kNone (id and attempt are live)
   //   RESOURCE_EXHAUSTED                   kRetryElsewhere (queue full)
   //   UNAVAILABLE                          kDraining, or kRetryElsewhere (not
@@ -110,8 +112,8 @@ class Engine {
   bool WaitIdle(absl::Time deadline);
 
   LoadSnapshot Load() const;
-  // `listener` hears the load at once (from this thread) and then after every
-  // step or event that changed it, until it is destroyed.
+  // `listener` hears the load soon, and then after every step or event that
+  // changed it, until it is destroyed.
   void SubscribeLoad(std::weak_ptr<LoadListener> listener);
 
   EngineTotals Totals() const;

@@ -110,6 +110,7 @@ struct RequestSummary {
   std::optional<FinishReason> reason;
   absl::Status status;
   RefusalReason refusal = RefusalReason::kNone;
+  bool aborted = false;  // at least one sample was
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;  // of all samples
   uint32_t cached_tokens = 0;

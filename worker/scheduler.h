@@ -40,6 +40,18 @@ struct SchedulerDeps {
   TokenMaskProvider* token_masks = nullptr;  // may be null
 };
 
+// One sequence as others may see it: for tests and for an operator who looks.
+struct SequenceSnapshot {
+  std::string request_id;
+  uint32_t sample_index = 0;
+  uint64_t sequence_id = 0;
+  bool running = false;  // else waiting
+  int32_t priority = 0;
+  uint32_t num_tokens = 0;
+  uint32_t computed_tokens = 0;
+  uint32_t preemptions = 0;
+};
+
 // Owns: every request from Add to its last sink call, and their sequences.
 // Threads: one thread at a time; it calls the sinks and the observer.
 // Errors: what a request can do wrong is a Refusal; a result that does not
@@ -83,6 +95,8 @@ class Scheduler {
   // Requests that wait for their first step.
   uint32_t num_queued() const { return num_queued_; }
   LoadSnapshot Load() const;
+  // Running sequences, then waiting ones, each in the order they are served.
+  std::vector<SequenceSnapshot> Snapshot() const;
   // What the last Schedule and Apply did. The durations are the caller's.
   const StepStats& last_step() const { return stats_; }
 

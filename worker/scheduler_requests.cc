@@ -185,6 +185,7 @@ void Scheduler::Finish(Sequence* sequence, FinishReason reason,
   info.preemptions = sequence->preemptions;
   info.last = --state.unfinished == 0;
   state.summary.output_tokens += info.output_tokens;
+  state.summary.aborted |= reason == FinishReason::kAbort;
   if (sequence->sample_index == 0) {
     state.summary.reason = reason;
     state.summary.queue = info.queue;
@@ -285,6 +286,23 @@ std::vector<RequestState*> Scheduler::LiveRequests() const {
   }
   std::sort(all.begin(), all.end(),
             [](const auto* a, const auto* b) { return a->order < b->order; });
+  return all;
+}
+
+std::vector<SequenceSnapshot> Scheduler::Snapshot() const {
+  std::vector<SequenceSnapshot> all;
+  const auto add = [&](const Sequence& sequence, bool running) {
+    all.push_back({.request_id = sequence.request->request.request_id,
+                   .sample_index = sequence.sample_index,
+                   .sequence_id = sequence.id,
+                   .running = running,
+                   .priority = sequence.priority(),
+                   .num_tokens = static_cast<uint32_t>(sequence.tokens.size()),
+                   .computed_tokens = sequence.computed,
+                   .preemptions = sequence.preemptions});
+  };
+  for (const Sequence* sequence : running_) add(*sequence, true);
+  for (const Sequence* sequence : waiting_) add(*sequence, false);
   return all;
 }
 
