@@ -76,8 +76,7 @@ class Engine::Impl final : public EngineObserver {
   };
 
   // EngineObserver: the scheduler's, on the engine's thread.
-  void OnRequestEnd(const RequestSummary& summary) override
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnRequestEnd(const RequestSummary& summary) override;
 
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -93,7 +92,9 @@ class Engine::Impl final : public EngineObserver {
   absl::Status Step(bool* planned);
   absl::StatusOr<kvasir::v1::StepResult> Execute(const StepPlan& plan)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // Makes ends and load visible to other threads, together.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
+  void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -109,8 +110,16 @@ class Engine::Impl final : public EngineObserver {
   std::thread thread_;
   std::thread watchdog_;
 
+  struct Ended {
+    std::string request_id;
+    uint32_t attempt = 0;
+    bool failed = false;
+    bool aborted = false;
+  };
+
   // Engine's thread.
   std::unique_ptr<Scheduler> scheduler_;
+  std::vector<Ended> ended_;  // since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
 
@@ -499,8 +508,10 @@ void Engine::Impl::Publish() {
     scheduler_queued_ = scheduler_->num_queued();
     load.draining = draining_;
     const bool wanted = std::exchange(load_wanted_, false);
-    if (load == load_ && !wanted) return;
+    const bool changed = load != load_;
     load_ = load;
+    ForgetEnded();
+    if (!changed && !wanted) return;
     std::erase_if(listeners_, [&](const std::weak_ptr<LoadListener>& weak) {
       auto listener = weak.lock();
       if (listener == nullptr) return true;
@@ -514,19 +525,24 @@ void Engine::Impl::Publish() {
 void Engine::Impl::OnRequestEnd(const RequestSummary& summary) {
   if (warming_up_) return;
   if (options_.observer != nullptr) options_.observer->OnRequestEnd(summary);
-  MutexLock lock(&mutex_);
-  if (!summary.reason.has_value()) {
-    ++totals_.failed;
-  } else if (summary.aborted) {
-    ++totals_.aborted;
-  } else {
-    ++totals_.finished;
+  ended_.push_back({.request_id = summary.request_id,
+                    .attempt = summary.attempt,
+                    .failed = !summary.reason.has_value(),
+                    .aborted = summary.aborted});
+}
+
+void Engine::Impl::ForgetEnded() {
+  for (const Ended& ended : ended_) {
+    ++(ended.failed    ? totals_.failed
+       : ended.aborted ? totals_.aborted
+                       : totals_.finished);
+    const auto found = live_.find(ended.request_id);
+    KVASIR_CHECK(found != live_.end());
+    std::erase(found->second, ended.attempt);
+    if (found->second.empty()) live_.erase(found);
+    if (--num_live_ == 0) changed_.SignalAll();
   }
-  const auto found = live_.find(summary.request_id);
-  KVASIR_CHECK(found != live_.end());
-  std::erase(found->second, summary.attempt);
-  if (found->second.empty()) live_.erase(found);
-  if (--num_live_ == 0) changed_.SignalAll();
+  ended_.clear();
 }
 
 void Engine::Impl::Fail(const absl::Status& status) {

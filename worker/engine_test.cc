@@ -322,6 +322,16 @@ TEST_F(EngineTest, StopAbortsWhatRunsAndWaits) {
   }
   gate_.AwaitHeld();
   std::thread stop([&] { engine_->Stop(); });
+  // Not before Stop has been noticed: the requests could finish.
+  int more = 0;
+  while (true) {
+    auto sink = std::make_shared<WaitableSink>();
+    const Refusal refusal =
+        engine_->Submit(MakeRequest(absl::StrCat("more", more++)), sink);
+    if (refusal.ok()) sinks.push_back(std::move(sink));
+    if (refusal.status.code() == absl::StatusCode::kUnavailable) break;
+    std::this_thread::yield();
+  }
   gate_.Open();
   stop.join();
   for (const auto& sink : sinks) {
@@ -535,7 +545,8 @@ TEST_F(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      std::mt19937 random(static_cast<uint32_t>(t));
+      std::mt19937 generator(static_cast<uint32_t>(t));
+      const auto random = [&] { return static_cast<uint32_t>(generator()); };
       std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
       for (int i = 0; i < kRequests; ++i) {
         Request request =

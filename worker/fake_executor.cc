@@ -113,6 +113,15 @@ absl::StatusOr<StepResult> FakeExecutor::Execute(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
+  for (const auto& copy : plan.page_copies()) {
+    const auto group = static_cast<int32_t>(copy.page_group());
+    DropBehindWindows(0, group, copy.to_page());
+    if (pages_[copy.page_group()][static_cast<size_t>(copy.to_page())]
+            .held_by.size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("copy to page ", copy.to_page(), ", which is shared"));
+    }
+  }
   if (total_tokens > options_.max_batched_tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat(total_tokens, " tokens in a step"));
@@ -176,10 +185,6 @@ absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
         "copy of page ", copy.from_page(), " to ", copy.to_page()));
   }
   Page& to = pages[static_cast<size_t>(copy.to_page())];
-  if (!to.held_by.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("copy to page ", copy.to_page(), ", which is in use"));
-  }
   to.slots = pages[static_cast<size_t>(copy.from_page())].slots;
   to.copied = true;
   to.writer = 0;
@@ -194,28 +199,7 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
     const uint32_t g = delta.page_group();
     if (g >= pages_.size()) return Broken(id, "unknown page group ", g);
     if (delta.reset() != is_new) return Broken(id, "reset is ", delta.reset());
-    Table& table = state->tables[g];
-    for (int32_t page : delta.appended_pages()) {
-      if (page < 0 || page >= options_.groups[g].num_pages) {
-        // Entries that were never live may stand for no page.
-        if (page != -1) return Broken(id, "page ", page, " of group ", g);
-      } else if (!pages_[g][static_cast<size_t>(page)]
-                      .held_by.insert(id)
-                      .second) {
-        return Broken(id, "page ", page, " twice in the table");
-      }
-      table.pages.push_back(page);
-    }
-    if (delta.first_live_index() < table.first_live ||
-        delta.first_live_index() > table.pages.size()) {
-      return Broken(id, "first live index ", delta.first_live_index());
-    }
-    for (; table.first_live < delta.first_live_index(); ++table.first_live) {
-      const int32_t page = table.pages[table.first_live];
-      if (page >= 0) {
-        pages_[g][static_cast<size_t>(page)].held_by.erase(id);
-      }
-    }
+    KVASIR_RETURN_IF_ERROR(ApplyDelta(id, delta, &state->tables[g]));
   }
   if (is_new) {
     state->length = step.logical_start();
@@ -224,6 +208,36 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
   if (step.logical_start() != state->length) {
     return Broken(id, "starts at ", step.logical_start(), ", want ",
                   state->length);
+  }
+  return absl::OkStatus();
+}
+
+// Pages go before pages come: one may be given up and taken again.
+absl::Status FakeExecutor::ApplyDelta(uint64_t id,
+                                      const kvasir::v1::BlockTableDelta& delta,
+                                      Table* table) {
+  const uint32_t g = delta.page_group();
+  const uint32_t first_live = delta.first_live_index();
+  const auto old_size = static_cast<uint32_t>(table->pages.size());
+  if (first_live < table->first_live ||
+      first_live >
+          old_size + static_cast<uint32_t>(delta.appended_pages_size())) {
+    return Broken(id, "first live index ", first_live);
+  }
+  for (uint32_t i = table->first_live; i < std::min(first_live, old_size);
+       ++i) {
+    pages_[g][static_cast<size_t>(table->pages[i])].held_by.erase(id);
+  }
+  table->first_live = first_live;
+  for (int32_t page : delta.appended_pages()) {
+    table->pages.push_back(page);
+    if (table->pages.size() <= first_live) continue;  // names no page
+    if (page < 0 || page >= options_.groups[g].num_pages) {
+      return Broken(id, "page ", page, " of group ", g);
+    }
+    if (!pages_[g][static_cast<size_t>(page)].held_by.insert(id).second) {
+      return Broken(id, "page ", page, " twice in the table");
+    }
   }
   return absl::OkStatus();
 }
@@ -279,8 +293,8 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
                   table.first_live, "..", table.pages.size());
   }
   const int32_t page_id = table.pages[index];
-  if (page_id < 0) return Broken(sequence_id, "position ", position, ": -1");
   Page& page = pages_[static_cast<size_t>(group)][static_cast<size_t>(page_id)];
+  DropBehindWindows(sequence_id, group, page_id);
   if (page.held_by.size() != 1) {
     return Broken(sequence_id, "writes page ", page_id, ", which ",
                   page.held_by.size(), " sequences hold");
@@ -298,12 +312,34 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
+// A sequence that sat out a step has not told yet which pages it gave up behind
+// its window: who else holds the page but will not look at it does not count.
+void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
+                                     int32_t page_id) {
+  const auto g = static_cast<size_t>(group);
+  const uint64_t window = options_.groups[g].sliding_window;
+  if (window == 0) return;
+  auto& held_by = pages_[g][static_cast<size_t>(page_id)].held_by;
+  if (held_by.size() == 1) return;
+  const std::vector<uint64_t> holders(held_by.begin(), held_by.end());
+  for (uint64_t holder : holders) {
+    if (holder == writer) continue;
+    const State& state = sequences_.at(holder);
+    const std::vector<int32_t>& pages = state.tables[g].pages;
+    uint64_t index = state.tables[g].first_live;
+    while (index < pages.size() && pages[index] != page_id) ++index;
+    // Its next token, at state.length, sees from length - window + 1 on.
+    if ((index + 1) * options_.page_tokens + window <= state.length + 1) {
+      held_by.erase(holder);
+    }
+  }
+}
+
 absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
     uint64_t sequence_id, int32_t group, const Table& table,
     uint64_t position) const {
   const uint64_t index = position / options_.page_tokens;
-  if (index < table.first_live || index >= table.pages.size() ||
-      table.pages[index] < 0) {
+  if (index < table.first_live || index >= table.pages.size()) {
     return Broken(sequence_id, "reads position ", position, " outside table ",
                   table.first_live, "..", table.pages.size(), " of group ",
                   group);

@@ -85,10 +85,13 @@ class FakeExecutor final : public Executor {
   absl::Status Release(uint64_t sequence_id);
   absl::Status Copy(const kvasir::v1::PageCopy& copy);
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
+  absl::Status ApplyDelta(uint64_t id, const kvasir::v1::BlockTableDelta& delta,
+                          Table* table);
   absl::Status RunTokens(const kvasir::v1::SequenceStep& step, State* state,
                          uint64_t* prefix_hash);
   absl::Status Write(uint64_t sequence_id, int32_t group, const Table& table,
                      uint64_t position, uint64_t prefix_hash);
+  void DropBehindWindows(uint64_t writer, int32_t group, int32_t page_id);
   // The slot that holds `position`, checked.
   absl::StatusOr<const Slot*> Read(uint64_t sequence_id, int32_t group,
                                    const Table& table, uint64_t position) const;

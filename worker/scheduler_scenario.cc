@@ -183,7 +183,9 @@ void Scenario::RunLine(const Line& line) {
     ExecuteAndApply();
     if (::testing::Test::HasFailure()) return;
   }
-  if (run) ASSERT_FALSE(scheduler_->has_work()) << "still running";
+  if (run) {
+    ASSERT_FALSE(scheduler_->has_work()) << "still running";
+  }
 }
 
 void Scenario::Build() {

@@ -17,6 +17,7 @@ namespace {
 using base::IsOk;
 
 constexpr uint32_t kMaxLen = 64;
+constexpr uint32_t kMaxQueue = 20;
 constexpr int32_t kVocab = 50;  // small: stop ids are met
 
 struct Storm {
@@ -55,7 +56,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     options.max_model_len = kMaxLen;
     options.max_num_seqs = storm.max_num_seqs;
     options.max_batched_tokens = storm.max_batched_tokens;
-    options.max_queue = 40;
+    options.max_queue = kMaxQueue;
     options.vocab_size = kVocab;
     options.eos_token_ids = {3};
     auto scheduler =
@@ -194,10 +195,10 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {
-    for (uint32_t burst = Below(4); burst > 0 && submitted < kRequests;
-         --burst) {
-      Submit(submitted++);
-    }
+    // A full queue is met now and then, not all the time.
+    const bool full = scheduler_->num_queued() >= kMaxQueue - 2;
+    uint32_t burst = full && Below(20) != 0 ? 0 : Below(4);
+    for (; burst > 0 && submitted < kRequests; --burst) Submit(submitted++);
     if (Below(6) == 0) AbortOne();
     if (Below(3) == 0) clock_.Advance(absl::Seconds(Below(3)));
     Step();
@@ -208,7 +209,7 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
     if (HasFatalFailure()) return;
   }
   ASSERT_FALSE(scheduler_->has_work());
-  EXPECT_GT(CheckOutputs(), kRequests / 4);
+  EXPECT_GT(CheckOutputs(), kRequests / 3);
   EXPECT_EQ(static_cast<int>(sent_.size()) + refused_, kRequests);
   const LoadSnapshot load = scheduler_->Load();
   EXPECT_EQ(load.free_pages, load.total_pages);

@@ -455,7 +455,7 @@ INSTANTIATE_TEST_SUITE_P(Abort, SchedulerScenarioTest,
     pool pages=8
     options len=32 batch=32
     submit a prompt=10 n=3 max=22
-    step 8
+    step 9
     expect running a a#1
     expect waiting a#2
     abort a
