@@ -485,14 +485,12 @@ TEST_F(RequestRouterTest, AStormOfAnswersAndCancelsLeavesNothingBehind) {
         auto handle = router_->Submit(NewRequest(), sink);
         if (!handle.ok()) continue;
         ++accepted;
-        const auto fate = static_cast<uint32_t>(random()) % 4;
-        if (fate == 1) absl::SleepFor(absl::Microseconds(random() % 500));
-        // Some never answer: every request is cancelled in the end.
-        if (fate != 0) {
-          (*handle)->Cancel(CancelReason::kClient);
-        } else {
-          (*handle)->Cancel(CancelReason::kSlowReader);
+        // Some never answer: what has not ended is cancelled sooner or later.
+        const auto patience = static_cast<int>(random() % 4);
+        for (int waited = 0; waited < patience && !sink->done(); ++waited) {
+          absl::SleepFor(absl::Milliseconds(1));
         }
+        (*handle)->Cancel(CancelReason::kClient);
         EXPECT_FALSE(absl::IsUnknown(sink->Wait()));
       }
     });
@@ -502,9 +500,6 @@ TEST_F(RequestRouterTest, AStormOfAnswersAndCancelsLeavesNothingBehind) {
   EXPECT_GT(accepted.load(), kCallers * kRequests / 2);
   for (const auto& replica : registry_->replicas()) {
     EXPECT_EQ(replica->in_flight(), 0u);
-    EXPECT_EQ(
-        replica->view().unreported_tokens % NewRequest().prompt.size_tokens(),
-        0u);
   }
   EXPECT_GE(log_.records().size(), static_cast<size_t>(accepted.load()));
 }

@@ -1,0 +1,369 @@
+// Router and workers over real gRPC on Unix sockets; only the engines behind
+// the workers are scripted.
+#include <dirent.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "proto/refusal.h"
+#include "router/grpc_worker_client.h"
+#include "router/recording_sink.h"
+#include "router/request_router.h"
+#include "worker/fake_engine.h"
+#include "worker/server.h"
+
+namespace kvasir {
+namespace {
+
+using base::StatusIs;
+using router::CancelReason;
+using router::CanonicalRequest;
+using router::RecordingSink;
+using router::RequestHandle;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using worker::FakeEngine;
+
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (!condition()) {
+    if (absl::Now() > end) return false;
+    absl::SleepFor(absl::Microseconds(200));
+  }
+  return true;
+}
+
+size_t CountEntries(const char* directory) {
+  DIR* dir = opendir(directory);
+  size_t count = 0;
+  while (readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
+}
+
+std::string NewSocketPath() {
+  static int count = 0;
+  const char* dir = std::getenv("TMPDIR");
+  return absl::StrCat(dir == nullptr ? "/tmp" : dir, "/kvasir_rw", getpid(),
+                      "_", ++count);
+}
+
+// A worker process, but for its engine.
+struct TestWorker {
+  TestWorker() {
+    options.listen.unix_path = NewSocketPath();
+    kvasir::v1::WorkerInfo& info = options.service.info;
+    info.set_api_version("kvasir.v1");
+    info.set_model_name("tiny");
+    info.set_weights_id("w1");
+    info.set_max_model_len(100000);
+    info.set_max_num_seqs(256);
+    info.set_page_tokens(64);
+  }
+  absl::Status Start() {
+    KVASIR_ASSIGN_OR_RETURN(server,
+                            worker::WorkerServer::Start(options, &engine));
+    return absl::OkStatus();
+  }
+  std::string target() const {
+    return absl::StrCat("unix:", options.listen.unix_path);
+  }
+
+  FakeEngine engine;
+  worker::WorkerServerOptions options;
+  std::unique_ptr<worker::WorkerServer> server;
+};
+
+class RouterWorkerTest : public ::testing::Test {
+ protected:
+  absl::Status Start(size_t num_workers) {
+    while (workers_.size() < num_workers) {
+      workers_.push_back(std::make_unique<TestWorker>());
+    }
+    router::ReplicaRegistryOptions options;
+    for (const auto& worker : workers_) {
+      KVASIR_RETURN_IF_ERROR(worker->Start());
+      options.targets.push_back(worker->target());
+    }
+    registry_ = std::make_unique<router::ReplicaRegistry>(
+        options,
+        [this](const std::string& target) {
+          return router::NewGrpcWorkerClient(target, client_options_);
+        },
+        &timers_, nullptr);
+    KVASIR_RETURN_IF_ERROR(registry_->Start(absl::Seconds(20)));
+    router_ = std::make_unique<router::RouterCore>(
+        router_options_,
+        router::RouterCore::Parts{registry_.get(), &timers_, nullptr, nullptr});
+    return absl::OkStatus();
+  }
+
+  static CanonicalRequest NewRequest(uint32_t max_tokens) {
+    CanonicalRequest request;
+    request.model = "tiny";
+    request.prompt = router::TokenBytes::FromIds({1, 2, 70000});
+    request.sampling = router::NeutralSampling();
+    request.sampling.set_max_tokens(max_tokens);
+    return request;
+  }
+
+  std::shared_ptr<RequestHandle> Submit(
+      const std::shared_ptr<RecordingSink>& sink, CanonicalRequest request) {
+    auto handle = router_->Submit(std::move(request), sink);
+    EXPECT_THAT(handle, base::IsOk());
+    return handle.ok() ? *handle : nullptr;
+  }
+
+  size_t Live() const {
+    size_t live = 0;
+    for (const auto& worker : workers_) live += worker->engine.live();
+    return live;
+  }
+
+  router::GrpcWorkerClientOptions client_options_;
+  router::RouterCoreOptions router_options_;
+  std::vector<std::unique_ptr<TestWorker>> workers_;
+  router::TimerThread timers_;
+  std::unique_ptr<router::ReplicaRegistry> registry_;
+  std::unique_ptr<router::RouterCore> router_;
+};
+
+TEST_F(RouterWorkerTest, ARequestArrivesWholeAndItsTokensComeBack) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest(4);
+  request.tenant = "tenant";
+  request.cache_salt = std::string("s\0t", 3);
+  request.priority = 3;
+  request.seed = 77;
+  request.deadline = absl::Now() + absl::Seconds(60);
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink, request);
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_EQ(sink->accepted(), 1);
+  EXPECT_THAT(sink->ids(), ElementsAre(1000, 1001, 1002, 1003));
+  ASSERT_EQ(sink->finishes().size(), 1u);
+  EXPECT_EQ(sink->finishes()[0].reason(), v1::FINISH_LENGTH);
+  const worker::Request arrived = *workers_[0]->engine.LastRequest();
+  EXPECT_EQ(arrived.request_id, handle->id());
+  EXPECT_THAT(arrived.prompt_ids, ElementsAre(1, 2, 70000));
+  EXPECT_TRUE(arrived.emitted_ids.empty());
+  EXPECT_EQ(arrived.tenant, "tenant");
+  EXPECT_EQ(arrived.cache_salt, std::string("s\0t", 3));
+  EXPECT_EQ(arrived.priority, 3);
+  EXPECT_EQ(arrived.sampling.seed, 77u);
+  EXPECT_LT(absl::AbsDuration(arrived.deadline - request.deadline),
+            absl::Seconds(2));
+}
+
+TEST_F(RouterWorkerTest, APromptOfTheModelsLengthArrives) {
+  KVASIR_ASSERT_OK(Start(1));
+  std::vector<int32_t> ids(99998);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7);
+  CanonicalRequest request = NewRequest(1);
+  request.prompt = router::TokenBytes::FromIds(ids);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, request);
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_EQ(workers_[0]->engine.LastRequest()->prompt_ids, ids);
+}
+
+TEST_F(RouterWorkerTest, ACancelReachesTheEngineAtOnce) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink, NewRequest(1000000));
+  ASSERT_TRUE(Eventually([&] { return !sink->ids().empty(); }));
+  const absl::Time start = absl::Now();
+  handle->Cancel(CancelReason::kClient);
+  ASSERT_TRUE(Eventually([&] { return Live() == 0; }));
+  const absl::Duration took = absl::Now() - start;
+  RecordProperty("cancel_us",
+                 static_cast<int>(absl::ToInt64Microseconds(took)));
+  EXPECT_LT(took, absl::Seconds(1));
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  EXPECT_EQ(workers_[0]->engine.Totals().aborted, 1u);
+}
+
+TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestEverywhere) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest(1000000);
+  request.deadline = absl::Now() + absl::Milliseconds(100);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, request);
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
+  EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
+}
+
+TEST_F(RouterWorkerTest, AFullWorkerIsLeftForAnother) {
+  router_options_.policy = router::PolicyKind::kRoundRobin;
+  KVASIR_ASSERT_OK(Start(2));
+  workers_[0]->engine.RefuseWith({absl::ResourceExhaustedError("queue full"),
+                                  worker::RefusalReason::kRetryElsewhere});
+  for (int i = 0; i < 4; ++i) {
+    const auto sink = std::make_shared<RecordingSink>();
+    Submit(sink, NewRequest(1));
+    KVASIR_EXPECT_OK(sink->Wait());
+  }
+  EXPECT_EQ(workers_[1]->engine.submitted(), 4u);
+}
+
+TEST_F(RouterWorkerTest, WhatNeverFitsIsSaidSoAndNotTriedElsewhere) {
+  KVASIR_ASSERT_OK(Start(2));
+  for (const auto& worker : workers_) {
+    worker->engine.RefuseWith({absl::InvalidArgumentError("900 pages of 64"),
+                               worker::RefusalReason::kNeverFits});
+  }
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, NewRequest(1));
+  const absl::Status status = sink->Wait();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kInvalidArgument, "900 pages of 64"));
+  EXPECT_EQ(proto::RefusalOf(status)->reason(), v1::Refusal::NEVER_FITS);
+}
+
+TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableThenComesBack) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, NewRequest(1000000));
+  ASSERT_TRUE(Eventually([&] { return !sink->ids().empty(); }));
+  workers_[0]->server.reset();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  EXPECT_THAT(router_->Submit(NewRequest(1), std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr(workers_[0]->target())));
+
+  KVASIR_ASSERT_OK(workers_[0]->Start());
+  ASSERT_TRUE(Eventually([&] { return router_->Health().ready; }));
+  const auto again = std::make_shared<RecordingSink>();
+  Submit(again, NewRequest(1));
+  KVASIR_EXPECT_OK(again->Wait());
+}
+
+TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoMore) {
+  KVASIR_ASSERT_OK(Start(2));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, NewRequest(300));
+  ASSERT_TRUE(Eventually([&] { return Live() == 1; }));
+  const size_t busy = workers_[0]->engine.live() == 1 ? 0 : 1;
+  std::thread drain(
+      [&] { workers_[busy]->server->Drain(absl::Now() + absl::Seconds(20)); });
+  ASSERT_TRUE(Eventually([&] {
+    return registry_->replicas()[busy]->state() ==
+           router::ReplicaState::kDraining;
+  }));
+  const uint64_t before = workers_[busy]->engine.submitted();
+  for (int i = 0; i < 4; ++i) {
+    const auto next = std::make_shared<RecordingSink>();
+    Submit(next, NewRequest(1));
+    KVASIR_EXPECT_OK(next->Wait());
+  }
+  EXPECT_EQ(workers_[busy]->engine.submitted(), before);
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_EQ(sink->ids().size(), 300u);
+  drain.join();
+}
+
+TEST_F(RouterWorkerTest, AWorkerOfAnotherVersionFailsTheStart) {
+  workers_.push_back(std::make_unique<TestWorker>());
+  workers_[0]->options.service.info.set_api_version("kvasir.v2");
+  EXPECT_THAT(Start(1),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(workers_[0]->target()),
+                             HasSubstr("kvasir.v2"), HasSubstr("kvasir.v1"))));
+}
+
+TEST_F(RouterWorkerTest, PingsOnASilentConnectionDoNotEndIt) {
+  // The shipped values, 5 s against 4 s, scaled down.
+  client_options_.keepalive_time = absl::Milliseconds(50);
+  client_options_.keepalive_timeout = absl::Seconds(2);
+  workers_.push_back(std::make_unique<TestWorker>());
+  workers_[0]->options.min_ping_interval = absl::Milliseconds(40);
+  KVASIR_ASSERT_OK(Start(1));
+  workers_[0]->engine.Hold(true);
+  // Two: one on each connection.
+  const auto first = std::make_shared<RecordingSink>();
+  const auto second = std::make_shared<RecordingSink>();
+  Submit(first, NewRequest(1));
+  Submit(second, NewRequest(1));
+  absl::SleepFor(absl::Seconds(1));
+  EXPECT_FALSE(first->done());
+  EXPECT_FALSE(second->done());
+  workers_[0]->engine.Hold(false);
+  KVASIR_EXPECT_OK(first->Wait());
+  KVASIR_EXPECT_OK(second->Wait());
+}
+
+TEST_F(RouterWorkerTest, LeastLoadedSpreadsABurst) {
+  KVASIR_ASSERT_OK(Start(2));
+  for (const auto& worker : workers_) worker->engine.Hold(true);
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 64; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    Submit(sinks.back(), NewRequest(1));
+  }
+  ASSERT_TRUE(Eventually([&] { return Live() == 64; }));
+  EXPECT_NEAR(static_cast<double>(workers_[0]->engine.live()), 32.0, 8.0);
+  for (const auto& worker : workers_) worker->engine.Hold(false);
+  for (const auto& sink : sinks) KVASIR_EXPECT_OK(sink->Wait());
+}
+
+TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNothingBehind) {
+  constexpr uint32_t kStreams = 200;
+  KVASIR_ASSERT_OK(Start(2));
+  std::atomic<int> complete{0};
+  const auto storm = [&](uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    std::vector<std::shared_ptr<RequestHandle>> handles;
+    for (uint32_t i = 0; i < kStreams; ++i) {
+      const auto length = static_cast<uint32_t>(random()) % 40;
+      CanonicalRequest request = NewRequest(1 + length);
+      if (random() % 4 == 0) {
+        request.deadline = absl::Now() + absl::Milliseconds(1 + length);
+      }
+      sinks.push_back(std::make_shared<RecordingSink>());
+      auto handle = router_->Submit(std::move(request), sinks.back());
+      if (!handle.ok()) {
+        sinks.pop_back();
+        continue;
+      }
+      handles.push_back(*handle);
+      if (random() % 4 == 0) handles.back()->Cancel(CancelReason::kClient);
+      if (random() % 4 == 0) {
+        handles[random() % handles.size()]->Cancel(CancelReason::kClient);
+      }
+    }
+    for (const auto& sink : sinks) {
+      const absl::Status status = sink->Wait();
+      EXPECT_FALSE(absl::IsUnknown(status)) << status;
+      complete += status.ok();
+    }
+    EXPECT_TRUE(router_->WaitIdle(absl::Now() + absl::Seconds(20)));
+    EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
+  };
+  storm(1);
+  const size_t threads = CountEntries("/proc/self/task");
+  const size_t descriptors = CountEntries("/proc/self/fd");
+  for (uint32_t seed = 2; seed < 6; ++seed) storm(seed);
+  EXPECT_GT(complete.load(), 100);
+  EXPECT_TRUE(Eventually(
+      [&] { return CountEntries("/proc/self/task") <= threads + 2; }));
+  EXPECT_LE(CountEntries("/proc/self/fd"), descriptors);
+  for (const auto& replica : registry_->replicas()) {
+    EXPECT_EQ(replica->in_flight(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir
