@@ -86,6 +86,7 @@ class ModelExecutor final : public Executor {
                                  absl::Span<const uint32_t> allowed);
   void UnregisterTokenMask(const std::string& name);
 
+  const ModelExecutorOptions& options() const { return options_; }
   const std::string& weights_id() const { return weights_.weights_id; }
   // Bytes of weights that one step streams, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }

@@ -1,14 +1,9 @@
 #include "worker/rank.h"
 
-#include <openssl/sha.h>
-
-#include <array>
 #include <utility>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "cache/cache_id.h"
 
 namespace kvasir::worker {
 
@@ -24,31 +19,17 @@ cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
   return shape;
 }
 
-std::string CacheId(const kvasir::v1::KvPlan& plan,
-                    const model::DecoderSpec& spec, int64_t page_tokens,
-                    const std::string& weights_id) {
-  kvasir::v1::KvPlan shaping;
-  shaping.set_schema_version(plan.schema_version());
-  for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
-    kvasir::v1::LayerPlan* const out = shaping.add_layers();
-    *out->mutable_key() = layer.key();
-    *out->mutable_value() = layer.value();
-  }
-  std::string text =
-      absl::StrCat("kvasir cache ", cache::kLayoutVersion, "\n", weights_id,
-                   "\n", page_tokens, "\n", cache::PlanToJson(shaping));
-  absl::StrAppendFormat(&text, "%d %d %a", spec.rope.rotary_dim,
-                        static_cast<int>(spec.rope.pairing),
-                        spec.rope.attention_factor);
-  for (const double frequency : spec.rope.frequencies) {
-    absl::StrAppendFormat(&text, " %a", frequency);
-  }
-  std::array<unsigned char, SHA256_DIGEST_LENGTH> digest;
-  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(),
-         digest.data());
-  constexpr size_t kIdBytes = 16;
-  return absl::BytesToHexString(absl::string_view(
-      reinterpret_cast<const char*>(digest.data()), kIdBytes));
+std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
+                      const model::DecoderSpec& spec, int64_t page_tokens,
+                      const std::string& weights_id) {
+  return cache::CacheId(
+      plan, {.shape = CacheShapeOf(spec),
+             .page_tokens = page_tokens,
+             .rope = {.interleaved =
+                          spec.rope.pairing == model::RopePairing::kInterleaved,
+                      .frequencies = spec.rope.frequencies,
+                      .attention_factor = spec.rope.attention_factor},
+             .tensor_fingerprint = weights_id});
 }
 
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
@@ -87,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                                        .pool = rank->pool_.get(),
                                        .progress = options.progress}));
   rank->cache_id_ =
-      CacheId(plan, spec, options.page_tokens, weights.weights_id);
+      CacheIdOf(plan, spec, options.page_tokens, weights.weights_id);
   KVASIR_ASSIGN_OR_RETURN(
       rank->executor_,
       ModelExecutor::Create({.spec = &rank->spec_,

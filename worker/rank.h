@@ -40,12 +40,10 @@ struct RankOptions {
 // What the cache needs to know of a model.
 cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec);
 
-// Names what the pages hold: two ranks of one id may share pages. Depends on
-// the plan's spaces and codecs, page size, RoPE and the weights; not on
-// eviction or selection, which a request may override.
-std::string CacheId(const kvasir::v1::KvPlan& plan,
-                    const model::DecoderSpec& spec, int64_t page_tokens,
-                    const std::string& weights_id);
+// cache::CacheId of a model with these weights.
+std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
+                      const model::DecoderSpec& spec, int64_t page_tokens,
+                      const std::string& weights_id);
 
 // Owns: all of the above.
 // Threads: constructed by one thread; then as ModelExecutor.

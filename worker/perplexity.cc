@@ -1,0 +1,114 @@
+#include "worker/perplexity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/direct_runner.h"
+
+namespace kvasir::worker {
+namespace {
+
+struct Loss {
+  double nats = 0;
+  int64_t tokens = 0;
+};
+
+// Loss of ids[1..] of one window, each after those before it. The last id is
+// only a target: nothing follows it.
+absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
+                                absl::Span<const int32_t> ids, int64_t chunk) {
+  Loss loss;
+  const auto num_inputs = static_cast<int64_t>(ids.size()) - 1;
+  for (int64_t start = 0; start < num_inputs; start += chunk) {
+    const auto first = static_cast<size_t>(start);
+    const auto count = static_cast<size_t>(std::min(chunk, num_inputs - start));
+    const DirectStep step = {.sequence_id = sequence_id,
+                             .token_ids = ids.subspan(first, count),
+                             .target_ids = ids.subspan(first + 1, count)};
+    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::StepResult result,
+                            runner->Run(absl::MakeConstSpan(&step, 1)));
+    for (const float logprob : result.sequences(0).target_logprobs()) {
+      loss.nats -= static_cast<double>(logprob);
+      ++loss.tokens;
+    }
+  }
+  runner->Release(sequence_id);
+  return loss;
+}
+
+absl::Status CheckOptions(const TokenizedText& text,
+                          const ModelExecutorOptions& limits,
+                          const PerplexityOptions& options) {
+  if (text.token_ids.size() != text.token_bytes.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: ", text.token_ids.size(), " tokens, but ",
+                     text.token_bytes.size(), " byte counts"));
+  }
+  if (options.window_tokens < 2 ||
+      options.window_tokens > limits.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: window: want 2 to ", limits.max_model_len,
+                     " tokens, have ", options.window_tokens));
+  }
+  if (options.chunk_tokens < 0 ||
+      options.chunk_tokens > limits.max_batched_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: chunk: want 1 to ", limits.max_batched_tokens,
+                     " tokens, have ", options.chunk_tokens));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
+                                            const TokenizedText& text,
+                                            const PerplexityOptions& options) {
+  const ModelExecutorOptions& limits = rank->executor().options();
+  KVASIR_RETURN_IF_ERROR(CheckOptions(text, limits, options));
+  const int64_t chunk = options.chunk_tokens > 0 ? options.chunk_tokens
+                                                 : limits.max_batched_tokens;
+  const bool has_bos = options.bos_token_id.has_value();
+  const int64_t text_per_window = options.window_tokens - (has_bos ? 1 : 0);
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages(),
+                      rank->executor().last_step_id());
+
+  PerplexityResult result;
+  double nats = 0;
+  const auto total = static_cast<int64_t>(text.token_ids.size());
+  std::vector<int32_t> ids;
+  uint64_t sequence_id = 0;
+  for (int64_t start = 0; start < total; start += text_per_window) {
+    const auto first = text.token_ids.begin() + start;
+    const int64_t count = std::min(text_per_window, total - start);
+    ids.clear();
+    if (has_bos) ids.push_back(*options.bos_token_id);
+    ids.insert(ids.end(), first, first + count);
+    KVASIR_ASSIGN_OR_RETURN(const Loss loss,
+                            WindowLoss(&runner, ++sequence_id, ids, chunk));
+    nats += loss.nats;
+    result.tokens += loss.tokens;
+    for (int64_t i = start + (has_bos ? 0 : 1); i < start + count; ++i) {
+      result.bytes += text.token_bytes[static_cast<size_t>(i)];
+    }
+    if (options.progress) options.progress(start + count, total);
+  }
+  // The executor forgets the last window too.
+  KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
+  if (result.tokens == 0 || result.bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: nothing to score in ", total, " tokens"));
+  }
+  result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
+  result.nats_per_byte = nats / static_cast<double>(result.bytes);
+  result.kv_bytes_per_token = rank->executor().kv_bytes_per_token();
+  result.kv_compression_ratio =
+      static_cast<double>(rank->layout().dense_bf16_bytes_per_token()) /
+      result.kv_bytes_per_token;
+  return result;
+}
+
+}  // namespace kvasir::worker
