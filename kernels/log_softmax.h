@@ -39,6 +39,8 @@ struct LogSoftmaxParams {
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);
+void AddLogitBlockSimd(const float* logits, int64_t count,
+                       LogSoftmaxState* state);
 void MergeLogitBlock(float block_max, float block_sum, LogSoftmaxState* state);
 float LogProbability(float logit, const LogSoftmaxState& state);
 void LogSoftmaxRows(const LogSoftmaxParams& params, int64_t begin, int64_t end,

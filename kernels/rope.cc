@@ -55,7 +55,7 @@ absl::Status Rope(Stream& stream, const RopeParams& params,
   KVASIR_RETURN_IF_ERROR(CheckTensor(params.k, params.rotary_dim));
   Workspace::Scope scope(&workspace);
   float* scratch =
-      workspace.Take<float>(params.rotary_dim * ScratchThreads(stream));
+      workspace.Take<float>(RopeScratch(params) * ScratchThreads(stream));
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

@@ -41,5 +41,9 @@ struct RopeParams {
 class CpuStream;
 void RopeReference(const RopeParams& params, float* scratch, CpuStream& stream);
 void RopeSimd(const RopeParams& params, float* scratch, CpuStream& stream);
+// Floats of scratch per thread: cosines, sines and quarters of one position.
+inline int64_t RopeScratch(const RopeParams& params) {
+  return params.rotary_dim / 2 * 3;
+}
 
 }  // namespace kvasir::kernels

@@ -105,19 +105,21 @@ HWY_INLINE Wide MakeWide(Function&& function) {
   return wide;
 }
 
+HWY_INLINE void StoreWide(const Wide& wide, float* lanes) {
+  for (int i = 0; i < kVecsPerWide; ++i) {
+    hn::StoreU(wide.part[i], kFloats, lanes + i * kVecLanes);
+  }
+}
+
 HWY_INLINE float SumOf(const Wide& wide) {
   HWY_ALIGN float lanes[kLanes];
-  for (int i = 0; i < kVecsPerWide; ++i) {
-    hn::Store(wide.part[i], kFloats, lanes + i * kVecLanes);
-  }
+  StoreWide(wide, lanes);
   return TreeSum(lanes);
 }
 
 HWY_INLINE float MaxOf(const Wide& wide) {
   HWY_ALIGN float lanes[kLanes];
-  for (int i = 0; i < kVecsPerWide; ++i) {
-    hn::Store(wide.part[i], kFloats, lanes + i * kVecLanes);
-  }
+  StoreWide(wide, lanes);
   return TreeMax(lanes);
 }
 

@@ -1,0 +1,144 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/op_test_util.h"
+#include "kernels/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  int64_t head_dim;
+  int64_t rotary_dim;
+  RopePairing pairing;
+  float factor;
+};
+
+const std::vector<int64_t> kPositions = {0,      1,         2,        1000,
+                                         131072, 1'000'003, 9'999'999};
+
+std::vector<double> Frequencies(int64_t rotary_dim) {
+  std::vector<double> frequencies;
+  for (int64_t f = 0; f < rotary_dim / 2; ++f) {
+    frequencies.push_back(std::pow(
+        500000.0,
+        -2.0 * static_cast<double>(f) / static_cast<double>(rotary_dim)));
+  }
+  return frequencies;
+}
+
+// q of 3 heads and k of 2, in rows with something behind them.
+struct Tensors {
+  std::vector<float> q;
+  std::vector<float> k;
+};
+
+Tensors Rotate(TestStream& test, const Case& c) {
+  const auto tokens = static_cast<int64_t>(kPositions.size());
+  Tensors t = {RandomFloats(tokens * (3 * c.head_dim + 5), 1),
+               RandomFloats(tokens * 2 * c.head_dim, 2)};
+  std::vector<uint64_t> steps;
+  for (const double frequency : Frequencies(c.rotary_dim)) {
+    steps.push_back(RopeStep(frequency));
+  }
+  RopeParams params;
+  params.q = {t.q.data(), 3 * c.head_dim + 5, 3, c.head_dim};
+  params.k = {t.k.data(), 2 * c.head_dim, 2, c.head_dim};
+  params.num_tokens = tokens;
+  params.positions = kPositions.data();
+  params.steps = steps.data();
+  params.rotary_dim = c.rotary_dim;
+  params.pairing = c.pairing;
+  params.attention_factor = c.factor;
+  KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
+  return t;
+}
+
+class RopeTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(RopeTest, IsTheDefinitionAtAnyPositionAndTheSameOnEveryBackEnd) {
+  const Case& c = GetParam();
+  TestStream reference(1, CpuBackend::kReference);
+  const Tensors truth = Rotate(reference, c);
+  const int64_t row = 3 * c.head_dim + 5;
+  std::vector<float> expected =
+      RandomFloats(static_cast<int64_t>(kPositions.size()) * row, 1);
+  const auto frequencies = Frequencies(c.rotary_dim);
+  const int64_t pairs = c.rotary_dim / 2;
+  for (size_t t = 0; t < kPositions.size(); ++t) {
+    for (int64_t h = 0; h < 3; ++h) {
+      for (int64_t f = 0; f < pairs; ++f) {
+        const bool halves = c.pairing == RopePairing::kHalfSplit;
+        const auto first =
+            static_cast<size_t>(static_cast<int64_t>(t) * row + h * c.head_dim +
+                                (halves ? f : 2 * f));
+        const size_t second = first + static_cast<size_t>(halves ? pairs : 1);
+        // 9,999,999 radians in double are exact to 2e-9.
+        const double angle = static_cast<double>(kPositions[t]) *
+                             frequencies[static_cast<size_t>(f)];
+        const double factor = static_cast<double>(c.factor);
+        const double a = static_cast<double>(expected[first]);
+        const double b = static_cast<double>(expected[second]);
+        ASSERT_NEAR(factor * (a * std::cos(angle) - b * std::sin(angle)),
+                    static_cast<double>(truth.q[first]), 1e-6);
+        ASSERT_NEAR(factor * (b * std::cos(angle) + a * std::sin(angle)),
+                    static_cast<double>(truth.q[second]), 1e-6);
+        expected[first] = truth.q[first];
+        expected[second] = truth.q[second];
+      }
+    }
+  }
+  // Everything else is as it was.
+  EXPECT_TRUE(SameBits(expected, truth.q));
+  TestStream three(3);
+  ForEachSimdTarget([&] {
+    const Tensors got = Rotate(three, c);
+    EXPECT_TRUE(SameBits(truth.q, got.q));
+    EXPECT_TRUE(SameBits(truth.k, got.k));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, RopeTest,
+    ::testing::Values(Case{64, 64, RopePairing::kHalfSplit, 1.0f},
+                      Case{64, 64, RopePairing::kInterleaved, 1.0f},
+                      Case{80, 20, RopePairing::kHalfSplit, 1.25f},
+                      Case{33, 6, RopePairing::kInterleaved, 1.0f},
+                      Case{2048, 2048, RopePairing::kHalfSplit, 1.0f}));
+
+TEST(RopeStepTest, IsTheFractionOfATurn) {
+  // Multiples of pi in double are off by 2^-53 of themselves: 2^11 steps.
+  const auto distance = [](uint64_t a, uint64_t b) {
+    return std::min(a - b, b - a);
+  };
+  EXPECT_LE(distance(uint64_t{1} << 63, RopeStep(M_PI)), 2048u);
+  EXPECT_LE(distance(uint64_t{1} << 62, RopeStep(M_PI / 2)), 1024u);
+  EXPECT_LE(distance(uint64_t{3} << 62, RopeStep(-M_PI / 2)), 1024u);
+  EXPECT_EQ(0u, RopeStep(0.0));
+  // One radian, to the precision of a double.
+  EXPECT_NEAR(1.0 / (2.0 * M_PI),
+              static_cast<double>(RopeStep(1.0)) / 18446744073709551616.0,
+              1e-16);
+}
+
+TEST(RopeRefusalTest, NamesWhatIsWrong) {
+  TestStream test;
+  RopeParams params;
+  params.rotary_dim = 7;
+  EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("want an even number above 0, have 7")));
+  params.rotary_dim = 8;
+  params.q = {nullptr, 100, 2, 6};
+  EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("head_dim: want at least 8, have 6")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

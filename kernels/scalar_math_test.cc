@@ -1,0 +1,55 @@
+#include "kernels/scalar_math.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "gtest/gtest.h"
+
+namespace kvasir::kernels {
+namespace {
+
+TEST(ExpTest, IsWithinTwoUlpOfTheDefinition) {
+  for (double x = -87.3; x < 88.3; x += 0.00137) {
+    const auto argument = static_cast<float>(x);
+    const double expected = std::exp(static_cast<double>(argument));
+    const double got = static_cast<double>(Exp(argument));
+    ASSERT_NEAR(1.0, got / expected, 2.4e-7) << x;
+  }
+}
+
+TEST(ExpTest, HandlesTheEnds) {
+  EXPECT_EQ(1.0f, Exp(0.0f));
+  EXPECT_EQ(0.0f, Exp(-std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(0.0f, Exp(-88.0f));
+  EXPECT_TRUE(std::isfinite(Exp(std::numeric_limits<float>::infinity())));
+  EXPECT_TRUE(std::isnan(Exp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(SinCosTest, IsNearTheDefinitionInAllQuarters) {
+  double worst = 0.0;
+  for (uint64_t i = 0; i < 100000; ++i) {
+    const uint64_t turns = i * 0x9e3779b97f4a7c15u;
+    const ReducedAngle angle = ReduceTurns(turns);
+    float sine, cosine;
+    SinCosReduced(angle.remainder, &sine, &cosine);
+    RotateByQuarter(angle.quarter, sine, cosine, &sine, &cosine);
+    const double radians =
+        static_cast<double>(turns) * (2.0 * M_PI / 18446744073709551616.0);
+    worst = std::max(
+        {worst, std::abs(std::sin(radians) - static_cast<double>(sine)),
+         std::abs(std::cos(radians) - static_cast<double>(cosine))});
+  }
+  EXPECT_LT(worst, 1.2e-7);  // an ulp of numbers just below 1 is 6e-8
+}
+
+TEST(TreeTest, SumAndMaximumCoverAllLanes) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(1 << i);
+  EXPECT_EQ(65535.0f, TreeSum(lanes));
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(i * 7 % 16);
+  EXPECT_EQ(15.0f, TreeMax(lanes));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

@@ -1,0 +1,55 @@
+#include <cmath>
+#include <vector>
+
+#include "kernels/op_test_util.h"
+#include "kernels/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+std::vector<float> Gate(TestStream& test, int64_t rows, int64_t features,
+                        const std::vector<float>& gate_up) {
+  std::vector<float> out(static_cast<size_t>(rows * features), kPoison);
+  SiluMulParams params = {gate_up.data(), out.data(), rows, features};
+  KVASIR_EXPECT_OK(SiluMul(test.stream(), params, test.workspace()));
+  return out;
+}
+
+struct Case {
+  int64_t rows;
+  int64_t features;
+};
+
+class SiluMulTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SiluMulTest, IsTheDefinitionAndTheSameOnEveryBackEnd) {
+  const auto [rows, features] = GetParam();
+  // Wide enough to reach both ends of the exponential.
+  const auto gate_up = RandomFloats(rows * 2 * features, 1, 30.0f);
+  TestStream reference(1, CpuBackend::kReference);
+  const auto truth = Gate(reference, rows, features, gate_up);
+  for (size_t i = 0; i < truth.size(); ++i) {
+    const size_t width = static_cast<size_t>(features);
+    const double gate =
+        static_cast<double>(gate_up[i / width * 2 * width + i % width]);
+    const double up =
+        static_cast<double>(gate_up[i / width * 2 * width + width + i % width]);
+    const double expected = gate / (1.0 + std::exp(-gate)) * up;
+    ASSERT_NEAR(expected, static_cast<double>(truth[i]),
+                1e-6 * std::abs(expected) + 1e-30)
+        << gate;
+  }
+  TestStream one(1);
+  TestStream three(3);
+  ForEachSimdTarget([&] {
+    EXPECT_TRUE(SameBits(truth, Gate(one, rows, features, gate_up)));
+    EXPECT_TRUE(SameBits(truth, Gate(three, rows, features, gate_up)));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, SiluMulTest,
+                         ::testing::Values(Case{0, 3}, Case{1, 1}, Case{1, 256},
+                                           Case{5, 77}, Case{16, 1000}));
+
+}  // namespace
+}  // namespace kvasir::kernels
