@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes the golden fixtures beside this file; README.md says what each is.
 
-  make_fixtures.py            writes everything (deterministic: seeds are names)
-  make_fixtures.py --check    writes to a temporary folder and compares
+  make_fixtures.py               writes everything (seeds are names)
+  make_fixtures.py --tokenizers  writes the tokenizers only (needs no torch)
+  make_fixtures.py --check       writes to a temporary folder and compares
 """
 
 import argparse
@@ -11,7 +12,6 @@ import pathlib
 import sys
 import tempfile
 
-import golden_models
 import golden_tokenizers
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -28,8 +28,14 @@ def all_files(root):
     )
 
 
-def write_all(root):
+def write_models(root):
+    # Imported where needed: torch takes seconds and a large download.
+    import golden_models
+
     golden_models.write(root)
+
+
+def write_tokenizers(root):
     # The built-in model's tokenizer is read from the source tree, its cases go
     # under `root`.
     golden_tokenizers.write(root, HERE.parent.parent / "models" / "tiny")
@@ -38,7 +44,8 @@ def write_all(root):
 def check():
     with tempfile.TemporaryDirectory() as tmp:
         fresh = pathlib.Path(tmp)
-        write_all(fresh)
+        write_models(fresh)
+        write_tokenizers(fresh)
         want, have = all_files(fresh), all_files(HERE)
         bad = [f"missing or extra: {p}" for p in set(want) ^ set(have)]
         bad += [
@@ -53,11 +60,17 @@ def check():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
+    parser.add_argument("--tokenizers", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.check:
         sys.exit(0 if check() else 1)
-    write_all(HERE)
+    if not arguments.tokenizers:
+        write_models(HERE)
+    write_tokenizers(HERE)
     total = sum((HERE / p).stat().st_size for p in all_files(HERE))
     print(f"{len(all_files(HERE))} files, {total} bytes (limit {SIZE_LIMIT_BYTES})")
     sys.exit(0 if total <= SIZE_LIMIT_BYTES else 1)
