@@ -1,5 +1,6 @@
 #include "cache/plan.h"
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -280,11 +281,15 @@ TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
   other_version.set_schema_version(7);
+  KvPlan no_number = FullRankPlan(Shape(), BF16);
+  no_number.mutable_target()->set_kv_bytes_per_token(
+      std::numeric_limits<double>::quiet_NaN());
   ExpectRefused({
       {"layers",
        FullRankPlan(Shape(), BF16),
        two_layers,
        {"the plan has 1 layers, the model has 2"}},
+      {"target", no_number, Shape(), {"target.kv_bytes_per_token", "nan"}},
       {"version", other_version, Shape(), {"want 1, have 7"}},
       {"no parts",
        Parse(R"("key":{})"),

@@ -608,6 +608,12 @@ absl::Status ValidatePlan(const KvPlan& plan, const CacheShape& shape) {
         absl::StrCat("schema_version: want ", kPlanSchemaVersion, ", have ",
                      plan.schema_version()));
   }
+  const double target_bytes = plan.target().kv_bytes_per_token();
+  if (!std::isfinite(target_bytes) || target_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("target.kv_bytes_per_token must be >= 0 and finite, have ",
+                     target_bytes));
+  }
   if (plan.layers_size() != shape.num_layers()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the plan has ", plan.layers_size(),

@@ -104,6 +104,24 @@ function(kvasir_executable target)
   endif()
 endfunction()
 
+# A fuzz target runs a few seconds as a test, from the seeds in SEEDS.
+function(kvasir_fuzz target)
+  cmake_parse_arguments(A "" "" "SRCS;DEPS;SEEDS" ${ARGN})
+  if(NOT KVASIR_FUZZ)
+    return()
+  endif()
+  add_executable(${target} ${A_SRCS})
+  target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS})
+  target_link_options(${target} PRIVATE -fsanitize=fuzzer)
+  set(corpus ${CMAKE_CURRENT_BINARY_DIR}/${target}_corpus)
+  file(MAKE_DIRECTORY ${corpus})
+  if(KVASIR_BUILD_TESTS)
+    add_test(NAME ${target} COMMAND ${target} -max_total_time=5
+      -rss_limit_mb=1024 -timeout=10 ${corpus} ${A_SEEDS})
+    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 60)
+  endif()
+endfunction()
+
 # Generates C++ from one .proto below proto/ into the build tree. Included as
 # "proto/kvasir/v1/kv_plan.pb.h". Generated code is compiled without our
 # warnings.

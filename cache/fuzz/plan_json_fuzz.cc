@@ -1,0 +1,39 @@
+// A plan is a file of strangers: whatever its bytes, the answer is a plan, a
+// layout or an error.
+#include <cstddef>
+#include <cstdint>
+
+#include "base/check.h"
+#include "cache/layout.h"
+#include "cache/plan.h"
+#include "google/protobuf/util/message_differencer.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using kvasir::cache::CacheShape;
+  using kvasir::cache::PageLayout;
+  const auto plan = kvasir::cache::ParsePlanJson(
+      absl::string_view(reinterpret_cast<const char*>(data), size), "input");
+  if (!plan.ok()) return 0;
+  for (int64_t rotary_dim : {0, 8, 16}) {
+    CacheShape shape;
+    shape.num_kv_heads = 4;
+    shape.head_dim = 16;
+    shape.rotary_dim = rotary_dim;
+    shape.layers.resize(static_cast<size_t>(plan->layers_size()));
+    for (int64_t rank : {0, 1}) {
+      kvasir::cache::LayoutOptions options;
+      options.shard = {rank, 2};
+      const auto layout = PageLayout::Create(*plan, shape, options);
+      if (!layout.ok()) continue;
+      KVASIR_CHECK(layout->marginal_bytes_per_token() > 0);
+      KVASIR_CHECK(layout->BytesAtLength(100, 10) > 0);
+      // What has a meaning reads back the same.
+      const auto back =
+          kvasir::cache::ParsePlanJson(kvasir::cache::PlanToJson(*plan), "");
+      KVASIR_CHECK(back.ok());
+      KVASIR_CHECK(
+          google::protobuf::util::MessageDifferencer::Equals(*plan, *back));
+    }
+  }
+  return 0;
+}
