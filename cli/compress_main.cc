@@ -115,7 +115,16 @@ absl::Status RunInit(InitFlags& flags) {
   RandomCheckpointOptions& options = flags.options;
   KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
   options.dtype = flags.dtype == "f32" ? StoredDtype::kF32 : StoredDtype::kBf16;
-  if (!flags.tokenizer.empty()) options.tokenizer = flags.tokenizer;
+  if (!flags.tokenizer.empty()) {
+    options.tokenizer = flags.tokenizer;
+    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
+                            model::Tokenizer::Load(flags.tokenizer));
+    if (tokenizer->vocab_size() > options.shape.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          flags.tokenizer, " has ", tokenizer->vocab_size(),
+          " tokens, the model ", options.shape.vocab_size, " (--vocab)"));
+    }
+  }
   constexpr int64_t kMegabyte = 1'000'000;
   std::optional<Progress> progress_line;
   KVASIR_RETURN_IF_ERROR(compress::WriteRandomCheckpoint(

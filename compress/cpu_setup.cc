@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace kvasir::compress {
 namespace {
@@ -31,8 +33,12 @@ void UseBestBlasKernels(char** argv) {
   const char* core_type = BestCoreType();
   if (core_type == nullptr || std::getenv(kCoreType) != nullptr) return;
   if (setenv(kCoreType, core_type, /*overwrite=*/0) != 0) return;
-  // Where this fails the program goes on, only slower.
-  execv("/proc/self/exe", argv);
+  // By its path, so that it keeps its name in process lists. Where this fails
+  // the program goes on, only slower.
+  std::error_code error;
+  const std::filesystem::path program =
+      std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) execv(program.c_str(), argv);
 }
 
 void UseOneBlasThread() {

@@ -131,6 +131,7 @@ class Trainer {
         description_(DescribeRun(options, train)) {
     // Threads work on crops of their own (ForEachIndex).
     at::set_num_threads(1);
+    if (device_.is_cuda()) at::globalContext().setAllowTF32CuBLAS(true);
     for (const NamedTensor& parameter : parameters_) {
       tensors_.push_back(parameter.tensor);
     }
@@ -158,6 +159,7 @@ class Trainer {
 
   absl::Status SaveState() const;
   absl::Status LoadState();
+  absl::Status RefuseOldState() const;
   // Rounds the parameters to bf16: what is measured last is what is written.
   void RoundToStored();
   absl::Status Export() const;
@@ -337,7 +339,7 @@ Trainer::NatsPer Trainer::Validate(int64_t window_tokens,
 
 absl::StatusOr<PretrainResult> Trainer::Run(
     const std::function<bool(const PretrainProgress&)>& on_step) {
-  if (options_.resume) KVASIR_RETURN_IF_ERROR(LoadState());
+  KVASIR_RETURN_IF_ERROR(options_.resume ? LoadState() : RefuseOldState());
   started_ = absl::Now();
   absl::Time last_save = started_;
   absl::Time last_validation = started_;
@@ -345,6 +347,11 @@ absl::StatusOr<PretrainResult> Trainer::Run(
   double loss = 0.0;
   for (double fraction = Fraction(); fraction < 1.0; fraction = Fraction()) {
     loss = Step(fraction);
+    if (!std::isfinite(loss)) {
+      return absl::InternalError(absl::StrCat(
+          "the loss of step ", step_, " is ", loss,
+          "; a lower --lr may help (the last saved state is kept)"));
+    }
     const absl::Time now = absl::Now();
     PretrainProgress progress;
     progress.step = step_;
@@ -424,6 +431,16 @@ absl::Status Trainer::SaveState() const {
         absl::StrCat("cannot rename ", partial, ": ", error.message()));
   }
   return absl::OkStatus();
+}
+
+absl::Status Trainer::RefuseOldState() const {
+  const std::filesystem::path path = options_.out / kStateFile;
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return absl::OkStatus();
+  return absl::AlreadyExistsError(
+      absl::StrCat(path.string(),
+                   " of a stopped run exists: --resume goes on with it, "
+                   "removing it starts anew"));
 }
 
 absl::Status Trainer::LoadState() {

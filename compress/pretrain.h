@@ -75,8 +75,9 @@ struct PretrainResult {
 // run by returning false. A stopped run keeps its state in
 // `out`/pretrain.state, from which `resume` goes on exactly.
 // Errors: InvalidArgument for options that do not fit the data; Cancelled when
-// stopped; FailedPrecondition when a state of other options is resumed (only
-//   the length of the run may differ).
+//   stopped; AlreadyExists when a stopped run's state would be overwritten;
+//   Internal when the loss leaves the finite numbers; FailedPrecondition when a
+//   state of other options is resumed (only the length of the run may differ).
 absl::StatusOr<PretrainResult> Pretrain(
     const PretrainOptions& options, const TokenStream& train,
     const TokenStream& validation,

@@ -375,6 +375,25 @@ TEST_F(PretrainTest, AResumedRunMayHaveAnotherLength) {
   EXPECT_TRUE(std::filesystem::exists(options.out / "model.safetensors"));
 }
 
+TEST_F(PretrainTest, AStoppedRunIsNotOverwrittenUnasked) {
+  const TokenStream text = PredictableText(2000);
+  const PretrainOptions options = Options("run");
+  EXPECT_THAT(Pretrain(options, text, {},
+                       [](const PretrainProgress&) { return false; }),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("step 1")));
+  EXPECT_THAT(Pretrain(options, text, {}, GoOn),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("--resume goes on")));
+}
+
+TEST_F(PretrainTest, ADivergedRunEndsWithAnErrorAndNoCheckpoint) {
+  PretrainOptions options = Options("run");
+  options.learning_rate = 1e30;
+  EXPECT_THAT(Pretrain(options, PredictableText(2000), {}, GoOn),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("a lower --lr")));
+  EXPECT_FALSE(std::filesystem::exists(options.out / "model.safetensors"));
+}
+
 TEST_F(PretrainTest, NothingToResumeIsNotFound) {
   PretrainOptions options = Options("empty");
   options.resume = true;

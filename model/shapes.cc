@@ -185,7 +185,7 @@ ModelShape KvasirTiny() {
           .num_kv_heads = 8,
           .head_dim = 32,
           .vocab_size = 4096,
-          .max_position = 2048,
+          .max_position = 1024,
           .tied_embedding = true,
           .bos_token_id = 0,
           .eos_token_id = 1};

@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--text", type=pathlib.Path, required=True)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--max-length", type=int, default=2048,
+    parser.add_argument("--max-length", type=int, default=1024,
                         help="context of the model the tokenizer is for")
     args = parser.parse_args()
 
