@@ -41,7 +41,8 @@ KvCacheStats KvCache::Stats() const {
   stats.metadata_bytes = index_->metadata_bytes();
   for (const auto& [id, of] : sequences_) {
     stats.logical_tokens += of->groups[0].table.logical_tokens();
-    stats.metadata_bytes += static_cast<int64_t>(sizeof(Sequence));
+    stats.metadata_bytes += static_cast<int64_t>(
+        sizeof(Sequence) + of->page_token_ids.capacity() * sizeof(int32_t));
     for (const GroupState& state : of->groups) {
       owned_references += state.num_references();
       stats.metadata_bytes += static_cast<int64_t>(sizeof(GroupState)) +
