@@ -44,6 +44,13 @@ absl::Status CheckOptions(const SchedulerOptions& o,
   if (o.max_queue < 1) {
     return absl::InvalidArgumentError("max_queue is 0, want at least 1");
   }
+  for (int32_t id : o.eos_token_ids) {
+    if (id < 0 || id >= o.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("end-of-sequence id is ", id,
+                       ", want 0 <= id < vocabulary size ", o.vocab_size));
+    }
+  }
   for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
     const int64_t need =

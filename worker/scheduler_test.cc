@@ -985,6 +985,11 @@ TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
   EXPECT_THAT(create([](auto* o) { o->max_model_len = 1; }),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("max_model_len is 1")));
+  EXPECT_THAT(create([](auto* o) {
+                o->eos_token_ids = {2, 1000};
+              }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("end-of-sequence id is 1000")));
   EXPECT_THAT(create([](auto* o) { o->max_model_len = 65; }),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("needs 17 pages of page group 0, which has "
