@@ -86,7 +86,7 @@ absl::Status ActiveRequest::NoReplica(const absl::Status& otherwise) const {
   return flow_.NoReplica(otherwise);
 }
 
-WorkerCall ActiveRequest::NewCall() const {
+WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   const CanonicalRequest& request = flow_.request();
   WorkerCall call;
   call.head.set_request_id(id_);
@@ -99,6 +99,10 @@ WorkerCall ActiveRequest::NewCall() const {
       std::clamp<int64_t>(absl::ToInt64Milliseconds(request.queue_timeout), 0,
                           std::numeric_limits<uint32_t>::max())));
   call.head.set_traceparent(request.traceparent);
+  // The worker behind the address may have been replaced since it was judged.
+  if (const auto info = replica.info()) {
+    call.head.set_weights_id(info->weights_id());
+  }
   call.prompt = request.prompt;
   call.emitted = flow_.emitted();
   call.deadline = request.deadline;
@@ -111,7 +115,8 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
   std::optional<absl::Duration> waited;
   {
     base::MutexLock lock(&mutex_);
-    attempt = replica->client()->NewAttempt(NewCall(), shared_from_this());
+    attempt =
+        replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
     const absl::Time now = absl::Now();
     flow_.OnAttempt(replica->target(), now);
     if (flow_.attempts() == 1) {

@@ -65,7 +65,8 @@ class ActiveRequest final : public RequestHandle,
   AccessRecord Discard(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  WorkerCall NewCall() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  WorkerCall NewCall(const Replica& replica) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Observe(const RequestFlow::Delivery& delivery,
                const kvasir::v1::GenerateEvent& event) const;
 

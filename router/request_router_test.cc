@@ -147,6 +147,7 @@ TEST_F(RequestRouterTest, TheWorkerGetsThePromptItselfAndAlwaysASeed) {
   EXPECT_EQ(call.prompt.bytes().data(), bytes) << "not a copy";
   EXPECT_EQ(call.head.request_id(), handle->id());
   EXPECT_EQ(call.head.attempt(), 0u);
+  EXPECT_EQ(call.head.weights_id(), "w1");
   EXPECT_NE(call.head.sampling().seed(), 0u);
   EXPECT_EQ(call.head.sampling().max_tokens(), 97u) << "what 100 leaves";
   EXPECT_EQ(call.head.priority(), -2);
