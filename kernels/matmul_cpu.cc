@@ -3,6 +3,7 @@
 //  - many rows: a block of panels is turned into float32 in cache and used for
 //    all rows, the accumulators resting in y between blocks of k.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "kernels/matmul.h"
@@ -36,7 +37,11 @@ inline constexpr int64_t kFewRows = 36;
 // k of a few-rows pass when a panel is used by several tiles: 32 KiB of it.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
-// The part of y that one thread computes.
+inline constexpr int64_t kPartsPerThread = 4;
+// Multiply-adds below which waking other threads takes longer (microseconds).
+inline constexpr int64_t kWorthWaking = 100000;
+
+// The part of y that one thread computes at a time.
 struct MatmulPart {
   int64_t panel_begin;
   int64_t panel_end;
@@ -242,26 +247,39 @@ int64_t MatmulScratch(const MatmulParams&, int threads) {
 }
 
 void MatmulSimd(const MatmulParams& params, float* scratch, CpuStream& stream) {
-  // Panels are divided among threads; rows too where there are too few panels.
+  // Parts are ranges of panels; of rows too where there are too few panels.
+  // There are more parts than threads, and threads take the next one when they
+  // are done: a thread that was late or was interrupted holds up nobody long.
   const int64_t threads = stream.pool().num_threads();
   const int64_t panels = params.weight.num_panels();
   const int64_t row_parts =
       std::clamp<int64_t>(threads / panels, 1,
                           std::max<int64_t>(1, params.num_rows / kMaxTileRows));
-  const int64_t panel_parts = std::min(panels, threads / row_parts);
-  stream.pool().ForRanges(
-      panel_parts * row_parts, [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t p = i % panel_parts;
-          const int64_t r = i / panel_parts;
-          const MatmulPart part = {panels * p / panel_parts,
-                                   panels * (p + 1) / panel_parts,
-                                   params.num_rows * r / row_parts,
-                                   params.num_rows * (r + 1) / row_parts};
-          HWY_DYNAMIC_DISPATCH(RunPart)
-          (params, part, scratch + kScratchFloats * thread);
-        }
-      });
+  const int64_t panel_parts =
+      std::min(panels, threads == 1 ? 1 : kPartsPerThread * threads);
+  const auto run_part = [&](int64_t index, int thread) {
+    const int64_t p = index % panel_parts;
+    const int64_t r = index / panel_parts;
+    const MatmulPart part = {
+        panels * p / panel_parts, panels * (p + 1) / panel_parts,
+        params.num_rows * r / row_parts, params.num_rows * (r + 1) / row_parts};
+    HWY_DYNAMIC_DISPATCH(RunPart)
+    (params, part, scratch + kScratchFloats * thread);
+  };
+  std::atomic<int64_t> next{0};
+  const auto run = [&](int thread) {
+    int64_t index;
+    while ((index = next.fetch_add(1, std::memory_order_relaxed)) <
+           panel_parts * row_parts) {
+      run_part(index, thread);
+    }
+  };
+  const int64_t work = params.num_rows * params.weight.k * params.weight.n;
+  if (work < kWorthWaking) {
+    run(0);
+  } else {
+    stream.pool().Run(run);
+  }
   stream.AddWeightBytesRead(params.weight.bytes() * row_parts);
 }
 

@@ -1,0 +1,209 @@
+// The matmul op against its ceilings, each pair in one run:
+//  - decode: bytes of weights per second of 1 row against the machine's read
+//    bandwidth; 8 rows against 1;
+//  - prefill: 512 rows against oneDNN's float32 GEMM on the same shapes.
+// The shapes are those of a 1.1 billion parameter Llama.
+#include <dnnl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/machine.h"
+#include "base/thread_pool.h"
+#include "bench/paired.h"
+#include "kernels/allocator.h"
+#include "kernels/ceilings.h"
+#include "kernels/ops.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::bench {
+namespace {
+
+using kernels::DeviceBuffer;
+using kernels::MatmulParams;
+using kernels::MemoryTag;
+using kernels::PackedMatrix;
+
+constexpr int kPairs = 9;
+constexpr int64_t kPrefillRows = 512;
+
+struct Shape {
+  const char* name;
+  int64_t k;
+  int64_t n;
+};
+constexpr Shape kLayer[] = {{"qkv", 2048, 2560},
+                            {"o", 2048, 2048},
+                            {"gate_up", 2048, 11264},
+                            {"down", 5632, 2048}};
+
+class MatmulBench {
+ public:
+  MatmulBench()
+      : machine_(base::ReadMachineLimits()),
+        pool_(machine_.cpus),
+        stream_(&pool_),
+        allocator_(
+            *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu)),
+        footprint_bytes_(
+            4 * std::max(base::LastLevelCacheBytes(), int64_t{64} << 20)),
+        probe_(&pool_, footprint_bytes_) {
+    int64_t bytes = 0;
+    while (bytes < footprint_bytes_) {
+      for (const Shape& shape : kLayer) bytes += AddWeight(shape);
+    }
+    x_ = Numbers(kPrefillRows * 5632);
+    y_ = Numbers(kPrefillRows * 11264);
+    MatmulParams params;
+    params.num_rows = kPrefillRows;
+    params.x_row_stride = 5632;
+    params.y_row_stride = 11264;
+    params.weight = weights_.front();
+    kernels::Workspace counter = kernels::Workspace::Counting();
+    KVASIR_CHECK(kernels::Matmul(stream_, params, counter).ok());
+    workspace_memory_ = Memory(static_cast<int64_t>(counter.peak_bytes()) + 64);
+  }
+
+  nlohmann::json Run() {
+    nlohmann::json result;
+    result["machine"] = {
+        {"cpu", base::CpuModelName()},
+        {"instructions", kernels::CpuTargetName()},
+        {"threads", pool_.num_threads()},
+        {"footprint_bytes", footprint_bytes_},
+    };
+    Decode(&result);
+    Prefill(&result);
+    return result;
+  }
+
+ private:
+  DeviceBuffer Memory(int64_t bytes) {
+    auto buffer = allocator_->Allocate(static_cast<size_t>(bytes),
+                                       MemoryTag::kOther, {.prefault = true});
+    KVASIR_CHECK(buffer.ok());
+    return *std::move(buffer);
+  }
+
+  // Numbers near one: no subnormals, no overflow.
+  DeviceBuffer Numbers(int64_t count) {
+    DeviceBuffer buffer = Memory(count * 4);
+    for (int64_t i = 0; i < count; ++i) {
+      buffer.as<float>()[i] = 1.0f + 1e-3f * static_cast<float>(i % 97);
+    }
+    return buffer;
+  }
+
+  int64_t AddWeight(const Shape& shape) {
+    PackedMatrix weight;
+    weight.k = shape.k;
+    weight.n = shape.n;
+    weight.dtype = kernels::DType::kBf16;
+    DeviceBuffer buffer = Memory(weight.bytes());
+    for (int64_t i = 0; i < weight.bytes() / 2; ++i) {
+      buffer.as<uint16_t>()[i] = static_cast<uint16_t>(0x3f80 + i % 97);
+    }
+    weight.data = buffer.data();
+    memory_.push_back(std::move(buffer));
+    weights_.push_back(weight);
+    weight_bytes_ += weight.bytes();
+    return weight.bytes();
+  }
+
+  void Multiply(const PackedMatrix& weight, int64_t rows) {
+    MatmulParams params;
+    params.x = x_.as<float>();
+    params.x_row_stride = weight.k;
+    params.num_rows = rows;
+    params.weight = weight;
+    params.y = y_.as<float>();
+    params.y_row_stride = weight.n;
+    kernels::Workspace workspace(workspace_memory_.data(),
+                                 workspace_memory_.bytes());
+    KVASIR_CHECK(kernels::Matmul(stream_, params, workspace).ok());
+  }
+
+  void Decode(nlohmann::json* result) {
+    std::vector<double> one, eight, read;
+    for (int i = 0; i < kPairs; ++i) {
+      // Seconds per byte, all three.
+      read.push_back(1.0 / probe_.BytesPerSecond());
+      one.push_back(SecondsOf([&] {
+                      for (const auto& weight : weights_) Multiply(weight, 1);
+                    }) /
+                    static_cast<double>(weight_bytes_));
+      eight.push_back(SecondsOf([&] {
+                        for (const auto& weight : weights_) Multiply(weight, 8);
+                      }) /
+                      static_cast<double>(weight_bytes_));
+    }
+    Report("read_bandwidth_share", RatioOf(read, one), 1.0, result);
+    Report("batch8_speedup", RatioOf(one, eight), 8.0, result);
+    (*result)["machine"]["read_bytes_per_second"] = 1.0 / Quantile(read, 0.5);
+    (*result)["figures"]["decode_bytes_per_second"] = 1.0 / Quantile(one, 0.5);
+  }
+
+  void Prefill(nlohmann::json* result) {
+    std::vector<double> all_ours(kPairs), all_dnnl(kPairs);
+    for (size_t s = 0; s < std::size(kLayer); ++s) {
+      const Shape& shape = kLayer[s];
+      const DeviceBuffer dense = Numbers(shape.k * shape.n);
+      std::vector<double> ours, dnnl;
+      for (size_t i = 0; i < kPairs; ++i) {
+        ours.push_back(SecondsOf([&] { Multiply(weights_[s], kPrefillRows); }));
+        dnnl.push_back(SecondsOf([&] {
+          dnnl_sgemm('N', 'N', kPrefillRows, shape.n, shape.k, 1.0f,
+                     x_.as<float>(), shape.k, dense.as<float>(), shape.n, 0.0f,
+                     y_.as<float>(), shape.n);
+        }));
+        all_ours[i] += ours.back();
+        all_dnnl[i] += dnnl.back();
+      }
+      const double operations =
+          2.0 * kPrefillRows * static_cast<double>(shape.k * shape.n);
+      const PairedRatio share = RatioOf(dnnl, ours);
+      (*result)["rows"].push_back(
+          {{"shape", shape.name},
+           {"gflops", operations / Quantile(ours, 0.5) * 1e-9},
+           {"onednn_gflops", operations / Quantile(dnnl, 0.5) * 1e-9},
+           {"share", share.median},
+           {"spread", share.spread}});
+    }
+    Report("gemm_share", RatioOf(all_dnnl, all_ours), 1.0, result);
+  }
+
+  static void Report(const std::string& name, PairedRatio ratio, double factor,
+                     nlohmann::json* result) {
+    (*result)["figures"][name] = ratio.median * factor;
+    (*result)["spread"][name] = ratio.spread;
+    if (ratio.undecided()) (*result)["undecided"].push_back(name);
+  }
+
+  const base::MachineLimits machine_;
+  base::ThreadPool pool_;
+  kernels::CpuStream stream_;
+  const std::unique_ptr<kernels::DeviceAllocator> allocator_;
+  const int64_t footprint_bytes_;
+  const kernels::ReadBandwidthProbe probe_;
+  std::vector<DeviceBuffer> memory_;
+  std::vector<PackedMatrix> weights_;
+  int64_t weight_bytes_ = 0;
+  DeviceBuffer x_;
+  DeviceBuffer y_;
+  DeviceBuffer workspace_memory_;
+};
+
+}  // namespace
+}  // namespace kvasir::bench
+
+int main() {
+  kvasir::bench::MatmulBench bench;
+  std::printf("%s\n", bench.Run().dump(2).c_str());
+  return 0;
+}
