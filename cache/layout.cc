@@ -228,15 +228,17 @@ int64_t MulDiv(int64_t a, int64_t b, int64_t c) {
 
 PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   KVASIR_CHECK(request.budget_bytes >= 0);
-  const int64_t expected = request.expected_tokens > 0 ? request.expected_tokens
-                                                       : request.max_model_len;
+  const int64_t longest = std::min(request.max_model_len, kMaxSequenceTokens);
+  const int64_t expected =
+      request.expected_tokens > 0
+          ? std::min(request.expected_tokens, kMaxSequenceTokens)
+          : longest;
   PageCounts need;
   PageCounts share;
   int64_t need_bytes = 0;
   int64_t share_bytes = 0;
   for (const PageGroupLayout& group : groups_) {
-    need.push_back(
-        PagesHeld(group.id, request.max_model_len, request.max_chunk_tokens));
+    need.push_back(PagesHeld(group.id, longest, request.max_chunk_tokens));
     share.push_back(std::max<int64_t>(
         1, PagesHeld(group.id, expected, request.max_chunk_tokens)));
     need_bytes += need.back() * group.page_bytes;

@@ -118,8 +118,8 @@ struct LayoutOptions {
 inline constexpr int64_t kMaxPageTokens = 4096;
 
 // Limits that keep every product of the calculator inside int64.
-inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 36;
-inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 24;
+inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 32;
+inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 30;
 inline constexpr int64_t kMaxPagesPerGroup = (int64_t{1} << 31) - 1;
 
 // First token that the query at position `logical_tokens` still sees: all
@@ -191,7 +191,8 @@ class PageLayout {
   // Pages of each group that `budget_bytes` pays for. First every group gets
   // what one sequence of `max_model_len` holds (as far as the money goes); the
   // rest is shared out in proportion to what a sequence of `expected_tokens`
-  // holds. Never spends more than the budget.
+  // holds. Never spends more than the budget. Lengths over kMaxSequenceTokens
+  // count as that (OneSequenceFits refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;

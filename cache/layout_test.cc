@@ -382,6 +382,22 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
                              HasSubstr("--max-model-len to at most 48"))));
 }
 
+TEST(PageLayoutTest, ALengthBeyondEveryLimitIsRefusedNotChecked) {
+  const CacheShape shape = Shape(1, 1, 64);
+  const PageLayout layout =
+      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(1));
+  const int64_t huge = std::numeric_limits<int64_t>::max();
+  const PageCounts pages = layout.PagesForBudget({.budget_bytes = 1 << 20,
+                                                  .max_model_len = huge,
+                                                  .expected_tokens = huge});
+  EXPECT_THAT(pages, ElementsAre((1 << 20) / 256));
+  EXPECT_THAT(layout.OneSequenceFits(pages, huge, 1),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("max_model_len must be 1..1073741824")));
+  EXPECT_EQ(layout.BytesAtLength(kMaxSequenceTokens, 1),
+            kMaxSequenceTokens * 256);
+}
+
 TEST(PageLayoutTest, PagesAreTheLeastOverRanks) {
   EXPECT_THAT(LeastOverRanks({{4, 9}, {5, 7}}), ElementsAre(4, 7));
 }
