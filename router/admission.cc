@@ -44,7 +44,7 @@ absl::Status Admission::RefusedStatus() const {
       kvasir::v1::Refusal::RETRY_ELSEWHERE,
       absl::StrCat("the router is full: ", in_flight_, " requests run of ",
                    limits_.max_in_flight, ", ", waiting_.size(), " wait of ",
-                   limits_.max_queue, " (--max-in-flight, --max-queue)"));
+                   limits_.max_queue, " (--max-inflight)"));
 }
 
 }  // namespace kvasir::router

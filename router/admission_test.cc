@@ -63,7 +63,7 @@ TEST(AdmissionTest, TheRefusalNamesNumbersAndFlags) {
   const absl::Status status = admission.RefusedStatus();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                AllOf(HasSubstr("1 requests run of 1"),
-                                     HasSubstr("--max-in-flight"))));
+                                     HasSubstr("--max-inflight"))));
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }

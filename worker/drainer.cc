@@ -15,7 +15,7 @@ constexpr absl::Duration kAbortGrace = absl::Seconds(10);
 
 }  // namespace
 
-Drainer::~Drainer() {
+void Drainer::Stop() {
   std::thread thread;
   {
     base::MutexLock lock(&mutex_);
@@ -30,7 +30,7 @@ void Drainer::Start(absl::Time deadline, Done done) {
   {
     base::MutexLock lock(&mutex_);
     deadline_ = std::min(deadline_, deadline);
-    if (!drained_) {
+    if (!drained_ && !stopping_) {
       waiting_.push_back(std::move(done));
       if (waiting_.size() == 1 && !thread_.joinable()) {
         thread_ = std::thread([this] { Run(); });

@@ -26,12 +26,14 @@ class Drainer {
   // outlives it.
   Drainer(ServedEngine* engine, std::function<void()> before)
       : engine_(engine), before_(std::move(before)) {}
-  // Gives up waiting; whoever still waits is answered.
-  ~Drainer();
+  ~Drainer() { Stop(); }
 
   // Begins to drain, or joins the drain that runs: the earliest deadline
   // counts.
   void Start(absl::Time deadline, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends a drain that runs as if its deadline had come; answers whoever waits,
+  // and later callers at once. Idempotent.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -49,7 +49,7 @@ kvasir::v1::DrainResponse WorkerServer::Drain(absl::Time deadline) {
 }
 
 void WorkerServer::Shutdown(absl::Time deadline) {
-  service_->CloseWatches();
+  service_->Close();
   server_->Shutdown(deadline);
 }
 

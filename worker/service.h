@@ -37,8 +37,12 @@ class WorkerService final : public kvasir::v1::Worker::CallbackService {
 
   // What a Drain call does, blocking: SIGTERM's path.
   kvasir::v1::DrainResponse Drain(absl::Time deadline);
-  // Ends the WatchLoad calls, which otherwise hold a server's shutdown up.
-  void CloseWatches() { load_->Stop(); }
+  // Ends what would hold a server's shutdown up: WatchLoad calls, and a Drain
+  // that still waits.
+  void Close() {
+    load_->Stop();
+    drainer_.Stop();
+  }
 
   grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* Generate(
       grpc::CallbackServerContext* context,

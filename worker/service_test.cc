@@ -390,6 +390,26 @@ TEST_F(WorkerServiceTest, ShutdownEndsWatchesAndStreams) {
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
+TEST_F(WorkerServiceTest, ShutdownDoesNotWaitForADrainsDeadline) {
+  engine_.Hold(true);
+  grpc::ClientContext context;
+  auto reader = stub_->Generate(&context, NewRequest("r", 10));
+  ASSERT_TRUE(Eventually([&] { return engine_.live() == 1; }));
+  std::thread drain([&] {
+    grpc::ClientContext drain_context;
+    v1::DrainRequest request;
+    request.set_deadline_ms(3600000);
+    v1::DrainResponse response;
+    stub_->Drain(&drain_context, request, &response);
+  });
+  ASSERT_TRUE(Eventually([&] { return engine_.draining(); }));
+  const absl::Time start = absl::Now();
+  server_->Shutdown(absl::Now());
+  EXPECT_LT(absl::Now() - start, kPatience);
+  drain.join();
+  EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).finished(), 0u);
+}
+
 TEST_F(WorkerServiceTest, ATakenAddressFailsAtStart) {
   WorkerServerOptions options = TestOptions();
   options.listen.unix_path.clear();
