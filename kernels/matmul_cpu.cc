@@ -87,7 +87,7 @@ struct TilePlace {
 
 // Runs a tile whose last panel may be narrower than 32 columns: then through a
 // dense copy of its part of y.
-template <typename T, bool kStreams, int64_t kAStride>
+template <typename T, int kLines, int64_t kAStride>
 void RunTileInto(const MatmulParams& params, const TilePlace& place,
                  float* edge, TileArgs args) {
   const int64_t first = place.panel * kPanelColumns;
@@ -99,7 +99,7 @@ void RunTileInto(const MatmulParams& params, const TilePlace& place,
   if (columns == kPanelColumns) {
     args.c = y;
     args.c_stride = params.y_row_stride;
-    RunTile<T, kStreams, kAStride>(place.rows, args);
+    RunTile<T, kLines, kAStride>(place.rows, args);
     return;
   }
   float bias[kPanelColumns] = {};
@@ -114,7 +114,7 @@ void RunTileInto(const MatmulParams& params, const TilePlace& place,
     std::copy_n(y + r * params.y_row_stride, columns, row);
     std::fill(row + columns, row + kPanelColumns, 0.0f);
   }
-  RunTile<T, kStreams, kAStride>(place.rows, args);
+  RunTile<T, kLines, kAStride>(place.rows, args);
   for (int r = 0; r < place.rows; ++r) {
     std::copy_n(edge + r * kPanelColumns, columns, y + r * params.y_row_stride);
   }
@@ -127,6 +127,7 @@ const T* PanelOf(const PackedMatrix& weight, int64_t panel) {
 
 template <typename T>
 void FewRows(const MatmulParams& params, const MatmulPart& part, float* edge) {
+  constexpr int kLinesPerK = kTileColumns * static_cast<int>(sizeof(T)) / 64;
   const RowTiles tiles(part.row_begin, part.row_end);
   const int64_t depth = params.weight.k;
   const int64_t block = tiles.count() == 1 ? depth : kFewRowsBlockK;
@@ -138,15 +139,16 @@ void FewRows(const MatmulParams& params, const MatmulPart& part, float* edge) {
       args.a_stride = params.x_row_stride;
       args.b = PanelOf<T>(params.weight, panel) + k * kPanelColumns;
       args.b_stride = kPanelColumns;
+      args.ahead = static_cast<const char*>(args.b) + kPrefetchBytes;
       for (int64_t tile = 0; tile < tiles.count(); ++tile) {
         const int64_t row = tiles.begin(tile);
         args.a = params.x + row * params.x_row_stride + k;
         const TilePlace place = {panel, row, tiles.height(tile), k,
                                  k_end == depth};
         if (tile == 0) {
-          RunTileInto<T, true, 0>(params, place, edge, args);
+          RunTileInto<T, kLinesPerK, 0>(params, place, edge, args);
         } else {
-          RunTileInto<T, false, 0>(params, place, edge, args);
+          RunTileInto<T, 0, 0>(params, place, edge, args);
         }
       }
     }
@@ -190,7 +192,7 @@ void ManyRowsBlock(const MatmulParams& params, const MatmulPart& part,
     for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
       place.panel = panel;
       args.b = block + (panel - part.panel_begin) * kBlockK * kPanelColumns;
-      RunTileInto<float, false, kBlockK>(params, place, edge, args);
+      RunTileInto<float, 0, kBlockK>(params, place, edge, args);
     }
   }
 }

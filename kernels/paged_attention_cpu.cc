@@ -4,6 +4,7 @@
 // register tile of matmul.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -23,6 +24,7 @@
 namespace kvasir::kernels {
 
 inline constexpr int64_t kMaxRows = 64;
+inline constexpr int64_t kStreamRows = 12;
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Rows of a unit: what keeps a thread's scratch below 256 KiB.
@@ -150,7 +152,11 @@ class UnitWorker {
         rows_(unit.row_end - unit.row_begin),
         width_(params.value.width),
         padded_(PaddedWidth(width_)),
-        slots_(UnitSlots(params, unit)) {}
+        slots_(UnitSlots(params, unit)),
+        streams_(rows_ <= kStreamRows && width_ % kTileColumns == 0 &&
+                 params.value.slot_stride_bytes %
+                         DTypeBytes(params.value.dtype) ==
+                     0) {}
 
   void LoadQueries() const {
     for (int64_t r = 0; r < rows_; ++r) {
@@ -248,32 +254,34 @@ class UnitWorker {
       addresses[s] = reinterpret_cast<const char*>(scratch_.zeros);
     }
     for (int64_t s = needed.begin; s < needed.end;) {
-      const int64_t in_page = s % params_.page_tokens;
-      const int64_t count =
-          std::min(needed.end - s, params_.page_tokens - in_page);
-      const char* address = SlotAddress(
-          view, unit_.sequence->block_table[s / params_.page_tokens], group,
-          in_page);
-      for (int64_t i = 0; i < count; ++i) {
-        addresses[s - block + i] = address + i * view.slot_stride_bytes;
+      const Run run = RunAt(view, group, s, needed.end);
+      for (int64_t i = 0; i < run.count; ++i) {
+        addresses[s - block + i] = run.address + i * view.slot_stride_bytes;
       }
-      s += count;
+      s += run.count;
     }
   }
 
-  // Asks for the next block while this one is computed.
-  void PrefetchSlots(const KvSideView& view, int64_t group,
-                     int64_t next_block) const {
-    const int64_t end = std::min(slots_.end, next_block + kAttentionBlockSlots);
-    if (next_block >= end) return;
-    const char* addresses[kAttentionBlockSlots];
-    FindSlots(view, group, next_block, {next_block, end}, addresses);
-    const int64_t bytes = view.width * DTypeBytes(view.dtype);
-    for (int64_t s = 0; s < end - next_block; ++s) {
-      for (int64_t byte = 0; byte < bytes; byte += 64) {
-        hwy::Prefetch(addresses[s] + byte);
-      }
-    }
+  // The slots from `slot` to the end of its page, or to `end`.
+  struct Run {
+    const char* address;
+    int64_t count;
+  };
+  Run RunAt(const KvSideView& view, int64_t group, int64_t slot,
+            int64_t end) const {
+    const int64_t in_page = slot % params_.page_tokens;
+    return {SlotAddress(view,
+                        unit_.sequence->block_table[slot / params_.page_tokens],
+                        group, in_page),
+            std::min(end - slot, params_.page_tokens - in_page)};
+  }
+
+  // Where the next block begins in memory, to be asked for while this one is
+  // computed; where there is none, an address that does no harm.
+  const char* NextBlock(const KvSideView& view, int64_t group,
+                        int64_t next) const {
+    if (next >= slots_.end) return reinterpret_cast<const char*>(scratch_.q);
+    return RunAt(view, group, next, slots_.end).address;
   }
 
   void LoadKeys(int64_t block, VisibleRange needed) const {
@@ -321,7 +329,9 @@ class UnitWorker {
     }
   }
 
-  // c[begin .. end) rows = a b, columns in steps of a tile.
+  // c = a b for `rows` rows, columns in steps of a tile; with kLines, the
+  // memory at args.ahead is asked for on the way (by the first rows' tiles).
+  template <typename T, int kLines>
   static void Multiply(TileArgs args, int64_t rows, int64_t columns) {
     const TileArgs start = args;
     for (int64_t row = 0; row < rows;) {
@@ -329,9 +339,14 @@ class UnitWorker {
       const auto height = static_cast<int>((rows - row) / tiles);
       for (int64_t column = 0; column < columns; column += kTileColumns) {
         args.a = start.a + row * start.a_stride;
-        args.b = static_cast<const float*>(start.b) + column;
+        args.b = static_cast<const T*>(start.b) + column;
         args.c = start.c + row * start.c_stride + column;
-        RunTile<float, false>(height, args);
+        if (row == 0) {
+          RunTile<T, kLines>(height, args);
+          args.ahead += 64 * kLines * args.depth;
+        } else {
+          RunTile<T, 0>(height, args);
+        }
       }
       row += height;
     }
@@ -339,9 +354,7 @@ class UnitWorker {
 
   void AddBlock(int64_t block, VisibleRange needed) const {
     LoadKeys(block, needed);
-    LoadValues(block, needed);
-    PrefetchSlots(params_.key, key_group_, block + kAttentionBlockSlots);
-    PrefetchSlots(params_.value, value_group_, block + kAttentionBlockSlots);
+    if (!streams_) LoadValues(block, needed);
     TileArgs scores = {};
     scores.depth = params_.key.width;
     scores.a = scratch_.q;
@@ -350,7 +363,13 @@ class UnitWorker {
     scores.b_stride = kAttentionBlockSlots;
     scores.c = scratch_.scores;
     scores.c_stride = kAttentionBlockSlots;
-    Multiply(scores, rows_, kAttentionBlockSlots);
+    if (streams_) {
+      scores.ahead =
+          NextBlock(params_.key, key_group_, block + kAttentionBlockSlots);
+      Multiply<float, 1>(scores, rows_, kAttentionBlockSlots);
+    } else {
+      Multiply<float, 0>(scores, rows_, kAttentionBlockSlots);
+    }
     // Rows that see the same part of the block share its values.
     for (int64_t r = 0; r < rows_;) {
       const VisibleRange visible = InBlock(r, block);
@@ -360,23 +379,68 @@ class UnitWorker {
         if (other.begin != visible.begin || other.end != visible.end) break;
         ++end;
       }
-      if (visible.begin < visible.end) AddRows(r, end, visible);
+      if (visible.begin < visible.end) {
+        for (int64_t row = r; row < end; ++row) Softmax(row, visible);
+        if (streams_) {
+          StreamValues(block, r, end, visible);
+        } else {
+          AddValues(r, end, visible);
+        }
+      }
       r = end;
     }
   }
 
-  void AddRows(int64_t row_begin, int64_t row_end, VisibleRange visible) const {
-    for (int64_t r = row_begin; r < row_end; ++r) Softmax(r, visible);
+  // Products of the weights [row_begin, row_end) of a run of slots; b is set by
+  // the caller.
+  TileArgs ValueArgs(int64_t row_begin, int64_t slot, int64_t count) const {
     TileArgs args = {};
-    args.depth = visible.end - visible.begin;
-    args.a = scratch_.scores + row_begin * kAttentionBlockSlots + visible.begin;
+    args.depth = count;
+    args.a = scratch_.scores + row_begin * kAttentionBlockSlots + slot;
     args.a_stride = kAttentionBlockSlots;
-    args.b = scratch_.values + visible.begin * padded_;
-    args.b_stride = padded_;
     args.c = scratch_.out + row_begin * padded_;
     args.c_stride = padded_;
     args.accumulate = true;
-    Multiply(args, row_end - row_begin, padded_);
+    return args;
+  }
+
+  // Many rows: values were converted once for all of them.
+  void AddValues(int64_t row_begin, int64_t row_end,
+                 VisibleRange visible) const {
+    TileArgs args =
+        ValueArgs(row_begin, visible.begin, visible.end - visible.begin);
+    args.b = scratch_.values + visible.begin * padded_;
+    args.b_stride = padded_;
+    Multiply<float, 0>(args, row_end - row_begin, padded_);
+  }
+
+  // Few rows: values are read where they lie.
+  void StreamValues(int64_t block, int64_t row_begin, int64_t row_end,
+                    VisibleRange visible) const {
+    const KvSideView& view = params_.value;
+    const char* ahead =
+        NextBlock(view, value_group_, block + kAttentionBlockSlots);
+    for (int64_t s = visible.begin; s < visible.end;) {
+      const Run run = RunAt(view, value_group_, block + s, block + visible.end);
+      TileArgs args = ValueArgs(row_begin, s, run.count);
+      args.b = run.address;
+      args.b_stride = view.slot_stride_bytes / DTypeBytes(view.dtype);
+      args.ahead = ahead;
+      const int64_t rows = row_end - row_begin;
+      switch (view.dtype) {
+        case DType::kF32:
+          Multiply<float, 2>(args, rows, width_);
+          break;
+        case DType::kF16:
+          Multiply<F16, 1>(args, rows, width_);
+          break;
+        case DType::kBf16:
+          Multiply<Bf16, 1>(args, rows, width_);
+          break;
+      }
+      ahead += run.count * view.slot_stride_bytes;
+      s += run.count;
+    }
   }
 
   // Scores become weights; what was summed before is brought to the new
@@ -440,6 +504,9 @@ class UnitWorker {
   const int64_t width_;
   const int64_t padded_;
   const VisibleRange slots_;
+  // Few rows make little of a block: it is used where it lies as far as
+  // possible, and the next one is asked for meanwhile.
+  const bool streams_;
 };
 
 void ComputeUnit(const PagedAttentionParams& params, const AttentionUnit& unit,

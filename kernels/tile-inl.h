@@ -34,15 +34,16 @@ struct TileArgs {
   int64_t c_stride;
   bool accumulate;    // start from c instead of 0
   const float* bias;  // [32] added at the end, or null
+  const char* ahead;  // what to prefetch meanwhile: kLines lines per k
 };
 
-// Bytes that a streaming tile asks for ahead of its reads: enough to cover the
-// memory latency of one core (measured; flat between 2 and 8 KiB).
+// How far ahead of its reads a tile that streams B asks for memory: enough to
+// cover the latency of one core (measured; flat between 2 and 8 KiB).
 inline constexpr int64_t kPrefetchBytes = 4096;
 
 // kAStride: a_stride if it is known here, else 0. Rows are addressed from every
 // third one: a pointer for each would not fit into the general registers.
-template <typename T, int kRows, bool kStreams, int64_t kAStride>
+template <typename T, int kRows, int kLines, int64_t kAStride>
 void Tile(const TileArgs& args) {
   Vec acc[kRows][kTileVecs];
   const int64_t a_stride = kAStride > 0 ? kAStride : args.a_stride;
@@ -59,11 +60,8 @@ void Tile(const TileArgs& args) {
   }
   const T* b = static_cast<const T*>(args.b);
   for (int64_t k = 0; k < args.depth; ++k) {
-    if constexpr (kStreams) {
-      for (int64_t line = 0;
-           line < kTileColumns * static_cast<int64_t>(sizeof(T)); line += 64) {
-        hwy::Prefetch(reinterpret_cast<const char*>(b) + kPrefetchBytes + line);
-      }
+    for (int line = 0; line < kLines; ++line) {
+      hwy::Prefetch(args.ahead + (k * kLines + line) * 64);
     }
     Vec column[kTileVecs];
     for (int v = 0; v < kTileVecs; ++v) {
@@ -90,21 +88,21 @@ void Tile(const TileArgs& args) {
   }
 }
 
-template <typename T, bool kStreams, int64_t kAStride = 0>
+template <typename T, int kLines, int64_t kAStride = 0>
 HWY_INLINE void RunTile(int rows, const TileArgs& args) {
   static_assert(kTileRows == 12 || kTileRows == 3);
   switch (rows) {
     case 1:
-      return Tile<T, 1, kStreams, kAStride>(args);
+      return Tile<T, 1, kLines, kAStride>(args);
     case 2:
-      return Tile<T, 2, kStreams, kAStride>(args);
+      return Tile<T, 2, kLines, kAStride>(args);
     case 3:
-      return Tile<T, 3, kStreams, kAStride>(args);
-#define KVASIR_TILE_CASE(n)                        \
-  case n:                                          \
-    if constexpr (n <= kTileRows) {                \
-      return Tile<T, n, kStreams, kAStride>(args); \
-    }                                              \
+      return Tile<T, 3, kLines, kAStride>(args);
+#define KVASIR_TILE_CASE(n)                      \
+  case n:                                        \
+    if constexpr (n <= kTileRows) {              \
+      return Tile<T, n, kLines, kAStride>(args); \
+    }                                            \
     break;
       KVASIR_TILE_CASE(4)
       KVASIR_TILE_CASE(5)
