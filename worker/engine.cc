@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "base/string_view.h"
 #include "cache/kv_cache.h"
+#include "worker/plan_dump.h"
 #include "worker/scheduler.h"
 
 namespace kvasir::worker {
@@ -623,29 +624,5 @@ void Engine::SubscribeLoad(std::weak_ptr<LoadListener> listener) {
   impl_->SubscribeLoad(std::move(listener));
 }
 EngineTotals Engine::Totals() const { return impl_->Totals(); }
-
-std::string DumpPlan(const StepPlan& plan) {
-  std::string out =
-      absl::StrCat("step ", plan.step_id(), ": ", plan.sequences_size(),
-                   " sequences, ", plan.released_sequences_size(),
-                   " released, ", plan.page_copies_size(), " page copies\n");
-  for (const auto& step : plan.sequences()) {
-    absl::StrAppend(&out, "  sequence ", step.sequence_id(), ": ",
-                    step.num_tokens(), " tokens at ", step.logical_start(),
-                    step.input_is_last_sampled() ? " (last sampled)" : "",
-                    step.has_sample() ? ", samples" : "");
-    if (step.target_ids_size() > 0) {
-      absl::StrAppend(&out, ", ", step.target_ids_size(), " targets");
-    }
-    for (const auto& delta : step.block_tables()) {
-      absl::StrAppend(&out, ", group ", delta.page_group(), ": ",
-                      delta.reset() ? "reset, " : "", "+",
-                      delta.appended_pages_size(), " pages, live from ",
-                      delta.first_live_index());
-    }
-    out.push_back('\n');
-  }
-  return out;
-}
 
 }  // namespace kvasir::worker

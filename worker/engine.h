@@ -124,7 +124,4 @@ class Engine {
   std::unique_ptr<Impl> impl_;
 };
 
-// The plan without anything a user wrote: ids, counts, positions, pages.
-std::string DumpPlan(const kvasir::v1::StepPlan& plan);
-
 }  // namespace kvasir::worker
