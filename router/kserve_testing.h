@@ -175,7 +175,9 @@ std::vector<T> NumberOutput(const inference::ModelInferResponse& response,
                             const std::string& name) {
   const std::string raw = RawOutput(response, name).value_or("");
   std::vector<T> values(raw.size() / sizeof(T));
-  std::memcpy(values.data(), raw.data(), values.size() * sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), raw.data(), values.size() * sizeof(T));
+  }
   return values;
 }
 
