@@ -73,6 +73,18 @@ class KserveStreamTest : public ::testing::Test {
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
                                              &sink_);
   }
+  // What still runs is let go: the fake router keeps its sinks.
+  void TearDown() override {
+    if (stream_ == nullptr) return;
+    stream_->OnCancelled();
+    Run();
+    if (sink_.writing) {
+      sink_.writing = false;
+      stream_->OnWritten(false);
+      Run();
+    }
+    EXPECT_TRUE(sink_.end.has_value());
+  }
   // Everything that can happen without writes being done.
   void Run() {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
