@@ -107,7 +107,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
           "names that clients may ask for; default: the folder's name")
       ->delimiter(',');
   AddFlag(app, "--policy", options->policy, "how a replica is chosen")
-      ->check(CLI::IsMember({"least-loaded", "round-robin"}));
+      ->check(CLI::IsMember({"least_loaded", "round_robin"}));
   AddFlag(app, "--max-inflight", options->max_inflight,
           "requests in flight; more are refused (RESOURCE_EXHAUSTED)")
       ->check(CLI::Range(1, 1 << 20));

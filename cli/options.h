@@ -54,7 +54,7 @@ void AddListenFlags(CLI::App* app, ListenFlags* options);
 struct RouterFlags {
   std::vector<std::string> workers;  // host:port or unix:/path
   std::vector<std::string> served_model_names;
-  std::string policy = "least-loaded";  // or round-robin
+  std::string policy = "least_loaded";  // or round_robin
   int64_t max_inflight = 4096;
   int64_t stream_buffer_bytes = 1 << 20;
 };
