@@ -25,18 +25,6 @@ struct InspectFlags {
   bool json = false;
 };
 
-// Bytes of every tensor that the model needs; 0 where there is only a shape.
-int64_t WeightBytes(const ModelSource& source) {
-  if (!source.checkpoint.has_value()) return 0;
-  int64_t bytes = 0;
-  for (const model::RequiredTensor& tensor :
-       model::RequiredTensors(source.spec)) {
-    const auto entry = source.checkpoint->Tensor(tensor.name);
-    if (entry.ok()) bytes += static_cast<int64_t>(entry->info->size_bytes);
-  }
-  return bytes;
-}
-
 nlohmann::ordered_json ToJson(const InspectFlags& flags,
                               const ModelSource& source,
                               const cache::PageLayout& layout) {

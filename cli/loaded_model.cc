@@ -6,32 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
-#include "cache/cache_id.h"
 #include "cli/flags.h"
 #include "worker/weight_source.h"
-#include "worker/weights.h"
 
 namespace kvasir::cli {
-namespace {
-
-int ThreadCount(int asked) {
-  return asked > 0 ? asked : base::ReadMachineLimits().cpus;
-}
-
-absl::StatusOr<worker::ModelWeights> LoadWeightsOf(
-    const ModelSource& source, const LoadRequest& request,
-    kernels::DeviceAllocator* allocator, base::ThreadPool* pool) {
-  const worker::LoadOptions options{.pool = pool, .progress = request.progress};
-  if (source.checkpoint.has_value()) {
-    worker::CheckpointSource weights(&*source.checkpoint);
-    return worker::LoadWeights(source.spec, &weights, allocator, options);
-  }
-  worker::RandomSource weights(*source.shape, request.model.weights_seed,
-                               kernels::DType::kBf16);
-  return worker::LoadWeights(source.spec, &weights, allocator, options);
-}
-
-}  // namespace
 
 absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   const int64_t own = source_.spec.max_position_embeddings;
@@ -44,24 +22,35 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   return absl::OkStatus();
 }
 
-absl::Status LoadedModel::PlanPages(const LoadRequest& request) {
+absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
+    const LoadRequest& request) const {
+  KVASIR_ASSIGN_OR_RETURN(
+      const cache::PageLayout layout,
+      cache::PageLayout::Create(
+          source_.plan, source_.cache_shape,
+          {.page_tokens = request.model.page_tokens,
+           .max_chunk_tokens = request.max_batched_tokens}));
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
-    const int64_t one =
-        layout_->BytesAtLength(max_model_len_, request.max_batched_tokens);
-    budget = std::min(base::ReadMachineLimits().available_bytes / 2,
-                      one * request.max_num_seqs);
+    const int64_t left =
+        std::max(int64_t{0}, base::ReadMachineLimits().available_bytes -
+                                 WeightBytes(source_));
+    const int64_t wanted =
+        layout.BytesAtLength(max_model_len_, request.max_batched_tokens) *
+        request.max_num_seqs;
+    budget = std::min(left / 2, wanted);
   }
-  pages_ =
-      layout_->PagesForBudget({.budget_bytes = budget,
-                               .max_model_len = max_model_len_,
-                               .max_chunk_tokens = request.max_batched_tokens});
-  const absl::Status fits = layout_->OneSequenceFits(
-      pages_, max_model_len_, request.max_batched_tokens);
-  if (fits.ok()) return absl::OkStatus();
+  const cache::PageCounts pages =
+      layout.PagesForBudget({.budget_bytes = budget,
+                             .max_model_len = max_model_len_,
+                             .max_chunk_tokens = request.max_batched_tokens});
+  const absl::Status fits =
+      layout.OneSequenceFits(pages, max_model_len_, request.max_batched_tokens);
+  if (fits.ok()) return budget;
   return absl::Status(
       fits.code(),
-      absl::StrCat(fits.message(), " (the pool has ", HumanBytes(budget),
+      absl::StrCat(fits.message(), " (the pool has ",
+                   HumanBytes(static_cast<double>(budget)),
                    "; raise --kv-cache-bytes or lower --max-model-len)"));
 }
 
@@ -69,68 +58,54 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
     const LoadRequest& request) {
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel());
   KVASIR_ASSIGN_OR_RETURN(model->source_, OpenModelSource(request.model));
+  const ModelSource& source = model->source_;
   KVASIR_RETURN_IF_ERROR(model->ChooseLength(request.max_model_len));
-  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(model->source_.plan));
-  KVASIR_ASSIGN_OR_RETURN(
-      cache::PageLayout layout,
-      cache::PageLayout::Create(
-          model->source_.plan, model->source_.cache_shape,
-          {.page_tokens = request.model.page_tokens,
-           .max_chunk_tokens = request.max_batched_tokens}));
-  model->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
+  model->num_threads_ = request.model.threads > 0
+                            ? request.model.threads
+                            : base::ReadMachineLimits().cpus;
 
-  model->pool_ =
-      std::make_unique<base::ThreadPool>(ThreadCount(request.model.threads));
-  KVASIR_ASSIGN_OR_RETURN(model->allocator_, kernels::DeviceAllocator::Create(
-                                                 kernels::DeviceKind::kCpu));
-  model->stream_ = std::make_unique<kernels::CpuStream>(model->pool_.get());
-  model->collective_ = std::make_unique<worker::SingleRank>();
-
-  KVASIR_ASSIGN_OR_RETURN(
-      worker::ModelWeights weights,
-      LoadWeightsOf(model->source_, request, model->allocator_.get(),
-                    model->pool_.get()));
-  // After the weights: the default pool is a share of what they leave.
-  KVASIR_RETURN_IF_ERROR(model->PlanPages(request));
-
-  const model::RopeSpec& rope = model->source_.spec.rope;
-  model->cache_id_ = cache::CacheId(
-      model->source_.plan,
-      {.shape = model->source_.cache_shape,
-       .page_tokens = request.model.page_tokens,
-       .rope = {.interleaved = rope.pairing == model::RopePairing::kInterleaved,
-                .frequencies = rope.frequencies,
-                .attention_factor = rope.attention_factor},
-       .tensor_fingerprint = weights.weights_id});
-  KVASIR_ASSIGN_OR_RETURN(
-      model->executor_,
-      worker::ModelExecutor::Create(
-          {.spec = &model->source_.spec,
-           .plan = &model->source_.plan,
-           .layout = model->layout_.get(),
-           .pages = model->pages_,
-           .allocator = model->allocator_.get(),
-           .stream = model->stream_.get(),
-           .collective = model->collective_.get()},
-          std::move(weights),
-          {.max_model_len = model->max_model_len_,
-           .max_num_seqs = request.max_num_seqs,
-           .max_batched_tokens = request.max_batched_tokens}));
+  worker::RankOptions options;
+  options.num_threads = model->num_threads_;
+  options.page_tokens = request.model.page_tokens;
+  KVASIR_ASSIGN_OR_RETURN(options.kv_cache_bytes,
+                          model->ChoosePoolBytes(request));
+  options.executor.max_model_len = model->max_model_len_;
+  options.executor.max_num_seqs = request.max_num_seqs;
+  options.executor.max_batched_tokens = request.max_batched_tokens;
+  options.progress = request.progress;
+  if (source.checkpoint.has_value()) {
+    worker::CheckpointSource weights(&*source.checkpoint);
+    KVASIR_ASSIGN_OR_RETURN(
+        model->rank_,
+        worker::Rank::Create(source.spec, source.plan, &weights, options));
+  } else {
+    worker::RandomSource weights(*source.shape, request.model.weights_seed,
+                                 kernels::DType::kBf16);
+    KVASIR_ASSIGN_OR_RETURN(
+        model->rank_,
+        worker::Rank::Create(source.spec, source.plan, &weights, options));
+  }
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
-      *model->layout_, model->pages_, model->cache_id_);
+      model->layout(), model->pages(), model->rank_->cache_id());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;
   model->cache_ = std::make_unique<cache::KvCache>(std::move(config));
   return model;
 }
 
+int64_t LoadedModel::total_pages() const {
+  int64_t total = 0;
+  for (const int64_t count : pages()) total += count;
+  return total;
+}
+
 int64_t LoadedModel::weight_bytes() const {
-  return allocator_->use(kernels::MemoryTag::kWeights).bytes;
+  return rank_->allocator().use(kernels::MemoryTag::kWeights).bytes;
 }
 int64_t LoadedModel::kv_pool_bytes() const {
-  return allocator_->use(kernels::MemoryTag::kKvCache).bytes;
+  return rank_->allocator().use(kernels::MemoryTag::kKvCache).bytes;
 }
 int64_t LoadedModel::workspace_bytes() const {
-  return allocator_->use(kernels::MemoryTag::kWorkspace).bytes;
+  return rank_->allocator().use(kernels::MemoryTag::kWorkspace).bytes;
 }
 
 }  // namespace kvasir::cli

@@ -8,15 +8,11 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "base/thread_pool.h"
 #include "cache/kv_cache.h"
 #include "cache/layout.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
-#include "kernels/allocator.h"
-#include "kernels/stream.h"
-#include "worker/collective.h"
-#include "worker/model_executor.h"
+#include "worker/rank.h"
 
 namespace kvasir::cli {
 
@@ -43,16 +39,14 @@ class LoadedModel {
       const LoadRequest& request);
 
   const ModelSource& source() const { return source_; }
-  const cache::PageLayout& layout() const { return *layout_; }
-  const cache::PageCounts& pages() const { return pages_; }
-  const std::string& cache_id() const { return cache_id_; }
+  worker::Rank& rank() { return *rank_; }
+  const worker::Rank& rank() const { return *rank_; }
+  const cache::PageLayout& layout() const { return rank_->layout(); }
+  const cache::PageCounts& pages() const { return rank_->pages(); }
+  int64_t total_pages() const;
   int64_t max_model_len() const { return max_model_len_; }
-  worker::ModelExecutor& executor() { return *executor_; }
+  int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
-  kernels::CpuStream& stream() { return *stream_; }
-  base::ThreadPool& pool() { return *pool_; }
-  int num_threads() const { return pool_->num_threads(); }
-  const std::string& weights_id() const { return executor_->weights_id(); }
 
   // From the allocator's counters.
   int64_t weight_bytes() const;
@@ -62,18 +56,12 @@ class LoadedModel {
  private:
   LoadedModel() = default;
   absl::Status ChooseLength(int64_t max_model_len);
-  absl::Status PlanPages(const LoadRequest& request);
+  absl::StatusOr<int64_t> ChoosePoolBytes(const LoadRequest& request) const;
 
   ModelSource source_;
   int64_t max_model_len_ = 0;
-  std::unique_ptr<base::ThreadPool> pool_;
-  std::unique_ptr<kernels::DeviceAllocator> allocator_;
-  std::unique_ptr<kernels::CpuStream> stream_;
-  std::unique_ptr<worker::Collective> collective_;
-  std::unique_ptr<cache::PageLayout> layout_;
-  cache::PageCounts pages_;
-  std::string cache_id_;
-  std::unique_ptr<worker::ModelExecutor> executor_;
+  int num_threads_ = 0;
+  std::unique_ptr<worker::Rank> rank_;
   std::unique_ptr<cache::KvCache> cache_;
 };
 

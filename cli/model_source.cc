@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "model/config.h"
 #include "model/shape_config.h"
+#include "worker/rank.h"
 
 namespace kvasir::cli {
 namespace {
@@ -53,16 +54,17 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
 
 }  // namespace
 
-cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
-  cache::CacheShape shape;
-  shape.num_kv_heads = spec.num_kv_heads;
-  shape.head_dim = spec.head_dim;
-  shape.rotary_dim = spec.rope.rotary_dim;
-  for (const model::LayerSpec& layer : spec.layers) {
-    shape.layers.push_back({.sliding_window = layer.sliding_window,
-                            .rope = spec.rope.rotary_dim > 0});
+int64_t WeightBytes(const ModelSource& source) {
+  if (!source.checkpoint.has_value()) {
+    return 2 * model::CountParameters(*source.shape);  // bf16
   }
-  return shape;
+  int64_t bytes = 0;
+  for (const model::RequiredTensor& tensor :
+       model::RequiredTensors(source.spec)) {
+    const auto entry = source.checkpoint->Tensor(tensor.name);
+    if (entry.ok()) bytes += static_cast<int64_t>(entry->info->size_bytes);
+  }
+  return bytes;
 }
 
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
@@ -100,7 +102,7 @@ absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options) {
     source.spec = source.checkpoint->spec();
     source.name = source.checkpoint->name();
   }
-  source.cache_shape = CacheShapeOf(source.spec);
+  source.cache_shape = worker::CacheShapeOf(source.spec);
   KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
   return source;

@@ -31,7 +31,9 @@ struct ModelSource {
 // else the folder's kv_plan.json, else the full-rank plan in --kv-dtype.
 absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options);
 
-cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec);
+// Bytes of the model's weights as the checkpoint stores them, or as random
+// ones would take.
+int64_t WeightBytes(const ModelSource& source);
 
 // The whole file; NOT_FOUND names it. Refuses more than `limit_bytes`.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,

@@ -34,12 +34,6 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats) {
   return sample;
 }
 
-int64_t Sum(const cache::PageCounts& pages) {
-  int64_t total = 0;
-  for (const int64_t count : pages) total += count;
-  return total;
-}
-
 worker::WorkerConstants ConstantsOf(const LoadedModel& model) {
   worker::WorkerConstants constants{
       .version = kVersion,
@@ -47,7 +41,7 @@ worker::WorkerConstants ConstantsOf(const LoadedModel& model) {
       .model_type = model.source().spec.model_type,
       .max_model_len = model.max_model_len(),
       .page_tokens = model.layout().page_tokens(),
-      .total_pages = Sum(model.pages()),
+      .total_pages = model.total_pages(),
       .kv_pool_bytes = model.kv_pool_bytes(),
       .weight_bytes = model.weight_bytes(),
       .kv_bytes_per_token = model.layout().marginal_bytes_per_token(),
@@ -99,8 +93,8 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   kvasir::v1::WorkerInfo info;
   info.set_api_version("kvasir.v1");
   info.set_build(kVersion);
-  info.set_weights_id(model_->weights_id());
-  info.set_cache_id(model_->cache_id());
+  info.set_weights_id(model_->rank().weights_id());
+  info.set_cache_id(model_->rank().cache_id());
   info.set_numerics_id(worker::NumericsId());
   info.set_tokenizer_hash(options.tokenizer_hash);
   info.set_page_tokens(static_cast<uint32_t>(model_->layout().page_tokens()));
@@ -115,7 +109,7 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   for (const int32_t id : model_->source().spec.eos_token_ids) {
     info.add_eos_token_ids(id);
   }
-  info.set_total_pages(static_cast<uint64_t>(Sum(model_->pages())));
+  info.set_total_pages(static_cast<uint64_t>(model_->total_pages()));
   info.set_kv_bytes_per_token(model_->layout().marginal_bytes_per_token());
   info.set_kv_compression_ratio(model_->layout().compression_ratio());
   return info;
@@ -151,7 +145,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   KVASIR_ASSIGN_OR_RETURN(
       runtime->engine_,
       worker::Engine::Create(std::move(engine), &model.cache(),
-                             &model.executor()));
+                             &model.rank().executor()));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
   runtime->engine_->SubscribeLoad(runtime->metrics_);
   runtime->served_ =
@@ -171,7 +165,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
        {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
        {"kv_bytes_per_token", model.layout().marginal_bytes_per_token()},
-       {"pages", Sum(model.pages())},
+       {"pages", model.total_pages()},
        {"threads", model.num_threads()},
        {"simd", kernels::CpuTargetName()},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});

@@ -1,0 +1,152 @@
+// `kvasir perplexity`: how well a model predicts a text, through the paged
+// cache as a request would use it.
+#include "worker/perplexity.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/loaded_model.h"
+#include "cli/options.h"
+#include "cli/progress.h"
+#include "model/tokenizer.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr int64_t kMaxTextBytes = int64_t{64} << 20;
+
+struct PerplexityFlags {
+  ModelOptions model;
+  std::string text;
+  int64_t window = 512;
+  int64_t chunk = 0;
+  int64_t max_windows = 0;
+  bool json = false;
+};
+
+struct Encoded {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> bytes;
+  std::optional<int32_t> bos;
+};
+
+absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
+  if (flags.model.random_weights) {
+    return absl::InvalidArgumentError(
+        "perplexity needs a checkpoint with a tokenizer (--model)");
+  }
+  KVASIR_ASSIGN_OR_RETURN(const auto tokenizer,
+                          model::Tokenizer::Load(flags.model.model));
+  KVASIR_ASSIGN_OR_RETURN(const std::string text,
+                          ReadTextFile(flags.text, kMaxTextBytes));
+  Encoded encoded;
+  KVASIR_ASSIGN_OR_RETURN(encoded.ids,
+                          tokenizer->Encode(text, {.add_special_tokens = false,
+                                                   .parse_special = false}));
+  for (const int32_t id : encoded.ids) {
+    encoded.bytes.push_back(
+        static_cast<int32_t>(tokenizer->TokenBytes(id).size()));
+  }
+  // What the tokenizer puts before a text.
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> prefix,
+                          tokenizer->Encode("", {.add_special_tokens = true}));
+  if (!prefix.empty()) encoded.bos = prefix.front();
+  const int64_t own = flags.window - (encoded.bos.has_value() ? 1 : 0);
+  if (flags.max_windows > 0 && own > 0 &&
+      static_cast<int64_t>(encoded.ids.size()) > flags.max_windows * own) {
+    encoded.ids.resize(static_cast<size_t>(flags.max_windows * own));
+    encoded.bytes.resize(encoded.ids.size());
+  }
+  return encoded;
+}
+
+absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const Encoded text, EncodeText(flags));
+  const int64_t chunk =
+      flags.chunk > 0 ? flags.chunk : std::min<int64_t>(flags.window, 512);
+  KVASIR_ASSIGN_OR_RETURN(const auto model,
+                          LoadedModel::Load({.model = flags.model,
+                                             .max_model_len = flags.window,
+                                             .max_num_seqs = 1,
+                                             .max_batched_tokens = chunk,
+                                             .prefix_reuse = false}));
+  Progress progress("perplexity", static_cast<int64_t>(text.ids.size()),
+                    "tokens", !flags.json);
+  return worker::Perplexity(&model->rank(),
+                            {.token_ids = text.ids, .token_bytes = text.bytes},
+                            {.window_tokens = flags.window,
+                             .chunk_tokens = chunk,
+                             .bos_token_id = text.bos,
+                             .progress = [&progress](int64_t done, int64_t) {
+                               progress.Update(done);
+                             }});
+}
+
+absl::Status Run(const PerplexityFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const worker::PerplexityResult result,
+                          Measure(flags));
+  if (flags.json) {
+    const nlohmann::ordered_json json{
+        {"perplexity", result.perplexity},
+        {"nats_per_byte", result.nats_per_byte},
+        {"tokens", result.tokens},
+        {"bytes", result.bytes},
+        {"kv_bytes_per_token", result.kv_bytes_per_token},
+        {"kv_compression_ratio", result.kv_compression_ratio}};
+    std::printf("%s\n", json.dump().c_str());
+    return absl::OkStatus();
+  }
+  std::printf(
+      "perplexity            %.4f\n"
+      "nats per byte         %.5f\n"
+      "tokens scored         %lld (%lld bytes)\n"
+      "KV bytes per token    %.1f\n"
+      "compression ratio     %.3f\n",
+      result.perplexity, result.nats_per_byte,
+      static_cast<long long>(result.tokens),
+      static_cast<long long>(result.bytes), result.kv_bytes_per_token,
+      result.kv_compression_ratio);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddPerplexityCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<PerplexityFlags>();
+  CLI::App* command = app->add_subcommand(
+      "perplexity",
+      "loss of a text under a model, through the paged cache: the quality of a "
+      "plan");
+  AddModelFlags(command, &flags->model);
+  AddFlag(command, "--text", flags->text, "the text")
+      ->type_name("FILE")
+      ->required();
+  AddFlag(command, "--window", flags->window,
+          "tokens of a window; each window is a sequence of its own")
+      ->check(CLI::Range(2, 1 << 24));
+  AddFlag(command, "--chunk", flags->chunk,
+          "prefill this many tokens a step; 0: the window, at most 512")
+      ->check(CLI::Range(0, 1 << 20));
+  AddFlag(command, "--max-windows", flags->max_windows,
+          "stop after so many windows; 0: the whole text")
+      ->check(CLI::Range(0, 1 << 30));
+  AddSwitch(command, "--json", flags->json, "print one JSON object");
+  command->callback([flags, exit_code] {
+    base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
+    const absl::Status status = Run(*flags);
+    if (status.ok()) return;
+    std::fprintf(stderr, "kvasir perplexity: %s\n", status.ToString().c_str());
+    *exit_code = kExitFailed;
+  });
+}
+
+}  // namespace kvasir::cli
