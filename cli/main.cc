@@ -28,9 +28,8 @@ int main(int argc, char** argv) {
   int exit_code = kExitOk;
   AddServeCommands(&app, &exit_code);
   AddGenerateCommand(&app, &exit_code);
-  //AddPerplexityCommand(&app, &exit_code);
+  AddPerplexityCommand(&app, &exit_code);
   AddInspectCommand(&app, &exit_code);
-  //AddBenchCommand(&app, &exit_code);
   AddDrainCommand(&app, &exit_code);
 
   try {

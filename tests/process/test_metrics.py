@@ -24,7 +24,7 @@ def server():
 
 
 def documented():
-    return set(re.findall(r"`(kvasir_\w+|vllm:\w+)`", (ROOT / "docs/metrics.md").read_text()))
+    return set(re.findall(r"`(kvasir_\w+|vllm:\w+|exposer_\w+)`", (ROOT / "docs/metrics.md").read_text()))
 
 
 def exported(text):
