@@ -449,24 +449,33 @@ class UnitWorker {
     constexpr int kVecs = static_cast<int>(kAttentionBlockSlots) / kVecLanes;
     float* scores = scratch_.scores + r * kAttentionBlockSlots;
     const Vec scale = Broadcast(params_.scale);
+    Vec vecs[kVecs];
     for (int v = 0; v < kVecs; ++v) {
-      hn::StoreU(hn::Mul(LoadFloats(scores + v * kVecLanes), scale), kFloats,
-                 scores + v * kVecLanes);
+      vecs[v] = hn::Mul(LoadFloats(scores + v * kVecLanes), scale);
     }
-    std::fill(scores, scores + visible.begin, kNothing);
-    std::fill(scores + visible.end, scores + kAttentionBlockSlots, kNothing);
+    if (visible.end - visible.begin < kAttentionBlockSlots) {
+      const Vec begin = Broadcast(static_cast<float>(visible.begin));
+      const Vec end = Broadcast(static_cast<float>(visible.end));
+      for (int v = 0; v < kVecs; ++v) {
+        const Vec slot = hn::Iota(kFloats, static_cast<float>(v * kVecLanes));
+        vecs[v] =
+            hn::IfThenElse(hn::And(hn::Ge(slot, begin), hn::Lt(slot, end)),
+                           vecs[v], Broadcast(kNothing));
+      }
+    }
     Wide lanes = MakeWide([](int) { return Broadcast(kNothing); });
     for (int v = 0; v < kVecs; ++v) {
       Vec& lane = lanes.part[v % kVecsPerWide];
-      lane = Larger(LoadFloats(scores + v * kVecLanes), lane);
+      lane = Larger(vecs[v], lane);
     }
     const float block_max = MaxOf(lanes);
     const float max = scratch_.max[r] > block_max ? scratch_.max[r] : block_max;
-    const float correction = Exp(scratch_.max[r] - max);
+    const float correction =
+        hn::GetLane(ExpVec(Broadcast(scratch_.max[r] - max)));
+    const Vec max_vec = Broadcast(max);
     lanes = MakeWide([](int) { return hn::Zero(kFloats); });
     for (int v = 0; v < kVecs; ++v) {
-      const Vec weight =
-          ExpVec(hn::Sub(LoadFloats(scores + v * kVecLanes), Broadcast(max)));
+      const Vec weight = ExpVec(hn::Sub(vecs[v], max_vec));
       hn::StoreU(weight, kFloats, scores + v * kVecLanes);
       Vec& lane = lanes.part[v % kVecsPerWide];
       lane = hn::Add(lane, weight);
@@ -474,8 +483,9 @@ class UnitWorker {
     scratch_.sum[r] = std::fma(scratch_.sum[r], correction, SumOf(lanes));
     scratch_.max[r] = max;
     float* out = scratch_.out + r * padded_;
+    const Vec correction_vec = Broadcast(correction);
     for (int64_t i = 0; i < padded_; i += kVecLanes) {
-      hn::StoreU(hn::Mul(LoadFloats(out + i), Broadcast(correction)), kFloats,
+      hn::StoreU(hn::Mul(LoadFloats(out + i), correction_vec), kFloats,
                  out + i);
     }
   }

@@ -111,16 +111,66 @@ HWY_INLINE void StoreWide(const Wide& wide, float* lanes) {
   }
 }
 
-HWY_INLINE float SumOf(const Wide& wide) {
-  HWY_ALIGN float lanes[kLanes];
-  StoreWide(wide, lanes);
-  return TreeSum(lanes);
+#if HWY_TARGET != HWY_SCALAR
+// Combines the halves of a vector until four lanes are left.
+template <class D, class V, typename Combine>
+HWY_INLINE auto ReduceToFour(D d, V v, const Combine& combine) {
+  if constexpr (hn::MaxLanes(D()) > 4) {
+    const hn::Half<D> half;
+    return ReduceToFour(
+        half, combine(hn::LowerHalf(half, v), hn::UpperHalf(half, v)), combine);
+  } else {
+    (void)d;
+    return v;
+  }
 }
 
-HWY_INLINE float MaxOf(const Wide& wide) {
-  HWY_ALIGN float lanes[kLanes];
+#endif
+
+// TreeSum and TreeMax without a way through memory: halves are combined until
+// one lane is left. `combine(low, high)` is one step of the tree.
+template <typename Combine>
+HWY_INLINE float ReduceWide(const Wide& wide, const Combine& combine) {
+#if HWY_TARGET == HWY_SCALAR
+  float lanes[kLanes];
   StoreWide(wide, lanes);
-  return TreeMax(lanes);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      lanes[i] = hn::GetLane(combine(hn::Set(kFloats, lanes[i]),
+                                     hn::Set(kFloats, lanes[i + width])));
+    }
+  }
+  return lanes[0];
+#else
+  Vec parts[kVecsPerWide];
+  for (int i = 0; i < kVecsPerWide; ++i) parts[i] = wide.part[i];
+  for (int width = kVecsPerWide / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      parts[i] = combine(parts[i], parts[i + width]);
+    }
+  }
+  auto four = ReduceToFour(kFloats, parts[0], combine);
+  four = combine(four, hn::Shuffle1032(four));
+  return hn::GetLane(combine(four, hn::Shuffle2301(four)));
+#endif
+}
+
+struct AddStep {
+  template <typename V>
+  HWY_INLINE V operator()(V low, V high) const {
+    return hn::Add(low, high);
+  }
+};
+struct LargerStep {
+  template <typename V>
+  HWY_INLINE V operator()(V low, V high) const {
+    return hn::IfThenElse(hn::Gt(low, high), low, high);
+  }
+};
+
+HWY_INLINE float SumOf(const Wide& wide) { return ReduceWide(wide, AddStep()); }
+HWY_INLINE float MaxOf(const Wide& wide) {
+  return ReduceWide(wide, LargerStep());
 }
 
 }  // namespace HWY_NAMESPACE
