@@ -19,6 +19,9 @@ namespace {
 
 constexpr uint64_t kMaxPlanBytes = 64 << 20;
 
+// Blocks begin at multiples of it, where the buffer allows.
+constexpr int64_t kRowMultiple = 32;
+
 // Tensors that say the model computes more than its config told us.
 constexpr std::string_view kTellingParts[] = {
     ".q_norm.",
@@ -108,8 +111,12 @@ absl::StatusOr<TensorStream::Block> TensorStream::Next() {
   }
   Block block;
   block.first_row = next_row_;
-  block.num_rows =
-      std::min(rows_left, static_cast<int64_t>(buffer_.size() / row_bytes));
+  block.num_rows = static_cast<int64_t>(buffer_.size() / row_bytes);
+  // Whole panels where the buffer holds one: packing them is fastest.
+  if (block.num_rows > kRowMultiple) {
+    block.num_rows -= block.num_rows % kRowMultiple;
+  }
+  block.num_rows = std::min(rows_left, block.num_rows);
   const uint64_t offset = static_cast<uint64_t>(next_row_) * row_bytes;
   const uint64_t size = static_cast<uint64_t>(block.num_rows) * row_bytes;
   tensor_.file->WillNeed(

@@ -77,6 +77,9 @@ class JobRunner {
     int64_t column = 0;  // of the matrix; element of the vector
     for (const Part& part : job.parts) {
       KVASIR_ASSIGN_OR_RETURN(const DType dtype, source_->TypeOf(part.tensor));
+      const auto row_bytes =
+          static_cast<size_t>(part.columns * kernels::DTypeBytes(dtype));
+      if (buffer_.size() < row_bytes) buffer_.resize(row_bytes);
       const absl::Status status = source_->Read(
           part.tensor, buffer_, [&](const WeightBlock& block) -> absl::Status {
             const RowRange rows = Intersect(block, part);

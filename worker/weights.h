@@ -68,7 +68,9 @@ struct LoadOptions {
   base::TpShard shard;
   // Runs on all threads of the pool; each reads and packs whole matrices.
   base::ThreadPool* pool = nullptr;
-  size_t read_buffer_bytes = size_t{4} << 20;  // per thread
+  // Per thread; more where a row needs it. Small enough that what was read is
+  // still in the second-level cache when it is packed.
+  size_t read_buffer_bytes = size_t{512} << 10;
   // Called from one thread at a time with the bytes packed so far and in all.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
