@@ -53,7 +53,7 @@ class MatmulBench {
             *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu)),
         footprint_bytes_(
             4 * std::max(base::LastLevelCacheBytes(), int64_t{64} << 20)),
-        probe_(&pool_, footprint_bytes_) {
+        probe_(*kernels::ReadBandwidthProbe::Create(&pool_, footprint_bytes_)) {
     int64_t bytes = 0;
     while (bytes < footprint_bytes_) {
       for (const Shape& shape : kLayer) bytes += AddWeight(shape);
@@ -133,7 +133,7 @@ class MatmulBench {
     std::vector<double> one, eight, read;
     for (int i = 0; i < kPairs; ++i) {
       // Seconds per byte, all three.
-      read.push_back(1.0 / probe_.BytesPerSecond());
+      read.push_back(1.0 / probe_->BytesPerSecond());
       one.push_back(SecondsOf([&] {
                       for (const auto& weight : weights_) Multiply(weight, 1);
                     }) /
@@ -190,7 +190,7 @@ class MatmulBench {
   kernels::CpuStream stream_;
   const std::unique_ptr<kernels::DeviceAllocator> allocator_;
   const int64_t footprint_bytes_;
-  const kernels::ReadBandwidthProbe probe_;
+  const std::unique_ptr<kernels::ReadBandwidthProbe> probe_;
   std::vector<DeviceBuffer> memory_;
   std::vector<PackedMatrix> weights_;
   int64_t weight_bytes_ = 0;

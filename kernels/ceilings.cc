@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -79,14 +80,23 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 
 }  // namespace
 
-ReadBandwidthProbe::ReadBandwidthProbe(base::ThreadPool* pool,
-                                       int64_t footprint_bytes)
-    : pool_(pool), footprint_bytes_(footprint_bytes) {
-  memory_ = ::mmap(nullptr, static_cast<size_t>(footprint_bytes),
-                   PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  KVASIR_CHECK(memory_ != MAP_FAILED);
-  (void)::madvise(memory_, static_cast<size_t>(footprint_bytes), MADV_HUGEPAGE);
-  std::memset(memory_, 0, static_cast<size_t>(footprint_bytes));
+absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> ReadBandwidthProbe::Create(
+    base::ThreadPool* pool, int64_t footprint_bytes) {
+  if (footprint_bytes < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("read bandwidth over ", footprint_bytes, " bytes"));
+  }
+  const auto bytes = static_cast<size_t>(footprint_bytes);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system refused ", bytes, " bytes for the bandwidth probe"));
+  }
+  (void)::madvise(memory, bytes, MADV_HUGEPAGE);  // advice only
+  std::memset(memory, 0, bytes);
+  return std::unique_ptr<ReadBandwidthProbe>(
+      new ReadBandwidthProbe(pool, footprint_bytes, memory));
 }
 
 ReadBandwidthProbe::~ReadBandwidthProbe() {

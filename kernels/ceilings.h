@@ -3,18 +3,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
+#include "absl/status/statusor.h"
 #include "base/thread_pool.h"
 
 namespace kvasir::kernels {
 
 // Reads a large buffer with all threads, each a contiguous part, sequentially.
-// Construct once (the buffer is touched then), measure next to every sample.
+// Create once (the buffer is touched then), measure next to every sample.
 class ReadBandwidthProbe {
  public:
   // footprint_bytes: at least four times the last-level cache, so that nothing
-  // of the last pass is left in it.
-  ReadBandwidthProbe(base::ThreadPool* pool, int64_t footprint_bytes);
+  // of the last pass is left in it. RESOURCE_EXHAUSTED when the system refuses
+  // the memory. `pool` outlives the probe.
+  static absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> Create(
+      base::ThreadPool* pool, int64_t footprint_bytes);
   ~ReadBandwidthProbe();
   ReadBandwidthProbe(const ReadBandwidthProbe&) = delete;
   ReadBandwidthProbe& operator=(const ReadBandwidthProbe&) = delete;
@@ -25,9 +29,13 @@ class ReadBandwidthProbe {
   double BytesPerSecond() const;
 
  private:
+  ReadBandwidthProbe(base::ThreadPool* pool, int64_t footprint_bytes,
+                     void* memory)
+      : pool_(pool), footprint_bytes_(footprint_bytes), memory_(memory) {}
+
   base::ThreadPool* const pool_;
   const int64_t footprint_bytes_;
-  void* memory_ = nullptr;
+  void* const memory_;
 };
 
 // float32 multiply-adds of all threads on data in registers, as operations per
