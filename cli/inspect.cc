@@ -140,6 +140,7 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
       ->check(CLI::Range(1, 1 << 30));
   AddSwitch(command, "--json", flags->json, "print a JSON object");
   command->callback([flags, exit_code] {
+    RequireModel(flags->model);
     const absl::Status status = Inspect(*flags);
     if (status.ok()) return;
     std::fprintf(stderr, "kvasir inspect: %s\n", status.ToString().c_str());

@@ -47,6 +47,13 @@ absl::Status CheckModelOptions(const ModelOptions& options) {
   return absl::OkStatus();
 }
 
+void RequireModel(const ModelOptions& options) {
+  const absl::Status status = CheckModelOptions(options);
+  if (!status.ok()) {
+    throw CLI::ValidationError(std::string(status.message()));
+  }
+}
+
 void AddEngineFlags(CLI::App* app, EngineFlags* options) {
   AddFlag(app, "--max-model-len", options->max_model_len,
           "longest prompt + output in tokens; 0: the model's own limit")

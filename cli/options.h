@@ -27,6 +27,9 @@ struct ModelOptions {
 void AddModelFlags(CLI::App* app, ModelOptions* options);
 // One of --model and --random-weights --shape.
 absl::Status CheckModelOptions(const ModelOptions& options);
+// The same as a parse error (CLI::ValidationError), for a command's callback:
+// wrong usage has an exit code of its own.
+void RequireModel(const ModelOptions& options);
 
 struct EngineFlags {
   int64_t max_model_len = 0;  // 0: the model's own

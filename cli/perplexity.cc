@@ -141,6 +141,7 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
       ->check(CLI::Range(0, 1 << 30));
   AddSwitch(command, "--json", flags->json, "print one JSON object");
   command->callback([flags, exit_code] {
+    RequireModel(flags->model);
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
     const absl::Status status = Run(*flags);
     if (status.ok()) return;

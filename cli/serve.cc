@@ -74,7 +74,6 @@ std::function<void(int64_t, int64_t)> LoadProgress() {
 }
 
 absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
-  KVASIR_RETURN_IF_ERROR(CheckModelOptions(flags.model));
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   ServeStackOptions options;
@@ -98,7 +97,6 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
 }
 
 absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
-  KVASIR_RETURN_IF_ERROR(CheckModelOptions(flags.model));
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   WorkerRuntimeOptions options;
@@ -166,6 +164,7 @@ void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,
       std::printf("%s", config.c_str());
       return;
     }
+    if (program != RunRouter) RequireModel(flags->model);
     const absl::StatusOr<int> code =
         RunProgram(program, *flags, command->get_name(), config);
     if (code.ok()) {
