@@ -108,6 +108,16 @@ class KvasirProcess:
     def threads(self):
         return len(os.listdir(f"/proc/{self.pid}/task"))
 
+    def own_threads(self):
+        """Threads that kvasir started itself: libraries name theirs."""
+        names = []
+        for task in os.listdir(f"/proc/{self.pid}/task"):
+            try:
+                names.append(pathlib.Path(f"/proc/{self.pid}/task/{task}/comm").read_text().strip())
+            except FileNotFoundError:  # it has just ended
+                pass
+        return names.count("kvasir")
+
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
