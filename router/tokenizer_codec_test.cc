@@ -49,8 +49,11 @@ TEST_P(TokenizerCodecTest, ContinuationGoesOnWhereThePromptEnds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerCodecTest,
-                         ::testing::Values("gpt2", "llama2", "llama3", "mistral"),
-                         [](const auto& test) { return std::string(test.param); });
+                         ::testing::Values("gpt2", "llama2", "llama3",
+                                           "mistral"),
+                         [](const auto& test) {
+                           return std::string(test.param);
+                         });
 
 TEST(TokenizerCodecNamesTest, SpecialTokensAreWordsOfOneToken) {
   const auto tokenizer = Load("llama2");
