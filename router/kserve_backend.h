@@ -24,8 +24,8 @@ namespace kvasir::router {
 
 struct KserveLimits {
   size_t max_requests_per_stream = 1024;
-  // Responses that wait because the client does not read. Over it the stream
-  // is reset. Below max_response_bytes: what waits may become one response.
+  // Responses that wait because the client does not read. Over it (or over
+  // max_response_bytes of one answer) the stream is reset.
   size_t max_waiting_bytes_per_stream = 3 << 20;
   // Clients refuse messages of 4 MiB by default; a part is left for framing.
   size_t max_response_bytes = (4 << 20) - (64 << 10);

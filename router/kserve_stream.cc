@@ -347,6 +347,10 @@ void KserveStream::Changed(Requests::iterator it) {
     ready_.erase(it->first);
   }
   PumpSoon();
+  // What waits of one streamed answer becomes one response.
+  if (entry.answer->request().streaming) {
+    CheckWaitingBytes(waiting, backend_->limits.max_response_bytes);
+  }
   CheckWaitingBytes();
 }
 
@@ -360,10 +364,12 @@ void KserveStream::PumpSoon() {
 }
 
 void KserveStream::CheckWaitingBytes() {
-  if (ended_ || end_status_ || !writing_) return;
-  const size_t waiting = direct_bytes_ + answer_bytes_;
-  const size_t limit = backend_->limits.max_waiting_bytes_per_stream;
-  if (waiting <= limit) return;
+  CheckWaitingBytes(direct_bytes_ + answer_bytes_,
+                    backend_->limits.max_waiting_bytes_per_stream);
+}
+
+void KserveStream::CheckWaitingBytes(size_t waiting, size_t limit) {
+  if (ended_ || end_status_ || !writing_ || waiting <= limit) return;
   EndCall(absl::ResourceExhaustedError(
               absl::StrCat("the client does not read: ", waiting,
                            " bytes of responses wait, the limit is ", limit)),

@@ -121,7 +121,9 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   void Record(const Request& request, bool ok);
   // Ends the call as soon as no write is outstanding.
   void EndCall(const absl::Status& status, CancelReason reason);
+  // Ends the call when too much waits for its reader.
   void CheckWaitingBytes();
+  void CheckWaitingBytes(size_t waiting, size_t limit);
   void Pump();
   // Pumps after the events that have already come, so that a sample's end goes
   // with its last tokens.

@@ -388,6 +388,17 @@ TEST_F(KserveStreamTest, SlowReaderIsResetAtTheByteLimit) {
   EXPECT_THAT(std::string(sink_.end->message()), HasSubstr("11 bytes"));
 }
 
+TEST_F(KserveStreamTest, WhatWaitsOfOneAnswerFitsOneResponse) {
+  backend_->limits.max_response_bytes = 10;
+  Start();
+  Send(Vllm("a"));
+  Engine(0)->Emit("x");
+  Run();
+  Engine(0)->Emit("12345678901");
+  Run();
+  EXPECT_TRUE(sink_.was_reset);
+}
+
 TEST_F(KserveStreamTest, TakenBytesNoLongerCount) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
