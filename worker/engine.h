@@ -48,7 +48,8 @@ struct EngineOptions {
   // Called once, from the watchdog's thread: turn NOT_SERVING, log, exit.
   std::function<void(const StallReport&)> on_stall;
   // Called once, from the engine's thread, when the executor failed. All
-  // requests have been failed; Submit refuses from now on.
+  // requests have been failed; Submit refuses from now on. Neither callback may
+  // stop or destroy the engine itself.
   std::function<void(const absl::Status&)> on_failure;
   bool warm_up = true;
   const base::Clock* clock = &base::Clock::Real();

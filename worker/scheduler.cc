@@ -177,10 +177,20 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
 
 // Room for all its tokens and one more, not just for a first chunk: a sequence
 // that is preempted in the middle of its prefill has worked for nothing.
-bool Scheduler::HasRoomFor(const Sequence& sequence) const {
+bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence.tokens.size() + 1, 0)) {
     return true;
   }
+  // Looking for its prefix hashes the whole prompt: not in every step, but when
+  // another sequence is first, pages have come free, or a prefill went on.
+  const uint64_t available = Load().free_pages;
+  if (sequence.request->order == blocked_order_ &&
+      available <= blocked_pages_ && !prefix_grew_) {
+    return false;
+  }
+  prefix_grew_ = false;
+  blocked_order_ = sequence.request->order;
+  blocked_pages_ = available;
   // Pages it shares with others cost nothing. How many of the cached ones are
   // in use by others shows only when they have been taken: Start looks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
@@ -375,6 +385,7 @@ void Scheduler::ApplyToSequence(const PlannedSequence& planned,
                       absl::MakeConstSpan(sequence->tokens)
                           .subspan(planned.start, planned.num_tokens));
   sequence->computed += planned.num_tokens;
+  prefix_grew_ |= !planned.decodes;
   if (planned.num_targets > 0) {
     std::vector<float>& logprobs = sequence->request->prompt_logprobs;
     logprobs.insert(logprobs.end(), result->target_logprobs().begin(),

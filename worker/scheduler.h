@@ -109,7 +109,7 @@ class Scheduler {
   // run now; returns how many sequences went in. May preempt running sequences
   // of strictly lower priority at `victims_from` and behind.
   size_t TryAdmit(size_t victims_from, absl::Time now);
-  bool HasRoomFor(const Sequence& sequence) const;
+  bool HasRoomFor(const Sequence& sequence);
   bool PagesSuffice(uint64_t tokens, int64_t held_pages) const;
   // False when it does not fit after all; nothing has changed then.
   bool Start(Sequence* sequence, absl::Time now);
@@ -172,6 +172,10 @@ class Scheduler {
   uint64_t step_id_ = 0;
   // No request's time is up before this.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
+  // The sequence of this request found too few pages when so many were free.
+  uint64_t blocked_order_ = 0;
+  uint64_t blocked_pages_ = 0;
+  bool prefix_grew_ = false;     // since then
   uint32_t prefill_budget_ = 0;  // tokens left in the step being planned
 
   StepStats stats_;

@@ -685,6 +685,35 @@ constexpr Case kPrefixReuse[] = {
     expect output a b
     expect idle
 )"},
+    {"SeesAPrefixThatGrewWhileItWaited", R"(
+    pool pages=16
+    options batch=44
+    submit a prompt=40 max=20
+    submit b text=a prompt=40 max=8
+    step
+    expect plan a:40
+    expect waiting b
+    step
+    expect plan a:1 b:4
+    run
+    expect cached b 36
+    expect output a b
+    expect idle
+)"},
+    {"WaitsForPagesWhileNoPrefixHelps", R"(
+    pool pages=16
+    options batch=44
+    submit a prompt=40 max=10
+    submit b prompt=40 max=8
+    step 9
+    expect running a
+    expect waiting b
+    run
+    expect preempted a 0
+    expect preempted b 0
+    expect output a b
+    expect idle
+)"},
     {"NoneForPromptLogprobs", R"(
     submit a prompt=16 max=2
     run
