@@ -1,6 +1,11 @@
 #include "model/checkpoint.h"
 
+// The x86 header chooses the widest instruction set at run time.
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>
+#else
 #include <xxhash.h>
+#endif
 
 #include <algorithm>
 #include <filesystem>
