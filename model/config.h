@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/decoder_spec.h"
-#include "model/shapes.h"
 
 namespace kvasir::model {
 
@@ -44,8 +43,5 @@ absl::Status ParseGenerationConfig(std::string_view json,
 
 // Both files of a folder; generation_config.json may be missing.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder);
-
-// What ParseConfig would make of the shape's config.json.
-absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

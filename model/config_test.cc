@@ -319,17 +319,6 @@ TEST(ConfigTest, GenerationConfigReplacesEosIdsAndKeepsDefaults) {
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
 }
 
-TEST(ConfigTest, EveryKnownShapeHasADescription) {
-  for (const std::string& name : KnownShapeNames()) {
-    KVASIR_ASSERT_OK_AND_ASSIGN(const ModelShape shape, FindShape(name));
-    KVASIR_ASSERT_OK_AND_ASSIGN(const DecoderSpec spec, SpecOfShape(shape));
-    EXPECT_EQ(spec.num_layers(), shape.num_layers);
-    EXPECT_EQ(spec.head_dim, shape.head_dim);
-    EXPECT_EQ(spec.layers[0].sliding_window, shape.sliding_window) << name;
-    EXPECT_EQ(spec.tied_head, shape.tied_embedding);
-  }
-}
-
 TEST(ConfigTest, EveryGoldenModelIsServed) {
   int num_models = 0;
   for (const auto& entry :

@@ -1,5 +1,6 @@
 #include "model/shape_config.h"
 
+#include "base/status_macros.h"
 #include "model/config.h"
 #include "nlohmann/json.hpp"
 
@@ -87,6 +88,7 @@ std::string ConfigJsonOfShape(const ModelShape& shape,
 }
 
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape) {
+  KVASIR_RETURN_IF_ERROR(ValidateShape(shape));
   return ParseConfig(ConfigJsonOfShape(shape, "bfloat16"), shape.name);
 }
 

@@ -15,7 +15,7 @@ namespace kvasir::model {
 std::string ConfigJsonOfShape(const ModelShape& shape,
                               std::string_view torch_dtype);
 
-// What ParseConfig makes of that text.
+// What ParseConfig makes of that text; ValidateShape's errors.
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

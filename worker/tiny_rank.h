@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "cache/plan.h"
-#include "model/config.h"
+#include "model/shape_config.h"
 #include "model/shapes.h"
 #include "worker/rank.h"
 #include "worker/weight_source.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "model/config.h"
+#include "model/shape_config.h"
 #include "worker/tiny_rank.h"
 
 namespace kvasir::worker {
