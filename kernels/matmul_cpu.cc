@@ -87,9 +87,10 @@ struct TilePlace {
 
 // Runs a tile whose last panel may be narrower than 32 columns: then through a
 // dense copy of its part of y.
-template <typename T, int kLines, int64_t kAStride>
-void RunTileInto(const MatmulParams& params, const TilePlace& place,
-                 float* edge, TileArgs args) {
+using TileFunction = void (*)(int rows, const TileArgs& args);
+
+void RunTileInto(TileFunction tile, const MatmulParams& params,
+                 const TilePlace& place, float* edge, TileArgs args) {
   const int64_t first = place.panel * kPanelColumns;
   const int64_t columns = std::min(kPanelColumns, params.weight.n - first);
   float* y = params.y + place.row * params.y_row_stride + first;
@@ -99,7 +100,7 @@ void RunTileInto(const MatmulParams& params, const TilePlace& place,
   if (columns == kPanelColumns) {
     args.c = y;
     args.c_stride = params.y_row_stride;
-    RunTile<T, kLines, kAStride>(place.rows, args);
+    tile(place.rows, args);
     return;
   }
   float bias[kPanelColumns] = {};
@@ -114,7 +115,7 @@ void RunTileInto(const MatmulParams& params, const TilePlace& place,
     std::copy_n(y + r * params.y_row_stride, columns, row);
     std::fill(row + columns, row + kPanelColumns, 0.0f);
   }
-  RunTile<T, kLines, kAStride>(place.rows, args);
+  tile(place.rows, args);
   for (int r = 0; r < place.rows; ++r) {
     std::copy_n(edge + r * kPanelColumns, columns, y + r * params.y_row_stride);
   }
@@ -127,7 +128,6 @@ const T* PanelOf(const PackedMatrix& weight, int64_t panel) {
 
 template <typename T>
 void FewRows(const MatmulParams& params, const MatmulPart& part, float* edge) {
-  constexpr int kLinesPerK = kTileColumns * static_cast<int>(sizeof(T)) / 64;
   const RowTiles tiles(part.row_begin, part.row_end);
   const int64_t depth = params.weight.k;
   const int64_t block = tiles.count() == 1 ? depth : kFewRowsBlockK;
@@ -139,17 +139,18 @@ void FewRows(const MatmulParams& params, const MatmulPart& part, float* edge) {
       args.a_stride = params.x_row_stride;
       args.b = PanelOf<T>(params.weight, panel) + k * kPanelColumns;
       args.b_stride = kPanelColumns;
-      args.ahead = static_cast<const char*>(args.b) + kPrefetchBytes;
       for (int64_t tile = 0; tile < tiles.count(); ++tile) {
         const int64_t row = tiles.begin(tile);
         args.a = params.x + row * params.x_row_stride + k;
+        // Only the first tile waits for memory. A float32 line's neighbour
+        // comes along.
+        args.ahead = tile == 0
+                         ? static_cast<const char*>(args.b) + kPrefetchBytes
+                         : nullptr;
+        args.ahead_step = kPanelColumns * static_cast<int64_t>(sizeof(T));
         const TilePlace place = {panel, row, tiles.height(tile), k,
                                  k_end == depth};
-        if (tile == 0) {
-          RunTileInto<T, kLinesPerK, 0>(params, place, edge, args);
-        } else {
-          RunTileInto<T, 0, 0>(params, place, edge, args);
-        }
+        RunTileInto(&RunTile<T>, params, place, edge, args);
       }
     }
   }
@@ -179,7 +180,8 @@ void ManyRowsBlock(const MatmulParams& params, const MatmulPart& part,
   TileArgs args = {};
   args.depth = depth;
   args.a = rows;
-  args.a_stride = kBlockK;
+  static_assert(kBlockK == kPackedStride);
+  args.a_stride = kPackedStride;
   args.b_stride = kPanelColumns;
   for (int64_t tile = 0; tile < tiles.count(); ++tile) {
     TilePlace place = {0, tiles.begin(tile), tiles.height(tile), k,
@@ -192,7 +194,7 @@ void ManyRowsBlock(const MatmulParams& params, const MatmulPart& part,
     for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
       place.panel = panel;
       args.b = block + (panel - part.panel_begin) * kBlockK * kPanelColumns;
-      RunTileInto<float, 0, kBlockK>(params, place, edge, args);
+      RunTileInto(&RunPackedTile, params, place, edge, args);
     }
   }
 }

@@ -329,9 +329,9 @@ class UnitWorker {
     }
   }
 
-  // c = a b for `rows` rows, columns in steps of a tile; with kLines, the
-  // memory at args.ahead is asked for on the way (by the first rows' tiles).
-  template <typename T, int kLines>
+  // c = a b for `rows` rows, columns in steps of a tile. The tiles of the first
+  // rows ask for the memory at args.ahead, one part after the other.
+  template <typename T>
   static void Multiply(TileArgs args, int64_t rows, int64_t columns) {
     const TileArgs start = args;
     for (int64_t row = 0; row < rows;) {
@@ -341,13 +341,10 @@ class UnitWorker {
         args.a = start.a + row * start.a_stride;
         args.b = static_cast<const T*>(start.b) + column;
         args.c = start.c + row * start.c_stride + column;
-        if (row == 0) {
-          RunTile<T, kLines>(height, args);
-          args.ahead += 64 * kLines * args.depth;
-        } else {
-          RunTile<T, 0>(height, args);
-        }
+        RunTile<T>(height, args);
+        if (args.ahead != nullptr) args.ahead += args.ahead_step * args.depth;
       }
+      args.ahead = nullptr;
       row += height;
     }
   }
@@ -364,12 +361,12 @@ class UnitWorker {
     scores.c = scratch_.scores;
     scores.c_stride = kAttentionBlockSlots;
     if (streams_) {
+      // Two columns of tiles, width lines each: 64 slots of 2-byte numbers.
       scores.ahead =
           NextBlock(params_.key, key_group_, block + kAttentionBlockSlots);
-      Multiply<float, 1>(scores, rows_, kAttentionBlockSlots);
-    } else {
-      Multiply<float, 0>(scores, rows_, kAttentionBlockSlots);
+      scores.ahead_step = 64;
     }
+    Multiply<float>(scores, rows_, kAttentionBlockSlots);
     // Rows that see the same part of the block share its values.
     for (int64_t r = 0; r < rows_;) {
       const VisibleRange visible = InBlock(r, block);
@@ -411,7 +408,7 @@ class UnitWorker {
         ValueArgs(row_begin, visible.begin, visible.end - visible.begin);
     args.b = scratch_.values + visible.begin * padded_;
     args.b_stride = padded_;
-    Multiply<float, 0>(args, row_end - row_begin, padded_);
+    Multiply<float>(args, row_end - row_begin, padded_);
   }
 
   // Few rows: values are read where they lie.
@@ -426,16 +423,17 @@ class UnitWorker {
       args.b = run.address;
       args.b_stride = view.slot_stride_bytes / DTypeBytes(view.dtype);
       args.ahead = ahead;
+      args.ahead_step = kTileColumns * DTypeBytes(view.dtype);
       const int64_t rows = row_end - row_begin;
       switch (view.dtype) {
         case DType::kF32:
-          Multiply<float, 2>(args, rows, width_);
+          Multiply<float>(args, rows, width_);
           break;
         case DType::kF16:
-          Multiply<F16, 1>(args, rows, width_);
+          Multiply<F16>(args, rows, width_);
           break;
         case DType::kBf16:
-          Multiply<Bf16, 1>(args, rows, width_);
+          Multiply<Bf16>(args, rows, width_);
           break;
       }
       ahead += run.count * view.slot_stride_bytes;
