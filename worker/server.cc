@@ -45,7 +45,7 @@ void WorkerServer::BeginDrain() {
 }
 
 kvasir::v1::DrainResponse WorkerServer::Drain(absl::Time deadline) {
-  return service_->Drain(deadline);
+  return service_->DrainAndWait(deadline);
 }
 
 void WorkerServer::Shutdown(absl::Time deadline) {

@@ -42,7 +42,7 @@ WorkerService::~WorkerService() {
   pump_->Stop();
 }
 
-kvasir::v1::DrainResponse WorkerService::Drain(absl::Time deadline) {
+kvasir::v1::DrainResponse WorkerService::DrainAndWait(absl::Time deadline) {
   std::promise<kvasir::v1::DrainResponse> drained;
   drainer_.Start(deadline, [&](const kvasir::v1::DrainResponse& response) {
     drained.set_value(response);

@@ -36,7 +36,7 @@ class WorkerService final : public kvasir::v1::Worker::CallbackService {
   ~WorkerService() override;
 
   // What a Drain call does, blocking: SIGTERM's path.
-  kvasir::v1::DrainResponse Drain(absl::Time deadline);
+  kvasir::v1::DrainResponse DrainAndWait(absl::Time deadline);
   // Ends what would hold a server's shutdown up: WatchLoad calls, and a Drain
   // that still waits.
   void Close() {
