@@ -1,5 +1,4 @@
-// libFuzzer: any bytes as a safetensors header. The first eight bytes choose
-// how many data bytes follow it.
+// libFuzzer: any bytes as a whole safetensors file: length, header, data.
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -8,12 +7,15 @@
 #include "model/safetensors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  uint64_t data_bytes = 0;
-  if (size < sizeof(data_bytes)) return 0;
-  std::memcpy(&data_bytes, data, sizeof(data_bytes));
+  uint64_t header_bytes = 0;
+  if (size < sizeof(header_bytes)) return 0;
+  std::memcpy(&header_bytes, data, sizeof(header_bytes));
+  const size_t rest = size - sizeof(header_bytes);
+  // Past the end of the file: SafetensorsFile::Open refuses it unread.
+  if (header_bytes > rest) return 0;
   const std::string_view header(
-      reinterpret_cast<const char*>(data) + sizeof(data_bytes),
-      size - sizeof(data_bytes));
+      reinterpret_cast<const char*>(data) + sizeof(header_bytes), header_bytes);
+  const uint64_t data_bytes = rest - header_bytes;
   const auto tensors =
       kvasir::model::ParseSafetensorsHeader(header, data_bytes, "fuzz");
   if (!tensors.ok()) return 0;
