@@ -1,5 +1,6 @@
 #include "router/kserve_request.h"
 
+#include <random>
 #include <string>
 #include <vector>
 
@@ -407,6 +408,38 @@ TEST(KserveRequestTest, OutputListFiltersAndRefusesUnknownNames) {
   EXPECT_FALSE(request.outputs.output_ids);  // another schema's
   EXPECT_THAT(Parse(TrtText().Output("nonsense")),
               StatusIs(kInvalid, HasSubstr("'nonsense'")));
+}
+
+// Whatever arrives is parsed or refused, and refused with a code of ours.
+TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
+  std::mt19937 random(11);
+  const auto below = [&random](size_t limit) {
+    return std::uniform_int_distribution<size_t>(0, limit - 1)(random);
+  };
+  const std::vector<InferRequestBuilder> seeds = {
+      TrtText().Strings("stop_words", {"a", "b"}, {1, 2}),
+      TrtTokens().Numbers<int32_t>("stop_words_list", "INT32", {2, 2},
+                                   {11, 12, 1, 2}),
+      InferRequestBuilder()
+          .Text("text_input", "hi")
+          .Text("sampling_parameters",
+                R"({"stop": ["a"], "logit_bias": {"1": 2}})")};
+  int refused = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = seeds[below(seeds.size())].Build().SerializeAsString();
+    for (size_t i = 0; i <= below(4); ++i) {
+      bytes[below(bytes.size())] = static_cast<char>(below(256));
+    }
+    inference::ModelInferRequest request;
+    if (!request.ParseFromString(bytes)) continue;
+    const auto parsed = ParseKserveRequest(request, below(2) == 0);
+    if (parsed.ok()) continue;
+    ++refused;
+    EXPECT_TRUE(parsed.status().code() == kInvalid ||
+                parsed.status().code() == kNotBuilt)
+        << parsed.status();
+  }
+  EXPECT_GT(refused, 1000);
 }
 
 TEST(KserveRequestTest, TensorsOfEachSchemaAreAdvertised) {
