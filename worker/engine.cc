@@ -541,7 +541,10 @@ void Engine::Impl::ForgetEnded() {
     KVASIR_CHECK(found != live_.end());
     std::erase(found->second, ended.attempt);
     if (found->second.empty()) live_.erase(found);
-    if (--num_live_ == 0) changed_.SignalAll();
+    if (--num_live_ == 0) {
+      busy_ = false;
+      changed_.SignalAll();
+    }
   }
   ended_.clear();
 }

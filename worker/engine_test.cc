@@ -147,6 +147,7 @@ class EngineTest : public ::testing::Test {
   }
 
   Gate gate_;
+  base::ManualClock manual_clock_;
   base::Mutex mutex_;
   absl::Status step_status_ ABSL_GUARDED_BY(mutex_);
   EngineOptions options_;
@@ -372,6 +373,8 @@ TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
+  // It measures with the engine's clock, which stands still but for us.
+  options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
   options_.on_stall = [&](const StallReport& report) {
     MutexLock lock(&mutex);
@@ -384,10 +387,12 @@ TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   request.prompt_ids = {987, 986, 985};
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  gate_.AwaitHeld();
+  manual_clock_.Advance(absl::Seconds(7));
   {
     MutexLock lock(&mutex);
     while (reports.empty()) changed.Wait(&mutex);
-    EXPECT_GT(reports[0].stalled, absl::Milliseconds(20));
+    EXPECT_EQ(reports[0].stalled, absl::Seconds(7));
     EXPECT_THAT(reports[0].plan, AllOf(HasSubstr("3 tokens at 0, samples"),
                                        HasSubstr("group 0: reset, +1 pages"),
                                        Not(HasSubstr("987"))));
@@ -398,12 +403,15 @@ TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
 
 TEST_F(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
   std::atomic<int> stalls = 0;
+  options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
   options_.on_stall = [&](const StallReport&) { ++stalls; };
   KVASIR_ASSERT_OK(Start());
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
-  sink->AwaitEnd();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  // Longer than it lets a step take; then it has looked several times.
+  manual_clock_.Advance(absl::Seconds(7));
   absl::SleepFor(absl::Milliseconds(60));
   EXPECT_EQ(stalls, 0);
 }
