@@ -109,7 +109,8 @@ TEST(ModelExecutorTest, TheTokenSampledLastOutlivesStepsOfOthers) {
 
 TEST(ModelExecutorTest, SixteenMixedSequencesGiveWhatEachGivesAlone) {
   const auto sample_of = [](int i) {
-    SampleRequest sample = i % 3 == 0 ? GreedySample() : Random(100 + i);
+    SampleRequest sample =
+        i % 3 == 0 ? GreedySample() : Random(static_cast<uint64_t>(100 + i));
     if (i % 4 == 1) sample.set_repetition_penalty(1.3f);
     if (i % 5 == 2) sample.set_top_k(7);
     sample.set_num_logprobs(i % 3);
@@ -347,7 +348,7 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
     copy->set_from_page(from);
     copy->set_to_page(to);
   }
-  for (const uint64_t id : {1, 2}) {
+  for (const uint64_t id : {uint64_t{1}, uint64_t{2}}) {
     SequenceStep* more = next.add_sequences();
     more->set_sequence_id(id);
     more->add_token_ids(77);
