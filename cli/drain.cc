@@ -1,8 +1,9 @@
 // `kvasir drain`: asks a running process to finish and exit.
 #include <grpcpp/create_channel.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,15 @@ struct DrainFlags {
   bool json = false;
 };
 
+// 0 means "the server's own": anything else is at least 1.
+uint32_t DeadlineMilliseconds(absl::Duration deadline) {
+  if (deadline <= absl::ZeroDuration()) return 0;
+  const int64_t milliseconds =
+      absl::ToInt64Milliseconds(absl::Ceil(deadline, absl::Milliseconds(1)));
+  return static_cast<uint32_t>(
+      std::min<int64_t>(milliseconds, std::numeric_limits<uint32_t>::max()));
+}
+
 int Drain(const DrainFlags& flags) {
   const auto stub = kvasir::v1::Admin::NewStub(
       grpc::CreateChannel(flags.endpoint, grpc::InsecureChannelCredentials()));
@@ -31,8 +41,7 @@ int Drain(const DrainFlags& flags) {
         absl::ToChronoTime(absl::Now() + flags.deadline + absl::Seconds(10)));
   }
   kvasir::v1::AdminDrainRequest request;
-  request.set_deadline_ms(
-      static_cast<uint32_t>(absl::ToInt64Milliseconds(flags.deadline)));
+  request.set_deadline_ms(DeadlineMilliseconds(flags.deadline));
   kvasir::v1::AdminDrainResponse response;
   const grpc::Status status = stub->Drain(&context, request, &response);
   if (!status.ok()) {

@@ -35,10 +35,11 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
     const int64_t left =
         std::max(int64_t{0}, base::ReadMachineLimits().available_bytes -
                                  WeightBytes(source_));
-    const int64_t wanted =
-        layout.BytesAtLength(max_model_len_, request.max_batched_tokens) *
-        request.max_num_seqs;
-    budget = std::min(left / 2, wanted);
+    const int64_t one =
+        layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
+    // Compared by division: the product may not fit into 64 bits.
+    budget = left / 2 / request.max_num_seqs < one ? left / 2
+                                                   : one * request.max_num_seqs;
   }
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = budget,

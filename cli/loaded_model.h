@@ -39,8 +39,7 @@ class LoadedModel {
       const LoadRequest& request);
 
   const ModelSource& source() const { return source_; }
-  worker::Rank& rank() { return *rank_; }
-  const worker::Rank& rank() const { return *rank_; }
+  worker::Rank& rank() const { return *rank_; }
   const cache::PageLayout& layout() const { return rank_->layout(); }
   const cache::PageCounts& pages() const { return rank_->pages(); }
   int64_t total_pages() const;
@@ -48,6 +47,14 @@ class LoadedModel {
   int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
 
+  // Of the arenas as allocated, and a dense bf16 cache's bytes over it.
+  double kv_bytes_per_token() const {
+    return rank_->executor().kv_bytes_per_token();
+  }
+  double kv_compression_ratio() const {
+    return static_cast<double>(layout().dense_bf16_bytes_per_token()) /
+           kv_bytes_per_token();
+  }
   // From the allocator's counters.
   int64_t weight_bytes() const;
   int64_t kv_pool_bytes() const;

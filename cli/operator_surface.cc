@@ -33,6 +33,23 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
+void PrintReady(const nlohmann::ordered_json& json) {
+  const auto text = [&json](const char* key) {
+    return json[key].get<std::string>();
+  };
+  std::printf(
+      "kvasir %s is ready: gRPC %s, metrics http://%s/metrics, admin "
+      "%s\n",
+      text("program").c_str(), text("grpc").c_str(), text("metrics").c_str(),
+      text("admin").c_str());
+  if (json.contains("model")) {
+    std::printf(
+        "try: %s generate --endpoint %s --prompt \"It was a dark "
+        "night\"\n",
+        ProgramPath().c_str(), text("grpc").c_str());
+  }
+}
+
 }  // namespace
 
 OperatorSurface::OperatorSurface(SurfaceOptions options)
@@ -75,27 +92,22 @@ absl::Status OperatorSurface::Ready(
   }
   admin_server_->SetServing("", true);
 
-  const std::string metrics =
-      absl::StrCat(options_.listen.host, ":", metrics_server_->port());
+  HoldShutdownSignals();
+  nlohmann::ordered_json json{
+      {"program", options_.program},
+      {"grpc", report.grpc},
+      {"admin", admin_server_->target()},
+      {"metrics",
+       absl::StrCat(options_.listen.host, ":", metrics_server_->port())}};
+  if (!report.model.empty()) json["model"] = report.model;
   if (!options_.listen.ready_file.empty()) {
-    nlohmann::ordered_json json{{"program", options_.program},
-                                {"grpc", report.grpc},
-                                {"admin", admin_server_->target()},
-                                {"metrics", metrics}};
-    if (!report.model.empty()) json["model"] = report.model;
     KVASIR_RETURN_IF_ERROR(
         WriteWhole(options_.listen.ready_file, json.dump() + "\n"));
   }
-  std::printf(
-      "kvasir %s is ready: gRPC %s, metrics http://%s/metrics, admin "
-      "%s\n",
-      options_.program.c_str(), report.grpc.c_str(), metrics.c_str(),
-      admin_server_->target().c_str());
-  if (!report.model.empty()) {
-    std::printf(
-        "try: kvasir generate --endpoint %s --prompt \"It was a dark "
-        "night\"\n",
-        report.grpc.c_str());
+  if (options_.common.json) {
+    std::printf("%s\n", json.dump().c_str());
+  } else {
+    PrintReady(json);
   }
   std::fflush(stdout);
   return absl::OkStatus();
@@ -104,10 +116,8 @@ absl::Status OperatorSurface::Ready(
 int OperatorSurface::WaitAndDrain(
     const std::function<DrainOutcome(absl::Duration)>& drain) {
   absl::Duration deadline = options_.listen.drain_timeout;
-  while (!latch_.WaitRequested(absl::ZeroDuration(), &deadline)) {
-    if (WaitForShutdownSignal(absl::Milliseconds(100))) {
-      latch_.Request(options_.listen.drain_timeout);
-    }
+  while (!latch_.WaitRequested(absl::Milliseconds(100), &deadline)) {
+    if (ShutdownRequested()) latch_.Request(options_.listen.drain_timeout);
   }
   admin_server_->SetServing("", false);
   base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});

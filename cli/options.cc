@@ -131,6 +131,8 @@ void AddCommonFlags(CLI::App* app, CommonFlags* options) {
   AddFlag(app, "--metrics-compat", options->metrics_compat,
           "vllm: also expose vLLM's metric names")
       ->check(CLI::IsMember({"none", "vllm"}));
+  AddSwitch(app, "--json", options->json,
+            "print the ready line as a JSON object");
   app->add_flag("--print-config", options->print_config,
                 "print the effective configuration as TOML and exit")
       ->configurable(false);

@@ -68,6 +68,7 @@ struct CommonFlags {
   std::string log_level = "info";
   std::string metrics_compat = "none";  // or vllm
   bool print_config = false;
+  bool json = false;  // the ready line
 };
 void AddCommonFlags(CLI::App* app, CommonFlags* options);
 // Sets up logging; INVALID_ARGUMENT for unknown names.

@@ -1,25 +1,25 @@
 #include "cli/process.h"
 
-#include <dirent.h>
 #include <grpc/support/log.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
-#include <cerrno>
-#include <ctime>
+#include <filesystem>
+#include <string>
+#include <system_error>
 
 #include "base/log.h"
 
 namespace kvasir::cli {
 namespace {
 
-sigset_t ShutdownSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
-  return set;
+volatile sig_atomic_t g_shutdown_signals = 0;
+
+void OnShutdownSignal(int signal_number) {
+  // Whoever asks twice does not want to wait for the drain.
+  if (g_shutdown_signals > 0) _exit(128 + signal_number);
+  g_shutdown_signals = 1;
 }
 
 void LogFromGrpc(gpr_log_func_args* args) {
@@ -28,36 +28,35 @@ void LogFromGrpc(gpr_log_func_args* args) {
   }
 }
 
-int CountEntries(const char* path) {
-  DIR* dir = opendir(path);
-  if (dir == nullptr) return -1;
-  int count = 0;
-  while (const dirent* entry = readdir(dir)) {
-    if (entry->d_name[0] != '.') ++count;
-  }
-  closedir(dir);
-  return count;
-}
-
 }  // namespace
 
 void PrepareProcess() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
   signal(SIGPIPE, SIG_IGN);
-  const sigset_t set = ShutdownSignals();
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
   gpr_set_log_function(LogFromGrpc);
 }
 
-bool WaitForShutdownSignal(absl::Duration timeout) {
-  const sigset_t set = ShutdownSignals();
-  const timespec wait = absl::ToTimespec(timeout);
-  return sigtimedwait(&set, nullptr, &wait) > 0;
+void HoldShutdownSignals() {
+  struct sigaction action = {};
+  action.sa_handler = OnShutdownSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
 }
 
-// The descriptor that reads the folder is not counted.
-int CountOpenDescriptors() { return CountEntries("/proc/self/fd") - 1; }
-int CountThreads() { return CountEntries("/proc/self/task"); }
+bool ShutdownRequested() { return g_shutdown_signals > 0; }
+
+std::string ProgramPath() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  if (error) return "kvasir";
+  const fs::path here = fs::current_path(error);
+  if (error) return program.string();
+  const fs::path relative = program.lexically_relative(here);
+  return relative.empty() || *relative.begin() == ".." ? program.string()
+                                                       : relative.string();
+}
 
 }  // namespace kvasir::cli

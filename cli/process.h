@@ -1,21 +1,20 @@
 // What each long-running program sets up before anything else.
 #pragma once
 
-#include "absl/status/status.h"
-#include "absl/time/time.h"
+#include <string>
 
 namespace kvasir::cli {
 
 // No core dumps (they hold prompts), no SIGPIPE, gRPC's own log lines through
-// ours, SIGTERM and SIGINT held for WaitForShutdown. Call before any thread.
+// ours. Call before any thread.
 void PrepareProcess();
 
-// Waits for SIGTERM or SIGINT. Returns false when `timeout` passed first.
-// Threads: one.
-bool WaitForShutdownSignal(absl::Duration timeout);
+// From now on SIGTERM and SIGINT are kept for ShutdownRequested; before, and
+// for the second one after, they end the process at once.
+void HoldShutdownSignals();
+bool ShutdownRequested();
 
-// Open file descriptors and threads of this process, for leak checks.
-int CountOpenDescriptors();
-int CountThreads();
+// The path of this program as a person would type it here.
+std::string ProgramPath();
 
 }  // namespace kvasir::cli

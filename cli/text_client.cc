@@ -118,18 +118,13 @@ absl::StatusOr<TextResult> TextClient::Generate(
 
   const absl::Time start = absl::Now();
   grpc::ClientContext context;
+  // Errors end the call with their status.
+  context.AddMetadata("triton_grpc_error", "true");
   const auto stream = stub_->ModelStreamInfer(&context);
   TextResult result;
   if (stream->Write(infer)) stream->WritesDone();
   inference::ModelStreamInferResponse response;
   while (stream->Read(&response)) {
-    if (!response.error_message().empty()) {
-      context.TryCancel();
-      while (stream->Read(&response)) {
-      }
-      (void)stream->Finish();
-      return absl::InvalidArgumentError(response.error_message());
-    }
     const inference::ModelInferResponse& part = response.infer_response();
     for (int i = 0;
          i < part.outputs_size() && i < part.raw_output_contents_size(); ++i) {

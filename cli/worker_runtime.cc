@@ -1,6 +1,7 @@
 #include "cli/worker_runtime.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,8 @@
 
 namespace kvasir::cli {
 namespace {
+
+constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
 worker::CacheSample SampleOf(const cache::KvCacheStats& stats) {
   worker::CacheSample sample;
@@ -34,7 +37,7 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats) {
   return sample;
 }
 
-worker::WorkerConstants ConstantsOf(const LoadedModel& model) {
+worker::WorkerConstants ConstantsOf(LoadedModel& model) {
   worker::WorkerConstants constants{
       .version = kVersion,
       .model_name = model.source().name,
@@ -44,10 +47,10 @@ worker::WorkerConstants ConstantsOf(const LoadedModel& model) {
       .total_pages = model.total_pages(),
       .kv_pool_bytes = model.kv_pool_bytes(),
       .weight_bytes = model.weight_bytes(),
-      .kv_bytes_per_token = model.layout().marginal_bytes_per_token(),
+      .kv_bytes_per_token = model.kv_bytes_per_token(),
       .kv_fixed_bytes_per_sequence =
           static_cast<double>(model.layout().fixed_bytes_per_sequence()),
-      .kv_compression_ratio = model.layout().compression_ratio()};
+      .kv_compression_ratio = model.kv_compression_ratio()};
   for (const LayerSideSummary& side :
        SummarizePlan(model.source().plan, model.layout())) {
     constants.layers.push_back(
@@ -78,6 +81,10 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
                    {{"stalled", absl::FormatDuration(report.stalled)},
                     {"plan", report.plan}});
     fatal("the engine stalled");
+    // The engine's thread hangs, so nothing that joins it may run. Routers and
+    // clients hear of the end meanwhile.
+    absl::SleepFor(kStallGrace);
+    std::_Exit(kExitFailed);
   };
   engine.on_failure = [fatal = options.on_fatal](const absl::Status& status) {
     base::LogError("the executor failed", {{"status", status.ToString()}});
@@ -110,8 +117,8 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
     info.add_eos_token_ids(id);
   }
   info.set_total_pages(static_cast<uint64_t>(model_->total_pages()));
-  info.set_kv_bytes_per_token(model_->layout().marginal_bytes_per_token());
-  info.set_kv_compression_ratio(model_->layout().compression_ratio());
+  info.set_kv_bytes_per_token(model_->kv_bytes_per_token());
+  info.set_kv_compression_ratio(model_->kv_compression_ratio());
   return info;
 }
 
@@ -164,7 +171,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"listen", runtime->server_->target()},
        {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
        {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
-       {"kv_bytes_per_token", model.layout().marginal_bytes_per_token()},
+       {"kv_bytes_per_token", model.kv_bytes_per_token()},
        {"pages", model.total_pages()},
        {"threads", model.num_threads()},
        {"simd", kernels::CpuTargetName()},

@@ -4,8 +4,11 @@ import json
 import os
 import pathlib
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -134,6 +137,44 @@ def run(*args, check=True, timeout=300, **options):
     if check and done.returncode != 0:
         raise RuntimeError(f"{args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done
+
+
+class CuttableProxy:
+    """A TCP hop to `target` that can be cut as a dead client's machine would."""
+
+    def __init__(self, target):
+        host, port = target.rsplit(":", 1)
+        self.target = (host, int(port))
+        self.sockets = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:  # cut
+                return
+            server = socket.create_connection(self.target)
+            self.sockets += [client, server]
+            for source, sink in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pump(source, sink):
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+
+    def cut(self):
+        """Resets every connection: no half-close, no RST_STREAM, nothing."""
+        self.listener.close()
+        for each in self.sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
 
 
 def wait_until(condition, what, seconds=30):

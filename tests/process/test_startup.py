@@ -2,12 +2,14 @@
 
 import signal
 import socket
+import subprocess
 import tempfile
+import time
 
 import pytest
 
 import triton
-from kvasir_process import TINY, KvasirProcess, run
+from kvasir_process import BINARY, TINY, KvasirProcess, run
 
 
 def refused(*args):
@@ -21,7 +23,8 @@ def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
     text = refused("serve", "--model", TINY, "--kv-cache-bytes", "64KiB", "--grpc-port", "0",
                    "--admin-port", "0", "--metrics-port", "0")
     assert "--kv-cache-bytes" in text and "--max-model-len" in text
-    assert any(character.isdigit() for character in text)
+    assert "16 pages" in text  # of 64 slots, for the model's 1024 tokens
+    assert "64.00 KiB" in text
 
 
 @pytest.mark.parametrize("flag", ["--grpc-port", "--admin-port", "--metrics-port"])
@@ -100,6 +103,37 @@ def test_sigterm_finishes_what_runs_and_exits_0():
         assert reason == "length"
         stream.close()
         assert server.process.wait(timeout=60) == 0
+
+
+def test_a_stalled_engine_ends_the_process_with_a_failure_and_its_plan():
+    # No step is as fast as that: the warm-up stalls.
+    done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0", "--admin-port",
+               "0", "--metrics-port", "0", check=False, timeout=60)
+    assert done.returncode == 1
+    assert "no step finished in time" in done.stderr
+    assert "tokens" in done.stderr
+
+
+def test_a_second_signal_ends_a_drain_at_once():
+    with KvasirProcess("serve", "--drain-timeout", "60s") as server:
+        stream = triton.Stream(server.grpc)
+        stream.send(server.ready["model"], triton.text_inputs(
+            "The captain", max_tokens=900, ignore_eos=True), "a")
+        stream.results.get(timeout=60)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
+        stream.close(cancel=True)
+
+
+def test_a_tool_can_be_interrupted():
+    tool = subprocess.Popen(
+        [str(BINARY), "perplexity", "--model", str(TINY), "--text", str(TINY / "evaluation.txt"),
+         "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    tool.send_signal(signal.SIGINT)
+    assert tool.wait(timeout=10) == -signal.SIGINT
 
 
 def test_core_dumps_are_off():

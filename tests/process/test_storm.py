@@ -5,7 +5,7 @@ import random
 import threading
 
 import triton
-from kvasir_process import KvasirProcess, wait_until
+from kvasir_process import CuttableProxy, KvasirProcess, wait_until
 
 REQUESTS = int(os.environ.get("KVASIR_STORM_REQUESTS", "500"))
 THREADS = 8
@@ -14,8 +14,9 @@ THREADS = 8
 def one_request(server, randomness, index):
     """Sends a request and lets it end in a random way."""
     kind = randomness.choice(["finish", "cancel", "disconnect", "stop", "half_close", "deadline"])
+    proxy = CuttableProxy(server.grpc) if kind == "disconnect" else None
     stream = triton.Stream(
-        server.grpc, **({"stream_timeout": 0.05} if kind == "deadline" else {})
+        proxy.address if proxy else server.grpc, **({"stream_timeout": 0.05} if kind == "deadline" else {})
     )
     try:
         prompt = "word " * randomness.randint(1, 150)
@@ -25,7 +26,7 @@ def one_request(server, randomness, index):
                 prompt,
                 max_tokens=randomness.randint(1, 60),
                 temperature=randomness.choice([0.0, 1.0]),
-                n=1,
+                n=randomness.choice([1, 1, 2]),
                 ignore_eos=True,
             ),
             f"r{index}",
@@ -46,6 +47,8 @@ def one_request(server, randomness, index):
         elif kind == "stop":
             stream.send(server.ready["model"], stop_inputs(), f"r{index}")
     finally:
+        if proxy:
+            proxy.cut()
         stream.close(cancel=kind in ("cancel", "disconnect", "deadline"))
 
 
@@ -101,8 +104,8 @@ def is_empty(server):
 
 
 def test_nothing_is_left_after_a_storm():
-    # A pool for a few sequences only, so that preemption happens too.
-    with KvasirProcess("serve", "--kv-cache-bytes", "24MiB", "--max-num-seqs", "8",
+    # 18 pages: two sequences of the longest kind, so that preemption happens too.
+    with KvasirProcess("serve", "--kv-cache-bytes", "7MiB", "--max-num-seqs", "8",
                        "--log-level", "warning") as server:
         storm(server, THREADS * 8, seed=1)  # connections and threads settle
         wait_until(lambda: is_empty(server), "an empty server after the warm-up", 60)
@@ -116,6 +119,7 @@ def test_nothing_is_left_after_a_storm():
         assert server.own_threads() == own
         # gRPC's executor grows by one thread at a time, to twice the cores.
         assert server.threads() <= threads + 2 * (os.cpu_count() or 1)
+        assert server.metric("kvasir_num_preemptions_total") > 0
         total = server.metric("kvasir_kv_cache_free_pages") + server.metric(
             "kvasir_kv_cache_cached_pages"
         )
