@@ -23,7 +23,7 @@ struct Side {
     view.dtype = dtype;
     view.width = kWidth;
     view.num_groups = kGroups;
-    view.slot_stride_bytes = kWidth * DTypeBytes(dtype) + 2;
+    view.slot_stride_bytes = (kWidth + 1) * DTypeBytes(dtype);
     view.page_bytes = 2000;
     view.group_offset_bytes = offsets;
     memory.assign(static_cast<size_t>(kPages * view.page_bytes), '\x55');

@@ -11,8 +11,9 @@ namespace kvasir::kernels {
 // The number `i` of slot `s` (0 .. P-1) of group `g` in page `p` is at byte
 //   p * page_bytes + group_offset_bytes[g] + s * slot_stride_bytes
 //     + i * DTypeBytes(dtype)
-// of the arena. What is cached is called a latent; a dense cache is the case of
-// one group per KV head whose latent is the head's key or value itself.
+// of the arena; all of these are multiples of DTypeBytes. What is cached is
+// called a latent; a dense cache is the case of one group per KV head whose
+// latent is the head's key or value itself.
 struct KvSideView {
   void* arena = nullptr;  // [N, page_bytes]
   int64_t page_bytes = 0;

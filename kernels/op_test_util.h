@@ -84,7 +84,8 @@ class TestStream {
 };
 
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
+  if (a.size() != b.size()) return false;
+  return a.empty() ||
          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
