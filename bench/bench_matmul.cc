@@ -3,8 +3,6 @@
 //    bandwidth; 8 rows against 1;
 //  - prefill: 512 rows against oneDNN's float32 GEMM on the same shapes.
 // The shapes are those of a 1.1 billion parameter Llama.
-#include <dnnl.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -16,6 +14,8 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/thread_pool.h"
+#include "bench/gemm_baseline.h"
+#include "bench/gemm_share.h"
 #include "bench/paired.h"
 #include "kernels/allocator.h"
 #include "kernels/ceilings.h"
@@ -33,12 +33,7 @@ using kernels::PackedMatrix;
 constexpr int kPairs = 9;
 constexpr int64_t kPrefillRows = 512;
 
-struct Shape {
-  const char* name;
-  int64_t k;
-  int64_t n;
-};
-constexpr Shape kLayer[] = {{"qkv", 2048, 2560},
+const GemmShape kLayer[] = {{"qkv", 2048, 2560},
                             {"o", 2048, 2048},
                             {"gate_up", 2048, 11264},
                             {"down", 5632, 2048}};
@@ -56,7 +51,7 @@ class MatmulBench {
         probe_(*kernels::ReadBandwidthProbe::Create(&pool_, footprint_bytes_)) {
     int64_t bytes = 0;
     while (bytes < footprint_bytes_) {
-      for (const Shape& shape : kLayer) bytes += AddWeight(shape);
+      for (const GemmShape& shape : kLayer) bytes += AddWeight(shape);
     }
     x_ = Numbers(kPrefillRows * 5632);
     y_ = Numbers(kPrefillRows * 11264);
@@ -79,7 +74,7 @@ class MatmulBench {
         {"footprint_bytes", footprint_bytes_},
     };
     Decode(&result);
-    Prefill(&result);
+    if (HasGemmBaseline()) Prefill(&result);
     return result;
   }
 
@@ -100,7 +95,7 @@ class MatmulBench {
     return buffer;
   }
 
-  int64_t AddWeight(const Shape& shape) {
+  int64_t AddWeight(const GemmShape& shape) {
     PackedMatrix weight;
     weight.k = shape.k;
     weight.n = shape.n;
@@ -150,32 +145,20 @@ class MatmulBench {
   }
 
   void Prefill(nlohmann::json* result) {
-    std::vector<double> all_ours(kPairs), all_dnnl(kPairs);
-    for (size_t s = 0; s < std::size(kLayer); ++s) {
-      const Shape& shape = kLayer[s];
-      const DeviceBuffer dense = Numbers(shape.k * shape.n);
-      std::vector<double> ours, dnnl;
-      for (size_t i = 0; i < kPairs; ++i) {
-        ours.push_back(SecondsOf([&] { Multiply(weights_[s], kPrefillRows); }));
-        dnnl.push_back(SecondsOf([&] {
-          dnnl_sgemm('N', 'N', kPrefillRows, shape.n, shape.k, 1.0f,
-                     x_.as<float>(), shape.k, dense.as<float>(), shape.n, 0.0f,
-                     y_.as<float>(), shape.n);
-        }));
-        all_ours[i] += ours.back();
-        all_dnnl[i] += dnnl.back();
-      }
-      const double operations =
-          2.0 * kPrefillRows * static_cast<double>(shape.k * shape.n);
-      const PairedRatio share = RatioOf(dnnl, ours);
-      (*result)["rows"].push_back(
-          {{"shape", shape.name},
-           {"gflops", operations / Quantile(ours, 0.5) * 1e-9},
-           {"onednn_gflops", operations / Quantile(dnnl, 0.5) * 1e-9},
-           {"share", share.median},
-           {"spread", share.spread}});
+    auto share = GemmShare::Create({std::begin(kLayer), std::end(kLayer)},
+                                   {.num_rows = kPrefillRows}, &stream_,
+                                   allocator_.get());
+    KVASIR_CHECK(share.ok());
+    for (int i = 0; i < kPairs; ++i) KVASIR_CHECK(share->MeasurePair().ok());
+    for (const GemmShareRow& row : share->Rows()) {
+      (*result)["rows"].push_back({{"shape", row.shape.name},
+                                   {"gflops", row.flops * 1e-9},
+                                   {"onednn_gflops", row.baseline_flops * 1e-9},
+                                   {"share", row.share.median},
+                                   {"spread", row.share.spread}});
     }
-    Report("gemm_share", RatioOf(all_dnnl, all_ours), 1.0, result);
+    Report("gemm_share", RatioOf(share->baseline_seconds(), share->seconds()),
+           1.0, result);
   }
 
   static void Report(const std::string& name, PairedRatio ratio, double factor,

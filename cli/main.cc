@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   AddGenerateCommand(&app, &exit_code);
   AddPerplexityCommand(&app, &exit_code);
   AddInspectCommand(&app, &exit_code);
+  AddBenchCommand(&app, &exit_code);
   AddDrainCommand(&app, &exit_code);
 
   try {

@@ -18,13 +18,13 @@ set(KVASIR_MAY_LINK_worker "worker;model;cache;kernels;proto;base")
 set(KVASIR_MAY_LINK_router "router;model_tokenizer;cache_prefix_hash;proto;base")
 set(KVASIR_MAY_LINK_compress "compress;model;cache_layout;cache_plan;proto;base")
 set(KVASIR_MAY_LINK_cli
-    "cli;worker;router;model;cache;kernels;proto;base;compress")
+    "cli;bench;worker;router;model;cache;kernels;proto;base;compress")
 set(KVASIR_MAY_LINK_bench
     "bench;worker;router;model;cache;kernels;proto;base")
 set(KVASIR_MAY_LINK_tests
     "tests;cli;worker;router;model;cache;kernels;proto;base")
-set(KVASIR_FOLDERS base proto kernels cache model worker router compress cli
-    bench tests)
+set(KVASIR_FOLDERS base proto kernels cache model worker router compress bench
+    cli tests)
 
 function(_kvasir_check_layer target)
   string(REGEX MATCH "^[a-z]+" folder "${target}")

@@ -1,0 +1,22 @@
+#include <dnnl.h>
+#include <omp.h>
+
+#include "absl/strings/str_cat.h"
+#include "bench/gemm_baseline.h"
+
+namespace kvasir::bench {
+
+bool HasGemmBaseline() { return true; }
+
+absl::Status BaselineGemm(const GemmOperands& operands, int threads) {
+  // Debian's oneDNN runs on OpenMP's threads.
+  omp_set_num_threads(threads);
+  const dnnl_status_t status = dnnl_sgemm(
+      'N', 'N', operands.m, operands.n, operands.k, 1.0f, operands.a,
+      operands.k, operands.b, operands.n, 0.0f, operands.c, operands.n);
+  if (status == dnnl_success) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("dnnl_sgemm: status ", static_cast<int>(status)));
+}
+
+}  // namespace kvasir::bench

@@ -1,0 +1,86 @@
+// Our matmul against the best float32 GEMM at hand, shape by shape, the two in
+// turn.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/paired.h"
+#include "kernels/allocator.h"
+#include "kernels/dtype.h"
+#include "kernels/stream.h"
+
+namespace kvasir::bench {
+
+struct GemmShape {
+  std::string name;
+  int64_t k = 0;
+  int64_t n = 0;
+};
+
+struct GemmShareOptions {
+  int64_t num_rows = 512;
+  kernels::DType dtype = kernels::DType::kBf16;  // of our weights
+};
+
+// Of one shape, a median over the pairs; rates in operations per second.
+struct GemmShareRow {
+  GemmShape shape;
+  double flops = 0.0;
+  double baseline_flops = 0.0;
+  PairedRatio share;
+};
+
+// Owns: weights in both forms, inputs and outputs.
+// Threads: one.
+class GemmShare {
+ public:
+  // Fills everything with random numbers. The stream and the allocator outlive
+  // it. RESOURCE_EXHAUSTED when memory does not suffice.
+  static absl::StatusOr<GemmShare> Create(std::vector<GemmShape> shapes,
+                                          const GemmShareOptions& options,
+                                          kernels::CpuStream* stream,
+                                          kernels::DeviceAllocator* allocator);
+
+  // One multiplication of each shape by either. UNIMPLEMENTED where the build
+  // has no baseline.
+  absl::Status MeasurePair();
+
+  // Over all pairs so far. Seconds are those of one multiplication of each
+  // shape, by pair.
+  std::vector<GemmShareRow> Rows() const;
+  const std::vector<double>& seconds() const { return seconds_; }
+  const std::vector<double>& baseline_seconds() const {
+    return baseline_seconds_;
+  }
+  // Operations of one multiplication of each shape.
+  double operations() const;
+
+ private:
+  struct Case {
+    GemmShape shape;
+    kernels::DeviceBuffer packed;
+    kernels::DeviceBuffer dense;  // [k, n], float32
+    std::vector<double> seconds;
+    std::vector<double> baseline_seconds;
+  };
+
+  GemmShare(const GemmShareOptions& options, kernels::CpuStream* stream)
+      : options_(options), stream_(stream) {}
+  absl::Status Multiply(const Case& one);
+  double OperationsOf(const GemmShape& shape) const;
+
+  GemmShareOptions options_;
+  kernels::CpuStream* stream_;
+  std::vector<Case> cases_;
+  kernels::DeviceBuffer x_;
+  kernels::DeviceBuffer y_;
+  kernels::DeviceBuffer workspace_;
+  std::vector<double> seconds_;
+  std::vector<double> baseline_seconds_;
+};
+
+}  // namespace kvasir::bench

@@ -1,0 +1,23 @@
+// `kvasir bench`: what this machine and this build can do.
+#include "cli/bench.h"
+
+#include "cli/commands.h"
+
+namespace kvasir::cli {
+
+void AddBenchCommand(CLI::App* app, int* exit_code) {
+  CLI::App* group = app->add_subcommand(
+      "bench", "benchmarks: ratios measured side by side in one run");
+  group->require_subcommand(1);
+  group->footer(
+      "Every ratio is the median of interleaved pairs. One whose pairs spread\n"
+      "by more than 15 % (the middle half, relative to the median) is marked\n"
+      "undecided: the machine was too busy to say anything. --json prints one\n"
+      "object {machine, figures, spread, targets, undecided, rows}.");
+  AddBenchDecode(group, exit_code);
+  AddBenchPrefill(group, exit_code);
+  AddBenchScheduler(group, exit_code);
+  AddBenchLoad(group, exit_code);
+}
+
+}  // namespace kvasir::cli

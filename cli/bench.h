@@ -1,0 +1,15 @@
+// The subcommands of `kvasir bench`. Each Add function declares one and sets a
+// callback that stores the exit code.
+#pragma once
+
+#include "CLI/CLI.hpp"
+
+namespace kvasir::cli {
+
+void AddBenchDecode(CLI::App* group, int* exit_code);
+void AddBenchPrefill(CLI::App* group, int* exit_code);
+void AddBenchScheduler(CLI::App* group, int* exit_code);
+void AddBenchServe(CLI::App* group, int* exit_code);
+void AddBenchLoad(CLI::App* group, int* exit_code);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,185 @@
+// `kvasir bench load`: how soon a checkpoint is ready, and what memory the
+// process then holds.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+#include "cli/bench.h"
+#include "cli/bench_report.h"
+#include "cli/flags.h"
+#include "cli/loaded_model.h"
+#include "cli/progress.h"
+#include "cli/serve_stack.h"
+#include "compress/random_checkpoint.h"
+
+namespace kvasir::cli {
+namespace {
+
+using bench::Quantile;
+using bench::RatioOf;
+using bench::SecondsOf;
+
+struct LoadFlags {
+  BenchFlags bench;
+  ModelOptions model;
+  int64_t kv_cache_bytes = int64_t{512} << 20;
+};
+
+// Owns a folder with a random checkpoint in it.
+class TemporaryCheckpoint {
+ public:
+  static absl::StatusOr<std::unique_ptr<TemporaryCheckpoint>> Write(
+      const ModelOptions& model) {
+    KVASIR_ASSIGN_OR_RETURN(std::string folder, MakePrivateFolder());
+    auto made = std::unique_ptr<TemporaryCheckpoint>(
+        new TemporaryCheckpoint(std::move(folder)));
+    compress::RandomCheckpointOptions options;
+    KVASIR_ASSIGN_OR_RETURN(options.shape, model::FindShape(model.shape));
+    options.seed = model.weights_seed;
+    options.out = made->folder();
+    options.threads = base::ReadMachineLimits().cpus;
+    Progress progress("writing a checkpoint", 0, "MiB", true);
+    KVASIR_RETURN_IF_ERROR(compress::WriteRandomCheckpoint(
+        options, [&](const compress::RandomCheckpointProgress& written) {
+          progress.Update(written.written_bytes >> 20);
+          return true;
+        }));
+    return made;
+  }
+  ~TemporaryCheckpoint() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+  TemporaryCheckpoint(const TemporaryCheckpoint&) = delete;
+  TemporaryCheckpoint& operator=(const TemporaryCheckpoint&) = delete;
+
+  const std::string& folder() const { return folder_; }
+
+ private:
+  explicit TemporaryCheckpoint(std::string folder)
+      : folder_(std::move(folder)) {}
+  const std::string folder_;
+};
+
+// Reads a folder's weight files from front to back with plain read().
+absl::StatusOr<int64_t> ReadWeightFiles(const std::string& folder,
+                                        std::vector<char>* buffer) {
+  int64_t total = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const int descriptor = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    ssize_t got = descriptor < 0 ? -1 : 1;
+    while (got > 0) {
+      got = ::read(descriptor, buffer->data(), buffer->size());
+      if (got > 0) total += got;
+    }
+    const int error = errno;
+    if (descriptor >= 0) ::close(descriptor);
+    if (got < 0) {
+      return absl::UnavailableError(absl::StrCat(
+          entry.path().string(), ": cannot read: ", std::strerror(error)));
+    }
+  }
+  return total;
+}
+
+struct LoadTimes {
+  std::vector<double> read;
+  std::vector<double> load;
+  std::vector<double> resident;
+  std::vector<double> held;  // weights + pool, by the allocator's counters
+  int64_t file_bytes = 0;
+  int64_t workspace_bytes = 0;
+};
+
+absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
+  LoadTimes times;
+  std::vector<char> buffer(size_t{4} << 20);
+  Progress progress("load", BenchPairs(flags.bench), "pairs", true);
+  for (int pair = 0; pair < BenchPairs(flags.bench); ++pair) {
+    absl::StatusOr<int64_t> bytes = int64_t{0};
+    // Loading gives the file's pages back: the first read warms the cache
+    // again, the second is timed, and leaves it as warm for the load.
+    for (int pass = 0; pass < 2; ++pass) {
+      const double seconds = SecondsOf(
+          [&] { bytes = ReadWeightFiles(flags.model.model, &buffer); });
+      KVASIR_RETURN_IF_ERROR(bytes.status());
+      if (pass == 1) times.read.push_back(seconds);
+    }
+    times.file_bytes = *bytes;
+    absl::StatusOr<std::unique_ptr<LoadedModel>> model;
+    times.load.push_back(SecondsOf([&] {
+      model = LoadedModel::Load({.model = flags.model,
+                                 .max_num_seqs = 8,
+                                 .kv_cache_bytes = flags.kv_cache_bytes});
+    }));
+    KVASIR_RETURN_IF_ERROR(model.status());
+    times.resident.push_back(
+        static_cast<double>(base::ReadResidentMemory().bytes));
+    times.held.push_back(static_cast<double>((*model)->weight_bytes() +
+                                             (*model)->kv_pool_bytes()));
+    times.workspace_bytes = (*model)->workspace_bytes();
+    progress.Update(pair + 1);
+  }
+  return times;
+}
+
+absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
+  std::unique_ptr<TemporaryCheckpoint> temporary;
+  if (flags.model.model.empty()) {
+    DefaultBenchModel(flags.bench, &flags.model);
+    KVASIR_ASSIGN_OR_RETURN(temporary, TemporaryCheckpoint::Write(flags.model));
+    flags.model.model = temporary->folder();
+    flags.model.random_weights = false;
+  }
+  if (flags.bench.quick) flags.kv_cache_bytes = int64_t{16} << 20;
+  KVASIR_ASSIGN_OR_RETURN(const LoadTimes times, Measure(flags));
+
+  base::ThreadPool pool(base::ReadMachineLimits().cpus);
+  MachineCeilings ceilings(&pool, flags.bench.quick);
+  BenchReport report(ceilings.ToJson());
+  report.AddRatio("load_over_read", RatioOf(times.load, times.read),
+                  Target{3.0, false},
+                  "ready to run, over reading the warm file");
+  report.AddRatio("rss_over_weights_and_pool",
+                  RatioOf(times.resident, times.held), Target{1.15, false});
+  report.AddFigure("load_seconds", Quantile(times.load, 0.5));
+  report.AddFigure("read_seconds", Quantile(times.read, 0.5));
+  report.AddFigure("file_bytes", static_cast<double>(times.file_bytes));
+  report.AddFigure("resident_bytes", Quantile(times.resident, 0.5));
+  report.AddFigure("weights_and_pool_bytes", Quantile(times.held, 0.5));
+  report.AddFigure("workspace_bytes",
+                   static_cast<double>(times.workspace_bytes));
+  return report;
+}
+
+}  // namespace
+
+void AddBenchLoad(CLI::App* group, int* exit_code) {
+  auto flags = std::make_shared<LoadFlags>();
+  CLI::App* command = group->add_subcommand(
+      "load",
+      "time until a checkpoint is ready against reading its files, and memory "
+      "held; without --model, of a random one in a temporary folder");
+  AddModelFlags(command, &flags->model);
+  AddBytes(command, "--kv-cache-bytes", flags->kv_cache_bytes,
+           "bytes of the KV cache pool");
+  AddBenchFlags(command, &flags->bench);
+  SetBench(
+      command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),
+      [flags] { return RunLoad(*flags); }, exit_code);
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,106 @@
+// What all `kvasir bench` commands have in common: their flags, the machine's
+// ceilings measured beside the figures, and the one object that they print.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "bench/paired.h"
+#include "cli/options.h"
+#include "kernels/ceilings.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::cli {
+
+struct BenchFlags {
+  int pairs = 9;
+  bool quick = false;
+  bool json = false;
+};
+void AddBenchFlags(CLI::App* command, BenchFlags* flags);
+
+// As many as asked for; fewer with --quick.
+int BenchPairs(const BenchFlags& flags);
+
+// With --quick and no model named: a tiny shape; else a model of 1.1 billion
+// parameters, so that weights do not fit into any cache.
+void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
+
+// Measures what the machine can do at most, again and again during a run.
+//
+// Threads: one.
+class MachineCeilings {
+ public:
+  // `quick`: a small buffer, which fits into caches.
+  MachineCeilings(base::ThreadPool* pool, bool quick);
+
+  // One pass over a buffer of four times the last-level cache.
+  double MeasureBytesPerSecond();
+  int64_t footprint_bytes() const { return probe_.footprint_bytes(); }
+
+  // {cpu, threads, simd, llc_bytes, read_bandwidth_bytes_per_second,
+  // f32_flops, ...}: medians of what was measured.
+  nlohmann::ordered_json ToJson();
+
+ private:
+  base::ThreadPool* const pool_;
+  kernels::ReadBandwidthProbe probe_;
+  std::vector<double> bytes_per_second_;
+  std::vector<double> flops_;
+};
+
+struct Target {
+  double value = 0.0;
+  bool at_least = true;  // else at most
+};
+
+// Figures by name, in the order in which they were added.
+class BenchReport {
+ public:
+  explicit BenchReport(nlohmann::ordered_json machine)
+      : machine_(std::move(machine)) {}
+
+  void AddFigure(const std::string& name, double value,
+                 std::optional<Target> target = std::nullopt,
+                 const std::string& note = "");
+  // A median over pairs; marks it undecided when they spread too far.
+  void AddRatio(const std::string& name, const bench::PairedRatio& ratio,
+                std::optional<Target> target = std::nullopt,
+                const std::string& note = "");
+  // Says that a figure means nothing, whatever its own spread.
+  void MarkUndecided(const std::string& name);
+  // A target that this run was not made for, or a figure that is left out.
+  void AddNote(const std::string& note) { notes_.push_back(note); }
+  void AddRow(nlohmann::ordered_json row) { rows_.push_back(std::move(row)); }
+
+  nlohmann::ordered_json ToJson() const;
+  void Print(bool json) const;
+
+ private:
+  struct Figure {
+    std::string name;
+    double value = 0.0;
+    std::optional<double> spread;
+    std::optional<Target> target;
+    bool undecided = false;
+    std::string note;
+  };
+
+  nlohmann::ordered_json machine_;
+  std::vector<Figure> figures_;
+  std::vector<nlohmann::ordered_json> rows_;
+  std::vector<std::string> notes_;
+};
+
+// Runs and prints it, or says why not. The command's callback.
+void SetBench(CLI::App* command, std::shared_ptr<const BenchFlags> flags,
+              std::function<absl::StatusOr<BenchReport>()> run, int* exit_code);
+
+}  // namespace kvasir::cli
