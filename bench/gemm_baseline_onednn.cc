@@ -1,16 +1,25 @@
+#include <dlfcn.h>
 #include <dnnl.h>
-#include <omp.h>
 
 #include "absl/strings/str_cat.h"
 #include "bench/gemm_baseline.h"
 
 namespace kvasir::bench {
+namespace {
+
+// oneDNN of Debian runs on OpenMP's threads and has no setting of its own for
+// their number. Looked up, so that no compiler needs OpenMP to build this.
+void SetThreads(int threads) {
+  static void* const function = ::dlsym(RTLD_DEFAULT, "omp_set_num_threads");
+  if (function != nullptr) reinterpret_cast<void (*)(int)>(function)(threads);
+}
+
+}  // namespace
 
 bool HasGemmBaseline() { return true; }
 
 absl::Status BaselineGemm(const GemmOperands& operands, int threads) {
-  // Debian's oneDNN runs on OpenMP's threads.
-  omp_set_num_threads(threads);
+  SetThreads(threads);
   const dnnl_status_t status = dnnl_sgemm(
       'N', 'N', operands.m, operands.n, operands.k, 1.0f, operands.a,
       operands.k, operands.b, operands.n, 0.0f, operands.c, operands.n);

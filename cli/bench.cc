@@ -17,6 +17,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
   AddBenchDecode(group, exit_code);
   AddBenchPrefill(group, exit_code);
   AddBenchScheduler(group, exit_code);
+  AddBenchServe(group, exit_code);
   AddBenchLoad(group, exit_code);
 }
 

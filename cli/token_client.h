@@ -1,0 +1,54 @@
+// Clients that send and get token ids, for load: through a router's KServe
+// facade, or straight to a worker.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/kvasir/v1/worker.pb.h"
+
+namespace kvasir::cli {
+
+// Greedy; runs to max_tokens whatever comes.
+struct TokenRequest {
+  std::string model;  // not told to a worker
+  std::string request_id;
+  std::vector<int32_t> prompt_ids;
+  uint32_t max_tokens = 1;
+};
+
+// Times are relative to the call.
+struct TokenResult {
+  struct Arrival {
+    absl::Duration at;
+    int64_t num_tokens = 0;
+  };
+  std::vector<Arrival> arrivals;  // of responses that brought tokens
+  absl::Duration total;
+
+  int64_t num_tokens() const;
+};
+
+// Threads: any, side by side.
+class TokenClient {
+ public:
+  virtual ~TokenClient() = default;
+  // One request to its end. The server's errors.
+  virtual absl::StatusOr<TokenResult> Generate(const TokenRequest& request) = 0;
+};
+
+// TensorRT-LLM's token schema over ModelStreamInfer.
+std::unique_ptr<TokenClient> MakeRouterTokenClient(const std::string& endpoint);
+
+// kvasir.v1.Worker/Generate.
+std::unique_ptr<TokenClient> MakeWorkerTokenClient(const std::string& endpoint);
+
+// What a worker says of itself.
+absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
+    const std::string& endpoint, absl::Duration timeout);
+
+}  // namespace kvasir::cli
