@@ -105,7 +105,9 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   }
   progress.Finish();
 
-  MachineCeilings ceilings(engine->pool(), flags.bench.quick);
+  KVASIR_ASSIGN_OR_RETURN(
+      MachineCeilings ceilings,
+      MachineCeilings::Create(engine->pool(), flags.bench.quick));
   KVASIR_ASSIGN_OR_RETURN(const DecodeTimes times,
                           Measure(flags, engine.get(), &ceilings));
   BenchReport report(ceilings.ToJson());

@@ -148,7 +148,8 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
   KVASIR_ASSIGN_OR_RETURN(const LoadTimes times, Measure(flags));
 
   base::ThreadPool pool(base::ReadMachineLimits().cpus);
-  MachineCeilings ceilings(&pool, flags.bench.quick);
+  KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
+                          MachineCeilings::Create(&pool, flags.bench.quick));
   BenchReport report(ceilings.ToJson());
   report.AddRatio("load_over_read", RatioOf(times.load, times.read),
                   Target{3.0, false},

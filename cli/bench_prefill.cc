@@ -101,7 +101,9 @@ absl::StatusOr<BenchReport> RunPrefill(PrefillFlags flags) {
   }
   progress.Finish();
 
-  MachineCeilings ceilings(engine->pool(), flags.bench.quick);
+  KVASIR_ASSIGN_OR_RETURN(
+      MachineCeilings ceilings,
+      MachineCeilings::Create(engine->pool(), flags.bench.quick));
   BenchReport report(ceilings.ToJson());
   const auto layers = static_cast<double>(spec.num_layers());
   if (gemm.has_value()) {

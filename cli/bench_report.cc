@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "base/status_macros.h"
 #include "cli/flags.h"
 #include "kernels/stream.h"
 
@@ -46,12 +47,16 @@ void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model) {
   model->shape = flags.quick ? "kvasir-tiny" : "tinyllama-1.1b";
 }
 
-MachineCeilings::MachineCeilings(base::ThreadPool* pool, bool quick)
-    : pool_(pool), probe_(pool, FootprintBytes(quick)) {}
+absl::StatusOr<MachineCeilings> MachineCeilings::Create(base::ThreadPool* pool,
+                                                        bool quick) {
+  KVASIR_ASSIGN_OR_RETURN(auto probe, kernels::ReadBandwidthProbe::Create(
+                                          pool, FootprintBytes(quick)));
+  return MachineCeilings(pool, std::move(probe));
+}
 
 double MachineCeilings::MeasureBytesPerSecond() {
   flops_.push_back(kernels::MeasureFlops(pool_, 20));
-  bytes_per_second_.push_back(probe_.BytesPerSecond());
+  bytes_per_second_.push_back(probe_->BytesPerSecond());
   return bytes_per_second_.back();
 }
 
@@ -69,7 +74,7 @@ nlohmann::ordered_json MachineCeilings::ToJson() {
       {"read_bandwidth_spread", (bench::Quantile(bytes_per_second_, 0.75) -
                                  bench::Quantile(bytes_per_second_, 0.25)) /
                                     bench::Quantile(bytes_per_second_, 0.5)},
-      {"read_bandwidth_footprint_bytes", probe_.footprint_bytes()},
+      {"read_bandwidth_footprint_bytes", probe_->footprint_bytes()},
       {"f32_flops", bench::Quantile(flops_, 0.5)},
       {"time", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(),
                                 absl::UTCTimeZone())}};

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -38,20 +39,25 @@ void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
 // Threads: one.
 class MachineCeilings {
  public:
-  // `quick`: a small buffer, which fits into caches.
-  MachineCeilings(base::ThreadPool* pool, bool quick);
+  // `quick`: over a small buffer, which fits into caches. RESOURCE_EXHAUSTED
+  // when there is no memory for it.
+  static absl::StatusOr<MachineCeilings> Create(base::ThreadPool* pool,
+                                                bool quick);
 
   // One pass over a buffer of four times the last-level cache.
   double MeasureBytesPerSecond();
-  int64_t footprint_bytes() const { return probe_.footprint_bytes(); }
 
   // {cpu, threads, simd, llc_bytes, read_bandwidth_bytes_per_second,
   // f32_flops, ...}: medians of what was measured.
   nlohmann::ordered_json ToJson();
 
  private:
-  base::ThreadPool* const pool_;
-  kernels::ReadBandwidthProbe probe_;
+  MachineCeilings(base::ThreadPool* pool,
+                  std::unique_ptr<kernels::ReadBandwidthProbe> probe)
+      : pool_(pool), probe_(std::move(probe)) {}
+
+  base::ThreadPool* pool_;
+  std::unique_ptr<kernels::ReadBandwidthProbe> probe_;
   std::vector<double> bytes_per_second_;
   std::vector<double> flops_;
 };

@@ -49,7 +49,8 @@ absl::StatusOr<BenchReport> RunScheduler(SchedulerFlags flags) {
   progress.Finish();
 
   base::ThreadPool pool(base::ReadMachineLimits().cpus);
-  MachineCeilings ceilings(&pool, flags.bench.quick);
+  KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
+                          MachineCeilings::Create(&pool, flags.bench.quick));
   BenchReport report(ceilings.ToJson());
   report.AddRatio("step_us", MedianOf(step_us), Target{100.0, false},
                   "Schedule + Apply; median of runs' medians");

@@ -299,7 +299,8 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
                                 router.get(), worker.get()));
   }
   base::ThreadPool pool(base::ReadMachineLimits().cpus);
-  MachineCeilings ceilings(&pool, flags.bench.quick);
+  KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
+                          MachineCeilings::Create(&pool, flags.bench.quick));
   BenchReport report(ceilings.ToJson());
   if (latency.has_value()) {
     AddLatencyFigures(*latency, prompt_tokens, &report);

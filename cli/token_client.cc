@@ -131,9 +131,9 @@ class WorkerTokenClient final : public TokenClient {
 }  // namespace
 
 int64_t TokenResult::num_tokens() const {
-  int64_t total = 0;
-  for (const Arrival& arrival : arrivals) total += arrival.num_tokens;
-  return total;
+  int64_t sum = 0;
+  for (const Arrival& arrival : arrivals) sum += arrival.num_tokens;
+  return sum;
 }
 
 std::unique_ptr<TokenClient> MakeRouterTokenClient(
