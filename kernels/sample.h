@@ -42,7 +42,10 @@ struct SampleRow {
 // logit, else logits / temperature -> softmax -> top-k -> top-p (the shortest
 // prefix of the descending order whose sum reaches it) -> min-p (relative to
 // the most likely) -> inverse CDF over what is left, in descending order. Equal
-// logits are ordered by id, lower first. When every id is banned, the id is -1.
+// logits are ordered by id, lower first. When every id is banned, the id is -1,
+// and only then: a logit of +infinity is the certain choice, NaN is read as
+// -infinity, and where nothing is above that, the lowest id that is not banned
+// is taken.
 //
 // Log probabilities are those of the model: log-softmax of the raw logits,
 // before penalties, masks and temperature. The top list is ordered the same

@@ -1,6 +1,7 @@
 #include "kernels/sample_row.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/philox.h"
@@ -33,11 +34,14 @@ void ApplyPenalties(const SampleRow& row, int64_t vocab, float* logits) {
   }
 }
 
-void ApplyMasks(const SampleRow& row, int64_t vocab, float* logits) {
+void ApplyBiases(const SampleRow& row, int64_t vocab, float* logits) {
   for (int32_t i = 0; i < row.num_biases; ++i) {
     const int64_t id = row.bias_ids[i];
     if (id >= 0 && id < vocab) logits[id] = logits[id] + row.biases[i];
   }
+}
+
+void ApplyBans(const SampleRow& row, int64_t vocab, float* logits) {
   for (int32_t i = 0; i < row.num_banned; ++i) {
     const int64_t id = row.banned_ids[i];
     if (id >= 0 && id < vocab) logits[id] = kLowest;
@@ -89,7 +93,7 @@ double Uniform(const SampleRow& row) {
 }
 
 // Draws from the ids that can be drawn at all, `weights` being exp of the
-// scaled logits, 1 for the largest.
+// scaled logits, 1 for the largest; -1 when no weight is above 0.
 int32_t Draw(const SampleRow& row, int64_t vocab,
              const SampleScratch& scratch) {
   int64_t count = 0;
@@ -163,10 +167,20 @@ int32_t Draw(const SampleRow& row, int64_t vocab,
 int32_t Choose(const SampleRow& row, int64_t vocab,
                const SampleScratch& scratch, const SampleLoops& loops) {
   const int64_t best = loops.arg_max(scratch.logits, vocab);
-  if (best < 0 || row.temperature <= 0.0f) return static_cast<int32_t>(best);
+  if (best < 0) {
+    // No logit is above -infinity: all that may be sampled are equal.
+    std::fill_n(scratch.weights, vocab, 0.0f);
+    ApplyBans(row, vocab, scratch.weights);
+    return static_cast<int32_t>(loops.arg_max(scratch.weights, vocab));
+  }
+  // The difference to an infinite logit is no number.
+  if (row.temperature <= 0.0f || std::isinf(scratch.logits[best])) {
+    return static_cast<int32_t>(best);
+  }
   loops.exp_all(scratch.logits, vocab, scratch.logits[best], row.temperature,
                 scratch.weights);
-  return Draw(row, vocab, scratch);
+  const int32_t drawn = Draw(row, vocab, scratch);
+  return drawn >= 0 ? drawn : static_cast<int32_t>(best);
 }
 
 void WriteLogprobs(const SampleParams& params, int64_t index, int32_t token,
@@ -209,7 +223,8 @@ void SampleOneRow(const SampleParams& params, int64_t index,
   std::copy_n(params.logits + index * params.row_stride, params.vocab,
               scratch.logits);
   ApplyPenalties(row, params.vocab, scratch.logits);
-  ApplyMasks(row, params.vocab, scratch.logits);
+  ApplyBiases(row, params.vocab, scratch.logits);
+  ApplyBans(row, params.vocab, scratch.logits);
   const int32_t token = Choose(row, params.vocab, scratch, loops);
   params.token_ids[index] = token;
   WriteLogprobs(params, index, token, scratch, loops);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <set>
@@ -155,6 +156,45 @@ TEST(SampleTest, WhereEverythingIsBannedThereIsNoToken) {
   EXPECT_EQ(-1, Draw(test, kFour, {row}).ids[0]);
   row.temperature = 0.0f;
   EXPECT_EQ(-1, Draw(test, kFour, {row}).ids[0]);
+}
+
+TEST(SampleTest, LogitsThatAreNoFiniteNumbersStillGiveAnAllowedToken) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  struct Case {
+    std::vector<float> logits;
+    int32_t want;
+  };
+  const Case cases[] = {
+      {{0.0f, kInf, 1.0f, kInf}, 1},  // the lower of two certain ones
+      {{kNan, -200.0f, kNan, -kInf}, 1},
+      {{kNan, kNan, kNan, kNan}, 1},  // 0 is banned
+      {{-kInf, -kInf, -kInf, -kInf}, 1},
+      {{kInf, kNan, 3.0f, -kInf}, 2},
+  };
+  const int32_t banned[] = {0};
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    TestStream test(1, backend);
+    for (const Case& c : cases) {
+      for (const float temperature : {0.0f, 1.0f}) {
+        SampleRow row;
+        row.temperature = temperature;
+        row.banned_ids = banned;
+        row.num_banned = 1;
+        EXPECT_EQ(c.want, Draw(test, c.logits, {row}).ids[0]);
+      }
+    }
+  }
+}
+
+// 1 / 1e-38 is finite, 100 / 1e-38 is not.
+TEST(SampleTest, ARepetitionPenaltyThatOverflowsALogitStillGivesItsToken) {
+  TestStream test;
+  SampleRow row;
+  const std::vector<int32_t> prompt = {0, 1, 0};
+  row.prompt_counts = prompt.data();
+  row.repetition_penalty = 1e-38f;
+  EXPECT_EQ(1, Draw(test, {3.0f, 100.0f, 1.0f}, {row}).ids[0]);
 }
 
 TEST(SampleTest, PenaltiesActOnPromptAndOutputAsDocumented) {

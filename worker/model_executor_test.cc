@@ -578,7 +578,11 @@ INSTANTIATE_TEST_SUITE_P(
                    "min_p: want 0 to 1"},
         BrokenPlan{"RepetitionZero",
                    [](StepPlan* p) { Sample(p)->set_repetition_penalty(0); },
-                   "repetition_penalty: want above 0"},
+                   "repetition_penalty: want 0.01 to 100"},
+        BrokenPlan{
+            "RepetitionThatOverflowsALogit",
+            [](StepPlan* p) { Sample(p)->set_repetition_penalty(1e-38f); },
+            "repetition_penalty: want 0.01 to 100"},
         BrokenPlan{"TooManyLogprobs",
                    [](StepPlan* p) { Sample(p)->set_num_logprobs(21); },
                    "num_logprobs: want -1 to 20, have 21"},

@@ -45,9 +45,11 @@ absl::Status CheckDistribution(const SamplingParams& p) {
   if (!(p.min_p >= 0.0f && p.min_p <= 1.0f)) {
     return Wrong("min_p", p.min_p, "0 <= min_p <= 1");
   }
-  if (!(p.repetition_penalty > 0.0f && std::isfinite(p.repetition_penalty))) {
-    return Wrong("repetition_penalty", p.repetition_penalty,
-                 "a finite number > 0");
+  if (!(p.repetition_penalty >= kMinRepetitionPenalty &&
+        p.repetition_penalty <= kMaxRepetitionPenalty)) {
+    return Wrong(
+        "repetition_penalty", p.repetition_penalty,
+        absl::StrCat(kMinRepetitionPenalty, " to ", kMaxRepetitionPenalty));
   }
   if (!(p.presence_penalty >= -2.0f && p.presence_penalty <= 2.0f)) {
     return Wrong("presence_penalty", p.presence_penalty, "-2 to 2");

@@ -12,6 +12,10 @@
 
 namespace kvasir::worker {
 
+// Outside of these a penalty turns ordinary logits into infinite ones.
+inline constexpr float kMinRepetitionPenalty = 0.01f;
+inline constexpr float kMaxRepetitionPenalty = 100.0f;
+
 struct SamplingParams {
   float temperature = 1.0f;         // 0: greedy
   float top_p = 1.0f;               // 1: off

@@ -42,6 +42,7 @@ TEST(ValidateRequestTest, BoundsThemselvesAreValid) {
   r.sampling.temperature = 0.0f;
   r.sampling.top_p = 1.0f;
   r.sampling.min_p = 1.0f;
+  r.sampling.repetition_penalty = 0.01f;
   r.sampling.presence_penalty = -2.0f;
   r.sampling.frequency_penalty = 2.0f;
   r.sampling.n = 4;
@@ -103,7 +104,16 @@ INSTANTIATE_TEST_SUITE_P(
                 "min_p is nan"},
         BadCase{"ZeroRepetition",
                 [](Request* r) { r->sampling.repetition_penalty = 0.0f; },
-                "repetition_penalty is 0, want a finite number > 0"},
+                "repetition_penalty is 0, want 0.01 to 100"},
+        BadCase{"RepetitionThatOverflowsALogit",
+                [](Request* r) { r->sampling.repetition_penalty = 1e-38f; },
+                "repetition_penalty is 1e-38, want 0.01 to 100"},
+        BadCase{"LargeRepetition",
+                [](Request* r) { r->sampling.repetition_penalty = 101.0f; },
+                "repetition_penalty is 101"},
+        BadCase{"NanRepetition",
+                [](Request* r) { r->sampling.repetition_penalty = kNan; },
+                "repetition_penalty is nan"},
         BadCase{"PresenceRange",
                 [](Request* r) { r->sampling.presence_penalty = 2.5f; },
                 "presence_penalty is 2.5, want -2 to 2"},

@@ -14,6 +14,9 @@ using kvasir::v1::SequenceResult;
 using kvasir::v1::StepPlan;
 using kvasir::v1::StepResult;
 
+// The sampler's answer where everything is banned.
+constexpr int32_t kNoToken = -1;
+
 cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   const RequestState& state = *sequence.request;
   cache::StartOptions options;
@@ -340,6 +343,14 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     }
     if (planned.sequence == nullptr) continue;  // ended while the step ran
     KVASIR_RETURN_IF_ERROR(CheckResult(planned, found));
+    if (planned.samples && found->token_id() == kNoToken) {
+      FailRequest(planned.sequence->request,
+                  {absl::InvalidArgumentError(
+                       "no token may be sampled: the request's token mask and "
+                       "bans leave none"),
+                   RefusalReason::kNone});
+      continue;
+    }
     ApplyToSequence(planned, found, now);
   }
   if (next != result.sequences_size()) {
@@ -362,8 +373,8 @@ absl::Status Scheduler::CheckResult(const PlannedSequence& planned,
                                             " has no result for sequence ",
                                             planned.sequence_id));
   }
-  if (planned.samples &&
-      (result->token_id() < 0 || result->token_id() >= options_.vocab_size)) {
+  if (planned.samples && (result->token_id() < kNoToken ||
+                          result->token_id() >= options_.vocab_size)) {
     return absl::InternalError(absl::StrCat(
         "step ", step_id_, ", sequence ", planned.sequence_id, ": token ",
         result->token_id(), ", vocabulary size ", options_.vocab_size));

@@ -74,7 +74,8 @@ class Scheduler {
   const kvasir::v1::StepPlan* Schedule();
 
   // Takes over a step's result and hands out its tokens. INTERNAL when the
-  // result lacks what the plan asked for.
+  // result lacks what the plan asked for. A request for which no token could be
+  // sampled fails alone.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
   // Ends requests between or during steps (a result for them is dropped).

@@ -1,5 +1,6 @@
 #include "worker/scheduler.h"
 
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -263,6 +264,40 @@ TEST(SchedulerApplyTest, RefusesAResultThatIsNotThePlans) {
     EXPECT_TRUE(sink->ended());
     EXPECT_EQ(bare.cache.Stats().sequences, 0);
   }
+}
+
+TEST(SchedulerApplyTest, ARequestWithoutATokenToSampleFailsAlone) {
+  Bare bare;
+  const auto scheduler = bare.Make();
+  const auto barred = std::make_shared<RecordingSink>(2);
+  const auto other = std::make_shared<RecordingSink>();
+  Request two = SmallRequest("barred");
+  two.sampling.n = 2;
+  ASSERT_TRUE(scheduler->Add(std::move(two), barred).ok());
+  ASSERT_TRUE(scheduler->Add(SmallRequest("other"), other).ok());
+  while (const kvasir::v1::StepPlan* plan = scheduler->Schedule()) {
+    kvasir::v1::StepResult result;
+    result.set_step_id(plan->step_id());
+    std::set<uint64_t> of_barred;
+    for (const SequenceSnapshot& sequence : scheduler->Snapshot()) {
+      if (sequence.request_id == "barred")
+        of_barred.insert(sequence.sequence_id);
+    }
+    for (const auto& step : plan->sequences()) {
+      auto* out = result.add_sequences();
+      out->set_sequence_id(step.sequence_id());
+      out->set_token_id(of_barred.contains(step.sequence_id()) ? -1 : 5);
+    }
+    ASSERT_THAT(scheduler->Apply(result), base::IsOk());
+  }
+  ASSERT_TRUE(barred->failed().has_value());
+  EXPECT_THAT(barred->failed()->status,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no token may be sampled")));
+  EXPECT_EQ(barred->failed()->reason, RefusalReason::kNone);
+  EXPECT_EQ(other->samples()[0].tokens, std::vector<int32_t>({5, 5, 5}));
+  EXPECT_EQ(bare.cache.Stats().sequences, 0);
+  EXPECT_THAT(bare.cache.CheckInvariants(), base::IsOk());
 }
 
 TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {

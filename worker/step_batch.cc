@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "worker/request.h"
 
 namespace kvasir::worker {
 namespace {
@@ -51,8 +52,9 @@ absl::Status CheckNumbers(const SequenceStep& step) {
       {"min_p", sample.min_p(), sample.min_p() >= 0 && sample.min_p() <= 1,
        "0 to 1"},
       {"repetition_penalty", sample.repetition_penalty(),
-       finite(sample.repetition_penalty()) && sample.repetition_penalty() > 0,
-       "above 0"},
+       sample.repetition_penalty() >= kMinRepetitionPenalty &&
+           sample.repetition_penalty() <= kMaxRepetitionPenalty,
+       "0.01 to 100"},
       {"presence_penalty", sample.presence_penalty(),
        finite(sample.presence_penalty()), "a finite number"},
       {"frequency_penalty", sample.frequency_penalty(),
