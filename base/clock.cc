@@ -1,17 +1,20 @@
 #include "base/clock.h"
 
+#include <chrono>
+
+#include "base/anchored_clock.h"
+
 namespace kvasir::base {
-namespace {
-
-class RealClock final : public Clock {
- public:
-  absl::Time Now() const override { return absl::Now(); }
-};
-
-}  // namespace
 
 const Clock& Clock::Real() {
-  static const RealClock clock;
+  static const AnchoredClock clock({
+      .wall = [] { return absl::Now(); },
+      .steady =
+          [] {
+            return absl::FromChrono(
+                std::chrono::steady_clock::now().time_since_epoch());
+          },
+  });
   return clock;
 }
 

@@ -13,7 +13,7 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
-
+  // Wall time when first asked, and steady from there: it never steps.
   static const Clock& Real();
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
@@ -186,7 +187,7 @@ WorkerRuntime::~WorkerRuntime() {
 
 DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
   const kvasir::v1::DrainResponse response =
-      server_->Drain(absl::Now() + deadline);
+      server_->Drain(base::Clock::Real().Now() + deadline);
   return {.finished = response.finished(), .aborted = response.aborted()};
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 
 namespace kvasir::worker {
 namespace {
@@ -49,7 +49,7 @@ bool Drainer::WaitIdle() {
       base::MutexLock lock(&mutex_);
       deadline = stopping_ ? absl::InfinitePast() : deadline_;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = base::Clock::Real().Now();
     if (engine_->WaitIdle(std::min(deadline, now + kSlice))) return true;
     if (deadline <= now) return false;
   }
@@ -61,7 +61,7 @@ void Drainer::Run() {
   engine_->BeginDrain();
   if (!WaitIdle()) {
     engine_->AbortAll();
-    engine_->WaitIdle(absl::Now() + kAbortGrace);
+    engine_->WaitIdle(base::Clock::Real().Now() + kAbortGrace);
   }
   const ServedEngine::Ended end = engine_->Totals();
   kvasir::v1::DrainResponse response;

@@ -4,7 +4,8 @@
 //   auto server = WorkerServer::Start(options, &served);
 //   (*server)->SetReady(true);            // after the engine's warm-up
 //   ...
-//   (*server)->Drain(absl::Now() + absl::Seconds(30));   // SIGTERM
+//   // SIGTERM:
+//   (*server)->Drain(base::Clock::Real().Now() + absl::Seconds(30));
 //   (*server)->Shutdown(absl::Now() + absl::Seconds(1));
 #pragma once
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "worker/convert.h"
 #include "worker/service_reactors.h"
 
@@ -13,11 +14,13 @@ namespace {
 
 using std::chrono::system_clock;
 
+// By the engine's clock, which the wall's may have left.
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   const system_clock::time_point deadline = context.deadline();
-  return deadline == system_clock::time_point::max()
-             ? absl::InfiniteFuture()
-             : absl::FromChrono(deadline);
+  if (deadline == system_clock::time_point::max()) {
+    return absl::InfiniteFuture();
+  }
+  return base::Clock::Real().Now() + (absl::FromChrono(deadline) - absl::Now());
 }
 
 grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context) {
@@ -103,7 +106,7 @@ grpc::ServerUnaryReactor* WorkerService::Drain(
                                   : absl::Milliseconds(request->deadline_ms());
   // The drain goes on if this caller goes away; the call is held until then,
   // at most as long as the drain takes.
-  drainer_.Start(absl::Now() + patience,
+  drainer_.Start(base::Clock::Real().Now() + patience,
                  [reactor, response](const kvasir::v1::DrainResponse& drained) {
                    *response = drained;
                    reactor->Finish(grpc::Status::OK);
