@@ -71,8 +71,10 @@ prometheus::Histogram& WorkerMetrics::AddHistogram(
 }
 
 WorkerMetrics::WorkerMetrics(WorkerConstants constants,
-                             std::function<CacheSample()> sample_cache)
+                             std::function<CacheSample()> sample_cache,
+                             const base::Clock* clock)
     : sample_cache_(std::move(sample_cache)),
+      clock_(clock),
       registry_(std::make_shared<prometheus::Registry>()),
       running_(AddGauge("kvasir_num_requests_running",
                         "Sequences in the running batch")),
@@ -257,7 +259,7 @@ void WorkerMetrics::OnRequestEnd(const RequestSummary& summary) {
   decode_time_.Observe(absl::ToDoubleSeconds(summary.decode));
   request_prompt_tokens_.Observe(summary.prompt_tokens);
   request_generation_tokens_.Observe(summary.output_tokens);
-  SetCache();
+  SetCache(/*at_rest=*/false);
 }
 
 void WorkerMetrics::OnRefused(const Refusal& why) {
@@ -273,10 +275,13 @@ void WorkerMetrics::OnLoad(const LoadSnapshot& load) {
     usage_ratio_.Set(1.0 - static_cast<double>(load.free_pages) /
                                static_cast<double>(load.total_pages));
   }
-  SetCache();
+  SetCache(load.running == 0 && load.waiting == 0);
 }
 
-void WorkerMetrics::SetCache() {
+void WorkerMetrics::SetCache(bool at_rest) {
+  const absl::Time now = clock_->Now();
+  if (!at_rest && now < cache_sampled_ + kCacheSampleInterval) return;
+  cache_sampled_ = now;
   const CacheSample sample = sample_cache_();
   pages_free_.Set(static_cast<double>(sample.free_pages));
   pages_used_.Set(static_cast<double>(sample.used_pages));

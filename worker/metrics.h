@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "prometheus/collectable.h"
 #include "prometheus/counter.h"
@@ -61,10 +63,14 @@ struct WorkerConstants {
 // and Collect from any.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` is called on the engine's thread only, after every step and
-  // change of load.
+  // `sample_cache` is called on the engine's thread only: whenever the load is
+  // at rest, and at most every kCacheSampleInterval while it is not, because it
+  // looks at every sequence.
+  static constexpr absl::Duration kCacheSampleInterval =
+      absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
-                std::function<CacheSample()> sample_cache);
+                std::function<CacheSample()> sample_cache,
+                const base::Clock* clock = &base::Clock::Real());
 
   void OnStep(const StepStats& step) override;
   void OnRequestEnd(const RequestSummary& summary) override;
@@ -82,9 +88,11 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
                                       const std::string& help,
                                       const std::vector<double>& buckets);
   void AddConstants(const WorkerConstants& constants);
-  void SetCache();
+  void SetCache(bool at_rest);
 
   const std::function<CacheSample()> sample_cache_;
+  const base::Clock* const clock_;
+  absl::Time cache_sampled_ = absl::InfinitePast();
   const std::shared_ptr<prometheus::Registry> registry_;
 
   prometheus::Gauge& running_;

@@ -18,17 +18,24 @@ std::string Text(const prometheus::Collectable& source) {
 class WorkerMetricsTest : public ::testing::Test {
  protected:
   WorkerMetricsTest()
-      : metrics_({.version = "1.2.3",
-                  .model_name = "tiny",
-                  .model_type = "llama",
-                  .max_model_len = 1024,
-                  .page_tokens = 64,
-                  .total_pages = 10,
-                  .kv_pool_bytes = 12345,
-                  .layers = {{0, "key", "full", 256, "bf16"}}},
-                 [this] { return sample_; }) {}
+      : metrics_(
+            {.version = "1.2.3",
+             .model_name = "tiny",
+             .model_type = "llama",
+             .max_model_len = 1024,
+             .page_tokens = 64,
+             .total_pages = 10,
+             .kv_pool_bytes = 12345,
+             .layers = {{0, "key", "full", 256, "bf16"}}},
+            [this] {
+              ++samples_taken_;
+              return sample_;
+            },
+            &clock_) {}
 
+  base::ManualClock clock_;
   CacheSample sample_;
+  int samples_taken_ = 0;
   WorkerMetrics metrics_;
 };
 
@@ -50,6 +57,23 @@ TEST_F(WorkerMetricsTest, CacheCountersNeverFallAndCountOnce) {
   metrics_.OnLoad({});
   EXPECT_NE(Text(*metrics_.registry())
                 .find("\nkvasir_prefix_cache_hit_tokens_total 5\n"),
+            std::string::npos);
+}
+
+TEST_F(WorkerMetricsTest, BusyStepsSampleTheCacheNowAndThenAndRestAlways) {
+  const LoadSnapshot busy = {.running = 1};
+  for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});
+  EXPECT_EQ(samples_taken_, 1);
+  clock_.Advance(WorkerMetrics::kCacheSampleInterval);
+  metrics_.OnStep({.load = busy});
+  metrics_.OnRequestEnd({.reason = FinishReason::kLength});
+  EXPECT_EQ(samples_taken_, 2);
+  sample_.used_pages = 3;
+  metrics_.OnLoad({.waiting = 1});
+  EXPECT_EQ(samples_taken_, 2);
+  metrics_.OnLoad({});
+  EXPECT_EQ(samples_taken_, 3);
+  EXPECT_NE(Text(*metrics_.registry()).find("\nkvasir_kv_cache_used_pages 3\n"),
             std::string::npos);
 }
 
