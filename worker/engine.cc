@@ -82,6 +82,9 @@ class Engine::Impl final : public EngineObserver {
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
   Refusal CheckState() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether `seats` are free now, and nothing waits for pages: who comes then
+  // takes no place in the queue.
+  bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The engine's thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -243,7 +246,8 @@ Refusal Engine::Impl::Admit(Request* request,
                   RefusalReason::kNone);
   }
   const uint32_t queued = inbox_submits_ + scheduler_queued_;
-  if (queued >= options_.scheduler.max_queue) {
+  if (queued >= options_.scheduler.max_queue &&
+      !StartsAtOnce(request->sampling.n)) {
     return Refuse(absl::ResourceExhaustedError(
                       absl::StrCat(queued, " requests wait, the limit is ",
                                    options_.scheduler.max_queue)),
@@ -286,6 +290,12 @@ Refusal Engine::Impl::CheckState() const {
                   RefusalReason::kDraining);
   }
   return {};
+}
+
+bool Engine::Impl::StartsAtOnce(uint32_t seats) const {
+  const uint64_t taken =
+      uint64_t{load_.running} + inbox_submits_ + scheduler_queued_;
+  return load_.waiting == 0 && taken + seats <= options_.scheduler.max_num_seqs;
 }
 
 int Engine::Impl::Abort(std::string_view request_id,

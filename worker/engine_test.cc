@@ -219,6 +219,7 @@ TEST_F(EngineTest, RefusesWhatCannotBe) {
 }
 
 TEST_F(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
+  options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto first = std::make_shared<WaitableSink>();
@@ -246,6 +247,30 @@ TEST_F(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
   gate_.Open();
   first->AwaitEnd();
   for (const auto& sink : sinks) sink->AwaitEnd();
+}
+
+TEST_F(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
+  options_.scheduler.max_queue = 0;
+  options_.scheduler.max_num_seqs = 2;
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto first = std::make_shared<WaitableSink>();
+  const auto second = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("second"), second).status);
+  const Refusal refusal =
+      engine_->Submit(MakeRequest("third"), std::make_shared<WaitableSink>());
+  EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                       HasSubstr("the limit is 0")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  gate_.Open();
+  first->AwaitEnd();
+  second->AwaitEnd();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  const auto later = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("later"), later).status);
+  later->AwaitEnd();
+  EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
 TEST_F(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {

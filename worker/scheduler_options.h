@@ -14,7 +14,8 @@ struct SchedulerOptions {
   // Tokens in one step; at least max_num_seqs, so that every running sequence
   // can decode in every step.
   uint32_t max_batched_tokens = 2048;
-  // Requests that wait for their first step; more are refused.
+  // Requests that wait for their first step; more are refused. 0: only what
+  // finds a free seat is taken.
   uint32_t max_queue = 1024;
   absl::Duration queue_timeout = absl::InfiniteDuration();
   std::vector<int32_t> eos_token_ids;
