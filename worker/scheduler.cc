@@ -29,6 +29,19 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   return options;
 }
 
+// Another replica may start in time what waited too long by the operator's
+// measure; a client's own patience is at an end everywhere.
+Refusal QueueTimeoutOf(const RequestState& state) {
+  const std::string message = absl::StrCat(
+      "not started within the queue timeout, ",
+      absl::FormatDuration(state.start_by - state.request.arrival));
+  if (state.request.queue_timeout != absl::ZeroDuration()) {
+    return {absl::DeadlineExceededError(message), RefusalReason::kNone};
+  }
+  return {absl::ResourceExhaustedError(message),
+          RefusalReason::kRetryElsewhere};
+}
+
 absl::Status CheckOptions(const SchedulerOptions& o,
                           const cache::KvCache& cache) {
   if (o.max_model_len < 2) {
@@ -139,12 +152,7 @@ void Scheduler::EndOverdue(absl::Time now) {
       continue;
     }
     if (!state->started && now >= state->start_by) {
-      FailRequest(
-          state,
-          {absl::ResourceExhaustedError(absl::StrCat(
-               "not started within the queue timeout, ",
-               absl::FormatDuration(state->start_by - state->request.arrival))),
-           RefusalReason::kRetryElsewhere});
+      FailRequest(state, QueueTimeoutOf(*state));
       continue;
     }
     earliest_expiry_ =
@@ -154,16 +162,26 @@ void Scheduler::EndOverdue(absl::Time now) {
 }
 
 size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
-  if (prefill_budget_ == 0) return 0;
   Sequence* sequence = *waiting_.begin();
+  const auto can_preempt = [&] {
+    return running_.size() > victims_from &&
+           running_.back()->priority() > sequence->priority();
+  };
   const auto preempt_lower = [&] {
-    if (running_.size() <= victims_from) return false;
-    Sequence* last = running_.back();
-    if (last->priority() <= sequence->priority()) return false;
-    Preempt(last);
+    if (!can_preempt()) return false;
+    Preempt(running_.back());
     return true;
   };
-  while (seats_ + sequence->seats() > options_.max_num_seqs) {
+  const auto lacks_seats = [&] {
+    return seats_ + sequence->seats() > options_.max_num_seqs;
+  };
+  // When the budget is spent, the token of a decode that must leave for its
+  // seat is left to run.
+  if (prefill_budget_ == 0 &&
+      !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
+    return 0;
+  }
+  while (lacks_seats()) {
     if (!preempt_lower()) return 0;
   }
   while (!HasRoomFor(*sequence) || !Start(sequence, now)) {

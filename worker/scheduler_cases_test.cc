@@ -164,6 +164,23 @@ constexpr Case kPriorities[] = {
     expect preempted low 1
     expect idle
 )"},
+    {"AHigherPriorityTakesTheSeatOfALowerWhenDecodesSpendTheBudget", R"(
+    options seqs=2 batch=2
+    submit a prio=5 prompt=1 max=20
+    submit b prio=5 prompt=1 max=20
+    step
+    expect plan a:1 b:1
+    submit high prio=0 prompt=3 max=2
+    step
+    expect plan a:1 high:1
+    expect running high a
+    expect waiting b
+    run
+    expect output high a b
+    expect preempted a 0
+    expect preempted b 1
+    expect idle
+)"},
 };
 INSTANTIATE_TEST_SUITE_P(Priorities, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPriorities), CaseName);
@@ -344,7 +361,7 @@ constexpr Case kTimeLimits[] = {
     step
     advance 2s
     step
-    expect failed b=RESOURCE_EXHAUSTED
+    expect failed b=DEADLINE_EXCEEDED
     run
     expect idle
 )"},

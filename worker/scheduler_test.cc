@@ -183,6 +183,30 @@ class EchoMasks final : public TokenMaskProvider {
   }
 };
 
+TEST(SchedulerTimeLimitTest, OnlyTheOperatorsQueueTimeoutIsRetriedElsewhere) {
+  Bare bare;
+  bare.options.queue_timeout = absl::Seconds(5);
+  const auto scheduler = bare.Make();
+  const auto by_client = std::make_shared<RecordingSink>();
+  const auto by_operator = std::make_shared<RecordingSink>();
+  Request impatient = SmallRequest("impatient");
+  impatient.queue_timeout = absl::Seconds(2);
+  ASSERT_TRUE(scheduler->Add(std::move(impatient), by_client).ok());
+  ASSERT_TRUE(scheduler->Add(SmallRequest("other"), by_operator).ok());
+  bare.clock.Advance(absl::Seconds(6));
+  EXPECT_EQ(scheduler->Schedule(), nullptr);
+  ASSERT_TRUE(by_client->failed().has_value());
+  EXPECT_THAT(by_client->failed()->status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("queue timeout, 2s")));
+  EXPECT_EQ(by_client->failed()->reason, RefusalReason::kNone);
+  ASSERT_TRUE(by_operator->failed().has_value());
+  EXPECT_THAT(by_operator->failed()->status,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("queue timeout, 5s")));
+  EXPECT_EQ(by_operator->failed()->reason, RefusalReason::kRetryElsewhere);
+}
+
 TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
   EchoMasks masks;
   Bare bare(&masks);
