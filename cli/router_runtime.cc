@@ -35,6 +35,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   if (options.tokenizer != nullptr) {
     registry.tokenizer_hash = options.tokenizer->hash();
   }
+  registry.on_change = [raw = runtime.get()] { raw->TellHealth(); };
   runtime->registry_ = std::make_unique<router::ReplicaRegistry>(
       std::move(registry),
       [](const std::string& target) {
@@ -89,12 +90,31 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
       base::GrpcServer::Start(server, {runtime->kserve_.get()}));
-  runtime->server_->SetServing("", true);
-  runtime->server_->SetServing(router::kKserveServiceName, true);
+  {
+    base::MutexLock lock(&runtime->health_mutex_);
+    runtime->health_follows_ = true;
+  }
+  runtime->TellHealth();
   return runtime;
 }
 
+void RouterRuntime::TellHealth() {
+  base::MutexLock lock(&health_mutex_);
+  if (!health_follows_) return;
+  const bool ready = core_->Health().ready;
+  server_->SetServing("", ready);
+  server_->SetServing(router::kKserveServiceName, ready);
+}
+
+void RouterRuntime::StopServing() {
+  base::MutexLock lock(&health_mutex_);
+  if (!std::exchange(health_follows_, false)) return;
+  server_->SetServing("", false);
+  server_->SetServing(router::kKserveServiceName, false);
+}
+
 RouterRuntime::~RouterRuntime() {
+  StopServing();
   if (core_ != nullptr) core_->CancelAll(router::CancelReason::kShutdown);
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
   server_.reset();
@@ -113,8 +133,7 @@ std::vector<std::string> RouterRuntime::model_names() const {
 
 DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
   const absl::Time end = absl::Now() + deadline;
-  server_->SetServing("", false);
-  server_->SetServing(router::kKserveServiceName, false);
+  StopServing();
   const size_t running = core_->in_flight();
   core_->BeginDrain();
   size_t aborted = 0;

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/grpc_server.h"
+#include "base/mutex.h"
 #include "cli/admin_service.h"
 #include "cli/options.h"
 #include "model/tokenizer.h"
@@ -55,6 +56,10 @@ class RouterRuntime {
 
  private:
   RouterRuntime() = default;
+  // Health follows the replicas until a drain begins.
+  void TellHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
+  // From now on the listener says so whatever the replicas do.
+  void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
 
   // Destroyed from last to first.
   std::unique_ptr<router::RouterMetrics> metrics_;
@@ -64,6 +69,8 @@ class RouterRuntime {
   std::unique_ptr<router::RouterCore> core_;
   std::unique_ptr<router::KserveService> kserve_;
   std::unique_ptr<base::GrpcServer> server_;
+  base::Mutex health_mutex_;
+  bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;
 };
 
 // The tokenizer of a model folder; null where the folder has none.

@@ -134,8 +134,10 @@ void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
 }
 
 void ReplicaRegistry::TellState(const Replica& replica) const {
-  if (observer_ == nullptr) return;
-  observer_->OnReplicaState(replica.target(), replica.state());
+  if (observer_ != nullptr) {
+    observer_->OnReplicaState(replica.target(), replica.state());
+  }
+  if (options_.on_change) options_.on_change();
 }
 
 absl::Status ReplicaRegistry::Admit(Replica* replica,

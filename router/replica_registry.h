@@ -30,6 +30,9 @@ struct ReplicaRegistryOptions {
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);
+  // After a replica's state has changed, from the transport's threads, no lock
+  // held; never once Stop has returned. May be empty.
+  std::function<void()> on_change;
 };
 
 using WorkerClientFactory =

@@ -67,6 +67,7 @@ class RequestRouterTest : public ::testing::Test {
       registry_options.targets.push_back(absl::StrCat("w", i));
     }
     registry_options.served_names = served_names_;
+    registry_options.on_change = [this] { ++changes_; };
     registry_ = std::make_unique<ReplicaRegistry>(
         registry_options,
         [this](const std::string& target) {
@@ -104,6 +105,7 @@ class RequestRouterTest : public ::testing::Test {
   TimerThread transport_;
   std::vector<std::unique_ptr<FakeWorker>> workers_;
   std::vector<std::string> served_names_;
+  std::atomic<int> changes_{0};
   TimerThread timers_;
   KeptLog log_;
   std::unique_ptr<ReplicaRegistry> registry_;
@@ -214,8 +216,10 @@ TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
 
 TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
   KVASIR_ASSERT_OK(Start(1));
+  EXPECT_EQ(changes_, 1) << "ready";
   workers_[0]->Die();
   EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  EXPECT_TRUE(Eventually([&] { return changes_ == 2; }));
   EXPECT_THAT(router_->Health().detail, HasSubstr("w0 lost"));
   EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("w0 lost")));
