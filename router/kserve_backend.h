@@ -24,6 +24,8 @@ namespace kvasir::router {
 
 struct KserveLimits {
   size_t max_requests_per_stream = 1024;
+  // Samples of one request: nothing is sized by `n` before this is checked.
+  uint32_t max_n = 128;
   // Responses that wait because the client does not read. Over it (or over
   // max_response_bytes of one answer) the stream is reset.
   size_t max_waiting_bytes_per_stream = 3 << 20;

@@ -90,11 +90,12 @@ absl::Status CheckResponseSize(const KserveRequest& request,
       request.outputs.logprobs
           ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
           : sizeof(float);
-  const uint64_t bytes = max_tokens * request.sampling.n() * per_token;
-  if (bytes <= max_response_bytes) return absl::OkStatus();
+  // Two factors of 32 bits cannot wrap; three could.
+  const uint64_t num_tokens = max_tokens * request.sampling.n();
+  if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "log probabilities of ", request.sampling.n(), " x ", max_tokens,
-      " tokens may take ", bytes, " bytes, one response holds ",
+      " tokens may take ", per_token, " bytes each, one response holds ",
       max_response_bytes, ": ask for fewer or stream"));
 }
 

@@ -15,6 +15,9 @@ namespace kvasir::router {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+// What a uint32 of milliseconds holds, as workers are told.
+constexpr int64_t kMaxTimeoutUs =
+    int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
 
 // Tensors that only TensorRT-LLM's text schema has. One of them decides.
 constexpr const char* kTrtTextOnly[] = {
@@ -135,38 +138,53 @@ absl::StatusOr<bool> ParseStreaming(const inference::ModelInferRequest& request,
          parameter->second.bool_param();
 }
 
+absl::Status WantBoolParam(const std::string& name,
+                           const inference::InferParameter& value) {
+  if (value.parameter_choice_case() == inference::InferParameter::kBoolParam) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter '", name, "': want a bool_param"));
+}
+
+// An int64_param or uint64_param from 0 to `high`.
+absl::StatusOr<int64_t> IntParam(const std::string& name,
+                                 const inference::InferParameter& value,
+                                 int64_t high) {
+  if (value.has_int64_param() && value.int64_param() >= 0 &&
+      value.int64_param() <= high) {
+    return value.int64_param();
+  }
+  if (value.has_uint64_param() &&
+      value.uint64_param() <= static_cast<uint64_t>(high)) {
+    return static_cast<int64_t>(value.uint64_param());
+  }
+  std::string have = "another kind of value";
+  if (value.has_int64_param()) have = absl::StrCat(value.int64_param());
+  if (value.has_uint64_param()) have = absl::StrCat(value.uint64_param());
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameter '", name, "': want an int64_param or uint64_param from 0 to ",
+      high, ", have ", have));
+}
+
 absl::Status ParseParameters(const inference::ModelInferRequest& request,
                              KserveRequest* out) {
   for (const auto& [name, value] : request.parameters()) {
     if (name == "triton_enable_empty_final_response") {
-      if (value.parameter_choice_case() !=
-          inference::InferParameter::kBoolParam) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("parameter '", name, "': want a bool_param"));
-      }
+      KVASIR_RETURN_IF_ERROR(WantBoolParam(name, value));
       out->wants_empty_final = value.bool_param();
+    } else if (name == "Streaming") {
+      // ParseStreaming reads it.
+      KVASIR_RETURN_IF_ERROR(WantBoolParam(name, value));
     } else if (name == "priority") {
-      const uint64_t priority = value.has_int64_param()
-                                    ? static_cast<uint64_t>(value.int64_param())
-                                    : value.uint64_param();
-      if (priority > static_cast<uint64_t>(kMaxInt32)) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("parameter 'priority': want 0 to ", kMaxInt32,
-                         ", have ", priority));
-      }
+      KVASIR_ASSIGN_OR_RETURN(const int64_t priority,
+                              IntParam(name, value, kMaxInt32));
       // Triton's 1 is the highest and 0 the default, which is the highest here:
       // a request can step back, not jump the queue.
-      out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority) - 1;
+      out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority - 1);
     } else if (name == "timeout") {
-      const int64_t timeout_us = value.has_uint64_param()
-                                     ? static_cast<int64_t>(std::min<uint64_t>(
-                                           value.uint64_param(), kMaxInt32))
-                                     : value.int64_param();
-      if (timeout_us < 0) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "parameter 'timeout': want 0 or more microseconds, have ",
-            timeout_us));
-      }
+      KVASIR_ASSIGN_OR_RETURN(const int64_t timeout_us,
+                              IntParam(name, value, kMaxTimeoutUs));
       out->queue_timeout = absl::Microseconds(timeout_us);
     } else if (name == "sequence_id" || name == "sequence_start" ||
                name == "sequence_end") {
@@ -502,6 +520,34 @@ absl::Status ParseTrtTokens(const inference::ModelInferRequest& request,
   return RefuseUnread(*tensors, "TensorRT-LLM token");
 }
 
+absl::Status CheckRepetitionPenalty(const KserveRequest& request) {
+  const float penalty = request.sampling.repetition_penalty();
+  // Written so that NaN is refused.
+  if (penalty >= kMinRepetitionPenalty && penalty <= kMaxRepetitionPenalty) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("repetition_penalty: want ", kMinRepetitionPenalty, " to ",
+                   kMaxRepetitionPenalty, ", have ", penalty));
+}
+
+absl::Status CheckStopStrings(const KserveRequest& request) {
+  const char* name =
+      request.schema == KserveSchema::kTrtText ? "stop_words" : "stop";
+  if (request.stop_strings.size() > kMaxStopStrings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": want at most ", kMaxStopStrings,
+                     " strings, have ", request.stop_strings.size()));
+  }
+  for (const std::string& stop : request.stop_strings) {
+    if (stop.size() <= kMaxStopStringBytes) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": want strings of at most ", kMaxStopStringBytes,
+                     " bytes, have one of ", stop.size()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<KserveRequest> ParseKserveRequest(
@@ -528,6 +574,8 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
       KVASIR_RETURN_IF_ERROR(ParseTrtTokens(request, unary, &tensors, &out));
       break;
   }
+  KVASIR_RETURN_IF_ERROR(CheckRepetitionPenalty(out));
+  KVASIR_RETURN_IF_ERROR(CheckStopStrings(out));
   KVASIR_RETURN_IF_ERROR(FilterOutputs(request, &out.outputs));
   return out;
 }

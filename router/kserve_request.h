@@ -88,6 +88,14 @@ struct KserveRequest {
 // arithmetic on it makes a NaN, and below any difference of real logits.
 inline constexpr float kBannedTokenBias = -1e9f;
 
+// The engine's own limits of a repetition penalty.
+inline constexpr float kMinRepetitionPenalty = 0.01f;
+inline constexpr float kMaxRepetitionPenalty = 100.0f;
+
+// Every stop string is searched for in every new token's text.
+inline constexpr size_t kMaxStopStrings = 64;
+inline constexpr size_t kMaxStopStringBytes = 1 << 10;
+
 // `unary`: through ModelInfer, which has one response: `streaming` is then
 // false whatever the tensors say (and the prompt left out as if it were true).
 //

@@ -13,6 +13,7 @@ namespace kvasir::router {
 namespace {
 
 using base::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -252,6 +253,49 @@ TEST(KserveRequestTest, TritonParametersAreUnderstood) {
   EXPECT_TRUE(request.wants_empty_final);
   builder.Parameter("sequence_id").set_int64_param(1);
   EXPECT_THAT(Parse(builder), StatusIs(kNotBuilt, HasSubstr("sequence_id")));
+}
+
+TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
+  for (const char* name : {"timeout", "priority", "Streaming"}) {
+    InferRequestBuilder text = TrtText();
+    text.Parameter(name).set_string_param("1");
+    EXPECT_THAT(Parse(text), StatusIs(kInvalid, HasSubstr(name)));
+    InferRequestBuilder number = TrtText();
+    number.Parameter(name).set_double_param(1.0);
+    EXPECT_THAT(Parse(number), StatusIs(kInvalid, HasSubstr(name)));
+  }
+  InferRequestBuilder negative = TrtText();
+  negative.Parameter("timeout").set_int64_param(-1);
+  EXPECT_THAT(Parse(negative), StatusIs(kInvalid, HasSubstr("have -1")));
+  InferRequestBuilder large = TrtText();
+  large.Parameter("priority").set_uint64_param(uint64_t{1} << 63);
+  EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
+}
+
+TEST(KserveRequestTest, RepetitionPenaltyHasLimits) {
+  for (const float penalty : {0.0f, -1.0f, 0.009f, 101.0f}) {
+    EXPECT_THAT(Parse(TrtText().Float("repetition_penalty", penalty)),
+                StatusIs(kInvalid, AllOf(HasSubstr("repetition_penalty"),
+                                         HasSubstr("0.01 to 100"))));
+  }
+  EXPECT_THAT(ParseJson(R"({"repetition_penalty": 1e-30})"),
+              StatusIs(kInvalid, HasSubstr("have 1e-30")));
+  KVASIR_EXPECT_OK(ParseJson(R"({"repetition_penalty": 100})").status());
+  KVASIR_EXPECT_OK(ParseJson(R"({"repetition_penalty": 0.01})").status());
+}
+
+TEST(KserveRequestTest, StopStringsAreLimitedInNumberAndLength) {
+  std::vector<std::string> stops(65, "x");
+  EXPECT_THAT(Parse(TrtText().Strings("stop_words", stops, {65})),
+              StatusIs(kInvalid, HasSubstr("stop_words: want at most 64")));
+  stops.resize(64);
+  KVASIR_EXPECT_OK(
+      Parse(TrtText().Strings("stop_words", stops, {64})).status());
+  EXPECT_THAT(ParseJson(R"({"stop": ")" + std::string(1025, 'x') + "\"}"),
+              StatusIs(kInvalid, HasSubstr("stop: want strings of at most "
+                                           "1024 bytes, have one of 1025")));
+  KVASIR_EXPECT_OK(
+      ParseJson(R"({"stop": ")" + std::string(1024, 'x') + "\"}").status());
 }
 
 TEST(KserveRequestTest, EmptyFinalParameterMustBeABool) {

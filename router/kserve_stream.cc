@@ -138,6 +138,10 @@ absl::Status KserveStream::CheckId(const KserveRequest& request) const {
 
 absl::Status KserveStream::BeginGeneration(KserveRequest request) {
   KVASIR_RETURN_IF_ERROR(CheckId(request));
+  if (request.sampling.n() > backend_->limits.max_n) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "n is ", request.sampling.n(), ", want 1 to ", backend_->limits.max_n));
+  }
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
                           backend_->router->Model(request.model_name));
   const kvasir::v1::WorkerInfo info =

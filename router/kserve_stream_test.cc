@@ -170,6 +170,29 @@ TEST_F(KserveStreamTest, RequestReachesTheRouterAndItsTokensTheClient) {
   EXPECT_FALSE(sink_.end.has_value());
 }
 
+TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsSizedByIt) {
+  Start();
+  Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
+  RunWrites();
+  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 2000000000, want 1 to 128");
+  EXPECT_EQ(router_.num_requests(), 0u);
+  Send(Vllm("b").Text("sampling_parameters", R"({"n": 128})"));
+  EXPECT_EQ(router_.num_requests(), 1u);
+}
+
+TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotWrap) {
+  Start();
+  // 1677721600 tokens x 128 x 80 x 2^31 bytes are a multiple of 2^64.
+  Send(InferRequestBuilder("tiny", "a")
+           .Text("text_input", "hi")
+           .Bool("return_logprobs", true)
+           .Text("sampling_parameters", R"({"n": 128, "logprobs": 2147483647,
+                 "max_tokens": 1677721600})"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("one response holds"));
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
 TEST_F(KserveStreamTest, HalfCloseAnswersWhatRunsThenEndsOk) {
   Start();
   Send(Vllm("a"));
