@@ -8,7 +8,7 @@
 #
 # A target is named <folder>_<concept>; the folder decides what it may link.
 
-# folder -> folders it may link (DESIGN section 3). "test" is gtest's helpers.
+# folder -> folders it may link (ARCHITECTURE.md section 2).
 set(KVASIR_MAY_LINK_base "base")
 set(KVASIR_MAY_LINK_proto "proto;base")
 set(KVASIR_MAY_LINK_kernels "kernels;base")
