@@ -142,8 +142,9 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->CancelAll(router::CancelReason::kShutdown);
     core_->WaitIdle(absl::Now() + absl::Seconds(5));
   }
+  kserve_->BeginDrain();
   // Clients read what is still on its way to them.
-  server_->Shutdown(std::max(end, absl::Now() + absl::Seconds(1)));
+  server_->Shutdown(absl::Now() + absl::Seconds(1));
   return {
       .finished = static_cast<uint32_t>(running - std::min(running, aborted)),
       .aborted = static_cast<uint32_t>(aborted)};

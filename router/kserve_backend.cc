@@ -1,5 +1,7 @@
 #include "router/kserve_backend.h"
 
+#include "router/kserve_stream.h"
+
 namespace kvasir::router {
 namespace {
 
@@ -66,6 +68,25 @@ KserveStopIndex::Find(const std::string& peer, const std::string& id) const {
     found.emplace_back(it->second.stream, it->second.number);
   }
   return found;
+}
+
+void KserveStreams::Add(const std::shared_ptr<KserveStream>& stream) {
+  base::MutexLock lock(&mutex_);
+  streams_.emplace(stream.get(), stream);
+  if (draining_) stream->OnDrain();
+}
+
+void KserveStreams::Remove(const KserveStream* stream) {
+  base::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+void KserveStreams::BeginDrain() {
+  base::MutexLock lock(&mutex_);
+  draining_ = true;
+  for (const auto& [key, weak] : streams_) {
+    if (const auto stream = weak.lock()) stream->OnDrain();
+  }
 }
 
 }  // namespace kvasir::router

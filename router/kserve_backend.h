@@ -85,6 +85,22 @@ class KserveStopIndex {
   std::multimap<Key, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
+// The open calls of ModelStreamInfer, so that a drain can end them.
+// Threads: any thread.
+class KserveStreams {
+ public:
+  // A stream added during a drain is told at once.
+  void Add(const std::shared_ptr<KserveStream>& stream);
+  void Remove(const KserveStream* stream);
+  void BeginDrain();
+
+ private:
+  base::Mutex mutex_;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<const KserveStream*, std::weak_ptr<KserveStream>> streams_
+      ABSL_GUARDED_BY(mutex_);
+};
+
 // Threads: any thread; constant but for what synchronizes itself.
 struct KserveBackend {
   RequestRouter* router = nullptr;
@@ -95,6 +111,7 @@ struct KserveBackend {
   std::shared_ptr<TaskRunner> tokenizer;
   KserveStatistics statistics;
   KserveStopIndex stop_index;
+  KserveStreams streams;
   // Unique within the process.
   std::atomic<uint64_t> next_number{1};
 };

@@ -3,18 +3,24 @@
 #include <chrono>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/str_join.h"
 #include "base/grpc_status.h"
 
 namespace kvasir::router {
 namespace {
 
+// Values of a repeated key are joined by commas, as HTTP has it.
 std::string Metadata(const grpc::CallbackServerContext& context,
                      const char* key) {
-  const auto found = context.client_metadata().find(key);
-  if (found == context.client_metadata().end()) return "";
-  return std::string(found->second.data(), found->second.size());
+  std::vector<std::string> values;
+  const auto [begin, end] = context.client_metadata().equal_range(key);
+  for (auto it = begin; it != end; ++it) {
+    values.emplace_back(it->second.data(), it->second.size());
+  }
+  return absl::StrJoin(values, ",");
 }
 
 KserveCall CallOf(const grpc::CallbackServerContext& context, bool unary) {
@@ -23,6 +29,7 @@ KserveCall CallOf(const grpc::CallbackServerContext& context, bool unary) {
   call.errors_end_call =
       absl::AsciiStrToLower(Metadata(context, "triton_grpc_error")) == "true";
   call.peer = context.peer();
+  call.tenant = Metadata(context, "x-tenant-id");
   call.traceparent = Metadata(context, "traceparent");
   if (context.deadline() != std::chrono::system_clock::time_point::max()) {
     call.deadline = absl::FromChrono(context.deadline());
@@ -36,10 +43,12 @@ KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
                                          std::shared_ptr<TaskRunner> runner,
                                          grpc::CallbackServerContext* context)
     : context_(context),
+      backend_(std::move(backend)),
       stream_(std::make_shared<KserveStream>(
-          std::move(backend), CallOf(*context, /*unary=*/false),
+          backend_, CallOf(*context, /*unary=*/false),
           Strand::Create(std::move(runner)), this)) {
   StartRead(&request_);
+  backend_->streams.Add(stream_);
 }
 
 void KserveStreamReactor::OnReadDone(bool ok) {
@@ -60,7 +69,10 @@ void KserveStreamReactor::OnWriteDone(bool ok) { stream_->OnWritten(ok); }
 
 void KserveStreamReactor::OnCancel() { stream_->OnCancelled(); }
 
-void KserveStreamReactor::OnDone() { delete this; }
+void KserveStreamReactor::OnDone() {
+  backend_->streams.Remove(stream_.get());
+  delete this;
+}
 
 void KserveStreamReactor::Read() { StartRead(&request_); }
 

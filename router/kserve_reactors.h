@@ -36,6 +36,7 @@ class KserveStreamReactor final
 
  private:
   grpc::CallbackServerContext* const context_;
+  const std::shared_ptr<KserveBackend> backend_;
   const std::shared_ptr<KserveStream> stream_;
   // Between StartRead and OnReadDone gRPC's.
   inference::ModelInferRequest request_;

@@ -54,6 +54,8 @@ KserveService::KserveService(KserveServiceOptions options,
 
 KserveService::~KserveService() = default;
 
+void KserveService::BeginDrain() { backend_->streams.BeginDrain(); }
+
 grpc::ServerUnaryReactor* KserveService::ServerLive(
     grpc::CallbackServerContext* context, const inference::ServerLiveRequest*,
     inference::ServerLiveResponse* response) {

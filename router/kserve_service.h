@@ -39,6 +39,10 @@ class KserveService final
   KserveService(KserveServiceOptions options, RequestRouter* router);
   ~KserveService() override;
 
+  // Ends every open stream with UNAVAILABLE as soon as no request of it runs,
+  // so that a shutdown need not wait for clients that keep one open.
+  void BeginDrain();
+
   grpc::ServerUnaryReactor* ServerLive(
       grpc::CallbackServerContext* context,
       const inference::ServerLiveRequest* request,

@@ -207,6 +207,52 @@ TEST_F(KserveServiceTest, StreamsManyRequestsThenHalfCloses) {
   }
 }
 
+TEST_F(KserveServiceTest, TenantsDoNotShareTheirPrefixCache) {
+  const auto submit = [this](const char* tenant, size_t index) {
+    grpc::ClientContext context;
+    if (tenant != nullptr) context.AddMetadata("x-tenant-id", tenant);
+    std::thread engine(
+        [this, index] { router_.WaitFor(index)->Complete("x"); });
+    inference::ModelInferResponse response;
+    EXPECT_TRUE(
+        stub_->ModelInfer(&context, Vllm("", false).Build(), &response).ok());
+    engine.join();
+    return router_.WaitFor(index)->request();
+  };
+  const CanonicalRequest first = submit("red", 0);
+  const CanonicalRequest second = submit("blue", 1);
+  const CanonicalRequest third = submit("red", 2);
+  const CanonicalRequest without = submit(nullptr, 3);
+  EXPECT_EQ(first.tenant, "red");
+  EXPECT_NE(first.cache_salt, second.cache_salt);
+  EXPECT_EQ(first.cache_salt, third.cache_salt);
+  EXPECT_NE(first.cache_salt, "");
+  EXPECT_EQ(without.tenant, "");
+  EXPECT_EQ(without.cache_salt, "");
+}
+
+TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
+  grpc::ClientContext early, late;
+  // Without a drain the reads would wait for ever.
+  early.set_deadline(std::chrono::system_clock::now() +
+                     std::chrono::seconds(20));
+  late.set_deadline(std::chrono::system_clock::now() +
+                    std::chrono::seconds(20));
+  auto idle = stub_->ModelStreamInfer(&early);
+  ASSERT_TRUE(idle->Write(Vllm("a").Build()));
+  router_.WaitFor(0)->Complete("x");
+  inference::ModelStreamInferResponse response;
+  ASSERT_TRUE(idle->Read(&response));
+  service_->BeginDrain();
+  EXPECT_FALSE(idle->Read(&response));
+  const grpc::Status ended = idle->Finish();
+  EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(ended.error_message(), HasSubstr("draining"));
+  auto opened_late = stub_->ModelStreamInfer(&late);
+  EXPECT_FALSE(opened_late->Read(&response));
+  EXPECT_EQ(opened_late->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
 TEST_F(KserveServiceTest, ResetOfTheStreamCancelsItsRequests) {
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -14,6 +16,32 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
   ModelStreamInferResponse wrapped;
   *wrapped.mutable_infer_response() = std::move(response);
   return wrapped;
+}
+
+constexpr size_t kMaxTenantBytes = 128;
+
+// Shows no value: it may be a secret, or not printable.
+absl::Status CheckTenant(const std::string& tenant) {
+  if (tenant.size() > kMaxTenantBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata 'x-tenant-id': want at most ", kMaxTenantBytes,
+                     " bytes, have ", tenant.size()));
+  }
+  for (const char c : tenant) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+        absl::StrContains("-_.:@/", c)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        "metadata 'x-tenant-id': want one value of letters, digits and "
+        "-_.:@/ only");
+  }
+  return absl::OkStatus();
+}
+
+// Tenants never share cached prefixes; requests without one share theirs.
+std::string CacheSaltOf(const std::string& tenant) {
+  return tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
 }
 
 }  // namespace
@@ -92,6 +120,13 @@ void KserveStream::OnCancelled() {
   });
 }
 
+void KserveStream::OnDrain() {
+  Post([](KserveStream& stream) {
+    stream.draining_ = true;
+    stream.Pump();
+  });
+}
+
 void KserveStream::OnStop(uint64_t number) {
   Post([number](KserveStream& stream) {
     stream.StopNumber(number);
@@ -108,6 +143,7 @@ void KserveStream::HandleRead(const inference::ModelInferRequest& message) {
 }
 
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message) {
+  KVASIR_RETURN_IF_ERROR(CheckTenant(call_.tenant));
   KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
                           ParseKserveRequest(message, call_.unary));
   if (!request.model_version.empty() &&
@@ -206,6 +242,7 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
   request.model = entry.model;
   request.client_request_id = entry.id;
   request.tenant = call_.tenant;
+  request.cache_salt = CacheSaltOf(call_.tenant);
   request.prompt = std::move(prepared.prompt);
   request.sampling = std::move(prepared.sampling);
   request.seed = prepared.seed;
@@ -405,9 +442,10 @@ void KserveStream::Pump() {
     sink_->Write(*std::move(response));
     return;
   }
-  if (half_closed_ && requests_.empty()) {
+  if ((half_closed_ || draining_) && requests_.empty()) {
     ended_ = true;
-    sink_->End(absl::OkStatus());
+    sink_->End(half_closed_ ? absl::OkStatus()
+                            : absl::UnavailableError("the server is draining"));
   }
 }
 

@@ -44,6 +44,7 @@ struct KserveCall {
   // The client wants errors as the call's status (header triton_grpc_error).
   bool errors_end_call = false;
   std::string peer;
+  // As the client sent it (header x-tenant-id); checked with each request.
   std::string tenant;
   std::string traceparent;
   absl::Time deadline = absl::InfiniteFuture();
@@ -71,6 +72,8 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   void OnHalfClose();
   void OnWritten(bool ok);
   void OnCancelled();
+  // The server ends: so does the call, with UNAVAILABLE, once no request runs.
+  void OnDrain();
   // A stop request that came in another call.
   void OnStop(uint64_t number);
 
@@ -148,6 +151,7 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   bool writing_ = false;
   bool pump_posted_ = false;
   bool half_closed_ = false;
+  bool draining_ = false;
   bool ended_ = false;
   std::optional<absl::Status> end_status_;
 };

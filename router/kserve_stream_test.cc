@@ -193,6 +193,39 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotWrap) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
+TEST_F(KserveStreamTest, ADrainEndsAnIdleStreamAndABusyOneAfterItsRequests) {
+  Start();
+  Send(Vllm("a"));
+  stream_->OnDrain();
+  RunWrites();
+  EXPECT_FALSE(sink_.end.has_value());
+  Engine(0)->Complete("x");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:x$"));
+  ASSERT_TRUE(sink_.end.has_value());
+  EXPECT_TRUE(absl::IsUnavailable(*sink_.end));
+  EXPECT_THAT(sink_.end->message(), HasSubstr("draining"));
+}
+
+TEST_F(KserveStreamTest, ATenantThatIsTooLongOrHasOtherCharactersIsRefused) {
+  KserveCall call;
+  call.tenant = "a,b";
+  Start(call);
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("INVALID_ARGUMENT: metadata "
+                                      "'x-tenant-id'"));
+  call.tenant = std::string(129, 'x');
+  stream_->OnCancelled();
+  Run();
+  sink_ = FakeSink();
+  Start(call);
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("at most 128 bytes, have 129"));
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
 TEST_F(KserveStreamTest, HalfCloseAnswersWhatRunsThenEndsOk) {
   Start();
   Send(Vllm("a"));
