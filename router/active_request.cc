@@ -86,6 +86,17 @@ absl::Status ActiveRequest::NoReplica(const absl::Status& otherwise) const {
   return flow_.NoReplica(otherwise);
 }
 
+std::optional<absl::Duration> ActiveRequest::QueueTimeoutLeft(
+    absl::Time now) const {
+  base::MutexLock lock(&mutex_);
+  return flow_.QueueTimeoutLeft(now);
+}
+
+absl::Status ActiveRequest::QueueTimeoutStatus() const {
+  base::MutexLock lock(&mutex_);
+  return flow_.QueueTimeoutStatus();
+}
+
 WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   const CanonicalRequest& request = flow_.request();
   WorkerCall call;
@@ -95,9 +106,13 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   call.head.set_cache_salt(request.cache_salt);
   *call.head.mutable_sampling() = request.sampling;
   call.head.set_priority(request.priority);
-  call.head.set_queue_timeout_ms(static_cast<uint32_t>(
-      std::clamp<int64_t>(absl::ToInt64Milliseconds(request.queue_timeout), 0,
-                          std::numeric_limits<uint32_t>::max())));
+  if (const auto left = flow_.QueueTimeoutLeft(absl::Now())) {
+    // Rounded up: 0 would stand for the worker's own default.
+    const int64_t left_ms =
+        absl::ToInt64Milliseconds(absl::Ceil(*left, absl::Milliseconds(1)));
+    call.head.set_queue_timeout_ms(static_cast<uint32_t>(
+        std::clamp<int64_t>(left_ms, 1, std::numeric_limits<uint32_t>::max())));
+  }
   call.head.set_traceparent(request.traceparent);
   // The worker behind the address may have been replaced since it was judged.
   if (const auto info = replica.info()) {

@@ -51,6 +51,10 @@ class ActiveRequest final : public RequestHandle,
   absl::Status NoReplica(const absl::Status& otherwise) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status QueueTimeoutStatus() const ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);

@@ -34,7 +34,8 @@ struct CanonicalRequest {
   // Absent: the router draws one (the worker always gets a seed).
   std::optional<uint64_t> seed;
   absl::Time deadline = absl::InfiniteFuture();
-  // How long it may wait before its first step; zero: the operator's default.
+  // How long it may wait before its first step, after which it ends with
+  // DEADLINE_EXCEEDED; zero: the operator's default, a refusal.
   absl::Duration queue_timeout = absl::ZeroDuration();
   // Lower runs first.
   int32_t priority = 0;

@@ -10,6 +10,19 @@ namespace kvasir::router {
 
 using kvasir::v1::GenerateEvent;
 
+namespace {
+
+// Says nothing against the request itself.
+bool MayRunElsewhere(const absl::Status& status) {
+  if (const auto refusal = proto::RefusalOf(status)) {
+    return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
+           refusal->reason() == kvasir::v1::Refusal::DRAINING;
+  }
+  return absl::IsUnavailable(status);
+}
+
+}  // namespace
+
 RequestFlow::RequestFlow(CanonicalRequest request, std::string id,
                          int max_attempts, absl::Time now)
     : request_(std::move(request)),
@@ -69,14 +82,29 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   return delivery;
 }
 
+std::optional<absl::Duration> RequestFlow::QueueTimeoutLeft(
+    absl::Time now) const {
+  if (request_.queue_timeout <= absl::ZeroDuration()) return std::nullopt;
+  return start_ + request_.queue_timeout - now;
+}
+
+absl::Status RequestFlow::QueueTimeoutStatus() const {
+  return absl::DeadlineExceededError(
+      absl::StrCat("the request's own timeout of ",
+                   absl::FormatDuration(request_.queue_timeout),
+                   " passed before its first token"));
+}
+
+bool RequestFlow::TimedOut(absl::Time now) const {
+  const auto left = QueueTimeoutLeft(now);
+  return left.has_value() && *left <= absl::ZeroDuration() &&
+         output_tokens_ == 0;
+}
+
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
   if (output_tokens_ > 0 || request_.deadline <= now) return false;
-  if (const auto refusal = proto::RefusalOf(status)) {
-    return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
-           refusal->reason() == kvasir::v1::Refusal::DRAINING;
-  }
-  return absl::IsUnavailable(status);
+  return MayRunElsewhere(status);
 }
 
 std::optional<absl::Status> RequestFlow::OnAttemptDone(
@@ -96,6 +124,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     end = absl::UnavailableError(
         absl::StrCat("worker ", replica, " reset the stream"));
   }
+  // A worker refuses what waited too long as it refuses what it has no room
+  // for; the client hears that its own timeout is over.
+  if (TimedOut(now) && MayRunElsewhere(end)) return QueueTimeoutStatus();
   last_error_ = end;
   if (Retryable(end, now)) return std::nullopt;
   return end;

@@ -53,6 +53,10 @@ class RequestFlow {
   // ends.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
+  // What is left of the request's own queue timeout; nothing where it has none.
+  std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
+  // How a request ends whose own queue timeout is over.
+  absl::Status QueueTimeoutStatus() const;
   // No other replica could be asked: what the last one said, or this.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
@@ -67,6 +71,8 @@ class RequestFlow {
   };
 
   bool Retryable(const absl::Status& status, absl::Time now) const;
+  // No output yet, and the client's own timeout is over.
+  bool TimedOut(absl::Time now) const;
   std::string FinishReasonName(const absl::Status& status) const;
 
   const CanonicalRequest request_;

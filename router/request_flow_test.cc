@@ -17,7 +17,8 @@ absl::Time At(int milliseconds) {
   return kStart + absl::Milliseconds(milliseconds);
 }
 
-RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3) {
+RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3,
+                    absl::Duration queue_timeout = absl::ZeroDuration()) {
   CanonicalRequest request;
   request.model = "tiny";
   request.tenant = "t";
@@ -27,6 +28,7 @@ RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3) {
   request.sampling = NeutralSampling();
   request.sampling.set_n(n);
   request.deadline = At(10000);
+  request.queue_timeout = queue_timeout;
   return RequestFlow(std::move(request), "id", max_attempts, kStart);
 }
 
@@ -141,6 +143,26 @@ TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
+}
+
+TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {
+  RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
+  EXPECT_EQ(flow.QueueTimeoutLeft(At(20)), absl::Milliseconds(30));
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnAttemptDone(Full(), At(49)).has_value());
+  flow.OnAttempt("b", At(49));
+  const auto end = flow.OnAttemptDone(Full(), At(50));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             HasSubstr("own timeout of 50ms")));
+}
+
+TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepSaysNothingOfALaterLoss) {
+  RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(90));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable, "gone"));
 }
 
 TEST(RequestFlowTest, WhatNeverFitsIsNotTriedElsewhere) {

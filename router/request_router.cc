@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -155,18 +156,21 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 
 void RouterCore::WaitInQueue(const ActivePtr& active) {
   const CanonicalRequest& request = active->request();
-  const absl::Duration patience = request.queue_timeout > absl::ZeroDuration()
-                                      ? request.queue_timeout
-                                      : options_.queue_timeout;
-  const absl::Time expiry = absl::Now() + patience;
-  const absl::Status status =
-      request.deadline < expiry
-          ? absl::DeadlineExceededError(
-                "the deadline passed in the router's queue")
-          : proto::RefusedError(
-                kvasir::v1::Refusal::RETRY_ELSEWHERE,
-                absl::StrCat("waited ", absl::FormatDuration(patience),
-                             " in the router's queue (--queue-timeout)"));
+  const absl::Time now = absl::Now();
+  const std::optional<absl::Duration> own = active->QueueTimeoutLeft(now);
+  const absl::Time expiry = now + own.value_or(options_.queue_timeout);
+  absl::Status status;
+  if (request.deadline < expiry) {
+    status = absl::DeadlineExceededError(
+        "the deadline passed in the router's queue");
+  } else if (own.has_value()) {
+    status = active->QueueTimeoutStatus();
+  } else {
+    status = proto::RefusedError(
+        kvasir::v1::Refusal::RETRY_ELSEWHERE,
+        absl::StrCat("waited ", absl::FormatDuration(options_.queue_timeout),
+                     " in the router's queue (--queue-timeout)"));
+  }
   active->SetQueueTimer(
       EndWaitingAt(std::min(expiry, request.deadline), active, status));
 }

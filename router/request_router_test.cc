@@ -156,7 +156,8 @@ TEST_F(RequestRouterTest, TheWorkerGetsThePromptItselfAndAlwaysASeed) {
   EXPECT_EQ(call.head.traceparent(), "00-trace");
   EXPECT_EQ(call.head.cache_salt(), "salt");
   EXPECT_EQ(call.head.tenant(), "tenant");
-  EXPECT_EQ(call.head.queue_timeout_ms(), 1500u);
+  EXPECT_GT(call.head.queue_timeout_ms(), 0u);
+  EXPECT_LE(call.head.queue_timeout_ms(), 1500u);
   EXPECT_EQ(call.deadline, request.deadline);
 }
 
@@ -309,6 +310,38 @@ TEST_F(RequestRouterTest, TheQueueHasATimeoutAndTheDeadlineCountsInIt) {
   Submit(late, hurried);
   EXPECT_THAT(late->Wait(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
+}
+
+TEST_F(RequestRouterTest, AClientsOwnTimeoutInTheQueueIsItsDeadline) {
+  RouterCoreOptions options;
+  options.admission = {1, 2};
+  KVASIR_ASSERT_OK(Start(1, options));
+  Submit(std::make_shared<RecordingSink>());
+  CanonicalRequest hurried = NewRequest();
+  hurried.queue_timeout = absl::Milliseconds(10);
+  const auto waiting = std::make_shared<RecordingSink>();
+  Submit(waiting, hurried);
+  EXPECT_THAT(waiting->Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                        HasSubstr("own timeout of 10ms")));
+}
+
+TEST_F(RequestRouterTest, ATimeoutBelowAMillisecondIsNotTheWorkersDefault) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  request.queue_timeout = absl::Microseconds(10);
+  Submit(std::make_shared<RecordingSink>(), request);
+  EXPECT_EQ(WaitForAttempt(0)->call().head.queue_timeout_ms(), 1u);
+}
+
+TEST_F(RequestRouterTest, ALaterAttemptGetsWhatIsLeftOfTheTimeout) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  CanonicalRequest request = NewRequest();
+  request.queue_timeout = absl::Seconds(60);
+  Submit(std::make_shared<RecordingSink>(), request);
+  const auto first = WaitForAttempt(0);
+  absl::SleepFor(absl::Milliseconds(20));
+  first->End(proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+  EXPECT_LE(WaitForAttempt(1)->call().head.queue_timeout_ms(), 59980u);
 }
 
 TEST_F(RequestRouterTest, WhatCannotBeServedIsRefusedBeforeItStarts) {
