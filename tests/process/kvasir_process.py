@@ -145,7 +145,8 @@ class CuttableProxy:
     def __init__(self, target):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
-        self.sockets = []
+        self.lock = threading.Lock()
+        self.sockets = []  # None once cut
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -157,7 +158,12 @@ class CuttableProxy:
             except OSError:  # cut
                 return
             server = socket.create_connection(self.target)
-            self.sockets += [client, server]
+            with self.lock:
+                if self.sockets is None:
+                    client.close()
+                    server.close()
+                    return
+                self.sockets += [client, server]
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
@@ -172,8 +178,15 @@ class CuttableProxy:
     def cut(self):
         """Resets every connection: no half-close, no RST_STREAM, nothing."""
         self.listener.close()
-        for each in self.sockets:
+        with self.lock:
+            sockets, self.sockets = self.sockets, None
+        for each in sockets:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # A thread that is in recv() keeps a closed socket alive.
+            try:
+                each.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
             each.close()
 
 
