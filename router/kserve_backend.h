@@ -62,17 +62,17 @@ class KserveStatistics {
 
 class KserveStream;
 
-// Requests by connection and client id, so that a stop request that comes in a
-// call of its own finds what it is to stop. Ids are the clients' and need not
-// be unique: only requests of the same connection are found.
+// Requests by scope (connection and tenant) and client id, so that a stop
+// request that comes in a call of its own finds what it is to stop. Ids are the
+// clients' and need not be unique: only requests of the same scope are found.
 // Threads: any thread.
 class KserveStopIndex {
  public:
-  void Add(const std::string& peer, const std::string& id,
+  void Add(const std::string& scope, const std::string& id,
            std::weak_ptr<KserveStream> stream, uint64_t number);
-  void Remove(const std::string& peer, const std::string& id, uint64_t number);
+  void Remove(const std::string& scope, const std::string& id, uint64_t number);
   std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>> Find(
-      const std::string& peer, const std::string& id) const;
+      const std::string& scope, const std::string& id) const;
 
  private:
   struct Entry {

@@ -44,6 +44,12 @@ std::string CacheSaltOf(const std::string& tenant) {
   return tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
 }
 
+// Requests that a stop may end: those of the same connection, which a proxy
+// may share among tenants, and of the same tenant.
+std::string StopScope(const KserveCall& call) {
+  return absl::StrCat(call.tenant, " ", call.peer);
+}
+
 }  // namespace
 
 // The router's view of one request: copies what comes and returns.
@@ -202,7 +208,8 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request) {
   entry.start = backend_->clock->Now();
   if (!request.id.empty()) {
     numbers_by_id_[request.id] = number;
-    backend_->stop_index.Add(call_.peer, request.id, weak_from_this(), number);
+    backend_->stop_index.Add(StopScope(call_), request.id, weak_from_this(),
+                             number);
   }
   auto prepare = [self = shared_from_this(), number, codec,
                   request = std::move(request),
@@ -298,7 +305,7 @@ void KserveStream::StopById(const KserveRequest& request) {
     StopNumber(here->second);
   } else if (!request.id.empty()) {
     for (const auto& [weak, number] :
-         backend_->stop_index.Find(call_.peer, request.id)) {
+         backend_->stop_index.Find(StopScope(call_), request.id)) {
       if (const auto stream = weak.lock(); stream && stream.get() != this) {
         stream->OnStop(number);
       }
@@ -370,7 +377,7 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
-    backend_->stop_index.Remove(call_.peer, entry.id, it->first);
+    backend_->stop_index.Remove(StopScope(call_), entry.id, it->first);
   }
   answer_bytes_ -= entry.waiting_bytes;
   ready_.erase(it->first);

@@ -396,6 +396,27 @@ TEST_F(KserveStreamTest, StopFindsARequestOfAnotherCallOfTheSameConnection) {
   EXPECT_EQ(other_sink.writes.size(), 1u);
 }
 
+TEST_F(KserveStreamTest, StopOfAnotherTenantFindsNothing) {
+  KserveCall call;
+  call.peer = "proxy";
+  call.tenant = "red";
+  Start(call);
+  Send(Vllm("a"));
+  call.tenant = "blue";
+  FakeSink other_sink;
+  auto other =
+      std::make_shared<KserveStream>(backend_, call, strand_, &other_sink);
+  other->OnRead(
+      std::make_shared<inference::ModelInferRequest>(StopRequest("a").Build()));
+  other->OnHalfClose();
+  Run();
+  EXPECT_EQ(other_sink.writes.size(), 1u) << "answered all the same";
+  EXPECT_FALSE(Engine(0)->cancelled());
+  other_sink.writing = false;
+  other->OnWritten(true);
+  Run();
+}
+
 TEST_F(KserveStreamTest, StopOfAnotherConnectionFindsNothing) {
   KserveCall call;
   call.peer = "p";
