@@ -84,12 +84,14 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
               "step plan, exit");
 }
 
-void AddListenFlags(CLI::App* app, ListenFlags* options) {
+void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
   AddFlag(app, "--host", options->host,
           "address to listen on; 0.0.0.0 for all interfaces");
-  AddFlag(app, "--grpc-port", options->grpc_port,
-          "gRPC for clients; 0 picks a free port")
-      ->check(CLI::Range(0, 65535));
+  if (with_grpc_port) {
+    AddFlag(app, "--grpc-port", options->grpc_port,
+            "gRPC for clients; 0 picks a free port")
+        ->check(CLI::Range(0, 65535));
+  }
   AddFlag(app, "--metrics-port", options->metrics_port,
           "Prometheus over HTTP, path /metrics; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
@@ -109,6 +111,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
             "workers: host:port or unix:/path, several")
         ->delimiter(',')
         ->required();
+    AddFlag(app, "--max-queue", options->max_queue,
+            "requests that may wait in the router; more are refused "
+            "(RESOURCE_EXHAUSTED)")
+        ->check(CLI::Range(0, 1 << 20));
   }
   AddFlag(app, "--served-model-name", options->served_model_names,
           "names that clients may ask for; default: the folder's name")
@@ -116,7 +122,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   AddFlag(app, "--policy", options->policy, "how a replica is chosen")
       ->check(CLI::IsMember({"least_loaded", "round_robin"}));
   AddFlag(app, "--max-inflight", options->max_inflight,
-          "requests in flight; more are refused (RESOURCE_EXHAUSTED)")
+          "requests sent to workers at a time; more wait in the router")
       ->check(CLI::Range(1, 1 << 20));
   AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
            "unread output a client stream may hold before it is reset");

@@ -52,13 +52,15 @@ struct ListenFlags {
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
 };
-void AddListenFlags(CLI::App* app, ListenFlags* options);
+// A worker has --listen in place of --grpc-port.
+void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port);
 
 struct RouterFlags {
   std::vector<std::string> workers;  // host:port or unix:/path
   std::vector<std::string> served_model_names;
   std::string policy = "least_loaded";  // or round_robin
   int64_t max_inflight = 4096;
+  int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 1 << 20;
 };
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);

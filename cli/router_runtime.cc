@@ -47,6 +47,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   router::RouterCoreOptions core;
   core.admission.max_in_flight =
       static_cast<size_t>(options.router.max_inflight);
+  core.admission.max_queue = static_cast<size_t>(options.router.max_queue);
   core.default_max_tokens = static_cast<uint32_t>(options.default_max_tokens);
   core.queue_timeout = options.queue_timeout;
   KVASIR_ASSIGN_OR_RETURN(core.policy,

@@ -80,6 +80,7 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   options.model = flags.model;
   options.engine = flags.engine;
   options.router = flags.router;
+  options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
@@ -186,7 +187,7 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
         "serve", "router and worker in one process: the laptop default");
     AddModelFlags(command, &flags->model);
     AddEngineFlags(command, &flags->engine);
-    AddListenFlags(command, &flags->listen);
+    AddListenFlags(command, &flags->listen, /*with_grpc_port=*/true);
     AddRouterFlags(command, &flags->router, /*with_workers=*/false);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunServe, exit_code);
@@ -199,7 +200,7 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     AddEngineFlags(command, &flags->engine);
     AddFlag(command, "--listen", flags->worker_listen,
             "where routers call: HOST:PORT or unix:/path");
-    AddListenFlags(command, &flags->listen);
+    AddListenFlags(command, &flags->listen, /*with_grpc_port=*/false);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunWorker, exit_code);
   }
@@ -216,7 +217,7 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
                 "how long a request may wait for a worker");
     AddFlag(command, "--default-max-tokens", flags->engine.default_max_tokens,
             "output tokens where a request does not say");
-    AddListenFlags(command, &flags->listen);
+    AddListenFlags(command, &flags->listen, /*with_grpc_port=*/true);
     AddRouterFlags(command, &flags->router, /*with_workers=*/true);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunRouter, exit_code);

@@ -51,6 +51,8 @@ def test_unknown_flags_and_values_are_usage_errors():
     assert run("serve", "--no-such-flag", check=False).returncode == 2
     assert run("serve", "--model", TINY, "--page-tokens", "63", check=False).returncode == 2
     assert run("serve", check=False).returncode == 2
+    # A worker's address is --listen: no flag is taken and ignored.
+    assert run("worker", "--model", TINY, "--grpc-port", "1", check=False).returncode == 2
 
 
 def test_a_router_without_a_worker_says_which_one_does_not_answer():
