@@ -9,7 +9,7 @@ namespace {
 
 // About 10 microseconds: the gap between two launches of one step. Longer
 // would take the core from others for nothing.
-constexpr int kSpins = 200;
+constexpr int kSpins = 2000;
 
 inline void Pause() {
 #if defined(__x86_64__)

@@ -37,7 +37,7 @@ inline constexpr int64_t kFewRows = 36;
 // k of a few-rows pass when a panel is used by several tiles: 32 KiB of it.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
-inline constexpr int64_t kPartsPerThread = 4;
+inline constexpr int64_t kPartsPerThread = 16;
 // Multiply-adds below which waking other threads takes longer (microseconds).
 inline constexpr int64_t kWorthWaking = 100000;
 

@@ -227,7 +227,8 @@ class FakeWorkerClient final : public WorkerClient {
         info = absl::UnavailableError("no route");
       }
     }
-    worker_->OnTransport([done, info] { done(info); });
+    worker_->OnTransport(
+        [done, info = std::move(info)]() mutable { done(std::move(info)); });
   }
   void WatchLoad(absl::Duration, std::shared_ptr<LoadSink> sink) override {
     kvasir::v1::LoadReport report;
