@@ -1,3 +1,4 @@
+// Rows become panels: a transposition of 32 columns at a time.
 #include "kernels/pack.h"
 
 #include <algorithm>
@@ -5,28 +6,124 @@
 
 #include "absl/strings/str_cat.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/pack.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd-inl.h"
+
+#ifndef KVASIR_KERNELS_PACK_ONCE_
+#define KVASIR_KERNELS_PACK_ONCE_
 namespace kvasir::kernels {
-namespace {
 
 // Columns are packed `kBlockK` numbers deep at a time, so that the source lines
 // of all columns of a panel stay in the first-level cache until used up.
-constexpr int64_t kBlockK = 64;
+inline constexpr int64_t kPackBlockK = 64;
+
+}  // namespace kvasir::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+#if HWY_TARGET == HWY_SCALAR
+template <typename T>
+inline constexpr int64_t kSquare = 1;
+
+template <typename T>
+void TransposeSquare(const T* from, T* to) {
+  to[0] = from[0];
+}
+#else
+// Side of the squares that are transposed in registers: numbers of a vector of
+// 128 bits. Wider ones would not help; memory is slower.
+template <typename T>
+inline constexpr int64_t kSquare = 16 / static_cast<int64_t>(sizeof(T));
+
+// to[i][c] = from[c][i]
+template <typename T>
+void TransposeSquare(const T* from, T* to) {
+  constexpr int64_t kSide = kSquare<T>;
+  const hn::FixedTag<T, static_cast<size_t>(kSide)> tag;
+  hn::Vec<decltype(tag)> rows[kSide];
+  for (int64_t c = 0; c < kSide; ++c) {
+    rows[c] = hn::LoadU(tag, from + c * kPackBlockK);
+  }
+  // Each round is a perfect shuffle; log2(kSide) of them swap the two indices.
+  for (int64_t round = 1; round < kSide; round *= 2) {
+    hn::Vec<decltype(tag)> next[kSide];
+    for (int64_t c = 0; c < kSide / 2; ++c) {
+      next[2 * c] = hn::InterleaveLower(tag, rows[c], rows[c + kSide / 2]);
+      next[2 * c + 1] = hn::InterleaveUpper(tag, rows[c], rows[c + kSide / 2]);
+    }
+    for (int64_t c = 0; c < kSide; ++c) rows[c] = next[c];
+  }
+  for (int64_t i = 0; i < kSide; ++i) {
+    hn::StoreU(rows[i], tag, to + i * kPanelColumns);
+  }
+}
+#endif
+
+// Line i of a panel's columns [0, count): staged[column][i], for i below depth.
+template <typename T>
+void TransposeStaged(const T* staged, int64_t count, int64_t depth, T* to) {
+  constexpr int64_t kSide = kSquare<T>;
+  const int64_t square_count = count / kSide * kSide;
+  const int64_t square_depth = depth / kSide * kSide;
+  for (int64_t i = 0; i < square_depth; i += kSide) {
+    for (int64_t c = 0; c < square_count; c += kSide) {
+      TransposeSquare(staged + c * kPackBlockK + i, to + i * kPanelColumns + c);
+    }
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    for (int64_t c = i < square_depth ? square_count : 0; c < count; ++c) {
+      to[i * kPanelColumns + c] = staged[c * kPackBlockK + i];
+    }
+  }
+}
+
+void TransposeStaged16(const uint16_t* staged, int64_t count, int64_t depth,
+                       uint16_t* to) {
+  TransposeStaged(staged, count, depth, to);
+}
+void TransposeStaged32(const uint32_t* staged, int64_t count, int64_t depth,
+                       uint32_t* to) {
+  TransposeStaged(staged, count, depth, to);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+
+HWY_EXPORT(TransposeStaged16);
+HWY_EXPORT(TransposeStaged32);
 
 template <typename T>
 void PackPanelPart(const char* rows, int64_t row_stride_bytes, int64_t k,
                    int64_t count, T* panel) {
-  for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-    const int64_t k1 = std::min(k, k0 + kBlockK);
-    T staged[kPanelColumns][kBlockK];
+  for (int64_t k0 = 0; k0 < k; k0 += kPackBlockK) {
+    const int64_t k1 = std::min(k, k0 + kPackBlockK);
+    T staged[kPanelColumns][kPackBlockK];
     for (int64_t c = 0; c < count; ++c) {
       std::memcpy(
           staged[c],
           rows + c * row_stride_bytes + k0 * static_cast<int64_t>(sizeof(T)),
           static_cast<size_t>(k1 - k0) * sizeof(T));
     }
-    for (int64_t i = 0; i < k1 - k0; ++i) {
-      T* line = panel + (k0 + i) * kPanelColumns;
-      for (int64_t c = 0; c < count; ++c) line[c] = staged[c][i];
+    T* lines = panel + k0 * kPanelColumns;
+    if constexpr (sizeof(T) == 2) {
+      HWY_DYNAMIC_DISPATCH(TransposeStaged16)
+      (staged[0], count, k1 - k0, lines);
+    } else {
+      HWY_DYNAMIC_DISPATCH(TransposeStaged32)
+      (staged[0], count, k1 - k0, lines);
     }
   }
 }
@@ -93,3 +190,4 @@ void ZeroPadding(const PackedMatrix& shape, void* memory) {
 }
 
 }  // namespace kvasir::kernels
+#endif  // HWY_ONCE
