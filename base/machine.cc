@@ -53,6 +53,21 @@ std::optional<int64_t> KilobyteField(const std::string& text,
   return std::nullopt;
 }
 
+// The number after `name` in a file of "name 123" lines.
+std::optional<int64_t> NumberField(const std::string& text,
+                                   std::string_view name) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, ' ', absl::SkipEmpty());
+    int64_t value = 0;
+    if (words.size() == 2 && StdView(words[0]) == name &&
+        absl::SimpleAtoi(words[1], &value)) {
+      return value;
+    }
+  }
+  return std::nullopt;
+}
+
 struct GroupLimits {
   double cpus = std::numeric_limits<double>::infinity();
   int64_t memory_bytes = kNoLimit;
@@ -67,6 +82,19 @@ void LimitMemory(std::optional<int64_t> limit, std::optional<int64_t> usage,
     limits->memory_left_bytes = std::min(limits->memory_left_bytes,
                                          std::max(int64_t{0}, *limit - *usage));
   }
+}
+
+// What a group uses, without file pages that nobody has read twice: the kernel
+// takes those back before it refuses anything. A checkpoint just read would
+// count as used otherwise.
+std::optional<int64_t> ReadUsage(const std::string& usage_path,
+                                 const std::string& stat_path,
+                                 std::string_view reclaimable) {
+  const auto usage = ReadNumber(usage_path);
+  if (!usage.has_value()) return std::nullopt;
+  const std::string stat = ReadSmallFile(stat_path).value_or("");
+  const int64_t cached = NumberField(stat, reclaimable).value_or(0);
+  return *usage - std::clamp(cached, int64_t{0}, std::max(int64_t{0}, *usage));
 }
 
 void LimitCpu(double quota, double period, GroupLimits* limits) {
@@ -87,7 +115,9 @@ void ReadUnified(const std::string& folder, GroupLimits* limits) {
     }
   }
   LimitMemory(ReadNumber(folder + "/memory.max"),
-              ReadNumber(folder + "/memory.current"), limits);
+              ReadUsage(folder + "/memory.current", folder + "/memory.stat",
+                        "inactive_file"),
+              limits);
 }
 
 void ReadCpuController(const std::string& folder, GroupLimits* limits) {
@@ -100,7 +130,9 @@ void ReadCpuController(const std::string& folder, GroupLimits* limits) {
 
 void ReadMemoryController(const std::string& folder, GroupLimits* limits) {
   LimitMemory(ReadNumber(folder + "/memory.limit_in_bytes"),
-              ReadNumber(folder + "/memory.usage_in_bytes"), limits);
+              ReadUsage(folder + "/memory.usage_in_bytes",
+                        folder + "/memory.stat", "total_inactive_file"),
+              limits);
 }
 
 // Calls read(folder) for the group and all above it: any of them may limit.

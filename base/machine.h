@@ -14,8 +14,9 @@ struct MachineLimits {
   // Bytes that the process may hold in all: the smallest memory limit of its
   // cgroups, at most the machine's RAM.
   int64_t memory_bytes = 0;
-  // Of those, what is left now: limit minus what the cgroup uses, at most what
-  // the machine has available.
+  // Of those, what is left now: limit minus what the cgroup uses (inactive file
+  // pages do not count: the kernel reclaims them), at most what the machine has
+  // available.
   int64_t available_bytes = 0;
 };
 

@@ -65,6 +65,33 @@ TEST_F(MachineTest, FirstVersionControllersLimit) {
   EXPECT_EQ(limits.available_bytes, 0);
 }
 
+TEST_F(MachineTest, InactiveFilePagesOfAUnifiedGroupAreAvailable) {
+  Write("proc/self/cgroup", "0::/a\n");
+  Write("sys/fs/cgroup/a/memory.max", "1000000\n");
+  Write("sys/fs/cgroup/a/memory.current", "900000\n");
+  Write("sys/fs/cgroup/a/memory.stat",
+        "anon 100000\nfile 800000\nactive_file 100000\n"
+        "inactive_file 700000\n");
+  EXPECT_EQ(Read(1).available_bytes, 800000);
+}
+
+TEST_F(MachineTest, InactiveFilePagesOfAFirstVersionGroupAreAvailable) {
+  Write("proc/self/cgroup", "5:memory:/x\n");
+  Write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000000\n");
+  Write("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "900000\n");
+  Write("sys/fs/cgroup/memory/x/memory.stat",
+        "inactive_file 5\ntotal_inactive_file 700000\n");
+  EXPECT_EQ(Read(1).available_bytes, 800000);
+}
+
+TEST_F(MachineTest, InactiveFilePagesNeverMakeMoreThanTheLimit) {
+  Write("proc/self/cgroup", "0::/a\n");
+  Write("sys/fs/cgroup/a/memory.max", "1000\n");
+  Write("sys/fs/cgroup/a/memory.current", "900\n");
+  Write("sys/fs/cgroup/a/memory.stat", "inactive_file 5000\n");
+  EXPECT_EQ(Read(1).available_bytes, 1000);
+}
+
 TEST_F(MachineTest, AQuotaAboveTheMaskDoesNotRaiseIt) {
   Write("proc/self/cgroup", "0::/\n");
   Write("sys/fs/cgroup/cpu.max", "800000 100000\n");

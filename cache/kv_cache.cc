@@ -153,7 +153,11 @@ StartResult KvCache::StartSequence(SequenceId id,
   const Hit hit = FindPrefix(token_ids, options, &counts_.page_hashes);
   added.publishes = config_.prefix_reuse && options.publish_prefix;
   if (added.publishes) {
-    added.chain = index_->TakeRoot(options.salt, hasher_->Root(options.salt));
+    // A salt without a root has no hit that an eviction could take away.
+    const PrefixHash root = hasher_->Root(options.salt);
+    do {
+      added.chain = index_->TakeRoot(options.salt, root);
+    } while (!added.chain && EvictForIndex());
   }
   TakePrefix(hit, added);
   const int64_t cached_tokens =
@@ -305,14 +309,33 @@ void KvCache::PublishPage(Sequence& of, int64_t index) {
     }
     const PrefixNodeId parent = of.chain.node();
     ++counts_.page_hashes;
-    of.chain = index_->Publish(
-        {.parent = parent,
-         .hash = hasher_->Extend(index_->hash(parent), of.page_token_ids),
-         .token_ids = of.page_token_ids,
-         .pages = of.pages_to_publish});
+    const PrefixIndex::NewPage page = {
+        .parent = parent,
+        .hash = hasher_->Extend(index_->hash(parent), of.page_token_ids),
+        .token_ids = of.page_token_ids,
+        .pages = of.pages_to_publish};
+    // Nodes of the sequence itself (its pages and the root) stay: where they
+    // alone fill the index, an eviction would gain nothing.
+    const bool can_gain = index + 2 <= index_->max_nodes();
+    while (can_gain && index_->LacksRoomFor(page) && EvictForIndex()) {
+    }
+    of.chain = index_->Publish(page);
   }
   // Without its parent in the index a page can not be found.
   ++(of.chain ? counts_.pages_published : counts_.pages_unpublished);
+}
+
+// The last cached page of a long sequence keeps all its ancestors' nodes, long
+// after a window has taken their pages: makes room for another's by forgetting
+// the oldest page of each group. False when none is cached.
+bool KvCache::EvictForIndex() {
+  bool evicted = false;
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    if (!index_->EvictOldest(group_id(g))) continue;
+    ++counts_.pages_evicted;
+    evicted = true;
+  }
+  return evicted;
 }
 
 void KvCache::ReleaseBehindWindows(Sequence& of) {

@@ -109,8 +109,9 @@ struct KvCacheStats {
   int64_t query_tokens = 0;    // tokens of prompts that asked for reuse
   int64_t hit_tokens = 0;      // of those, found
   int64_t pages_allocated = 0;
-  int64_t pages_evicted = 0;  // cached pages taken for something else
-  int64_t pages_copied = 0;   // copy-on-write
+  // Cached pages forgotten: taken for something else, or for room in the index.
+  int64_t pages_evicted = 0;
+  int64_t pages_copied = 0;  // copy-on-write
   int64_t pages_published = 0;
   int64_t pages_unpublished = 0;  // full pages not published: index full
   int64_t pages_window_released = 0;
@@ -255,6 +256,7 @@ class KvCache {
   void FillPages(Sequence& of, int64_t new_tokens);
   void PublishFullPages(Sequence& of, absl::Span<const int32_t> token_ids);
   void PublishPage(Sequence& of, int64_t index);
+  bool EvictForIndex();
   void ReleaseBehindWindows(Sequence& of);
 
   absl::Status CheckSequence(SequenceId id, const Sequence& of) const;

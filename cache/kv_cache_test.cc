@@ -442,6 +442,47 @@ TEST(KvCacheTest, AWindowPageThatIsGoneShortensTheHit) {
   )");
 }
 
+// The last page of a long sequence behind a window holds the nodes of all pages
+// before it: 4 pages make room for 2 * 4 + 64 nodes, the root and 71 pages.
+TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
+  KvCacheScenario s(Config({Pages(4, 5)}));
+  s.Run("start a 1..284 -> cached 0");
+  for (int page = 0; page < 71; ++page) {
+    ASSERT_EQ(s.Do("step a 4"), "ok") << page;
+  }
+  s.Run(R"(
+    release a
+    pool               -> used 0 free 4 cached 4
+    probe 1..285       -> cached 284
+    start b 1001..1009 -> cached 0
+    step b 8           -> ok          # takes the two oldest
+    release b
+    probe 1..285       -> cached 0    # gone, and its nodes with it
+    probe 1001..1009   -> cached 8
+    start c 1001..1009 -> cached 8
+    step c 1           -> ok
+    pages c            -> 0 2
+    start d 7..15 salt=other -> cached 0
+    release c
+    release d
+  )");
+  EXPECT_EQ(s.cache().Stats().pages_unpublished, 0);
+}
+
+// One sequence longer than the index: its own nodes fill it.
+TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
+  KvCacheScenario s(Config({Pages(4, 5)}));
+  s.Run("start a 1..288 -> cached 0");
+  for (int page = 0; page < 72; ++page) {
+    ASSERT_EQ(s.Do("step a 4"), "ok") << page;
+  }
+  EXPECT_EQ(s.cache().Stats().pages_unpublished, 1);
+  s.Run(R"(
+    pool               -> used 1 free 3 cached 3
+    probe 1..285       -> cached 284
+  )");
+}
+
 TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
   KvCacheConfig config = Config({Pages(6)});
   config.groups[0].side_pages_per_sequence = 2;

@@ -96,6 +96,10 @@ class PrefixIndex {
     absl::Span<const PageId> pages;
   };
   PrefixRef Publish(const NewPage& page);
+  // Publish would fail, and only for want of a node.
+  bool LacksRoomFor(const NewPage& page) const {
+    return num_nodes_ == options_.max_nodes && !by_hash_.contains(page.hash);
+  }
 
   PrefixRef Ref(PrefixNodeId node);
 
@@ -110,6 +114,7 @@ class PrefixIndex {
   void Forget(PageGroupId group, PageId page);
 
   int64_t num_nodes() const { return num_nodes_; }
+  int64_t max_nodes() const { return options_.max_nodes; }
   int64_t metadata_bytes() const;
   // INTERNAL when nodes and tags contradict each other. Walks everything.
   absl::Status CheckInvariants() const;

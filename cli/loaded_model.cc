@@ -30,17 +30,21 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
           source_.plan, source_.cache_shape,
           {.page_tokens = request.model.page_tokens,
            .max_chunk_tokens = request.max_batched_tokens}));
+  const int64_t available = base::ReadMachineLimits().available_bytes;
+  const int64_t weights = WeightBytes(source_);
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
-    const int64_t left =
-        std::max(int64_t{0}, base::ReadMachineLimits().available_bytes -
-                                 WeightBytes(source_));
+    const int64_t left = std::max(int64_t{0}, available - weights);
     const int64_t one =
         layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
     // Compared by division: the product may not fit into 64 bits.
     budget = left / 2 / request.max_num_seqs < one ? left / 2
                                                    : one * request.max_num_seqs;
   }
+  KVASIR_RETURN_IF_ERROR(
+      worker::CheckPoolFitsMemory({.pool_bytes = budget,
+                                   .weight_bytes = weights,
+                                   .available_bytes = available}));
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = budget,
                              .max_model_len = max_model_len_,
@@ -70,6 +74,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   options.page_tokens = request.model.page_tokens;
   KVASIR_ASSIGN_OR_RETURN(options.kv_cache_bytes,
                           model->ChoosePoolBytes(request));
+  options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
   options.executor.max_model_len = model->max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
   options.executor.max_batched_tokens = request.max_batched_tokens;

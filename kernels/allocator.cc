@@ -32,10 +32,14 @@ size_t AlignUp(size_t bytes, size_t alignment) {
 void* Map(size_t bytes) {
   // One huge page more than asked for, so that the block can start on a huge
   // page; both ends are unmapped again.
+  if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePageBytes) {
+    return nullptr;
+  }
   const size_t wanted = AlignUp(bytes, kSmallPageBytes);
   const size_t mapped = wanted + kHugePageBytes;
+  // Reserved, so that a system which counts what it promises can refuse.
   void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   const size_t begin = reinterpret_cast<size_t>(raw);
   const size_t start = AlignUp(begin, kHugePageBytes);

@@ -392,6 +392,31 @@ TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("128")));
 }
 
+TEST(RankMemoryTest, APoolAboveWhatTheWeightsLeaveIsRefusedWithFlagAndNumbers) {
+  KVASIR_EXPECT_OK(CheckPoolFitsMemory(
+      {.pool_bytes = 700, .weight_bytes = 300, .available_bytes = 1000}));
+  EXPECT_THAT(
+      CheckPoolFitsMemory(
+          {.pool_bytes = 701, .weight_bytes = 300, .available_bytes = 1000}),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("KV cache of 701 bytes does not fit: of 1000 bytes "
+                         "available the weights take 300; lower "
+                         "--kv-cache-bytes to at most 700")));
+  EXPECT_THAT(
+      CheckPoolFitsMemory(
+          {.pool_bytes = 1, .weight_bytes = 3, .available_bytes = 2}),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 0")));
+}
+
+TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
+  RankOptions options = TinyOptions();
+  options.kv_cache_bytes = int64_t{1} << 50;  // to touch it would end the test
+  options.memory_limit_bytes = int64_t{1} << 30;
+  EXPECT_THAT(MakeTinyRank(options),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("of 1073741824")));
+}
+
 // ---------------------------------------------------------------------------
 // Plans that break a rule
 // ---------------------------------------------------------------------------

@@ -1,11 +1,23 @@
 #include "worker/rank.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
 
 namespace kvasir::worker {
+
+absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
+  const int64_t left =
+      std::max(int64_t{0}, memory.available_bytes - memory.weight_bytes);
+  if (memory.pool_bytes <= left) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "a KV cache of ", memory.pool_bytes, " bytes does not fit: of ",
+      memory.available_bytes, " bytes available the weights take ",
+      memory.weight_bytes, "; lower --kv-cache-bytes to at most ", left));
+}
 
 cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
   cache::CacheShape shape;
