@@ -3,6 +3,7 @@
 // under ThreadSanitizer. Clang's -Wthread-safety still finds a missing lock.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -11,6 +12,15 @@
 #include "absl/time/time.h"
 
 namespace kvasir::base {
+
+// ThreadSanitizer, whichever compiler brings it.
+#if defined(__SANITIZE_THREAD__)
+#define KVASIR_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define KVASIR_TSAN 1
+#endif
+#endif
 
 class ABSL_LOCKABLE Mutex {
  public:
@@ -38,25 +48,34 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
+  // What timed waits are measured on: no step of the wall clock may freeze or
+  // end them. The steady-clock wait is invisible to this toolchain's
+  // ThreadSanitizer (pthread_cond_clockwait is not intercepted).
+#if defined(KVASIR_TSAN)
+  using WaitClock = std::chrono::system_clock;
+#else
+  using WaitClock = std::chrono::steady_clock;
+#endif
+  // Longer waits end after this: far enough, and inside every clock's range.
+  static constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
+
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
     condition_.wait(lock);
     lock.release();
   }
 
-  // Returns true when `timeout` passed without a signal.
+  // Returns true when `timeout` (at most kLongestWait) passed without a signal.
   bool WaitWithTimeout(Mutex* mutex, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex->mutex_, std::adopt_lock);
-    // system_clock: the steady-clock wait is invisible to this toolchain's
-    // ThreadSanitizer (pthread_cond_clockwait is not intercepted).
     const auto deadline =
-        std::chrono::system_clock::now() + absl::ToChronoNanoseconds(timeout);
+        WaitClock::now() +
+        std::chrono::duration_cast<WaitClock::duration>(
+            absl::ToChronoNanoseconds(
+                std::clamp(timeout, absl::ZeroDuration(), kLongestWait)));
     const bool timed_out =
-        condition_.wait_until(
-            lock,
-            std::chrono::time_point_cast<std::chrono::system_clock::duration>(
-                deadline)) == std::cv_status::timeout;
+        condition_.wait_until(lock, deadline) == std::cv_status::timeout;
     lock.release();
     return timed_out;
   }

@@ -164,7 +164,9 @@ void AddedTokens::Split(bool normalized, bool parse_special,
       continue;
     }
     if (token.left_strip) begin = SpaceBegin(text, begin, done);
-    if (token.right_strip) end = SpaceEnd(text, end);
+    // What the token before took along is not searched again: a text of
+    // nothing but stripping spaces would take quadratic time.
+    if (token.right_strip) end = SpaceEnd(text, std::max(end, done));
     // Inside the whitespace that the token before took along.
     if (end <= done) continue;
     if (done < begin) segments->push_back({-1, done, begin});

@@ -76,9 +76,8 @@ absl::Status BpeModel::ReadVocabulary(const JsonRef& ref, size_t num_added) {
   KVASIR_ASSIGN_OR_RETURN(const JsonRef vocab, ref.Get("vocab"));
   if (!vocab.value().is_object()) return vocab.Invalid("an object");
   const auto& entries = vocab.value();
-  // Ids may have gaps, but a wild id must not size an array.
   const auto limit =
-      static_cast<int64_t>(4 * (entries.size() + num_added) + 1024);
+      static_cast<int64_t>(entries.size() + num_added + kMaxUnusedIds);
   for (const auto& [token, id] : entries.items()) {
     if (!id.is_number_integer() || id.get<int64_t>() < 0 ||
         id.get<int64_t>() >= limit) {

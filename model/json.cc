@@ -15,59 +15,83 @@ namespace {
 
 using nlohmann::json;
 
-// Watches the parser's events; what it refuses is dropped from the tree, so a
-// hostile text cannot build a deep one.
-class Guard {
+// Watches the parser's events for keys that come twice.
+class DuplicateKeys {
  public:
-  explicit Guard(int max_depth) : max_depth_(max_depth) {}
-
-  bool operator()(int depth, json::parse_event_t event, const json& parsed) {
-    if (event == json::parse_event_t::object_start ||
-        event == json::parse_event_t::array_start) {
-      if (depth >= max_depth_) {
-        if (error_.empty()) {
-          error_ = absl::StrFormat("nests deeper than %d", max_depth_);
-        }
-        return false;
-      }
+  void Add(int depth, json::parse_event_t event, const json& parsed) {
+    if (event == json::parse_event_t::object_start) {
       if (keys_.size() <= static_cast<size_t>(depth)) {
         keys_.resize(static_cast<size_t>(depth) + 1);
       }
       keys_[static_cast<size_t>(depth)].clear();
     } else if (event == json::parse_event_t::key) {
-      // Keys of an object that was refused for its depth come here too.
-      if (depth > max_depth_) return false;
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys_[static_cast<size_t>(depth) - 1].insert(key).second &&
           error_.empty()) {
         error_ = absl::StrFormat("key \"%s\" is there twice", key);
       }
     }
-    return true;
   }
 
   const std::string& error() const { return error_; }
 
  private:
-  int max_depth_;
   std::vector<std::unordered_set<std::string>> keys_;  // per depth
   std::string error_;
 };
 
 }  // namespace
 
+absl::Status CheckJsonShape(std::string_view text, std::string_view where,
+                            const JsonLimits& limits) {
+  int depth = 0;
+  int64_t values = 1;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+      continue;
+    }
+    if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      ++values;
+      if (++depth > limits.max_depth) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "%s: nests deeper than %d at byte %d", where, limits.max_depth, i));
+      }
+    } else if (c == '}' || c == ']') {
+      --depth;
+    } else if (c == ',') {
+      ++values;
+    }
+    if (values > limits.max_values) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: more than %d values", where, limits.max_values));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where,
                                const JsonLimits& limits) {
-  Guard guard(limits.max_depth);
+  KVASIR_RETURN_IF_ERROR(CheckJsonShape(text, where, limits));
+  DuplicateKeys keys;
   try {
     json value = json::parse(
         text.begin(), text.end(),
-        [&guard](int depth, json::parse_event_t event, json& parsed) {
-          return guard(depth, event, parsed);
+        [&keys](int depth, json::parse_event_t event, json& parsed) {
+          keys.Add(depth, event, parsed);
+          return true;
         });
-    if (!guard.error().empty()) {
+    if (!keys.error().empty()) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: %s", where, guard.error()));
+          absl::StrFormat("%s: %s", where, keys.error()));
     }
     return value;
   } catch (const std::exception& error) {

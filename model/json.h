@@ -16,10 +16,19 @@ namespace kvasir::model {
 
 struct JsonLimits {
   int max_depth = 32;
+  // A value of the tree takes about a hundred bytes, whatever the text takes.
+  int64_t max_values = 1'000'000;
 };
 
+// Depth and number of values from the punctuation alone, in one pass that
+// allocates nothing: a parser then builds a tree of known size.
+// INVALID_ARGUMENT names the limit and the place.
+absl::Status CheckJsonShape(std::string_view text, std::string_view where,
+                            const JsonLimits& limits);
+
 // `where` names the text in errors. INVALID_ARGUMENT for text that is no JSON,
-// nests deeper than the limit or has a key twice in one object.
+// nests deeper or has more values than the limits allow, or has a key twice in
+// one object.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text,
                                          std::string_view where,
                                          const JsonLimits& limits = {});

@@ -40,6 +40,17 @@ TEST(JsonTest, RefusesDeepNesting) {
                        HasSubstr("nests deeper than 32")));
 }
 
+TEST(JsonTest, RefusesMoreValuesThanTheLimitBeforeItParses) {
+  const JsonLimits limits = {.max_values = 5};
+  KVASIR_EXPECT_OK(ParseJson(R"({"a":[1,"x,[{,"],"b":2})", "f.json", limits));
+  EXPECT_THAT(ParseJson("[1,2,3,4,5", "f.json", limits),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("f.json: more than 5 values")));
+  EXPECT_THAT(ParseJson("[[[[[]]]]]", "f.json", limits),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("more than 5 values")));
+}
+
 TEST(JsonTest, FieldsNameWhatIsWantedAndThere) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const nlohmann::json root,

@@ -76,6 +76,15 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
                        HasSubstr("want 3 bytes from 6, the tensor has 8")));
 }
 
+TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
+  std::string index = R"({"weight_map":{},"x":[0)";
+  for (int i = 0; i < 1'000'000; ++i) index += ",0";
+  Write("model.safetensors.index.json", index);  // and it does not end
+  EXPECT_THAT(TensorStore::Open(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("more than 1000000 values")));
+}
+
 TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
   EXPECT_THAT(SafetensorsFile::Open(Write("a", "1234567")),
               StatusIs(absl::StatusCode::kDataLoss,

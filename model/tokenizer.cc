@@ -94,7 +94,7 @@ absl::Status PlaceTokens(const JsonRef& list,
                          const std::vector<AddedToken>& added,
                          TokenizerParts* parts) {
   parts->tokens = parts->model->tokens();
-  const auto limit = 4 * (parts->tokens.size() + added.size()) + 1024;
+  const auto limit = parts->tokens.size() + added.size() + kMaxUnusedIds;
   for (size_t i = 0; i < added.size(); ++i) {
     const AddedToken& token = added[i];
     const auto id = static_cast<size_t>(token.id);

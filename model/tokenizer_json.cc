@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
+#include "model/json.h"
 #include "model/utf8.h"
 
 namespace kvasir::model {
@@ -17,45 +18,12 @@ constexpr int kMaxDepth = 64;
 constexpr int64_t kMaxValues = 8'000'000;
 constexpr size_t kMaxElementsOfSmallList = 1 << 20;
 
-// Depth and number of values from the punctuation alone, in one pass: the
-// parser then builds a tree of known size.
-absl::Status CheckShape(std::string_view text, const std::string& file_name) {
-  int depth = 0;
-  int64_t values = 1;
-  bool in_string = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-      continue;
-    }
-    if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      ++values;
-      if (++depth > kMaxDepth) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            file_name, ": nested deeper than ", kMaxDepth, " at byte ", i));
-      }
-    } else if (c == '}' || c == ']') {
-      --depth;
-    } else if (c == ',' && ++values > kMaxValues) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file_name, ": more than ", kMaxValues, " values"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<nlohmann::json> ParseUntrustedJson(
     std::string_view text, const std::string& file_name) {
-  KVASIR_RETURN_IF_ERROR(CheckShape(text, file_name));
+  KVASIR_RETURN_IF_ERROR(CheckJsonShape(
+      text, file_name, {.max_depth = kMaxDepth, .max_values = kMaxValues}));
   try {
     return nlohmann::json::parse(text.begin(), text.end());
   } catch (const nlohmann::json::exception& error) {

@@ -14,6 +14,10 @@
 
 namespace kvasir::model {
 
+// Ids may have gaps (padding, tokens held in reserve), but a wild id must not
+// size the tables: this many may stand for nothing.
+inline constexpr size_t kMaxUnusedIds = size_t{1} << 16;
+
 // Parses `text`. InvalidArgument where it is not JSON, nests deeper or holds
 // more values than any tokenizer needs; `file_name` stands in errors.
 absl::StatusOr<nlohmann::json> ParseUntrustedJson(std::string_view text,

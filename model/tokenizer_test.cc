@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "model/detokenizer.h"
+#include "model/tokenizer_json.h"
 #include "model/utf8.h"
 #include "nlohmann/json.hpp"
 
@@ -70,6 +71,21 @@ TEST(TokenizerTest, SmallFileEncodes) {
   EXPECT_FALSE(tokenizer->IsSpecial(3));
   EXPECT_FALSE(tokenizer->IsSpecial(1 << 30));
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
+}
+
+// Searched anew for each match, the rest of the text would take hours.
+TEST(TokenizerTest, AMegabyteOfRightStrippingSpacesIsOneMatch) {
+  json file = SmallFile();
+  file["added_tokens"][0] = {{"id", 5},          {"content", " "},
+                             {"special", false}, {"normalized", false},
+                             {"rstrip", true},   {"lstrip", true}};
+  file.erase("post_processor");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                              Tokenizer::FromJson(file.dump()));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const Ids ids,
+      tokenizer->Encode("a" + std::string(size_t{1} << 20, ' ') + "b"));
+  EXPECT_EQ(ids, (Ids{1, 5, 2}));
 }
 
 struct Mutation {
@@ -221,6 +237,12 @@ std::vector<Mutation> HostilePipelines() {
       {"added id wild",
        [](json& f) { f["added_tokens"][0]["id"] = 2000000000; },
        Code::kInvalidArgument, "id 2000000000, want below"},
+      {"added id beyond the unused ones",
+       [](json& f) { f["added_tokens"][0]["id"] = 6 + kMaxUnusedIds; },
+       Code::kInvalidArgument, "want below 65542"},
+      {"vocabulary id beyond the unused ones",
+       [](json& f) { f["model"]["vocab"]["ab"] = 6 + kMaxUnusedIds; },
+       Code::kInvalidArgument, "an integer from 0 below 65542"},
       {"added twice",
        [](json& f) {
          const json token = {{"id", 3}, {"content", "ab"}};

@@ -115,9 +115,11 @@ struct RequestSummary {
   uint32_t output_tokens = 0;  // of all samples
   uint32_t cached_tokens = 0;
   uint32_t preemptions = 0;
+  // Of sample 0. Absent: the request ended before its first step, or before its
+  // first token.
   absl::Duration queue;
-  absl::Duration prefill;
-  absl::Duration decode;
+  std::optional<absl::Duration> prefill;
+  std::optional<absl::Duration> decode;
   absl::Duration end_to_end;
 };
 

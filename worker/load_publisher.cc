@@ -30,8 +30,9 @@ LoadPublisher::~LoadPublisher() { Stop(); }
 
 void LoadPublisher::OnLoad(const LoadSnapshot& load) {
   base::MutexLock lock(&mutex_);
+  const bool drain_flips = load_.draining != load.draining;
   load_ = load;
-  if (!wake_on_change_) return;
+  if (!wake_on_change_ && !drain_flips) return;
   wake_on_change_ = false;
   wake_.Signal();
 }
@@ -72,7 +73,7 @@ std::vector<std::shared_ptr<LoadWatcher>> LoadPublisher::TakeDue(
     absl::Time* next) {
   std::erase_if(entries_,
                 [](const Entry& entry) { return entry.watcher.expired(); });
-  const absl::Time now = absl::Now();
+  const absl::Time now = base::Clock::Real().Now();
   *next = absl::InfiniteFuture();
   std::vector<std::shared_ptr<LoadWatcher>> due;
   for (Entry& entry : entries_) {
@@ -102,7 +103,7 @@ void LoadPublisher::Run() {
         if (next == absl::InfiniteFuture()) {
           wake_.Wait(&mutex_);
         } else {
-          wake_.WaitWithTimeout(&mutex_, next - absl::Now());
+          wake_.WaitWithTimeout(&mutex_, next - base::Clock::Real().Now());
         }
         continue;
       }

@@ -77,6 +77,17 @@ TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
   EXPECT_LT(watcher->reports, 100);
 }
 
+TEST(LoadPublisherTest, ADrainInsideTheIntervalIsToldAtOnce) {
+  LoadPublisher publisher(absl::Hours(1));
+  const auto watcher = std::make_shared<CountingWatcher>();
+  publisher.Watch(watcher, absl::Hours(1));
+  ASSERT_TRUE(Eventually([&] { return watcher->reports == 1; }));
+  publisher.OnLoad(Load(1));  // from here on it waits for the interval
+  absl::SleepFor(absl::Milliseconds(50));
+  publisher.OnLoad(Load(2, /*draining=*/true));
+  EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
+}
+
 TEST(LoadPublisherTest, StoppingClosesEveryWatcherLaterOnesToo) {
   LoadPublisher publisher(absl::Seconds(1));
   const auto early = std::make_shared<CountingWatcher>();

@@ -255,8 +255,12 @@ void WorkerMetrics::OnRequestEnd(const RequestSummary& summary) {
   cached_tokens_.Increment(summary.cached_tokens);
   end_to_end_.Observe(absl::ToDoubleSeconds(summary.end_to_end));
   queue_time_.Observe(absl::ToDoubleSeconds(summary.queue));
-  prefill_time_.Observe(absl::ToDoubleSeconds(summary.prefill));
-  decode_time_.Observe(absl::ToDoubleSeconds(summary.decode));
+  if (summary.prefill.has_value()) {
+    prefill_time_.Observe(absl::ToDoubleSeconds(*summary.prefill));
+  }
+  if (summary.decode.has_value()) {
+    decode_time_.Observe(absl::ToDoubleSeconds(*summary.decode));
+  }
   request_prompt_tokens_.Observe(summary.prompt_tokens);
   request_generation_tokens_.Observe(summary.output_tokens);
   SetCache(/*at_rest=*/false);

@@ -110,6 +110,26 @@ TEST_F(WorkerMetricsTest, EndsAreCountedByReasonAndFailuresByStatus) {
   EXPECT_NE(text.find("\nkvasir_prompt_tokens_total 11\n"), std::string::npos);
 }
 
+TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
+  metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("in the queue"),
+                         .queue = absl::Seconds(2)});
+  metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("prefilling"),
+                         .queue = absl::Seconds(1),
+                         .prefill = absl::Seconds(4)});
+  metrics_.OnRequestEnd({.reason = FinishReason::kLength,
+                         .prefill = absl::Seconds(3),
+                         .decode = absl::Seconds(5)});
+  const std::string text = Text(*metrics_.registry());
+  for (const char* line : {"kvasir_request_queue_time_seconds_count 3\n",
+                           "kvasir_request_queue_time_seconds_sum 3\n",
+                           "kvasir_request_prefill_time_seconds_count 2\n",
+                           "kvasir_request_prefill_time_seconds_sum 7\n",
+                           "kvasir_request_decode_time_seconds_count 1\n",
+                           "kvasir_request_decode_time_seconds_sum 5\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+}
+
 // A picker takes one series per name: none of the contract's may be split.
 TEST_F(WorkerMetricsTest, VllmNamesHaveOneSeriesEachWithTheModelsName) {
   metrics_.OnLoad({.running = 1, .total_pages = 10});

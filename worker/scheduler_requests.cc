@@ -15,6 +15,32 @@ using base::AbslView;
 // Output tokens that a sequence has room for from the start.
 constexpr size_t kTokensReserve = 256;
 
+// What a sample spent its time on until `now`.
+struct Phases {
+  absl::Duration queue;
+  std::optional<absl::Duration> prefill;
+  std::optional<absl::Duration> decode;
+};
+
+Phases PhasesOf(const RequestState& state, const Sequence& sample,
+                absl::Time now) {
+  const absl::Time started = std::min(state.first_step, now);
+  const absl::Time first_token = std::min(sample.first_token, now);
+  Phases phases;
+  phases.queue = started - state.request.arrival;
+  if (state.started) phases.prefill = first_token - started;
+  if (sample.first_token != absl::InfiniteFuture()) {
+    phases.decode = now - first_token;
+  }
+  return phases;
+}
+
+void Summarize(const Phases& phases, RequestSummary* summary) {
+  summary->queue = phases.queue;
+  summary->prefill = phases.prefill;
+  summary->decode = phases.decode;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------
@@ -178,19 +204,17 @@ void Scheduler::Finish(Sequence* sequence, FinishReason reason,
   info.output_tokens =
       sequence->tokens.empty() ? 0 : state.output_tokens(*sequence);
   info.cached_tokens = state.cached_tokens;
-  info.queue = std::min(state.first_step, now) - state.request.arrival;
-  info.prefill =
-      std::min(sequence->first_token, now) - std::min(state.first_step, now);
-  info.decode = now - std::min(sequence->first_token, now);
+  const Phases phases = PhasesOf(state, *sequence, now);
+  info.queue = phases.queue;
+  info.prefill = phases.prefill.value_or(absl::ZeroDuration());
+  info.decode = phases.decode.value_or(absl::ZeroDuration());
   info.preemptions = sequence->preemptions;
   info.last = --state.unfinished == 0;
   state.summary.output_tokens += info.output_tokens;
   state.summary.aborted |= reason == FinishReason::kAbort;
   if (sequence->sample_index == 0) {
     state.summary.reason = reason;
-    state.summary.queue = info.queue;
-    state.summary.prefill = info.prefill;
-    state.summary.decode = info.decode;
+    Summarize(phases, &state.summary);
   }
   state.sink->OnFinished(info);
   if (info.last) EndRequest(&state, now);
@@ -218,6 +242,9 @@ void Scheduler::FailRequest(RequestState* state, const Refusal& why) {
   const absl::Time now = deps_.clock->Now();
   for (Sequence& sequence : state->samples) {
     if (sequence.state == Sequence::State::kFinished) continue;
+    if (sequence.sample_index == 0) {
+      Summarize(PhasesOf(*state, sequence, now), &state->summary);
+    }
     if (!sequence.tokens.empty()) {
       state->summary.output_tokens += state->output_tokens(sequence);
     }

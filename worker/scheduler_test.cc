@@ -207,6 +207,49 @@ TEST(SchedulerTimeLimitTest, OnlyTheOperatorsQueueTimeoutIsRetriedElsewhere) {
   EXPECT_EQ(by_operator->failed()->reason, RefusalReason::kRetryElsewhere);
 }
 
+class SummaryObserver final : public EngineObserver {
+ public:
+  void OnRequestEnd(const RequestSummary& summary) override {
+    ends.push_back(summary);
+  }
+  std::vector<RequestSummary> ends;
+};
+
+TEST(SchedulerTimingTest, AFailedRequestTellsTheTimeOfThePhasesItHad) {
+  SummaryObserver observer;
+  Bare bare;
+  bare.deps.observer = &observer;
+  bare.options.max_num_seqs = 1;
+  const auto scheduler = bare.Make();
+  const auto add = [&](const char* name) {
+    ASSERT_TRUE(
+        scheduler->Add(SmallRequest(name), std::make_shared<RecordingSink>())
+            .ok());
+  };
+  add("decoding");
+  add("waiting");
+  bare.clock.Advance(absl::Seconds(2));
+  const kvasir::v1::StepPlan* plan = scheduler->Schedule();
+  ASSERT_NE(plan, nullptr);
+  bare.clock.Advance(absl::Seconds(3));
+  kvasir::v1::StepResult result;
+  result.set_step_id(plan->step_id());
+  auto* out = result.add_sequences();
+  out->set_sequence_id(plan->sequences(0).sequence_id());
+  out->set_token_id(5);
+  ASSERT_THAT(scheduler->Apply(result), base::IsOk());
+  bare.clock.Advance(absl::Seconds(4));
+  scheduler->FailAll(
+      {absl::UnavailableError("broken"), RefusalReason::kRetryElsewhere});
+  ASSERT_EQ(observer.ends.size(), 2u);
+  EXPECT_EQ(observer.ends[0].queue, absl::Seconds(2));
+  EXPECT_EQ(observer.ends[0].prefill, absl::Seconds(3));
+  EXPECT_EQ(observer.ends[0].decode, absl::Seconds(4));
+  EXPECT_EQ(observer.ends[1].queue, absl::Seconds(9));
+  EXPECT_EQ(observer.ends[1].prefill, std::nullopt);
+  EXPECT_EQ(observer.ends[1].decode, std::nullopt);
+}
+
 TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
   EchoMasks masks;
   Bare bare(&masks);

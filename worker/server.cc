@@ -19,8 +19,12 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
   worker->service_ =
       std::make_unique<WorkerService>(std::move(options.service), engine);
   KVASIR_ASSIGN_OR_RETURN(
-      worker->server_,
+      std::unique_ptr<base::GrpcServer> server,
       base::GrpcServer::Start(listener, {worker->service_.get()}));
+  {
+    base::MutexLock lock(&worker->mutex_);
+    worker->server_ = std::move(server);
+  }
   worker->SetReady(false);
   return worker;
 }
@@ -31,6 +35,9 @@ WorkerServer::~WorkerServer() {
 
 void WorkerServer::SetReady(bool ready) {
   base::MutexLock lock(&mutex_);
+  // A drain may arrive as soon as the listener is there, inside Start, which
+  // then reports for it.
+  if (server_ == nullptr) return;
   if (draining_) ready = false;
   server_->SetServing("", ready);
   server_->SetServing(kvasir::v1::Worker::service_full_name(), ready);

@@ -55,10 +55,13 @@ class WorkerServer {
   WorkerServer() = default;
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::unique_ptr<WorkerService> service_;
-  std::unique_ptr<base::GrpcServer> server_;
+  // Outlive the service, whose drainer uses them.
   base::Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<WorkerService> service_;
+  // Set under mutex_ before Start returns, constant from there; calls that
+  // arrive earlier find null.
+  std::unique_ptr<base::GrpcServer> server_;
 };
 
 }  // namespace kvasir::worker

@@ -357,6 +357,39 @@ TEST_F(WorkerServiceTest, ADrainTurnsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health(""), "not serving") << "a drain is final";
 }
 
+// A new connection each time: a channel that failed to connect would back off.
+std::shared_ptr<grpc::Channel> FreshChannel(const std::string& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+TEST_F(WorkerServiceTest, ADrainThatArrivesWhileTheServerStartsIsHonoured) {
+  for (int round = 0; round < 10; ++round) {
+    FakeEngine engine;
+    WorkerServerOptions options = TestOptions();
+    const std::string path = options.listen.unix_path;
+    std::thread drainer([&path] {
+      while (access(path.c_str(), F_OK) != 0) std::this_thread::yield();
+      grpc::Status status;
+      do {  // until somebody listens
+        grpc::ClientContext context;
+        v1::DrainResponse response;
+        status = v1::Worker::NewStub(FreshChannel("unix:" + path))
+                     ->Drain(&context, v1::DrainRequest(), &response);
+      } while (status.error_code() == grpc::StatusCode::UNAVAILABLE);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+    });
+    auto started = WorkerServer::Start(std::move(options), &engine);
+    drainer.join();
+    KVASIR_ASSERT_OK(started);
+    (*started)->SetReady(true);
+    channel_ = FreshChannel("unix:" + path);
+    EXPECT_EQ(Health(v1::Worker::service_full_name()), "not serving");
+  }
+}
+
 TEST_F(WorkerServiceTest, ADrainAbortsWhatRunsAtItsDeadline) {
   engine_.Hold(true);
   grpc::ClientContext context;
