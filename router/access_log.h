@@ -31,7 +31,7 @@ struct AccessRecord {
   // Submit to the first token; infinite if there was none.
   absl::Duration time_to_first_token = absl::InfiniteDuration();
   absl::Duration duration;
-  // stop, length, abort; or cancelled, slow_reader, shutdown, deadline,
+  // stop, length; or cancelled, slow_reader, shutdown, deadline,
   // refused, lost, error.
   std::string finish_reason;
   absl::Status status;

@@ -28,11 +28,14 @@ void ActiveRequest::Cancel(CancelReason reason) {
 
 void ActiveRequest::OnEvent(const kvasir::v1::GenerateEvent& event) {
   RequestFlow::Delivery delivery;
+  std::shared_ptr<Attempt> attempt;
   {
     base::MutexLock lock(&mutex_);
     delivery = flow_.OnEvent(event, absl::Now());
     if (lease_ != nullptr) lease_->OnAccepted();
+    attempt = attempt_;
   }
+  if (delivery.reset_attempt && attempt != nullptr) attempt->Cancel();
   if (!delivery.deliver) return;
   if (event.has_tokens()) {
     sink_->OnTokens(event.tokens());

@@ -21,8 +21,8 @@ namespace kvasir::router {
 struct CanonicalRequest {
   // The name that the client asked for. Empty is refused: NOT_FOUND.
   std::string model;
-  // The client's own id, for the access log and CancelByClientId. Need not be
-  // unique. The id used inside Kvasir is made by the router (handle->id()).
+  // The client's own id, for the access log. Need not be unique. The id used
+  // inside Kvasir is made by the router (handle->id()).
   std::string client_request_id;
   std::string tenant;
   // Separates prefix caches; empty: shared on purpose.
@@ -41,8 +41,6 @@ struct CanonicalRequest {
   int32_t priority = 0;
   // W3C trace context as received, empty if none.
   std::string traceparent;
-  // Requests of one session prefer one replica where the policy says so.
-  std::string session_key;
   // For the access log: "kserve", "vllm", ...
   std::string facade;
   std::string peer;
@@ -81,7 +79,8 @@ class RequestSink {
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
   // OK: every sample has had its OnFinish. Otherwise why the request ended:
   // CANCELLED after Cancel, DEADLINE_EXCEEDED, UNAVAILABLE when its worker was
-  // lost, or a refusal (proto::RefusalOf says which).
+  // lost, INTERNAL when its worker broke the contract, or a refusal
+  // (proto::RefusalOf says which): DRAINING after Cancel(kShutdown).
   virtual void OnDone(const absl::Status& status) = 0;
 };
 
@@ -145,12 +144,6 @@ class RequestRouter {
   // DEADLINE_EXCEEDED (already past).
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
-
-  // Cancels every request of the tenant with this client_request_id; returns
-  // how many. Empty ids match nothing.
-  virtual size_t CancelByClientId(const std::string& tenant,
-                                  const std::string& client_request_id,
-                                  CancelReason reason) = 0;
 
   virtual std::vector<ModelStatus> Models() const = 0;
   // NOT_FOUND with the known names.

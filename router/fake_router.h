@@ -99,10 +99,6 @@ class FakeRouter final : public RequestRouter {
     arrived_.SignalAll();
     return std::shared_ptr<RequestHandle>(handle);
   }
-  size_t CancelByClientId(const std::string&, const std::string&,
-                          CancelReason) override {
-    return 0;
-  }
   std::vector<ModelStatus> Models() const override { return {model_}; }
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override {
     if (name == model_.name) return model_;

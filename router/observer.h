@@ -13,8 +13,6 @@ namespace kvasir::router {
 class RouterObserver {
  public:
   virtual ~RouterObserver() = default;
-  // A request has been taken; every one ends in OnRequestEnd.
-  virtual void OnRequestStart(const std::string& /*model*/) {}
   // Submit said no.
   virtual void OnRefused(const absl::Status& /*why*/) {}
   // Submit to the stream's opening; of the first attempt.
@@ -28,6 +26,7 @@ class RouterObserver {
   virtual void OnReplicaState(const std::string& /*target*/,
                               ReplicaState /*state*/) {}
   // Requests submitted and not ended; those of them that wait in the router.
+  // In the order of the changes: called under the router's lock.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}
 };
 

@@ -2,7 +2,7 @@
 //
 // Two more policies fit the same signature: prefix affinity (PolicyRequest
 // would carry the prompt's prefix hashes, ReplicaView what is known of each
-// replica's index) and consistent hashing on `session_key`.
+// replica's index) and consistent hashing on a session.
 #pragma once
 
 #include <cstddef>

@@ -16,9 +16,9 @@ constexpr double kBackoffGrowth = 1.6;
 absl::Status Mismatch(const std::string& target, absl::string_view field,
                       absl::string_view have, absl::string_view want,
                       absl::string_view whose) {
-  return absl::FailedPreconditionError(absl::StrCat("worker ", target, ": ",
-                                                    field, " is '", have, "', ",
-                                                    whose, " '", want, "'"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("worker ", target, " (--workers): ", field, " is '", have,
+                   "', ", whose, " '", want, "'"));
 }
 
 }  // namespace
@@ -49,7 +49,7 @@ absl::Status CheckWorker(const std::string& target,
   if (info.page_tokens() == 0 || info.max_model_len() == 0 ||
       info.max_num_seqs() == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "worker ", target, ": page_tokens ", info.page_tokens(),
+        "worker ", target, " (--workers): page_tokens ", info.page_tokens(),
         ", max_model_len ", info.max_model_len(), ", max_num_seqs ",
         info.max_num_seqs(), "; each must be positive"));
   }

@@ -116,7 +116,6 @@ class ReplicaLease {
     if (!accepted_) replica_->OnAccepted(prompt_tokens_);
     accepted_ = true;
   }
-  Replica& replica() const { return *replica_; }
 
  private:
   const std::shared_ptr<Replica> replica_;

@@ -67,7 +67,10 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
     return absl::InvalidArgumentError(
         "no workers: name at least one with --workers");
   }
-  for (const auto& replica : replicas_) Connect(replica);
+  for (const auto& replica : replicas_) {
+    TellObserver(*replica);
+    Connect(replica);
+  }
   const absl::Time deadline = absl::Now() + patience;
   FirstAnswers& first = *first_answers_;
   base::MutexLock lock(&first.mutex);
@@ -101,6 +104,7 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
     Retry(replica, replica->OnLost(info.status()));
     return;
   }
+  const ReplicaState before = replica->state();
   const absl::Status compatible = Admit(replica.get(), *info);
   if (!compatible.ok()) {
     const absl::Duration after = replica->OnRefused(compatible);
@@ -109,6 +113,7 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
     Retry(replica, after);
     return;
   }
+  if (replica->state() != before) TellState(*replica);
   if (!gate_->Enter()) return;
   replica->client()->WatchLoad(options_.load_interval,
                                std::make_shared<Watch>(this, replica));
@@ -133,10 +138,13 @@ void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
   });
 }
 
+void ReplicaRegistry::TellObserver(const Replica& replica) const {
+  if (observer_ == nullptr) return;
+  observer_->OnReplicaState(replica.target(), replica.state());
+}
+
 void ReplicaRegistry::TellState(const Replica& replica) const {
-  if (observer_ != nullptr) {
-    observer_->OnReplicaState(replica.target(), replica.state());
-  }
+  TellObserver(replica);
   if (options_.on_change) options_.on_change();
 }
 
@@ -152,10 +160,11 @@ absl::Status ReplicaRegistry::Admit(Replica* replica,
     if (peer->model_name() == info.model_name()) {
       expected.peer = peer;
     } else if (!options_.served_names.empty()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "worker ", replica->target(), ": model '", info.model_name(),
-          "', worker ", other->target(), " has '", peer->model_name(),
-          "'; --served-model-name can name one model only"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("worker ", replica->target(), " (--workers): model '",
+                       info.model_name(), "', worker ", other->target(),
+                       " has '", peer->model_name(),
+                       "'; --served-model-name can name one model only"));
     }
   }
   absl::Status compatible = CheckWorker(replica->target(), info, expected);

@@ -82,6 +82,8 @@ class ReplicaRegistry {
   void OnWatchEnded(const std::shared_ptr<Replica>& replica,
                     const absl::Status& status);
   void Retry(const std::shared_ptr<Replica>& replica, absl::Duration after);
+  void TellObserver(const Replica& replica) const;
+  // The observer, and who waits for changes.
   void TellState(const Replica& replica) const;
   // Judges a worker against those in use, and counts it among them.
   absl::Status Admit(Replica* replica, const kvasir::v1::WorkerInfo& info)

@@ -21,6 +21,12 @@ bool MayRunElsewhere(const absl::Status& status) {
   return absl::IsUnavailable(status);
 }
 
+// The sample ended as the request wanted it.
+bool IsComplete(kvasir::v1::FinishReason reason) {
+  return reason == kvasir::v1::FINISH_STOP ||
+         reason == kvasir::v1::FINISH_LENGTH;
+}
+
 }  // namespace
 
 RequestFlow::RequestFlow(CanonicalRequest request, std::string id,
@@ -45,27 +51,47 @@ void RequestFlow::OnAttempt(const std::string& replica, absl::Time now) {
 
 RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
                                            absl::Time now) {
+  if (cancelled() || !breach_.ok()) return {};
+  switch (event.event_case()) {
+    case GenerateEvent::kAccepted: {
+      // A second replica's word is nothing new to the client.
+      Delivery delivery;
+      delivery.deliver = !accepted_;
+      accepted_ = true;
+      return delivery;
+    }
+    case GenerateEvent::kTokens:
+      return OnTokens(event.tokens(), now);
+    case GenerateEvent::kFinish:
+      return OnFinish(event.finish());
+    case GenerateEvent::EVENT_NOT_SET:
+      break;  // a kind that a later version knows
+  }
+  return {};
+}
+
+RequestFlow::Sample* RequestFlow::RunningSample(uint32_t index) {
+  if (index >= samples_.size() || samples_[index].finished) return nullptr;
+  return &samples_[index];
+}
+
+RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
+                                            absl::Time now) {
   Delivery delivery;
-  if (cancelled()) return delivery;
-  if (event.has_accepted()) {
-    // A second replica's word is nothing new to the client.
-    delivery.deliver = !accepted_;
-    accepted_ = true;
+  Sample* const sample = RunningSample(tokens.index());
+  const auto& ids = tokens.token_ids();
+  if (sample == nullptr || ids.empty()) return delivery;
+  sample->num_tokens += static_cast<uint64_t>(ids.size());
+  if (sample->num_tokens > request_.sampling.max_tokens()) {
+    breach_ = absl::InternalError(
+        absl::StrCat("worker ", tried_.back(), " sent ", sample->num_tokens,
+                     " tokens of sample ", tokens.index(), ", max_tokens is ",
+                     request_.sampling.max_tokens()));
+    delivery.reset_attempt = true;
     return delivery;
   }
-  const uint32_t index =
-      event.has_tokens() ? event.tokens().index() : event.finish().index();
-  // A worker's slip must not reach the client, nor memory beyond the samples.
-  if (index >= samples_.size() || samples_[index].finished) return delivery;
-  Sample& sample = samples_[index];
   delivery.deliver = true;
-  if (event.has_finish()) {
-    sample.finished = true;
-    cached_tokens_ = std::max(cached_tokens_, event.finish().cached_tokens());
-    if (index == 0) finish_reason_ = event.finish().reason();
-    return delivery;
-  }
-  const auto& ids = event.tokens().token_ids();
+  delivered_ = true;
   output_tokens_ += static_cast<uint32_t>(ids.size());
   if (samples_.size() == 1) {
     AppendTokenBytes(
@@ -75,10 +101,25 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   if (first_token_ == absl::InfiniteFuture()) {
     first_token_ = now;
     delivery.time_to_first_token = now - start_;
-  } else if (sample.last_tokens != absl::InfinitePast()) {
-    delivery.inter_token = now - sample.last_tokens;
+  } else if (sample->last_tokens != absl::InfinitePast()) {
+    delivery.inter_token = now - sample->last_tokens;
   }
-  sample.last_tokens = now;
+  sample->last_tokens = now;
+  return delivery;
+}
+
+RequestFlow::Delivery RequestFlow::OnFinish(
+    const GenerateEvent::Finish& finish) {
+  Delivery delivery;
+  Sample* const sample = RunningSample(finish.index());
+  // Nobody here aborted: what the worker broke off is not an answer, and the
+  // stream counts as ended early.
+  if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
+  sample->finished = true;
+  cached_tokens_ = std::max(cached_tokens_, finish.cached_tokens());
+  if (finish.index() == 0) finish_reason_ = finish.reason();
+  delivery.deliver = true;
+  delivered_ = true;
   return delivery;
 }
 
@@ -97,19 +138,19 @@ absl::Status RequestFlow::QueueTimeoutStatus() const {
 
 bool RequestFlow::TimedOut(absl::Time now) const {
   const auto left = QueueTimeoutLeft(now);
-  return left.has_value() && *left <= absl::ZeroDuration() &&
-         output_tokens_ == 0;
+  return left.has_value() && *left <= absl::ZeroDuration() && !delivered_;
 }
 
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
-  if (output_tokens_ > 0 || request_.deadline <= now) return false;
+  if (delivered_ || request_.deadline <= now) return false;
   return MayRunElsewhere(status);
 }
 
 std::optional<absl::Status> RequestFlow::OnAttemptDone(
     const absl::Status& status, absl::Time now) {
   if (cancelled()) return CancelledStatus();
+  if (!breach_.ok()) return breach_;
   absl::Status end = status;
   const std::string& replica = tried_.back();
   if (end.ok()) {
@@ -146,21 +187,15 @@ absl::Status RequestFlow::CancelledStatus() const {
     case CancelReason::kSlowReader:
       return absl::CancelledError("the client reads too slowly");
     case CancelReason::kShutdown:
-      return absl::CancelledError("the server is shutting down");
+      return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
+                                 "the server is shutting down");
   }
   return absl::CancelledError("cancelled");
 }
 
 std::string RequestFlow::FinishReasonName(const absl::Status& status) const {
   if (status.ok()) {
-    switch (finish_reason_) {
-      case kvasir::v1::FINISH_STOP:
-        return "stop";
-      case kvasir::v1::FINISH_LENGTH:
-        return "length";
-      default:
-        return "abort";
-    }
+    return finish_reason_ == kvasir::v1::FINISH_STOP ? "stop" : "length";
   }
   if (cancelled()) {
     switch (*cancel_reason_) {

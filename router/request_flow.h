@@ -42,6 +42,8 @@ class RequestFlow {
   // What an event means to the client.
   struct Delivery {
     bool deliver = false;
+    // The worker broke the contract: its stream is to be reset.
+    bool reset_attempt = false;
     // Set with the first tokens of all.
     std::optional<absl::Duration> time_to_first_token;
     // Set with tokens after that: since the last of the same sample.
@@ -67,9 +69,16 @@ class RequestFlow {
  private:
   struct Sample {
     bool finished = false;
+    uint64_t num_tokens = 0;
     absl::Time last_tokens = absl::InfinitePast();
   };
 
+  Delivery OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
+                    absl::Time now);
+  Delivery OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
+  // Null for a sample that was not asked for or has finished: a worker's slip
+  // must not reach the client, nor memory beyond the samples.
+  Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // No output yet, and the client's own timeout is over.
   bool TimedOut(absl::Time now) const;
@@ -84,9 +93,13 @@ class RequestFlow {
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;
+  // What a worker did that none may do; nothing it says afterwards counts.
+  absl::Status breach_;
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
+  // The client has been told of output: nothing can be tried elsewhere.
+  bool delivered_ = false;
   std::vector<Sample> samples_;
   std::string emitted_;
   uint32_t output_tokens_ = 0;

@@ -27,6 +27,7 @@ RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3,
   request.prompt = TokenBytes::FromIds({1, 2, 3});
   request.sampling = NeutralSampling();
   request.sampling.set_n(n);
+  request.sampling.set_max_tokens(3);
   request.deadline = At(10000);
   request.queue_timeout = queue_timeout;
   return RequestFlow(std::move(request), "id", max_attempts, kStart);
@@ -190,6 +191,70 @@ TEST(RequestFlowTest, AResetByTheWorkerIsNotACancel) {
   EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError("RST"), At(3)),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("worker a reset the stream")));
+}
+
+TEST(RequestFlowTest, AWorkersAbortIsNoAnswerAndIsTriedElsewhere) {
+  for (const kvasir::v1::FinishReason reason :
+       {kvasir::v1::FINISH_ABORT, kvasir::v1::FINISH_REASON_UNSPECIFIED}) {
+    RequestFlow flow = NewFlow();
+    GenerateEvent abort = Finish();
+    abort.mutable_finish()->set_reason(reason);
+    flow.OnAttempt("a", At(1));
+    EXPECT_FALSE(flow.OnEvent(abort, At(2)).deliver);
+    EXPECT_FALSE(flow.OnAttemptDone(absl::OkStatus(), At(3)).has_value());
+    flow.OnAttempt("b", At(4));
+    EXPECT_TRUE(flow.OnEvent(Tokens({7}), At(5)).deliver);
+    EXPECT_FALSE(flow.OnEvent(abort, At(6)).deliver);
+    EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(7)),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("worker b ended the stream early")));
+  }
+}
+
+TEST(RequestFlowTest, AfterAFinishedSampleNothingIsTriedElsewhere) {
+  RequestFlow flow = NewFlow(2);
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Finish(0), At(2)).deliver);
+  EXPECT_THAT(*flow.OnAttemptDone(Full(), At(3)),
+              StatusIs(absl::StatusCode::kResourceExhausted, "full"));
+}
+
+TEST(RequestFlowTest, TokensBeyondMaxTokensResetTheWorkerAndEndInternal) {
+  RequestFlow flow = NewFlow(2);
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8, 9}, 0), At(2)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}, 1), At(2)).deliver);
+  const auto over = flow.OnEvent(Tokens({1, 2}, 1), At(3));
+  EXPECT_FALSE(over.deliver);
+  EXPECT_TRUE(over.reset_attempt);
+  EXPECT_FALSE(flow.OnEvent(Finish(0), At(4)).deliver);
+  const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(5));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInternal,
+                             "worker a sent 4 tokens of sample 1, max_tokens "
+                             "is 3"));
+  EXPECT_EQ(flow.Record(*end, At(5)).finish_reason, "error");
+  EXPECT_EQ(flow.Record(*end, At(5)).output_tokens, 5u);
+}
+
+TEST(RequestFlowTest, AnEventOfAnUnknownKindIsIgnored) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnEvent(GenerateEvent(), At(2)).deliver);
+  EXPECT_FALSE(flow.OnEvent(Tokens({}), At(2)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Tokens({7}), At(3)).time_to_first_token.has_value());
+}
+
+TEST(RequestFlowTest, AShutdownIsARefusalAndNotTheClientsCancel) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.Cancel(CancelReason::kShutdown);
+  const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(2));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable,
+                             HasSubstr("shutting down")));
+  ASSERT_TRUE(proto::RefusalOf(*end).has_value());
+  EXPECT_EQ(proto::RefusalOf(*end)->reason(), kvasir::v1::Refusal::DRAINING);
 }
 
 TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {

@@ -121,6 +121,7 @@ absl::StatusOr<Admission::Answer> RouterCore::Enter(const ActivePtr& active) {
       admission_.Enter(active->ticket(), active->request().priority);
   if (answer == Admission::Answer::kRefuse) return admission_.RefusedStatus();
   active_.emplace(active->ticket(), active);
+  TellInFlight();
   return answer;
 }
 
@@ -146,10 +147,6 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
     active->Discard(status);
     Release(active, /*ran=*/true);
     return Refuse(active->request(), status);
-  }
-  if (parts_.observer != nullptr) {
-    parts_.observer->OnRequestStart(active->request().model);
-    TellInFlight();
   }
   return active;
 }
@@ -238,7 +235,6 @@ void RouterCore::LogEnd(const AccessRecord& record) {
 
 void RouterCore::Release(ActivePtr active, bool ran) {
   // Once the table is empty the router may be gone: only locals after that.
-  RouterObserver* const observer = parts_.observer;
   std::deque<std::pair<ActivePtr, bool>> ended = {{std::move(active), ran}};
   while (!ended.empty()) {
     const auto [request, request_ran] = std::move(ended.front());
@@ -247,8 +243,6 @@ void RouterCore::Release(ActivePtr active, bool ran) {
       parts_.timers->Cancel(*timer);
     }
     std::vector<ActivePtr> admitted;
-    size_t left;
-    size_t waiting;
     {
       base::MutexLock lock(&mutex_);
       active_.erase(request->ticket());
@@ -257,11 +251,9 @@ void RouterCore::Release(ActivePtr active, bool ran) {
           admitted.push_back(active_.at(ticket));
         }
       }
-      left = active_.size();
-      waiting = admission_.waiting();
+      TellInFlight();
       changed_.SignalAll();
     }
-    if (observer != nullptr) observer->OnInFlight(left, waiting);
     for (const ActivePtr& next : admitted) {
       if (const auto timer = next->TakeQueueTimer()) {
         parts_.timers->Cancel(*timer);
@@ -281,32 +273,9 @@ std::vector<RouterCore::ActivePtr> RouterCore::All() const {
   return all;
 }
 
-void RouterCore::TellInFlight() {
-  size_t in_flight;
-  size_t waiting;
-  {
-    base::MutexLock lock(&mutex_);
-    in_flight = active_.size();
-    waiting = admission_.waiting();
-  }
-  parts_.observer->OnInFlight(in_flight, waiting);
-}
-
-size_t RouterCore::CancelByClientId(const std::string& tenant,
-                                    const std::string& client_request_id,
-                                    CancelReason reason) {
-  if (client_request_id.empty()) return 0;
-  size_t matched = 0;
-  for (const ActivePtr& active : All()) {
-    const CanonicalRequest& request = active->request();
-    if (request.tenant != tenant ||
-        request.client_request_id != client_request_id) {
-      continue;
-    }
-    active->Cancel(reason);
-    ++matched;
-  }
-  return matched;
+void RouterCore::TellInFlight() const {
+  if (parts_.observer == nullptr) return;
+  parts_.observer->OnInFlight(active_.size(), admission_.waiting());
 }
 
 RouterHealth RouterCore::Health() const {

@@ -46,7 +46,8 @@ class ActiveRequest;
 
 // Owns: the requests in flight.
 // Threads: any thread. A request's lock and the router's are never held
-//   together; no callback runs under either.
+//   together; no callback runs under either, but for the observer's OnInFlight
+//   under the router's.
 class RouterCore final : public RequestRouter {
  public:
   struct Parts {
@@ -63,10 +64,6 @@ class RouterCore final : public RequestRouter {
 
   absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) override
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  size_t CancelByClientId(const std::string& tenant,
-                          const std::string& client_request_id,
-                          CancelReason reason) override
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<ModelStatus> Models() const override;
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
@@ -104,7 +101,8 @@ class RouterCore final : public RequestRouter {
   // not in the queue.
   void Release(ActivePtr active, bool ran) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<ActivePtr> All() const ABSL_LOCKS_EXCLUDED(mutex_);
-  void TellInFlight() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Under the lock, so that the last numbers told are the last that were.
+  void TellInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string KnownModels() const;
 
   const RouterCoreOptions options_;

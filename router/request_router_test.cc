@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -47,6 +48,40 @@ class KeptLog final : public AccessLogSink {
   std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Keeps what was told last; when slow, takes its time to note that anything
+// runs.
+class KeptStates final : public RouterObserver {
+ public:
+  std::atomic<bool> slow{false};
+
+  void OnInFlight(size_t in_flight, size_t queued) override {
+    if (slow && in_flight > 0) absl::SleepFor(absl::Milliseconds(1));
+    base::MutexLock lock(&mutex_);
+    in_flight_ = in_flight;
+    queued_ = queued;
+  }
+  void OnReplicaState(const std::string& target, ReplicaState state) override {
+    base::MutexLock lock(&mutex_);
+    states_[target].push_back(state);
+  }
+  std::pair<size_t, size_t> in_flight() const {
+    base::MutexLock lock(&mutex_);
+    return {in_flight_, queued_};
+  }
+  std::vector<ReplicaState> states(const std::string& target) const {
+    base::MutexLock lock(&mutex_);
+    const auto found = states_.find(target);
+    return found == states_.end() ? std::vector<ReplicaState>() : found->second;
+  }
+
+ private:
+  mutable base::Mutex mutex_;
+  size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t queued_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, std::vector<ReplicaState>> states_
+      ABSL_GUARDED_BY(mutex_);
+};
+
 CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
   CanonicalRequest request;
   request.model = "tiny";
@@ -73,10 +108,11 @@ class RequestRouterTest : public ::testing::Test {
         [this](const std::string& target) {
           return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
         },
-        &timers_, nullptr);
+        &timers_, &observer_);
     KVASIR_RETURN_IF_ERROR(registry_->Start(absl::Milliseconds(500)));
     router_ = std::make_unique<RouterCore>(
-        options, RouterCore::Parts{registry_.get(), &timers_, &log_, nullptr});
+        options,
+        RouterCore::Parts{registry_.get(), &timers_, &log_, &observer_});
     return absl::OkStatus();
   }
   void Prepare(int num_workers) {
@@ -108,6 +144,7 @@ class RequestRouterTest : public ::testing::Test {
   std::atomic<int> changes_{0};
   TimerThread timers_;
   KeptLog log_;
+  KeptStates observer_;
   std::unique_ptr<ReplicaRegistry> registry_;
   std::unique_ptr<RouterCore> router_;
 };
@@ -229,6 +266,68 @@ TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
   Submit(std::make_shared<RecordingSink>());
 }
 
+TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
+  Prepare(2);
+  workers_[1]->SetReachable(false);
+  KVASIR_ASSERT_OK(Start(2));
+  EXPECT_THAT(observer_.states("w0"),
+              ElementsAre(ReplicaState::kConnecting, ReplicaState::kReady));
+  EXPECT_THAT(observer_.states("w1"), ElementsAre(ReplicaState::kConnecting));
+}
+
+TEST_F(RequestRouterTest, ADrainedWorkersAbortMeansAnotherIsAsked) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  const auto first = WaitForAttempt(0);
+  first->Accept();
+  first->Finish(kvasir::v1::FINISH_ABORT);
+  first->End(absl::OkStatus());
+  const auto second = WaitForAttempt(1);
+  second->Tokens({1});
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  ASSERT_EQ(sink->finishes().size(), 1u);
+  EXPECT_EQ(sink->finishes()[0].reason(), kvasir::v1::FINISH_LENGTH);
+}
+
+TEST_F(RequestRouterTest, AWorkerThatSendsTooMuchIsReset) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  request.sampling.set_max_tokens(2);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, request);
+  const auto attempt = WaitForAttempt(0);
+  attempt->Tokens({1, 2});
+  attempt->Tokens({3});
+  EXPECT_THAT(sink->Wait(), StatusIs(absl::StatusCode::kInternal,
+                                     HasSubstr("max_tokens is 2")));
+  EXPECT_TRUE(attempt->cancelled());
+  EXPECT_THAT(sink->ids(), ElementsAre(1, 2));
+}
+
+TEST_F(RequestRouterTest, TheLastNumbersInFlightThatAreToldAreTheLastThatWere) {
+  RouterCoreOptions options;
+  options.admission = {2, 100};
+  KVASIR_ASSERT_OK(Start(1, options));
+  workers_[0]->OnAttempt([](const std::shared_ptr<FakeAttempt>& attempt) {
+    attempt->Finish(kvasir::v1::FINISH_STOP);
+    attempt->End(absl::OkStatus());
+  });
+  observer_.slow = true;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (int i = 0; i < 4; ++i) {
+      sinks.push_back(std::make_shared<RecordingSink>());
+      Submit(sinks.back());
+    }
+    for (const auto& sink : sinks) KVASIR_EXPECT_OK(sink->Wait());
+    ASSERT_TRUE(router_->WaitIdle(absl::Now() + absl::Seconds(20)));
+    ASSERT_EQ(observer_.in_flight(), std::make_pair(size_t{0}, size_t{0}));
+  }
+}
+
 TEST_F(RequestRouterTest, ACancelResetsTheWorkersCall) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
@@ -243,21 +342,6 @@ TEST_F(RequestRouterTest, ACancelResetsTheWorkersCall) {
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("stop string")));
   EXPECT_EQ(log_.records()[0].finish_reason, "stop");
   handle->Cancel(CancelReason::kClient);
-}
-
-TEST_F(RequestRouterTest, ACancelByClientIdIsTheTenantsOwn) {
-  KVASIR_ASSERT_OK(Start(1));
-  const auto sink = std::make_shared<RecordingSink>();
-  Submit(sink);
-  WaitForAttempt(0);
-  const CancelReason reason = CancelReason::kClient;
-  EXPECT_EQ(router_->CancelByClientId("other", "client-1", reason), 0u);
-  EXPECT_EQ(router_->CancelByClientId("tenant", "client-2", reason), 0u);
-  EXPECT_EQ(router_->CancelByClientId("tenant", "", reason), 0u);
-  EXPECT_FALSE(sink->done());
-  EXPECT_EQ(router_->CancelByClientId("tenant", "client-1", reason), 1u);
-  EXPECT_THAT(sink->Wait(),
-              StatusIs(absl::StatusCode::kCancelled, ::testing::_));
 }
 
 TEST_F(RequestRouterTest, WhatIsBeyondTheLimitWaitsItsTurn) {
@@ -418,6 +502,8 @@ TEST_F(RequestRouterTest, DestructionCancelsWhatRuns) {
   WaitForAttempt(0);
   router_.reset();
   EXPECT_TRUE(sink->done());
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
   EXPECT_EQ(log_.records()[0].finish_reason, "shutdown");
   handle->Cancel(CancelReason::kClient);
 }
@@ -425,16 +511,18 @@ TEST_F(RequestRouterTest, DestructionCancelsWhatRuns) {
 TEST_F(RequestRouterTest, AWorkerOfAnotherVersionFailsTheStart) {
   Prepare(2);
   workers_[1]->info()->set_api_version("kvasir.v9");
-  EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 AllOf(HasSubstr("w1"), HasSubstr("kvasir.v9"),
-                                       HasSubstr("kvasir.v1"))));
+  EXPECT_THAT(Start(2),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("w1"), HasSubstr("--workers"),
+                             HasSubstr("kvasir.v9"), HasSubstr("kvasir.v1"))));
 }
 
 TEST_F(RequestRouterTest, WorkersOfDifferentWeightsFailTheStart) {
   Prepare(2);
   workers_[1]->info()->set_weights_id("w2");
   EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                 AllOf(HasSubstr("'w1'"), HasSubstr("'w2'"))));
+                                 AllOf(HasSubstr("--workers"),
+                                       HasSubstr("'w1'"), HasSubstr("'w2'"))));
 }
 
 TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {

@@ -10,8 +10,8 @@ namespace {
 
 // How long a joining caller's earlier deadline may go unnoticed.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
-// An abort takes effect within a step; longer and the engine hangs.
-constexpr absl::Duration kAbortGrace = absl::Seconds(10);
+// Requests end within a step; longer and the engine hangs.
+constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
 }  // namespace
 
@@ -60,8 +60,10 @@ void Drainer::Run() {
   const ServedEngine::Ended start = engine_->Totals();
   engine_->BeginDrain();
   if (!WaitIdle()) {
-    engine_->AbortAll();
-    engine_->WaitIdle(base::Clock::Real().Now() + kAbortGrace);
+    // Not an abort, which would look to a router like a complete answer.
+    engine_->RefuseAll({absl::UnavailableError("the drain's deadline has come"),
+                        RefusalReason::kDraining});
+    engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
   }
   const ServedEngine::Ended end = engine_->Totals();
   kvasir::v1::DrainResponse response;

@@ -1,5 +1,5 @@
-// Empties a worker: stop admission, wait for what runs, abort the rest at the
-// deadline, report.
+// Empties a worker: stop admission, wait for what runs, refuse the rest at the
+// deadline (so that a router may try elsewhere), report.
 #pragma once
 
 #include <functional>

@@ -55,7 +55,7 @@ class Engine::Impl final : public EngineObserver {
       ABSL_LOCKS_EXCLUDED(mutex_);
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  int AbortAll() ABSL_LOCKS_EXCLUDED(mutex_);
+  void RefuseAll(const Refusal& why) ABSL_LOCKS_EXCLUDED(mutex_);
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   LoadSnapshot Load() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -68,12 +68,13 @@ class Engine::Impl final : public EngineObserver {
 
   // What other threads ask of the engine's.
   struct Command {
-    enum class Kind { kSubmit, kAbort, kAbortAll };
+    enum class Kind { kSubmit, kAbort, kRefuseAll };
     Kind kind = Kind::kSubmit;
     Request request;
     std::shared_ptr<EngineSink> sink;
     std::string request_id;
     std::optional<uint32_t> attempt;
+    Refusal why;
   };
 
   // EngineObserver: the scheduler's, on the engine's thread.
@@ -318,14 +319,14 @@ int Engine::Impl::Abort(std::string_view request_id,
   return matches;
 }
 
-int Engine::Impl::AbortAll() {
+void Engine::Impl::RefuseAll(const Refusal& why) {
   MutexLock lock(&mutex_);
-  if (num_live_ == 0) return 0;
+  if (num_live_ == 0) return;
   Command command;
-  command.kind = Command::Kind::kAbortAll;
+  command.kind = Command::Kind::kRefuseAll;
+  command.why = why;
   inbox_.push_back(std::move(command));
   wake_.Signal();
-  return static_cast<int>(num_live_);
 }
 
 void Engine::Impl::BeginDrain() {
@@ -464,8 +465,8 @@ void Engine::Impl::RunCommands() {
       case Command::Kind::kAbort:
         scheduler_->Abort(command.request_id, command.attempt);
         break;
-      case Command::Kind::kAbortAll:
-        scheduler_->AbortAll();
+      case Command::Kind::kRefuseAll:
+        scheduler_->RefuseAll(command.why);
         break;
     }
   }
@@ -579,7 +580,8 @@ void Engine::Impl::Fail(const absl::Status& status) {
 
 void Engine::Impl::EndAll() {
   RunCommands();
-  scheduler_->AbortAll();
+  scheduler_->RefuseAll(Refuse(absl::UnavailableError("the engine was stopped"),
+                               RefusalReason::kDraining));
   Publish();
 }
 
@@ -629,7 +631,7 @@ int Engine::Abort(std::string_view request_id,
                   std::optional<uint32_t> attempt) {
   return impl_->Abort(request_id, attempt);
 }
-int Engine::AbortAll() { return impl_->AbortAll(); }
+void Engine::RefuseAll(const Refusal& why) { impl_->RefuseAll(why); }
 void Engine::BeginDrain() { impl_->BeginDrain(); }
 bool Engine::WaitIdle(absl::Time deadline) { return impl_->WaitIdle(deadline); }
 LoadSnapshot Engine::Load() const { return impl_->Load(); }

@@ -85,8 +85,8 @@ class Engine {
   // by the same path as any request. The executor's error if that fails.
   absl::Status Start();
 
-  // Ends the thread after the step in flight; what still runs is aborted (its
-  // sinks hear it). Idempotent.
+  // Ends the thread after the step in flight; what still runs fails with
+  // kDraining (its sinks hear it). Idempotent.
   void Stop();
 
   // Validates and queues. Refusals:
@@ -105,7 +105,8 @@ class Engine {
   // 0 is no error. Costs one lock and one hash look-up.
   int Abort(std::string_view request_id,
             std::optional<uint32_t> attempt = std::nullopt);
-  int AbortAll();
+  // Ends every request; their sinks hear OnFailed(why).
+  void RefuseAll(const Refusal& why);
 
   // Submit refuses with kDraining from now on; what is queued still runs.
   void BeginDrain();

@@ -21,7 +21,7 @@ class EngineAdapter final : public ServedEngine {
             std::optional<uint32_t> attempt) override {
     return engine_->Abort(request_id, attempt);
   }
-  int AbortAll() override { return engine_->AbortAll(); }
+  void RefuseAll(const Refusal& why) override { engine_->RefuseAll(why); }
   void BeginDrain() override { engine_->BeginDrain(); }
   bool WaitIdle(absl::Time deadline) override {
     return engine_->WaitIdle(deadline);

@@ -331,7 +331,7 @@ TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
 }
 
-TEST_F(EngineTest, StopAbortsWhatRunsAndWaits) {
+TEST_F(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   std::vector<std::shared_ptr<WaitableSink>> sinks;
@@ -356,9 +356,35 @@ TEST_F(EngineTest, StopAbortsWhatRunsAndWaits) {
   gate_.Open();
   stop.join();
   for (const auto& sink : sinks) {
-    ASSERT_TRUE(sink->samples()[0].finish.has_value());
-    EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kAbort);
+    ASSERT_TRUE(sink->failed().has_value());
+    EXPECT_EQ(sink->failed()->reason, RefusalReason::kDraining);
   }
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto running = std::make_shared<WaitableSink>();
+  const auto waiting = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), running).status);
+  gate_.AwaitHeld();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("w"), waiting).status);
+  engine_->RefuseAll(
+      {absl::UnavailableError("too late"), RefusalReason::kDraining});
+  gate_.Open();
+  running->AwaitEnd();
+  waiting->AwaitEnd();
+  for (const auto& sink : {running, waiting}) {
+    ASSERT_TRUE(sink->failed().has_value());
+    EXPECT_EQ(sink->failed()->reason, RefusalReason::kDraining);
+    EXPECT_TRUE(sink->samples()[0].tokens.empty());
+  }
+  const auto later = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("l"), later).status);
+  later->AwaitEnd();
+  EXPECT_TRUE(later->samples()[0].finish.has_value());
+  engine_->Stop();
   ExpectNothingHeld();
 }
 

@@ -49,11 +49,6 @@ class FakeEngine final : public ServedEngine {
     base::MutexLock lock(&mutex_);
     tokens_per_step_ = count;
   }
-  void FailAll(const Refusal& why) {
-    base::MutexLock lock(&mutex_);
-    failure_ = why;
-  }
-
   // What happened.
   size_t live() const {
     base::MutexLock lock(&mutex_);
@@ -101,10 +96,10 @@ class FakeEngine final : public ServedEngine {
     return matched;
   }
 
-  int AbortAll() override {
+  // What comes later fails, too.
+  void RefuseAll(const Refusal& why) override {
     base::MutexLock lock(&mutex_);
-    for (auto& [key, running] : live_) running.aborted = true;
-    return static_cast<int>(live_.size());
+    failure_ = why;
   }
 
   void BeginDrain() override {

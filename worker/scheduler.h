@@ -81,8 +81,9 @@ class Scheduler {
   // Ends requests between or during steps (a result for them is dropped).
   // Returns how many matched.
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
-  int AbortAll();
-  // Every request hears OnFailed(why).
+  // The same for every request, each of which hears OnFailed(why).
+  void RefuseAll(const Refusal& why);
+  // The same when there will be no result for the step that runs.
   void FailAll(const Refusal& why);
 
   // Whether anything runs or waits.

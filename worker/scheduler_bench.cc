@@ -136,7 +136,8 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
   result.metadata_bytes = stats.metadata_bytes;
   result.metadata_share = static_cast<double>(stats.metadata_bytes) /
                           static_cast<double>(stats.groups[0].pool_bytes);
-  scheduler->AbortAll();
+  scheduler->RefuseAll(
+      {absl::CancelledError("the benchmark is over"), RefusalReason::kNone});
   return result;
 }
 

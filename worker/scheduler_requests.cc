@@ -293,17 +293,14 @@ int Scheduler::Abort(std::string_view request_id,
   return static_cast<int>(matches.size());
 }
 
-int Scheduler::AbortAll() {
+void Scheduler::RefuseAll(const Refusal& why) {
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
-  const std::vector<RequestState*> all = LiveRequests();
-  for (RequestState* state : all) AbortRequest(state);
-  return static_cast<int>(all.size());
+  for (RequestState* state : LiveRequests()) FailRequest(state, why);
 }
 
 void Scheduler::FailAll(const Refusal& why) {
-  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
   in_flight_ = false;
-  for (RequestState* state : LiveRequests()) FailRequest(state, why);
+  RefuseAll(why);
 }
 
 std::vector<RequestState*> Scheduler::LiveRequests() const {

@@ -21,7 +21,7 @@ class ServedEngine {
   virtual Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) = 0;
   virtual int Abort(std::string_view request_id,
                     std::optional<uint32_t> attempt) = 0;
-  virtual int AbortAll() = 0;
+  virtual void RefuseAll(const Refusal& why) = 0;
   virtual void BeginDrain() = 0;
   virtual bool WaitIdle(absl::Time deadline) = 0;
   virtual void SubscribeLoad(std::weak_ptr<LoadListener> listener) = 0;

@@ -264,7 +264,7 @@ TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
   ASSERT_TRUE(reader->Read(&event));
-  engine_.FailAll(
+  engine_.RefuseAll(
       {absl::UnavailableError("executor"), RefusalReason::kRetryElsewhere});
   const Answer answer = ReadAll(reader.get(), context);
   EXPECT_THAT(answer.status,
@@ -390,7 +390,7 @@ TEST_F(WorkerServiceTest, ADrainThatArrivesWhileTheServerStartsIsHonoured) {
   }
 }
 
-TEST_F(WorkerServiceTest, ADrainAbortsWhatRunsAtItsDeadline) {
+TEST_F(WorkerServiceTest, ADrainRefusesWhatRunsAtItsDeadline) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -399,8 +399,12 @@ TEST_F(WorkerServiceTest, ADrainAbortsWhatRunsAtItsDeadline) {
       server_->Drain(absl::Now() + absl::Milliseconds(50));
   EXPECT_EQ(drained.aborted(), 1u);
   const Answer answer = ReadAll(reader.get(), context);
-  ASSERT_EQ(answer.finishes.size(), 1u);
-  EXPECT_EQ(answer.finishes[0].reason(), v1::FINISH_ABORT);
+  EXPECT_TRUE(answer.finishes.empty()) << "nothing that looks complete";
+  EXPECT_THAT(answer.status, StatusIs(absl::StatusCode::kUnavailable,
+                                      HasSubstr("drain's deadline")));
+  const auto refusal = proto::RefusalOf(answer.status);
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->reason(), v1::Refusal::DRAINING);
   // A second drain has nothing to wait for.
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).aborted(), 1u);
 }

@@ -59,10 +59,6 @@ class EchoRouter final : public router::RequestRouter {
     requests_.push_back(handle);
     return std::shared_ptr<router::RequestHandle>(handle);
   }
-  size_t CancelByClientId(const std::string&, const std::string&,
-                          router::CancelReason) override {
-    return 0;
-  }
   std::vector<router::ModelStatus> Models() const override {
     return {*Model(kModel)};
   }
