@@ -3,19 +3,18 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
-#include <netdb.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/listen_address.h"
 #include "base/status_macros.h"
 
 namespace kvasir::base {
@@ -24,13 +23,6 @@ namespace {
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(std::clamp<int64_t>(
       absl::ToInt64Milliseconds(duration), 0, std::numeric_limits<int>::max()));
-}
-
-std::string HostPort(const std::string& host, int port) {
-  // IPv6 addresses go into brackets.
-  const bool v6 = host.find(':') != std::string::npos && host[0] != '[';
-  return v6 ? absl::StrCat("[", host, "]:", port)
-            : absl::StrCat(host, ":", port);
 }
 
 absl::Status BindError(const ListenAddress& listen, absl::string_view where,
@@ -77,25 +69,20 @@ absl::Status CheckUnixPath(const ListenAddress& listen) {
 }
 
 // gRPC only logs why a bind failed; trying once more gives the cause.
-std::string BindCause(const ListenAddress& listen) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(
-      listen.host.c_str(), absl::StrCat(listen.port).c_str(), &hints, &found);
-  if (error != 0) return ::gai_strerror(error);
-  std::string cause = "bind failed";
-  const Descriptor probe(
-      ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (::bind(probe.get(), found->ai_addr, found->ai_addrlen) != 0 ||
-      ::listen(probe.get(), 1) != 0) {
-    cause = std::strerror(errno);
+absl::Status TcpBindError(const ListenAddress& listen,
+                          absl::string_view where) {
+  const ListenTrouble trouble = ProbeListen(listen.host, listen.port);
+  switch (trouble.with) {
+    case ListenTrouble::With::kHost:
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot listen on ", where, ": ", listen.host_flag, " ",
+                       listen.host, ": ", trouble.cause));
+    case ListenTrouble::With::kPort:
+      return BindError(listen, where, trouble.cause);
+    case ListenTrouble::With::kNothing:
+      break;
   }
-  ::freeaddrinfo(found);
-  return cause;
+  return BindError(listen, where, "bind failed");
 }
 
 void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
@@ -148,11 +135,11 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   if (on_unix) {
     KVASIR_RETURN_IF_ERROR(CheckUnixPath(listen));
   } else if (listen.port < 0 || listen.port > 65535) {
-    return BindError(listen, HostPort(listen.host, listen.port),
+    return BindError(listen, JoinHostPort(listen.host, listen.port),
                      "a port is 0 to 65535");
   }
   const std::string where = on_unix ? absl::StrCat("unix:", listen.unix_path)
-                                    : HostPort(listen.host, listen.port);
+                                    : JoinHostPort(listen.host, listen.port);
   UseHealthService(options.health_service);
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
@@ -165,16 +152,17 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || bound == 0) {
-    return BindError(listen, where,
-                     on_unix ? "bind failed" : BindCause(listen));
+    return on_unix ? BindError(listen, where, "bind failed")
+                   : TcpBindError(listen, where);
   }
   if (grpc::HealthCheckServiceInterface* health =
           server->GetHealthCheckService()) {
     health->SetServingStatus(false);
   }
   const int port = on_unix ? 0 : bound;
-  return std::unique_ptr<GrpcServer>(new GrpcServer(
-      std::move(server), on_unix ? where : HostPort(listen.host, port), port));
+  return std::unique_ptr<GrpcServer>(
+      new GrpcServer(std::move(server),
+                     on_unix ? where : JoinHostPort(listen.host, port), port));
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }

@@ -25,6 +25,7 @@ struct ListenAddress {
   int port = 0;
   // Named in errors: "choose another with --port".
   std::string flag = "--port";
+  std::string host_flag = "--host";
 };
 
 struct GrpcServerOptions {
@@ -56,8 +57,9 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 // Threads: any thread.
 class GrpcServer {
  public:
-  // FAILED_PRECONDITION when the address cannot be bound: taken, not ours, too
-  // long a path; the text names address, cause and flag.
+  // FAILED_PRECONDITION when the address cannot be bound: taken, not ours, no
+  // such host, too long a path; the text names address, cause and the flag of
+  // what is wrong.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options,
       const std::vector<grpc::Service*>& services);

@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
 
@@ -116,8 +117,18 @@ TEST(GrpcServerTest, AnAddressThatIsNotOursIsNamed) {
   options.listen.host = "192.0.2.1";
   EXPECT_THAT(StartIdle(options),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("192.0.2.1:0"),
-                             HasSubstr("Cannot assign requested address"))));
+                       AllOf(HasSubstr("192.0.2.1:0"), HasSubstr("--host"),
+                             HasSubstr("Cannot assign requested address"),
+                             Not(HasSubstr("--port")))));
+}
+
+TEST(GrpcServerTest, ANameThatDoesNotResolveNamesTheHostAndNotThePort) {
+  GrpcServerOptions options;
+  options.listen.host = "no such host";
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("--host no such host"),
+                             Not(HasSubstr("--port")))));
 }
 
 TEST(GrpcServerTest, APortOutOfRangeIsRefused) {

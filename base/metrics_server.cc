@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/listen_address.h"
 #include "prometheus/exposer.h"
 
 namespace kvasir::base {
@@ -46,6 +47,37 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len) {
   }
 }
 
+namespace {
+
+// The library says the same whatever is wrong; asking the system tells.
+absl::Status ListenError(const std::string& host, int port,
+                         const char* library_says) {
+  const std::string address = JoinHostPort(host, port);
+  const ListenTrouble trouble = ProbeListen(host, port);
+  switch (trouble.with) {
+    case ListenTrouble::With::kHost:
+      return absl::FailedPreconditionError(
+          absl::StrCat("metrics: cannot listen on ", address, ": --host ", host,
+                       ": ", trouble.cause));
+    case ListenTrouble::With::kPort:
+      return absl::UnavailableError(
+          absl::StrCat("metrics: cannot listen on ", address, ": ",
+                       trouble.cause, "; choose another with --metrics-port"));
+    case ListenTrouble::With::kNothing:
+      break;
+  }
+  if (host.find(':') != std::string::npos) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "metrics: cannot listen on ", address,
+        ": this build's HTTP library (civetweb) has no IPv6; give an IPv4 "
+        "--host, such as 127.0.0.1 or 0.0.0.0"));
+  }
+  return absl::UnavailableError(absl::StrCat("metrics: cannot listen on ",
+                                             address, " (", library_says, ")"));
+}
+
+}  // namespace
+
 MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
                              int port)
     : exposer_(std::move(exposer)), port_(port) {}
@@ -54,7 +86,7 @@ MetricsServer::~MetricsServer() = default;
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     const std::string& host, int port) {
-  const std::string address = absl::StrCat(host, ":", port);
+  const std::string address = JoinHostPort(host, port);
   try {
     auto exposer = std::make_unique<prometheus::Exposer>(address, 2);
     const std::vector<int> ports = exposer->GetListeningPorts();
@@ -65,9 +97,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     return std::unique_ptr<MetricsServer>(
         new MetricsServer(std::move(exposer), ports.front()));
   } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat(
-        "metrics: cannot listen on ", address, " (", error.what(),
-        "); is the port taken? Choose another with --metrics-port"));
+    return ListenError(host, port, error.what());
   }
 }
 

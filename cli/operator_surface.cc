@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/listen_address.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/vllm_metrics.h"
@@ -98,7 +99,7 @@ absl::Status OperatorSurface::Ready(
       {"grpc", report.grpc},
       {"admin", admin_server_->target()},
       {"metrics",
-       absl::StrCat(options_.listen.host, ":", metrics_server_->port())}};
+       base::JoinHostPort(options_.listen.host, metrics_server_->port())}};
   if (!report.model.empty()) json["model"] = report.model;
   if (!options_.listen.ready_file.empty()) {
     KVASIR_RETURN_IF_ERROR(
