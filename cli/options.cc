@@ -6,6 +6,14 @@
 #include "cli/flags.h"
 
 namespace kvasir::cli {
+namespace {
+
+// Below it one write under way would make a slow reader of a client that keeps
+// up; above it one stream could take the router's memory.
+constexpr int64_t kMinStreamBufferBytes = 64 << 10;
+constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
+
+}  // namespace
 
 void AddModelFlags(CLI::App* app, ModelOptions* options) {
   AddFlag(app, "--model", options->model, "folder of a Hugging Face checkpoint")
@@ -125,7 +133,8 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
           "requests sent to workers at a time; more wait in the router")
       ->check(CLI::Range(1, 1 << 20));
   AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
-           "unread output a client stream may hold before it is reset");
+           "unread streamed output a client stream may hold before it is reset")
+      ->check(CLI::Range(kMinStreamBufferBytes, kMaxStreamBufferBytes));
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

@@ -61,7 +61,7 @@ struct RouterFlags {
   std::string policy = "least_loaded";  // or round_robin
   int64_t max_inflight = 4096;
   int64_t max_queue = 1024;
-  int64_t stream_buffer_bytes = 1 << 20;
+  int64_t stream_buffer_bytes = 16 << 20;
 };
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
 

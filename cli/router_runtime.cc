@@ -74,6 +74,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
 
   router::KserveServiceOptions kserve;
   kserve.server_version = kVersion;
+  kserve.limits.default_max_tokens = core.default_max_tokens;
   kserve.limits.max_waiting_bytes_per_stream =
       static_cast<size_t>(options.router.stream_buffer_bytes);
   if (options.tokenizer != nullptr) {

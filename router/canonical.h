@@ -145,6 +145,11 @@ class RequestRouter {
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
 
+  // A facade has refused a request by itself, before Submit: logs and counts
+  // it as one that Submit refuses.
+  virtual void LogRefused(CanonicalRequest request,
+                          const absl::Status& why) = 0;
+
   virtual std::vector<ModelStatus> Models() const = 0;
   // NOT_FOUND with the known names.
   virtual absl::StatusOr<ModelStatus> Model(const std::string& name) const = 0;

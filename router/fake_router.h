@@ -99,6 +99,10 @@ class FakeRouter final : public RequestRouter {
     arrived_.SignalAll();
     return std::shared_ptr<RequestHandle>(handle);
   }
+  void LogRefused(CanonicalRequest request, const absl::Status& why) override {
+    base::MutexLock lock(&mutex_);
+    refused_.emplace_back(std::move(request), why);
+  }
   std::vector<ModelStatus> Models() const override { return {model_}; }
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override {
     if (name == model_.name) return model_;
@@ -113,6 +117,14 @@ class FakeRouter final : public RequestRouter {
   void Refuse(const absl::Status& refusal) {
     base::MutexLock lock(&mutex_);
     refusal_ = refusal;
+  }
+  void SetMaxModelLen(uint32_t tokens) {
+    model_.info->set_max_model_len(tokens);
+  }
+  // What facades refused by themselves.
+  std::vector<std::pair<CanonicalRequest, absl::Status>> refused() const {
+    base::MutexLock lock(&mutex_);
+    return refused_;
   }
   size_t num_requests() const {
     base::MutexLock lock(&mutex_);
@@ -133,6 +145,8 @@ class FakeRouter final : public RequestRouter {
   base::CondVar arrived_;
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Request>> requests_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<CanonicalRequest, absl::Status>> refused_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::router

@@ -26,9 +26,12 @@ struct KserveLimits {
   size_t max_requests_per_stream = 1024;
   // Samples of one request: nothing is sized by `n` before this is checked.
   uint32_t max_n = 128;
-  // Responses that wait because the client does not read. Over it (or over
-  // max_response_bytes of one answer) the stream is reset.
-  size_t max_waiting_bytes_per_stream = 3 << 20;
+  // The operator's, for requests that do not say: how large their answers can
+  // get.
+  uint32_t default_max_tokens = 256;
+  // Streamed output that waits because the client does not read. Over it (or
+  // over max_response_bytes of one answer) the stream is reset.
+  size_t max_waiting_bytes_per_stream = 16 << 20;
   // Clients refuse messages of 4 MiB by default; a part is left for framing.
   size_t max_response_bytes = (4 << 20) - (64 << 10);
   // Requests whose text waits for a tokenizer thread.

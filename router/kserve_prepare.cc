@@ -77,21 +77,29 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
   return prepared;
 }
 
+uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
+                    uint32_t max_model_len) {
+  const uint32_t wanted = request.sampling.max_tokens() > 0
+                              ? request.sampling.max_tokens()
+                              : default_max_tokens;
+  if (max_model_len == 0) return wanted;
+  const uint64_t prompt = std::max<uint64_t>(1, request.token_ids.size());
+  if (prompt >= max_model_len) return 0;  // the router refuses it
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(wanted, max_model_len - prompt));
+}
+
 absl::Status CheckResponseSize(const KserveRequest& request,
-                               size_t max_response_bytes,
-                               uint32_t default_max_tokens) {
+                               size_t max_response_bytes, uint32_t max_tokens) {
   if (request.streaming || !request.sampling.has_logprobs()) {
     return absl::OkStatus();
   }
-  const uint64_t max_tokens = request.sampling.max_tokens() > 0
-                                  ? request.sampling.max_tokens()
-                                  : default_max_tokens;
   const uint64_t per_token =
       request.outputs.logprobs
           ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
           : sizeof(float);
   // Two factors of 32 bits cannot wrap; three could.
-  const uint64_t num_tokens = max_tokens * request.sampling.n();
+  const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
   if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "log probabilities of ", request.sampling.n(), " x ", max_tokens,

@@ -33,10 +33,15 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
     std::vector<int32_t> eos_ids, bool in_stream);
 
+// Tokens that a sample can get: what is asked for or else the default, as far
+// as the prompt leaves room in max_model_len (0: not known). Of a text only one
+// token is sure before it is tokenized.
+uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
+                    uint32_t max_model_len);
+
 // INVALID_ARGUMENT when one response could not hold the log probabilities
-// asked for. `default_max_tokens` counts where the request has no max_tokens.
+// asked for of samples of `max_tokens`.
 absl::Status CheckResponseSize(const KserveRequest& request,
-                               size_t max_response_bytes,
-                               uint32_t default_max_tokens);
+                               size_t max_response_bytes, uint32_t max_tokens);
 
 }  // namespace kvasir::router

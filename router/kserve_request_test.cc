@@ -140,11 +140,29 @@ TEST(KserveRequestTest, WrongTensorsAreNamedWithWantAndHave) {
               StatusIs(kInvalid, HasSubstr("raw_input_contents")));
 }
 
+TEST(KserveRequestTest, AShapeWithoutItsBytesReservesNothing) {
+  // 8 GiB, were it believed.
+  const InferRequestBuilder empty =
+      InferRequestBuilder()
+          .Raw("input_ids", "BYTES", {1 << 30}, "")
+          .Int("request_output_len", 1);
+  EXPECT_THAT(ParseKserveRequest(empty.Build(), false),
+              StatusIs(kInvalid, HasSubstr("want at least 4294967296 "
+                                           "raw bytes, have 0")));
+  const InferRequestBuilder strings = InferRequestBuilder()
+                                          .Strings("input_ids", {"", ""}, {2})
+                                          .Int("request_output_len", 1);
+  EXPECT_THAT(ParseKserveRequest(strings.Build(), false),
+              StatusIs(kInvalid, HasSubstr("want datatype INT32")));
+}
+
 TEST(KserveRequestTest, BrokenStringTensorsAreRefused) {
   const auto raw = [](const std::string& bytes) {
     return Parse(InferRequestBuilder().Raw("text_input", "BYTES", {1}, bytes));
   };
-  EXPECT_THAT(raw("ab"), StatusIs(kInvalid, HasSubstr("4-byte length")));
+  EXPECT_THAT(raw("ab"), StatusIs(kInvalid, HasSubstr("at least 4 raw bytes")));
+  EXPECT_THAT(raw(InferRequestBuilder::EncodeStrings({"x"}) + "ab"),
+              StatusIs(kInvalid, HasSubstr("4-byte length")));
   EXPECT_THAT(raw(std::string("\xff\xff\xff\xff", 4)),
               StatusIs(kInvalid, HasSubstr("want 4294967295 bytes, have 0")));
   EXPECT_THAT(raw(""), StatusIs(kInvalid, HasSubstr("have 0")));

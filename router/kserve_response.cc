@@ -101,9 +101,6 @@ KserveAnswer::KserveAnswer(KserveRequest request, KserveAnswerContext context)
           context_.codec->NewDecoder(context_.prompt_ids,
                                      request_.skip_special_tokens),
           std::move(options));
-      if (request_.prepend_prompt) sample.new_text = request_.text;
-    } else if (request_.prepend_prompt) {
-      sample.new_ids = context_.prompt_ids;
     }
   }
 }
@@ -203,6 +200,15 @@ bool KserveAnswer::HasNewData(const Sample& sample) const {
   return !sample.new_text.empty() || !sample.new_ids.empty();
 }
 
+bool KserveAnswer::HasNewOutputs(const Sample& sample) const {
+  const KserveOutputs& outputs = request_.outputs;
+  const bool counted = outputs.num_output_tokens ||
+                       outputs.cumulative_logprob || outputs.cum_log_probs;
+  return HasNewData(sample) || !sample.new_logprobs.empty() ||
+         !sample.new_logprobs_json.empty() ||
+         (counted && sample.num_new_tokens > 0);
+}
+
 bool KserveAnswer::HasResponse() const {
   if (complete_) return false;
   if (finished()) return true;
@@ -237,14 +243,16 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  const auto has_data = [this](const Sample& sample) {
-    return HasNewData(sample);
+  // At the end nothing may be left behind.
+  const bool at_end = finished();
+  const auto has_data = [this, at_end](const Sample& sample) {
+    return at_end ? HasNewOutputs(sample) : HasNewData(sample);
   };
   const auto with_data =
       std::count_if(samples_.begin(), samples_.end(), has_data);
   // TensorRT-LLM streams each sample by itself; the rest goes together.
   const bool alone = IsTrt() && request_.streaming;
-  const bool is_final = finished() && !(alone && with_data > 1);
+  const bool is_final = at_end && !(alone && with_data > 1);
   complete_ = is_final;
   ModelInferResponse response = NewResponse(is_final);
   if (is_final && with_data == 0 && request_.streaming &&
@@ -279,7 +287,8 @@ ModelInferResponse KserveAnswer::Take() {
 std::vector<std::string> KserveAnswer::Texts(size_t first, size_t count) const {
   std::vector<std::string> texts;
   for (size_t i = first; i < first + count; ++i) {
-    texts.push_back(samples_[i].new_text);
+    const std::string& text = samples_[i].new_text;
+    texts.push_back(request_.prepend_prompt ? request_.text + text : text);
   }
   return texts;
 }
@@ -322,14 +331,20 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
 
 void KserveAnswer::AddTrtIds(size_t first, size_t count,
                              ModelInferResponse* response) const {
+  std::span<const int32_t> prompt;
+  if (request_.prepend_prompt && request_.schema == KserveSchema::kTrtTokens) {
+    prompt = context_.prompt_ids;
+  }
   size_t longest = 0;
   std::vector<int32_t> lengths;
   for (size_t i = first; i < first + count; ++i) {
-    longest = std::max(longest, samples_[i].new_ids.size());
-    lengths.push_back(static_cast<int32_t>(samples_[i].new_ids.size()));
+    const size_t length = prompt.size() + samples_[i].new_ids.size();
+    longest = std::max(longest, length);
+    lengths.push_back(static_cast<int32_t>(length));
   }
   std::vector<int32_t> ids;
   for (size_t i = first; i < first + count; ++i) {
+    ids.insert(ids.end(), prompt.begin(), prompt.end());
     ids.insert(ids.end(), samples_[i].new_ids.begin(),
                samples_[i].new_ids.end());
     ids.resize((i - first + 1) * longest, request_.pad_id);

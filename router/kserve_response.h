@@ -65,7 +65,7 @@ class KserveAnswer {
     std::optional<int32_t> maybe_last_id;
     kvasir::v1::TokenLogprob maybe_last_logprob;
     double cumulative_logprob = 0;
-    // Since the last response:
+    // Since the last response; the prompt is put before it as it is taken:
     std::string new_text;
     std::vector<int32_t> new_ids;
     std::vector<float> new_logprobs;
@@ -80,6 +80,9 @@ class KserveAnswer {
                   Sample* sample);
   void EndSample(const std::string& reason, Sample* sample);
   bool HasNewData(const Sample& sample) const;
+  // Also what goes with text or ids and makes no response of its own while the
+  // request runs: counts and log probabilities.
+  bool HasNewOutputs(const Sample& sample) const;
   inference::ModelInferResponse NewResponse(bool is_final) const;
   void AddVllmOutputs(inference::ModelInferResponse* response) const;
   // The samples [first, first + count) in one response.

@@ -133,6 +133,71 @@ TEST_F(KserveResponseTest, AnEmptyFinalOnlyForWhoAskedAndOnlyWithoutData) {
   EXPECT_TRUE(with_data.complete());
 }
 
+TEST_F(KserveResponseTest, AnEmptyFinalDropsNoCountThatWaits) {
+  KserveAnswer answer =
+      Answer(Vllm(true)
+                 .Text("sampling_parameters", R"({"logprobs": 0})")
+                 .Bool("return_num_output_tokens", true)
+                 .Bool("return_cumulative_logprob", true)
+                 .Bool("return_logprobs", true)
+                 .WantsEmptyFinal());
+  answer.OnTokens(Text("a"));
+  answer.Take();
+  answer.OnTokens(Ids({kByteEos}));
+  EXPECT_FALSE(answer.HasResponse());
+  answer.OnFinish(Finish(kvasir::v1::FINISH_STOP));
+  const auto last = answer.Take();
+  EXPECT_EQ(FinalFlag(last), true);
+  EXPECT_THAT(NumberOutput<uint32_t>(last, "num_output_tokens"),
+              ElementsAre(1u));
+  EXPECT_THAT(NumberOutput<float>(last, "cumulative_logprob"),
+              ElementsAre(-1.0f));
+  EXPECT_THAT(StringOutput(last, "logprobs"), ElementsAre(HasSubstr("256")));
+}
+
+TEST_F(KserveResponseTest, TrailingLogprobsOfEverySampleComeBeforeTheEnd) {
+  KserveAnswer answer = Answer(Trt(true)
+                                   .Int("num_return_sequences", 2)
+                                   .Text("stop_words", "END")
+                                   .Bool("return_log_probs", true)
+                                   .WantsEmptyFinal());
+  for (const uint32_t sample : {0u, 1u}) {
+    answer.OnTokens(Text("a", sample));
+    answer.Take();
+    answer.OnTokens(Text("END", sample));
+  }
+  ASSERT_TRUE(answer.finished());
+  const auto first = answer.Take();
+  EXPECT_THAT(NumberOutput<int32_t>(first, "sequence_index"), ElementsAre(0));
+  EXPECT_THAT(NumberOutput<float>(first, "output_log_probs"),
+              ElementsAre(-0.5f, -0.5f, -0.5f));
+  EXPECT_EQ(FinalFlag(first), false);
+  const auto second = answer.Take();
+  EXPECT_THAT(NumberOutput<int32_t>(second, "sequence_index"), ElementsAre(1));
+  EXPECT_THAT(NumberOutput<float>(second, "output_log_probs"),
+              ElementsAre(-0.5f, -0.5f, -0.5f));
+  EXPECT_EQ(FinalFlag(second), true);
+}
+
+TEST_F(KserveResponseTest, ThePromptIsHeldOnceForAllSamples) {
+  KserveAnswer text =
+      Answer(Vllm(false).Text("sampling_parameters", R"({"n": 2})"));
+  KserveAnswer tokens = Answer(Tokens(false).Int("num_return_sequences", 2));
+  for (KserveAnswer* answer : {&text, &tokens}) {
+    for (const uint32_t sample : {0u, 1u}) {
+      answer->OnFinish(Finish(kvasir::v1::FINISH_LENGTH, sample));
+    }
+    EXPECT_EQ(answer->waiting_bytes(), 0u) << "what is the samples' own";
+  }
+  EXPECT_THAT(StringOutput(text.Take(), "text_output"),
+              ElementsAre("Q:", "Q:"));
+  const auto response = tokens.Take();
+  EXPECT_THAT(NumberOutput<int32_t>(response, "output_ids"),
+              ElementsAre(70, 71, 70, 71));
+  EXPECT_THAT(NumberOutput<int32_t>(response, "sequence_length"),
+              ElementsAre(2, 2));
+}
+
 TEST_F(KserveResponseTest, FoldedAnswerIsOneResponseWithThePrompt) {
   KserveAnswer answer = Answer(Vllm(false));
   answer.OnTokens(Text("ab"));

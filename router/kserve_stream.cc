@@ -142,10 +142,38 @@ void KserveStream::OnStop(uint64_t number) {
 
 void KserveStream::HandleRead(const inference::ModelInferRequest& message) {
   if (end_status_) return;
+  const absl::Time start = backend_->clock->Now();
   if (const absl::Status status = Begin(message); !status.ok()) {
+    CountRefused(message, status, start);
     AnswerError(message.model_name(), message.id(), status);
   }
   if (!ended_ && !end_status_ && !call_.unary) sink_->Read();
+}
+
+void KserveStream::CountRefused(const inference::ModelInferRequest& message,
+                                const absl::Status& status, absl::Time start) {
+  backend_->router->LogRefused(Describe(message.model_name(), message.id()),
+                               status);
+  // Statistics are kept by model: any name would make them grow.
+  if (!backend_->router->Model(message.model_name()).ok()) return;
+  Request refused;
+  refused.model = message.model_name();
+  refused.start = start;
+  Record(refused, false);
+}
+
+CanonicalRequest KserveStream::Describe(const std::string& model,
+                                        const std::string& id) const {
+  CanonicalRequest request;
+  request.model = model;
+  request.client_request_id = id;
+  // One that was refused for it may be anything.
+  if (CheckTenant(call_.tenant).ok()) request.tenant = call_.tenant;
+  request.deadline = call_.deadline;
+  request.traceparent = call_.traceparent;
+  request.facade = "kserve";
+  request.peer = call_.peer;
+  return request;
 }
 
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message) {
@@ -188,8 +216,10 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request) {
                           backend_->router->Model(request.model_name));
   const kvasir::v1::WorkerInfo info =
       model.info.value_or(kvasir::v1::WorkerInfo());
-  KVASIR_RETURN_IF_ERROR(CheckResponseSize(
-      request, backend_->limits.max_response_bytes, info.max_model_len()));
+  KVASIR_RETURN_IF_ERROR(
+      CheckResponseSize(request, backend_->limits.max_response_bytes,
+                        MostTokens(request, backend_->limits.default_max_tokens,
+                                   info.max_model_len())));
   std::shared_ptr<const TextCodec> codec;
   if (const auto found = backend_->codecs.find(request.model_name);
       found != backend_->codecs.end()) {
@@ -236,8 +266,13 @@ void KserveStream::HandlePrepared(uint64_t number,
                                   absl::StatusOr<PreparedRequest> prepared) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;  // stopped meanwhile
-  const absl::Status status =
-      prepared.ok() ? Submit(number, *std::move(prepared)) : prepared.status();
+  if (!prepared.ok()) {
+    backend_->router->LogRefused(Describe(it->second.model, it->second.id),
+                                 prepared.status());
+    Fail(number, prepared.status());
+    return;
+  }
+  const absl::Status status = Submit(number, *std::move(prepared));
   if (!status.ok()) Fail(number, status);
 }
 
@@ -245,20 +280,13 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
   Request& entry = requests_.at(number);
   entry.answer = std::move(prepared.answer);
   entry.num_samples = prepared.sampling.n();
-  CanonicalRequest request;
-  request.model = entry.model;
-  request.client_request_id = entry.id;
-  request.tenant = call_.tenant;
+  CanonicalRequest request = Describe(entry.model, entry.id);
   request.cache_salt = CacheSaltOf(call_.tenant);
   request.prompt = std::move(prepared.prompt);
   request.sampling = std::move(prepared.sampling);
   request.seed = prepared.seed;
   request.priority = prepared.priority;
   request.queue_timeout = prepared.queue_timeout;
-  request.deadline = call_.deadline;
-  request.traceparent = call_.traceparent;
-  request.facade = "kserve";
-  request.peer = call_.peer;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle, backend_->router->Submit(
                         std::move(request),
@@ -386,7 +414,7 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
 
 void KserveStream::Changed(Requests::iterator it) {
   Request& entry = it->second;
-  const size_t waiting = entry.answer->waiting_bytes();
+  const size_t waiting = CountedBytes(*entry.answer);
   answer_bytes_ += waiting - entry.waiting_bytes;
   entry.waiting_bytes = waiting;
   if (entry.answer->HasResponse()) {
@@ -396,10 +424,12 @@ void KserveStream::Changed(Requests::iterator it) {
   }
   PumpSoon();
   // What waits of one streamed answer becomes one response.
-  if (entry.answer->request().streaming) {
-    CheckWaitingBytes(waiting, backend_->limits.max_response_bytes);
-  }
+  CheckWaitingBytes(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
+}
+
+size_t KserveStream::CountedBytes(const KserveAnswer& answer) {
+  return answer.request().streaming ? answer.waiting_bytes() : 0;
 }
 
 void KserveStream::PumpSoon() {
@@ -472,7 +502,7 @@ std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
   Request& entry = it->second;
   ModelStreamInferResponse response = Wrap(entry.answer->Take());
   answer_bytes_ -= entry.waiting_bytes;
-  entry.waiting_bytes = entry.answer->waiting_bytes();
+  entry.waiting_bytes = CountedBytes(*entry.answer);
   answer_bytes_ += entry.waiting_bytes;
   if (!entry.answer->HasResponse()) ready_.erase(last_served_);
   if (entry.answer->complete()) {

@@ -58,7 +58,9 @@ struct KserveCall {
 // last response, and is itself answered by one response without outputs.
 //
 // While a write is outstanding tokens collect in their answers. When too many
-// bytes wait, the requests are cancelled and the call is reset.
+// bytes of streamed answers wait, the requests are cancelled and the call is
+// reset. Folded answers do not count: each comes at once and whole, however
+// fast the client reads, and there are at most max_requests_per_stream.
 //
 // Threads: the On... methods may be called from any thread and only post;
 //   everything else happens on the strand.
@@ -100,6 +102,12 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
 
   void HandleRead(const inference::ModelInferRequest& message);
   absl::Status Begin(const inference::ModelInferRequest& message);
+  // Logs and counts what was refused before it was a request of this stream.
+  void CountRefused(const inference::ModelInferRequest& message,
+                    const absl::Status& status, absl::Time start);
+  // What the access log says of a request, whether it comes to be or not.
+  CanonicalRequest Describe(const std::string& model,
+                            const std::string& id) const;
   absl::Status BeginGeneration(KserveRequest request);
   absl::Status CheckId(const KserveRequest& request) const;
   void StopById(const KserveRequest& request);
@@ -124,6 +132,8 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   void Record(const Request& request, bool ok);
   // Ends the call as soon as no write is outstanding.
   void EndCall(const absl::Status& status, CancelReason reason);
+  // Bytes of an answer that count against a slow reader.
+  static size_t CountedBytes(const KserveAnswer& answer);
   // Ends the call when too much waits for its reader.
   void CheckWaitingBytes();
   void CheckWaitingBytes(size_t waiting, size_t limit);

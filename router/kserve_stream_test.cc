@@ -465,6 +465,24 @@ TEST_F(KserveStreamTest, SlowReaderIsResetAtTheByteLimit) {
   EXPECT_THAT(std::string(sink_.end->message()), HasSubstr("11 bytes"));
 }
 
+TEST_F(KserveStreamTest, FoldedAnswersBeyondTheBoundDoNotMakeASlowReader) {
+  backend_->limits.max_waiting_bytes_per_stream = 10;
+  Start();
+  for (const char* id : {"a", "b", "c"}) {
+    InferRequestBuilder builder("tiny", id);
+    Send(builder.Text("text_input", "hi")
+             .Bool("stream", false)
+             .Bool("exclude_input_in_output", true));
+  }
+  for (size_t i = 0; i < 3; ++i) Engine(i)->Complete("12345678");
+  Run();
+  EXPECT_TRUE(sink_.writing);
+  EXPECT_FALSE(sink_.was_reset);
+  RunWrites();
+  EXPECT_THAT(Written(),
+              ElementsAre("a:12345678$", "b:12345678$", "c:12345678$"));
+}
+
 TEST_F(KserveStreamTest, WhatWaitsOfOneAnswerFitsOneResponse) {
   backend_->limits.max_response_bytes = 10;
   Start();
@@ -560,6 +578,75 @@ TEST_F(KserveStreamTest, FoldedLogprobsThatDoNotFitAreRefused) {
                  R"({"logprobs": 20, "n": 100, "max_tokens": 1000})"));
   RunWrites();
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+}
+
+TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
+  router_.SetMaxModelLen(1 << 20);
+  backend_->limits.default_max_tokens = 1000;
+  Start();
+  const auto with = [](const std::string& id, const std::string& sampling) {
+    InferRequestBuilder builder("tiny", id);
+    return builder.Text("text_input", "hi")
+        .Bool("return_logprobs", true)
+        .Text("sampling_parameters", sampling);
+  };
+  Send(with("a", R"({"logprobs": 1})"));
+  EXPECT_EQ(router_.num_requests(), 1u);
+  Send(with("b", R"({"logprobs": 20, "n": 100})"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+  // What the length leaves, where more is asked for.
+  router_.SetMaxModelLen(1024);
+  Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
+  EXPECT_EQ(router_.num_requests(), 2u);
+}
+
+TEST_F(KserveStreamTest, EveryRefusalOfTheFacadeIsLoggedAndCountedOnce) {
+  KserveCall call;
+  call.tenant = "red";
+  call.peer = "p";
+  call.traceparent = "00-abc";
+  Start(call);
+  tokenizer_->max_queued = 1;
+  Send(InferRequestBuilder("tiny", "bad-tensors"));
+  Send(InferRequestBuilder("other", "unknown").Text("text_input", "x"));
+  Send(Vllm("twice"));
+  Send(Vllm("twice"));
+  Send(Vllm("bad-text", "\x01"));
+  tokenizer_->max_queued = 0;
+  Send(Vllm("full"));
+  tokenizer_->max_queued = 1;
+  backend_->codecs.clear();
+  Send(Vllm("no-tokenizer"));
+  RunWrites();
+  std::vector<std::string> ids;
+  for (const auto& [request, why] : router_.refused()) {
+    ids.push_back(request.client_request_id);
+    EXPECT_FALSE(why.ok());
+    EXPECT_EQ(request.tenant, "red");
+    EXPECT_EQ(request.facade, "kserve");
+    EXPECT_EQ(request.peer, "p");
+    EXPECT_EQ(request.traceparent, "00-abc");
+  }
+  EXPECT_THAT(ids, ElementsAre("bad-tensors", "unknown", "twice", "bad-text",
+                               "full", "no-tokenizer"));
+  EXPECT_EQ(backend_->statistics.Of("tiny").inference_stats().fail().count(),
+            5u);
+  EXPECT_EQ(backend_->statistics.Of("other").inference_stats().fail().count(),
+            0u);
+}
+
+TEST_F(KserveStreamTest, ARefusedUnaryCallIsLoggedWithoutItsBadTenant) {
+  KserveCall call;
+  call.unary = true;
+  call.tenant = "not\na tenant";
+  Start(call);
+  Send(Vllm("a"));
+  EXPECT_EQ(sink_.end->code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_EQ(router_.refused().size(), 1u);
+  EXPECT_EQ(router_.refused()[0].first.tenant, "");
+  EXPECT_EQ(router_.refused()[0].second.code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(KserveStreamTest, ModelsWithoutTokenizerTakeTokenIds) {

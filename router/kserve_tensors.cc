@@ -51,6 +51,11 @@ absl::StatusOr<int64_t> CountElements(const Input& input) {
   return count;
 }
 
+bool IsInteger(const std::string& datatype) {
+  return datatype != "BOOL" && datatype != "BYTES" && datatype != "FP32" &&
+         datatype != "FP64";
+}
+
 // The typed field that goes with a datatype, and how many values it has.
 int64_t ContentsSize(const Input& input) {
   const inference::InferTensorContents& contents = input.contents();
@@ -97,6 +102,13 @@ absl::Status CheckSize(const Input& input, const std::string* raw,
     return absl::OkStatus();
   }
   const size_t count = static_cast<size_t>(num_elements);
+  // Every string has its length: no shape is larger than what came.
+  if (*element_bytes == 0 && raw->size() < count * kBytesLengthPrefix) {
+    return TensorError(input, absl::StrCat("shape ", ShapeText(input),
+                                           " BYTES: want at least ",
+                                           count * kBytesLengthPrefix,
+                                           " raw bytes, have ", raw->size()));
+  }
   if (*element_bytes > 0 && raw->size() != count * *element_bytes) {
     return TensorError(
         input, absl::StrCat("shape ", ShapeText(input), " ", input.datatype(),
@@ -123,7 +135,7 @@ void AppendRaw(const std::string& raw, int64_t count,
 }
 
 // UINT64 values above the int64 range wrap: seeds use all 64 bits.
-bool RawInts(const std::string& type, const std::string& raw, int64_t count,
+void RawInts(const std::string& type, const std::string& raw, int64_t count,
              std::vector<int64_t>* out) {
   if (type == "INT8")
     AppendRaw<int8_t>(raw, count, out);
@@ -141,12 +153,9 @@ bool RawInts(const std::string& type, const std::string& raw, int64_t count,
     AppendRaw<int64_t>(raw, count, out);
   else if (type == "UINT64")
     AppendRaw<uint64_t>(raw, count, out);
-  else
-    return false;
-  return true;
 }
 
-bool TypedInts(const std::string& type,
+void TypedInts(const std::string& type,
                const inference::InferTensorContents& contents,
                std::vector<int64_t>* out) {
   if (type == "INT8" || type == "INT16" || type == "INT32") {
@@ -161,10 +170,7 @@ bool TypedInts(const std::string& type,
     for (const uint64_t value : contents.uint64_contents()) {
       out->push_back(static_cast<int64_t>(value));
     }
-  } else {
-    return false;
   }
-  return true;
 }
 
 absl::Status WrongType(const Input& input, const std::string& want) {
@@ -244,14 +250,19 @@ absl::Status KserveTensors::CheckVector(const Tensor& tensor) {
 
 absl::StatusOr<std::vector<int64_t>> KserveTensors::DecodeInts(
     const Tensor& tensor) {
-  std::vector<int64_t> values;
-  values.reserve(static_cast<size_t>(tensor.num_elements));
   const Input& input = *tensor.input;
-  const bool ok =
-      tensor.raw != nullptr
-          ? RawInts(input.datatype(), *tensor.raw, tensor.num_elements, &values)
-          : TypedInts(input.datatype(), input.contents(), &values);
-  if (!ok) return WrongType(input, "INT32 (or another integer type)");
+  const std::string& type = input.datatype();
+  if (!IsInteger(type)) {
+    return WrongType(input, "INT32 (or another integer type)");
+  }
+  std::vector<int64_t> values;
+  // As many as there are bytes for: the size has been checked for this type.
+  values.reserve(static_cast<size_t>(tensor.num_elements));
+  if (tensor.raw != nullptr) {
+    RawInts(type, *tensor.raw, tensor.num_elements, &values);
+  } else {
+    TypedInts(type, input.contents(), &values);
+  }
   return values;
 }
 

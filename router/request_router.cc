@@ -101,13 +101,19 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
   return absl::OkStatus();
 }
 
-absl::Status RouterCore::Refuse(CanonicalRequest request, absl::Status why) {
+void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
   const absl::Time now = absl::Now();
   // A refused request may ask for any n; nothing is allocated for it.
   request.sampling.set_n(0);
   const RequestFlow flow(std::move(request), "", 0, now);
-  if (parts_.log != nullptr) parts_.log->Write(flow.Record(why, now));
+  AccessRecord record = flow.Record(why, now);
+  record.finish_reason = "refused";
+  if (parts_.log != nullptr) parts_.log->Write(record);
   if (parts_.observer != nullptr) parts_.observer->OnRefused(why);
+}
+
+absl::Status RouterCore::Refuse(CanonicalRequest request, absl::Status why) {
+  LogRefused(std::move(request), why);
   return why;
 }
 

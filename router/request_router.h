@@ -65,6 +65,7 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) override
       ABSL_LOCKS_EXCLUDED(mutex_);
+  void LogRefused(CanonicalRequest request, const absl::Status& why) override;
   std::vector<ModelStatus> Models() const override;
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override ABSL_LOCKS_EXCLUDED(mutex_);

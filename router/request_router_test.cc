@@ -60,6 +60,10 @@ class KeptStates final : public RouterObserver {
     in_flight_ = in_flight;
     queued_ = queued;
   }
+  void OnRefused(const absl::Status&) override {
+    base::MutexLock lock(&mutex_);
+    ++num_refused_;
+  }
   void OnReplicaState(const std::string& target, ReplicaState state) override {
     base::MutexLock lock(&mutex_);
     states_[target].push_back(state);
@@ -67,6 +71,10 @@ class KeptStates final : public RouterObserver {
   std::pair<size_t, size_t> in_flight() const {
     base::MutexLock lock(&mutex_);
     return {in_flight_, queued_};
+  }
+  size_t num_refused() const {
+    base::MutexLock lock(&mutex_);
+    return num_refused_;
   }
   std::vector<ReplicaState> states(const std::string& target) const {
     base::MutexLock lock(&mutex_);
@@ -78,6 +86,7 @@ class KeptStates final : public RouterObserver {
   mutable base::Mutex mutex_;
   size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t queued_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, std::vector<ReplicaState>> states_
       ABSL_GUARDED_BY(mutex_);
 };
@@ -461,6 +470,16 @@ TEST_F(RequestRouterTest, WhatCannotBeServedIsRefusedBeforeItStarts) {
   EXPECT_EQ(log_.records().size(), 5u) << "each is logged";
   EXPECT_TRUE(workers_[0]->attempts().empty());
   EXPECT_EQ(router_->in_flight(), 0u);
+}
+
+TEST_F(RequestRouterTest, WhatAFacadeRefusesIsLoggedAndCountedAsRefused) {
+  KVASIR_ASSERT_OK(Start(1));
+  router_->LogRefused(NewRequest(), absl::AlreadyExistsError("twice"));
+  ASSERT_EQ(log_.records().size(), 1u);
+  EXPECT_EQ(log_.records()[0].finish_reason, "refused");
+  EXPECT_EQ(log_.records()[0].tenant, "tenant");
+  EXPECT_EQ(log_.records()[0].status, absl::AlreadyExistsError("twice"));
+  EXPECT_EQ(observer_.num_refused(), 1u);
 }
 
 TEST_F(RequestRouterTest, ADrainRefusesAndLetsFinish) {

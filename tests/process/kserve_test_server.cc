@@ -59,6 +59,7 @@ class EchoRouter final : public router::RequestRouter {
     requests_.push_back(handle);
     return std::shared_ptr<router::RequestHandle>(handle);
   }
+  void LogRefused(router::CanonicalRequest, const absl::Status&) override {}
   std::vector<router::ModelStatus> Models() const override {
     return {*Model(kModel)};
   }
