@@ -274,6 +274,21 @@ TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoMore) {
   drain.join();
 }
 
+TEST_F(RouterWorkerTest, ARequestBeforeItsFirstTokenOutlivesItsWorkersDrain) {
+  KVASIR_ASSERT_OK(Start(2));
+  for (const auto& worker : workers_) worker->engine.Hold(true);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, NewRequest(3));
+  ASSERT_TRUE(Eventually([&] { return Live() == 1; }));
+  const size_t busy = workers_[0]->engine.live() == 1 ? 0 : 1;
+  workers_[1 - busy]->engine.Hold(false);
+  workers_[busy]->server->Drain(absl::Now() + absl::Milliseconds(20));
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_THAT(sink->ids(), ElementsAre(1000, 1001, 1002));
+  ASSERT_EQ(sink->finishes().size(), 1u);
+  EXPECT_EQ(sink->finishes()[0].reason(), kvasir::v1::FINISH_LENGTH);
+}
+
 TEST_F(RouterWorkerTest, AWorkerOfAnotherVersionFailsTheStart) {
   workers_.push_back(std::make_unique<TestWorker>());
   workers_[0]->options.service.info.set_api_version("kvasir.v2");
