@@ -36,6 +36,18 @@ TEST(FlagsTest, BytesTakeBinaryUnits) {
   EXPECT_EQ(program.Parse("--size -5"), kExitUsage);
 }
 
+TEST(FlagsTest, AStreamBufferHasBoundsSoThatNoClientIsSlowByIt) {
+  Program program;
+  RouterFlags flags;
+  AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
+  EXPECT_EQ(program.Parse(""), kExitOk) << "the default is in bounds";
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 64KiB"), kExitOk);
+  EXPECT_EQ(flags.stream_buffer_bytes, 64 << 10);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 0"), kExitUsage);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 63KiB"), kExitUsage);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 2GiB"), kExitUsage);
+}
+
 TEST(FlagsTest, DurationsNeedAUnitAndAreNotNegative) {
   Program program;
   absl::Duration duration = absl::Seconds(1);
