@@ -1,5 +1,5 @@
 // The process's compute threads: static parallel loops with a launch cost of a
-// few microseconds.
+// few microseconds while they follow each other closely.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 namespace kvasir::base {
 
 // Runs one function on all its threads at a time; the caller is thread 0.
-// Waiting threads spin for some microseconds, then sleep, because cores are
-// shared with whatever else runs on the machine.
+// Waiting threads spin for about 100 microseconds, then sleep, because cores
+// are shared with whatever else runs on the machine.
 //
 // Owns: num_threads - 1 threads, joined by the destructor.
 // Threads: Run may be called from any thread; calls are served one after the

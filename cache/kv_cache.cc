@@ -163,8 +163,8 @@ StartResult KvCache::StartSequence(SequenceId id,
   const int64_t cached_tokens =
       static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
   if (config_.prefix_reuse && options.reuse_prefix) {
-    counts_.query_tokens += static_cast<int64_t>(token_ids.size());
-    counts_.hit_tokens += cached_tokens;
+    added.uncounted_query_tokens = static_cast<int64_t>(token_ids.size());
+    added.uncounted_hit_tokens = cached_tokens;
   }
   return {cached_tokens};
 }
@@ -267,6 +267,8 @@ void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
   const auto num_tokens = static_cast<int64_t>(token_ids.size());
   KVASIR_CHECK(num_tokens <= of.reserved_tokens);
   of.reserved_tokens = 0;
+  counts_.query_tokens += std::exchange(of.uncounted_query_tokens, 0);
+  counts_.hit_tokens += std::exchange(of.uncounted_hit_tokens, 0);
   FillPages(of, num_tokens);
   for (GroupState& state : of.groups) state.table.Advance(num_tokens);
   PublishFullPages(of, token_ids);

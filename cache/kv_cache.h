@@ -106,8 +106,9 @@ struct KvCacheStats {
   // References to pages that no live sequence accounts for: 0, or a bug.
   int64_t leaked_pages = 0;    // gauge
   int64_t metadata_bytes = 0;  // gauge: host memory of pool, tables and index
-  int64_t query_tokens = 0;    // tokens of prompts that asked for reuse
-  int64_t hit_tokens = 0;      // of those, found
+  // Tokens of prompts that asked for reuse and ran; of those, found.
+  int64_t query_tokens = 0;
+  int64_t hit_tokens = 0;
   int64_t pages_allocated = 0;
   // Cached pages forgotten: taken for something else, or for room in the index.
   int64_t pages_evicted = 0;

@@ -56,6 +56,10 @@ struct KvCache::Sequence {
   std::vector<GroupState> groups;
   int64_t reserved_tokens = 0;
   bool publishes = false;
+  // Of the prompt, until the first commit counts them: a start that finds no
+  // pages to reserve is undone and tried again, and is one query, not many.
+  int64_t uncounted_query_tokens = 0;
+  int64_t uncounted_hit_tokens = 0;
   // The node of the last full page. Empty once a page could not be published.
   PrefixRef chain;
   // Tokens of the last, partly filled page; only where publishes.

@@ -562,6 +562,29 @@ TEST(KvCacheTest, AHashCollisionIsAMiss) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 3);
 }
 
+TEST(KvCacheTest, AStartThatIsRefusedIsNoQueryOfThePrefixCache) {
+  KvCacheScenario s(Config({Pages(4)}));
+  s.Run(R"(
+    start a 1..9
+    step a 9           -> ok
+    start b 1..13      -> cached 8
+    reserve b 5        -> no g0 want 2 free 1
+    release b
+    start b 1..13      -> cached 8
+    reserve b 5        -> no g0 want 2 free 1
+    release b
+  )");
+  EXPECT_EQ(s.cache().Stats().query_tokens, 9);
+  EXPECT_EQ(s.cache().Stats().hit_tokens, 0);
+  s.Run(R"(
+    release a
+    start b 1..13      -> cached 8
+    step b 5           -> ok
+  )");
+  EXPECT_EQ(s.cache().Stats().query_tokens, 9 + 13);
+  EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
+}
+
 TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(

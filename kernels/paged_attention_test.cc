@@ -331,10 +331,19 @@ TEST(PagedAttentionWorkspaceTest, DoesNotDependOnTheContext) {
     params.key.num_groups = 8;
     params.value.num_groups = 8;
     params.page_tokens = 64;
-    Workspace counter = Workspace::Counting();
-    KVASIR_ASSERT_OK(PagedAttention(test.stream(), params, counter));
-    EXPECT_GT(counter.peak_bytes(), size_t{0});
-    EXPECT_LE(counter.peak_bytes(), size_t{2} * 256 * 1024);
+    const auto bytes_behind = [&](int64_t first_slot) {
+      const AttentionSequence sequence = {.num_rows = 4,
+                                          .first_slot = first_slot};
+      params.sequences = &sequence;
+      params.num_sequences = 1;
+      Workspace counter = Workspace::Counting();
+      KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, counter));
+      return counter.peak_bytes();
+    };
+    const size_t bytes = bytes_behind(0);
+    EXPECT_GT(bytes, size_t{0});
+    EXPECT_LE(bytes, size_t{2} * 256 * 1024);
+    EXPECT_EQ(bytes, bytes_behind(int64_t{1} << 20)) << width;
   }
 }
 
