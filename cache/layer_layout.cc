@@ -156,6 +156,31 @@ std::vector<Latent> LatentsOfRank(const Part& part, const LayerContext& c) {
   return latents;
 }
 
+// ValidatePlan checks the model's widths; a basis of the rank's own heads is
+// narrower, and channels that fall off the end of a schedule would be lost.
+absl::Status CheckWidthsOfRank(const SidePlan& side, const LayerContext& c,
+                               absl::string_view where) {
+  for (int p = 0; p < side.parts_size(); ++p) {
+    const Codec& codec = side.parts(p).codec();
+    if (!codec.has_bits()) continue;
+    const int64_t runs = codec.bits().schedule_size();
+    const int64_t group = codec.has_per_token() && codec.per_token().group() > 0
+                              ? codec.per_token().group()
+                              : 1;
+    for (const Latent& latent : LatentsOfRank(side.parts(p), c)) {
+      if (latent.width % runs == 0 && latent.width / runs % group == 0) {
+        continue;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, " part ", p, ": the ", latent.width,
+                       " channels of rank ", c.options.shard.rank, " of ",
+                       c.options.shard.size, " do not divide into ", runs,
+                       " runs of whole ranges of ", group, " channels"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Hands out regions of a page, front to back.
 class PageCursor {
  public:
@@ -305,6 +330,11 @@ absl::StatusOr<LayerLayout> LayOutLayer(const LayerPlan& plan,
   LayerLayout layer;
   PageCursor cursor;
   Bytes sequence_bytes;
+  for (const Side which : {Side::kKey, Side::kValue}) {
+    KVASIR_RETURN_IF_ERROR(CheckWidthsOfRank(
+        which == Side::kKey ? plan.key() : plan.value(), context,
+        absl::StrCat("layer ", layer_index, " ", SideName(which))));
+  }
   layer.key = LayOutSide(plan.key(), context, cursor, sequence_bytes);
   layer.value = LayOutSide(plan.value(), context, cursor, sequence_bytes);
   const int64_t latent_bytes =

@@ -62,15 +62,21 @@ int64_t TokenPages(const TokenPagesRequest& request) {
   KVASIR_CHECK(request.page_tokens >= 1);
   KVASIR_CHECK(request.length_tokens >= 0 &&
                request.length_tokens <= kMaxSequenceTokens);
-  const int64_t all = CeilDiv(request.length_tokens, request.page_tokens);
+  // A step writes one token at least and no more than there are.
+  const int64_t chunk = std::clamp(request.chunk_tokens, int64_t{1},
+                                   std::max(int64_t{1}, request.length_tokens));
+  int64_t slots = request.length_tokens;
+  if (request.eviction_every_tokens > 0) {
+    slots = std::min(slots, request.eviction_budget_tokens +
+                                request.eviction_every_tokens + chunk);
+  }
+  const int64_t all = CeilDiv(slots, request.page_tokens);
   if (request.sliding_window == 0 ||
       request.sliding_window > request.length_tokens) {
     return all;
   }
   // The step's own tokens and the window before the first of them, at the worst
   // alignment to page borders.
-  const int64_t chunk =
-      std::clamp(request.chunk_tokens, int64_t{1}, request.length_tokens);
   const int64_t live = request.sliding_window - 1 + chunk;
   return std::min(all, CeilDiv(live - 1, request.page_tokens) + 1);
 }
@@ -110,6 +116,9 @@ absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
       PageGroupLayout group;
       group.id = it->second;
       group.sliding_window = layer_shape.sliding_window;
+      const auto& eviction = plan.layers(l).eviction();  // zeros where absent
+      group.eviction_budget_tokens = eviction.budget();
+      group.eviction_every_tokens = eviction.every_tokens();
       layout.groups_.push_back(group);
     }
     layer.page_group = it->second;
@@ -199,8 +208,12 @@ int64_t PageLayout::PagesHeld(PageGroupId id, int64_t length_tokens,
                               int64_t chunk_tokens) const {
   const PageGroupLayout& group = page_group(id);
   return group.side_pages_per_sequence +
-         TokenPages(
-             {page_tokens_, group.sliding_window, length_tokens, chunk_tokens});
+         TokenPages({.page_tokens = page_tokens_,
+                     .sliding_window = group.sliding_window,
+                     .length_tokens = length_tokens,
+                     .chunk_tokens = chunk_tokens,
+                     .eviction_budget_tokens = group.eviction_budget_tokens,
+                     .eviction_every_tokens = group.eviction_every_tokens});
 }
 
 int64_t PageLayout::BytesAtLength(int64_t length_tokens,

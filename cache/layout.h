@@ -101,6 +101,10 @@ struct PageGroupLayout {
   PageGroupId id;
   // Keys that a query sees at most, itself included; 0: all before it.
   int64_t sliding_window = 0;
+  // Slots that eviction leaves a sequence, and how many tokens come between two
+  // evictions; 0, 0: nothing is evicted.
+  int64_t eviction_budget_tokens = 0;
+  int64_t eviction_every_tokens = 0;
   std::vector<int64_t> layers;  // ascending
   int64_t page_bytes = 0;       // of one page id, over all the group's layers
   int64_t payload_bytes = 0;
@@ -128,12 +132,16 @@ int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);
 
 // Pages that a sequence holds at most for its tokens on the way to a length of
 // `length_tokens`, written in steps of at most `chunk_tokens` and giving up
-// pages behind the window before each step.
+// pages behind the window before each step. With eviction, a step may begin
+// just before one is due: budget + every + chunk slots at most, from slot 0 on.
 struct TokenPagesRequest {
   int64_t page_tokens = 0;
   int64_t sliding_window = 0;
   int64_t length_tokens = 0;
   int64_t chunk_tokens = 0;
+  // As in PageGroupLayout.
+  int64_t eviction_budget_tokens = 0;
+  int64_t eviction_every_tokens = 0;
 };
 int64_t TokenPages(const TokenPagesRequest& request);
 
@@ -145,8 +153,9 @@ using PageCounts = std::vector<int64_t>;
 class PageLayout {
  public:
   // INVALID_ARGUMENT for a plan that ValidatePlan refuses, a rank count that
-  // does not suit the heads, page_tokens out of range or not a multiple of the
-  // selection's chunk, or a size that overflows int64.
+  // does not suit the heads (or the widths of a basis per rank), page_tokens
+  // out of range or not a multiple of the selection's chunk, or a size that
+  // overflows int64.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const CacheShape& shape,
                                            const LayoutOptions& options);
@@ -176,7 +185,7 @@ class PageLayout {
 
   // Pages of a group that a sequence of `length_tokens` holds at most, side
   // pages included, when it is written in steps of at most `chunk_tokens`.
-  // Without a sliding window the chunk makes no difference.
+  // Without a sliding window or eviction the chunk makes no difference.
   int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
                     int64_t chunk_tokens) const;
   // The same in bytes, over all groups. length_tokens is

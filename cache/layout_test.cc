@@ -220,6 +220,52 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
+TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
+  LayoutOptions options = PageTokens(16);
+  options.shard = {.rank = 1, .size = 2};
+  const CacheShape narrow = Shape(1, 4, 10);  // 40 channels, 20 on a rank
+  const KvPlan schedule = PlanWithKey(narrow, R"({
+      "full":{},"stored":"PRE_ROPE","mean":true,
+      "codec":{"bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
+               "param_dtype":"F16","basis_sequence":{}}})");
+  KVASIR_EXPECT_OK(PageLayout::Create(schedule, narrow, PageTokens(16)));
+  EXPECT_THAT(
+      PageLayout::Create(schedule, narrow, options),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("layer 0 key part 0: the 20 channels of rank 1 of 2 "
+                         "do not divide into 8 runs")));
+  const CacheShape odd = Shape(1, 2, 24);  // 48 channels, 24 on a rank
+  const KvPlan ranges = PlanWithKey(odd, R"({
+      "full":{},"stored":"PRE_ROPE","mean":true,
+      "codec":{"bits":{"schedule":[4]},"per_token":{"group":16},
+               "param_dtype":"F16","basis_sequence":{}}})");
+  KVASIR_EXPECT_OK(PageLayout::Create(ranges, odd, PageTokens(16)));
+  EXPECT_THAT(PageLayout::Create(ranges, odd, options),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the 24 channels of rank 1 of 2 do not divide "
+                                 "into 1 runs of whole ranges of 16")));
+}
+
+TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
+  const CacheShape shape = Shape(2, 2, 64);
+  KvPlan plan = FullRankPlan(shape, BF16);
+  auto* eviction = plan.mutable_layers(0)->mutable_eviction();
+  eviction->set_budget(128);
+  eviction->set_recent(32);
+  eviction->set_every_tokens(16);
+  eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
+  const PageGroupId evicting = layout.layer(0).page_group;
+  const PageGroupId keeping = layout.layer(1).page_group;
+  EXPECT_EQ(layout.PagesHeld(evicting, 100, 64), 7);
+  EXPECT_EQ(layout.PagesHeld(evicting, 208, 64), 13);
+  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 64), 13);  // 128 + 16 + 64
+  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 1), 10);   // 128 + 16 + 1
+  EXPECT_EQ(layout.PagesHeld(keeping, 1 << 20, 64), (1 << 20) / 16);
+  EXPECT_EQ(layout.BytesAtLength(1 << 20, 64) - layout.BytesAtLength(208, 64),
+            ((1 << 20) / 16 - 13) * layout.layer(1).page_bytes);
+}
+
 TEST(PageLayoutTest, KeptRopePairsAndCommutingRanksAreTwoNumbersEach) {
   const CacheShape shape = Shape(1, 2, 8);
   const KvPlan pairs = PlanWithKey(shape, R"({

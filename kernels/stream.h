@@ -55,9 +55,13 @@ class CpuStream final : public Stream {
   base::ThreadPool& pool() const { return *pool_; }
   CpuBackend backend() const { return backend_; }
 
-  // Bytes of weights that matmuls have read so far; a weight that two threads
-  // read, or that is read again for more rows, counts twice. May be read from
-  // any thread.
+  // Bytes of packed weights (the padding of the last panel included) that
+  // matmuls have asked memory for so far: counted, not measured. The SIMD matmul
+  // adds the weight's bytes once for each part that it cuts the rows into (one,
+  // unless there are fewer panels than threads): inside a part every panel
+  // block comes from memory once and serves all rows from cache. The reference
+  // adds them once a row. Biases and activations are not in it. May be read
+  // from any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }
