@@ -104,8 +104,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   if (options.max_connection_age != absl::InfiniteDuration()) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 Milliseconds(options.max_connection_age));
+    // The largest value stands for no limit.
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
-                                Milliseconds(options.max_connection_age_grace));
+                                std::numeric_limits<int>::max());
   }
   grpc::ResourceQuota quota("kvasir");
   quota.Resize(static_cast<size_t>(options.transport_quota_bytes));

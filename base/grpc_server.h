@@ -41,9 +41,10 @@ struct GrpcServerOptions {
   // `max_ping_strikes` of them; 0 strikes: never (allow-listed peers only).
   absl::Duration min_ping_interval = absl::Seconds(10);
   int max_ping_strikes = 2;
-  // Infinite: connections live as long as their clients like.
-  absl::Duration max_connection_age = absl::InfiniteDuration();
-  absl::Duration max_connection_age_grace = absl::Seconds(60);
+  // A connection older than this is told to go, so that clients spread anew
+  // over replaced and added servers; calls that run on it end in their own
+  // time. Infinite: connections live as long as their clients like.
+  absl::Duration max_connection_age = absl::Hours(1);
   // Bytes that the transport may buffer for all connections together.
   int64_t transport_quota_bytes = 256 << 20;
   bool health_service = true;

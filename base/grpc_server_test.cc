@@ -181,6 +181,54 @@ TEST(GrpcServerTest, NothingIsServingUntilSetAndServicesAreSetApart) {
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
 }
 
+// Answers its one call when told to.
+class HeldService : public grpc::Service {
+ public:
+  HeldService() {
+    AddMethod(new grpc::internal::RpcServiceMethod(
+        "/kvasir.test.Held/Call", grpc::internal::RpcMethod::NORMAL_RPC,
+        nullptr));
+    MarkMethodCallback(
+        0, new grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer,
+                                                    grpc::ByteBuffer>(
+               [this](grpc::CallbackServerContext* context,
+                      const grpc::ByteBuffer* in, grpc::ByteBuffer* out) {
+                 *out = *in;
+                 grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+                 running.set_value(reactor);
+                 return reactor;
+               }));
+  }
+  std::promise<grpc::ServerUnaryReactor*> running;
+};
+
+TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
+  HeldService service;
+  GrpcServerOptions options;
+  options.max_connection_age = absl::Milliseconds(100);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              GrpcServer::Start(options, {&service}));
+  const auto channel =
+      grpc::CreateChannel(server->target(), grpc::InsecureChannelCredentials());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+  const grpc::Slice slice("x");
+  const grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::ClientContext context;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
+                 [&](grpc::Status status) { done.set_value(status); });
+  grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
+  // The client hears of it, and uses the connection for nothing new.
+  const auto end = absl::Now() + absl::Seconds(20);
+  while (channel->GetState(false) == GRPC_CHANNEL_READY && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_NE(channel->GetState(false), GRPC_CHANNEL_READY);
+  reactor->Finish(grpc::Status::OK);
+  EXPECT_TRUE(done.get_future().get().ok());
+}
+
 TEST(GrpcServerTest, MessageLimitGrowsWithTheModelLength) {
   EXPECT_EQ(MaxMessageBytesFor(0), 1 << 20);
   EXPECT_EQ(MaxMessageBytesFor(131072), 8 * 131072 + (1 << 20));

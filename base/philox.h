@@ -39,9 +39,4 @@ constexpr PhiloxCounter PhiloxCounterOf(uint64_t low, uint64_t high) {
           static_cast<uint32_t>(high), static_cast<uint32_t>(high >> 32)};
 }
 
-// In [0, 1), 24 random bits: exact in float32, and 1 is never returned.
-constexpr float PhiloxUniform(uint32_t bits) {
-  return static_cast<float>(bits >> 8) * 0x1p-24F;
-}
-
 }  // namespace kvasir::base

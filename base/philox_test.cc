@@ -23,12 +23,6 @@ TEST(PhiloxTest, GivesTheKnownAnswerForDigitsOfPi) {
             (PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(PhiloxTest, UniformIsBelowOne) {
-  EXPECT_EQ(PhiloxUniform(0), 0.0F);
-  EXPECT_LT(PhiloxUniform(0xffffffff), 1.0F);
-  EXPECT_EQ(PhiloxUniform(0x80000000), 0.5F);
-}
-
 TEST(PhiloxTest, SeedAndCounterKeepAllTheirBits) {
   EXPECT_EQ(PhiloxKeyFromSeed(0x0123456789abcdef),
             (PhiloxKey{0x89abcdef, 0x01234567}));

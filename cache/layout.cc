@@ -242,20 +242,12 @@ int64_t MulDiv(int64_t a, int64_t b, int64_t c) {
 PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   KVASIR_CHECK(request.budget_bytes >= 0);
   const int64_t longest = std::min(request.max_model_len, kMaxSequenceTokens);
-  const int64_t expected =
-      request.expected_tokens > 0
-          ? std::min(request.expected_tokens, kMaxSequenceTokens)
-          : longest;
   PageCounts need;
-  PageCounts share;
   int64_t need_bytes = 0;
-  int64_t share_bytes = 0;
   for (const PageGroupLayout& group : groups_) {
-    need.push_back(PagesHeld(group.id, longest, request.max_chunk_tokens));
-    share.push_back(std::max<int64_t>(
-        1, PagesHeld(group.id, expected, request.max_chunk_tokens)));
+    need.push_back(std::max<int64_t>(
+        1, PagesHeld(group.id, longest, request.max_chunk_tokens)));
     need_bytes += need.back() * group.page_bytes;
-    share_bytes += share.back() * group.page_bytes;
   }
   PageCounts pages(groups_.size(), 0);
   int64_t left = request.budget_bytes;
@@ -275,7 +267,7 @@ PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   for (size_t g = 0; g < pages.size(); ++g) give(g, need[g]);
   const int64_t rest = left;
   for (size_t g = 0; g < pages.size(); ++g) {
-    give(g, MulDiv(share[g], rest, share_bytes));
+    give(g, MulDiv(need[g], rest, need_bytes));
   }
   // What rounding left over.
   for (size_t g = 0; g < pages.size(); ++g) give(g, kMaxPagesPerGroup);

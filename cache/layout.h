@@ -28,7 +28,8 @@ namespace kvasir::cache {
 // them all and a page id names the same page in each layer's arena.
 using PageGroupId = base::StrongId<struct PageGroupTag, int32_t>;
 
-// Written into every exported image. Goes up with the arrangement of a page.
+// For the header of exported images, which no build writes yet. Goes up with
+// the arrangement of a page.
 inline constexpr uint32_t kLayoutVersion = 1;
 
 // A cache line pair, and what vector and bulk copies like best.
@@ -199,14 +200,13 @@ class PageLayout {
 
   // Pages of each group that `budget_bytes` pays for. First every group gets
   // what one sequence of `max_model_len` holds (as far as the money goes); the
-  // rest is shared out in proportion to what a sequence of `expected_tokens`
-  // holds. Never spends more than the budget. Lengths over kMaxSequenceTokens
-  // count as that (OneSequenceFits refuses them).
+  // rest is shared out in the same proportion. Never spends more than the
+  // budget. Lengths over kMaxSequenceTokens count as that (OneSequenceFits
+  // refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;
     int64_t max_chunk_tokens = 0;
-    int64_t expected_tokens = 0;  // 0: max_model_len
   };
   PageCounts PagesForBudget(const BudgetRequest& request) const;
   int64_t BytesOfPages(const PageCounts& pages) const;

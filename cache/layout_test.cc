@@ -407,11 +407,10 @@ TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
               ElementsAre(80, 30));
   // Sequences of 16 tokens hold one page of each.
   EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 111 * page,
-                                     .max_model_len = 128,
-                                     .max_chunk_tokens = 1,
-                                     .expected_tokens = 16}),
-              ElementsAre(58, 53));
-  EXPECT_EQ(layout.BytesOfPages({58, 53}), 111 * page);
+                                     .max_model_len = 16,
+                                     .max_chunk_tokens = 1}),
+              ElementsAre(56, 55));
+  EXPECT_EQ(layout.BytesOfPages({56, 55}), 111 * page);
   EXPECT_EQ(layout.BytesAtLength(128, 1), 11 * page);
 }
 
@@ -433,9 +432,8 @@ TEST(PageLayoutTest, ALengthBeyondEveryLimitIsRefusedNotChecked) {
   const PageLayout layout =
       LayOut(FullRankPlan(shape, BF16), shape, PageTokens(1));
   const int64_t huge = std::numeric_limits<int64_t>::max();
-  const PageCounts pages = layout.PagesForBudget({.budget_bytes = 1 << 20,
-                                                  .max_model_len = huge,
-                                                  .expected_tokens = huge});
+  const PageCounts pages =
+      layout.PagesForBudget({.budget_bytes = 1 << 20, .max_model_len = huge});
   EXPECT_THAT(pages, ElementsAre((1 << 20) / 256));
   EXPECT_THAT(layout.OneSequenceFits(pages, huge, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,

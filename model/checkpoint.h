@@ -88,8 +88,9 @@ class WeightsIdBuilder {
 
 // Owns: the open files.
 // Threads: const methods from any thread.
-// Errors: INVALID_ARGUMENT for a missing tensor, or a wrong shape or type, each
-// with file, tensor, want and have; UNIMPLEMENTED for models not served.
+// Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
+// type, each with file, tensor, want and have; UNIMPLEMENTED for models not
+// served.
 class Checkpoint {
  public:
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);

@@ -80,8 +80,7 @@ struct RequestState {
   uint64_t max_total_tokens = 0;  // prompt and output: whichever limit is first
 
   bool started = false;  // had its first step
-  bool prompt_delivered = false;
-  absl::Time start_by;  // queue timeout
+  absl::Time start_by;   // queue timeout
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;
   std::vector<float> prompt_logprobs;
