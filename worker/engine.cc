@@ -494,6 +494,10 @@ absl::Status Engine::Impl::Step(bool* planned) {
     StepStats stats = scheduler_->last_step();
     stats.execute = executed - scheduled;
     stats.schedule = (scheduled - start) + (options_.clock->Now() - executed);
+    {
+      MutexLock lock(&mutex_);
+      stats.load.draining = draining_;  // the scheduler does not know
+    }
     options_.observer->OnStep(stats);
   }
   return absl::OkStatus();

@@ -521,6 +521,7 @@ class CountingObserver final : public EngineObserver {
     first_tokens += step.time_to_first_token.size();
     later_tokens += step.inter_token.size();
     sampled += step.sampled_tokens;
+    draining_steps += step.load.draining ? 1 : 0;
   }
   void OnRequestEnd(const RequestSummary& summary) override {
     MutexLock lock(&mutex_);
@@ -533,7 +534,7 @@ class CountingObserver final : public EngineObserver {
 
   base::Mutex mutex_;
   size_t steps = 0, first_tokens = 0, later_tokens = 0, sampled = 0;
-  size_t refused = 0;
+  size_t refused = 0, draining_steps = 0;
   std::vector<RequestSummary> ends;
 };
 
@@ -561,6 +562,22 @@ TEST_F(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   EXPECT_EQ(observer.ends[0].tenant, "acme");
   EXPECT_EQ(observer.ends[0].output_tokens, 10u);
   EXPECT_EQ(observer.ends[0].reason, FinishReason::kLength);
+}
+
+TEST_F(EngineTest, StepsOfADrainTellTheObserverSo) {
+  CountingObserver observer;
+  options_.observer = &observer;
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 5), sink).status);
+  gate_.AwaitHeld();
+  engine_->BeginDrain();
+  gate_.Open();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  engine_->Stop();
+  EXPECT_GE(observer.steps, 5u);
+  EXPECT_EQ(observer.draining_steps, observer.steps);
 }
 
 // Sinks that abort from inside a callback, as a facade does at a stop string.
