@@ -45,7 +45,8 @@ class GemmShare {
                                           kernels::CpuStream* stream,
                                           kernels::DeviceAllocator* allocator);
 
-  // One multiplication of each shape by either. UNIMPLEMENTED where the build
+  // One multiplication of each shape by either, who goes first in turn.
+  // UNIMPLEMENTED where the build
   // has no baseline.
   absl::Status MeasurePair();
 
@@ -71,6 +72,7 @@ class GemmShare {
   GemmShare(const GemmShareOptions& options, kernels::CpuStream* stream)
       : options_(options), stream_(stream) {}
   absl::Status Multiply(const Case& one);
+  absl::Status MultiplyByBaseline(const Case& one);
   double OperationsOf(const GemmShape& shape) const;
 
   GemmShareOptions options_;

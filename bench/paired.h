@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <vector>
@@ -14,8 +15,12 @@ namespace kvasir::bench {
 struct PairedRatio {
   double median = 0.0;
   double spread = 0.0;
+  size_t pairs = 0;
+  // From fewer pairs neither median nor spread means much.
+  static constexpr size_t kFewestPairs = 7;
+  bool too_few_pairs() const { return pairs < kFewestPairs; }
   // Beyond this the machine was too busy to say anything.
-  bool undecided() const { return spread > 0.15; }
+  bool undecided() const { return spread > 0.15 || too_few_pairs(); }
 };
 
 inline double SecondsOf(const std::function<void()>& run) {
@@ -39,9 +44,35 @@ inline PairedRatio RatioOf(const std::vector<double>& numerators,
     ratios.push_back(numerators[i] / denominators[i]);
   }
   PairedRatio result;
+  result.pairs = ratios.size();
   result.median = Quantile(ratios, 0.5);
   result.spread =
       (Quantile(ratios, 0.75) - Quantile(ratios, 0.25)) / result.median;
+  return result;
+}
+
+// The median of the pairs' differences. A difference is small against what it
+// is taken from, so single ones lie far apart: the spread is that of seven
+// medians, each over the pairs of one seventh of the run.
+inline PairedRatio DifferenceOf(const std::vector<double>& a,
+                                const std::vector<double>& b) {
+  std::vector<double> differences;
+  for (size_t i = 0; i < a.size(); ++i) differences.push_back(a[i] - b[i]);
+  PairedRatio result;
+  result.pairs = differences.size();
+  result.median = Quantile(differences, 0.5);
+  const size_t parts = std::min(PairedRatio::kFewestPairs, differences.size());
+  std::vector<double> medians;
+  for (size_t part = 0; part < parts; ++part) {
+    const auto at = [&](size_t index) {
+      return differences.begin() +
+             static_cast<std::ptrdiff_t>(index * differences.size() / parts);
+    };
+    medians.push_back(
+        Quantile(std::vector<double>(at(part), at(part + 1)), 0.5));
+  }
+  result.spread = (Quantile(medians, 0.75) - Quantile(medians, 0.25)) /
+                  std::abs(result.median);
   return result;
 }
 

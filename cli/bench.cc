@@ -12,8 +12,10 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
   group->footer(
       "Every ratio is the median of interleaved pairs. One whose pairs spread\n"
       "by more than 15 % (the middle half, relative to the median) is marked\n"
-      "undecided: the machine was too busy to say anything. --json prints one\n"
-      "object {machine, figures, spread, targets, undecided, rows}.");
+      "undecided: the machine was too busy to say anything; so is one of "
+      "fewer\n"
+      "than 7 pairs. --json prints one object {machine, figures, spread,\n"
+      "targets, undecided, rows, notes}.");
   AddBenchDecode(group, exit_code);
   AddBenchPrefill(group, exit_code);
   AddBenchScheduler(group, exit_code);

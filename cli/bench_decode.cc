@@ -60,7 +60,19 @@ struct DecodeTimes {
   std::vector<double> one_token;
   std::vector<double> many_token;
   double bytes_per_step = 0.0;
+  double many_bytes_per_step = 0.0;
 };
+
+// One case, by its medians.
+nlohmann::ordered_json DecodeRow(int64_t batch, double seconds_per_token,
+                                 double bytes_per_step) {
+  const double seconds = seconds_per_token * static_cast<double>(batch);
+  return {{"batch", batch},
+          {"tokens_per_second", 1.0 / seconds_per_token},
+          {"step_ms", seconds * 1e3},
+          {"bytes_per_step", bytes_per_step},
+          {"bytes_per_second", bytes_per_step / seconds}};
+}
 
 absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
                                     BenchEngine* engine,
@@ -82,6 +94,7 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
     times.many_token.push_back(many.seconds / steps /
                                static_cast<double>(flags.batch));
     times.bytes_per_step = one.bytes / steps;
+    times.many_bytes_per_step = many.bytes / steps;
     progress.Update(pair + 1);
   }
   return times;
@@ -89,7 +102,7 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
 
 absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   DefaultBenchModel(flags.bench, &flags.model);
-  if (flags.bench.quick) flags.context = std::min<int64_t>(flags.context, 64);
+  UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
   // Warm-up pair included; each sequence takes part in both batches.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
@@ -125,6 +138,10 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   report.AddFigure("read_bytes_per_second", 1.0 / Quantile(times.one_byte, 0.5),
                    std::nullopt, "batch 1, weights and cache");
   report.AddFigure("bytes_read_per_step", times.bytes_per_step);
+  report.AddRow(
+      DecodeRow(1, Quantile(times.one_token, 0.5), times.bytes_per_step));
+  report.AddRow(DecodeRow(flags.batch, Quantile(times.many_token, 0.5),
+                          times.many_bytes_per_step));
   const auto weights = static_cast<double>(engine->model().weight_bytes());
   report.AddFigure("weight_bytes", weights);
   report.AddFigure("context_tokens", static_cast<double>(flags.context));

@@ -22,6 +22,7 @@
 #include "cli/bench_report.h"
 #include "cli/flags.h"
 #include "cli/loaded_model.h"
+#include "cli/process.h"
 #include "cli/progress.h"
 #include "cli/serve_stack.h"
 #include "compress/random_checkpoint.h"
@@ -59,7 +60,7 @@ class TemporaryCheckpoint {
     KVASIR_RETURN_IF_ERROR(compress::WriteRandomCheckpoint(
         options, [&](const compress::RandomCheckpointProgress& written) {
           progress.Update(written.written_bytes >> 20);
-          return true;
+          return !ShutdownRequested();
         }));
     return made;
   }
@@ -93,7 +94,13 @@ absl::StatusOr<int64_t> ReadWeightFiles(const std::string& folder,
                                         const ReadTarget& target) {
   int64_t total = 0;
   size_t place = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  std::error_code error_code;
+  std::filesystem::directory_iterator entries(folder, error_code);
+  if (error_code) {
+    return absl::NotFoundError(
+        absl::StrCat("--model ", folder, ": ", error_code.message()));
+  }
+  for (const auto& entry : entries) {
     if (entry.path().extension() != ".safetensors") continue;
     const int descriptor = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
     ssize_t got = descriptor < 0 ? -1 : 1;
@@ -107,7 +114,7 @@ absl::StatusOr<int64_t> ReadWeightFiles(const std::string& folder,
     const int error = errno;
     if (descriptor >= 0) ::close(descriptor);
     if (got < 0) {
-      return absl::UnavailableError(absl::StrCat(
+      return absl::InternalError(absl::StrCat(
           entry.path().string(), ": cannot read: ", std::strerror(error)));
     }
   }
@@ -133,6 +140,7 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
       kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
   Progress progress("load", BenchPairs(flags.bench), "pairs", true);
   for (int pair = 0; pair < BenchPairs(flags.bench); ++pair) {
+    if (ShutdownRequested()) return absl::CancelledError("stopped");
     absl::StatusOr<int64_t> bytes = int64_t{0};
     // Loading gives the file's pages back: the first read warms the cache
     // again, the second is timed, and leaves it as warm for the others.
@@ -178,11 +186,14 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
   std::unique_ptr<TemporaryCheckpoint> temporary;
   if (flags.model.model.empty()) {
     DefaultBenchModel(flags.bench, &flags.model);
+    // A signal ends the run in good order, so that the folder goes with it.
+    HoldShutdownSignals();
     KVASIR_ASSIGN_OR_RETURN(temporary, TemporaryCheckpoint::Write(flags.model));
     flags.model.model = temporary->folder();
     flags.model.random_weights = false;
   }
-  if (flags.bench.quick) flags.kv_cache_bytes = int64_t{16} << 20;
+  UseQuick(flags.bench, "--kv-cache-bytes", int64_t{16} << 20,
+           &flags.kv_cache_bytes);
   KVASIR_ASSIGN_OR_RETURN(const LoadTimes times, Measure(flags));
 
   base::ThreadPool pool(base::ReadMachineLimits().cpus);

@@ -28,8 +28,10 @@ int64_t FootprintBytes(bool quick) {
 }  // namespace
 
 void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
+  flags->command = command;
   AddFlag(command, "--pairs", flags->pairs,
-          "interleaved pairs that a ratio is the median of")
+          "interleaved pairs that a ratio is the median of; fewer than 7 leave "
+          "all undecided")
       ->check(CLI::Range(1, 10000));
   AddSwitch(command, "--quick", flags->quick,
             "a smoke test: small sizes, figures that mean nothing");
@@ -37,7 +39,9 @@ void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
 }
 
 int BenchPairs(const BenchFlags& flags) {
-  return flags.quick ? std::min(flags.pairs, kQuickPairs) : flags.pairs;
+  int pairs = flags.pairs;
+  UseQuick(flags, "--pairs", kQuickPairs, &pairs);
+  return pairs;
 }
 
 void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model) {
@@ -98,6 +102,10 @@ void BenchReport::AddRatio(const std::string& name,
   AddFigure(name, ratio.median, target, note);
   figures_.back().spread = ratio.spread;
   figures_.back().undecided = ratio.undecided();
+  if (!ratio.too_few_pairs() || told_too_few_pairs_) return;
+  told_too_few_pairs_ = true;
+  AddNote(absl::StrFormat("%d pairs, fewer than %d: they decide nothing",
+                          ratio.pairs, bench::PairedRatio::kFewestPairs));
 }
 
 void BenchReport::MarkUndecided(const std::string& name) {
@@ -176,8 +184,9 @@ void SetBench(CLI::App* command, std::shared_ptr<const BenchFlags> flags,
     }
     std::fprintf(stderr, "kvasir bench %s: %s\n", command->get_name().c_str(),
                  report.status().ToString().c_str());
-    *exit_code =
-        absl::IsUnavailable(report.status()) ? kExitUnavailable : kExitFailed;
+    *exit_code = flags->calls_server && absl::IsUnavailable(report.status())
+                     ? kExitUnavailable
+                     : kExitFailed;
   });
 }
 

@@ -21,14 +21,28 @@
 namespace kvasir::cli {
 
 struct BenchFlags {
+  const CLI::App* command = nullptr;
   int pairs = 9;
   bool quick = false;
   bool json = false;
+  // Of a command that asks a server: one that is not there has an exit code of
+  // its own.
+  bool calls_server = false;
 };
 void AddBenchFlags(CLI::App* command, BenchFlags* flags);
 
-// As many as asked for; fewer with --quick.
+// As many as asked for; with --quick, fewer where nobody asked.
 int BenchPairs(const BenchFlags& flags);
+
+// With --quick, at most `small` in place of a default. What was asked for
+// stays.
+template <typename T>
+void UseQuick(const BenchFlags& flags, const std::string& name, T small,
+              T* value) {
+  if (flags.quick && flags.command->count(name) == 0 && small < *value) {
+    *value = small;
+  }
+}
 
 // With --quick and no model named: a tiny shape; else a model of 1.1 billion
 // parameters, so that weights do not fit into any cache.
@@ -76,7 +90,8 @@ class BenchReport {
   void AddFigure(const std::string& name, double value,
                  std::optional<Target> target = std::nullopt,
                  const std::string& note = "");
-  // A median over pairs; marks it undecided when they spread too far.
+  // A median over pairs; marks it undecided when they spread too far, or are
+  // too few.
   void AddRatio(const std::string& name, const bench::PairedRatio& ratio,
                 std::optional<Target> target = std::nullopt,
                 const std::string& note = "");
@@ -103,6 +118,7 @@ class BenchReport {
   std::vector<Figure> figures_;
   std::vector<nlohmann::ordered_json> rows_;
   std::vector<std::string> notes_;
+  bool told_too_few_pairs_ = false;
 };
 
 // Runs and prints it, or says why not. The command's callback.

@@ -27,11 +27,9 @@ bench::PairedRatio MedianOf(const std::vector<double>& values) {
 
 absl::StatusOr<BenchReport> RunScheduler(SchedulerFlags flags) {
   worker::SchedulerBenchOptions& options = flags.options;
-  if (flags.bench.quick) {
-    options.num_sequences = std::min(options.num_sequences, 8u);
-    options.context_tokens = std::min(options.context_tokens, 256u);
-    options.steps = std::min(options.steps, 20u);
-  }
+  UseQuick(flags.bench, "--sequences", 8u, &options.num_sequences);
+  UseQuick(flags.bench, "--context", 256u, &options.context_tokens);
+  UseQuick(flags.bench, "--steps", 20u, &options.steps);
   std::vector<double> step_us;
   std::vector<double> schedule_us;
   std::vector<double> apply_us;

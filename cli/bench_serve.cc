@@ -111,7 +111,9 @@ nlohmann::ordered_json LoadRow(const LoadOptions& options,
   }
   row["requests"] = result.succeeded;
   row["failed"] = result.failed;
-  if (!result.first_error.empty()) row["first_error"] = result.first_error;
+  if (!result.first_error.ok()) {
+    row["first_error"] = result.first_error.ToString();
+  }
   row["seconds"] = result.seconds;
   row["requests_per_second"] =
       static_cast<double>(result.succeeded) / result.seconds;
@@ -144,18 +146,26 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
                           LengthDistribution::Parse(flags.prompt_tokens));
   KVASIR_ASSIGN_OR_RETURN(options.output_tokens,
                           LengthDistribution::Parse(flags.output_tokens));
+  KVASIR_RETURN_IF_ERROR(CheckLengths(
+      options.prompt_tokens, options.output_tokens, options.max_model_len));
   LoadRows loads;
-  const auto run = [&](const char* what) {
+  const auto run = [&](const char* what) -> absl::StatusOr<LoadResult> {
     Progress progress(what, flags.requests, "requests", true);
     options.progress = [&progress](int64_t done) { progress.Update(done); };
     LoadResult result = RunLoad(options, client);
+    if (result.succeeded == 0) {
+      return absl::Status(
+          result.first_error.code(),
+          absl::StrCat(what, ": all ", result.failed,
+                       " requests failed: ", result.first_error.message()));
+    }
     loads.rows.push_back(LoadRow(options, result));
     return result;
   };
   double rate = flags.rate;
   if (flags.mode != "open" || rate == 0.0) {
     options.concurrency = flags.concurrency;
-    loads.closed = run("closed loop");
+    KVASIR_ASSIGN_OR_RETURN(loads.closed, run("closed loop"));
     // Half of what a few clients get: busy, not overrun.
     if (rate == 0.0) {
       rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
@@ -166,7 +176,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   if (flags.mode != "closed" && rate > 0) {
     options.rate = rate;
     options.concurrency = flags.max_outstanding;
-    loads.open = run("open loop");
+    KVASIR_ASSIGN_OR_RETURN(loads.open, run("open loop"));
   }
   return loads;
 }
@@ -219,28 +229,18 @@ absl::StatusOr<LatencyPairs> MeasureLatency(int pairs, int64_t prompt_tokens,
   return times;
 }
 
-std::vector<double> Differences(const std::vector<double>& a,
-                                const std::vector<double>& b) {
-  std::vector<double> result;
-  for (size_t i = 0; i < a.size(); ++i) result.push_back(a[i] - b[i]);
-  return result;
-}
-
 void AddLatencyFigures(const LatencyPairs& times, int64_t prompt_tokens,
                        BenchReport* report) {
-  report->AddFigure(
-      "router_added_ms_p50",
-      Quantile(Differences(times.router, times.worker), 0.5),
+  report->AddRatio(
+      "router_added_ms_p50", bench::DifferenceOf(times.router, times.worker),
       prompt_tokens >= 1000 ? std::optional(Target{1.0, false}) : std::nullopt,
       "until the first token, median of pairs' differences");
-  report->AddFigure(
-      "router_added_total_ms_p50",
-      Quantile(Differences(times.router_total, times.worker_total), 0.5),
-      std::nullopt, "until the end of a request for one token");
-  const bench::PairedRatio ratio = bench::RatioOf(times.router, times.worker);
-  report->AddRatio("router_over_worker", ratio, std::nullopt,
+  report->AddRatio("router_added_total_ms_p50",
+                   bench::DifferenceOf(times.router_total, times.worker_total),
+                   std::nullopt, "until the end of a request for one token");
+  report->AddRatio("router_over_worker",
+                   bench::RatioOf(times.router, times.worker), std::nullopt,
                    "until the first token");
-  if (ratio.undecided()) report->MarkUndecided("router_added_ms_p50");
   report->AddFigure("router_ms_p50", Quantile(times.router, 0.5));
   report->AddFigure("worker_ms_p50", Quantile(times.worker, 0.5));
   report->AddFigure("router_ms_p99", Quantile(times.router, 0.99));
@@ -271,14 +271,11 @@ void AddLoadFigures(const LoadRows& loads, BenchReport* report) {
 
 absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
   if (flags.bench.quick) {
-    flags.requests = std::min(flags.requests, 4);
     if (flags.prompt_tokens == kPromptTokens) flags.prompt_tokens = "fixed:16";
     if (flags.output_tokens == kOutputTokens) flags.output_tokens = "fixed:3";
-    flags.latency_prompt_tokens =
-        std::min<int64_t>(flags.latency_prompt_tokens, 64);
-  }
-  if (flags.endpoint.empty() && !flags.worker_endpoint.empty()) {
-    return absl::InvalidArgumentError("--worker-endpoint needs --endpoint");
+    UseQuick(flags.bench, "--requests", 4, &flags.requests);
+    UseQuick<int64_t>(flags.bench, "--latency-prompt-tokens", 64,
+                      &flags.latency_prompt_tokens);
   }
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
@@ -289,6 +286,13 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
   const auto router = MakeRouterTokenClient(server.router_endpoint);
   KVASIR_ASSIGN_OR_RETURN(const LoadRows loads,
                           MeasureLoad(flags, server, router.get()));
+  if (flags.latency_prompt_tokens >= server.max_model_len &&
+      flags.bench.command->count("--latency-prompt-tokens") > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
+                     " and a token are over the limit of ",
+                     server.max_model_len, " tokens (the model's length)"));
+  }
   const int64_t prompt_tokens =
       std::min(flags.latency_prompt_tokens, server.max_model_len - 1);
   std::optional<LatencyPairs> latency;
@@ -317,6 +321,10 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
 void AddBenchServe(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<ServeBenchFlags>();
   flags->bench.pairs = 201;
+  flags->bench.calls_server = true;
+  const CLI::Validator is_distribution = Checked([](const std::string& text) {
+    return LengthDistribution::Parse(text).status();
+  });
   CLI::App* command = group->add_subcommand(
       "serve",
       "load over gRPC on --endpoint, or on a server of its own: --model, else "
@@ -325,6 +333,7 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
       ->type_name("HOST:PORT");
   AddFlag(command, "--worker-endpoint", flags->worker_endpoint,
           "with --endpoint: its worker, to tell what the router adds")
+      ->needs(command->get_option("--endpoint"))
       ->type_name("HOST:PORT");
   AddFlag(command, "--model-name", flags->model_name,
           "which of the server's models; default: its first");
@@ -339,14 +348,17 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
   AddFlag(command, "--rate", flags->rate,
           "open loop: Poisson arrivals per second; 0: half of what the closed "
           "loop reached")
-      ->check(CLI::NonNegativeNumber);
+      ->check(AtLeast(0));
   AddFlag(command, "--max-outstanding", flags->max_outstanding,
           "open loop: requests in flight; later ones start late, which their "
           "latencies include")
       ->check(CLI::Range(1, 4096));
   AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
-          "fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA");
-  AddFlag(command, "--output-tokens", flags->output_tokens, "the same");
+          "fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA, whose tail is "
+          "cut to what the model holds")
+      ->check(is_distribution);
+  AddFlag(command, "--output-tokens", flags->output_tokens, "the same")
+      ->check(is_distribution);
   AddFlag(command, "--latency-prompt-tokens", flags->latency_prompt_tokens,
           "prompt of the pairs that tell what the router adds")
       ->check(CLI::Range(1, 1 << 24));

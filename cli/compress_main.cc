@@ -19,6 +19,7 @@
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
+#include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/version.h"
 #include "compress/cpu_setup.h"
@@ -59,15 +60,18 @@ struct ShapeFlags {
 void AddShapeFlags(CLI::App* command, const std::string& name_flag,
                    ShapeFlags& flags) {
   const std::string known = absl::StrJoin(model::KnownShapeNames(), ", ");
-  AddFlag(command, name_flag, flags.name, "Shape to start from: " + known);
+  AddFlag(command, name_flag, flags.name, "Shape to start from: " + known)
+      ->check(ShapeName());
   model::ModelShape& sizes = flags.sizes;
   auto size = [&](const char* flag, auto& value, const char* help) {
     command->add_option(flag, value, help)
         ->envname(EnvironmentName(flag))
-        ->check(CLI::PositiveNumber)
+        ->check(Above(0))
         ->group(kSizesGroup);
   };
   size("--layers", sizes.num_layers, "Layers");
+  // What the server reads.
+  command->get_option("--layers")->check(Between(1, 1024));
   size("--hidden", sizes.hidden_size, "Width of the residual stream");
   size("--intermediate", sizes.intermediate_size, "Width of the MLP");
   size("--heads", sizes.num_query_heads, "Query heads");
@@ -150,7 +154,7 @@ void AddInitCommand(CLI::App& app, InitFlags& flags) {
   command->get_option("--like")->required();
   command
       ->add_option("--vocab", flags.shape.sizes.vocab_size, "Vocabulary size")
-      ->check(CLI::PositiveNumber)
+      ->check(Above(0))
       ->group(kSizesGroup);
   RandomCheckpointOptions& options = flags.options;
   AddFlag(command, "--out", options.out, "Folder to write")->required();
@@ -160,10 +164,8 @@ void AddInitCommand(CLI::App& app, InitFlags& flags) {
   AddFlag(command, "--tokenizer", flags.tokenizer,
           "Folder whose tokenizer files are copied");
   AddBytes(command, "--max-shard-bytes", options.max_shard_bytes,
-           "Larger checkpoints become several files")
-      ->check(CLI::PositiveNumber);
-  AddFlag(command, "--threads", options.threads, "Threads")
-      ->check(CLI::PositiveNumber);
+           "Larger checkpoints become several files", /*least=*/1);
+  AddFlag(command, "--threads", options.threads, "Threads")->check(Above(0));
   AddSwitch(command, "--overwrite", options.overwrite,
             "Replace the weights in the folder");
   AddSwitch(command, "--quiet", flags.quiet, "No progress");
@@ -197,7 +199,7 @@ absl::StatusOr<std::vector<RampStage>> ParseRamp(const std::string& text) {
     if (!parsed || stage.begin < least || stage.begin >= 1.0 ||
         std::isnan(stage.begin)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("--seq-len: '", part,
+          absl::StrCat("'", part,
                        "' is no stage: want TOKENS or TOKENS@FRACTION, with "
                        "fractions that rise within [0, 1)"));
     }
@@ -261,6 +263,7 @@ absl::Status RunPretrain(PretrainFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
   KVASIR_ASSIGN_OR_RETURN(options.ramp, ParseRamp(flags.crops));
   options.muon = flags.optimizer == "muon";
+  KVASIR_RETURN_IF_ERROR(compress::CheckDevice(options.device));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
                           model::Tokenizer::Load(flags.tokenizer));
   options.shape.vocab_size = tokenizer->vocab_size();
@@ -314,28 +317,28 @@ void AddPretrainCommand(CLI::App& app, PretrainFlags& flags) {
   add("--out", options.out, "Folder to write the checkpoint into")->required();
   AddDuration(command, "--time-budget", options.time_budget,
               "Train for this long (60m); the schedules end with it");
-  add("--steps", options.steps, "Train for so many steps, instead");
+  add("--steps", options.steps, "Train for so many steps, instead")
+      ->check(AtLeast(0));
   add("--seed", options.seed, "Seed of weights and order");
-  add("--batch", options.batch_tokens, "Tokens per step")
-      ->check(CLI::PositiveNumber);
+  add("--batch", options.batch_tokens, "Tokens per step")->check(Above(0));
   add("--micro-batch", options.micro_batch_tokens,
       "Tokens that a thread works on at a time")
-      ->check(CLI::PositiveNumber);
+      ->check(Above(0));
   add("--seq-len", flags.crops,
-      "Crop length, or a ramp of them: 256,512@0.65,1024@0.88");
-  add("--lr", options.learning_rate, "Peak learning rate")
-      ->check(CLI::PositiveNumber);
+      "Crop length, or a ramp of them: 256,512@0.65,1024@0.88")
+      ->check(Checked(
+          [](const std::string& text) { return ParseRamp(text).status(); }));
+  add("--lr", options.learning_rate, "Peak learning rate")->check(Above(0));
   add("--warmup", options.warmup, "Fraction of the run that warms up")
       ->check(CLI::Range(0.0, 0.9));
-  add("--weight-decay", options.weight_decay, "On matrices")
-      ->check(CLI::NonNegativeNumber);
+  add("--weight-decay", options.weight_decay, "On matrices")->check(AtLeast(0));
   add("--clip", options.clip_norm, "Largest norm of a gradient")
-      ->check(CLI::PositiveNumber);
+      ->check(Above(0));
   add("--optimizer", flags.optimizer, "muon or adamw")
       ->check(CLI::IsMember({"muon", "adamw"}));
   add("--device", options.device, "auto, cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  add("--threads", options.threads, "CPU threads")->check(CLI::PositiveNumber);
+  add("--threads", options.threads, "CPU threads")->check(Above(0));
   AddDuration(command, "--validate-every", options.validation_interval,
               "Time between samples of the validation text");
   AddDuration(command, "--checkpoint-every", options.checkpoint_interval,
@@ -355,8 +358,7 @@ int Main(int argc, char** argv) {
   CLI::App app{"kvasir-compress: makes and changes checkpoints, offline."};
   app.name("kvasir-compress");
   app.set_version_flag("--version", std::string(kVersion));
-  app.set_config("--config", "",
-                 "TOML or INI file; keys are flag names, sections subcommands");
+  AddConfigFile(&app);
   app.fallthrough();
   app.require_subcommand(1);
   app.footer(
@@ -365,25 +367,28 @@ int Main(int argc, char** argv) {
       "is\nKVASIR_MAX_SHARD_BYTES.\nExit codes: 0 done, 1 failed or stopped, 2 "
       "wrong usage.");
   const int cpus = base::ReadMachineLimits().cpus;
+  int exit_code = kExitOk;
+  const auto report = [&exit_code](const absl::Status& status) {
+    if (status.ok()) return;
+    absl::FPrintF(stderr, "kvasir-compress: %s\n",
+                  std::string(status.message()));
+    exit_code = kExitFailed;
+  };
   InitFlags init;
   init.options.threads = cpus;
   AddInitCommand(app, init);
+  app.get_subcommand("init")->callback([&] { report(RunInit(init)); });
   PretrainFlags pretrain;
   pretrain.options.threads = cpus;
   AddPretrainCommand(app, pretrain);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
-  }
-  const absl::Status status =
-      app.got_subcommand("init") ? RunInit(init) : RunPretrain(pretrain);
-  if (!status.ok()) {
-    absl::FPrintF(stderr, "kvasir-compress: %s\n",
-                  std::string(status.message()));
-    return kExitFailed;
-  }
-  return kExitOk;
+  app.get_subcommand("pretrain")->callback([&] {
+    const bool timed = pretrain.options.time_budget > absl::ZeroDuration();
+    if (timed == (pretrain.options.steps > 0)) {
+      throw CLI::ValidationError("give one of --steps and --time-budget");
+    }
+    report(RunPretrain(pretrain));
+  });
+  return ParseAndRun(&app, argc, argv, exit_code);
 }
 
 }  // namespace

@@ -45,8 +45,15 @@ int Drain(const DrainFlags& flags) {
   kvasir::v1::AdminDrainResponse response;
   const grpc::Status status = stub->Drain(&context, request, &response);
   if (!status.ok()) {
+    // gRPC says nothing at all when a server lacks a whole service.
+    const bool no_admin =
+        status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
+        status.error_message().empty();
     std::fprintf(stderr, "kvasir drain: %s: %s\n", flags.endpoint.c_str(),
-                 status.error_message().c_str());
+                 no_admin
+                     ? "speaks gRPC but cannot be drained: probably a port "
+                       "for clients; want the --admin-port"
+                     : status.error_message().c_str());
     return status.error_code() == grpc::StatusCode::UNAVAILABLE
                ? kExitUnavailable
                : kExitFailed;

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace kvasir::cli {
@@ -17,6 +19,24 @@ enum ExitCode : int {
   kExitUsage = 2,        // the command line or a config file is wrong
   kExitUnavailable = 3,  // no server there, or it is draining or full
 };
+
+// --config with the precedence flag, environment, file. A key of the file that
+// is no flag is wrong usage.
+void AddConfigFile(CLI::App* app);
+
+// What is in force in `command`, as a file for --config.
+std::string EffectiveConfig(const CLI::App& command);
+
+// Parses, and runs the command's callback. kExitOk, kExitUsage with the reason
+// on standard error, or what the callback has put into `exit_code`.
+int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code);
+
+// Wrong usage where `check` fails for the flag's text.
+CLI::Validator Checked(std::function<absl::Status(const std::string&)> check);
+// Wrong usage for what is no number between the two, both included.
+CLI::Validator Between(double least, double most);
+CLI::Validator AtLeast(double least);
+CLI::Validator Above(double limit);
 
 // KVASIR_MAX_MODEL_LEN for "--max-model-len".
 std::string EnvironmentName(const std::string& flag);
@@ -36,11 +56,15 @@ CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
 
 // Bytes with an optional binary unit: 1048576, 512MiB, 2G.
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
-                      const std::string& help);
+                      const std::string& help, int64_t least = 0);
 
 // A time with its unit: 500ms, 30s, 5m. Plain numbers are refused: of what?
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,
                          absl::Duration& value, const std::string& help);
+
+// "512MiB" as AddBytes takes it; INVALID_ARGUMENT for other text, and for sizes
+// that an int64_t does not hold.
+absl::Status ParseBytes(const std::string& text, int64_t* bytes);
 
 // "1.5 GiB".
 std::string HumanBytes(double bytes);

@@ -1,11 +1,16 @@
 #include "cli/flags.h"
 
+#include <fstream>
+
 #include "base/status_matchers.h"
 #include "cli/options.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace kvasir::cli {
 namespace {
+
+using ::testing::HasSubstr;
 
 // Parses "--x ..." as the arguments of a fresh program.
 struct Program {
@@ -34,6 +39,109 @@ TEST(FlagsTest, BytesTakeBinaryUnits) {
   EXPECT_EQ(bytes, int64_t{2} << 30);
   EXPECT_EQ(program.Parse("--size 12parsecs"), kExitUsage);
   EXPECT_EQ(program.Parse("--size -5"), kExitUsage);
+  EXPECT_EQ(bytes, int64_t{2} << 30);
+}
+
+TEST(FlagsTest, ASizeThatNoIntegerHoldsIsRefusedNotCut) {
+  int64_t bytes = 7;
+  for (const char* text : {"99999999999999999999", "9000000T", "8E"}) {
+    EXPECT_THAT(ParseBytes(text, &bytes),
+                base::StatusIs(absl::StatusCode::kInvalidArgument,
+                               HasSubstr("limit of 9223372036854775807")))
+        << text;
+  }
+  for (const char* text : {"", "-1", "G", "1.5G", "1 X", "1GiBs", "1bb"}) {
+    EXPECT_THAT(
+        ParseBytes(text, &bytes),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("512MiB")))
+        << text;
+  }
+  EXPECT_EQ(bytes, 7);
+  KVASIR_EXPECT_OK(ParseBytes("7E", &bytes));
+  EXPECT_EQ(bytes, int64_t{7} << 60);
+}
+
+TEST(FlagsTest, NumbersOutOfRangeAndNoNumbersAreRefused) {
+  for (const char* text : {"nan", "inf", "-1", "x", "1e400"}) {
+    EXPECT_NE(AtLeast(0)(std::string(text)), "") << text;
+  }
+  EXPECT_EQ(AtLeast(0)(std::string("0")), "");
+  EXPECT_NE(Above(0)(std::string("0")), "");
+  EXPECT_EQ(Between(0, 1)(std::string("1")), "");
+  EXPECT_THAT(Between(0, 1)(std::string("1.5")), HasSubstr("from 0 to 1"));
+}
+
+// What --print-config prints is what --config reads.
+struct ConfiguredProgram {
+  ConfiguredProgram() {
+    AddConfigFile(&app);
+    command = app.add_subcommand("serve", "");
+    AddModelFlags(command, &model);
+    AddEngineFlags(command, &engine);
+    AddRouterFlags(command, &router, /*with_workers=*/false);
+  }
+  int Parse(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "program");
+    return ParseAndRun(&app, static_cast<int>(arguments.size()),
+                       const_cast<char**>(arguments.data()), kExitOk);
+  }
+  // The same flags in a file, read by a program of its own.
+  int ParseFile(const std::string& text) {
+    const std::string path = ::testing::TempDir() + "kvasir_flags_test.toml";
+    std::ofstream(path) << text;
+    return Parse({"--config", path.c_str(), "serve"});
+  }
+  CLI::App app;
+  CLI::App* command;
+  ModelOptions model;
+  EngineFlags engine;
+  RouterFlags router;
+};
+
+TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
+  ConfiguredProgram first;
+  ASSERT_EQ(first.Parse({"serve", "--no-prefix-caching", "--kv-cache-bytes",
+                         "24MiB", "--served-model-name", "a,b c", "--model",
+                         "a \"quoted\" folder, and more", "--watchdog", "90s"}),
+            kExitOk);
+  const std::string printed = EffectiveConfig(*first.command);
+  ConfiguredProgram second;
+  ASSERT_EQ(second.ParseFile(printed), kExitOk) << printed;
+  EXPECT_FALSE(second.engine.prefix_caching);
+  EXPECT_EQ(second.engine.kv_cache_bytes, 24 << 20);
+  EXPECT_EQ(second.engine.watchdog, absl::Seconds(90));
+  EXPECT_EQ(second.model.model, "a \"quoted\" folder, and more");
+  EXPECT_THAT(second.router.served_model_names,
+              ::testing::ElementsAre("a", "b c"));
+  EXPECT_EQ(EffectiveConfig(*second.command), printed);
+}
+
+TEST(ConfigTest, DefaultsArePrintedAsTheyAre) {
+  ConfiguredProgram program;
+  ASSERT_EQ(program.Parse({"serve"}), kExitOk);
+  const std::string printed = EffectiveConfig(*program.command);
+  EXPECT_THAT(printed, HasSubstr("[serve]\n"));
+  EXPECT_THAT(printed, HasSubstr("\nprefix-caching=true\n"));
+  EXPECT_THAT(printed, HasSubstr("\nstream-buffer-bytes=\"1MiB\"\n"));
+  EXPECT_THAT(printed, HasSubstr("# served-model-name is not set\n"));
+}
+
+TEST(ConfigTest, AKeyThatIsNoFlagIsWrongUsage) {
+  for (const char* text : {"[serve]\nmax-que = 9\n", "max-queue = 9\n",
+                           "[serv]\nmax-queue = 9\n"}) {
+    ConfiguredProgram program;
+    EXPECT_EQ(program.ParseFile(text), kExitUsage) << text;
+  }
+}
+
+TEST(ConfigTest, TheEnvironmentWinsOverTheFile) {
+  setenv("KVASIR_MAX_QUEUE", "17", 1);
+  ConfiguredProgram program;
+  EXPECT_EQ(program.ParseFile("[serve]\nmax-queue = 9\nmax-num-seqs = 3\n"),
+            kExitOk);
+  EXPECT_EQ(program.engine.max_queue, 17);
+  EXPECT_EQ(program.engine.max_num_seqs, 3);
+  unsetenv("KVASIR_MAX_QUEUE");
 }
 
 TEST(FlagsTest, AStreamBufferHasBoundsSoThatNoClientIsSlowByIt) {
@@ -80,15 +188,15 @@ TEST(FlagsTest, ValuesOutOfRangeAreRefused) {
 }
 
 TEST(OptionsTest, AModelComesFromAFolderOrFromAShapeNotBoth) {
-  EXPECT_THAT(CheckModelOptions({}),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             ::testing::HasSubstr("--model")));
-  EXPECT_THAT(CheckModelOptions({.model = "m", .random_weights = true}),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             ::testing::HasSubstr("exclude")));
-  EXPECT_THAT(CheckModelOptions({.random_weights = true}),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             ::testing::HasSubstr("--shape")));
+  EXPECT_THAT(
+      CheckModelOptions({}),
+      base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
+  EXPECT_THAT(
+      CheckModelOptions({.model = "m", .random_weights = true}),
+      base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("exclude")));
+  EXPECT_THAT(
+      CheckModelOptions({.random_weights = true}),
+      base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--shape")));
   KVASIR_EXPECT_OK(CheckModelOptions({.model = "m"}));
 }
 

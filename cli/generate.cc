@@ -76,18 +76,18 @@ int Generate(GenerateFlags flags) {
     flags.endpoint = server->endpoint();
   }
   TextClient client(flags.endpoint);
-  if (!flags.json) {
-    std::printf("%s", flags.request.prompt.c_str());
-    std::fflush(stdout);
-  }
+  // The prompt is repeated once there is something that continues it.
+  bool begun = false;
   const auto result =
-      client.Generate(flags.request, [&flags](std::string_view delta) {
+      client.Generate(flags.request, [&](std::string_view delta) {
         if (flags.json) return;
+        if (!begun) std::printf("%s", flags.request.prompt.c_str());
+        begun = true;
         std::fwrite(delta.data(), 1, delta.size(), stdout);
         std::fflush(stdout);
       });
   if (!result.ok()) {
-    if (!flags.json) std::printf("\n");
+    if (begun) std::printf("\n");
     return Report(result.status());
   }
   PrintResult(*result, flags.json);
@@ -112,12 +112,18 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
       ->required();
   AddFlag(command, "--max-tokens", flags->request.max_tokens, "at most")
       ->check(CLI::Range(1, 1 << 24));
-  AddFlag(command, "--temperature", flags->request.temperature, "0 is greedy");
-  AddFlag(command, "--top-p", flags->request.top_p, "1 is off");
-  AddFlag(command, "--top-k", flags->request.top_k, "0 is off");
-  AddFlag(command, "--min-p", flags->request.min_p, "0 is off");
+  AddFlag(command, "--temperature", flags->request.temperature, "0 is greedy")
+      ->check(AtLeast(0));
+  AddFlag(command, "--top-p", flags->request.top_p, "1 is off")
+      ->check(Above(0))
+      ->check(Between(0, 1));
+  AddFlag(command, "--top-k", flags->request.top_k, "0 or -1 is off")
+      ->check(AtLeast(-1));
+  AddFlag(command, "--min-p", flags->request.min_p, "0 is off")
+      ->check(Between(0, 1));
   AddFlag(command, "--repetition-penalty", flags->request.repetition_penalty,
-          "1 is off");
+          "1 is off")
+      ->check(Above(0));
   CLI::Option* seed =
       AddFlag(command, "--seed", flags->request.seed, "default: random");
   command->add_option("--stop", flags->request.stop,

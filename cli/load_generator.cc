@@ -68,9 +68,7 @@ class Collector {
     if (options_.progress) options_.progress(done_);
     if (!result.ok()) {
       ++sums_.failed;
-      if (sums_.first_error.empty()) {
-        sums_.first_error = result.status().ToString();
-      }
+      sums_.first_error.Update(result.status());
       return;
     }
     ++sums_.succeeded;
@@ -152,6 +150,22 @@ int64_t LengthDistribution::Sample(std::mt19937_64* random) const {
     value = std::lognormal_distribution<>(std::log(first_), second_)(*random);
   }
   return static_cast<int64_t>(std::clamp(value, 1.0, 1e9));
+}
+
+int64_t LengthDistribution::longest() const {
+  return static_cast<int64_t>(kind_ == Kind::kUniform ? second_ : first_);
+}
+
+absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
+                          const LengthDistribution& output_tokens,
+                          int64_t max_model_len) {
+  const int64_t prompt = prompt_tokens.longest();
+  const int64_t output = output_tokens.longest();
+  if (prompt + output <= max_model_len) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--prompt-tokens of ", prompt, " and --output-tokens of ",
+                   output, " are over the limit of ", max_model_len,
+                   " tokens (the model's length)"));
 }
 
 LoadResult RunLoad(const LoadOptions& options, TokenClient* client) {

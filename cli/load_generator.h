@@ -20,6 +20,9 @@ class LengthDistribution {
  public:
   static absl::StatusOr<LengthDistribution> Parse(const std::string& text);
   int64_t Sample(std::mt19937_64* random) const;
+  // The longest that was asked for; of a lognormal one, whose tail has no end,
+  // its median.
+  int64_t longest() const;
 
  private:
   enum class Kind { kFixed, kUniform, kLognormal };
@@ -51,11 +54,17 @@ struct Percentiles {
   double p99 = 0.0;
 };
 
+// INVALID_ARGUMENT when the model does not hold the lengths that were asked
+// for. (Only the tail of a lognormal distribution is cut to fit.)
+absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
+                          const LengthDistribution& output_tokens,
+                          int64_t max_model_len);
+
 // Latencies in milliseconds, from the time a request was due.
 struct LoadResult {
   int64_t succeeded = 0;
   int64_t failed = 0;
-  std::string first_error;
+  absl::Status first_error;
   double seconds = 0.0;  // from the first request to the last answer
   int64_t prompt_tokens = 0;
   int64_t output_tokens = 0;

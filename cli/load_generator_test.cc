@@ -80,7 +80,8 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsTold) {
   const LoadResult result = RunLoad(SmallLoad(), &client);
   EXPECT_EQ(result.failed, 1);
   EXPECT_EQ(result.succeeded, 19);
-  EXPECT_THAT(result.first_error, HasSubstr("as told"));
+  EXPECT_THAT(result.first_error, base::StatusIs(absl::StatusCode::kInternal,
+                                                 HasSubstr("as told")));
 }
 
 TEST(LoadGeneratorTest, OpenLoopCountsFromWhenARequestWasDue) {
@@ -109,6 +110,21 @@ TEST(LengthDistributionTest, SamplesStayInTheirRange) {
   }
   EXPECT_NEAR(static_cast<double>(above), 500.0, 80.0);  // the median
   EXPECT_EQ(LengthDistribution::Parse("fixed:7")->Sample(&random), 7);
+}
+
+TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
+  const auto check = [](const char* prompt, const char* output) {
+    return CheckLengths(*LengthDistribution::Parse(prompt),
+                        *LengthDistribution::Parse(output), 64);
+  };
+  KVASIR_EXPECT_OK(check("fixed:60", "fixed:4"));
+  KVASIR_EXPECT_OK(check("lognormal:30:2", "uniform:1:34"));
+  for (const char* prompt : {"fixed:61", "uniform:1:61", "lognormal:61:0"}) {
+    EXPECT_THAT(check(prompt, "fixed:4"),
+                base::StatusIs(absl::StatusCode::kInvalidArgument,
+                               HasSubstr("limit of 64")))
+        << prompt;
+  }
 }
 
 TEST(LengthDistributionTest, OtherTextIsRefused) {

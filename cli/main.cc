@@ -1,7 +1,4 @@
 // kvasir: the server and its tools.
-#include <cstdio>
-#include <exception>
-
 #include "CLI/CLI.hpp"
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -16,8 +13,7 @@ int main(int argc, char** argv) {
       "Kvasir: an LLM serving backend whose KV cache is stored compressed."};
   app.name("kvasir");
   app.set_version_flag("--version", std::string(kVersion));
-  app.set_config("--config", "",
-                 "TOML or INI file; keys are flag names, sections subcommands");
+  AddConfigFile(&app);
   app.fallthrough();
   app.require_subcommand(1);
   app.footer(
@@ -33,14 +29,5 @@ int main(int argc, char** argv) {
   AddBenchCommand(&app, &exit_code);
   AddDrainCommand(&app, &exit_code);
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    // Help and version are "errors" of exit code 0.
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "kvasir: %s\n", error.what());
-    return kExitFailed;
-  }
-  return exit_code;
+  return ParseAndRun(&app, argc, argv, exit_code);
 }

@@ -2,7 +2,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,6 +71,11 @@ int64_t WeightBytes(const ModelSource& source) {
 
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
                                          int64_t limit_bytes) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error) &&
+      !std::filesystem::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is no file"));
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
     return absl::NotFoundError(
@@ -97,8 +104,13 @@ absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(source.spec, model::SpecOfShape(*source.shape));
     source.name = source.shape->name;
   } else {
-    KVASIR_ASSIGN_OR_RETURN(source.checkpoint,
-                            model::Checkpoint::Open(options.model));
+    auto checkpoint = model::Checkpoint::Open(options.model);
+    if (!checkpoint.ok()) {
+      return absl::Status(
+          checkpoint.status().code(),
+          absl::StrCat("--model: ", checkpoint.status().message()));
+    }
+    source.checkpoint = *std::move(checkpoint);
     source.spec = source.checkpoint->spec();
     source.name = source.checkpoint->name();
   }

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
+#include "model/shapes.h"
 
 namespace kvasir::cli {
 namespace {
@@ -15,13 +16,19 @@ constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
 
 }  // namespace
 
+CLI::Validator ShapeName() {
+  return Checked(
+      [](const std::string& name) { return model::FindShape(name).status(); });
+}
+
 void AddModelFlags(CLI::App* app, ModelOptions* options) {
   AddFlag(app, "--model", options->model, "folder of a Hugging Face checkpoint")
       ->type_name("DIR");
   AddSwitch(app, "--random-weights", options->random_weights,
             "random weights in memory, of --shape");
   AddFlag(app, "--shape", options->shape,
-          "with --random-weights: tinyllama-1.1b, llama-3-8b, ...");
+          "with --random-weights: tinyllama-1.1b, llama-3-8b, ...")
+      ->check(ShapeName());
   AddFlag(app, "--weights-seed", options->weights_seed,
           "with --random-weights: the seed");
   AddFlag(app, "--kv-plan", options->kv_plan,
@@ -86,7 +93,7 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
   app->add_flag("--prefix-caching,!--no-prefix-caching",
                 options->prefix_caching, "reuse pages of equal prefixes")
       ->envname(EnvironmentName("--prefix-caching"))
-      ->capture_default_str();
+      ->default_str(options->prefix_caching ? "true" : "false");
   AddDuration(app, "--watchdog", options->watchdog,
               "no step for so long with work waiting: NOT_SERVING, dump the "
               "step plan, exit");

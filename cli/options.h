@@ -24,6 +24,8 @@ struct ModelOptions {
   int64_t page_tokens = 64;
   int threads = 0;  // 0: what the cgroup allows
 };
+// Wrong usage for names that no shape has.
+CLI::Validator ShapeName();
 void AddModelFlags(CLI::App* app, ModelOptions* options);
 // One of --model and --random-weights --shape.
 absl::Status CheckModelOptions(const ModelOptions& options);

@@ -39,11 +39,19 @@ struct Encoded {
   std::optional<int32_t> bos;
 };
 
-absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
-  if (flags.model.random_weights) {
-    return absl::InvalidArgumentError(
-        "perplexity needs a checkpoint with a tokenizer (--model)");
+// Before anything large is read.
+absl::Status CheckWindow(const PerplexityFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
+                          OpenModelSource(flags.model));
+  if (flags.window > source.spec.max_position_embeddings) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--window ", flags.window, " is over the limit of the model, ",
+        source.spec.max_position_embeddings, " tokens"));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const auto tokenizer,
                           model::Tokenizer::Load(flags.model.model));
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
@@ -70,6 +78,7 @@ absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
 }
 
 absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
+  KVASIR_RETURN_IF_ERROR(CheckWindow(flags));
   KVASIR_ASSIGN_OR_RETURN(const Encoded text, EncodeText(flags));
   const int64_t chunk =
       flags.chunk > 0 ? flags.chunk : std::min<int64_t>(flags.window, 512);
@@ -141,6 +150,10 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
       ->check(CLI::Range(0, 1 << 30));
   AddSwitch(command, "--json", flags->json, "print one JSON object");
   command->callback([flags, exit_code] {
+    if (flags->model.random_weights) {
+      throw CLI::ValidationError("--random-weights",
+                                 "a text needs a tokenizer: give --model DIR");
+    }
     RequireModel(flags->model);
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
     const absl::Status status = Run(*flags);

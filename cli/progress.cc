@@ -28,8 +28,11 @@ void Progress::Update(int64_t done, const std::string& note) {
   const absl::Time now = absl::Now();
   const absl::Duration every =
       terminal_ ? absl::Milliseconds(200) : absl::Seconds(5);
-  if (now - last_print_ < every && done != total_) return;
+  // The end is told, but once: rounding may reach it long before.
+  const bool at_end = done == total_ && done != last_done_;
+  if (now - last_print_ < every && !at_end) return;
   last_print_ = now;
+  last_done_ = done;
   Print(done, note);
 }
 

@@ -33,6 +33,7 @@ class Progress {
   const bool terminal_;
   const absl::Time start_;
   absl::Time last_print_;
+  int64_t last_done_ = -1;
   bool open_line_ = false;
 };
 

@@ -1,7 +1,8 @@
 #include "cli/router_runtime.h"
 
-#include <algorithm>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,11 @@ namespace kvasir::cli {
 
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder, error)) {
+    return absl::NotFoundError(
+        absl::StrCat("--model ", folder, ": no such folder"));
+  }
   auto tokenizer = model::Tokenizer::Load(folder);
   if (absl::IsNotFound(tokenizer.status())) return nullptr;
   KVASIR_RETURN_IF_ERROR(tokenizer.status());

@@ -48,7 +48,7 @@ absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text) {
     }
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "--listen '", text, "': want HOST:PORT or unix:/path/of/socket"));
+      "'", text, "' is no address: want HOST:PORT or unix:/path/of/socket"));
 }
 
 base::ListenAddress ClientAddress(const ListenFlags& flags) {
@@ -160,7 +160,7 @@ absl::StatusOr<int> RunProgram(Program program, const ServeFlags& flags,
 void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,
                 Program program, int* exit_code) {
   command->callback([command, flags, program, exit_code] {
-    const std::string config = command->config_to_str(true, false);
+    const std::string config = EffectiveConfig(*command);
     if (flags->common.print_config) {
       std::printf("%s", config.c_str());
       return;
@@ -199,7 +199,10 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     AddModelFlags(command, &flags->model);
     AddEngineFlags(command, &flags->engine);
     AddFlag(command, "--listen", flags->worker_listen,
-            "where routers call: HOST:PORT or unix:/path");
+            "where routers call: HOST:PORT or unix:/path")
+        ->check(Checked([](const std::string& text) {
+          return ParseListen(text).status();
+        }));
     AddListenFlags(command, &flags->listen, /*with_grpc_port=*/false);
     AddCommonFlags(command, &flags->common);
     SetProgram(command, flags, RunWorker, exit_code);

@@ -76,6 +76,17 @@ TextClient::TextClient(const std::string& endpoint)
           grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials()))),
       endpoint_(endpoint) {}
 
+absl::Status TextClient::Explained(const grpc::Status& status) const {
+  if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED ||
+      !status.error_message().empty()) {
+    return base::FromGrpcStatus(status);
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      endpoint_,
+      " speaks gRPC but not KServe v2: probably an admin port or a "
+      "worker; want a server's --grpc-port"));
+}
+
 absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(
     absl::Duration timeout) {
   grpc::ClientContext context;
@@ -83,8 +94,8 @@ absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(
   inference::RepositoryIndexRequest request;
   request.set_ready(true);
   inference::RepositoryIndexResponse response;
-  KVASIR_RETURN_IF_ERROR(base::FromGrpcStatus(
-      stub_->RepositoryIndex(&context, request, &response)));
+  KVASIR_RETURN_IF_ERROR(
+      Explained(stub_->RepositoryIndex(&context, request, &response)));
   std::vector<std::string> names;
   for (const auto& model : response.models()) names.push_back(model.name());
   return names;
@@ -148,7 +159,7 @@ absl::StatusOr<TextResult> TextClient::Generate(
       }
     }
   }
-  KVASIR_RETURN_IF_ERROR(base::FromGrpcStatus(stream->Finish()));
+  KVASIR_RETURN_IF_ERROR(Explained(stream->Finish()));
   result.total = absl::Now() - start;
   return result;
 }

@@ -55,6 +55,9 @@ class TextClient {
       const std::function<void(std::string_view)>& on_text);
 
  private:
+  // gRPC says nothing at all when a server lacks a whole service.
+  absl::Status Explained(const grpc::Status& status) const;
+
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
   const std::string endpoint_;
 };

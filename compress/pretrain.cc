@@ -67,6 +67,7 @@ absl::Status ValidateOptions(const PretrainOptions& options,
     return absl::InvalidArgumentError(
         "pretrain makes Llama decoders without biases and RoPE scaling");
   }
+  KVASIR_RETURN_IF_ERROR(CheckDevice(options.device));
   const bool timed = options.time_budget > absl::ZeroDuration();
   if (timed == (options.steps > 0)) {
     return absl::InvalidArgumentError(
@@ -532,6 +533,12 @@ absl::StatusOr<PretrainResult> Pretrain(
   } catch (const std::exception& failure) {  // libtorch throws c10::Error
     return absl::InternalError(absl::StrCat("libtorch: ", failure.what()));
   }
+}
+
+absl::Status CheckDevice(const std::string& device) {
+  if (device != "cuda" || torch::cuda::is_available()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "--device cuda: this libtorch has no CUDA, or finds no GPU");
 }
 
 }  // namespace kvasir::compress

@@ -94,7 +94,16 @@ absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> ReadBandwidthProbe::Create(
         "the system refused ", bytes, " bytes for the bandwidth probe"));
   }
   (void)::madvise(memory, bytes, MADV_HUGEPAGE);  // advice only
-  std::memset(memory, 0, bytes);
+  // Numbers, not zeros: pages of zeros can be merged, or compressed on the way.
+  auto* const words = static_cast<uint32_t*>(memory);
+  pool->ForRanges(footprint_bytes / 4, [&](int64_t begin, int64_t end, int) {
+    uint64_t state = static_cast<uint64_t>(begin) + 1;
+    for (int64_t i = begin; i < end; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      // A float in [1, 2): a sum of them stays finite.
+      words[i] = 0x3f800000u | static_cast<uint32_t>(state >> 41);
+    }
+  });
   return std::unique_ptr<ReadBandwidthProbe>(
       new ReadBandwidthProbe(pool, footprint_bytes, memory));
 }
@@ -115,7 +124,7 @@ double ReadBandwidthProbe::BytesPerSecond() const {
   const double seconds = SecondsSince(start);
   float sum = 0.0f;
   for (const float value : sinks) sum += value;
-  KVASIR_CHECK(sum == 0.0f);
+  KVASIR_CHECK(sum >= 0.0f);  // uses it
   return static_cast<double>(footprint_bytes_) / seconds;
 }
 

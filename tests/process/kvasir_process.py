@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import struct
@@ -48,15 +49,19 @@ class KvasirProcess:
                 self.ready = json.loads(self.ready_path.read_text())
                 return self
             if self.process.poll() is not None:
-                raise RuntimeError(f"exit {self.process.returncode} at start:\n{self.log()}")
+                log = self.log()
+                self.__exit__()
+                raise RuntimeError(f"exit {self.process.returncode} at start:\n{log}")
             time.sleep(0.05)
-        self.kill()
-        raise RuntimeError(f"not ready after {START_TIMEOUT_SECONDS} s:\n{self.log()}")
+        log = self.log()
+        self.__exit__()
+        raise RuntimeError(f"not ready after {START_TIMEOUT_SECONDS} s:\n{log}")
 
     __enter__ = start
 
     def __exit__(self, *unused):
         self.kill()
+        shutil.rmtree(self.dir, ignore_errors=True)
 
     @property
     def pid(self):

@@ -5,6 +5,7 @@ import json
 from kvasir_process import ROOT, TINY, KvasirProcess, run
 
 POOL_TOKENS = 65536
+PAGE_TOKENS = 64
 
 
 def plan_with(dtypes):
@@ -32,13 +33,17 @@ def measure(path):
     pool = int(inspect["kv_bytes_per_token"] * POOL_TOKENS)
     with KvasirProcess("serve", "--kv-plan", path, "--kv-cache-bytes", pool) as server:
         metric = server.metric("kvasir_kv_cache_bytes_per_token")
+        # What the allocator has handed out, and how many pages it holds.
         allocated = server.metric("kvasir_kv_cache_pool_bytes")
+        pages = server.metric("kvasir_kv_cache_free_pages") + server.metric(
+            "kvasir_kv_cache_cached_pages") + server.metric("kvasir_kv_cache_used_pages")
         resident = server.resident_bytes()
     return {
         "inspect": inspect["kv_bytes_per_token"],
         "perplexity": perplexity["kv_bytes_per_token"],
         "metric": metric,
         "allocated": allocated,
+        "pages": pages,
         "resident": resident,
     }
 
@@ -55,6 +60,7 @@ def test_one_layer_at_f32_moves_every_figure_by_its_bytes(tmp_path):
     for source in ("inspect", "perplexity", "metric"):
         assert base[source] == layers * numbers * 2, source
         assert more[source] - base[source] == numbers * 2, source
+    assert base["pages"] == more["pages"] == POOL_TOKENS // PAGE_TOKENS
     # As many tokens in both pools: the difference is the layer's alone.
     assert more["allocated"] - base["allocated"] == numbers * 2 * POOL_TOKENS
     # Memory really there, within what the rest of a process varies by.

@@ -106,6 +106,16 @@ def test_a_real_prometheus_scrapes_router_and_worker():
                         return 0
 
                 wait_until(lambda: ups() == 2, "both targets up in Prometheus", seconds=60)
+                # Each half exports what the page says, and the two all of it.
+                halves = [exported(worker.metrics_text()), exported(router.metrics_text())]
+                assert halves[0] | halves[1] == {
+                    name for name in documented() if not name.startswith("vllm:")
+                }
+                assert halves[0] & halves[1] == {
+                    name for name in documented() if name.startswith("exposer_")
+                }
+                assert all(name.startswith(("kvasir_router_", "exposer_")) for name in halves[1])
+                assert not any(name.startswith("kvasir_router_") for name in halves[0])
                 wait_until(
                     lambda: [
                         row["value"][1] for row in query(port, "kvasir_generation_tokens_total")

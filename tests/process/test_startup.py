@@ -38,8 +38,11 @@ def test_a_taken_port_is_named_with_its_flag(flag):
     assert port in text and flag in text
 
 
-def test_no_such_model_names_the_folder():
-    assert "/no/such/folder" in refused("serve", "--model", "/no/such/folder")
+@pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])
+def test_no_such_model_names_the_folder_and_the_flag(command):
+    needed = {"generate": ["--prompt", "x"], "perplexity": ["--text", TINY / "evaluation.txt"]}
+    text = refused(command, "--model", "/no/such/folder", *needed.get(command, []))
+    assert "--model" in text and "/no/such/folder" in text
 
 
 def test_a_model_length_over_the_models_own_names_both():
@@ -81,11 +84,75 @@ def test_a_config_file_is_read_and_flags_win(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "command, flags",
+    [
+        ("serve", ["--model", TINY, "--no-prefix-caching", "--kv-cache-bytes", "24MiB"]),
+        ("worker", ["--model", TINY, "--listen", "unix:/tmp/a.sock"]),
+        ("router", ["--workers", "127.0.0.1:1,127.0.0.1:2", "--served-model-name", "a,b"]),
+    ],
+)
+def test_what_print_config_prints_is_a_config_file(command, flags, tmp_path):
+    printed = run(command, *flags, "--print-config").stdout
+    assert printed.startswith(f"[{command}]\n")
+    (tmp_path / "kvasir.toml").write_text(printed)
+    again = run("--config", tmp_path / "kvasir.toml", command, "--print-config").stdout
+    assert again == printed
+
+
+def test_a_config_file_with_a_key_that_is_no_flag_is_refused(tmp_path):
+    config = tmp_path / "kvasir.toml"
+    config.write_text("[serve]\nmax-que = 7\n")
+    done = run("--config", config, "serve", "--model", TINY, "--print-config", check=False)
+    assert done.returncode == 2 and "serve.max-que" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["nosuch"], "'nosuch' is no command"),
+        (["worker", "--model", TINY, "--listen", "nonsense"], "--listen"),
+        (["serve", "--random-weights", "--shape", "foo"], "--shape"),
+        (["serve", "--model", TINY, "--kv-cache-bytes", "99999999999999999999"],
+         "--kv-cache-bytes: '99999999999999999999' is over the limit of 9223372036854775807"),
+        (["serve", "--model", TINY, "--kv-cache-bytes", "-1"],
+         "--kv-cache-bytes: '-1' is no size"),
+        (["bench", "serve", "--rate", "-1"], "--rate: '-1' is no number of at least 0"),
+        (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature: 'nan'"),
+    ],
+)
+def test_wrong_usage_has_its_own_exit_code_and_names_the_flag(arguments, named):
+    done = run(*arguments, check=False)
+    assert done.returncode == 2, done
+    assert named in done.stderr and len(done.stderr) < 400
+
+
+@pytest.mark.parametrize(
     "command", ["serve", "router", "worker", "generate", "perplexity", "inspect", "bench", "drain"]
 )
 def test_every_command_has_help(command):
     text = run(command, "--help").stdout
     assert "--" in text and len(text) > 200
+
+
+def test_a_call_to_the_wrong_port_says_which_one_it_probably_is():
+    with KvasirProcess("serve") as server:
+        text = refused("generate", "--endpoint", server.admin, "--prompt", "A secret prompt")
+        assert server.admin in text and "admin port" in text and "--grpc-port" in text
+        text = refused("drain", "--endpoint", server.grpc)
+        assert server.grpc in text and "--admin-port" in text
+
+
+def test_generate_repeats_the_prompt_only_before_an_answer():
+    done = run("generate", "--endpoint", "127.0.0.1:1", "--prompt", "A secret prompt", check=False)
+    assert done.returncode == 3 and done.stdout == ""
+
+
+def test_perplexity_names_its_own_flags():
+    text = refused("perplexity", "--model", TINY, "--text", "/tmp")
+    assert "/tmp: is no file" in text
+    text = refused("perplexity", "--model", TINY, "--text", TINY / "evaluation.txt",
+                   "--window", "100000")
+    assert "--window 100000" in text and "1024" in text and "--max-model-len" not in text
 
 
 def test_sigterm_finishes_what_runs_and_exits_0():
@@ -152,9 +219,10 @@ def test_the_access_log_has_one_line_per_request_and_no_prompt():
         assert server.stop() == 0
         import json
 
-        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+        log = server.log()
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     requests = [line for line in lines if line["message"] == "request"]
     assert len(requests) == 1
     assert requests[0]["finish_reason"] in ("length", "stop")
     assert requests[0]["output_tokens"] == 4
-    assert "Duchess" not in server.log()
+    assert "Duchess" not in log

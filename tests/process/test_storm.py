@@ -1,5 +1,6 @@
 """500 requests that are cancelled and cut off in every state leave nothing."""
 
+import collections
 import os
 import random
 import threading
@@ -11,21 +12,28 @@ REQUESTS = int(os.environ.get("KVASIR_STORM_REQUESTS", "500"))
 THREADS = 8
 
 
+KINDS = ["finish", "cancel", "disconnect", "stop", "half_close", "deadline"]
+DEADLINE_SECONDS = 0.05
+
+
 def one_request(server, randomness, index):
-    """Sends a request and lets it end in a random way."""
-    kind = randomness.choice(["finish", "cancel", "disconnect", "stop", "half_close", "deadline"])
+    """Sends a request and lets it end in a random way, which it returns."""
+    kind = randomness.choice(KINDS)
     proxy = CuttableProxy(server.grpc) if kind == "disconnect" else None
-    stream = triton.Stream(
-        proxy.address if proxy else server.grpc, **({"stream_timeout": 0.05} if kind == "deadline" else {})
-    )
+    timeout = {"stream_timeout": DEADLINE_SECONDS} if kind == "deadline" else {}
+    stream = triton.Stream(proxy.address if proxy else server.grpc, **timeout)
     try:
         # Its first page is its own: a shared prefix would take no pages.
-        prompt = f"{index} of {server.pid}: " + "word " * randomness.randint(1, 400)
+        words = randomness.randint(1, 400)
+        tokens = randomness.randint(1, 60)
+        if kind == "deadline":  # longer than its time
+            words, tokens = 1, 900
+        prompt = f"{index} of {server.pid}: " + "word " * words
         stream.send(
             server.ready["model"],
             triton.text_inputs(
                 prompt,
-                max_tokens=randomness.randint(1, 60),
+                max_tokens=tokens,
                 temperature=randomness.choice([0.0, 1.0]),
                 n=randomness.choice([1, 1, 2]),
                 ignore_eos=True,
@@ -38,19 +46,35 @@ def one_request(server, randomness, index):
                 assert error is None, error
                 if triton.final(result):
                     break
-        elif kind == "half_close":
-            pass  # close() half-closes and waits for the rest
+        elif kind == "deadline":
+            error = None
+            while error is None:
+                result, error = stream.results.get(timeout=120)
+                assert error is not None or not triton.final(result), "faster than its deadline"
+            assert error.status() == "StatusCode.DEADLINE_EXCEEDED", error
         elif kind in ("cancel", "disconnect"):
             for _ in range(randomness.randint(0, 3)):
                 result, error = stream.results.get(timeout=120)
                 if error is not None or triton.final(result):
                     break
         elif kind == "stop":
-            stream.send(server.ready["model"], stop_inputs(), f"r{index}")
+            stream.send(server.ready["model"], stop_inputs(), f"r{index}",
+                        parameters={"Streaming": True})
     finally:
         if proxy:
             proxy.cut()
+        # Otherwise a half-close, which waits for the rest.
         stream.close(cancel=kind in ("cancel", "disconnect", "deadline"))
+    if kind in ("half_close", "stop"):
+        finals = 0
+        while not stream.results.empty():
+            result, error = stream.results.get_nowait()
+            assert error is None, error
+            last = triton.final(result)
+            finals += last
+        # The request's last response and, after a stop, the answer to that.
+        assert last and finals == (2 if kind == "stop" else 1), finals
+    return kind
 
 
 def stop_inputs():
@@ -71,13 +95,15 @@ def stop_inputs():
 
 
 def storm(server, requests, seed):
+    """How many requests ended in each way, and what went wrong."""
+    ended = collections.Counter()
     errors = []
 
     def work(worker):
         randomness = random.Random(seed * 1000 + worker)
         for index in range(worker, requests, THREADS):
             try:
-                one_request(server, randomness, index)
+                ended[one_request(server, randomness, index)] += 1
             except Exception as error:  # collected: a thread cannot fail a test
                 errors.append(f"r{index}: {error!r} {error}")
 
@@ -86,7 +112,7 @@ def storm(server, requests, seed):
         thread.start()
     for thread in threads:
         thread.join()
-    return errors
+    return ended, errors
 
 
 def is_empty(server):
@@ -108,14 +134,16 @@ def test_nothing_is_left_after_a_storm():
     # 18 pages, and up to 8 pages a sequence: preemption happens too.
     with KvasirProcess("serve", "--kv-cache-bytes", "7MiB", "--max-num-seqs", "8",
                        "--log-level", "warning") as server:
-        storm(server, THREADS * 8, seed=1)  # connections and threads settle
+        # Connections and threads settle.
+        assert storm(server, THREADS * 8, seed=1)[1] == []
         wait_until(lambda: is_empty(server), "an empty server after the warm-up", 60)
         own, threads, descriptors = server.own_threads(), server.threads(), server.descriptors()
-        errors = storm(server, REQUESTS, seed=2)
+        ended, errors = storm(server, REQUESTS, seed=2)
         assert errors == []
+        assert sorted(ended) == sorted(KINDS) and ended.total() == REQUESTS
         wait_until(lambda: is_empty(server), "an empty server", 60)
         wait_until(
-            lambda: server.descriptors() <= descriptors + 2,
+            lambda: server.descriptors() <= descriptors,
             f"descriptors back to {descriptors}", 60)
         assert server.own_threads() == own
         # gRPC's executor grows by one thread at a time, to twice the cores.

@@ -1,0 +1,43 @@
+#include "bench/paired.h"
+
+#include "gtest/gtest.h"
+
+namespace kvasir::bench {
+namespace {
+
+TEST(PairedTest, ARatioIsTheMedianOfThePairsAndTheSpreadTheirMiddleHalf) {
+  const PairedRatio ratio =
+      RatioOf({1, 2, 3, 4, 5, 6, 7}, {10, 10, 10, 10, 10, 10, 10});
+  EXPECT_DOUBLE_EQ(ratio.median, 0.4);
+  EXPECT_NEAR(ratio.spread, 0.3 / 0.4, 0.2);
+  EXPECT_EQ(ratio.pairs, 7u);
+  EXPECT_TRUE(ratio.undecided());
+}
+
+TEST(PairedTest, FewerThanSevenPairsDecideNothingHoweverAlikeTheyAre) {
+  EXPECT_TRUE(RatioOf(std::vector<double>(6, 1.0), std::vector<double>(6, 2.0))
+                  .undecided());
+  EXPECT_FALSE(RatioOf(std::vector<double>(7, 1.0), std::vector<double>(7, 2.0))
+                   .undecided());
+}
+
+TEST(PairedTest, ADifferenceIsDecidedByHowFarItsOwnMediansLieApart) {
+  // The pairs' ratios are all about 1; their differences vary by half, and the
+  // medians of each seventh are alike.
+  std::vector<double> a;
+  std::vector<double> b;
+  for (int i = 0; i < 210; ++i) {
+    b.push_back(1000.0 + i);
+    a.push_back(b.back() + 1.0 + 0.5 * (i % 3 - 1));
+  }
+  EXPECT_DOUBLE_EQ(DifferenceOf(a, b).median, 1.0);
+  EXPECT_DOUBLE_EQ(DifferenceOf(a, b).spread, 0.0);
+  EXPECT_FALSE(DifferenceOf(a, b).undecided());
+  // The second half of the run took three times as long: no figure.
+  for (size_t i = 105; i < a.size(); ++i) a[i] += 2.0;
+  EXPECT_FALSE(RatioOf(a, b).undecided());
+  EXPECT_TRUE(DifferenceOf(a, b).undecided());
+}
+
+}  // namespace
+}  // namespace kvasir::bench

@@ -1,0 +1,52 @@
+"""kvasir-compress refuses what cannot work before it reads or writes."""
+
+import subprocess
+
+import pytest
+
+from kvasir_process import BINARY, TINY
+
+COMPRESS = BINARY.with_name("kvasir-compress")
+PRETRAIN = ["pretrain", "--text", "/no/such/text", "--tokenizer", str(TINY)]
+
+
+def compress(*args):
+    return subprocess.run(
+        [COMPRESS, *map(str, args)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["init", "--like", "foo"], "--like: no model shape 'foo'"),
+        (["init", "--like", "kvasir-tiny", "--layers", "100000000"],
+         "--layers: '100000000' is no number from 1 to 1024"),
+        (["init", "--like", "kvasir-tiny", "--hidden", "-1"],
+         "--hidden: '-1' is no number above 0"),
+        (["init", "--like", "kvasir-tiny", "--max-shard-bytes", "0"], "--max-shard-bytes"),
+        ([*PRETRAIN, "--seq-len", "foo"], "--seq-len: 'foo' is no stage"),
+        ([*PRETRAIN, "--steps", "-1"], "--steps: '-1' is no number"),
+        (PRETRAIN, "--time-budget"),
+    ],
+)
+def test_wrong_usage_has_its_own_exit_code_and_writes_nothing(arguments, named, tmp_path):
+    done = compress(*arguments, "--out", tmp_path / "out")
+    assert done.returncode == 2, done
+    assert named in done.stderr and len(done.stderr) < 500
+    assert not (tmp_path / "out").exists()
+
+
+def test_cuda_that_is_not_there_is_said_before_the_text_is_read(tmp_path):
+    done = compress(*PRETRAIN, "--steps", "1", "--device", "cuda", "--out", tmp_path / "out")
+    assert done.returncode == 1
+    # On a machine with a GPU, what is missing is the text.
+    assert "--device cuda" in done.stderr or "/no/such/text" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_init_of_a_small_model_prints_few_lines(tmp_path):
+    done = compress("init", "--like", "kvasir-tiny", "--hidden", "64", "--intermediate", "64",
+                    "--heads", "2", "--kv-heads", "2", "--vocab", "64", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") <= 2
+    assert (tmp_path / "out" / "model.safetensors").exists()
