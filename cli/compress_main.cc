@@ -164,7 +164,7 @@ void AddInitCommand(CLI::App& app, InitFlags& flags) {
   AddFlag(command, "--tokenizer", flags.tokenizer,
           "Folder whose tokenizer files are copied");
   AddBytes(command, "--max-shard-bytes", options.max_shard_bytes,
-           "Larger checkpoints become several files", /*least=*/1);
+           "Larger checkpoints become several files", {.least = 1});
   AddFlag(command, "--threads", options.threads, "Threads")->check(Above(0));
   AddSwitch(command, "--overwrite", options.overwrite,
             "Replace the weights in the folder");

@@ -221,20 +221,21 @@ absl::Status ParseBytes(const std::string& text, int64_t* bytes) {
 }
 
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
-                      const std::string& help, int64_t least) {
+                      const std::string& help, ByteRange range) {
   return app
       ->add_option_function<std::string>(
           name,
-          [&value, name, least](const std::string& text) {
+          [&value, name, range](const std::string& text) {
             int64_t parsed = 0;
             const absl::Status status = ParseBytes(text, &parsed);
             if (!status.ok()) {
               throw CLI::ValidationError(name, std::string(status.message()));
             }
-            if (parsed < least) {
+            if (parsed < range.least || parsed > range.most) {
               throw CLI::ValidationError(
-                  name,
-                  absl::StrCat("'", text, "' is less than ", least, " bytes"));
+                  name, absl::StrCat("'", text, "' is no size from ",
+                                     ExactBytes(range.least), " to ",
+                                     ExactBytes(range.most)));
             }
             value = parsed;
           },

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -54,9 +55,15 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, T& value,
 CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
                        const std::string& help);
 
+// Both included.
+struct ByteRange {
+  int64_t least = 0;
+  int64_t most = std::numeric_limits<int64_t>::max();
+};
+
 // Bytes with an optional binary unit: 1048576, 512MiB, 2G.
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
-                      const std::string& help, int64_t least = 0);
+                      const std::string& help, ByteRange range = {});
 
 // A time with its unit: 500ms, 30s, 5m. Plain numbers are refused: of what?
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,

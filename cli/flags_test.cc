@@ -122,7 +122,7 @@ TEST(ConfigTest, DefaultsArePrintedAsTheyAre) {
   const std::string printed = EffectiveConfig(*program.command);
   EXPECT_THAT(printed, HasSubstr("[serve]\n"));
   EXPECT_THAT(printed, HasSubstr("\nprefix-caching=true\n"));
-  EXPECT_THAT(printed, HasSubstr("\nstream-buffer-bytes=\"1MiB\"\n"));
+  EXPECT_THAT(printed, HasSubstr("\nstream-buffer-bytes=\"16MiB\"\n"));
   EXPECT_THAT(printed, HasSubstr("# served-model-name is not set\n"));
 }
 
@@ -177,6 +177,16 @@ TEST(FlagsTest, TheEnvironmentSetsWhatTheCommandLineDoesNot) {
   EXPECT_EQ(program.Parse("--max-queue 4"), kExitOk);
   EXPECT_EQ(flags.max_queue, 4);
   unsetenv("KVASIR_MAX_QUEUE");
+}
+
+TEST(FlagsTest, SizesOutOfRangeAreRefused) {
+  Program program;
+  RouterFlags flags;
+  AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 64KiB"), kExitOk);
+  EXPECT_EQ(flags.stream_buffer_bytes, 64 << 10);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 63KiB"), kExitUsage);
+  EXPECT_EQ(program.Parse("--stream-buffer-bytes 1025MiB"), kExitUsage);
 }
 
 TEST(FlagsTest, ValuesOutOfRangeAreRefused) {

@@ -140,8 +140,8 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
           "requests sent to workers at a time; more wait in the router")
       ->check(CLI::Range(1, 1 << 20));
   AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
-           "unread streamed output a client stream may hold before it is reset")
-      ->check(CLI::Range(kMinStreamBufferBytes, kMaxStreamBufferBytes));
+           "unread streamed output a client stream may hold before it is reset",
+           {.least = kMinStreamBufferBytes, .most = kMaxStreamBufferBytes});
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

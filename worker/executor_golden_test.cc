@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "cache/plan.h"
+#include "gmock/gmock.h"
 #include "model/checkpoint.h"
 #include "model/file.h"
 #include "model/json.h"
@@ -27,14 +28,33 @@ std::string GoldenModels() {
   return absl::StrCat(source == nullptr ? "." : source, "/tests/golden/models");
 }
 
+// What each stands for is in tests/golden/README.md.
 std::vector<std::string> ModelNames() {
-  std::vector<std::string> names;
+  return {"llama-bias",
+          "llama-f16",
+          "llama-gqa-tied",
+          "llama-mha",
+          "llama-mqa-head-dim",
+          "llama-yarn",
+          "llama-yarn-attention-factor",
+          "llama-yarn-mscale",
+          "llama3-scaled-sharded",
+          "llama3-scaled-v5-config",
+          "mistral-no-window",
+          "mistral-window",
+          "qwen2-tied",
+          "qwen2-untied",
+          "qwen2-window-upper-layers",
+          "qwen2-yarn"};
+}
+
+TEST(ExecutorGoldenFixturesTest, AreTheModelsThatAreTested) {
+  std::vector<std::string> folders;
   for (const auto& entry :
        std::filesystem::directory_iterator(GoldenModels())) {
-    names.push_back(entry.path().filename().string());
+    folders.push_back(entry.path().filename().string());
   }
-  std::sort(names.begin(), names.end());
-  return names;
+  EXPECT_THAT(ModelNames(), ::testing::UnorderedElementsAreArray(folders));
 }
 
 struct Expected {

@@ -5,7 +5,9 @@ import socket
 import subprocess
 import tempfile
 import time
+from concurrent import futures
 
+import grpc
 import pytest
 
 import triton
@@ -226,3 +228,22 @@ def test_the_access_log_has_one_line_per_request_and_no_prompt():
     assert requests[0]["finish_reason"] in ("length", "stop")
     assert requests[0]["output_tokens"] == 4
     assert "Duchess" not in log
+
+
+def test_a_worker_of_another_version_is_refused_with_both_versions_and_the_flag():
+    # A WorkerInfo with only its first field, api_version.
+    version = b"kvasir.v99"
+    info = bytes([0x0A, len(version)]) + version
+    handler = grpc.method_handlers_generic_handler(
+        "kvasir.v1.Worker",
+        {"GetInfo": grpc.unary_unary_rpc_method_handler(lambda request, context: info)})
+    worker = grpc.server(futures.ThreadPoolExecutor(2), handlers=[handler])
+    port = worker.add_insecure_port("127.0.0.1:0")
+    worker.start()
+    try:
+        text = refused("router", "--workers", f"127.0.0.1:{port}", "--start-timeout", "5s",
+                       "--grpc-port", "0", "--admin-port", "0", "--metrics-port", "0")
+    finally:
+        worker.stop(None)
+    assert "--workers" in text and f"127.0.0.1:{port}" in text
+    assert "kvasir.v99" in text and "kvasir.v1'" in text

@@ -175,21 +175,18 @@ TEST_F(RouterWorkerTest, APromptOfTheModelsLengthArrives) {
   EXPECT_EQ(workers_[0]->engine.LastRequest()->prompt_ids, ids);
 }
 
-TEST_F(RouterWorkerTest, ACancelReachesTheEngineAtOnce) {
+TEST_F(RouterWorkerTest, ACancelReachesTheEngineLongBeforeTheRequestsEnd) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink, NewRequest(1000000));
   ASSERT_TRUE(Eventually([&] { return !sink->ids().empty(); }));
-  const absl::Time start = absl::Now();
   handle->Cancel(CancelReason::kClient);
   ASSERT_TRUE(Eventually([&] { return Live() == 0; }));
-  const absl::Duration took = absl::Now() - start;
-  RecordProperty("cancel_us",
-                 static_cast<int>(absl::ToInt64Microseconds(took)));
-  EXPECT_LT(took, absl::Seconds(1));
   EXPECT_THAT(sink->Wait(),
               StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  EXPECT_LT(sink->ids().size(), 1000000u);
   EXPECT_EQ(workers_[0]->engine.Totals().aborted, 1u);
+  EXPECT_EQ(workers_[0]->engine.Totals().finished, 0u);
 }
 
 TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestEverywhere) {
