@@ -56,12 +56,12 @@ class CpuStream final : public Stream {
   CpuBackend backend() const { return backend_; }
 
   // Bytes of packed weights (the padding of the last panel included) that
-  // matmuls have asked memory for so far: counted, not measured. The SIMD matmul
-  // adds the weight's bytes once for each part that it cuts the rows into (one,
-  // unless there are fewer panels than threads): inside a part every panel
-  // block comes from memory once and serves all rows from cache. The reference
-  // adds them once a row. Biases and activations are not in it. May be read
-  // from any thread.
+  // matmuls have asked memory for so far: counted, not measured. The SIMD
+  // matmul adds the weight's bytes once for each part that it cuts the rows
+  // into (one, unless there are fewer panels than threads): inside a part every
+  // panel block comes from memory once and serves all rows from cache. The
+  // reference adds them once a row. Biases and activations are not in it. May
+  // be read from any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }
