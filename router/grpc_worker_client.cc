@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "base/grpc_callbacks.h"
 #include "base/grpc_status.h"
 #include "base/mutex.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -306,6 +307,8 @@ class GrpcWorkerClient final : public WorkerClient {
 
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
     const std::string& target, const GrpcWorkerClientOptions& options) {
+  // A call that is cancelled at the end may outlive client and servers.
+  base::KeepGrpcCallbackThreads();
   return std::make_unique<GrpcWorkerClient>(target, options);
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "proto/refusal.h"
@@ -198,6 +199,24 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestEverywhere) {
   EXPECT_THAT(sink->Wait(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
   EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
+}
+
+// gRPC would end its callback threads with the last channel, here on one of
+// them (a double free).
+TEST(GrpcWorkerClientTest, TheLastChannelMayEndOnACallbackThread) {
+  for (int round = 0; round < 20; ++round) {
+    TestWorker worker;
+    KVASIR_ASSERT_OK(worker.Start());
+    absl::Notification answered;
+    auto client = router::NewGrpcWorkerClient(worker.target(), {});
+    client->GetInfo(absl::Seconds(20), [&](const auto& info) {
+      KVASIR_EXPECT_OK(info.status());
+      worker.server.reset();
+      client.reset();
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+  }
 }
 
 TEST_F(RouterWorkerTest, AFullWorkerIsLeftForAnother) {
