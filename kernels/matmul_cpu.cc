@@ -37,7 +37,10 @@ inline constexpr int64_t kFewRows = 36;
 // k of a few-rows pass when a panel is used by several tiles: 32 KiB of it.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
-inline constexpr int64_t kPartsPerThread = 16;
+// Few rows are soon done: small parts keep the last one short. With many, a
+// part's panels share one copy of the rows.
+inline constexpr int64_t kFewRowsPartsPerThread = 16;
+inline constexpr int64_t kManyRowsPartsPerThread = 4;
 // Multiply-adds below which waking other threads takes longer (microseconds).
 inline constexpr int64_t kWorthWaking = 100000;
 
@@ -259,8 +262,11 @@ void MatmulSimd(const MatmulParams& params, float* scratch, CpuStream& stream) {
   const int64_t row_parts =
       std::clamp<int64_t>(threads / panels, 1,
                           std::max<int64_t>(1, params.num_rows / kMaxTileRows));
+  const int64_t parts_per_thread = params.num_rows <= kFewRows
+                                       ? kFewRowsPartsPerThread
+                                       : kManyRowsPartsPerThread;
   const int64_t panel_parts =
-      std::min(panels, threads == 1 ? 1 : kPartsPerThread * threads);
+      std::min(panels, threads == 1 ? 1 : parts_per_thread * threads);
   const auto run_part = [&](int64_t index, int thread) {
     const int64_t p = index % panel_parts;
     const int64_t r = index / panel_parts;
