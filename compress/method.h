@@ -1,0 +1,72 @@
+// A compression method is a planner, which decides ranks and codecs, and
+// appliers, which turn a layer's projections into the tensors of
+// docs/artifact.md. Appliers go by what the plan says and not by the method's
+// name: a plan edited by hand applies as well.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "compress/attention_weights.h"
+#include "compress/calibration.h"
+#include "compress/tensor_map.h"
+#include "model/decoder_spec.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::compress {
+
+// How low-rank factors are found. Do not rename: plans carry the names.
+enum class Decomposition {
+  kSvd,       // of the weights
+  kWhitened,  // truncation-aware: of W L, with the input Gram = L LT
+  kEspace,    // eigenvectors of the key (value) covariance (Palu appendix K)
+};
+absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name);
+std::string DecompositionName(Decomposition decomposition);
+
+// Gives the attention projections of a layer; planners that look at weights
+// call it once per layer, in order, and keep none.
+using WeightSource =
+    std::function<absl::StatusOr<AttentionWeights>(int64_t layer)>;
+
+// What every planner gets. The calibration may be null for methods that need
+// none (uniform ranks, LoRC); it outlives the call.
+struct PlanRequest {
+  model::DecoderSpec spec;
+  const Calibration* calibration = nullptr;
+  WeightSource weights;
+  // Kept share of the numbers cached per token, over both sides (0, 1].
+  double keep = 0.5;
+  // Every tensor-parallel rank gets whole groups and the same ranks.
+  int64_t tp = 1;
+  // Ranks are multiples of it (and at least it), but for whole groups.
+  int64_t rank_multiple = 8;
+  // Codec of the latents of each side, put into every part.
+  kvasir::v1::Codec key_codec;
+  kvasir::v1::Codec value_codec;
+};
+
+// What every applier gets.
+struct ApplyRequest {
+  const model::DecoderSpec* spec = nullptr;
+  const kvasir::v1::LayerPlan* plan = nullptr;
+  int64_t layer = 0;
+  AttentionWeights weights;
+  // Null where the decomposition needs none.
+  const LayerCalibration* calibration = nullptr;
+  int64_t num_tokens = 0;  // behind the calibration's sums
+  Decomposition decomposition = Decomposition::kWhitened;
+};
+
+// All self_attn tensors of the layer but the ranges of CHANNEL_STATIC codecs,
+// float32, under their artifact names (docs/artifact.md). The plan was
+// validated against the spec.
+// Errors: InvalidArgument for weights that are not finite or of another shape;
+//   FailedPrecondition where the plan needs a calibration and there is none.
+absl::StatusOr<TensorMap> ApplyLayerPlan(const ApplyRequest& request);
+
+}  // namespace kvasir::compress
