@@ -115,6 +115,56 @@ TEST_F(CheckpointFilesTest, UnfinishedFileIsRemoved) {
   EXPECT_TRUE(Files().empty());
 }
 
+TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
+  const std::vector<TensorEntry> entries = {{"wide", StoredDtype::kF64, {1}},
+                                            {"half", StoredDtype::kF16, {2}},
+                                            {"text", StoredDtype::kU8, {3}}};
+  int64_t room = 0;
+  for (const TensorEntry& entry : entries) {
+    room += SafetensorsWriter::HeaderBytes(entry);
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", room));
+  const std::string bytes = "wwwwwwwwhhhhttt";
+  size_t at = 0;
+  for (const TensorEntry& entry : entries) {
+    writer.Declare(entry);
+    const auto size = static_cast<size_t>(TensorBytes(entry));
+    KVASIR_ASSERT_OK(
+        writer.Append(std::as_bytes(std::span(bytes.data() + at, size))));
+    at += size;
+  }
+  KVASIR_ASSERT_OK(writer.Finish());
+  const ParsedFile file = Parse(folder_ / "x.safetensors");
+  EXPECT_EQ(file.data, bytes);
+  EXPECT_EQ(file.header["wide"],
+            json::parse(R"({"dtype":"F64","shape":[1],"data_offsets":[0,8]})"));
+  EXPECT_EQ(
+      file.header["half"],
+      json::parse(R"({"dtype":"F16","shape":[2],"data_offsets":[8,12]})"));
+  EXPECT_EQ(
+      file.header["text"],
+      json::parse(R"({"dtype":"U8","shape":[3],"data_offsets":[12,15]})"));
+}
+
+TEST_F(CheckpointFilesTest, AnOpenWriterRefusesEntriesItHasNoRoomFor) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
+  writer.Declare({"a", StoredDtype::kU8, {1}});
+  KVASIR_ASSERT_OK(writer.Append(std::as_bytes(std::span("t", size_t{1}))));
+  EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                        HasSubstr("room was left for")));
+}
+
+TEST_F(CheckpointFilesTest, AWriteThatFailsSaysWhereAndWhy) {
+  EXPECT_THAT(
+      SafetensorsWriter::Create(folder_ / "none" / "x.safetensors", {}),
+      StatusIs(absl::StatusCode::kUnavailable,
+               HasSubstr("none/x.safetensors.partial (the header): No such")));
+}
+
 TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.0F), 0x3F80);
   EXPECT_EQ(ToBf16Bits(-2.0F), 0xC000);

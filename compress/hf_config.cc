@@ -12,7 +12,14 @@ namespace kvasir::compress {
 namespace {
 
 const char* TorchDtypeName(StoredDtype dtype) {
-  return dtype == StoredDtype::kF32 ? "float32" : "bfloat16";
+  switch (dtype) {
+    case StoredDtype::kF32:
+      return "float32";
+    case StoredDtype::kF16:
+      return "float16";
+    default:
+      return "bfloat16";
+  }
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 
 namespace kvasir::compress {
 
-enum class StoredDtype { kF32, kBf16 };
+enum class StoredDtype { kF32, kBf16, kF16, kF64, kU8 };
 
 int64_t ElementBytes(StoredDtype dtype);
 
@@ -26,7 +26,8 @@ struct TensorEntry {
 int64_t TensorBytes(const TensorEntry& entry);
 
 // One safetensors file, written front to back: the entries are declared first,
-// then their bytes appended in that order, in pieces of any size.
+// all at once or one at a time, and their bytes appended in that order, in
+// pieces of any size.
 // Owns: `path`.partial until Finish renames it; an unfinished one is removed.
 // Errors: Status with the path; nothing is ever visible under `path` that is
 // not complete.
@@ -34,22 +35,38 @@ class SafetensorsWriter {
  public:
   static absl::StatusOr<SafetensorsWriter> Create(
       std::filesystem::path path, const std::vector<TensorEntry>& entries);
+  // For entries that are not known yet: leaves room for a header of
+  // `header_bytes` (HeaderBytes of what will come, or more), which Finish fills
+  // in and pads.
+  static absl::StatusOr<SafetensorsWriter> CreateOpen(
+      std::filesystem::path path, int64_t header_bytes);
+  // At most what the entry takes in a header, whatever its place.
+  static int64_t HeaderBytes(const TensorEntry& entry);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
   ~SafetensorsWriter();
 
+  // The next entry of a writer made by CreateOpen, once the bytes of those
+  // before it are there.
+  void Declare(TensorEntry entry);
   absl::Status Append(std::span<const std::byte> bytes);
-  // FailedPrecondition when fewer bytes were appended than declared.
+  int64_t appended_bytes() const { return appended_bytes_; }
+  // FailedPrecondition when fewer bytes were appended than declared;
+  // ResourceExhausted when the entries need more than the room left for them.
   absl::Status Finish();
 
  private:
-  SafetensorsWriter(std::filesystem::path path, int64_t declared_bytes);
+  explicit SafetensorsWriter(std::filesystem::path path);
+  absl::Status WriteHeader(const std::string& text);
 
   std::filesystem::path path_;
   std::filesystem::path partial_path_;  // empty: finished or moved from
   std::ofstream out_;
-  int64_t declared_bytes_;
+  int64_t declared_bytes_ = 0;
   int64_t appended_bytes_ = 0;
+  // Of CreateOpen; 0 otherwise.
+  int64_t header_room_bytes_ = 0;
+  std::vector<TensorEntry> entries_;
 };
 
 // Writes a small file by renaming a complete one into place.
