@@ -23,7 +23,7 @@ namespace kvasir::compress {
 enum class Decomposition {
   kSvd,       // of the weights
   kWhitened,  // truncation-aware: of W L, with the input Gram = L LT
-  kEspace,    // eigenvectors of the key (value) covariance (Palu appendix K)
+  kEspace,    // eigenvectors of the input Gram (Palu appendix K)
 };
 absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name);
 std::string DecompositionName(Decomposition decomposition);

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "compress/hadamard.h"
+
+namespace kvasir::compress {
+
+// HadamardMatrix(n) as a tensor [n, n], float64 on the CPU. A latent h is
+// rotated as H h.
+inline at::Tensor HadamardTensor(int64_t n) {
+  std::vector<double> matrix = HadamardMatrix(n);
+  return at::from_blob(matrix.data(), {n, n}, at::kDouble).clone();
+}
+
+}  // namespace kvasir::compress
