@@ -10,7 +10,8 @@
 //   - 1: the matrix [1];
 //   - Paley I, order q + 1, q = 3 mod 4 prime: I + [[0, 1], [-1, Q]];
 //   - Paley II, order 2 (q + 1), q = 1 mod 4 prime (Paley I goes first):
-//     C (x) [[1, 1], [1, -1]] + I (x) [[1, -1], [-1, -1]], C = [[0, 1], [1, Q]];
+//     C (x) [[1, 1], [1, -1]] + I (x) [[1, -1], [-1, -1]], C = [[0, 1], [1,
+//     Q]];
 // with Q[i][j] = 1 if j - i is a non-zero square mod q, -1 if it is none, 0 on
 // the diagonal. This is exact for every multiple of 32 up to 1024.
 //

@@ -23,8 +23,7 @@ auto Guarded(Function&& function) -> decltype(function()) {
     return absl::InternalError(
         absl::StrCat("libtorch: ", error.what_without_backtrace()));
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        "no memory left for a layer's factors");
+    return absl::ResourceExhaustedError("no memory left for a layer's factors");
   }
 }
 
@@ -215,21 +214,19 @@ absl::StatusOr<InputMoments> InputMoments::Create(
     const LayerCalibration& calibration, int64_t num_tokens) {
   return Guarded([&]() -> absl::StatusOr<InputMoments> {
     if (num_tokens < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("calibration: want at least 1 token, have ", num_tokens));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "calibration: want at least 1 token, have ", num_tokens));
     }
     const at::Tensor& gram = calibration.input_gram;
-    const int64_t inputs =
-        gram.defined() && gram.dim() == 2 ? gram.size(0) : 0;
+    const int64_t inputs = gram.defined() && gram.dim() == 2 ? gram.size(0) : 0;
     KVASIR_RETURN_IF_ERROR(
         CheckTensor("calibration input_gram", gram, {inputs, inputs}));
-    KVASIR_RETURN_IF_ERROR(CheckTensor("calibration input_sum",
-                                       calibration.input_sum, {inputs}));
+    KVASIR_RETURN_IF_ERROR(
+        CheckTensor("calibration input_sum", calibration.input_sum, {inputs}));
     InputMoments moments;
     moments.gram_ = gram.to(at::kDouble);
     moments.num_tokens_ = static_cast<double>(num_tokens);
-    moments.mean_ =
-        calibration.input_sum.to(at::kDouble) / moments.num_tokens_;
+    moments.mean_ = calibration.input_sum.to(at::kDouble) / moments.num_tokens_;
     return moments;
   });
 }
@@ -265,8 +262,8 @@ absl::StatusOr<Factors> Factorize(const FactorRequest& request) {
   return Guarded([&]() -> absl::StatusOr<Factors> {
     KVASIR_RETURN_IF_ERROR(CheckRequest(request));
     const at::Tensor weight = request.weight.to(at::kDouble);
-    const bool by_input = !request.centred &&
-                          request.decomposition == Decomposition::kEspace;
+    const bool by_input =
+        !request.centred && request.decomposition == Decomposition::kEspace;
     KVASIR_ASSIGN_OR_RETURN(Factors factors,
                             by_input ? FactorizeByInput(request, weight)
                                      : FactorizeByOutput(request, weight));
@@ -289,8 +286,7 @@ absl::StatusOr<Factors> Factorize(const FactorRequest& request) {
   });
 }
 
-absl::StatusOr<PrincipalBasis> FindPrincipalBasis(
-    const BasisRequest& request) {
+absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request) {
   return Guarded([&]() -> absl::StatusOr<PrincipalBasis> {
     const int64_t size = request.gram.defined() && request.gram.dim() == 2
                              ? request.gram.size(0)
@@ -341,7 +337,8 @@ absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
   return Guarded([&]() -> absl::StatusOr<double> {
     const double largest = values[0].item<double>();
     const double zero =
-        largest * static_cast<double>(std::max(weight.size(0), weight.size(1))) *
+        largest *
+        static_cast<double>(std::max(weight.size(0), weight.size(1))) *
         std::numeric_limits<float>::epsilon();
     double smallest = largest;
     for (int64_t i = values.size(0) - 1; i >= 0; --i) {

@@ -1,23 +1,25 @@
 // Low-rank factors of projections: W ~ up down. Three ways to find them, one
-// form of the result: what is cached, the latent h = down x + down_bias, carries
-// the singular values, and the lift up has orthonormal columns. So an error in a
-// latent is the same error in a key, and all that the methods differ in is which
-// orthonormal columns U they take; down = Ut W follows. Nothing is divided by a
-// singular value nor by a Cholesky factor (Ut W = S Vt L^-1 without the
-// inverse), so that ill-conditioned calibrations cost no accuracy:
+// form of the result: what is cached, the latent h = down x + down_bias,
+// carries the singular values, and the lift up has orthonormal columns. So an
+// error in a latent is the same error in a key, and all that the methods differ
+// in is which orthonormal columns U they take; down = Ut W follows. Nothing is
+// divided by a singular value nor by a Cholesky factor (Ut W = S Vt L^-1
+// without the inverse), so that ill-conditioned calibrations cost no accuracy:
 //   kSvd       U of W = U S Vt: least |W - Wr|.
-//   kWhitened  U of W L, input second moment E[x xt] = L Lt: least E|Wx - Wr x|^2,
+//   kWhitened  U of W L, input second moment E[x xt] = L Lt: least E|Wx - Wr
+//   x|^2,
 //              which is the sum of the dropped singular values' squares. The
 //              same U are the eigenvectors of E[k kt].
-//   kEspace    Palu's appendix K: P, the leading eigenvectors of E[x xt], of the
+//   kEspace    Palu's appendix K: P, the leading eigenvectors of E[x xt], of
+//   the
 //              input and not of W. down = Pt, up = W P: the one whose lift is
 //              not orthonormal, and which even at rank = rows loses what W does
 //              with the other directions of the input.
 // All tensors are float64 on the CPU: round once, when a checkpoint is written.
 //
 // Errors: INVALID_ARGUMENT for ranks that the shape does not allow, for shapes
-// that do not fit and for numbers that are not finite; FAILED_PRECONDITION where
-// a calibration is needed and missing.
+// that do not fit and for numbers that are not finite; FAILED_PRECONDITION
+// where a calibration is needed and missing.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -41,10 +43,9 @@ struct FactorProfile {
 };
 
 // The moments of a layer's inputs, decomposed when first asked for: all groups
-// of a layer share one. Damping is relative: kRelativeDamping * trace / M on the
-// diagonal, raised tenfold until the Cholesky factor exists (fewer tokens than
-// channels).
-// Owns: up to three matrices [M, M]. Threads: one.
+// of a layer share one. Damping is relative: kRelativeDamping * trace / M on
+// the diagonal, raised tenfold until the Cholesky factor exists (fewer tokens
+// than channels). Owns: up to three matrices [M, M]. Threads: one.
 class InputMoments {
  public:
   static constexpr double kRelativeDamping = 1e-8;
@@ -73,7 +74,7 @@ class InputMoments {
   at::Tensor gram_;
   double num_tokens_ = 0;
   at::Tensor mean_;
-  at::Tensor root_;          // undefined until asked for, as the next two
+  at::Tensor root_;  // undefined until asked for, as the next two
   at::Tensor centred_root_;
   Eigen eigen_;
 };

@@ -120,8 +120,7 @@ TEST_F(LowRankTest, WhitenedIsTheFormWithATriangularSolve) {
       s.narrow(0, 0, kRank).unsqueeze(1) * vh.narrow(0, 0, kRank);
   const at::Tensor down =
       at::linalg_solve_triangular(root.t(), scaled.t(), /*upper=*/true).t();
-  EXPECT_LT(Distance(Product(factors),
-                     at::matmul(u.narrow(1, 0, kRank), down)),
+  EXPECT_LT(Distance(Product(factors), at::matmul(u.narrow(1, 0, kRank), down)),
             1e-8);
 }
 
@@ -141,9 +140,9 @@ TEST_F(LowRankTest, WhitenedLosesLessOfTheOutputThanTheOthers) {
 TEST_F(LowRankTest, TheLatentCarriesTheSingularValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kWhitened, 6)));
-  EXPECT_LT(Distance(at::matmul(factors.up.t(), factors.up),
-                     at::eye(6, at::kDouble)),
-            1e-12);
+  EXPECT_LT(
+      Distance(at::matmul(factors.up.t(), factors.up), at::eye(6, at::kDouble)),
+      1e-12);
   const at::Tensor latents = at::matmul(inputs_, factors.down.t());
   const at::Tensor energy =
       (latents * latents).mean(0).sqrt();  // per channel, over the tokens
@@ -205,8 +204,8 @@ TEST_F(LowRankTest, CentringLosesLessOfOutputsAboutAMean) {
     KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
     at::Tensor rebuilt = at::matmul(inputs, Product(factors).t());
     if (centred) {
-      rebuilt = rebuilt + at::matmul(factors.up, factors.down_bias) +
-                factors.up_bias;
+      rebuilt =
+          rebuilt + at::matmul(factors.up, factors.down_bias) + factors.up_bias;
     }
     errors[centred] = Norm(rebuilt - exact);
   }
@@ -244,8 +243,8 @@ TEST_F(LowRankTest, FewerTokensThanChannelsStillFactorize) {
     // Six inputs span six directions of the output: nothing of them is lost.
     at::Tensor rebuilt = at::matmul(few, Product(factors).t());
     if (centred) {
-      rebuilt = rebuilt + at::matmul(factors.up, factors.down_bias) +
-                factors.up_bias;
+      rebuilt =
+          rebuilt + at::matmul(factors.up, factors.down_bias) + factors.up_bias;
     }
     EXPECT_LT(Distance(rebuilt, at::matmul(few, weight_.to(at::kDouble).t())),
               1e-3);
@@ -317,9 +316,8 @@ TEST_F(LowRankTest, InputsThatAreAllZeroAreRefused) {
   InputMoments moments = MomentsOf(at::zeros({9, kInputs}, at::kDouble));
   FactorRequest request = Request(Decomposition::kWhitened, 4);
   request.moments = &moments;
-  EXPECT_THAT(Factorize(request),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("inputs are all zero")));
+  EXPECT_THAT(Factorize(request), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("inputs are all zero")));
 }
 
 TEST_F(LowRankTest, ThePrincipalBasisIsThatOfTheFactors) {
@@ -344,8 +342,8 @@ TEST_F(LowRankTest, ConditionNumbersLeaveOutWhatIsNumericallyZero) {
   KVASIR_ASSERT_OK_AND_ASSIGN(double number,
                               ConditionNumber(diagonal, nullptr));
   EXPECT_NEAR(number, 16, 1e-9);
-  KVASIR_ASSERT_OK_AND_ASSIGN(
-      double of_zero, ConditionNumber(at::zeros({3, 5}), nullptr));
+  KVASIR_ASSERT_OK_AND_ASSIGN(double of_zero,
+                              ConditionNumber(at::zeros({3, 5}), nullptr));
   EXPECT_EQ(of_zero, 1);
 }
 
