@@ -1,5 +1,6 @@
 #include "cache/plan_space.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -271,6 +272,14 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
     return absl::OkStatus();
   }
   if (part.uses_size() == 0) return where.Refuse("no uses: want a lift");
+  const auto folds =
+      std::count_if(part.uses().begin(), part.uses().end(),
+                    [](const Part::Use& use) { return use.has_fold(); });
+  if (folds > 0 && folds < part.uses_size()) {
+    return where.Refuse("FOLD beside another lift: ", folds, " of ",
+                        part.uses_size(),
+                        " uses, and q_proj has one set of rows for a part");
+  }
   for (const Part::Use& use : part.uses()) {
     if (use.lift_case() == Part::Use::LIFT_NOT_SET) {
       return where.Refuse("a use has no lift");

@@ -51,7 +51,7 @@ nlohmann::ordered_json ToJson(const InspectFlags& flags,
       {"num_layers", source.spec.num_layers()},
       {"num_kv_heads", source.spec.num_kv_heads},
       {"head_dim", source.spec.head_dim},
-      {"weight_bytes", WeightBytes(source)},
+      {"weight_bytes", WeightBytes(source).bytes},
       {"page_tokens", layout.page_tokens()},
       {"kv_bytes_per_token", layout.marginal_bytes_per_token()},
       {"kv_payload_bytes_per_token", layout.marginal_payload_bytes_per_token()},
@@ -71,7 +71,7 @@ void PrintText(const InspectFlags& flags, const ModelSource& source,
               static_cast<long long>(spec.num_heads),
               static_cast<long long>(spec.num_kv_heads),
               static_cast<long long>(spec.head_dim));
-  const int64_t weights = WeightBytes(source);
+  const int64_t weights = WeightBytes(source).bytes;
   if (weights > 0) {
     std::printf("weights               %s\n",
                 HumanBytes(static_cast<double>(weights)).c_str());
@@ -110,7 +110,7 @@ void PrintText(const InspectFlags& flags, const ModelSource& source,
 
 absl::Status Inspect(const InspectFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
-                          OpenModelSource(flags.model));
+                          OpenModelSource(flags.model, PlanUse::kLook));
   KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
                           cache::PageLayout::Create(
                               source.plan, source.cache_shape,

@@ -31,7 +31,7 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
           {.page_tokens = request.model.page_tokens,
            .max_chunk_tokens = request.max_batched_tokens}));
   const int64_t available = base::ReadMachineLimits().available_bytes;
-  const int64_t weights = WeightBytes(source_);
+  const int64_t weights = WeightBytes(source_).bytes;
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
     const int64_t left = std::max(int64_t{0}, available - weights);
@@ -62,7 +62,8 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
     const LoadRequest& request) {
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel());
-  KVASIR_ASSIGN_OR_RETURN(model->source_, OpenModelSource(request.model));
+  KVASIR_ASSIGN_OR_RETURN(model->source_,
+                          OpenModelSource(request.model, PlanUse::kRun));
   const ModelSource& source = model->source_;
   KVASIR_RETURN_IF_ERROR(model->ChooseLength(request.max_model_len));
   model->num_threads_ = request.model.threads > 0

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/config.h"
@@ -16,12 +18,10 @@
 namespace kvasir::cli {
 namespace {
 
-// The type of the projections that produce keys: what the cache stores where
-// nobody says otherwise.
-kvasir::v1::DataType WeightType(const ModelSource& source) {
+// The type of a tensor that every checkpoint has; bf16 without one.
+kvasir::v1::DataType TypeOf(const ModelSource& source, std::string_view name) {
   if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
-  const auto tensor = source.checkpoint->Tensor(
-      model::LayerTensorName(0, "self_attn.k_proj.weight"));
+  const auto tensor = source.checkpoint->Tensor(name);
   if (!tensor.ok()) return kvasir::v1::BF16;
   switch (tensor->info->type) {
     case model::TensorType::kF32:
@@ -31,6 +31,16 @@ kvasir::v1::DataType WeightType(const ModelSource& source) {
     default:
       return kvasir::v1::BF16;
   }
+}
+
+// What the cache stores where nobody says otherwise: the type of the
+// projections that produce keys. Without a plan there are such.
+kvasir::v1::DataType KeyType(const ModelSource& source) {
+  return TypeOf(source, model::LayerTensorName(0, "self_attn.k_proj.weight"));
+}
+
+kvasir::v1::DataType NumberType(const ModelSource& source) {
+  return TypeOf(source, model::kEmbeddingName);
 }
 
 absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
@@ -47,7 +57,7 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
         *source.checkpoint->kv_plan_json(),
         absl::StrCat(source.checkpoint->folder(), "/kv_plan.json"));
   }
-  kvasir::v1::DataType dtype = WeightType(source);
+  kvasir::v1::DataType dtype = KeyType(source);
   if (options.kv_dtype != "auto") {
     KVASIR_ASSIGN_OR_RETURN(dtype, cache::ParseDataType(options.kv_dtype));
   }
@@ -56,17 +66,24 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
 
 }  // namespace
 
-int64_t WeightBytes(const ModelSource& source) {
-  if (!source.checkpoint.has_value()) {
-    return 2 * model::CountParameters(*source.shape);  // bf16
+WeightSizes WeightBytes(const ModelSource& source) {
+  WeightSizes sizes;
+  const auto tensors = model::RequiredTensors(source.spec, source.plan);
+  if (!tensors.ok()) return sizes;
+  const int64_t number_bytes = cache::DataTypeBytes(NumberType(source));
+  for (const model::RequiredTensor& tensor : *tensors) {
+    int64_t bytes = number_bytes;
+    for (const int64_t length : tensor.shape) bytes *= length;
+    if (source.checkpoint.has_value() && source.weights_fit) {
+      const auto entry = source.checkpoint->Tensor(tensor.name);
+      if (entry.ok()) bytes = static_cast<int64_t>(entry->info->size_bytes);
+    }
+    sizes.bytes += bytes;
+    if (absl::StrContains(tensor.name, ".self_attn.")) {
+      sizes.attention_bytes += bytes;
+    }
   }
-  int64_t bytes = 0;
-  for (const model::RequiredTensor& tensor :
-       model::RequiredTensors(source.spec)) {
-    const auto entry = source.checkpoint->Tensor(tensor.name);
-    if (entry.ok()) bytes += static_cast<int64_t>(entry->info->size_bytes);
-  }
-  return bytes;
+  return sizes;
 }
 
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
@@ -96,7 +113,8 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
   return text;
 }
 
-absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options) {
+absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options,
+                                            PlanUse use) {
   KVASIR_RETURN_IF_ERROR(CheckModelOptions(options));
   ModelSource source;
   if (options.random_weights) {
@@ -117,6 +135,15 @@ absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options) {
   source.cache_shape = worker::CacheShapeOf(source.spec);
   KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
+  if (use == PlanUse::kRun) {
+    KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(source.plan));
+  }
+  if (!source.checkpoint.has_value()) return source;
+  const absl::Status fits = source.checkpoint->CheckTensors(source.plan);
+  if (!fits.ok() && (use == PlanUse::kRun || options.kv_plan.empty())) {
+    return absl::Status(fits.code(), absl::StrCat("--model: ", fits.message()));
+  }
+  source.weights_fit = fits.ok();
   return source;
 }
 

@@ -25,15 +25,29 @@ struct ModelSource {
   cache::CacheShape cache_shape;
   // Validated against cache_shape.
   kvasir::v1::KvPlan plan;
+  // The weights are the plan's: not so for a --kv-plan that is looked at before
+  // it is applied.
+  bool weights_fit = true;
+};
+
+enum class PlanUse {
+  kRun,   // refused unless this build serves the plan and the weights fit it
+  kLook,  // any plan that has a meaning
 };
 
 // Opens what the flags name; reads headers, no weights. The plan is --kv-plan,
 // else the folder's kv_plan.json, else the full-rank plan in --kv-dtype.
-absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options);
+absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options,
+                                            PlanUse use);
 
-// Bytes of the model's weights as the checkpoint stores them, or as random
-// ones would take.
-int64_t WeightBytes(const ModelSource& source);
+// Bytes of the model's weights, and those of attention among them: as the
+// checkpoint stores them; else what the plan's would take, as bf16 or in the
+// type of the embedding of the checkpoint that is to be compressed.
+struct WeightSizes {
+  int64_t bytes = 0;
+  int64_t attention_bytes = 0;
+};
+WeightSizes WeightBytes(const ModelSource& source);
 
 // The whole file; NOT_FOUND names it. Refuses more than `limit_bytes`.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,

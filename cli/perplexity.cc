@@ -42,7 +42,7 @@ struct Encoded {
 // Before anything large is read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
-                          OpenModelSource(flags.model));
+                          OpenModelSource(flags.model, PlanUse::kRun));
   if (flags.window > source.spec.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--window ", flags.window, " is over the limit of the model, ",

@@ -9,12 +9,16 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "model/file.h"
@@ -37,50 +41,24 @@ constexpr std::string_view kTellingParts[] = {
     ".post_feedforward_layernorm.",
 };
 
+// Layer of an attention projection's tensor.
+std::optional<int64_t> AttentionLayer(absl::string_view name) {
+  if (!absl::ConsumePrefix(&name, "model.layers.")) return std::nullopt;
+  const size_t point = name.find('.');
+  int64_t layer = 0;
+  if (point == name.npos || !absl::SimpleAtoi(name.substr(0, point), &layer)) {
+    return std::nullopt;
+  }
+  name.remove_prefix(point);
+  if (!absl::ConsumePrefix(&name, ".self_attn.")) return std::nullopt;
+  for (const absl::string_view projection :
+       {"q_proj.", "k_proj.", "v_proj.", "o_proj."}) {
+    if (absl::StartsWith(name, projection)) return layer;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
-
-std::string LayerTensorName(int64_t layer, std::string_view part) {
-  return absl::StrFormat("model.layers.%d.%s", layer, part);
-}
-
-std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec) {
-  const int64_t m = spec.hidden_size;
-  const int64_t f = spec.intermediate_size;
-  const int64_t q = spec.num_heads * spec.head_dim;
-  const int64_t kv = spec.num_kv_heads * spec.head_dim;
-  std::vector<RequiredTensor> tensors;
-  tensors.push_back({std::string(kEmbeddingName), {spec.vocab_size, m}});
-  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
-    const auto add = [&](std::string_view part, std::vector<int64_t> shape) {
-      tensors.push_back({LayerTensorName(layer, part), std::move(shape)});
-    };
-    add("input_layernorm.weight", {m});
-    add("self_attn.q_proj.weight", {q, m});
-    add("self_attn.k_proj.weight", {kv, m});
-    add("self_attn.v_proj.weight", {kv, m});
-    if (spec.qkv_bias) {
-      add("self_attn.q_proj.bias", {q});
-      add("self_attn.k_proj.bias", {kv});
-      add("self_attn.v_proj.bias", {kv});
-    }
-    add("self_attn.o_proj.weight", {m, q});
-    if (spec.o_bias) add("self_attn.o_proj.bias", {m});
-    add("post_attention_layernorm.weight", {m});
-    add("mlp.gate_proj.weight", {f, m});
-    add("mlp.up_proj.weight", {f, m});
-    add("mlp.down_proj.weight", {m, f});
-    if (spec.mlp_bias) {
-      add("mlp.gate_proj.bias", {f});
-      add("mlp.up_proj.bias", {f});
-      add("mlp.down_proj.bias", {m});
-    }
-  }
-  tensors.push_back({std::string(kFinalNormName), {m}});
-  if (!spec.tied_head) {
-    tensors.push_back({std::string(kHeadName), {spec.vocab_size, m}});
-  }
-  return tensors;
-}
 
 std::string FingerprintText(const Fingerprint& fingerprint) {
   return absl::StrFormat("%016x%016x", fingerprint.high, fingerprint.low);
@@ -162,6 +140,7 @@ std::string WeightsIdBuilder::Finish(const DecoderSpec& spec) {
   }
   for (const LayerSpec& layer : spec.layers) {
     absl::StrAppendFormat(&text, " window %d", layer.sliding_window);
+    if (!layer.rope) text += " no rope";
   }
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   return FingerprintText({hash.high64, hash.low64});
@@ -176,12 +155,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   KVASIR_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(folder));
   KVASIR_ASSIGN_OR_RETURN(TensorStore store, TensorStore::Open(folder));
   Checkpoint checkpoint(folder, std::move(config), std::move(store));
-  KVASIR_RETURN_IF_ERROR(checkpoint.CheckTensors());
   const std::string plan_path = absl::StrCat(folder, "/kv_plan.json");
   if (FileExists(plan_path)) {
     KVASIR_ASSIGN_OR_RETURN(checkpoint.kv_plan_json_,
                             ReadSmallFile(plan_path, kMaxPlanBytes));
   }
+  KVASIR_RETURN_IF_ERROR(checkpoint.CheckPlainTensors(
+      /*attention=*/!checkpoint.kv_plan_json_.has_value()));
   return checkpoint;
 }
 
@@ -208,13 +188,71 @@ absl::StatusOr<TensorStore::Entry> Checkpoint::Tensor(
   return *entry;
 }
 
-absl::Status Checkpoint::CheckTensors() const {
+absl::Status Checkpoint::CheckTensor(const RequiredTensor& want) const {
+  KVASIR_ASSIGN_OR_RETURN(const TensorStore::Entry have, Tensor(want.name));
+  if (have.info->shape != want.shape) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: tensor %s: want shape %s, have %s", have.file->path(), want.name,
+        ShapeText(want.shape), ShapeText(have.info->shape)));
+  }
+  if (want.f32_only && have.info->type != TensorType::kF32) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: tensor %s: want F32, have %s", have.file->path(),
+                        want.name, TensorTypeName(have.info->type)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan) const {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<RequiredTensor> wanted,
+                          RequiredTensors(spec(), plan));
+  for (const RequiredTensor& want : wanted) {
+    const absl::Status status = CheckTensor(want);
+    if (status.ok()) continue;
+    const std::optional<int64_t> layer = AttentionLayer(want.name);
+    if (!layer.has_value()) return status;
+    return absl::Status(
+        status.code(),
+        absl::StrFormat("layer %d: %s; the plan asks for %s %s: are these its "
+                        "weights?",
+                        *layer, status.message(), want.name,
+                        ShapeText(want.shape)));
+  }
+  return CheckNoOthers(wanted);
+}
+
+absl::Status Checkpoint::CheckNoOthers(
+    const std::vector<RequiredTensor>& wanted) const {
+  std::set<std::string_view> names;
+  for (const RequiredTensor& want : wanted) names.insert(want.name);
+  std::set<int64_t> compressed;
+  std::set<std::string_view> plain_names;
+  const std::vector<RequiredTensor> plain = RequiredTensors(spec());
+  for (const RequiredTensor& want : plain) plain_names.insert(want.name);
+  for (const RequiredTensor& want : wanted) {
+    const std::optional<int64_t> layer = AttentionLayer(want.name);
+    if (layer.has_value() && !plain_names.contains(want.name)) {
+      compressed.insert(*layer);
+    }
+  }
+  for (const auto& [name, entry] : store_.entries()) {
+    const std::optional<int64_t> layer = AttentionLayer(name);
+    if (!layer.has_value() || !compressed.contains(*layer) ||
+        names.contains(name)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "layer %d: %s: tensor %s: the plan has no use for it: are these its "
+        "weights?",
+        *layer, entry.file->path(), name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
   for (const RequiredTensor& want : RequiredTensors(spec())) {
-    KVASIR_ASSIGN_OR_RETURN(const TensorStore::Entry have, Tensor(want.name));
-    if (have.info->shape != want.shape) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: tensor %s: want shape %s, have %s", have.file->path(), want.name,
-          ShapeText(want.shape), ShapeText(have.info->shape)));
+    if (attention || !AttentionLayer(want.name).has_value()) {
+      KVASIR_RETURN_IF_ERROR(CheckTensor(want));
     }
   }
   for (const auto& [name, entry] : store_.entries()) {

@@ -1,5 +1,5 @@
-// A checkpoint folder, opened: what the model is, which tensors it needs, and
-// that all of them are there in the right shape before any byte is read.
+// A checkpoint folder, opened: what the model is, and that all tensors it needs
+// are there in the right shape before any byte of them is read.
 #pragma once
 
 #include <cstddef>
@@ -15,24 +15,11 @@
 #include "absl/status/statusor.h"
 #include "model/config.h"
 #include "model/decoder_spec.h"
+#include "model/plan_tensors.h"
 #include "model/safetensors.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::model {
-
-// A tensor that a decoder needs, under its Hugging Face name.
-struct RequiredTensor {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
-// Every tensor of a full-rank model, in the order in which it is used.
-std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
-
-// Names, in one place for loader and writers.
-std::string LayerTensorName(int64_t layer, std::string_view part);
-inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
-inline constexpr std::string_view kFinalNormName = "model.norm.weight";
-inline constexpr std::string_view kHeadName = "lm_head.weight";
 
 // 128 bits that change when any bit of the data does. Fast, not secret.
 struct Fingerprint {
@@ -93,7 +80,16 @@ class WeightsIdBuilder {
 // served.
 class Checkpoint {
  public:
+  // Checks all that no plan changes, and of a folder without a kv_plan.json the
+  // attention tensors too. With one, whoever has read and judged the plan goes
+  // on with CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
+
+  // Whether the tensors are those of this plan, which cache::ValidatePlan
+  // accepted for the model: every one there in its shape, and in layers whose
+  // attention is not the plain one no projection beside them. RequiredTensors'
+  // errors too.
+  absl::Status CheckTensors(const kvasir::v1::KvPlan& plan) const;
 
   const std::string& folder() const { return folder_; }
   // The folder's own name.
@@ -115,7 +111,9 @@ class Checkpoint {
         config_(std::move(config)),
         store_(std::move(store)) {}
 
-  absl::Status CheckTensors() const;
+  absl::Status CheckTensor(const RequiredTensor& want) const;
+  absl::Status CheckPlainTensors(bool attention) const;
+  absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted) const;
 
   std::string folder_;
   ModelConfig config_;

@@ -29,6 +29,8 @@ struct RopeSpec {
 struct LayerSpec {
   // Keys that a query sees at most, itself included; 0: all before it.
   int64_t sliding_window = 0;
+  // Queries and keys are rotated (false: NoPE layers).
+  bool rope = true;
 };
 
 struct DecoderSpec {

@@ -139,7 +139,9 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                      ? kernels::RopePairing::kHalfSplit
                      : kernels::RopePairing::kInterleaved;
   rope.attention_factor = static_cast<float>(spec().rope.attention_factor);
-  KVASIR_RETURN_IF_ERROR(kernels::Rope(stream, rope, workspace));
+  if (spec().layers[static_cast<size_t>(layer)].rope) {
+    KVASIR_RETURN_IF_ERROR(kernels::Rope(stream, rope, workspace));
+  }
 
   kernels::KvAppendParams append;
   append.key = Advance(qkv, q_columns);

@@ -1,5 +1,6 @@
 #include "worker/model_executor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -382,6 +383,47 @@ TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
   RandomSource source(TinyShape(), 1, kernels::DType::kBf16);
   EXPECT_THAT(Rank::Create(*spec, plan, &source, TinyOptions()),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("layer 1")));
+}
+
+TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
+  model::ModelShape shape = TinyShape();
+  shape.num_layers = 1;
+  auto spec = model::SpecOfShape(shape);
+  KVASIR_ASSERT_OK(spec);
+  for (const bool rope : {true, false}) {
+    spec->layers[0].rope = rope;
+    const auto cache_shape = CacheShapeOf(*spec);
+    EXPECT_EQ(cache_shape.layers[0].rope, rope);
+    std::vector<float> last;
+    RankOptions options = TinyOptions();
+    options.executor.logits_tap = [&](const LogitsRow& row) {
+      last.assign(row.logits.begin(), row.logits.end());
+    };
+    RandomSource source(shape, 1, kernels::DType::kBf16);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto rank,
+        Rank::Create(*spec, cache::FullRankPlan(cache_shape, kvasir::v1::F32),
+                     &source, options));
+    DirectRunner runner = RunnerOf(*rank);
+    const auto logits_after = [&](uint64_t id, std::vector<int32_t> prompt) {
+      MustRun(
+          runner,
+          {{.sequence_id = id, .token_ids = prompt, .sample = GreedySample()}});
+      return last;
+    };
+    const std::vector<float> one = logits_after(1, {5, 900, 33, 7});
+    const std::vector<float> other = logits_after(2, {33, 5, 900, 7});
+    ASSERT_EQ(one.size(), other.size());
+    float difference = 0;
+    for (size_t i = 0; i < one.size(); ++i) {
+      difference = std::max(difference, std::abs(one[i] - other[i]));
+    }
+    if (rope) {
+      EXPECT_GT(difference, 1e-3f);
+    } else {
+      EXPECT_LT(difference, 1e-5f);
+    }
+  }
 }
 
 TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {

@@ -26,7 +26,7 @@ cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
   shape.rotary_dim = spec.rope.rotary_dim;
   for (const model::LayerSpec& layer : spec.layers) {
     shape.layers.push_back({.sliding_window = layer.sliding_window,
-                            .rope = spec.rope.rotary_dim > 0});
+                            .rope = layer.rope && spec.rope.rotary_dim > 0});
   }
   return shape;
 }

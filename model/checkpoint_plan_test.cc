@@ -1,0 +1,241 @@
+// Checkpoints with a kv_plan.json: small folders, written here.
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_matchers.h"
+#include "google/protobuf/util/json_util.h"
+#include "model/checkpoint.h"
+
+namespace kvasir::model {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::KvPlan;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Two layers, M = 24, 4 query and 2 KV heads of 6.
+constexpr char kConfig[] =
+    R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
+        "hidden_size":24,"intermediate_size":20,"num_attention_heads":4,
+        "num_hidden_layers":2,"num_key_value_heads":2,"vocab_size":30,
+        "max_position_embeddings":64,"rms_norm_eps":1e-6,"hidden_act":"silu",
+        "rope_theta":10000.0,"tie_word_embeddings":true})";
+
+// Layer 0 plain; layer 1: rebuilt low-rank keys with static ranges, folded
+// values.
+constexpr char kPlan[] =
+    R"({"schema_version":1,"layers":[
+  {"key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}}]},
+   "value":{"parts":[{"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}}]}},
+  {"key":{"parts":[{"low_rank":{"groups":[{"heads":[0,1],"rank":5}]},
+     "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE","latent_bias":true,
+     "codec":{"bits":{"schedule":[4]},"channel_static":{}}}]},
+   "value":{"parts":[{"low_rank":{"groups":[{"heads":[0,1],"rank":4}]},
+     "uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{"dtype":"F32"}}]}}]})";
+
+KvPlan Plan() {
+  KvPlan plan;
+  EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(kPlan, &plan).ok());
+  return plan;
+}
+
+class CheckpointPlanTest : public ::testing::Test {
+ protected:
+  CheckpointPlanTest()
+      : folder_(absl::StrCat(
+            ::testing::TempDir(), "/checkpoint_plan_", ::getpid(), "_",
+            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ + "/config.json") << kConfig;
+    std::ofstream(folder_ + "/kv_plan.json") << kPlan;
+    const auto config = LoadModelConfig(folder_);
+    EXPECT_TRUE(config.ok()) << config.status();
+    if (!config.ok()) return;
+    spec_ = config->spec;
+    for (const RequiredTensor& tensor : Required()) {
+      shapes_[tensor.name] = tensor.shape;
+    }
+  }
+  ~CheckpointPlanTest() override { std::filesystem::remove_all(folder_); }
+
+  // Zeros, but for the first byte of the tensor `spoiled`.
+  void Write(const std::string& spoiled = "",
+             const std::string& dtype = "F32") {
+    const int64_t number_bytes = dtype == "F32" ? 4 : 2;
+    std::vector<std::string> entries;
+    int64_t end = 0;
+    int64_t spoiled_at = -1;
+    for (const auto& [name, shape] : shapes_) {
+      const int64_t begin = end;
+      if (name == spoiled) spoiled_at = begin;
+      int64_t size = number_bytes;
+      for (const int64_t length : shape) size *= length;
+      end += size;
+      entries.push_back(
+          absl::StrCat("\"", name, "\":{\"dtype\":\"", dtype, "\",\"shape\":[",
+                       absl::StrJoin(shape, ","), "],\"data_offsets\":[", begin,
+                       ",", end, "]}"));
+    }
+    const std::string header =
+        absl::StrCat("{", absl::StrJoin(entries, ","), "}");
+    const auto length = static_cast<uint64_t>(header.size());
+    std::ofstream out(folder_ + "/model.safetensors", std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    std::string data(static_cast<size_t>(end), '\0');
+    if (spoiled_at >= 0) data[static_cast<size_t>(spoiled_at)] = 1;
+    out << header << data;
+  }
+
+  absl::Status Check() {
+    Write();
+    const auto checkpoint = Checkpoint::Open(folder_);
+    if (!checkpoint.ok()) return checkpoint.status();
+    return checkpoint->CheckTensors(Plan());
+  }
+
+  std::vector<RequiredTensor> Required() {
+    auto tensors = RequiredTensors(spec_, Plan());
+    EXPECT_TRUE(tensors.ok()) << tensors.status();
+    return tensors.ok() ? *std::move(tensors) : std::vector<RequiredTensor>();
+  }
+
+  std::string Name(const std::string& part) {
+    return absl::StrCat("model.layers.1.self_attn.", part);
+  }
+
+  std::string folder_;
+  DecoderSpec spec_;
+  std::map<std::string, std::vector<int64_t>> shapes_;
+};
+
+TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
+
+TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
+  std::filesystem::remove(folder_ + "/kv_plan.json");
+  Write();
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("layers.1.self_attn.k_proj.weight is "
+                                 "missing")));
+}
+
+TEST_F(CheckpointPlanTest, WhatNoPlanChangesIsCheckedAtOnce) {
+  shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
+  Write();
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("mlp.up_proj.weight"),
+                             HasSubstr("want shape [20, 24], have [19, 24]"))));
+}
+
+TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
+  const auto good = shapes_;
+  int changed = 0;
+  for (const auto& [name, shape] : good) {
+    if (!name.starts_with("model.layers.1.self_attn.")) continue;
+    SCOPED_TRACE(name);
+    ++changed;
+    shapes_ = good;
+    shapes_.erase(name);
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kNotFound,
+                                  AllOf(HasSubstr("layer 1"), HasSubstr(name),
+                                        HasSubstr("is missing"))));
+    shapes_ = good;
+    ++shapes_[name][0];
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr("layer 1"), HasSubstr(name),
+                                        HasSubstr("want shape ["),
+                                        HasSubstr("have ["))));
+  }
+  // q, k down and its bias, up, both ranges, v down, o.
+  EXPECT_EQ(changed, 8);
+}
+
+TEST_F(CheckpointPlanTest, FullWeightsUnderACompressingPlanAreRefused) {
+  shapes_.clear();
+  for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
+    shapes_[tensor.name] = tensor.shape;
+  }
+  EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kNotFound,
+                                AllOf(HasSubstr("layer 1"),
+                                      HasSubstr("k_proj.down.weight"),
+                                      HasSubstr("[5, 24]"))));
+}
+
+TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
+  // An applied bias that is read by nobody would change the outputs.
+  for (const char* part : {"o_proj.bias", "k_proj.up.bias", "v_proj.weight"}) {
+    SCOPED_TRACE(part);
+    shapes_[Name(part)] = {24};
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr("layer 1"), HasSubstr(part),
+                                        HasSubstr("no use for it"))));
+    shapes_.erase(Name(part));
+  }
+  shapes_[Name("rotary_emb.inv_freq")] = {3};  // says nothing about the plan
+  shapes_["model.layers.0.self_attn.o_proj.bias"] = {24};  // a plain layer
+  KVASIR_EXPECT_OK(Check());
+}
+
+TEST_F(CheckpointPlanTest, RangesAreF32) {
+  Write("", "BF16");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                              Checkpoint::Open(folder_));
+  EXPECT_THAT(checkpoint.CheckTensors(Plan()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("k_proj.range.min"),
+                             HasSubstr("want F32, have BF16"))));
+}
+
+TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
+  KvPlan plan = Plan();
+  plan.mutable_layers()->RemoveLast();
+  Write();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                              Checkpoint::Open(folder_));
+  EXPECT_THAT(checkpoint.CheckTensors(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the plan has 1 layers, the model has 2")));
+}
+
+TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
+  const auto id = [this]() -> absl::StatusOr<std::string> {
+    auto checkpoint = Checkpoint::Open(folder_);
+    if (!checkpoint.ok()) return checkpoint.status();
+    WeightsIdBuilder builder;
+    std::vector<std::byte> buffer(1 << 16);
+    for (const RequiredTensor& want : Required()) {
+      auto entry = checkpoint->Tensor(want.name);
+      if (!entry.ok()) return entry.status();
+      TensorStream stream(*entry, buffer);
+      for (;;) {
+        auto block = stream.Next();
+        if (!block.ok()) return block.status();
+        if (block->num_rows == 0) break;
+      }
+      builder.Add(stream.info(), stream.fingerprint());
+    }
+    return builder.Finish(spec_);
+  };
+  Write();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string first, id());
+  Write(Name("v_proj.down.weight"));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string second, id());
+  EXPECT_NE(first, second);
+  spec_.layers[1].rope = false;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string third, id());
+  EXPECT_NE(second, third);
+}
+
+}  // namespace
+}  // namespace kvasir::model
