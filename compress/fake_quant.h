@@ -1,0 +1,77 @@
+// What a codec makes of a latent: the numbers that come back out of the cache,
+// and the codes in between. The rule is docs/artifact.md's, in float32 IEEE
+// arithmetic, so that an engine can be compared code for code.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::compress {
+
+// A codec, laid over the channels of one latent.
+struct LatentCodec {
+  // Stored channels [begin, begin + width) that share bits and, per token, one
+  // minimum and scale.
+  struct Run {
+    int64_t begin = 0;
+    int64_t width = 0;
+    int bits = 0;
+  };
+  // Number type; unspecified where `runs` hold codes.
+  kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  std::vector<Run> runs;
+  // Type of the stored minima and scales of a token.
+  kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  bool channel_static = false;
+  bool hadamard_online = false;
+  int64_t stored_width = 0;  // R': channels whose bits are not 0
+};
+
+// `rank` channels under a codec that cache::ValidatePlan accepted. Channels of
+// a schedule's entry share one range, as the cache's layout has it.
+// Unimplemented for what depends on a whole sequence (CHANNEL_SEQUENCE,
+// BASIS_SEQUENCE).
+absl::StatusOr<LatentCodec> MakeLatentCodec(const kvasir::v1::Codec& codec,
+                                            int64_t rank);
+
+// Channels of a latent that a codec stores: the rank less what has 0 bits.
+int64_t StoredWidth(const kvasir::v1::Codec& codec, int64_t rank);
+
+// Ranges of CHANNEL_STATIC, float32 on the CPU.
+struct StaticRange {
+  at::Tensor minimum;  // [R']
+  at::Tensor scale;    // [R']
+};
+
+struct CodedLatent {
+  at::Tensor values;  // as the input [..., R'], decoded
+  at::Tensor codes;   // uint8 [..., R'] on the CPU; undefined for a dtype
+  // Stored parameters of PER_TOKEN, float32 [..., runs] on the CPU.
+  at::Tensor minimum;
+  at::Tensor scale;
+  int64_t num_clamped = 0;  // codes outside a CHANNEL_STATIC range
+};
+
+struct CodeOptions {
+  const StaticRange* range = nullptr;  // for CHANNEL_STATIC
+  bool keep_codes = false;             // fill codes, minimum and scale
+};
+
+// Codes every row of `latent` [..., R'] and decodes it again. Gradients pass
+// through as if nothing were coded (straight through).
+// Errors: InvalidArgument naming the row and channel for numbers that are not
+//   finite, that overflow the codec's types, or have no static range.
+absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
+                                       const at::Tensor& latent,
+                                       const CodeOptions& options = {});
+
+// The nearest number of a type at or below (above) x; infinite on overflow.
+float RoundDown(float x, kvasir::v1::DataType dtype);
+float RoundUp(float x, kvasir::v1::DataType dtype);
+
+}  // namespace kvasir::compress

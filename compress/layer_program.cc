@@ -1,0 +1,579 @@
+#include "compress/layer_program.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "cache/plan.h"
+
+namespace kvasir::compress {
+
+using kvasir::v1::LayerPlan;
+using kvasir::v1::Part;
+using kvasir::v1::SidePlan;
+
+namespace {
+
+using Indices = std::vector<int64_t>;
+
+// What the compilation of one side needs.
+struct SideContext {
+  const model::DecoderSpec* spec = nullptr;
+  int64_t layer = 0;
+  cache::Side side = cache::Side::kKey;
+  bool rotates = false;  // this side of this layer
+  at::Device device = at::kCPU;
+
+  int64_t num_pairs() const { return rotates ? spec->rope.rotary_dim / 2 : 0; }
+
+  absl::Status Refuse(absl::StatusCode code, int part,
+                      absl::string_view why) const {
+    return absl::Status(
+        code, absl::StrCat("layer ", layer, " ", cache::SideName(side),
+                           " part ", part, ": ", why));
+  }
+};
+
+at::Tensor IndexTensor(const Indices& values, at::Device device) {
+  return at::tensor(values, at::TensorOptions().dtype(at::kLong)).to(device);
+}
+
+Indices Iota(int64_t count, int64_t first = 0) {
+  Indices values(static_cast<size_t>(count));
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+bool IsIota(const Indices& values) {
+  return values == Iota(static_cast<int64_t>(values.size()));
+}
+
+template <typename Repeated>
+Indices Sorted(const Repeated& heads) {
+  Indices sorted(heads.begin(), heads.end());
+  std::sort(sorted.begin(), sorted.end());
+  return sorted;
+}
+
+// The dims of some pairs of a head, ascending.
+Indices PairDims(const SideContext& c, const Indices& pairs) {
+  Indices dims;
+  for (const int64_t pair : pairs) {
+    if (c.spec->rope.pairing == model::RopePairing::kHalfSplit) {
+      dims.push_back(pair);
+      dims.push_back(pair + c.num_pairs());
+    } else {
+      dims.push_back(2 * pair);
+      dims.push_back(2 * pair + 1);
+    }
+  }
+  std::sort(dims.begin(), dims.end());
+  return dims;
+}
+
+absl::Status AddLatent(ProgramPart& part, const SideContext& c,
+                       const kvasir::v1::Codec& codec, Indices heads,
+                       int64_t rank) {
+  ProgramLatent latent;
+  latent.heads = std::move(heads);
+  latent.offset = part.stored_width;
+  absl::StatusOr<LatentCodec> made = MakeLatentCodec(codec, rank);
+  if (!made.ok()) {
+    return c.Refuse(made.status().code(), part.index, made.status().message());
+  }
+  latent.codec = *std::move(made);
+  part.stored_width += latent.width();
+  part.widest_latent = std::max(part.widest_latent, latent.width());
+  part.latents.push_back(std::move(latent));
+  return absl::OkStatus();
+}
+
+absl::Status CompileFull(const SideContext& c, const Part& plan,
+                         ProgramPart& part) {
+  const int64_t heads = c.spec->num_kv_heads;
+  const int64_t dim = c.spec->head_dim;
+  part.has_bias = c.spec->qkv_bias;
+  part.basis = plan.codec().has_basis_static();
+  part.mean = plan.mean();
+  if (part.mean && !part.basis) {
+    return c.Refuse(absl::StatusCode::kInvalidArgument, part.index,
+                    "a mean of a full space belongs to a basis");
+  }
+  part.lifted_dims.assign(static_cast<size_t>(heads), Iota(dim));
+  if (part.basis) {
+    return AddLatent(part, c, plan.codec(), Iota(heads), heads * dim);
+  }
+  for (int64_t head = 0; head < heads; ++head) {
+    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, plan.codec(), {head}, dim));
+  }
+  return absl::OkStatus();
+}
+
+// As cache/plan_space's coverage has it.
+Indices LowRankDims(const SideContext& c, const Part& plan) {
+  Indices pairs;
+  bool rest = false;
+  for (const Part::Use& use : plan.uses()) {
+    for (const uint32_t pair : use.pairs()) pairs.push_back(pair);
+    if (use.pairs_size() > 0) continue;
+    rest = true;
+    if (plan.uses_size() == 1 && plan.stored() != kvasir::v1::NO_ROPE) {
+      pairs = Iota(c.num_pairs());
+    }
+  }
+  Indices dims = PairDims(c, pairs);
+  if (rest) {
+    for (int64_t d = 2 * c.num_pairs(); d < c.spec->head_dim; ++d) {
+      dims.push_back(d);
+    }
+  }
+  return dims;
+}
+
+absl::Status CompileLowRank(const SideContext& c, const Part& plan,
+                            ProgramPart& part) {
+  if (plan.stored() == kvasir::v1::POST_ROPE) {
+    return c.Refuse(absl::StatusCode::kInvalidArgument, part.index,
+                    "a low_rank latent is a product with the layer's input: "
+                    "stored POST_ROPE needs a full space and a basis");
+  }
+  for (const Part::Use& use : plan.uses()) {
+    if (use.has_anchored()) {
+      return c.Refuse(absl::StatusCode::kUnimplemented, part.index,
+                      "ANCHORED is not applied by the reference decoder");
+    }
+    part.folds = part.folds || use.has_fold();
+    part.has_up_bias = part.has_up_bias ||
+                       (c.side == cache::Side::kKey && use.has_reconstruct() &&
+                        (c.spec->qkv_bias || plan.mean()));
+  }
+  part.has_bias = plan.latent_bias();
+  part.lifted_dims.assign(static_cast<size_t>(c.spec->num_kv_heads),
+                          LowRankDims(c, plan));
+  for (const auto& group : plan.low_rank().groups()) {
+    KVASIR_RETURN_IF_ERROR(
+        AddLatent(part, c, plan.codec(), Sorted(group.heads()), group.rank()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOneUse(const SideContext& c, const Part& plan, int index) {
+  if (plan.uses_size() != 1 || plan.uses(0).has_anchored()) {
+    return c.Refuse(absl::StatusCode::kUnimplemented, index,
+                    "the reference decoder applies one use of a space of RoPE "
+                    "pairs, and not ANCHORED");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CompileRopePairs(const SideContext& c, const Part& plan,
+                              ProgramPart& part) {
+  KVASIR_RETURN_IF_ERROR(CheckOneUse(c, plan, part.index));
+  part.has_bias = c.spec->qkv_bias;
+  Indices kept;
+  for (int h = 0; h < plan.rope_pairs().per_head_size(); ++h) {
+    const auto& list = plan.rope_pairs().per_head(h).pair_indices();
+    const Indices pairs(list.begin(), list.end());
+    kept.insert(kept.end(), pairs.begin(), pairs.end());
+    part.lifted_dims.push_back(PairDims(c, pairs));
+    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, plan.codec(), {h},
+                                     2 * static_cast<int64_t>(pairs.size())));
+  }
+  part.kept_pairs = IndexTensor(kept, c.device);
+  return absl::OkStatus();
+}
+
+// [rotary pairs, C]: 1 where the channel belongs to the pair.
+at::Tensor PairSelector(const SideContext& c, const Indices& channel_pairs) {
+  const at::Tensor selector =
+      at::zeros({c.num_pairs(), static_cast<int64_t>(channel_pairs.size())});
+  for (size_t i = 0; i < channel_pairs.size(); ++i) {
+    selector[channel_pairs[i]][static_cast<int64_t>(i)].fill_(1.0f);
+  }
+  return selector.to(c.device);
+}
+
+absl::Status CompileRopeLowRank(const SideContext& c, const Part& plan,
+                                ProgramPart& part) {
+  KVASIR_RETURN_IF_ERROR(CheckOneUse(c, plan, part.index));
+  const auto heads = static_cast<size_t>(c.spec->num_kv_heads);
+  part.folds = plan.uses(0).has_fold();
+  part.has_bias = plan.latent_bias();
+  part.lifted_dims.assign(heads, Iota(2 * c.num_pairs()));
+  part.held_dims.resize(heads);
+  Indices real;
+  Indices imaginary;
+  Indices all_pairs;
+  for (const auto& group : plan.rope_low_rank().groups()) {
+    Indices channel_pairs;
+    for (int i = 0; i < group.pairs_size(); ++i) {
+      channel_pairs.insert(channel_pairs.end(), group.rank_per_pair(i),
+                           group.pairs(i));
+    }
+    const auto complex = static_cast<int64_t>(channel_pairs.size());
+    KVASIR_RETURN_IF_ERROR(
+        AddLatent(part, c, plan.codec(), Sorted(group.heads()), 2 * complex));
+    ProgramLatent& latent = part.latents.back();
+    for (int64_t i = 0; i < complex; ++i) {
+      real.push_back(latent.offset + i);
+      imaginary.push_back(latent.offset + complex + i);
+    }
+    all_pairs.insert(all_pairs.end(), channel_pairs.begin(),
+                     channel_pairs.end());
+    const Indices held =
+        PairDims(c, Indices(group.pairs().begin(), group.pairs().end()));
+    for (const int64_t head : latent.heads) {
+      part.held_dims[static_cast<size_t>(head)] = held;
+    }
+    latent.pair_selector = PairSelector(c, channel_pairs);
+    latent.channel_pairs = std::move(channel_pairs);
+  }
+  Indices split = std::move(real);
+  split.insert(split.end(), imaginary.begin(), imaginary.end());
+  Indices join(split.size());
+  for (size_t i = 0; i < split.size(); ++i) {
+    join[static_cast<size_t>(split[i])] = static_cast<int64_t>(i);
+  }
+  part.complex_split = IndexTensor(split, c.device);
+  part.complex_join = IndexTensor(join, c.device);
+  part.channel_pairs = IndexTensor(all_pairs, c.device);
+  return absl::OkStatus();
+}
+
+// Where channel `channel` of `latent` lies among the `widest` of a head; -1 for
+// the filling.
+int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
+                  int64_t place) {
+  if (part.space != Part::kRopeLowRank) {
+    return place < latent.width() ? place : -1;
+  }
+  const int64_t complex = latent.width() / 2;
+  const int64_t half = part.widest_complex();
+  const int64_t in_half = place % half;
+  if (in_half >= complex) return -1;
+  return (place < half ? 0 : complex) + in_half;
+}
+
+// The latent that serves each KV head.
+std::vector<const ProgramLatent*> LatentOfHead(const ProgramPart& part,
+                                               int64_t num_heads) {
+  std::vector<const ProgramLatent*> latents(static_cast<size_t>(num_heads));
+  for (const ProgramLatent& latent : part.latents) {
+    for (const int64_t head : latent.heads) {
+      latents[static_cast<size_t>(head)] = &latent;
+    }
+  }
+  return latents;
+}
+
+void MakeFoldedIndices(const SideContext& c, ProgramPart& part) {
+  Indices channels;
+  Indices pairs;
+  for (const ProgramLatent* latent : LatentOfHead(part, c.spec->num_kv_heads)) {
+    for (int64_t place = 0; place < part.widest_latent; ++place) {
+      const int64_t channel = ChannelAt(part, *latent, place);
+      channels.push_back(channel < 0 ? part.stored_width
+                                     : latent->offset + channel);
+      if (part.space != Part::kRopeLowRank || place >= part.widest_complex()) {
+        continue;
+      }
+      // Filling is 0 however it turns.
+      pairs.push_back(
+          channel < 0 ? 0
+                      : latent->channel_pairs[static_cast<size_t>(channel)]);
+    }
+  }
+  part.folded_channels = IndexTensor(channels, c.device);
+  if (!pairs.empty()) part.head_channel_pairs = IndexTensor(pairs, c.device);
+}
+
+void MakeLiftedIndices(const SideContext& c, ProgramPart& part) {
+  Indices heads;
+  for (const ProgramLatent& latent : part.latents) {
+    heads.insert(heads.end(), latent.heads.begin(), latent.heads.end());
+  }
+  if (!IsIota(heads)) {
+    Indices order(heads.size());
+    for (size_t i = 0; i < heads.size(); ++i) {
+      order[static_cast<size_t>(heads[i])] = static_cast<int64_t>(i);
+    }
+    part.head_order = IndexTensor(order, c.device);
+  }
+  if (static_cast<int64_t>(part.lifted_dims[0].size()) == c.spec->head_dim) {
+    return;
+  }
+  Indices flat;
+  for (const Indices& dims : part.lifted_dims) {
+    flat.insert(flat.end(), dims.begin(), dims.end());
+  }
+  part.lifted_index =
+      IndexTensor(flat, c.device).view({c.spec->num_kv_heads, -1});
+}
+
+absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
+                                        const SidePlan& side, int index) {
+  const Part& plan = side.parts(index);
+  ProgramPart part;
+  part.space = plan.space_case();
+  part.index = index;
+  part.prefix =
+      c.side == cache::Side::kKey ? "self_attn.k_proj" : "self_attn.v_proj";
+  if (side.parts_size() > 1) absl::StrAppend(&part.prefix, ".part", index);
+  part.post_rope = plan.stored() == kvasir::v1::POST_ROPE;
+  switch (plan.space_case()) {
+    case Part::kFull:
+      KVASIR_RETURN_IF_ERROR(CompileFull(c, plan, part));
+      break;
+    case Part::kLowRank:
+      KVASIR_RETURN_IF_ERROR(CompileLowRank(c, plan, part));
+      break;
+    case Part::kRopePairs:
+      KVASIR_RETURN_IF_ERROR(CompileRopePairs(c, plan, part));
+      break;
+    case Part::kRopeLowRank:
+      KVASIR_RETURN_IF_ERROR(CompileRopeLowRank(c, plan, part));
+      break;
+    case Part::SPACE_NOT_SET:
+      return c.Refuse(absl::StatusCode::kInvalidArgument, index, "no space");
+  }
+  if (part.held_dims.empty()) part.held_dims = part.lifted_dims;
+  MakeLiftedIndices(c, part);
+  if (part.folds) MakeFoldedIndices(c, part);
+  return part;
+}
+
+bool AnyFold(const SidePlan& side) {
+  for (const Part& part : side.parts()) {
+    for (const Part::Use& use : part.uses()) {
+      if (use.has_fold()) return true;
+    }
+  }
+  return false;
+}
+
+// Where q_proj's rows go when some key part folds: head after head, part after
+// part.
+void MapFoldedQuery(const SideContext& c, LayerProgram& program) {
+  const int64_t heads = c.spec->num_heads;
+  const int64_t share = heads / c.spec->num_kv_heads;
+  const int64_t dim = c.spec->head_dim;
+  // -1: a zero row.
+  Indices plain(static_cast<size_t>(heads * dim), -1);
+  std::vector<Indices> folded(program.key.size());
+  int64_t row = 0;
+  for (int64_t head = 0; head < heads; ++head) {
+    const auto kv_head = static_cast<size_t>(head / share);
+    for (size_t p = 0; p < program.key.size(); ++p) {
+      const ProgramPart& part = program.key[p];
+      if (!part.folds) {
+        for (const int64_t d : part.held_dims[kv_head]) {
+          plain[static_cast<size_t>(head * dim + d)] = row++;
+        }
+        continue;
+      }
+      const ProgramLatent& latent =
+          *LatentOfHead(part, c.spec->num_kv_heads)[kv_head];
+      for (int64_t place = 0; place < part.widest_latent; ++place) {
+        const int64_t channel = ChannelAt(part, latent, place);
+        folded[p].push_back(channel < 0 ? -1 : row + channel);
+      }
+      row += latent.width();
+    }
+  }
+  program.query_rows = row;
+  const auto rows_index = [&](Indices& rows) {
+    std::replace(rows.begin(), rows.end(), int64_t{-1}, row);
+    return IndexTensor(rows, c.device);
+  };
+  if (program.has_plain_key) program.plain_query_rows = rows_index(plain);
+  for (Indices& rows : folded) {
+    program.folded_query_rows.push_back(rows.empty() ? at::Tensor()
+                                                     : rows_index(rows));
+  }
+}
+
+void MapFoldedOutput(const SideContext& c, LayerProgram& program) {
+  const ProgramPart& value = program.value;
+  const int64_t share = c.spec->num_heads / c.spec->num_kv_heads;
+  Indices columns;
+  const auto latents = LatentOfHead(value, c.spec->num_kv_heads);
+  for (int64_t head = 0; head < c.spec->num_heads; ++head) {
+    const ProgramLatent& latent = *latents[static_cast<size_t>(head / share)];
+    for (int64_t i = 0; i < latent.width(); ++i) {
+      columns.push_back(head * value.widest_latent + i);
+    }
+  }
+  program.output_width = static_cast<int64_t>(columns.size());
+  if (!IsIota(columns) ||
+      program.output_width != c.spec->num_heads * value.widest_latent) {
+    program.output_columns = IndexTensor(columns, c.device);
+  }
+}
+
+// Whole keys and values, nothing coded.
+LayerPlan UncompressedPlan(bool rotates) {
+  LayerPlan plan;
+  for (SidePlan* side : {plan.mutable_key(), plan.mutable_value()}) {
+    Part* part = side->add_parts();
+    part->mutable_full();
+    part->mutable_codec()->set_dtype(kvasir::v1::F32);
+    part->set_stored(side == plan.mutable_key() && rotates
+                         ? kvasir::v1::PRE_ROPE
+                         : kvasir::v1::NO_ROPE);
+  }
+  return plan;
+}
+
+absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
+                                     const LayerPlan& plan, int64_t layer,
+                                     at::Device device) {
+  LayerProgram program;
+  program.spec = spec;
+  program.layer = layer;
+  const model::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(layer)];
+  program.rotates = layer_spec.rope && spec.rope.rotary_dim > 0;
+  program.sliding_window = layer_spec.sliding_window;
+  program.has_o_bias = spec.o_bias;
+  if (plan.has_eviction() || plan.has_selection()) {
+    return absl::UnimplementedError(
+        absl::StrCat("layer ", layer,
+                     ": eviction and selection depend on a whole sequence: "
+                     "the reference decoder does not apply them"));
+  }
+  SideContext key{&spec, layer, cache::Side::kKey, program.rotates, device};
+  for (int p = 0; p < plan.key().parts_size(); ++p) {
+    KVASIR_ASSIGN_OR_RETURN(ProgramPart part, CompilePart(key, plan.key(), p));
+    program.key.push_back(std::move(part));
+  }
+  SideContext value{&spec, layer, cache::Side::kValue, false, device};
+  if (plan.value().parts_size() != 1) {
+    return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
+                        "want one part of values");
+  }
+  KVASIR_ASSIGN_OR_RETURN(program.value, CompilePart(value, plan.value(), 0));
+  program.key_exact_window = plan.key().exact_window();
+  program.value_exact_window = plan.value().exact_window();
+
+  program.has_plain_key =
+      std::any_of(program.key.begin(), program.key.end(),
+                  [](const ProgramPart& part) { return !part.folds; });
+  program.query_is_folded = AnyFold(plan.key());
+  program.query_rows = spec.num_heads * spec.head_dim;
+  program.output_width = program.query_rows;
+  if (program.query_is_folded) MapFoldedQuery(key, program);
+  if (program.value.folds) MapFoldedOutput(value, program);
+  const Part& value_part = plan.value().parts(0);
+  if (value_part.has_low_rank() && (spec.qkv_bias || value_part.mean())) {
+    program.has_o_bias = true;  // a constant of the values went there
+  }
+  return program;
+}
+
+void AddPartTensors(const LayerProgram& program, const ProgramPart& part,
+                    Ranges ranges, std::vector<LayerTensorShape>& tensors) {
+  const int64_t model_dim = program.spec.hidden_size;
+  const int64_t kv_rows = program.spec.num_kv_heads * program.spec.head_dim;
+  const auto add = [&](absl::string_view name, std::vector<int64_t> shape) {
+    tensors.push_back({absl::StrCat(part.prefix, ".", name), std::move(shape)});
+  };
+  const bool down =
+      part.space == Part::kLowRank || part.space == Part::kRopeLowRank;
+  const std::string projection = down ? "down." : "";
+  const int64_t rows = part.space == Part::kFull ? kv_rows : part.stored_width;
+  add(projection + "weight", {rows, model_dim});
+  if (part.has_bias) add(projection + "bias", {rows});
+  if (part.basis) add("basis.weight", {part.stored_width, kv_rows});
+  if (part.mean && part.space == Part::kFull) add("basis.mean", {kv_rows});
+  for (size_t g = 0; down && !part.folds && g < part.latents.size(); ++g) {
+    const ProgramLatent& latent = part.latents[g];
+    const auto heads = static_cast<int64_t>(latent.heads.size());
+    const std::string name = absl::StrCat("up.", g, ".weight");
+    if (part.space == Part::kLowRank) {
+      const auto dims = static_cast<int64_t>(part.lifted_dims[0].size());
+      add(name, {heads * dims, latent.width()});
+    } else {
+      add(name, {heads, 2, latent.width() / 2});
+    }
+  }
+  if (part.has_up_bias) {
+    add("up.bias", {program.spec.num_kv_heads *
+                    static_cast<int64_t>(part.lifted_dims[0].size())});
+  }
+  if (ranges == Ranges::kRequired && !part.latents.empty() &&
+      part.latents[0].codec.channel_static) {
+    add("range.min", {part.stored_width});
+    add("range.scale", {part.stored_width});
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
+                                              const LayerPlan* plan,
+                                              int64_t layer,
+                                              at::Device device) {
+  if (plan != nullptr) return Compile(spec, *plan, layer, device);
+  const bool rotates =
+      spec.layers[static_cast<size_t>(layer)].rope && spec.rope.rotary_dim > 0;
+  KVASIR_ASSIGN_OR_RETURN(
+      LayerProgram program,
+      Compile(spec, UncompressedPlan(rotates), layer, device));
+  program.key[0].coded = false;
+  program.value.coded = false;
+  return program;
+}
+
+std::vector<LayerTensorShape> LayerTensors(const LayerProgram& program,
+                                           Ranges ranges) {
+  const model::DecoderSpec& spec = program.spec;
+  const int64_t m = spec.hidden_size;
+  const int64_t f = spec.intermediate_size;
+  std::vector<LayerTensorShape> tensors;
+  tensors.push_back({"input_layernorm.weight", {m}});
+  tensors.push_back({"self_attn.q_proj.weight", {program.query_rows, m}});
+  if (spec.qkv_bias) {
+    tensors.push_back({"self_attn.q_proj.bias", {program.query_rows}});
+  }
+  for (const ProgramPart& part : program.key) {
+    AddPartTensors(program, part, ranges, tensors);
+  }
+  AddPartTensors(program, program.value, ranges, tensors);
+  tensors.push_back({"self_attn.o_proj.weight", {m, program.output_width}});
+  if (program.has_o_bias) tensors.push_back({"self_attn.o_proj.bias", {m}});
+  tensors.push_back({"post_attention_layernorm.weight", {m}});
+  tensors.push_back({"mlp.gate_proj.weight", {f, m}});
+  tensors.push_back({"mlp.up_proj.weight", {f, m}});
+  tensors.push_back({"mlp.down_proj.weight", {m, f}});
+  if (spec.mlp_bias) {
+    tensors.push_back({"mlp.gate_proj.bias", {f}});
+    tensors.push_back({"mlp.up_proj.bias", {f}});
+    tensors.push_back({"mlp.down_proj.bias", {m}});
+  }
+  return tensors;
+}
+
+absl::Status CheckLayerTensors(const LayerProgram& program,
+                               const TensorMap& tensors, Ranges ranges) {
+  for (const LayerTensorShape& want : LayerTensors(program, ranges)) {
+    const auto text = [](c10::IntArrayRef shape) {
+      return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+    };
+    const auto it = tensors.find(want.name);
+    if (it == tensors.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", program.layer, ": no tensor ", want.name,
+                       ", want it as ", text(want.shape)));
+    }
+    if (it->second.sizes() != c10::IntArrayRef(want.shape)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", program.layer, ": tensor ", want.name, ": want ",
+          text(want.shape), ", have ", text(it->second.sizes())));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,89 @@
+#include "compress/tensor_loader.h"
+
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "compress/torch_status.h"
+
+namespace kvasir::compress {
+namespace {
+
+absl::StatusOr<at::ScalarType> ScalarTypeOf(
+    const model::TensorStore::Entry& tensor) {
+  switch (tensor.info->type) {
+    case model::TensorType::kF32:
+      return at::kFloat;
+    case model::TensorType::kF16:
+      return at::kHalf;
+    case model::TensorType::kBF16:
+      return at::kBFloat16;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor.file->path(), ": tensor ", tensor.info->name,
+                       ": want F32, F16 or BF16, have ",
+                       std::string(model::TensorTypeName(tensor.info->type))));
+  }
+}
+
+absl::StatusOr<at::Tensor> ReadTensor(const model::TensorStore::Entry& entry) {
+  KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, ScalarTypeOf(entry));
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
+    const at::NoGradGuard no_grad;
+    const at::Tensor stored =
+        at::empty(entry.info->shape, at::TensorOptions().dtype(type));
+    const std::span<std::byte> bytes(static_cast<std::byte*>(stored.data_ptr()),
+                                     static_cast<size_t>(stored.nbytes()));
+    KVASIR_RETURN_IF_ERROR(entry.file->Read(*entry.info, 0, bytes));
+    entry.file->Release(*entry.info, 0, entry.info->size_bytes);
+    return stored.to(at::kFloat);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<at::Tensor> LoadTensor(const model::Checkpoint& checkpoint,
+                                      std::string_view name) {
+  KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
+                          checkpoint.Tensor(name));
+  return ReadTensor(entry);
+}
+
+absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
+                                    int64_t layer) {
+  const std::string prefix = model::LayerTensorName(layer, "");
+  const auto& entries = checkpoint.tensors().entries();
+  TensorMap tensors;
+  for (auto it = entries.lower_bound(prefix);
+       it != entries.end() && absl::StartsWith(it->first, prefix); ++it) {
+    if (absl::StrContains(it->first, ".rotary_emb.")) continue;
+    KVASIR_ASSIGN_OR_RETURN(at::Tensor tensor, ReadTensor(it->second));
+    tensors.emplace(it->first.substr(prefix.size()), std::move(tensor));
+  }
+  if (tensors.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(checkpoint.folder(), ": no tensors of layer ", layer));
+  }
+  return tensors;
+}
+
+absl::StatusOr<OuterTensors> LoadOuterTensors(
+    const model::Checkpoint& checkpoint) {
+  OuterTensors outer;
+  KVASIR_ASSIGN_OR_RETURN(outer.embedding,
+                          LoadTensor(checkpoint, model::kEmbeddingName));
+  KVASIR_ASSIGN_OR_RETURN(outer.final_norm,
+                          LoadTensor(checkpoint, model::kFinalNormName));
+  outer.head = outer.embedding;
+  if (!checkpoint.spec().tied_head) {
+    KVASIR_ASSIGN_OR_RETURN(outer.head,
+                            LoadTensor(checkpoint, model::kHeadName));
+  }
+  return outer;
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,38 @@
+// Tensors of a checkpoint as libtorch tensors on the CPU.
+//
+// Errors: NotFound for a missing tensor, InvalidArgument for another type, both
+//   with file and tensor; what reading the file says.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "compress/tensor_map.h"
+#include "model/checkpoint.h"
+
+namespace kvasir::compress {
+
+// F32, F16 and BF16 tensors widened to float32, in their own shape.
+absl::StatusOr<at::Tensor> LoadTensor(const model::Checkpoint& checkpoint,
+                                      std::string_view name);
+
+// All tensors of one layer, by their names after "model.layers.{l}.", as
+// "self_attn.q_proj.weight". Tensors that no decoder reads (early Llama's
+// rotary_emb.inv_freq) are left out.
+absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
+                                    int64_t layer);
+
+// Everything outside the layers: the embedding, the final norm, and the head,
+// which is the embedding's own tensor when tied.
+struct OuterTensors {
+  at::Tensor embedding;   // [V, M]
+  at::Tensor final_norm;  // [M]
+  at::Tensor head;        // [V, M]
+};
+absl::StatusOr<OuterTensors> LoadOuterTensors(
+    const model::Checkpoint& checkpoint);
+
+}  // namespace kvasir::compress

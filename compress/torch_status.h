@@ -1,0 +1,22 @@
+#pragma once
+
+#include <exception>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::compress {
+
+// Runs `work`, which returns a Status or StatusOr, and turns what libtorch
+// throws (c10::Error, out of memory) into Internal.
+template <typename Work>
+auto CatchTorch(Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::exception& failure) {
+    return absl::InternalError(absl::StrCat("libtorch: ", failure.what()));
+  }
+}
+
+}  // namespace kvasir::compress
