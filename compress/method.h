@@ -50,6 +50,13 @@ struct PlanRequest {
   kvasir::v1::Codec value_codec;
 };
 
+// How the heads of a rope_low_rank group are weighed against each other: by the
+// energy of their queries at the pair, floored at a share of the layer's mean.
+struct CommutingWeights {
+  bool query_weights = true;
+  double query_floor = 1e-3;
+};
+
 // What every applier gets.
 struct ApplyRequest {
   const model::DecoderSpec* spec = nullptr;
@@ -60,6 +67,7 @@ struct ApplyRequest {
   const LayerCalibration* calibration = nullptr;
   int64_t num_tokens = 0;  // behind the calibration's sums
   Decomposition decomposition = Decomposition::kWhitened;
+  CommutingWeights commuting;
 };
 
 // All self_attn tensors of the layer but the ranges of CHANNEL_STATIC codecs,
