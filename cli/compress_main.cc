@@ -287,7 +287,7 @@ absl::Status RunPretrain(PretrainFlags& flags) {
                   model::CountParameters(options.shape), train.ids.size());
   }
   KVASIR_RETURN_IF_ERROR(compress::CopyTokenizer(flags.tokenizer, options.out));
-  compress::UseOneBlasThread();
+  compress::SetBlasThreads(1);
   compress::KeepFreedMemory();
   ProgressLines lines;
   KVASIR_ASSIGN_OR_RETURN(

@@ -41,11 +41,11 @@ void UseBestBlasKernels(char** argv) {
   if (!error) execv(program.c_str(), argv);
 }
 
-void UseOneBlasThread() {
+void SetBlasThreads(int threads) {
   // Looked up at run time: libtorch may use another BLAS.
   void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
   if (symbol == nullptr) return;
-  reinterpret_cast<void (*)(int)>(symbol)(1);
+  reinterpret_cast<void (*)(int)>(symbol)(threads);
 }
 
 void KeepFreedMemory() {

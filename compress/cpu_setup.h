@@ -8,8 +8,9 @@ namespace kvasir::compress {
 // Does nothing when the user has set the variable. Call first in main.
 void UseBestBlasKernels(char** argv);
 
-// Training parallelises over crops, with one thread inside each product.
-void UseOneBlasThread();
+// Threads inside one product. Work that is parallel over crops or sequences
+// wants 1.
+void SetBlasThreads(int threads);
 
 // Keeps freed memory in the process: training frees and takes the same large
 // blocks in every step, and giving them back costs a page fault per 4 KiB.

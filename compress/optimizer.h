@@ -60,10 +60,4 @@ class Optimizer {
   int64_t steps_ = 0;
 };
 
-// Runs `work(index)` for index < count on up to `threads` threads, index i on
-// thread i % threads. Torch uses one thread inside each. The first exception
-// is rethrown in the caller.
-void ForEachIndex(int64_t count, int threads,
-                  const std::function<void(int64_t)>& work);
-
 }  // namespace kvasir::compress

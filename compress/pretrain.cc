@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "compress/crop_sampler.h"
 #include "compress/decoder.h"
+#include "compress/for_each_index.h"
 #include "compress/hf_config.h"
 #include "compress/optimizer.h"
 #include "compress/safetensors_writer.h"

@@ -126,11 +126,11 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
 }
 
 int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
-  // Names in JSON (escapes), type, and up to 20 digits for each number.
+  // Type, braces and keys; up to 20 digits and a comma for each number.
   constexpr size_t kFields = 64;
   constexpr size_t kNumber = 21;
-  return static_cast<int64_t>(6 * entry.name.size() + kFields +
-                              kNumber * (2 + entry.shape.size()));
+  return static_cast<int64_t>(nlohmann::json(entry.name).dump().size() +
+                              kFields + kNumber * (2 + entry.shape.size()));
 }
 
 absl::Status SafetensorsWriter::WriteHeader(const std::string& text) {

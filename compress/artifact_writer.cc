@@ -1,0 +1,448 @@
+#include "compress/artifact_writer.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cache/plan.h"
+#include "compress/cache_shape.h"
+#include "compress/torch_status.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::compress {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSingleFile[] = "model.safetensors";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+constexpr char kPlanFile[] = "kv_plan.json";
+constexpr char kConfigFile[] = "config.json";
+// Says that a folder is one of ours, not finished, and may be removed.
+constexpr char kMarkerFile[] = "kvasir-compress.unfinished";
+constexpr std::string_view kLayers = "model.layers.";
+constexpr size_t kCopyBytes = size_t{8} << 20;
+
+constexpr std::array kConfigFiles = {kConfigFile, "generation_config.json"};
+constexpr std::array kTokenizerFiles = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "chat_template.jinja",
+                                        "tokenizer.model",
+                                        "vocab.json",
+                                        "merges.txt"};
+
+std::string Reason(const std::error_code& error) { return error.message(); }
+
+fs::path PartialFolder(const fs::path& out) {
+  fs::path folder = out.lexically_normal();
+  if (!folder.has_filename()) folder = folder.parent_path();  // "out/"
+  return folder.string() + ".partial";
+}
+
+// Tensors that the artifact has its own of.
+bool IsReplaced(std::string_view name) {
+  if (!name.starts_with(kLayers)) return false;
+  for (const std::string_view part :
+       {".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj.",
+        ".self_attn.o_proj."}) {
+    if (name.find(part) != name.npos) return true;
+  }
+  return false;
+}
+
+StoredDtype StoredTypeOf(model::TensorType type) {
+  switch (type) {
+    case model::TensorType::kF32:
+      return StoredDtype::kF32;
+    case model::TensorType::kF16:
+      return StoredDtype::kF16;
+    default:
+      return StoredDtype::kBf16;
+  }
+}
+
+at::ScalarType ScalarTypeOf(StoredDtype dtype) {
+  switch (dtype) {
+    case StoredDtype::kF32:
+      return at::kFloat;
+    case StoredDtype::kF16:
+      return at::kHalf;
+    default:
+      return at::kBFloat16;
+  }
+}
+
+bool IsRange(std::string_view name) {
+  return name.ends_with(".range.min") || name.ends_with(".range.scale");
+}
+
+// The tensors of the base that are copied, in file order: those outside the
+// layers, then layer by layer.
+struct CopyList {
+  std::vector<const model::TensorStore::Entry*> outer;
+  std::vector<std::vector<const model::TensorStore::Entry*>> layers;
+  int64_t bytes = 0;
+};
+
+CopyList ListCopies(const model::Checkpoint& base) {
+  CopyList list;
+  list.layers.resize(static_cast<size_t>(base.spec().num_layers()));
+  std::map<std::string, size_t, std::less<>> layer_of;
+  for (size_t l = 0; l < list.layers.size(); ++l) {
+    layer_of[model::LayerTensorName(static_cast<int64_t>(l), "")] = l;
+  }
+  for (const auto& [name, entry] : base.tensors().entries()) {
+    if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
+    list.bytes += static_cast<int64_t>(entry.info->size_bytes);
+    const size_t dot = name.starts_with(kLayers)
+                           ? name.find('.', kLayers.size())
+                           : std::string::npos;
+    const auto layer = dot == std::string::npos
+                           ? layer_of.end()
+                           : layer_of.find(name.substr(0, dot + 1));
+    if (layer == layer_of.end()) {
+      list.outer.push_back(&entry);
+    } else {
+      list.layers[layer->second].push_back(&entry);
+    }
+  }
+  return list;
+}
+
+TensorEntry EntryOf(const model::TensorInfo& info) {
+  return {info.name, StoredTypeOf(info.type), info.shape};
+}
+
+int64_t CountGroups(const kvasir::v1::Part& part) {
+  return part.low_rank().groups_size() + part.rope_low_rank().groups_size();
+}
+
+// At most what the header of one file with everything in it takes.
+int64_t HeaderRoom(const model::Checkpoint& base,
+                   const kvasir::v1::KvPlan& plan) {
+  int64_t bytes = 0;
+  for (const auto& [name, entry] : base.tensors().entries()) {
+    bytes += SafetensorsWriter::HeaderBytes(EntryOf(*entry.info));
+  }
+  // The longest name there is; a part has a few tensors and one per group.
+  constexpr int64_t kTensorsPerPart = 8;
+  const int64_t entry = SafetensorsWriter::HeaderBytes(
+      {model::LayerTensorName(plan.layers_size(),
+                              "self_attn.k_proj.part99.up.9999.weight"),
+       StoredDtype::kBf16,
+       {0, 0, 0}});
+  for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
+    for (const auto* side : {&layer.key(), &layer.value()}) {
+      for (const kvasir::v1::Part& part : side->parts()) {
+        bytes += entry * (kTensorsPerPart + CountGroups(part));
+      }
+    }
+  }
+  return bytes;
+}
+
+absl::Status CopyFiles(const fs::path& from, const fs::path& to,
+                       std::span<const char* const> names) {
+  std::error_code error;
+  for (const char* name : names) {
+    if (!fs::exists(from / name, error)) continue;
+    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing,
+                  error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot copy ", (from / name).string(), " to ",
+                       to.string(), ": ", Reason(error)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The folder under its temporary name; removed unless it is kept.
+class PartialFolderOwner {
+ public:
+  static absl::StatusOr<std::unique_ptr<PartialFolderOwner>> Create(
+      const fs::path& folder) {
+    std::error_code error;
+    if (fs::exists(folder, error)) {
+      if (!fs::exists(folder / kMarkerFile, error)) {
+        return absl::AlreadyExistsError(absl::StrCat(
+            folder.string(), " is in the way, and not of an interrupted run"));
+      }
+      fs::remove_all(folder, error);
+    }
+    fs::create_directories(folder, error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot create ", folder.string(), ": ", Reason(error)));
+    }
+    auto owner = std::make_unique<PartialFolderOwner>(folder);
+    KVASIR_RETURN_IF_ERROR(
+        WriteFileAtomically(folder / kMarkerFile,
+                            "A run that was interrupted left this folder.\n"));
+    return owner;
+  }
+
+  explicit PartialFolderOwner(fs::path folder) : folder_(std::move(folder)) {}
+  ~PartialFolderOwner() {
+    std::error_code ignored;
+    if (!kept_) fs::remove_all(folder_, ignored);
+  }
+  PartialFolderOwner(const PartialFolderOwner&) = delete;
+  PartialFolderOwner& operator=(const PartialFolderOwner&) = delete;
+
+  const fs::path& folder() const { return folder_; }
+
+  // Gives the folder its name, in place of what has it now.
+  absl::Status Keep(const fs::path& out) {
+    std::error_code error;
+    fs::remove(folder_ / kMarkerFile, error);
+    const fs::path old = folder_.string() + ".replaced";
+    const bool replaces = fs::exists(out, error);
+    if (replaces) {
+      fs::remove_all(old, error);
+      fs::rename(out, old, error);
+    }
+    if (!error) fs::rename(folder_, out, error);
+    if (error) {
+      std::error_code ignored;
+      if (replaces && !fs::exists(out, ignored)) fs::rename(old, out, ignored);
+      return absl::UnavailableError(
+          absl::StrCat("cannot rename ", folder_.string(), " to ", out.string(),
+                       ": ", Reason(error)));
+    }
+    kept_ = true;
+    fs::remove_all(old, error);
+    return absl::OkStatus();
+  }
+
+ private:
+  const fs::path folder_;
+  bool kept_ = false;
+};
+
+// Files of tensors that arrive one at a time, a new one where the last is full.
+class ShardSequence {
+ public:
+  ShardSequence(fs::path folder, int64_t max_bytes, int64_t header_bytes)
+      : folder_(std::move(folder)),
+        max_bytes_(max_bytes),
+        header_bytes_(header_bytes) {}
+
+  absl::Status Begin(const TensorEntry& entry) {
+    const int64_t bytes = TensorBytes(entry);
+    if (writer_ && writer_->appended_bytes() > 0 &&
+        writer_->appended_bytes() + bytes > max_bytes_) {
+      KVASIR_RETURN_IF_ERROR(FinishShard());
+    }
+    if (!writer_) {
+      KVASIR_ASSIGN_OR_RETURN(
+          SafetensorsWriter writer,
+          SafetensorsWriter::CreateOpen(folder_ / TemporaryName(shards_),
+                                        header_bytes_));
+      writer_ = std::make_unique<SafetensorsWriter>(std::move(writer));
+    }
+    writer_->Declare(entry);
+    shard_of_[entry.name] = shards_;
+    total_bytes_ += bytes;
+    return absl::OkStatus();
+  }
+
+  absl::Status Append(std::span<const std::byte> bytes) {
+    return writer_->Append(bytes);
+  }
+
+  // Gives the files their names, and writes the index of several.
+  absl::Status Finish() {
+    KVASIR_RETURN_IF_ERROR(FinishShard());
+    std::error_code error;
+    for (int i = 0; i < shards_ && !error; ++i) {
+      fs::rename(folder_ / TemporaryName(i), folder_ / FinalName(i), error);
+    }
+    if (error) {
+      return absl::UnavailableError(absl::StrCat(
+          "cannot rename a file in ", folder_.string(), ": ", Reason(error)));
+    }
+    if (shards_ == 1) return absl::OkStatus();
+    nlohmann::ordered_json index;
+    index["metadata"] = {{"total_size", total_bytes_}};
+    for (const auto& [name, shard] : shard_of_) {
+      index["weight_map"][name] = FinalName(shard);
+    }
+    return WriteFileAtomically(folder_ / kIndexFile, index.dump(2) + "\n");
+  }
+
+ private:
+  static std::string TemporaryName(int shard) {
+    return absl::StrFormat("weights-%05d", shard + 1);
+  }
+  std::string FinalName(int shard) const {
+    if (shards_ == 1) return kSingleFile;
+    return absl::StrFormat("model-%05d-of-%05d.safetensors", shard + 1,
+                           shards_);
+  }
+
+  absl::Status FinishShard() {
+    KVASIR_RETURN_IF_ERROR(writer_->Finish());
+    writer_.reset();
+    ++shards_;
+    return absl::OkStatus();
+  }
+
+  const fs::path folder_;
+  const int64_t max_bytes_;
+  const int64_t header_bytes_;
+  std::unique_ptr<SafetensorsWriter> writer_;
+  int shards_ = 0;  // finished
+  int64_t total_bytes_ = 0;
+  std::map<std::string, int> shard_of_;
+};
+
+absl::Status CopyTensor(const model::TensorStore::Entry& entry,
+                        std::vector<std::byte>& buffer, ShardSequence& shards) {
+  KVASIR_RETURN_IF_ERROR(shards.Begin(EntryOf(*entry.info)));
+  const uint64_t size = entry.info->size_bytes;
+  for (uint64_t at = 0; at < size; at += buffer.size()) {
+    const std::span<std::byte> piece = std::span(buffer).first(
+        static_cast<size_t>(std::min<uint64_t>(buffer.size(), size - at)));
+    KVASIR_RETURN_IF_ERROR(entry.file->Read(*entry.info, at, piece));
+    entry.file->Release(*entry.info, at, piece.size());
+    KVASIR_RETURN_IF_ERROR(shards.Append(piece));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendTensor(const std::string& name, const at::Tensor& tensor,
+                          StoredDtype dtype, ShardSequence& shards) {
+  const StoredDtype stored = IsRange(name) ? StoredDtype::kF32 : dtype;
+  const at::Tensor values = tensor.to(ScalarTypeOf(stored)).contiguous();
+  if (!at::isfinite(values).all().item<bool>()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": a value is not finite as ", values.dtype().name().data()));
+  }
+  KVASIR_RETURN_IF_ERROR(shards.Begin({name, stored, values.sizes().vec()}));
+  return shards.Append({static_cast<const std::byte*>(values.data_ptr()),
+                        static_cast<size_t>(values.nbytes())});
+}
+
+absl::Status WriteWeights(
+    const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
+    const ArtifactOptions& options, const fs::path& folder,
+    const LayerTensorSource& source,
+    const std::function<bool(const ArtifactProgress&)>& on_progress) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const model::TensorStore::Entry key,
+      base.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight")));
+  const StoredDtype dtype =
+      options.dtype.value_or(StoredTypeOf(key.info->type));
+  const CopyList copies = ListCopies(base);
+  std::vector<std::byte> buffer(kCopyBytes);
+  ShardSequence shards(folder, options.max_shard_bytes, HeaderRoom(base, plan));
+  for (const model::TensorStore::Entry* entry : copies.outer) {
+    KVASIR_RETURN_IF_ERROR(CopyTensor(*entry, buffer, shards));
+  }
+  ArtifactProgress progress{.total_layers = base.spec().num_layers()};
+  for (int64_t layer = 0; layer < progress.total_layers; ++layer) {
+    for (const model::TensorStore::Entry* entry :
+         copies.layers[static_cast<size_t>(layer)]) {
+      KVASIR_RETURN_IF_ERROR(CopyTensor(*entry, buffer, shards));
+    }
+    KVASIR_ASSIGN_OR_RETURN(const TensorMap tensors, source(layer));
+    for (const auto& [name, tensor] : tensors) {
+      KVASIR_RETURN_IF_ERROR(AppendTensor(model::LayerTensorName(layer, name),
+                                          tensor, dtype, shards));
+    }
+    progress.layers = layer + 1;
+    if (!on_progress(progress)) {
+      return absl::CancelledError(
+          absl::StrCat("stopped; ", options.out.string(), " was not written"));
+    }
+  }
+  return shards.Finish();
+}
+
+}  // namespace
+
+absl::Status CheckArtifactOutput(const model::Checkpoint& base,
+                                 const ArtifactOptions& options) {
+  if (base.kv_plan_json().has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        base.folder(), " has a ", kPlanFile,
+        ": it is compressed already; give the checkpoint it was made of"));
+  }
+  const fs::path& out = options.out;
+  std::error_code error;
+  if (fs::equivalent(base.folder(), out, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the output ", out.string(), " is the base model"));
+  }
+  if (fs::exists(fs::symlink_status(out, error))) {
+    if (!options.overwrite) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          out.string(), " exists; --overwrite replaces a checkpoint"));
+    }
+    const bool ours =
+        fs::is_directory(out, error) &&
+        (fs::exists(out / kConfigFile, error) || fs::is_empty(out, error));
+    if (!ours) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          out.string(), " exists and is no checkpoint: it is not replaced"));
+    }
+  }
+  // Whether the folder can be made is found out by making it.
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<PartialFolderOwner> trial,
+      PartialFolderOwner::Create(PartialFolder(options.out)));
+  const fs::space_info space = fs::space(trial->folder(), error);
+  const int64_t copied = ListCopies(base).bytes;
+  if (!error && space.available < static_cast<uint64_t>(copied)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(out.string(), ": want at least ", copied, " bytes, ",
+                     space.available, " are free"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteArtifact(
+    const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
+    const ArtifactOptions& options, const LayerTensorSource& source,
+    const std::function<bool(const ArtifactProgress&)>& on_progress) {
+  KVASIR_RETURN_IF_ERROR(
+      cache::ValidatePlan(plan, CacheShapeOf(base.spec())));
+  KVASIR_RETURN_IF_ERROR(CheckArtifactOutput(base, options));
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<PartialFolderOwner> partial,
+      PartialFolderOwner::Create(PartialFolder(options.out)));
+  const fs::path& folder = partial->folder();
+  KVASIR_RETURN_IF_ERROR(CopyFiles(base.folder(), folder, kConfigFiles));
+  KVASIR_RETURN_IF_ERROR(
+      CopyFiles(options.tokenizer.value_or(fs::path(base.folder())), folder,
+                kTokenizerFiles));
+  KVASIR_RETURN_IF_ERROR(CatchTorch([&] {
+    return WriteWeights(base, plan, options, folder, source, on_progress);
+  }));
+  KVASIR_RETURN_IF_ERROR(
+      WriteFileAtomically(folder / kPlanFile, cache::PlanToJson(plan)));
+  const absl::StatusOr<model::Checkpoint> written =
+      model::Checkpoint::Open(folder.string());
+  const absl::Status sound =
+      written.ok() ? written->CheckTensors(plan) : written.status();
+  if (!sound.ok()) {
+    return absl::InternalError(
+        absl::StrCat("what was written is no checkpoint of its plan: ",
+                     sound.message()));
+  }
+  return partial->Keep(options.out.lexically_normal());
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,80 @@
+// Measures what planners and appliers need of a model on a text.
+//
+// Without Fisher the model is read layer by layer and the hidden states of all
+// tokens are kept: any size of model. With Fisher it is in memory, as stored,
+// and each sequence goes through all layers and back: the forward pass keeps
+// the layers' inputs alone, the backward pass computes each layer again.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "compress/calibration.h"
+#include "compress/calibration_sample.h"
+#include "compress/calibration_sums.h"
+#include "model/checkpoint.h"
+
+namespace kvasir::compress {
+
+struct CalibrateOptions {
+  CalibrationParts parts;
+  int threads = 1;
+  // Sequences worked on at a time; 0: one per thread. The result does not
+  // depend on it.
+  int64_t micro_batch = 0;
+  // Where finished calibrations and the states of stopped ones are kept;
+  // empty: nowhere.
+  std::filesystem::path cache;
+  // Between two states saved on the way.
+  absl::Duration save_interval = absl::Minutes(2);
+
+  int64_t sequences_at_a_time() const {
+    return micro_batch > 0 ? micro_batch : threads;
+  }
+};
+
+struct CalibrateProgress {
+  // Passes of one sequence through one layer, forward or backward.
+  int64_t done = 0;
+  int64_t total = 0;
+};
+
+struct CalibrateEvents {
+  // Called often; false stops after the micro-batch and keeps the state in the
+  // cache.
+  std::function<bool(const CalibrateProgress&)> on_progress;
+  // Something a person should know: a damaged cache file, a state resumed.
+  std::function<void(const std::string&)> on_message;
+};
+
+struct CalibrationRun {
+  Calibration calibration;
+  bool from_cache = false;
+  // Mean loss of the sequences' next tokens, nats; Fisher only, and not from
+  // the cache.
+  double loss = 0.0;
+  absl::Duration elapsed;
+};
+
+// Hash of the model's weights, the sample's tokens and the parts. Reads all
+// weights.
+absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
+                                          const CalibrationSample& sample,
+                                          const CalibrationParts& parts);
+
+// Takes the result from the cache if it is there, or one with more parts; else
+// goes on with a state kept there, or begins. The same tokens give the same
+// numbers whatever the threads, and however often it was stopped.
+// Errors: Cancelled when stopped; InvalidArgument for weights that give numbers
+//   that are not finite, naming the layer; what reading the model says.
+absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
+                                         const CalibrationSample& sample,
+                                         const CalibrateOptions& options,
+                                         const CalibrateEvents& events);
+
+}  // namespace kvasir::compress
