@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "compress/hadamard_tensor.h"
+#include "model/plan_tensors.h"
 
 namespace kvasir::compress {
 
@@ -146,6 +148,11 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
     return absl::InvalidArgumentError(
         "CHANNEL_STATIC: no range.min and range.scale");
   }
+  if (!range->minimum.isfinite().all().item<bool>() ||
+      !range->scale.isfinite().all().item<bool>()) {
+    return absl::InvalidArgumentError(
+        "CHANNEL_STATIC: range.min or range.scale is not finite");
+  }
   if (range->minimum.numel() != width || range->scale.numel() != width) {
     return absl::InvalidArgumentError(absl::StrCat(
         "CHANNEL_STATIC: want ranges of ", width, " channels, have ",
@@ -232,24 +239,17 @@ float RoundUp(float x, DataType dtype) {
   return nearest < x ? Step(nearest, dtype, /*up=*/true) : nearest;
 }
 
-int64_t StoredWidth(const Codec& codec, int64_t rank) {
-  if (!codec.has_bits()) return rank;
-  const auto& schedule = codec.bits().schedule();
-  const int64_t zeros = std::count(schedule.begin(), schedule.end(), 0u);
-  return rank / schedule.size() * (schedule.size() - zeros);
-}
-
 absl::StatusOr<LatentCodec> MakeLatentCodec(const Codec& codec, int64_t rank) {
   if (codec.has_channel_sequence() || codec.has_basis_sequence()) {
     return absl::UnimplementedError(
         "CHANNEL_SEQUENCE and BASIS_SEQUENCE depend on a whole sequence: the "
         "reference decoder does not apply them");
   }
-  if (codec.has_hadamard_online()) {
-    return absl::UnimplementedError("HADAMARD_ONLINE is not applied yet");
-  }
   LatentCodec result;
-  result.stored_width = StoredWidth(codec, rank);
+  result.stored_width = model::StoredChannels(codec, rank);
+  if (codec.has_hadamard_online()) {
+    result.hadamard = HadamardTensor(result.stored_width).to(at::kFloat);
+  }
   if (!codec.has_bits()) {
     result.dtype = codec.dtype();
     return result;
@@ -279,9 +279,16 @@ absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
         "want a latent of ", codec.stored_width, " channels, have ",
         latent.dim() == 0 ? 0 : latent.size(-1)));
   }
-  absl::StatusOr<CodedLatent> coded = CodeOnCpu(
-      codec, latent.detach().to(at::kCPU, at::kFloat).contiguous(), options);
+  at::Tensor exact = latent.detach().to(at::kCPU, at::kFloat);
+  if (codec.hadamard.defined()) {
+    exact = at::matmul(exact, codec.hadamard.transpose(0, 1));
+  }
+  absl::StatusOr<CodedLatent> coded =
+      CodeOnCpu(codec, exact.contiguous(), options);
   if (!coded.ok()) return coded;
+  if (codec.hadamard.defined()) {
+    coded->values = at::matmul(coded->values, codec.hadamard);
+  }
   coded->values = coded->values.to(latent.device(), latent.scalar_type());
   if (latent.requires_grad()) {
     coded->values = latent + (coded->values - latent).detach();

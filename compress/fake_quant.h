@@ -28,7 +28,8 @@ struct LatentCodec {
   // Type of the stored minima and scales of a token.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   bool channel_static = false;
-  bool hadamard_online = false;
+  // HADAMARD_ONLINE: [R', R'] float32; else undefined.
+  at::Tensor hadamard;
   int64_t stored_width = 0;  // R': channels whose bits are not 0
 };
 
@@ -39,9 +40,6 @@ struct LatentCodec {
 absl::StatusOr<LatentCodec> MakeLatentCodec(const kvasir::v1::Codec& codec,
                                             int64_t rank);
 
-// Channels of a latent that a codec stores: the rank less what has 0 bits.
-int64_t StoredWidth(const kvasir::v1::Codec& codec, int64_t rank);
-
 // Ranges of CHANNEL_STATIC, float32 on the CPU.
 struct StaticRange {
   at::Tensor minimum;  // [R']
@@ -50,7 +48,9 @@ struct StaticRange {
 
 struct CodedLatent {
   at::Tensor values;  // as the input [..., R'], decoded
-  at::Tensor codes;   // uint8 [..., R'] on the CPU; undefined for a dtype
+  // uint8 [..., R'] on the CPU; undefined for a dtype. Of HADAMARD_ONLINE: of
+  // the product with the matrix.
+  at::Tensor codes;
   // Stored parameters of PER_TOKEN, float32 [..., runs] on the CPU.
   at::Tensor minimum;
   at::Tensor scale;

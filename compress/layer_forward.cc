@@ -522,8 +522,11 @@ Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
   const at::Tensor angle = at::outer(
       at::arange(first_position, first_position + num_positions, doubles),
       at::tensor(rope.frequencies, doubles));
-  return {(angle.cos() * rope.attention_factor).to(options),
-          (angle.sin() * rope.attention_factor).to(options)};
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  const auto narrow = [&](const at::Tensor& table) {
+    return (table * rope.attention_factor).to(options.device(), type);
+  };
+  return {narrow(angle.cos()), narrow(angle.sin())};
 }
 
 at::Tensor Normalize(const at::Tensor& hidden, const at::Tensor& weight,

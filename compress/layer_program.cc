@@ -27,6 +27,10 @@ struct SideContext {
   bool rotates = false;  // this side of this layer
   at::Device device = at::kCPU;
 
+  model::KvSide kv_side() const {
+    return side == cache::Side::kKey ? model::KvSide::kKey
+                                     : model::KvSide::kValue;
+  }
   int64_t num_pairs() const { return rotates ? spec->rope.rotary_dim / 2 : 0; }
 
   absl::Status Refuse(absl::StatusCode code, int part,
@@ -59,19 +63,10 @@ Indices Sorted(const Repeated& heads) {
 }
 
 // The dims of some pairs of a head, ascending.
-Indices PairDims(const SideContext& c, const Indices& pairs) {
-  Indices dims;
-  for (const int64_t pair : pairs) {
-    if (c.spec->rope.pairing == model::RopePairing::kHalfSplit) {
-      dims.push_back(pair);
-      dims.push_back(pair + c.num_pairs());
-    } else {
-      dims.push_back(2 * pair);
-      dims.push_back(2 * pair + 1);
-    }
-  }
-  std::sort(dims.begin(), dims.end());
-  return dims;
+template <typename Repeated>
+Indices AscendingPairDims(const SideContext& c, const Repeated& pairs) {
+  return Sorted(model::PairDims(
+      c.spec->rope, {pairs.data(), static_cast<size_t>(pairs.size())}));
 }
 
 absl::Status AddLatent(ProgramPart& part, const SideContext& c,
@@ -112,34 +107,8 @@ absl::Status CompileFull(const SideContext& c, const Part& plan,
   return absl::OkStatus();
 }
 
-// As cache/plan_space's coverage has it.
-Indices LowRankDims(const SideContext& c, const Part& plan) {
-  Indices pairs;
-  bool rest = false;
-  for (const Part::Use& use : plan.uses()) {
-    for (const uint32_t pair : use.pairs()) pairs.push_back(pair);
-    if (use.pairs_size() > 0) continue;
-    rest = true;
-    if (plan.uses_size() == 1 && plan.stored() != kvasir::v1::NO_ROPE) {
-      pairs = Iota(c.num_pairs());
-    }
-  }
-  Indices dims = PairDims(c, pairs);
-  if (rest) {
-    for (int64_t d = 2 * c.num_pairs(); d < c.spec->head_dim; ++d) {
-      dims.push_back(d);
-    }
-  }
-  return dims;
-}
-
 absl::Status CompileLowRank(const SideContext& c, const Part& plan,
                             ProgramPart& part) {
-  if (plan.stored() == kvasir::v1::POST_ROPE) {
-    return c.Refuse(absl::StatusCode::kInvalidArgument, part.index,
-                    "a low_rank latent is a product with the layer's input: "
-                    "stored POST_ROPE needs a full space and a basis");
-  }
   for (const Part::Use& use : plan.uses()) {
     if (use.has_anchored()) {
       return c.Refuse(absl::StatusCode::kUnimplemented, part.index,
@@ -151,8 +120,9 @@ absl::Status CompileLowRank(const SideContext& c, const Part& plan,
                         (c.spec->qkv_bias || plan.mean()));
   }
   part.has_bias = plan.latent_bias();
-  part.lifted_dims.assign(static_cast<size_t>(c.spec->num_kv_heads),
-                          LowRankDims(c, plan));
+  part.lifted_dims.assign(
+      static_cast<size_t>(c.spec->num_kv_heads),
+      model::CoveredDims(*c.spec, c.layer, c.kv_side(), plan));
   for (const auto& group : plan.low_rank().groups()) {
     KVASIR_RETURN_IF_ERROR(
         AddLatent(part, c, plan.codec(), Sorted(group.heads()), group.rank()));
@@ -176,11 +146,10 @@ absl::Status CompileRopePairs(const SideContext& c, const Part& plan,
   Indices kept;
   for (int h = 0; h < plan.rope_pairs().per_head_size(); ++h) {
     const auto& list = plan.rope_pairs().per_head(h).pair_indices();
-    const Indices pairs(list.begin(), list.end());
-    kept.insert(kept.end(), pairs.begin(), pairs.end());
-    part.lifted_dims.push_back(PairDims(c, pairs));
-    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, plan.codec(), {h},
-                                     2 * static_cast<int64_t>(pairs.size())));
+    kept.insert(kept.end(), list.begin(), list.end());
+    part.lifted_dims.push_back(AscendingPairDims(c, list));
+    KVASIR_RETURN_IF_ERROR(
+        AddLatent(part, c, plan.codec(), {h}, 2 * int64_t{list.size()}));
   }
   part.kept_pairs = IndexTensor(kept, c.device);
   return absl::OkStatus();
@@ -223,8 +192,7 @@ absl::Status CompileRopeLowRank(const SideContext& c, const Part& plan,
     }
     all_pairs.insert(all_pairs.end(), channel_pairs.begin(),
                      channel_pairs.end());
-    const Indices held =
-        PairDims(c, Indices(group.pairs().begin(), group.pairs().end()));
+    const Indices held = AscendingPairDims(c, group.pairs());
     for (const int64_t head : latent.heads) {
       part.held_dims[static_cast<size_t>(head)] = held;
     }
@@ -436,12 +404,19 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   const model::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(layer)];
   program.rotates = layer_spec.rope && spec.rope.rotary_dim > 0;
   program.sliding_window = layer_spec.sliding_window;
-  program.has_o_bias = spec.o_bias;
   if (plan.has_eviction() || plan.has_selection()) {
     return absl::UnimplementedError(
         absl::StrCat("layer ", layer,
                      ": eviction and selection depend on a whole sequence: "
                      "the reference decoder does not apply them"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(model::AttentionTensors attention,
+                          model::DescribeAttention(spec, layer, plan));
+  program.has_o_bias = attention.output_bias;
+  const size_t prefix = model::LayerTensorName(layer, "").size();
+  for (model::RequiredTensor& tensor : attention.tensors) {
+    tensor.name.erase(0, prefix);
+    program.attention_tensors.push_back(std::move(tensor));
   }
   SideContext key{&spec, layer, cache::Side::kKey, program.rotates, device};
   for (int p = 0; p < plan.key().parts_size(); ++p) {
@@ -465,48 +440,7 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   program.output_width = program.query_rows;
   if (program.query_is_folded) MapFoldedQuery(key, program);
   if (program.value.folds) MapFoldedOutput(value, program);
-  const Part& value_part = plan.value().parts(0);
-  if (value_part.has_low_rank() && (spec.qkv_bias || value_part.mean())) {
-    program.has_o_bias = true;  // a constant of the values went there
-  }
   return program;
-}
-
-void AddPartTensors(const LayerProgram& program, const ProgramPart& part,
-                    Ranges ranges, std::vector<LayerTensorShape>& tensors) {
-  const int64_t model_dim = program.spec.hidden_size;
-  const int64_t kv_rows = program.spec.num_kv_heads * program.spec.head_dim;
-  const auto add = [&](absl::string_view name, std::vector<int64_t> shape) {
-    tensors.push_back({absl::StrCat(part.prefix, ".", name), std::move(shape)});
-  };
-  const bool down =
-      part.space == Part::kLowRank || part.space == Part::kRopeLowRank;
-  const std::string projection = down ? "down." : "";
-  const int64_t rows = part.space == Part::kFull ? kv_rows : part.stored_width;
-  add(projection + "weight", {rows, model_dim});
-  if (part.has_bias) add(projection + "bias", {rows});
-  if (part.basis) add("basis.weight", {part.stored_width, kv_rows});
-  if (part.mean && part.space == Part::kFull) add("basis.mean", {kv_rows});
-  for (size_t g = 0; down && !part.folds && g < part.latents.size(); ++g) {
-    const ProgramLatent& latent = part.latents[g];
-    const auto heads = static_cast<int64_t>(latent.heads.size());
-    const std::string name = absl::StrCat("up.", g, ".weight");
-    if (part.space == Part::kLowRank) {
-      const auto dims = static_cast<int64_t>(part.lifted_dims[0].size());
-      add(name, {heads * dims, latent.width()});
-    } else {
-      add(name, {heads, 2, latent.width() / 2});
-    }
-  }
-  if (part.has_up_bias) {
-    add("up.bias", {program.spec.num_kv_heads *
-                    static_cast<int64_t>(part.lifted_dims[0].size())});
-  }
-  if (ranges == Ranges::kRequired && !part.latents.empty() &&
-      part.latents[0].codec.channel_static) {
-    add("range.min", {part.stored_width});
-    add("range.scale", {part.stored_width});
-  }
 }
 
 }  // namespace
@@ -526,38 +460,33 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
   return program;
 }
 
-std::vector<LayerTensorShape> LayerTensors(const LayerProgram& program,
-                                           Ranges ranges) {
+std::vector<model::RequiredTensor> LayerTensors(const LayerProgram& program,
+                                                Ranges ranges) {
   const model::DecoderSpec& spec = program.spec;
   const int64_t m = spec.hidden_size;
   const int64_t f = spec.intermediate_size;
-  std::vector<LayerTensorShape> tensors;
-  tensors.push_back({"input_layernorm.weight", {m}});
-  tensors.push_back({"self_attn.q_proj.weight", {program.query_rows, m}});
-  if (spec.qkv_bias) {
-    tensors.push_back({"self_attn.q_proj.bias", {program.query_rows}});
-  }
-  for (const ProgramPart& part : program.key) {
-    AddPartTensors(program, part, ranges, tensors);
-  }
-  AddPartTensors(program, program.value, ranges, tensors);
-  tensors.push_back({"self_attn.o_proj.weight", {m, program.output_width}});
-  if (program.has_o_bias) tensors.push_back({"self_attn.o_proj.bias", {m}});
-  tensors.push_back({"post_attention_layernorm.weight", {m}});
-  tensors.push_back({"mlp.gate_proj.weight", {f, m}});
-  tensors.push_back({"mlp.up_proj.weight", {f, m}});
-  tensors.push_back({"mlp.down_proj.weight", {m, f}});
+  std::vector<model::RequiredTensor> tensors = {
+      {"input_layernorm.weight", {m}},
+      {"post_attention_layernorm.weight", {m}},
+      {"mlp.gate_proj.weight", {f, m}},
+      {"mlp.up_proj.weight", {f, m}},
+      {"mlp.down_proj.weight", {m, f}}};
   if (spec.mlp_bias) {
     tensors.push_back({"mlp.gate_proj.bias", {f}});
     tensors.push_back({"mlp.up_proj.bias", {f}});
     tensors.push_back({"mlp.down_proj.bias", {m}});
+  }
+  for (const model::RequiredTensor& tensor : program.attention_tensors) {
+    if (ranges == Ranges::kRequired || !tensor.f32_only) {
+      tensors.push_back(tensor);
+    }
   }
   return tensors;
 }
 
 absl::Status CheckLayerTensors(const LayerProgram& program,
                                const TensorMap& tensors, Ranges ranges) {
-  for (const LayerTensorShape& want : LayerTensors(program, ranges)) {
+  for (const model::RequiredTensor& want : LayerTensors(program, ranges)) {
     const auto text = [](c10::IntArrayRef shape) {
       return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
     };

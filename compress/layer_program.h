@@ -13,6 +13,7 @@
 #include "compress/fake_quant.h"
 #include "compress/tensor_map.h"
 #include "model/decoder_spec.h"
+#include "model/plan_tensors.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
@@ -94,6 +95,8 @@ struct LayerProgram {
   int64_t output_width = 0;  // columns of o_proj
 
   bool has_o_bias = false;
+  // Names after "model.layers.{l}.".
+  std::vector<model::RequiredTensor> attention_tensors;
 };
 
 // The program of one layer. `plan` null: the uncompressed layer, nothing coded.
@@ -106,14 +109,11 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               int64_t layer,
                                               at::Device device = at::kCPU);
 
-// Tensors that the layer needs under this program, and their shapes.
-struct LayerTensorShape {
-  std::string name;  // "self_attn.q_proj.weight"
-  std::vector<int64_t> shape;
-};
+// Tensors that the layer needs under this program, by names after
+// "model.layers.{l}.".
 enum class Ranges { kRequired, kNotYet };  // of CHANNEL_STATIC codecs
-std::vector<LayerTensorShape> LayerTensors(const LayerProgram& program,
-                                           Ranges ranges = Ranges::kRequired);
+std::vector<model::RequiredTensor> LayerTensors(
+    const LayerProgram& program, Ranges ranges = Ranges::kRequired);
 
 // InvalidArgument naming layer and tensor, want and have.
 absl::Status CheckLayerTensors(const LayerProgram& program,
