@@ -1,31 +1,19 @@
 #include "compress/low_rank.h"
 
-#include <c10/util/Exception.h>
-
+#include <algorithm>
 #include <chrono>
 #include <limits>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/hadamard_tensor.h"
+#include "compress/torch_status.h"
 
 namespace kvasir::compress {
 namespace {
-
-// Where libtorch throws, a Status comes out.
-template <typename Function>
-auto Guarded(Function&& function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const c10::Error& error) {
-    return absl::InternalError(
-        absl::StrCat("libtorch: ", error.what_without_backtrace()));
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("no memory left for a layer's factors");
-  }
-}
 
 class Stopwatch {
  public:
@@ -212,7 +200,7 @@ absl::Status CheckRequest(const FactorRequest& request) {
 
 absl::StatusOr<InputMoments> InputMoments::Create(
     const LayerCalibration& calibration, int64_t num_tokens) {
-  return Guarded([&]() -> absl::StatusOr<InputMoments> {
+  return CatchTorch([&]() -> absl::StatusOr<InputMoments> {
     if (num_tokens < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
           "calibration: want at least 1 token, have ", num_tokens));
@@ -232,7 +220,7 @@ absl::StatusOr<InputMoments> InputMoments::Create(
 }
 
 absl::StatusOr<at::Tensor> InputMoments::Root() {
-  return Guarded([&]() -> absl::StatusOr<at::Tensor> {
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     if (!root_.defined()) {
       KVASIR_ASSIGN_OR_RETURN(root_, DampedCholesky(gram_ / num_tokens_));
     }
@@ -241,7 +229,7 @@ absl::StatusOr<at::Tensor> InputMoments::Root() {
 }
 
 absl::StatusOr<at::Tensor> InputMoments::CentredRoot() {
-  return Guarded([&]() -> absl::StatusOr<at::Tensor> {
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     if (!centred_root_.defined()) {
       KVASIR_ASSIGN_OR_RETURN(
           centred_root_,
@@ -252,14 +240,14 @@ absl::StatusOr<at::Tensor> InputMoments::CentredRoot() {
 }
 
 absl::StatusOr<InputMoments::Eigen> InputMoments::Eigenvectors() {
-  return Guarded([&]() -> absl::StatusOr<Eigen> {
+  return CatchTorch([&]() -> absl::StatusOr<Eigen> {
     if (!eigen_.values.defined()) eigen_ = FallingEigen(gram_ / num_tokens_);
     return eigen_;
   });
 }
 
 absl::StatusOr<Factors> Factorize(const FactorRequest& request) {
-  return Guarded([&]() -> absl::StatusOr<Factors> {
+  return CatchTorch([&]() -> absl::StatusOr<Factors> {
     KVASIR_RETURN_IF_ERROR(CheckRequest(request));
     const at::Tensor weight = request.weight.to(at::kDouble);
     const bool by_input =
@@ -287,7 +275,7 @@ absl::StatusOr<Factors> Factorize(const FactorRequest& request) {
 }
 
 absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request) {
-  return Guarded([&]() -> absl::StatusOr<PrincipalBasis> {
+  return CatchTorch([&]() -> absl::StatusOr<PrincipalBasis> {
     const int64_t size = request.gram.defined() && request.gram.dim() == 2
                              ? request.gram.size(0)
                              : 0;
@@ -316,7 +304,7 @@ absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request) {
 
 absl::StatusOr<at::Tensor> SingularValues(const at::Tensor& weight,
                                           FactorProfile* profile) {
-  return Guarded([&]() -> absl::StatusOr<at::Tensor> {
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     KVASIR_RETURN_IF_ERROR(CheckWeight(weight));
     const at::Tensor matrix = weight.to(at::kDouble);
     const Stopwatch watch;
@@ -334,7 +322,7 @@ absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                                        FactorProfile* profile) {
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor values,
                           SingularValues(weight, profile));
-  return Guarded([&]() -> absl::StatusOr<double> {
+  return CatchTorch([&]() -> absl::StatusOr<double> {
     const double largest = values[0].item<double>();
     const double zero =
         largest *

@@ -105,7 +105,8 @@ class ChannelCodesTest : public ::testing::Test {
     const auto plan = PlanChannelCodes(request_, {.average_bits = average});
     EXPECT_THAT(plan, base::IsOk());
     std::vector<int64_t> bits;
-    for (const auto& layer : plan.value_or(KvPlan{}).layers()) {
+    if (!plan.ok()) return bits;
+    for (const auto& layer : plan->layers()) {
       bits.push_back(layer.key().parts(0).codec().bits().schedule(0));
     }
     return bits;
