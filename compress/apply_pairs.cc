@@ -12,32 +12,18 @@ namespace {
 
 absl::StatusOr<PairStatistics> StatisticsOf(const PartInput& input) {
   const ApplyRequest& request = *input.request;
-  const model::DecoderSpec& spec = input.spec();
-  PairStatistics statistics;
-  statistics.weights =
-      at::ones({spec.num_kv_heads, spec.rope.rotary_dim / 2}, at::kDouble);
-  if (request.commuting.query_weights) {
-    KVASIR_RETURN_IF_ERROR(
-        NeedCalibration(input, "weighing heads by their queries"));
-    statistics.weights = QueryWeights(spec, request.calibration->query_energy,
-                                      request.commuting.query_floor);
-  }
-  if (request.decomposition == Decomposition::kSvd) {
-    at::Tensor matrix = request.weights.key.to(at::kDouble);
-    if (request.weights.key_bias.defined()) {
-      const at::Tensor bias = request.weights.key_bias.to(at::kDouble);
-      matrix = at::cat({matrix, bias.unsqueeze(1)}, 1);
-    }
-    statistics.key_gram = matrix.mm(matrix.t());
-    return statistics;
-  }
-  KVASIR_RETURN_IF_ERROR(
-      NeedCalibration(input, "a whitened decomposition of rope_low_rank keys"));
-  statistics.key_gram =
-      MomentsOfProjection(request.weights.key, request.weights.key_bias,
-                          *request.calibration, request.num_tokens)
-          .gram;
-  return statistics;
+  absl::StatusOr<PairStatistics> statistics =
+      MakePairStatistics({.spec = request.spec,
+                          .key = request.weights.key,
+                          .key_bias = request.weights.key_bias,
+                          .calibration = request.calibration,
+                          .num_tokens = request.num_tokens,
+                          .decomposition = request.decomposition,
+                          .weights = request.commuting});
+  if (statistics.ok()) return statistics;
+  return absl::Status(
+      statistics.status().code(),
+      absl::StrCat(input.Place(), statistics.status().message()));
 }
 
 // Real and imaginary parts, one after the other along `dim`.

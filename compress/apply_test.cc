@@ -109,7 +109,7 @@ Part WholeValues() { return FullPart(kvasir::v1::NO_ROPE); }
 // those that the loader asks for, and attends with them.
 class Applied {
  public:
-  Applied(const TinyModel& tiny, const KvPlan& plan,
+  Applied(const TinyLayers& tiny, const KvPlan& plan,
           Decomposition decomposition = Decomposition::kWhitened) {
     const model::DecoderSpec& spec = tiny.spec;
     KVASIR_EXPECT_OK(cache::ValidatePlan(
@@ -153,7 +153,7 @@ class Applied {
   TinyAttention attention_;
 };
 
-TinyAttention Whole(const TinyModel& tiny) {
+TinyAttention Whole(const TinyLayers& tiny) {
   return AttendWhole(tiny.spec, tiny.weights[0], tiny.inputs);
 }
 
@@ -163,7 +163,7 @@ struct ShapeCase {
 };
 class ApplyTest : public ::testing::TestWithParam<ShapeCase> {
  protected:
-  const TinyModel tiny_ = MakeTinyModel(GetParam().shape, 7);
+  const TinyLayers tiny_ = MakeTinyLayers(GetParam().shape, 7);
   const TinyShape& shape_ = GetParam().shape;
   int64_t heads() const { return shape_.num_kv_heads; }
   int64_t dim() const { return shape_.head_dim; }
@@ -363,7 +363,7 @@ TEST_P(ApplyTest, UsesOfAPartShareItsLatent) {
 // ------------------------------------------------------ the theory of 5.4
 
 // Keys of KV heads as complex numbers, [N, Hkv] at one pair.
-at::Tensor ComplexKeys(const TinyModel& tiny, int64_t pair) {
+at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
   at::Tensor keys = tiny.inputs.mm(tiny.weights[0].key.to(at::kDouble).t());
   if (tiny.weights[0].key_bias.defined()) {
     keys = keys + tiny.weights[0].key_bias.to(at::kDouble);
@@ -378,7 +378,7 @@ at::Tensor ComplexKeys(const TinyModel& tiny, int64_t pair) {
 // Latents and lift of a commuting part over all heads, as complex numbers.
 class CommutingKeys {
  public:
-  CommutingKeys(const TinyModel& tiny, const std::vector<uint32_t>& ranks)
+  CommutingKeys(const TinyLayers& tiny, const std::vector<uint32_t>& ranks)
       : applied_(tiny,
                  OneLayer({RopeLowRankPart(
                               tiny.spec.num_kv_heads, tiny.spec.num_kv_heads,
@@ -474,8 +474,8 @@ TEST_P(ApplyTest, LatentsCommuteWithTheRotation) {
 
 TEST(ApplyPartialRotaryTest, PairsBesideTheRestAreTheBaseModel) {
   for (const bool bias : {false, true}) {
-    const TinyModel tiny =
-        MakeTinyModel({.rotary_dim = 4, .qkv_bias = bias}, 11);
+    const TinyLayers tiny =
+        MakeTinyLayers({.rotary_dim = 4, .qkv_bias = bias}, 11);
     const std::vector<std::vector<uint32_t>> all = {{0, 1}, {0, 1}};
     for (const Lift pairs_lift : {Lift::kFold, Lift::kAtRuntime}) {
       for (const Lift rest_lift : {Lift::kFold, Lift::kAtRuntime}) {
@@ -500,8 +500,8 @@ TEST(ApplyPartialRotaryTest, PairsBesideTheRestAreTheBaseModel) {
 
 TEST(ApplyNoRopeTest, AbsorbedLowRankKeysAreTheBaseModel) {
   for (const bool bias : {false, true}) {
-    const TinyModel tiny =
-        MakeTinyModel({.rotary_dim = 0, .qkv_bias = bias}, 13);
+    const TinyLayers tiny =
+        MakeTinyLayers({.rotary_dim = 0, .qkv_bias = bias}, 13);
     for (const Lift lift :
          {Lift::kFold, Lift::kAtRuntime, Lift::kReconstruct}) {
       const Applied applied(
@@ -527,7 +527,7 @@ class ApplyRefusalTest : public ::testing::Test {
     return ApplyLayerPlan(request).status();
   }
 
-  TinyModel tiny_ = MakeTinyModel({.qkv_bias = true}, 5);
+  TinyLayers tiny_ = MakeTinyLayers({.qkv_bias = true}, 5);
   bool calibrated_ = true;
   const KvPlan full_ =
       OneLayer({FullPart(kvasir::v1::POST_ROPE)}, WholeValues());

@@ -1,5 +1,6 @@
 #include "compress/rope_factors.h"
 
+#include "absl/strings/str_cat.h"
 #include "compress/rope_pairs.h"
 
 namespace kvasir::compress {
@@ -72,6 +73,39 @@ at::Tensor QueryWeights(const model::DecoderSpec& spec,
   const double mean = energy.mean().item<double>();
   if (!(mean > 0.0)) return at::ones_like(energy);
   return energy.clamp_min(floor * mean).sqrt();
+}
+
+absl::StatusOr<PairStatistics> MakePairStatistics(
+    const PairStatisticsRequest& request) {
+  const model::DecoderSpec& spec = *request.spec;
+  const bool whitened = request.decomposition != Decomposition::kSvd;
+  if (request.calibration == nullptr &&
+      (whitened || request.weights.query_weights)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        whitened ? "whitened factors" : "weighing heads by their queries",
+        " of RoPE pairs need a calibration, and there is none"));
+  }
+  PairStatistics statistics;
+  statistics.weights =
+      request.weights.query_weights
+          ? QueryWeights(spec, request.calibration->query_energy,
+                         request.weights.query_floor)
+          : at::ones({spec.num_kv_heads, spec.rope.rotary_dim / 2},
+                     at::kDouble);
+  if (whitened) {
+    statistics.key_gram =
+        MomentsOfProjection(request.key, request.key_bias, *request.calibration,
+                            request.num_tokens)
+            .gram;
+    return statistics;
+  }
+  at::Tensor matrix = request.key.to(at::kDouble);
+  if (request.key_bias.defined()) {
+    matrix =
+        at::cat({matrix, request.key_bias.to(at::kDouble).unsqueeze(1)}, 1);
+  }
+  statistics.key_gram = matrix.mm(matrix.t());
+  return statistics;
 }
 
 PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,

@@ -14,8 +14,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "compress/attention_weights.h"
 #include "compress/calibration.h"
+#include "compress/method.h"
 #include "model/decoder_spec.h"
 
 namespace kvasir::compress {
@@ -42,6 +44,20 @@ struct PairStatistics {
   at::Tensor key_gram;  // [Hkv * D, Hkv * D] of keys before their rotation
   at::Tensor weights;   // [Hkv, pairs]
 };
+struct PairStatisticsRequest {
+  const model::DecoderSpec* spec = nullptr;
+  at::Tensor key;                                 // [Hkv * D, M]
+  at::Tensor key_bias;                            // undefined: none
+  const LayerCalibration* calibration = nullptr;  // may be null
+  int64_t num_tokens = 0;
+  // kSvd: of the weights alone, inputs of unit energy; else whitened.
+  Decomposition decomposition = Decomposition::kWhitened;
+  CommutingWeights weights;
+};
+// FAILED_PRECONDITION when what is asked for needs a calibration and there is
+// none. Throws c10::Error.
+absl::StatusOr<PairStatistics> MakePairStatistics(
+    const PairStatisticsRequest& request);
 
 // Of one group at one pair: eigenvalues fall, those of diag(w) Z L squared.
 struct PairSpectrum {

@@ -1,5 +1,7 @@
 #include "compress/tiny_attention.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -485,9 +487,10 @@ LayerCalibration Calibrate(const model::DecoderSpec& spec,
 
 }  // namespace
 
-TinyModel MakeTinyModel(const TinyShape& shape, uint64_t seed) {
+TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed) {
+  at::set_num_threads(1);  // threads cost more than these sizes
   at::manual_seed(seed);
-  TinyModel tiny;
+  TinyLayers tiny;
   model::DecoderSpec& spec = tiny.spec;
   spec.hidden_size = shape.hidden_size;
   spec.num_heads = shape.num_heads;
@@ -518,7 +521,7 @@ TinyModel MakeTinyModel(const TinyShape& shape, uint64_t seed) {
   return tiny;
 }
 
-PlanRequest TinyPlanRequest(const TinyModel& tiny, double keep) {
+PlanRequest TinyPlanRequest(const TinyLayers& tiny, double keep) {
   PlanRequest request;
   request.spec = tiny.spec;
   request.calibration = &tiny.calibration;
@@ -532,7 +535,7 @@ PlanRequest TinyPlanRequest(const TinyModel& tiny, double keep) {
   return request;
 }
 
-ApplyRequest TinyApplyRequest(const TinyModel& tiny,
+ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
                               const kvasir::v1::KvPlan& plan, int64_t layer) {
   ApplyRequest request;
   request.spec = &tiny.spec;

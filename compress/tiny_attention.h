@@ -29,17 +29,17 @@ struct TinyShape {
 
 // Random layers, and what a calibration over random inputs of unequal energy
 // says of them.
-struct TinyModel {
+struct TinyLayers {
   model::DecoderSpec spec;
   std::vector<AttentionWeights> weights;  // [L]
   at::Tensor inputs;                      // [N, M], the same at each layer
   Calibration calibration;
 };
-TinyModel MakeTinyModel(const TinyShape& shape, uint64_t seed);
+TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed);
 
 // A request that plans for it; shares and codecs as told.
-PlanRequest TinyPlanRequest(const TinyModel& tiny, double keep);
-ApplyRequest TinyApplyRequest(const TinyModel& tiny,
+PlanRequest TinyPlanRequest(const TinyLayers& tiny, double keep);
+ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
                               const kvasir::v1::KvPlan& plan, int64_t layer);
 
 struct TinyAttention {
