@@ -1,18 +1,19 @@
 // `kvasir inspect`: what a folder's cache costs, without reading its weights.
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "cache/layout.h"
 #include "cli/commands.h"
+#include "cli/evaluation.h"
 #include "cli/flags.h"
+#include "cli/inspect_html.h"
+#include "cli/inspect_report.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
-#include "cli/plan_summary.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::cli {
@@ -22,104 +23,55 @@ struct InspectFlags {
   ModelOptions model;
   int64_t max_batched_tokens = 512;
   std::vector<int64_t> lengths = {1024, 4096, 32768, 131072};
+  std::string html;
+  std::vector<std::string> evaluations;
   bool json = false;
 };
 
-nlohmann::ordered_json ToJson(const InspectFlags& flags,
-                              const ModelSource& source,
-                              const cache::PageLayout& layout) {
-  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (const LayerSideSummary& side : SummarizePlan(source.plan, layout)) {
-    layers.push_back({{"layer", side.layer},
-                      {"side", side.side},
-                      {"method", side.method},
-                      {"rank", side.rank},
-                      {"bits", side.bits},
-                      {"bytes_per_token", side.bytes_per_token},
-                      {"sliding_window", side.sliding_window}});
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) {
+    return absl::UnavailableError(absl::StrCat(path, ": cannot write"));
   }
-  nlohmann::ordered_json at_length = nlohmann::ordered_json::array();
-  for (const int64_t length : flags.lengths) {
-    at_length.push_back(
-        {{"tokens", length},
-         {"kv_bytes", layout.BytesAtLength(length, flags.max_batched_tokens)}});
-  }
-  return {
-      {"model", source.name},
-      {"model_type", source.spec.model_type},
-      {"method", source.plan.method()},
-      {"num_layers", source.spec.num_layers()},
-      {"num_kv_heads", source.spec.num_kv_heads},
-      {"head_dim", source.spec.head_dim},
-      {"weight_bytes", WeightBytes(source).bytes},
-      {"page_tokens", layout.page_tokens()},
-      {"kv_bytes_per_token", layout.marginal_bytes_per_token()},
-      {"kv_payload_bytes_per_token", layout.marginal_payload_bytes_per_token()},
-      {"kv_fixed_bytes_per_sequence", layout.fixed_bytes_per_sequence()},
-      {"dense_bf16_bytes_per_token", layout.dense_bf16_bytes_per_token()},
-      {"kv_compression_ratio", layout.compression_ratio()},
-      {"at_length", at_length},
-      {"layers", layers}};
+  return absl::OkStatus();
 }
 
-void PrintText(const InspectFlags& flags, const ModelSource& source,
-               const cache::PageLayout& layout) {
-  const model::DecoderSpec& spec = source.spec;
-  std::printf("%s (%s): %lld layers, %lld query and %lld KV heads of %lld\n",
-              source.name.c_str(), spec.model_type.c_str(),
-              static_cast<long long>(spec.num_layers()),
-              static_cast<long long>(spec.num_heads),
-              static_cast<long long>(spec.num_kv_heads),
-              static_cast<long long>(spec.head_dim));
-  const int64_t weights = WeightBytes(source).bytes;
-  if (weights > 0) {
-    std::printf("weights               %s\n",
-                HumanBytes(static_cast<double>(weights)).c_str());
+absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
+    const std::vector<std::string>& paths) {
+  std::vector<Evaluation> evaluations;
+  for (const std::string& path : paths) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string text,
+                            ReadTextFile(path, kMaxEvaluationBytes));
+    KVASIR_ASSIGN_OR_RETURN(Evaluation evaluation, ParseEvaluation(text, path));
+    evaluations.push_back(std::move(evaluation));
   }
-  std::printf("plan                  %s\n", source.plan.method().c_str());
-  std::printf("KV bytes per token    %.1f (payload %.1f, dense bf16 %lld)\n",
-              layout.marginal_bytes_per_token(),
-              layout.marginal_payload_bytes_per_token(),
-              static_cast<long long>(layout.dense_bf16_bytes_per_token()));
-  std::printf("compression ratio     %.3f\n", layout.compression_ratio());
-  std::printf("fixed per sequence    %s\n",
-              HumanBytes(static_cast<double>(layout.fixed_bytes_per_sequence()))
-                  .c_str());
-  std::printf("\nlayer side   method      rank  bits  bytes/token  window\n");
-  for (const LayerSideSummary& side : SummarizePlan(source.plan, layout)) {
-    std::printf("%5lld %-6s %-10s %5lld  %-5s %11.1f  %s\n",
-                static_cast<long long>(side.layer), side.side.c_str(),
-                side.method.c_str(), static_cast<long long>(side.rank),
-                side.bits.c_str(), side.bytes_per_token,
-                side.sliding_window == 0
-                    ? "-"
-                    : absl::StrCat(side.sliding_window).c_str());
-  }
-  std::printf("\ntokens of a sequence  KV bytes%s\n",
-              weights > 0 ? "      weights + KV" : "");
-  for (const int64_t length : flags.lengths) {
-    const double bytes = static_cast<double>(
-        layout.BytesAtLength(length, flags.max_batched_tokens));
-    std::printf("%20lld  %-12s  %s\n", static_cast<long long>(length),
-                HumanBytes(bytes).c_str(),
-                weights > 0
-                    ? HumanBytes(bytes + static_cast<double>(weights)).c_str()
-                    : "");
-  }
+  return evaluations;
 }
 
 absl::Status Inspect(const InspectFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<Evaluation> evaluations,
+                          ReadEvaluations(flags.evaluations));
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kLook));
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          cache::PageLayout::Create(
-                              source.plan, source.cache_shape,
-                              {.page_tokens = flags.model.page_tokens,
-                               .max_chunk_tokens = flags.max_batched_tokens}));
+  KVASIR_ASSIGN_OR_RETURN(
+      const InspectReport report,
+      MakeInspectReport(source, {.page_tokens = flags.model.page_tokens,
+                                 .max_batched_tokens = flags.max_batched_tokens,
+                                 .lengths = flags.lengths}));
+  if (!flags.html.empty()) {
+    KVASIR_RETURN_IF_ERROR(
+        WriteFile(flags.html, ReportToHtml(report, evaluations)));
+  }
   if (flags.json) {
-    std::printf("%s\n", ToJson(flags, source, layout).dump(2).c_str());
-  } else {
-    PrintText(flags, source, layout);
+    std::printf("%s\n",
+                ReportToJson(report)
+                    .dump(2, ' ', false,
+                          nlohmann::ordered_json::error_handler_t::replace)
+                    .c_str());
+  } else if (flags.html.empty()) {
+    std::printf("%s", ReportToText(report).c_str());
   }
   return absl::OkStatus();
 }
@@ -129,7 +81,8 @@ absl::Status Inspect(const InspectFlags& flags) {
 void AddInspectCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<InspectFlags>();
   CLI::App* command = app->add_subcommand(
-      "inspect", "rank table and bytes of a model's cache, without loading it");
+      "inspect",
+      "ranks, bytes and FLOPs of a model's cache, without loading it");
   AddModelFlags(command, &flags->model);
   command->add_option("folder", flags->model.model, "the same as --model");
   AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,
@@ -138,6 +91,14 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--lengths", flags->lengths, "sequence lengths to tell")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 30));
+  CLI::Option* html =
+      AddFlag(command, "--html", flags->html,
+              "write a page with charts that needs no other file")
+          ->type_name("FILE");
+  AddFlag(command, "--evaluation", flags->evaluations,
+          "for --html: output of kvasir-compress evaluate --json; several")
+      ->type_name("FILE")
+      ->needs(html);
   AddSwitch(command, "--json", flags->json, "print a JSON object");
   command->callback([flags, exit_code] {
     RequireModel(flags->model);

@@ -66,6 +66,11 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
 
 }  // namespace
 
+void WeightSizes::Add(const std::string& tensor, int64_t tensor_bytes) {
+  bytes += tensor_bytes;
+  if (absl::StrContains(tensor, ".self_attn.")) attention_bytes += tensor_bytes;
+}
+
 WeightSizes WeightBytes(const ModelSource& source) {
   WeightSizes sizes;
   const auto tensors = model::RequiredTensors(source.spec, source.plan);
@@ -78,10 +83,7 @@ WeightSizes WeightBytes(const ModelSource& source) {
       const auto entry = source.checkpoint->Tensor(tensor.name);
       if (entry.ok()) bytes = static_cast<int64_t>(entry->info->size_bytes);
     }
-    sizes.bytes += bytes;
-    if (absl::StrContains(tensor.name, ".self_attn.")) {
-      sizes.attention_bytes += bytes;
-    }
+    sizes.Add(tensor.name, bytes);
   }
   return sizes;
 }

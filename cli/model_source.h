@@ -46,6 +46,8 @@ absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options,
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;
+
+  void Add(const std::string& tensor, int64_t tensor_bytes);
 };
 WeightSizes WeightBytes(const ModelSource& source);
 

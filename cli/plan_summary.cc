@@ -1,43 +1,153 @@
 #include "cli/plan_summary.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cache/plan.h"
+#include "model/plan_tensors.h"
 
 namespace kvasir::cli {
 namespace {
 
-std::string SpaceName(const kvasir::v1::Part& part) {
+using kvasir::v1::Codec;
+using kvasir::v1::Part;
+
+std::string SpaceName(const Part& part) {
   switch (part.space_case()) {
-    case kvasir::v1::Part::kFull:
+    case Part::kFull:
       return "full";
-    case kvasir::v1::Part::kLowRank:
+    case Part::kLowRank:
       return "low_rank";
-    case kvasir::v1::Part::kRopePairs:
+    case Part::kRopePairs:
       return "rope_pairs";
-    case kvasir::v1::Part::kRopeLowRank:
+    case Part::kRopeLowRank:
       return "rope_low_rank";
-    case kvasir::v1::Part::SPACE_NOT_SET:
+    case Part::SPACE_NOT_SET:
       break;
   }
   return "none";
 }
 
+std::string LiftName(const Part& part) {
+  std::vector<std::string> names;
+  for (const Part::Use& use : part.uses()) {
+    switch (use.lift_case()) {
+      case Part::Use::kFold:
+        names.push_back("fold");
+        break;
+      case Part::Use::kAtRuntime:
+        names.push_back("at_runtime");
+        break;
+      case Part::Use::kReconstruct:
+        names.push_back("reconstruct");
+        break;
+      case Part::Use::kAnchored:
+        names.push_back("anchored");
+        break;
+      case Part::Use::LIFT_NOT_SET:
+        break;
+    }
+  }
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names.empty() ? "-" : absl::StrJoin(names, ",");
+}
+
+std::string StoredName(const Part& part) {
+  switch (part.stored()) {
+    case kvasir::v1::PRE_ROPE:
+      return "pre_rope";
+    case kvasir::v1::POST_ROPE:
+      return "post_rope";
+    case kvasir::v1::NO_ROPE:
+      return "no_rope";
+    default:
+      return "-";
+  }
+}
+
+std::string RangeName(const Codec& codec) {
+  switch (codec.range_case()) {
+    case Codec::kPerToken:
+      return codec.per_token().group() == 0
+                 ? "token"
+                 : absl::StrCat("token/", codec.per_token().group());
+    case Codec::kChannelStatic:
+      return "static";
+    case Codec::kChannelSequence:
+      return "sequence";
+    case Codec::RANGE_NOT_SET:
+      break;
+  }
+  return "-";
+}
+
+std::string TransformName(const Codec& codec) {
+  switch (codec.transform_case()) {
+    case Codec::kHadamardFused:
+      return "hadamard_fused";
+    case Codec::kHadamardOnline:
+      return "hadamard_online";
+    case Codec::kBasisStatic:
+      return "basis_static";
+    case Codec::kBasisSequence:
+      return "basis_sequence";
+    default:
+      return "-";
+  }
+}
+
+// "8x32", "2x48,40": runs of groups of one rank.
+std::string GroupsText(const std::vector<cache::GroupLayout>& groups) {
+  std::vector<std::string> runs;
+  for (size_t begin = 0; begin < groups.size();) {
+    size_t end = begin;
+    while (end < groups.size() && groups[end].width == groups[begin].width) {
+      ++end;
+    }
+    const std::string rank = absl::StrCat(groups[begin].width);
+    runs.push_back(end - begin == 1 ? rank
+                                    : absl::StrCat(end - begin, "x", rank));
+    begin = end;
+  }
+  if (groups.size() == 1) return absl::StrCat("1x", runs[0]);
+  return absl::StrJoin(runs, ",");
+}
+
 LayerSideSummary SummarizeSide(const kvasir::v1::SidePlan& plan,
                                const cache::SideLayout& layout) {
-  std::vector<std::string> methods, bits;
+  std::vector<std::string> methods, groups, bits, lifts, stored, ranges,
+      transforms;
   LayerSideSummary summary;
   for (const cache::PartLayout& part : layout.parts) {
-    methods.push_back(SpaceName(plan.parts(part.part_index)));
+    const Part& planned = plan.parts(part.part_index);
+    methods.push_back(SpaceName(planned));
+    groups.push_back(GroupsText(part.groups));
     bits.push_back(part.bits.empty()
                        ? std::string(cache::DataTypeName(part.dtype))
                        : absl::StrJoin(part.bits, ","));
+    lifts.push_back(LiftName(planned));
+    stored.push_back(StoredName(planned));
+    ranges.push_back(RangeName(planned.codec()));
+    transforms.push_back(TransformName(planned.codec()));
     for (const cache::GroupLayout& group : part.groups) {
       summary.rank += group.width;
+      summary.group_list.push_back(
+          {part.part_index, group.heads, group.width,
+           model::StoredChannels(planned.codec(), group.width)});
+      if (group.params.num_slots > 0) {
+        summary.param_bytes_per_token +=
+            static_cast<double>(group.params.slot_stride_bytes);
+      }
     }
   }
   summary.method = absl::StrJoin(methods, "+");
+  summary.groups = absl::StrJoin(groups, "+");
   summary.bits = absl::StrJoin(bits, "+");
+  summary.lift = absl::StrJoin(lifts, "+");
+  summary.stored = absl::StrJoin(stored, "+");
+  summary.range = absl::StrJoin(ranges, "+");
+  summary.transform = absl::StrJoin(transforms, "+");
   return summary;
 }
 

@@ -10,14 +10,30 @@
 
 namespace kvasir::cli {
 
+// A latent that some KV heads share.
+struct GroupSummary {
+  int part = 0;
+  std::vector<int64_t> heads;
+  int64_t rank = 0;    // numbers per token
+  int64_t stored = 0;  // of those, the ones that have bits
+};
+
+// Fields of a side of several parts are joined by "+".
 struct LayerSideSummary {
   int64_t layer = 0;
   std::string side;    // "key" or "value"
   std::string method;  // the parts' spaces: "full", "low_rank+rope_low_rank"
   int64_t rank = 0;    // numbers per token, all parts and groups
-  std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"; parts joined by "+"
-  double bytes_per_token = 0;  // payload, parameters included
-  int64_t sliding_window = 0;  // 0: none
+  std::string groups;  // "8x32": 8 groups of rank 32; "2x48,40"
+  std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
+  std::string lift;    // "-", "fold", "at_runtime", "reconstruct", "anchored"
+  std::string stored;  // "pre_rope", "post_rope", "no_rope"
+  std::string range;   // "-", "token", "token/32", "static", "sequence"
+  std::string transform;  // "-", "hadamard_fused", "basis_static", ...
+  std::vector<GroupSummary> group_list;
+  double bytes_per_token = 0;        // payload, parameters included
+  double param_bytes_per_token = 0;  // of those, scales and minima
+  int64_t sliding_window = 0;        // 0: none
 };
 
 std::vector<LayerSideSummary> SummarizePlan(const kvasir::v1::KvPlan& plan,

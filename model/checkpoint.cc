@@ -213,10 +213,9 @@ absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan) const {
     if (!layer.has_value()) return status;
     return absl::Status(
         status.code(),
-        absl::StrFormat("layer %d: %s; the plan asks for %s %s: are these its "
-                        "weights?",
-                        *layer, status.message(), want.name,
-                        ShapeText(want.shape)));
+        absl::StrFormat("layer %d: %s; the plan asks for shape %s: are these "
+                        "its weights?",
+                        *layer, status.message(), ShapeText(want.shape)));
   }
   return CheckNoOthers(wanted);
 }

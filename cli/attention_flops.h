@@ -1,0 +1,33 @@
+// What attention over a cached token costs under a plan, in floating-point
+// operations (a multiply-add is two). docs/inspect.md tells the formulas.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/layout.h"
+#include "cache/plan.h"
+#include "model/decoder_spec.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::cli {
+
+// Of one layer's side, per cached token.
+struct SideFlops {
+  // Scores (keys) or the weighted sum (values), for each query token.
+  int64_t attention = 0;
+  // Lifting the latent and rotating what was stored before its rotation: once
+  // per step, whatever the number of query tokens.
+  int64_t reconstruction = 0;
+
+  friend bool operator==(const SideFlops&, const SideFlops&) = default;
+};
+
+// `layout` of the whole model (one rank).
+SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
+                       cache::Side side, const kvasir::v1::SidePlan& plan,
+                       const cache::SideLayout& layout);
+
+// The same of a side of whole keys (after RoPE) or values.
+int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,150 @@
+"""A compressed checkpoint: inspected, checked against its plan, refused until it is served."""
+
+import json
+import shutil
+import struct
+import xml.etree.ElementTree
+
+import pytest
+from kvasir_process import TINY, run
+
+RANK = 24
+
+
+def read_tensors(path):
+    raw = path.read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    header = json.loads(raw[8 : 8 + size])
+    header.pop("__metadata__", None)
+    return {
+        name: (entry["dtype"], entry["shape"], raw[8 + size :][slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+
+
+def write_tensors(path, tensors):
+    header, data = {}, b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def zeros(*shape):
+    size = 2
+    for length in shape:
+        size *= length
+    return ("BF16", list(shape), bytes(size))
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    """The built-in model with values of rank 24 for each half of the heads."""
+    folder = tmp_path / "a \"b\" <c> & d"
+    shutil.copytree(TINY, folder)
+    config = json.loads((TINY / "config.json").read_text())
+    heads, dims = config["num_key_value_heads"], config["head_dim"]
+    half = heads // 2
+    groups = [list(range(half)), list(range(half, heads))]
+    value = {
+        "low_rank": {"groups": [{"heads": group, "rank": RANK} for group in groups]},
+        "uses": [{"at_runtime": {}}],
+        "stored": "NO_ROPE",
+        "codec": {"bits": {"schedule": [4]}, "per_token": {}, "param_dtype": "F16"},
+    }
+    key = {"full": {}, "stored": "POST_ROPE", "codec": {"dtype": "BF16"}}
+    layer = {"key": {"parts": [key]}, "value": {"parts": [value]}}
+    plan = {
+        "schema_version": 1,
+        "method": "values only",
+        "layers": [layer] * config["num_hidden_layers"],
+    }
+    (folder / "kv_plan.json").write_text(json.dumps(plan))
+    tensors = read_tensors(TINY / "model.safetensors")
+    for index in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{index}.self_attn.v_proj."
+        del tensors[prefix + "weight"]
+        tensors[prefix + "down.weight"] = zeros(2 * RANK, config["hidden_size"])
+        for group in range(2):
+            tensors[f"{prefix}up.{group}.weight"] = zeros(half * dims, RANK)
+    write_tensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def test_inspect_tells_ranks_bytes_and_weights(artifact):
+    told = json.loads(run("inspect", artifact, "--json").stdout)
+    values = [side for side in told["layers"] if side["side"] == "value"]
+    assert [side["rank"] for side in values] == [2 * RANK] * told["num_layers"]
+    # 24 codes of 4 bits, scale and minimum of 16 bits, twice.
+    assert [side["bytes_per_token"] for side in values] == [2 * (12 + 4)] * told["num_layers"]
+    stored = sum(len(t[2]) for t in read_tensors(artifact / "model.safetensors").values())
+    assert told["weight_bytes"] == stored
+    text = run("inspect", artifact).stdout
+    assert "2x24" in text and "at_runtime" in text
+
+
+def test_the_page_parses_and_names_every_layer(artifact, tmp_path):
+    results = tmp_path / "results.json"
+    row = {
+        "model": "m", "method": "palu <4>", "keep": 0.5, "kv_bytes_per_token": 100,
+        "kv_payload_bytes_per_token": 100, "fixed_bytes_per_sequence": 0, "nats_per_token": 3,
+        "nats_per_byte": 1, "perplexity": 20, "added_nats_per_token": 0.1,
+        "added_ci95": [0.05, 0.15], "top1_agreement": 0.9, "kl_nats": 0.1,
+    }
+    teacher = {"model": "t", "nats_per_token": 2.9, "nats_per_byte": 1, "kv_bytes_per_token": 200}
+    evaluation = {
+        "teacher": teacher, "text": "x", "window_tokens": 512, "windows": 100, "rows": [row],
+    }
+    results.write_text(json.dumps(evaluation))
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page, "--evaluation", results)
+    html = page.read_text()
+    # As a browser names characters; the declaration itself is HTML's.
+    root = xml.etree.ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>"))
+    assert root.tag.endswith("html")
+    titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    for layer in range(6):
+        assert any(t.startswith(f"layer {layer} value: low_rank, 48 numbers") for t in titles)
+    assert any("palu <4>, 50.0 % of the numbers kept" in t for t in titles)
+
+    del row["added_ci95"]
+    results.write_text(json.dumps(evaluation))
+    refused = run("inspect", artifact, "--html", page, "--evaluation", results, check=False)
+    assert refused.returncode == 1
+    assert "rows[0]" in refused.stderr and "added_ci95" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("serve",), ("generate", "--prompt", "x"), ("perplexity", "--text", "x")]
+)
+def test_programs_that_run_it_name_layer_and_side(artifact, command):
+    refused = run(*command, "--model", artifact, check=False)
+    assert refused.returncode == 1
+    assert "UNIMPLEMENTED: layer 0 value: the plan asks for a low_rank space" in refused.stderr
+
+
+def test_weights_of_another_plan_are_refused(artifact):
+    plan = json.loads((artifact / "kv_plan.json").read_text())
+    for group in plan["layers"][3]["value"]["parts"][0]["low_rank"]["groups"]:
+        group["rank"] = RANK - 4
+    (artifact / "kv_plan.json").write_text(json.dumps(plan))
+    refused = run("inspect", artifact, check=False)
+    assert refused.returncode == 1
+    assert "layer 3" in refused.stderr and "v_proj.down.weight" in refused.stderr
+    assert "want shape [40, 256], have [48, 256]" in refused.stderr
+
+
+def test_a_plan_can_be_looked_at_before_it_is_applied(artifact):
+    told = json.loads(
+        run("inspect", TINY, "--kv-plan", artifact / "kv_plan.json", "--json").stdout
+    )
+    assert not told["weights_fit"]
+    applied = json.loads(run("inspect", artifact, "--json").stdout)
+    assert applied["weights_fit"]
+    assert told["kv_bytes_per_token"] == applied["kv_bytes_per_token"]
+    assert told["weight_bytes"] == applied["weight_bytes"]
