@@ -137,6 +137,23 @@ TEST_F(LowRankTest, WhitenedLosesLessOfTheOutputThanTheOthers) {
   }
 }
 
+TEST_F(LowRankTest, AJointGroupLosesNoMoreThanItsHeadsApart) {
+  // Ranks of 2 per head of 4, 4 per pair of heads, 8 for all four.
+  weight_ = Random({16, kInputs}, 8);
+  double previous = std::numeric_limits<double>::infinity();
+  for (const int64_t heads : {1, 2, 4}) {
+    double lost = 0;
+    for (int64_t first = 0; first < 4; first += heads) {
+      FactorRequest request = Request(Decomposition::kWhitened, 2 * heads);
+      request.weight = weight_.narrow(0, 4 * first, 4 * heads);
+      KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
+      lost += std::pow(RootOfDropped(factors, 2 * heads), 2);
+    }
+    EXPECT_LT(lost, previous);
+    previous = lost;
+  }
+}
+
 TEST_F(LowRankTest, TheLatentCarriesTheSingularValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kWhitened, 6)));

@@ -21,6 +21,7 @@ struct TinyModel {
   int64_t hidden = 96;
   int64_t rotary_dim = 16;
   bool bias = false;
+  model::RopePairing pairing = model::RopePairing::kHalfSplit;
 };
 
 inline model::DecoderSpec SpecOf(const TinyModel& model) {
@@ -30,6 +31,10 @@ inline model::DecoderSpec SpecOf(const TinyModel& model) {
   spec.num_kv_heads = model.kv_heads;
   spec.head_dim = model.head_dim;
   spec.rope.rotary_dim = model.rotary_dim;
+  spec.rope.pairing = model.pairing;
+  for (int64_t pair = 0; pair < model.rotary_dim / 2; ++pair) {
+    spec.rope.frequencies.push_back(std::pow(0.3, static_cast<double>(pair)));
+  }
   spec.qkv_bias = model.bias;
   spec.layers.resize(static_cast<size_t>(model.layers));
   return spec;
