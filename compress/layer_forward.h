@@ -61,6 +61,12 @@ class LayerObserver {
                        int64_t /*latent*/, const CodedLatent& /*coded*/) {}
 };
 
+// Codes in ranges fixed before, and how many of them were clamped.
+struct ClampCount {
+  std::atomic<int64_t> codes{0};
+  std::atomic<int64_t> clamped{0};
+};
+
 // Stands in for a cache that no plan expresses: gives keys and values back as
 // that cache would. All tensors [B, T, H, D]. Null results of `near` mean that
 // every query sees the same.
@@ -87,11 +93,8 @@ class CacheTransform {
                                      const at::Tensor& value) const {
     return Seen{value, 0};
   }
-};
-
-struct ClampCount {
-  std::atomic<int64_t> codes{0};
-  std::atomic<int64_t> clamped{0};
+  // Where codes are clamped to ranges that were fixed before.
+  virtual const ClampCount* clamp_count() const { return nullptr; }
 };
 
 struct LayerHooks {
@@ -100,7 +103,7 @@ struct LayerHooks {
   const CacheTransform* transform = nullptr;
   // False: latents are not coded, as if every codec were exact.
   bool code_latents = true;
-  // Counts codes of CHANNEL_STATIC, and those that were clamped.
+  // Adds up the codes of CHANNEL_STATIC.
   ClampCount* clamp_count = nullptr;
 };
 

@@ -82,7 +82,7 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
   });
 }
 
-absl::StatusOr<at::Tensor> ReferenceDecoder::Logits(
+absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
     const at::Tensor& ids, const LayerHooks& hooks) const {
   if (ids.dim() != 2 || ids.size(1) > spec_.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -96,9 +96,22 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::Logits(
       KVASIR_ASSIGN_OR_RETURN(hidden, LayerForward(programs_[i], layers_[i],
                                                    rotation_, hidden, hooks));
     }
+    return hidden;
+  });
+}
+
+absl::StatusOr<at::Tensor> ReferenceDecoder::HeadLogits(
+    const at::Tensor& hidden) const {
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     return FinalLogits(spec_, outer_.final_norm, outer_.head, hidden)
         .to(at::kFloat);
   });
+}
+
+absl::StatusOr<at::Tensor> ReferenceDecoder::Logits(
+    const at::Tensor& ids, const LayerHooks& hooks) const {
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor hidden, LastHidden(ids, hooks));
+  return HeadLogits(hidden);
 }
 
 }  // namespace kvasir::compress

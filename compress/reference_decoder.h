@@ -55,6 +55,12 @@ class ReferenceDecoder {
   absl::StatusOr<at::Tensor> Logits(const at::Tensor& ids,
                                     const LayerHooks& hooks = {}) const;
 
+  // The same in two steps: what the last layer gives [B, T, M], and the logits
+  // of any of its rows [..., V] (float32).
+  absl::StatusOr<at::Tensor> LastHidden(const at::Tensor& ids,
+                                        const LayerHooks& hooks = {}) const;
+  absl::StatusOr<at::Tensor> HeadLogits(const at::Tensor& hidden) const;
+
   const model::DecoderSpec& spec() const { return spec_; }
   const std::optional<kvasir::v1::KvPlan>& plan() const { return plan_; }
   at::Device device() const { return options_.device; }
