@@ -142,9 +142,9 @@ std::string OptionsText(const PlanRequest& request,
   return absl::StrCat(
       "--keep ", request.keep, " --tp ", request.tp, " --rank-multiple ",
       request.rank_multiple, " --group-heads ", options.group_heads, " ",
-      BudgetOptionsText(options.budget), " --query-floor ",
+      BudgetOptionsText(options.budget), " --query-weights ",
+      options.weights.query_weights ? "on" : "off", " --query-floor ",
       options.weights.query_floor,
-      options.weights.query_weights ? "" : " --no-query-weights",
       " --decomposition ", DecompositionName(options.decomposition));
 }
 

@@ -311,8 +311,8 @@ TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("layer 0 key head 0 pair 3")));
   tiny_.calibration.layers[0].key_fisher = at::Tensor();
-  EXPECT_THAT(plan(0.5),
-              StatusIs(StatusCode::kFailedPrecondition, HasSubstr("--fisher")));
+  EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kFailedPrecondition,
+                                  HasSubstr("\"magnitude\" does without")));
   PlanRequest alone = TinyPlanRequest(tiny_, 0.5);
   alone.calibration = nullptr;
   options_.pair_score = PairScore::kMagnitude;

@@ -111,9 +111,10 @@ absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
   KVASIR_RETURN_IF_ERROR(CheckPlanRequest(request));
   const std::string what = absl::StrCat(
       "the pair score \"", PairScoreName(options.pair_score), "\"");
-  KVASIR_RETURN_IF_ERROR(options.pair_score == PairScore::kFisher
-                             ? NeedFisher(request, what)
-                             : NeedCalibration(request, what));
+  KVASIR_RETURN_IF_ERROR(
+      options.pair_score == PairScore::kFisher
+          ? NeedFisher(request, what, PairScoreName(PairScore::kMagnitude))
+          : NeedCalibration(request, what));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> heads,
                           HeadGroups(request, /*group_heads=*/1));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<LayerBudget> budgets,

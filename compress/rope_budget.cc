@@ -151,7 +151,7 @@ absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown budget \"", name,
-                   "\": want uniform, fisher, fisher-root or energy"));
+                   "\": want uniform, fisher, fisher_root or energy"));
 }
 
 std::string BudgetScoreName(BudgetScore score) {
@@ -161,7 +161,7 @@ std::string BudgetScoreName(BudgetScore score) {
     case BudgetScore::kFisher:
       return "fisher";
     case BudgetScore::kFisherRoot:
-      return "fisher-root";
+      return "fisher_root";
     case BudgetScore::kEnergy:
       break;
   }
@@ -169,7 +169,7 @@ std::string BudgetScoreName(BudgetScore score) {
 }
 
 std::string BudgetOptionsText(const BudgetOptions& options) {
-  std::string text = absl::StrCat("--budget ", BudgetScoreName(options.score));
+  std::string text = absl::StrCat("--search ", BudgetScoreName(options.score));
   if (options.keep_values) absl::StrAppend(&text, " --keep-values");
   if (options.key_keep.has_value()) {
     absl::StrAppend(&text, " --key-keep ", *options.key_keep);
@@ -184,12 +184,14 @@ absl::Status NeedCalibration(const PlanRequest& request,
       absl::StrCat(what, " needs a calibration, and there is none"));
 }
 
-absl::Status NeedFisher(const PlanRequest& request, const std::string& what) {
+absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
+                        const std::string& instead) {
   if (request.calibration != nullptr && request.calibration->has_fisher()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      what, " needs a calibration with Fisher information (--fisher)"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " needs a calibration with Fisher information; \"",
+                   instead, "\" does without"));
 }
 
 int64_t EvenMultiple(const PlanRequest& request) {
@@ -205,7 +207,8 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
   if (fisher) {
     KVASIR_RETURN_IF_ERROR(NeedFisher(
         request,
-        absl::StrCat("the budget \"", BudgetScoreName(options.score), "\"")));
+        absl::StrCat("the budget \"", BudgetScoreName(options.score), "\""),
+        BudgetScoreName(BudgetScore::kUniform)));
   }
   KVASIR_ASSIGN_OR_RETURN(const SideBudgets budgets,
                           SplitBudget(request, options));

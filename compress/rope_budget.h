@@ -56,8 +56,9 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
 // FAILED_PRECONDITION without a calibration; `what` needs it.
 absl::Status NeedCalibration(const PlanRequest& request,
                              const std::string& what);
-// The same, and without Fisher information.
-absl::Status NeedFisher(const PlanRequest& request, const std::string& what);
+// The same, and without Fisher information; `instead` does without.
+absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
+                        const std::string& instead);
 
 // Kept dims of a rotating group are multiples of this: the request's rank
 // multiple, or twice it if that is odd.
