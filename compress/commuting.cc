@@ -144,8 +144,8 @@ std::string OptionsText(const PlanRequest& request,
       request.rank_multiple, " --group-heads ", options.group_heads, " ",
       BudgetOptionsText(options.budget), " --query-weights ",
       options.weights.query_weights ? "on" : "off", " --query-floor ",
-      options.weights.query_floor,
-      " --decomposition ", DecompositionName(options.decomposition));
+      options.weights.query_floor, " --decomposition ",
+      DecompositionName(options.decomposition));
 }
 
 absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
