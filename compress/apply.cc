@@ -1,8 +1,5 @@
 // ApplyLayerPlan: part by part, then what the parts do to queries and outputs.
-#include <c10/util/Exception.h>
-
 #include <algorithm>
-#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +9,7 @@
 #include "base/status_macros.h"
 #include "compress/apply_part.h"
 #include "compress/method.h"
+#include "compress/torch_status.h"
 
 namespace kvasir::compress {
 namespace {
@@ -221,17 +219,12 @@ absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
 }  // namespace
 
 absl::StatusOr<TensorMap> ApplyLayerPlan(const ApplyRequest& request) {
-  try {
-    const at::NoGradGuard no_gradients;
-    return Apply(request);
-  } catch (const c10::Error& error) {
-    return absl::InternalError(
-        absl::StrCat("layer ", request.layer,
-                     ": libtorch: ", error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    return absl::InternalError(
-        absl::StrCat("layer ", request.layer, ": ", error.what()));
-  }
+  const at::NoGradGuard no_gradients;
+  absl::StatusOr<TensorMap> tensors =
+      CatchTorch([&] { return Apply(request); });
+  if (tensors.ok() || !absl::IsInternal(tensors.status())) return tensors;
+  return absl::InternalError(
+      absl::StrCat("layer ", request.layer, ": ", tensors.status().message()));
 }
 
 }  // namespace kvasir::compress

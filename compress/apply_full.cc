@@ -30,17 +30,17 @@ absl::Status AddBasis(const PartInput& input, AppliedPart& applied) {
   KVASIR_ASSIGN_OR_RETURN(const ProjectedMoments moments, StoredMoments(input));
   const std::vector<int64_t> stored =
       StoredIndices(input.part->codec(), moments.gram.size(0));
-  KVASIR_ASSIGN_OR_RETURN(
-      const PrincipalBasis basis,
+  const absl::StatusOr<PrincipalBasis> basis =
       FindPrincipalBasis({.gram = moments.gram,
                           .sum = moments.sum,
                           .num_tokens = input.request->num_tokens,
                           .rank = stored.back() + 1,
-                          .centred = input.part->mean()}));
+                          .centred = input.part->mean()});
+  if (!basis.ok()) return ErrorOf(input, basis.status());
   applied.tensors["basis.weight"] =
-      basis.rows.index_select(0, at::tensor(stored, at::kLong)).to(at::kFloat);
-  if (basis.mean.defined()) {
-    applied.tensors["basis.mean"] = basis.mean.to(at::kFloat);
+      basis->rows.index_select(0, at::tensor(stored, at::kLong)).to(at::kFloat);
+  if (basis->mean.defined()) {
+    applied.tensors["basis.mean"] = basis->mean.to(at::kFloat);
   }
   return absl::OkStatus();
 }

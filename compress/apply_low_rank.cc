@@ -1,5 +1,4 @@
 // low_rank: one latent per group of heads, lifted by a real matrix.
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/apply_part.h"
 #include "compress/low_rank.h"
@@ -31,11 +30,7 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.centred = input.part->mean();
   factor.hadamard = input.part->codec().has_hadamard_fused();
   const absl::StatusOr<Factors> factored = Factorize(factor);
-  if (!factored.ok()) {
-    return absl::Status(
-        factored.status().code(),
-        absl::StrCat(input.Place(), factored.status().message()));
-  }
+  if (!factored.ok()) return ErrorOf(input, factored.status());
   const Factors& factors = *factored;
 
   const at::Tensor stored =

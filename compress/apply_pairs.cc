@@ -20,10 +20,8 @@ absl::StatusOr<PairStatistics> StatisticsOf(const PartInput& input) {
                           .num_tokens = request.num_tokens,
                           .decomposition = request.decomposition,
                           .weights = request.commuting});
-  if (statistics.ok()) return statistics;
-  return absl::Status(
-      statistics.status().code(),
-      absl::StrCat(input.Place(), statistics.status().message()));
+  if (!statistics.ok()) return ErrorOf(input, statistics.status());
+  return statistics;
 }
 
 // Real and imaginary parts, one after the other along `dim`.

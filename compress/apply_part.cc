@@ -56,6 +56,11 @@ std::vector<int64_t> StoredIndices(const Codec& codec, int64_t width) {
   return channels;
 }
 
+absl::Status ErrorOf(const PartInput& input, const absl::Status& error) {
+  return absl::Status(error.code(),
+                      absl::StrCat(input.Place(), error.message()));
+}
+
 absl::Status NeedCalibration(const PartInput& input, const std::string& what) {
   if (input.request->calibration != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

@@ -62,6 +62,9 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
 std::vector<int64_t> StoredIndices(const kvasir::v1::Codec& codec,
                                    int64_t width);
 
+// The error with the part's place before its text.
+absl::Status ErrorOf(const PartInput& input, const absl::Status& error);
+
 // FAILED_PRECONDITION with the part's place when there is no calibration.
 absl::Status NeedCalibration(const PartInput& input, const std::string& what);
 }  // namespace kvasir::compress
