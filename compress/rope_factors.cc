@@ -21,9 +21,8 @@ PairRows RowsOfPair(const model::DecoderSpec& spec,
 
 // Rows of a pair as complex numbers.
 at::Tensor ComplexRows(const at::Tensor& matrix, const PairRows& rows) {
-  const at::Tensor values = matrix.to(at::kDouble);
-  return at::complex(values.index_select(0, rows.first),
-                     values.index_select(0, rows.second));
+  return at::complex(matrix.index_select(0, rows.first).to(at::kDouble),
+                     matrix.index_select(0, rows.second).to(at::kDouble));
 }
 
 at::Tensor WeightsOfGroup(const PairStatistics& statistics,
