@@ -106,11 +106,11 @@ std::string Tile(const std::string& label, const std::string& value,
 
 std::string Header(const InspectReport& report) {
   std::string out = absl::StrFormat("<h1>%s</h1>\n", EscapeXml(report.name));
-  std::string sub =
-      absl::StrFormat("%s, %d layers, %d query and %d KV heads of %d. Plan: %s",
-                      report.model_type, report.num_layers, report.num_heads,
-                      report.num_kv_heads, report.head_dim,
-                      report.method.empty() ? "(unnamed)" : report.method);
+  std::string sub = absl::StrFormat(
+      "%s, %d layer%s, %d query and %d KV heads of %d. Plan: %s",
+      report.model_type, report.num_layers, report.num_layers == 1 ? "" : "s",
+      report.num_heads, report.num_kv_heads, report.head_dim,
+      report.method.empty() ? "(unnamed)" : report.method);
   if (!report.base_model.empty()) {
     absl::StrAppend(&sub, ", made for ", report.base_model);
   }

@@ -90,10 +90,10 @@ std::string Human(int64_t bytes) {
 }
 
 void AppendHead(const InspectReport& report, std::string* out) {
-  absl::StrAppendFormat(out,
-                        "%s (%s): %d layers, %d query and %d KV heads of %d\n",
-                        report.name, report.model_type, report.num_layers,
-                        report.num_heads, report.num_kv_heads, report.head_dim);
+  absl::StrAppendFormat(
+      out, "%s (%s): %d layer%s, %d query and %d KV heads of %d\n", report.name,
+      report.model_type, report.num_layers, report.num_layers == 1 ? "" : "s",
+      report.num_heads, report.num_kv_heads, report.head_dim);
   if (report.weights.bytes > 0) {
     absl::StrAppendFormat(
         out, "weights               %s (attention %s)%s\n",

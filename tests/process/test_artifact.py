@@ -128,6 +128,21 @@ def test_programs_that_run_it_name_layer_and_side(artifact, command):
     assert "UNIMPLEMENTED: layer 0 value: the plan asks for a low_rank space" in refused.stderr
 
 
+def test_a_full_plan_beside_full_weights_is_served(tmp_path):
+    folder = tmp_path / "full"
+    shutil.copytree(TINY, folder)
+    config = json.loads((TINY / "config.json").read_text())
+    side = lambda stored: {"parts": [{"full": {}, "stored": stored, "codec": {"dtype": "F16"}}]}
+    layer = {"key": side("POST_ROPE"), "value": side("NO_ROPE")}
+    plan = {"schema_version": 1, "layers": [layer] * config["num_hidden_layers"]}
+    (folder / "kv_plan.json").write_text(json.dumps(plan))
+    told = json.loads(
+        run("perplexity", "--model", folder, "--text", TINY / "evaluation.txt", "--window", "32",
+            "--max-windows", "1", "--json").stdout
+    )
+    assert told["tokens"] > 0
+
+
 def test_weights_of_another_plan_are_refused(artifact):
     plan = json.loads((artifact / "kv_plan.json").read_text())
     for group in plan["layers"][3]["value"]["parts"][0]["low_rank"]["groups"]:
