@@ -223,8 +223,8 @@ std::string RankSection(const InspectReport& report) {
 }
 
 constexpr std::array<const char*, 7> kComponents = {
-    "key codes", "value codes",    "scales and minima", "landmarks, metadata",
-    "padding",   "unfilled slots", "per sequence"};
+    "keys",    "values",         "scales and minima", "landmarks, metadata",
+    "padding", "unfilled slots", "per sequence"};
 
 template <typename T>
 std::array<T, kComponents.size()> ComponentValues(const CacheBytes<T>& bytes) {
@@ -448,10 +448,10 @@ std::string QualitySections(const std::vector<Evaluation>& evaluations) {
 }
 
 std::string TableSection(const InspectReport& report) {
-  std::string out = TableHead(
-      {"#layer", "side", "method", "#rank", "groups", "bits", "lift", "stored",
-       "range", "transform", "#bytes/token", "#of it scales, minima",
-       "#attention FLOPs", "#reconstruction", "#window"});
+  std::string out =
+      TableHead({"#layer", "side", "method", "#rank", "groups", "bits", "lift",
+                 "stored", "range", "transform", "#bytes/token", "#scales",
+                 "#attention FLOPs", "#reconstruction", "#window"});
   for (const ReportSide& side : report.sides) {
     const LayerSideSummary& row = side.summary;
     absl::StrAppend(
@@ -467,8 +467,8 @@ std::string TableSection(const InspectReport& report) {
   }
   return absl::StrCat(
       "<section><details><summary>Rank table</summary>\n<p class=\"note\">"
-      "Attention FLOPs are per query token and cached token, reconstruction "
-      "per cached token and step; a dense side has ",
+      "Scales: bytes of bytes/token. Attention: FLOPs per query token and "
+      "cached token; rebuild: per cached token and step; a dense side has ",
       Count(report.dense_side_flops), " and 0.</p>\n", out, kTableEnd,
       "</details></section>\n");
 }
