@@ -451,7 +451,7 @@ std::string TableSection(const InspectReport& report) {
   std::string out =
       TableHead({"#layer", "side", "method", "#rank", "groups", "bits", "lift",
                  "stored", "range", "transform", "#bytes/token", "#scales",
-                 "#attention FLOPs", "#reconstruction", "#window"});
+                 "#attention", "#rebuild", "#window"});
   for (const ReportSide& side : report.sides) {
     const LayerSideSummary& row = side.summary;
     absl::StrAppend(
@@ -467,8 +467,9 @@ std::string TableSection(const InspectReport& report) {
   }
   return absl::StrCat(
       "<section><details><summary>Rank table</summary>\n<p class=\"note\">"
-      "Scales: bytes of bytes/token. Attention: FLOPs per query token and "
-      "cached token; rebuild: per cached token and step; a dense side has ",
+      "Scales and minima are counted in bytes/token. Attention: FLOPs per "
+      "query token and cached token; rebuild: per cached token and step; a "
+      "dense side has ",
       Count(report.dense_side_flops), " and 0.</p>\n", out, kTableEnd,
       "</details></section>\n");
 }

@@ -1,6 +1,7 @@
 #include "cli/inspect_report.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,8 +32,14 @@ WeightSizes DenseWeights(const model::DecoderSpec& spec) {
 
 ReportLength AtLength(const cache::PageLayout& layout,
                       const ReportOptions& options, int64_t tokens) {
-  return {tokens, BytesOfSequence(layout, tokens, options.max_batched_tokens),
-          tokens * layout.dense_bf16_bytes_per_token()};
+  ReportLength at;
+  at.tokens = tokens;
+  at.cache = BytesOfSequence(layout, tokens, options.max_batched_tokens);
+  if (__builtin_mul_overflow(tokens, layout.dense_bf16_bytes_per_token(),
+                             &at.dense_bytes)) {
+    at.dense_bytes = std::numeric_limits<int64_t>::max();
+  }
+  return at;
 }
 
 std::vector<ReportLength> Curve(const cache::PageLayout& layout,

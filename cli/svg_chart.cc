@@ -18,7 +18,12 @@ constexpr double kBottom = 46;
 constexpr double kMostBarWidth = 34;
 constexpr int kMarkers = 4;
 
-double Finite(double value) { return std::isfinite(value) ? value : 0; }
+// What charts compute with: far from where sums overflow and steps vanish.
+double Finite(double value) {
+  constexpr double kMost = 1e100;
+  if (!std::isfinite(value) || std::abs(value) < 1 / kMost) return 0;
+  return std::clamp(value, -kMost, kMost);
+}
 
 // Length in bytes of the UTF-8 character at `text`'s start, 0 for none.
 size_t CharacterBytes(std::string_view text) {
@@ -339,7 +344,9 @@ std::string ChartStyle() {
 }
 
 std::string PlainNumber(double value) {
-  if (std::abs(value) < 1000) return absl::StrFormat("%.4g", value);
+  if (std::abs(value) < 1000 || !(std::abs(value) < 1e15)) {
+    return absl::StrFormat("%.4g", value);
+  }
   const std::string digits = absl::StrFormat("%.0f", std::abs(value));
   std::string out(value < 0 ? "-" : "");
   for (size_t i = 0; i < digits.size(); ++i) {

@@ -3,7 +3,7 @@
 // suits light and dark.
 //
 // Every text that is passed in is escaped here. Values that are not finite are
-// drawn as 0.
+// drawn as 0, those beyond 1e100 as that.
 #pragma once
 
 #include <functional>

@@ -50,6 +50,7 @@ TEST(SvgChartTest, NumbersHaveThousands) {
   EXPECT_EQ(PlainNumber(999), "999");
   EXPECT_EQ(PlainNumber(1000), "1,000");
   EXPECT_EQ(PlainNumber(-1234567), "-1,234,567");
+  EXPECT_EQ(PlainNumber(2e20), "2e+20");
 }
 
 TEST(SvgChartTest, ColumnsHaveAPiecePerValueWithItsTitle) {
@@ -104,17 +105,22 @@ TEST(SvgChartTest, LinesHaveMarkersAndErrorBars) {
 }
 
 TEST(SvgChartTest, OddValuesGiveNoOddDrawing) {
-  for (const double odd : {kNan, kInfinity, -kInfinity, 0.0, -3.0, 1e300}) {
+  for (const double odd :
+       {kNan, kInfinity, -kInfinity, 0.0, -3.0, 1e300,
+        std::numeric_limits<double>::max(), -std::numeric_limits<double>::max(),
+        std::numeric_limits<double>::denorm_min()}) {
     SCOPED_TRACE(odd);
     LineChart lines;
     lines.series = {{{{odd, odd, odd, odd, ""}, {1, 2, {}, {}, ""}}}};
     lines.symmetric_log = true;
+    LineChart alone;
+    alone.series = {{{{odd, odd, {}, {}, ""}}}};
     ColumnChart columns;
     columns.columns = {{"", {{{std::abs(odd), 0, ""}}}}};
     RowChart rows;
     rows.rows = {{"", {{std::abs(odd), 0, ""}}, ""}};
-    for (const std::string& svg :
-         {DrawLines(lines), DrawColumns(columns), DrawRows(rows)}) {
+    for (const std::string& svg : {DrawLines(lines), DrawLines(alone),
+                                   DrawColumns(columns), DrawRows(rows)}) {
       EXPECT_EQ(XmlError(svg), "");
       EXPECT_THAT(svg, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
       EXPECT_LT(svg.size(), 100000u);
