@@ -26,6 +26,7 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   }
   factor.moments = input.moments;
   factor.rank = rank;
+  factor.split_singular_values = input.request->split_singular_values;
   factor.decomposition = input.request->decomposition;
   factor.centred = input.part->mean();
   factor.hadamard = input.part->codec().has_hadamard_fused();

@@ -128,16 +128,19 @@ class LowRankMethodsTest : public ::testing::TestWithParam<Case> {
 
   // What the plan's layer computes with numbers that are stored as they are.
   at::Tensor Compressed(const KvPlan& plan, int64_t layer,
-                        Decomposition decomposition) {
+                        Decomposition decomposition,
+                        bool split_singular_values = false) {
     const LayerPlan& layer_plan = plan.layers(static_cast<int>(layer));
     const auto l = static_cast<size_t>(layer);
-    const auto tensors = ApplyLayerPlan({.spec = &request_.spec,
-                                         .plan = &layer_plan,
-                                         .layer = layer,
-                                         .weights = weights_[l],
-                                         .calibration = &calibration_.layers[l],
-                                         .num_tokens = kTokens,
-                                         .decomposition = decomposition});
+    const auto tensors =
+        ApplyLayerPlan({.spec = &request_.spec,
+                        .plan = &layer_plan,
+                        .layer = layer,
+                        .weights = weights_[l],
+                        .calibration = &calibration_.layers[l],
+                        .num_tokens = kTokens,
+                        .decomposition = decomposition,
+                        .split_singular_values = split_singular_values});
     EXPECT_THAT(tensors, base::IsOk());
     if (!tensors.ok()) return at::zeros_like(wanted_[l]);
     return Forward(&layer_plan, layer, *tensors, {.code_latents = false});
@@ -218,6 +221,17 @@ TEST_P(LowRankMethodsTest, HadamardChangesNothingWithoutCodes) {
                         Compressed(plain, layer, Decomposition::kWhitened)),
           kTolerance);
     }
+  }
+}
+
+TEST_P(LowRankMethodsTest, WhoCarriesTheSingularValuesChangesNothing) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
+                              PlanPalu(request_, {.group_heads = 2}));
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    EXPECT_LT(
+        RelativeError(Compressed(plan, layer, Decomposition::kWhitened, true),
+                      Compressed(plan, layer, Decomposition::kWhitened)),
+        kTolerance);
   }
 }
 

@@ -67,6 +67,8 @@ struct ApplyRequest {
   const LayerCalibration* calibration = nullptr;
   int64_t num_tokens = 0;  // behind the calibration's sums
   Decomposition decomposition = Decomposition::kWhitened;
+  // Of low_rank parts: FactorRequest::split_singular_values.
+  bool split_singular_values = false;
   CommutingWeights commuting;
 };
 
