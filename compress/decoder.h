@@ -3,18 +3,12 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "compress/named_tensor.h"
 #include "model/shapes.h"
 
 namespace kvasir::compress {
-
-// A parameter under its name in a Hugging Face checkpoint.
-struct NamedTensor {
-  std::string name;
-  torch::Tensor tensor;
-};
 
 // A Llama decoder for training: RMSNorm, rotate-half RoPE, grouped-query
 // attention, gated SiLU MLP.

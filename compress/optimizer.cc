@@ -16,18 +16,18 @@ bool IsLayerMatrix(const NamedTensor& parameter) {
 // Nearest orthogonal matrix, roughly: singular values end within about 30 % of
 // 1, which is enough here. The coefficients are those of the published quintic
 // iteration, chosen for a steep slope at 0.
-torch::Tensor Orthogonalize(const torch::Tensor& matrix) {
+at::Tensor Orthogonalize(const at::Tensor& matrix) {
   constexpr double kA = 3.4445;
   constexpr double kB = -4.7750;
   constexpr double kC = 2.0315;
   constexpr int kIterations = 5;
   const bool tall = matrix.size(0) > matrix.size(1);
-  torch::Tensor x = tall ? matrix.t().contiguous() : matrix;
+  at::Tensor x = tall ? matrix.t().contiguous() : matrix;
   x = x / (x.norm() + 1e-7);
   for (int i = 0; i < kIterations; ++i) {
-    const torch::Tensor gram = torch::mm(x, x.t());
-    const torch::Tensor polynomial = torch::addmm(gram, gram, gram, kB, kC);
-    x = torch::addmm(x, polynomial, x, kA, 1.0);
+    const at::Tensor gram = at::mm(x, x.t());
+    const at::Tensor polynomial = at::addmm(gram, gram, gram, kB, kC);
+    x = at::addmm(x, polynomial, x, kA, 1.0);
   }
   return tall ? x.t() : x;
 }
@@ -37,12 +37,12 @@ torch::Tensor Orthogonalize(const torch::Tensor& matrix) {
 Optimizer::Optimizer(std::vector<NamedTensor> parameters,
                      const OptimizerOptions& options)
     : options_(options) {
-  torch::NoGradGuard no_grad;
+  at::NoGradGuard no_grad;
   for (NamedTensor& parameter : parameters) {
     Slot slot;
-    slot.first = torch::zeros_like(parameter.tensor);
+    slot.first = at::zeros_like(parameter.tensor);
     if (!options_.muon || !IsLayerMatrix(parameter)) {
-      slot.second = torch::zeros_like(parameter.tensor);
+      slot.second = at::zeros_like(parameter.tensor);
     }
     slot.decays = parameter.tensor.dim() == 2;
     slot.name = std::move(parameter.name);
@@ -51,11 +51,11 @@ Optimizer::Optimizer(std::vector<NamedTensor> parameters,
   }
 }
 
-void Optimizer::Step(const std::vector<torch::Tensor>& gradients,
+void Optimizer::Step(const std::vector<at::Tensor>& gradients,
                      double learning_rate, int threads) {
   ++steps_;
   ForEachIndex(static_cast<int64_t>(slots_.size()), threads, [&](int64_t i) {
-    torch::NoGradGuard no_grad;
+    at::NoGradGuard no_grad;
     const auto index = static_cast<size_t>(i);
     Slot& slot = slots_[index];
     if (slot.decays) {
@@ -69,7 +69,7 @@ void Optimizer::Step(const std::vector<torch::Tensor>& gradients,
   });
 }
 
-void Optimizer::StepAdamW(Slot& slot, const torch::Tensor& gradient,
+void Optimizer::StepAdamW(Slot& slot, const at::Tensor& gradient,
                           double learning_rate) const {
   const auto steps = static_cast<double>(steps_);
   const double correction1 = 1.0 - std::pow(options_.beta1, steps);
@@ -77,18 +77,17 @@ void Optimizer::StepAdamW(Slot& slot, const torch::Tensor& gradient,
   slot.first.mul_(options_.beta1).add_(gradient, 1.0 - options_.beta1);
   slot.second.mul_(options_.beta2)
       .addcmul_(gradient, gradient, 1.0 - options_.beta2);
-  const torch::Tensor scale =
+  const at::Tensor scale =
       slot.second.sqrt().mul_(1.0 / std::sqrt(correction2)) + options_.epsilon;
   slot.parameter.addcdiv_(slot.first, scale, -learning_rate / correction1);
 }
 
-void Optimizer::StepMuon(Slot& slot, const torch::Tensor& gradient,
+void Optimizer::StepMuon(Slot& slot, const at::Tensor& gradient,
                          double learning_rate) const {
   slot.first.mul_(options_.muon_momentum)
       .add_(gradient, 1.0 - options_.muon_momentum);
-  const torch::Tensor ahead =
-      torch::add(gradient * (1.0 - options_.muon_momentum), slot.first,
-                 options_.muon_momentum);
+  const at::Tensor ahead = at::add(gradient * (1.0 - options_.muon_momentum),
+                                   slot.first, options_.muon_momentum);
   // An orthogonal [r, c] matrix has root mean square 1 / sqrt(max(r, c));
   // AdamW's updates have about 0.2.
   const double longest = static_cast<double>(

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "compress/decoder.h"
+#include "compress/named_tensor.h"
 
 namespace kvasir::compress {
 
@@ -32,7 +32,7 @@ class Optimizer {
             const OptimizerOptions& options);
 
   // `gradients` in the order of the parameters.
-  void Step(const std::vector<torch::Tensor>& gradients, double learning_rate,
+  void Step(const std::vector<at::Tensor>& gradients, double learning_rate,
             int threads);
 
   // Every tensor of the optimizer's state, in a fixed order, for a checkpoint.
@@ -44,15 +44,15 @@ class Optimizer {
  private:
   struct Slot {
     std::string name;
-    torch::Tensor parameter;
-    torch::Tensor first;   // momentum
-    torch::Tensor second;  // mean square; undefined for Muon
+    at::Tensor parameter;
+    at::Tensor first;   // momentum
+    at::Tensor second;  // mean square; undefined for Muon
     bool decays = false;
   };
 
-  void StepAdamW(Slot& slot, const torch::Tensor& gradient,
+  void StepAdamW(Slot& slot, const at::Tensor& gradient,
                  double learning_rate) const;
-  void StepMuon(Slot& slot, const torch::Tensor& gradient,
+  void StepMuon(Slot& slot, const at::Tensor& gradient,
                 double learning_rate) const;
 
   OptimizerOptions options_;
