@@ -1,7 +1,6 @@
 #include "compress/artifact_writer.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +14,7 @@
 #include "base/status_macros.h"
 #include "cache/plan.h"
 #include "compress/cache_shape.h"
+#include "compress/checkpoint_folder.h"
 #include "compress/torch_status.h"
 #include "nlohmann/json.hpp"
 
@@ -25,30 +25,8 @@ namespace fs = std::filesystem;
 
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
-constexpr char kPlanFile[] = "kv_plan.json";
-constexpr char kConfigFile[] = "config.json";
-// Says that a folder is one of ours, not finished, and may be removed.
-constexpr char kMarkerFile[] = "kvasir-compress.unfinished";
 constexpr std::string_view kLayers = "model.layers.";
 constexpr size_t kCopyBytes = size_t{8} << 20;
-
-constexpr std::array kConfigFiles = {kConfigFile, "generation_config.json"};
-constexpr std::array kTokenizerFiles = {"tokenizer.json",
-                                        "tokenizer_config.json",
-                                        "special_tokens_map.json",
-                                        "added_tokens.json",
-                                        "chat_template.jinja",
-                                        "tokenizer.model",
-                                        "vocab.json",
-                                        "merges.txt"};
-
-std::string Reason(const std::error_code& error) { return error.message(); }
-
-fs::path PartialFolder(const fs::path& out) {
-  fs::path folder = out.lexically_normal();
-  if (!folder.has_filename()) folder = folder.parent_path();  // "out/"
-  return folder.string() + ".partial";
-}
 
 // Tensors that the artifact has its own of.
 bool IsReplaced(std::string_view name) {
@@ -152,85 +130,6 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   return bytes;
 }
 
-absl::Status CopyFiles(const fs::path& from, const fs::path& to,
-                       std::span<const char* const> names) {
-  std::error_code error;
-  for (const char* name : names) {
-    if (!fs::exists(from / name, error)) continue;
-    fs::copy_file(from / name, to / name, fs::copy_options::overwrite_existing,
-                  error);
-    if (error) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot copy ", (from / name).string(), " to ",
-                       to.string(), ": ", Reason(error)));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The folder under its temporary name; removed unless it is kept.
-class PartialFolderOwner {
- public:
-  static absl::StatusOr<std::unique_ptr<PartialFolderOwner>> Create(
-      const fs::path& folder) {
-    std::error_code error;
-    if (fs::exists(folder, error)) {
-      if (!fs::exists(folder / kMarkerFile, error)) {
-        return absl::AlreadyExistsError(absl::StrCat(
-            folder.string(), " is in the way, and not of an interrupted run"));
-      }
-      fs::remove_all(folder, error);
-    }
-    fs::create_directories(folder, error);
-    if (error) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot create ", folder.string(), ": ", Reason(error)));
-    }
-    auto owner = std::make_unique<PartialFolderOwner>(folder);
-    KVASIR_RETURN_IF_ERROR(
-        WriteFileAtomically(folder / kMarkerFile,
-                            "A run that was interrupted left this folder.\n"));
-    return owner;
-  }
-
-  explicit PartialFolderOwner(fs::path folder) : folder_(std::move(folder)) {}
-  ~PartialFolderOwner() {
-    std::error_code ignored;
-    if (!kept_) fs::remove_all(folder_, ignored);
-  }
-  PartialFolderOwner(const PartialFolderOwner&) = delete;
-  PartialFolderOwner& operator=(const PartialFolderOwner&) = delete;
-
-  const fs::path& folder() const { return folder_; }
-
-  // Gives the folder its name, in place of what has it now.
-  absl::Status Keep(const fs::path& out) {
-    std::error_code error;
-    fs::remove(folder_ / kMarkerFile, error);
-    const fs::path old = folder_.string() + ".replaced";
-    const bool replaces = fs::exists(out, error);
-    if (replaces) {
-      fs::remove_all(old, error);
-      fs::rename(out, old, error);
-    }
-    if (!error) fs::rename(folder_, out, error);
-    if (error) {
-      std::error_code ignored;
-      if (replaces && !fs::exists(out, ignored)) fs::rename(old, out, ignored);
-      return absl::UnavailableError(
-          absl::StrCat("cannot rename ", folder_.string(), " to ", out.string(),
-                       ": ", Reason(error)));
-    }
-    kept_ = true;
-    fs::remove_all(old, error);
-    return absl::OkStatus();
-  }
-
- private:
-  const fs::path folder_;
-  bool kept_ = false;
-};
-
 // Files of tensors that arrive one at a time, a new one where the last is full.
 class ShardSequence {
  public:
@@ -271,7 +170,7 @@ class ShardSequence {
     }
     if (error) {
       return absl::UnavailableError(absl::StrCat(
-          "cannot rename a file in ", folder_.string(), ": ", Reason(error)));
+          "cannot rename a file in ", folder_.string(), ": ", error.message()));
     }
     if (shards_ == 1) return absl::OkStatus();
     nlohmann::ordered_json index;
@@ -386,24 +285,10 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
     return absl::InvalidArgumentError(
         absl::StrCat("the output ", out.string(), " is the base model"));
   }
-  if (fs::exists(fs::symlink_status(out, error))) {
-    if (!options.overwrite) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          out.string(), " exists; --overwrite replaces a checkpoint"));
-    }
-    const bool ours =
-        fs::is_directory(out, error) &&
-        (fs::exists(out / kConfigFile, error) || fs::is_empty(out, error));
-    if (!ours) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          out.string(), " exists and is no checkpoint: it is not replaced"));
-    }
-  }
   // Whether the folder can be made is found out by making it.
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::unique_ptr<PartialFolderOwner> trial,
-      PartialFolderOwner::Create(PartialFolder(options.out)));
-  const fs::space_info space = fs::space(trial->folder(), error);
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> trial,
+                          NewFolder::Create(out, options.overwrite));
+  const fs::space_info space = fs::space(trial->path(), error);
   const int64_t copied = ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
     return absl::ResourceExhaustedError(
@@ -417,17 +302,14 @@ absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,
     const std::function<bool(const ArtifactProgress&)>& on_progress) {
-  KVASIR_RETURN_IF_ERROR(
-      cache::ValidatePlan(plan, CacheShapeOf(base.spec())));
+  KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(plan, CacheShapeOf(base.spec())));
   KVASIR_RETURN_IF_ERROR(CheckArtifactOutput(base, options));
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::unique_ptr<PartialFolderOwner> partial,
-      PartialFolderOwner::Create(PartialFolder(options.out)));
-  const fs::path& folder = partial->folder();
-  KVASIR_RETURN_IF_ERROR(CopyFiles(base.folder(), folder, kConfigFiles));
-  KVASIR_RETURN_IF_ERROR(
-      CopyFiles(options.tokenizer.value_or(fs::path(base.folder())), folder,
-                kTokenizerFiles));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> partial,
+                          NewFolder::Create(options.out, options.overwrite));
+  const fs::path& folder = partial->path();
+  KVASIR_RETURN_IF_ERROR(CopyConfigFiles(base.folder(), folder));
+  KVASIR_RETURN_IF_ERROR(CopyTokenizerFiles(
+      options.tokenizer.value_or(fs::path(base.folder())), folder));
   KVASIR_RETURN_IF_ERROR(CatchTorch([&] {
     return WriteWeights(base, plan, options, folder, source, on_progress);
   }));
@@ -438,11 +320,10 @@ absl::Status WriteArtifact(
   const absl::Status sound =
       written.ok() ? written->CheckTensors(plan) : written.status();
   if (!sound.ok()) {
-    return absl::InternalError(
-        absl::StrCat("what was written is no checkpoint of its plan: ",
-                     sound.message()));
+    return absl::InternalError(absl::StrCat(
+        "what was written is no checkpoint of its plan: ", sound.message()));
   }
-  return partial->Keep(options.out.lexically_normal());
+  return partial->Keep();
 }
 
 }  // namespace kvasir::compress
