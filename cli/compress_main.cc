@@ -1,361 +1,35 @@
 // kvasir-compress: what is done to checkpoints offline.
-#include <atomic>
-#include <cmath>
-#include <csignal>
+#include <signal.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <exception>
-#include <memory>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "base/machine.h"
-#include "base/status_macros.h"
+#include "cli/compress_commands.h"
 #include "cli/flags.h"
-#include "cli/options.h"
-#include "cli/progress.h"
 #include "cli/version.h"
 #include "compress/cpu_setup.h"
-#include "compress/hf_config.h"
-#include "compress/pretrain.h"
-#include "compress/random_checkpoint.h"
-#include "compress/token_stream.h"
-#include "model/shapes.h"
-#include "model/tokenizer.h"
-#include "nlohmann/json.hpp"
 
 namespace kvasir::cli {
 namespace {
 
-using compress::PretrainOptions;
-using compress::PretrainProgress;
-using compress::PretrainResult;
-using compress::RampStage;
-using compress::RandomCheckpointOptions;
-using compress::RandomCheckpointProgress;
-using compress::StoredDtype;
-using compress::TokenStream;
+volatile sig_atomic_t g_stop_signals = 0;
 
-constexpr char kSizesGroup[] = "Sizes in place of the shape's";
-
-std::atomic<bool> stop_asked{false};
-
-void AskToStop(int) { stop_asked = true; }
-
-// A named shape with single sizes replaced; 0 keeps the shape's own.
-struct ShapeFlags {
-  std::string name;
-  model::ModelShape sizes;
-  double rope_theta = 0.0;
-  std::string head;  // "", "tied" or "untied"
-};
-
-void AddShapeFlags(CLI::App* command, const std::string& name_flag,
-                   ShapeFlags& flags) {
-  const std::string known = absl::StrJoin(model::KnownShapeNames(), ", ");
-  AddFlag(command, name_flag, flags.name, "Shape to start from: " + known)
-      ->check(ShapeName());
-  model::ModelShape& sizes = flags.sizes;
-  auto size = [&](const char* flag, auto& value, const char* help) {
-    command->add_option(flag, value, help)
-        ->envname(EnvironmentName(flag))
-        ->check(Above(0))
-        ->group(kSizesGroup);
-  };
-  size("--layers", sizes.num_layers, "Layers");
-  // What the server reads.
-  command->get_option("--layers")->check(Between(1, 1024));
-  size("--hidden", sizes.hidden_size, "Width of the residual stream");
-  size("--intermediate", sizes.intermediate_size, "Width of the MLP");
-  size("--heads", sizes.num_query_heads, "Query heads");
-  size("--kv-heads", sizes.num_kv_heads, "KV heads");
-  size("--head-dim", sizes.head_dim, "Numbers per head");
-  size("--context", sizes.max_position, "Longest context, tokens");
-  size("--rope-theta", flags.rope_theta, "RoPE base");
-  command->add_option("--output-head", flags.head, "tied or untied")
-      ->envname(EnvironmentName("--output-head"))
-      ->check(CLI::IsMember({"tied", "untied"}))
-      ->group(kSizesGroup);
-}
-
-absl::StatusOr<model::ModelShape> ShapeOf(const ShapeFlags& flags) {
-  KVASIR_ASSIGN_OR_RETURN(model::ModelShape shape,
-                          model::FindShape(flags.name));
-  const model::ModelShape& sizes = flags.sizes;
-  auto replace = [](int64_t& target, int64_t value) {
-    if (value > 0) target = value;
-  };
-  replace(shape.num_layers, sizes.num_layers);
-  replace(shape.hidden_size, sizes.hidden_size);
-  replace(shape.intermediate_size, sizes.intermediate_size);
-  replace(shape.num_query_heads, sizes.num_query_heads);
-  replace(shape.num_kv_heads, sizes.num_kv_heads);
-  replace(shape.head_dim, sizes.head_dim);
-  replace(shape.max_position, sizes.max_position);
-  replace(shape.vocab_size, sizes.vocab_size);
-  if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
-  if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
-  return shape;
-}
-
-// ---------------------------------------------------------------- init
-
-struct InitFlags {
-  ShapeFlags shape;
-  std::string dtype = "bf16";
-  std::string tokenizer;
-  RandomCheckpointOptions options;
-  bool quiet = false;
-};
-
-absl::Status RunInit(InitFlags& flags) {
-  RandomCheckpointOptions& options = flags.options;
-  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
-  options.dtype = flags.dtype == "f32" ? StoredDtype::kF32 : StoredDtype::kBf16;
-  if (!flags.tokenizer.empty()) {
-    options.tokenizer = flags.tokenizer;
-    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
-                            model::Tokenizer::Load(flags.tokenizer));
-    if (tokenizer->vocab_size() > options.shape.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          flags.tokenizer, " has ", tokenizer->vocab_size(),
-          " tokens, the model ", options.shape.vocab_size, " (--vocab)"));
-    }
-  }
-  constexpr int64_t kMegabyte = 1'000'000;
-  std::optional<Progress> progress_line;
-  KVASIR_RETURN_IF_ERROR(compress::WriteRandomCheckpoint(
-      options, [&](const RandomCheckpointProgress& progress) {
-        if (!progress_line) {
-          progress_line.emplace("init", progress.total_bytes / kMegabyte, "MB",
-                                !flags.quiet);
-        }
-        progress_line->Update(progress.written_bytes / kMegabyte);
-        return !stop_asked;
-      }));
-  progress_line.reset();  // ends its line
-  absl::PrintF("%d parameters: %s\n", model::CountParameters(options.shape),
-               options.out.string());
-  return absl::OkStatus();
-}
-
-void AddInitCommand(CLI::App& app, InitFlags& flags) {
-  CLI::App* command = app.add_subcommand(
-      "init", "Writes a checkpoint of random weights, for benchmarks");
-  command->group("Commands");
-  AddShapeFlags(command, "--like", flags.shape);
-  command->get_option("--like")->required();
-  command
-      ->add_option("--vocab", flags.shape.sizes.vocab_size, "Vocabulary size")
-      ->check(Above(0))
-      ->group(kSizesGroup);
-  RandomCheckpointOptions& options = flags.options;
-  AddFlag(command, "--out", options.out, "Folder to write")->required();
-  AddFlag(command, "--seed", options.seed, "Seed of the weights");
-  AddFlag(command, "--dtype", flags.dtype, "bf16 or f32")
-      ->check(CLI::IsMember({"bf16", "f32"}));
-  AddFlag(command, "--tokenizer", flags.tokenizer,
-          "Folder whose tokenizer files are copied");
-  AddBytes(command, "--max-shard-bytes", options.max_shard_bytes,
-           "Larger checkpoints become several files", {.least = 1});
-  AddFlag(command, "--threads", options.threads, "Threads")->check(Above(0));
-  AddSwitch(command, "--overwrite", options.overwrite,
-            "Replace the weights in the folder");
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
-}
-
-// ------------------------------------------------------------ pretrain
-
-struct PretrainFlags {
-  ShapeFlags shape;
-  std::string text;
-  std::string validation_text;
-  std::string tokenizer;
-  std::string crops = "512";
-  std::string optimizer = "muon";
-  PretrainOptions options;
-  bool json = false;
-  bool quiet = false;
-};
-
-// "256,512@0.65,1024@0.88": crops of 512 tokens from 65 % of the run on.
-absl::StatusOr<std::vector<RampStage>> ParseRamp(const std::string& text) {
-  std::vector<RampStage> ramp;
-  for (const std::string& part :
-       std::vector<std::string>(absl::StrSplit(text, ','))) {
-    const std::vector<std::string> fields = absl::StrSplit(part, '@');
-    RampStage stage;
-    const bool parsed =
-        fields.size() <= 2 && absl::SimpleAtoi(fields[0], &stage.crop_tokens) &&
-        (fields.size() == 1 || absl::SimpleAtod(fields[1], &stage.begin));
-    const double least = ramp.empty() ? 0.0 : ramp.back().begin;
-    if (!parsed || stage.begin < least || stage.begin >= 1.0 ||
-        std::isnan(stage.begin)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", part,
-                       "' is no stage: want TOKENS or TOKENS@FRACTION, with "
-                       "fractions that rise within [0, 1)"));
-    }
-    ramp.push_back(stage);
-  }
-  return ramp;
-}
-
-// One line every ten seconds, and each measurement on the validation text.
-class ProgressLines {
- public:
-  void Show(const PretrainProgress& progress) {
-    const absl::Time now = absl::Now();
-    const bool measured = progress.validation >= 0.0;
-    if (!measured && now - last_line_ < absl::Seconds(10)) return;
-    last_line_ = now;
-    std::string line = absl::StrFormat(
-        "pretrain: step %d, %.1f %%, loss %.4f, lr %.2e, crops %d, %d tokens, "
-        "%.0f tokens/s, left %s",
-        progress.step, 100.0 * progress.fraction, progress.loss,
-        progress.learning_rate, progress.crop_tokens, progress.tokens_seen,
-        progress.tokens_per_second,
-        absl::FormatDuration(absl::Trunc(progress.left, absl::Seconds(1))));
-    if (measured) {
-      absl::StrAppendFormat(&line, ", validation %.4f nats/byte",
-                            progress.validation);
-    }
-    absl::FPrintF(stderr, "%s\n", line);
-  }
-
- private:
-  absl::Time last_line_ = absl::InfinitePast();
-};
-
-void PrintResult(const PretrainFlags& flags, const PretrainResult& result) {
-  if (flags.json) {
-    const nlohmann::ordered_json object = {
-        {"steps", result.steps},
-        {"tokens", result.tokens_seen},
-        {"seconds", absl::ToDoubleSeconds(result.elapsed)},
-        {"loss", result.last_loss},
-        {"nats_per_byte", result.validation_nats_per_byte},
-        {"nats_per_token", result.validation_nats_per_token},
-        {"out", flags.options.out.string()}};
-    absl::PrintF("%s\n", object.dump());
-    return;
-  }
-  absl::PrintF("%d steps, %d tokens, %.0f s, loss %.4f", result.steps,
-               result.tokens_seen, absl::ToDoubleSeconds(result.elapsed),
-               result.last_loss);
-  if (result.validation_nats_per_byte >= 0.0) {
-    absl::PrintF(", validation %.4f nats/byte (%.4f nats/token)",
-                 result.validation_nats_per_byte,
-                 result.validation_nats_per_token);
-  }
-  absl::PrintF(": %s\n", flags.options.out.string());
-}
-
-absl::Status RunPretrain(PretrainFlags& flags) {
-  PretrainOptions& options = flags.options;
-  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
-  KVASIR_ASSIGN_OR_RETURN(options.ramp, ParseRamp(flags.crops));
-  options.muon = flags.optimizer == "muon";
-  KVASIR_RETURN_IF_ERROR(compress::CheckDevice(options.device));
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
-                          model::Tokenizer::Load(flags.tokenizer));
-  options.shape.vocab_size = tokenizer->vocab_size();
-  if (!tokenizer->bos_id() || tokenizer->eos_ids().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flags.tokenizer, ": tokenizer_config.json names no bos or eos token"));
-  }
-  options.shape.bos_token_id = *tokenizer->bos_id();
-  options.shape.eos_token_id = tokenizer->eos_ids().front();
-  KVASIR_ASSIGN_OR_RETURN(
-      const TokenStream train,
-      compress::EncodeFile(flags.text, *tokenizer, options.threads));
-  TokenStream validation;
-  if (!flags.validation_text.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        validation, compress::EncodeFile(flags.validation_text, *tokenizer,
-                                         options.threads));
-  }
-  if (!flags.quiet) {
-    absl::FPrintF(stderr, "pretrain: %d parameters, %d tokens of text\n",
-                  model::CountParameters(options.shape), train.ids.size());
-  }
-  KVASIR_RETURN_IF_ERROR(compress::CopyTokenizer(flags.tokenizer, options.out));
-  compress::SetBlasThreads(1);
-  compress::KeepFreedMemory();
-  ProgressLines lines;
-  KVASIR_ASSIGN_OR_RETURN(
-      const PretrainResult result,
-      compress::Pretrain(options, train, validation,
-                         [&](const PretrainProgress& progress) {
-                           if (!flags.quiet) lines.Show(progress);
-                           return !stop_asked;
-                         }));
-  PrintResult(flags, result);
-  return absl::OkStatus();
-}
-
-void AddPretrainCommand(CLI::App& app, PretrainFlags& flags) {
-  CLI::App* command = app.add_subcommand(
-      "pretrain", "Trains a small Llama model on a text, from nothing");
-  command->group("Commands");
-  PretrainOptions& options = flags.options;
-  flags.shape.name = "kvasir-tiny";
-  AddShapeFlags(command, "--shape", flags.shape);
-  auto add = [&](const char* flag, auto& value, const char* help) {
-    return AddFlag(command, flag, value, help);
-  };
-  add("--text", flags.text, "Text to train on")->required();
-  add("--valid", flags.validation_text, "Text to measure on");
-  add("--tokenizer", flags.tokenizer, "Folder with tokenizer.json")->required();
-  add("--out", options.out, "Folder to write the checkpoint into")->required();
-  AddDuration(command, "--time-budget", options.time_budget,
-              "Train for this long (60m); the schedules end with it");
-  add("--steps", options.steps, "Train for so many steps, instead")
-      ->check(AtLeast(0));
-  add("--seed", options.seed, "Seed of weights and order");
-  add("--batch", options.batch_tokens, "Tokens per step")->check(Above(0));
-  add("--micro-batch", options.micro_batch_tokens,
-      "Tokens that a thread works on at a time")
-      ->check(Above(0));
-  add("--seq-len", flags.crops,
-      "Crop length, or a ramp of them: 256,512@0.65,1024@0.88")
-      ->check(Checked(
-          [](const std::string& text) { return ParseRamp(text).status(); }));
-  add("--lr", options.learning_rate, "Peak learning rate")->check(Above(0));
-  add("--warmup", options.warmup, "Fraction of the run that warms up")
-      ->check(CLI::Range(0.0, 0.9));
-  add("--weight-decay", options.weight_decay, "On matrices")->check(AtLeast(0));
-  add("--clip", options.clip_norm, "Largest norm of a gradient")
-      ->check(Above(0));
-  add("--optimizer", flags.optimizer, "muon or adamw")
-      ->check(CLI::IsMember({"muon", "adamw"}));
-  add("--device", options.device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
-  add("--threads", options.threads, "CPU threads")->check(Above(0));
-  AddDuration(command, "--validate-every", options.validation_interval,
-              "Time between samples of the validation text");
-  AddDuration(command, "--checkpoint-every", options.checkpoint_interval,
-              "Time between saved states");
-  AddSwitch(command, "--resume", options.resume,
-            "Go on from the state that a stopped run left in --out; only the "
-            "length of the run may be changed");
-  AddSwitch(command, "--json", flags.json, "Print the result as JSON");
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+void OnStopSignal(int signal_number) {
+  // Whoever asks twice does not want to wait for a state to be saved.
+  if (g_stop_signals > 0) _exit(128 + signal_number);
+  g_stop_signals = 1;
 }
 
 int Main(int argc, char** argv) {
   compress::UseBestBlasKernels(argv);
-  std::signal(SIGINT, AskToStop);
-  std::signal(SIGTERM, AskToStop);
+  HoldStopSignals();
 
-  CLI::App app{"kvasir-compress: makes and changes checkpoints, offline."};
+  CLI::App app{
+      "kvasir-compress: makes checkpoints and compresses them, offline."};
   app.name("kvasir-compress");
   app.set_version_flag("--version", std::string(kVersion));
   AddConfigFile(&app);
@@ -363,35 +37,37 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Every flag can also be set as an environment variable: "
-      "--max-shard-bytes "
-      "is\nKVASIR_MAX_SHARD_BYTES.\nExit codes: 0 done, 1 failed or stopped, 2 "
-      "wrong usage.");
-  const int cpus = base::ReadMachineLimits().cpus;
+      "--max-shard-bytes is\nKVASIR_MAX_SHARD_BYTES.\n"
+      "Ctrl-C stops in order and keeps what can be gone on with; pressed twice "
+      "it ends\nthe program at once.\n"
+      "Exit codes: 0 done, 1 failed or stopped, 2 wrong usage.");
   int exit_code = kExitOk;
-  const auto report = [&exit_code](const absl::Status& status) {
-    if (status.ok()) return;
-    absl::FPrintF(stderr, "kvasir-compress: %s\n",
-                  std::string(status.message()));
-    exit_code = kExitFailed;
-  };
-  InitFlags init;
-  init.options.threads = cpus;
-  AddInitCommand(app, init);
-  app.get_subcommand("init")->callback([&] { report(RunInit(init)); });
-  PretrainFlags pretrain;
-  pretrain.options.threads = cpus;
-  AddPretrainCommand(app, pretrain);
-  app.get_subcommand("pretrain")->callback([&] {
-    const bool timed = pretrain.options.time_budget > absl::ZeroDuration();
-    if (timed == (pretrain.options.steps > 0)) {
-      throw CLI::ValidationError("give one of --steps and --time-budget");
-    }
-    report(RunPretrain(pretrain));
-  });
+  AddPlanCommand(&app, &exit_code);
+  AddApplyCommand(&app, &exit_code);
+  AddPretrainCommand(&app, &exit_code);
+  AddInitCommand(&app, &exit_code);
   return ParseAndRun(&app, argc, argv, exit_code);
 }
 
 }  // namespace
+
+void HoldStopSignals() {
+  struct sigaction action = {};
+  action.sa_handler = OnStopSignal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+bool StopAsked() { return g_stop_signals > 0; }
+
+void Report(const absl::Status& status, int* exit_code) {
+  if (status.ok()) return;
+  absl::FPrintF(stderr, "kvasir-compress: %s\n",
+                std::string(status.message()));
+  *exit_code = kExitFailed;
+}
+
 }  // namespace kvasir::cli
 
 int main(int argc, char** argv) {

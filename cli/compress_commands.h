@@ -1,0 +1,22 @@
+// The commands of kvasir-compress, one file each, and what they share.
+#pragma once
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+
+namespace kvasir::cli {
+
+// From now on SIGINT and SIGTERM are kept for StopAsked; the second one ends
+// the process at once.
+void HoldStopSignals();
+bool StopAsked();
+
+// The reason on standard error and an exit code, unless all is well.
+void Report(const absl::Status& status, int* exit_code);
+
+void AddApplyCommand(CLI::App* app, int* exit_code);
+void AddInitCommand(CLI::App* app, int* exit_code);
+void AddPlanCommand(CLI::App* app, int* exit_code);
+void AddPretrainCommand(CLI::App* app, int* exit_code);
+
+}  // namespace kvasir::cli
