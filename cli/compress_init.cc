@@ -90,8 +90,7 @@ void AddInitCommand(CLI::App* app, int* exit_code) {
   AddSwitch(command, "--overwrite", options.overwrite,
             "Replace the weights in the folder");
   AddSwitch(command, "--quiet", flags.quiet, "No progress");
-  command->callback(
-      [owned, exit_code] { Report(RunInit(*owned), exit_code); });
+  command->callback([owned, exit_code] { Report(RunInit(*owned), exit_code); });
 }
 
 }  // namespace kvasir::cli

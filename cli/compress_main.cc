@@ -63,8 +63,7 @@ bool StopAsked() { return g_stop_signals > 0; }
 
 void Report(const absl::Status& status, int* exit_code) {
   if (status.ok()) return;
-  absl::FPrintF(stderr, "kvasir-compress: %s\n",
-                std::string(status.message()));
+  absl::FPrintF(stderr, "kvasir-compress: %s\n", std::string(status.message()));
   *exit_code = kExitFailed;
 }
 

@@ -30,6 +30,7 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.decomposition = input.request->decomposition;
   factor.centred = input.part->mean();
   factor.hadamard = input.part->codec().has_hadamard_fused();
+  factor.profile = input.request->profile;
   const absl::StatusOr<Factors> factored = Factorize(factor);
   if (!factored.ok()) return ErrorOf(input, factored.status());
   const Factors& factors = *factored;

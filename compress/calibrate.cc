@@ -139,7 +139,8 @@ class Calibrator {
   // Layer by layer, all sequences.
   absl::Status Stream(CalibrationState& state, Pace& pace) const;
   // Sequence by sequence, all layers, there and back.
-  absl::Status RunWithFisher(CalibrationState& state, Pace& pace) const;
+  absl::Status RunWithFisher(CalibrationState& state, Pace& pace,
+                             absl::Duration& fisher_time) const;
 
  private:
   // Of a few sequences that go through the layers together.
@@ -386,8 +387,8 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
   return absl::OkStatus();
 }
 
-absl::Status Calibrator::RunWithFisher(CalibrationState& state,
-                                       Pace& pace) const {
+absl::Status Calibrator::RunWithFisher(CalibrationState& state, Pace& pace,
+                                       absl::Duration& fisher_time) const {
   KVASIR_ASSIGN_OR_RETURN(const Resident resident, LoadResident());
   while (state.sequence < sample_.num_sequences()) {
     MicroBatch batch;
@@ -395,8 +396,10 @@ absl::Status Calibrator::RunWithFisher(CalibrationState& state,
     batch.count = std::min(options_.sequences_at_a_time(),
                            sample_.num_sequences() - state.sequence);
     KVASIR_RETURN_IF_ERROR(Forward(resident, batch, state, pace));
+    const absl::Time turned = absl::Now();
     AddHeadGradient(resident, batch);
     KVASIR_RETURN_IF_ERROR(Backward(resident, batch, state, pace));
+    fisher_time += absl::Now() - turned;
     for (const double loss : batch.loss) state.loss_sum += loss;
     state.sequence += batch.count;
     KVASIR_RETURN_IF_ERROR(pace.After(0, state));
@@ -539,6 +542,7 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
       return run;
     }
   }
+  if (events.on_start) KVASIR_RETURN_IF_ERROR(events.on_start());
   CalibrationState state =
       cached ? FindState(checkpoint.spec(), id, options, events)
              : StartState(checkpoint.spec(), options.parts);
@@ -551,7 +555,7 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
   Pace pace(options, events, state_path, id, calibrator.TotalPasses());
   pace.SetDone(calibrator.PassesDone(state));
   KVASIR_RETURN_IF_ERROR(options.parts.fisher
-                             ? calibrator.RunWithFisher(state, pace)
+                             ? calibrator.RunWithFisher(state, pace, run.fisher)
                              : calibrator.Stream(state, pace));
   run.loss = state.loss_sum / static_cast<double>(sample.num_sequences());
   KVASIR_ASSIGN_OR_RETURN(

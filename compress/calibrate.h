@@ -45,6 +45,9 @@ struct CalibrateProgress {
 };
 
 struct CalibrateEvents {
+  // Called before the work if there is any (nothing is in the cache); an error
+  // ends it. May be empty.
+  std::function<absl::Status()> on_start;
   // Called often; false stops after the micro-batch and keeps the state in the
   // cache.
   std::function<bool(const CalibrateProgress&)> on_progress;
@@ -59,6 +62,7 @@ struct CalibrationRun {
   // the cache.
   double loss = 0.0;
   absl::Duration elapsed;
+  absl::Duration fisher;  // of elapsed: the head and the way back
 };
 
 // Hash of the model's weights, the sample's tokens and the parts. Reads all

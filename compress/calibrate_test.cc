@@ -322,8 +322,7 @@ TEST(NextTokenLossTest, LossAndGradientAreThoseOfAutograd) {
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
                               .to(at::kBFloat16);
-  const at::Tensor ids =
-      at::tensor(std::vector<int64_t>{5, 8999, 17, 8500});
+  const at::Tensor ids = at::tensor(std::vector<int64_t>{5, 8999, 17, 8500});
   at::Tensor normal =
       at::cos(at::arange(32, at::kFloat)).view({4, 8}).requires_grad_(true);
   const at::Tensor loss = at::nll_loss(

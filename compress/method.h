@@ -19,6 +19,8 @@
 
 namespace kvasir::compress {
 
+struct FactorProfile;  // compress/low_rank.h
+
 // How low-rank factors are found. Do not rename: plans carry the names.
 enum class Decomposition {
   kSvd,       // of the weights
@@ -70,6 +72,8 @@ struct ApplyRequest {
   // Of low_rank parts: FactorRequest::split_singular_values.
   bool split_singular_values = false;
   CommutingWeights commuting;
+  // Counts what factors cost; may be null.
+  FactorProfile* profile = nullptr;
 };
 
 // All self_attn tensors of the layer but the ranges of CHANNEL_STATIC codecs,
