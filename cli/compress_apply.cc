@@ -42,6 +42,9 @@ using compress::StoredDtype;
 using compress::TensorMap;
 using kvasir::v1::KvPlan;
 
+// Below it, threads inside one product wait for each other more than they do.
+constexpr int64_t kManyThreadsWidth = 1024;
+
 struct ApplyFlags {
   CalibrationFlags calibration;
   MethodFlags method;
@@ -185,8 +188,11 @@ absl::Status WriteWeights(const ApplyFlags& flags,
     collector.emplace(std::move(made));
   }
   auto layer_tensors = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
-    // Factors of one layer use all threads, sequences one each.
-    compress::SetBlasThreads(flags.calibration.threads);
+    // Sequences use a thread each; large factors all of them.
+    compress::SetBlasThreads(
+        checkpoint.spec().hidden_size >= kManyThreadsWidth
+            ? flags.calibration.threads
+            : 1);
     compress::ApplyRequest request;
     request.spec = &checkpoint.spec();
     request.plan = &applied.plan.layers(static_cast<int>(layer));

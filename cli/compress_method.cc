@@ -63,11 +63,6 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
   return bits;
 }
 
-bool HasCodes(const std::string& text) {
-  const absl::StatusOr<Bits> bits = ParseBits(text);
-  return bits.ok() && bits->kind == Bits::Kind::kCodes;
-}
-
 kvasir::v1::DataType WeightType(const model::Checkpoint& checkpoint) {
   const auto tensor =
       checkpoint.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight"));
@@ -294,10 +289,10 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       ->check(OneOf({"svd", "whitened", "espace"}));
   add("--search", flags.search,
       "How ranks are shared out: fisher, module or uniform (palu); uniform, "
-      "fisher, fisher_root or energy (rap, commuting)");
+      "fisher, fisher-root or energy (rap, commuting)");
   add("--fisher-score", flags.fisher_score,
-      "Of a group of weights (palu): mean_root or sum")
-      ->check(OneOf({"mean_root", "sum"}));
+      "Of a group of weights (palu): mean-root or sum")
+      ->check(OneOf({"mean-root", "sum"}));
   add("--rank-multiple", flags.rank_multiple, "Ranks are multiples of it")
       ->check(Above(0));
   add("--tp", flags.tp,
@@ -361,10 +356,10 @@ CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags) {
   } else if (flags.method == "rap") {
     needs.statistics = true;
     needs.parts.fisher = flags.pair_score == "fisher" || search.empty() ||
-                         search == "fisher" || search == "fisher_root";
+                         search == "fisher" || search == "fisher-root";
   } else if (flags.method == "commuting") {
     needs.statistics = true;
-    needs.parts.fisher = search == "fisher" || search == "fisher_root";
+    needs.parts.fisher = search == "fisher" || search == "fisher-root";
   }
   return needs;
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
@@ -27,7 +28,7 @@ struct MethodFlags {
   std::string hadamard = "auto";
   std::string decomposition = "whitened";
   std::string search;  // empty: the method's own
-  std::string fisher_score = "mean_root";
+  std::string fisher_score = "mean-root";
   int64_t rank_multiple = 8;
   int64_t tp = 1;
   // LoRC

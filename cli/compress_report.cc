@@ -1,5 +1,7 @@
 #include "cli/compress_report.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
@@ -19,6 +21,16 @@ constexpr int64_t kChunkTokens = 512;
 constexpr int64_t kRangeBytes = 8;   // minimum and scale, float32
 constexpr int64_t kFactorBytes = 2;  // a number of a basis, as stored
 
+// Channels of 0 bits are not there.
+int64_t StoredNumbers(const cache::PartLayout& part,
+                      const cache::GroupLayout& group) {
+  if (part.bits.empty()) return group.width;
+  const int64_t stored =
+      std::count_if(part.bits.begin(), part.bits.end(),
+                    [](int64_t bits) { return bits > 0; });
+  return group.width * stored / static_cast<int64_t>(part.bits.size());
+}
+
 void CountPart(const kvasir::v1::Part& part, const cache::PartLayout& layout,
                int64_t dense_width, PlanBytes& bytes) {
   for (const cache::GroupLayout& group : layout.groups) {
@@ -26,7 +38,7 @@ void CountPart(const kvasir::v1::Part& part, const cache::PartLayout& layout,
       bytes.parameters += static_cast<double>(group.params.slot_stride_bytes);
     }
     if (part.codec().has_channel_static()) {
-      bytes.static_ranges += kRangeBytes * group.width;
+      bytes.static_ranges += kRangeBytes * StoredNumbers(layout, group);
     }
   }
   if (part.has_full() && part.codec().has_basis_static()) {
@@ -68,7 +80,7 @@ PlanBytes CountPlan(const KvPlan& plan, const model::DecoderSpec& spec,
       for (const cache::PartLayout& part : layout.layer(l).side(side).parts) {
         CountPart(parts.Get(part.part_index), part, dense_width, bytes);
         for (const cache::GroupLayout& group : part.groups) {
-          numbers += group.width;
+          numbers += StoredNumbers(part, group);
         }
       }
     }

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/for_each_index.h"
-#include "compress/hadamard_tensor.h"
 #include "compress/layer_program.h"
 #include "compress/tensor_loader.h"
 #include "compress/torch_status.h"
@@ -66,14 +65,12 @@ class LatentObserver : public LayerObserver {
  private:
   // The numbers that are coded: after HADAMARD_ONLINE.
   static at::Tensor Coded(const ProgramPart& part, const at::Tensor& rows) {
-    if (!part.latents[0].codec.hadamard_online) return rows;
+    if (!part.latents[0].codec.hadamard.defined()) return rows;
     std::vector<at::Tensor> latents;
     for (const ProgramLatent& latent : part.latents) {
-      const at::Tensor matrix =
-          HadamardTensor(latent.width()).to(rows.scalar_type());
       latents.push_back(
           at::mm(rows.slice(1, latent.offset, latent.offset + latent.width()),
-                 matrix.t()));
+                 latent.codec.hadamard.to(rows.scalar_type()).t()));
     }
     return at::cat(latents, 1);
   }
