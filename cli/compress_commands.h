@@ -15,6 +15,7 @@ bool StopAsked();
 void Report(const absl::Status& status, int* exit_code);
 
 void AddApplyCommand(CLI::App* app, int* exit_code);
+void AddEvaluateCommand(CLI::App* app, int* exit_code);
 void AddInitCommand(CLI::App* app, int* exit_code);
 void AddPlanCommand(CLI::App* app, int* exit_code);
 void AddPretrainCommand(CLI::App* app, int* exit_code);

@@ -44,6 +44,7 @@ int Main(int argc, char** argv) {
   int exit_code = kExitOk;
   AddPlanCommand(&app, &exit_code);
   AddApplyCommand(&app, &exit_code);
+  AddEvaluateCommand(&app, &exit_code);
   AddPretrainCommand(&app, &exit_code);
   AddInitCommand(&app, &exit_code);
   return ParseAndRun(&app, argc, argv, exit_code);

@@ -186,7 +186,8 @@ absl::StatusOr<KvPlan> Commuting(const MethodFlags& flags,
   compress::CommutingOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.group_heads,
                           GroupHeads(flags.group_heads, 0));
-  options.weights = CommutingWeightsOf(flags);
+  options.weights = {.query_weights = flags.query_weights == "on",
+                     .query_floor = flags.query_floor};
   KVASIR_ASSIGN_OR_RETURN(options.decomposition,
                           compress::ParseDecomposition(flags.decomposition));
   KVASIR_RETURN_IF_ERROR(FillBudget(flags, options.budget));
@@ -401,11 +402,6 @@ absl::StatusOr<KvPlan> MakePlan(
   }
   plan.set_base_model(checkpoint.name());
   return plan;
-}
-
-compress::CommutingWeights CommutingWeightsOf(const MethodFlags& flags) {
-  return {.query_weights = flags.query_weights == "on",
-          .query_floor = flags.query_floor};
 }
 
 }  // namespace kvasir::cli

@@ -63,7 +63,4 @@ absl::StatusOr<kvasir::v1::KvPlan> MakePlan(
     const std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)>&
         bytes_of);
 
-// For the appliers.
-compress::CommutingWeights CommutingWeightsOf(const MethodFlags& flags);
-
 }  // namespace kvasir::cli

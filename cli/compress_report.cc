@@ -25,9 +25,8 @@ constexpr int64_t kFactorBytes = 2;  // a number of a basis, as stored
 int64_t StoredNumbers(const cache::PartLayout& part,
                       const cache::GroupLayout& group) {
   if (part.bits.empty()) return group.width;
-  const int64_t stored =
-      std::count_if(part.bits.begin(), part.bits.end(),
-                    [](int64_t bits) { return bits > 0; });
+  const int64_t stored = std::count_if(part.bits.begin(), part.bits.end(),
+                                       [](int64_t bits) { return bits > 0; });
   return group.width * stored / static_cast<int64_t>(part.bits.size());
 }
 

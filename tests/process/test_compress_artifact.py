@@ -1,0 +1,371 @@
+"""kvasir-compress plan, apply and evaluate: from a checkpoint to a compressed
+one, and every input that must be refused before anything is written."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+
+import pytest
+
+from kvasir_process import BINARY, ROOT, TINY
+
+COMPRESS = BINARY.with_name("kvasir-compress")
+CALIBRATION = TINY / "calibration.txt"
+GOLDEN = ROOT / "tests" / "golden"
+# Two sequences: enough to run every path.
+FEW_TOKENS = ["--text", CALIBRATION, "--calibration-tokens", 512, "--sequence-tokens", 256]
+
+
+@pytest.fixture
+def compress(tmp_path):
+    """Runs kvasir-compress with a cache of its own."""
+
+    def run(*args, ok=True, **environment):
+        done = subprocess.run(
+            [COMPRESS, *map(str, args)], capture_output=True, text=True, timeout=120,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **environment})
+        assert (done.returncode == 0) == ok, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def refused(done, *parts, code=1):
+    """One line with the reason, the exit code, and no trace of C++."""
+    assert done.returncode == code, done.stderr
+    for part in parts:
+        assert part in done.stderr, done.stderr
+    assert "Exception raised from" not in done.stderr
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def header(path):
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8:8 + length])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ["palu", "--keep", 0.5],
+        ["palu", "--keep", 0.5, "--key-bits", 4, "--value-bits", 3],
+        ["uniform", "--keep", 0.5, "--decomposition", "svd"],
+        ["lorc", "--keep", 0.6],
+        ["rap", "--keep", 0.7],
+        ["commuting", "--keep", 0.5],
+        ["svdq", "--value-bits", 4],
+        ["svdq", "--post-rope"],
+        ["channel", "--key-bits", 4],
+    ],
+    ids=lambda m: "-".join(map(str, m)).replace("--", ""),
+)
+def test_every_method_plans_and_applies(compress, tmp_path, method):
+    out = tmp_path / "out"
+    done = compress("apply", "--model", TINY, "--method", *method, *FEW_TOKENS, "--out", out,
+                    "--json", "--quiet")
+    report = json.loads(done.stdout)
+    assert report["kv_bytes_per_token"] < report["dense_bf16_bytes_per_token"]
+    assert (out / "kv_plan.json").exists() and (out / "tokenizer.json").exists()
+    # The server's own reader finds the tensors that the plan wants.
+    inspect = subprocess.run([BINARY, "inspect", out, "--json"], capture_output=True, text=True)
+    assert inspect.returncode == 0, inspect.stderr
+    assert json.loads(inspect.stdout)["kv_bytes_per_token"] == report["kv_bytes_per_token"]
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_plan_then_apply_is_apply_in_one_go(compress, tmp_path):
+    palu = ["--method", "palu", "--keep", 0.5]
+    plan = tmp_path / "plan.json"
+    shown = compress("plan", "--model", TINY, *palu, *FEW_TOKENS, "--out", plan)
+    assert "kept numbers" in shown.stdout and "calibration:" in shown.stderr
+    first = compress("apply", "--model", TINY, "--plan", plan, *FEW_TOKENS, "--out",
+                     tmp_path / "a")
+    assert "from the cache" in first.stderr  # what plan has measured
+    compress("apply", "--model", TINY, *palu, *FEW_TOKENS, "--out", tmp_path / "b")
+    for name in ("model.safetensors", "kv_plan.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_bytes_per_token_are_met_from_below(compress):
+    done = compress("plan", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token", 1500,
+                    "--key-bits", 4, "--value-bits", 4, "--json", "--quiet")
+    report = json.loads(done.stdout)
+    assert 1400 < report["kv_bytes_per_token"] <= 1500
+    assert report["kv_parameter_bytes_per_token"] > 0
+
+
+def test_flags_are_environment_variables_too(compress):
+    done = compress("plan", "--method", "uniform", "--quiet", KVASIR_MODEL=str(TINY),
+                    KVASIR_KEEP="0.5", KVASIR_JSON="true")
+    assert json.loads(done.stdout)["kept_numbers"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_dry_run_writes_nothing(compress, tmp_path):
+    done = compress("apply", "--model", TINY, "--method", "uniform", "--keep", 0.5, "--dry-run",
+                    "--out", tmp_path / "out")
+    assert "compression ratio" in done.stdout
+    assert tree(tmp_path) == []
+
+
+def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
+    out = tmp_path / "out"
+    compress("apply", "--model", TINY, "--method", "uniform", "--keep", 0.5, "--decomposition",
+             "svd", "--out", out, "--quiet")
+    before, after = TINY / "model.safetensors", out / "model.safetensors"
+    old, new = header(before), header(after)
+
+    def content(path, head, name):
+        data = path.read_bytes()
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        begin, end = head[name]["data_offsets"]
+        return data[start + begin:start + end]
+
+    copied = [name for name in old if "_proj" not in name and name != "__metadata__"
+              or ".mlp." in name]
+    assert len(copied) > 20
+    for name in copied:
+        assert content(before, old, name) == content(after, new, name), name
+    assert "model.layers.0.self_attn.k_proj.weight" not in new
+    assert "model.layers.0.self_attn.k_proj.down.weight" in new
+
+
+# ------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--method", "foo", "--keep", 0.5], "--method: foo not in"),
+        (["--method", "palu"], "one of --keep and --kv-bytes-per-token"),
+        (["--method", "palu", "--keep", 1.5], "--keep: '1.5' is no number from 0 to 1"),
+        (["--method", "svdq", "--keep", 0.5], "its size is that of its bits"),
+        (["--method", "palu", "--keep", 0.5, "--key-bits", 5], "'5' is no width of codes"),
+        (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "a schedule of 3 widths"),
+        (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is no number of heads"),
+        (["--method", "palu", "--keep", 0.5, "--key-keep", 0.5], "--key-keep"),
+    ],
+)
+def test_wrong_usage(compress, arguments, named):
+    refused(compress("plan", "--model", TINY, *arguments, ok=False), named, code=2)
+
+
+def uniform_plan(compress, tmp_path):
+    path = tmp_path / "plan.json"
+    compress("plan", "--model", TINY, "--method", "uniform", "--keep", 0.5, "--decomposition",
+             "svd", "--out", path, "--quiet")
+    return path, json.loads(path.read_text())
+
+
+def apply_refused(compress, tmp_path, plan, *parts, model=TINY):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(plan))
+    before = tree(tmp_path)
+    done = compress("apply", "--model", model, "--plan", path, "--out", tmp_path / "out", ok=False)
+    refused(done, *parts)
+    assert tree(tmp_path) == before
+
+
+def test_a_rank_larger_than_the_matrix(compress, tmp_path):
+    _, plan = uniform_plan(compress, tmp_path)
+    plan["layers"][2]["key"]["parts"][0]["low_rank"]["groups"][0]["rank"] = 999
+    apply_refused(compress, tmp_path, plan, "bad.json", "layer 2", "key", "999")
+
+
+def test_groups_that_do_not_divide_the_heads(compress):
+    done = compress("plan", "--model", TINY, "--method", "uniform", "--keep", 0.5,
+                    "--group-heads", 3, ok=False)
+    refused(done, "3", "8")
+
+
+def test_groups_that_leave_a_head_out(compress, tmp_path):
+    _, plan = uniform_plan(compress, tmp_path)
+    plan["layers"][1]["value"]["parts"][0]["low_rank"]["groups"][0]["heads"] = [0, 1, 2]
+    apply_refused(compress, tmp_path, plan, "layer 1", "value", "head 3 is in no group")
+
+
+def test_a_plan_for_another_model(compress, tmp_path):
+    _, plan = uniform_plan(compress, tmp_path)
+    apply_refused(compress, tmp_path, plan, "is no plan for llama-mha",
+                  model=GOLDEN / "models" / "llama-mha")
+
+
+def test_a_plan_that_is_no_plan(compress, tmp_path):
+    apply_refused(compress, tmp_path, {"layers": [], "colour": "red"}, "bad.json", "colour")
+
+
+def test_a_text_that_is_too_short(compress, tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("A few words only.\n")
+    done = compress("plan", "--model", TINY, "--method", "palu", "--keep", 0.5, "--text", text,
+                    ok=False)
+    refused(done, "short.txt", "too short: it has", "want 16384 (16 sequences of 1024)")
+
+
+def test_a_text_that_is_missing(compress):
+    done = compress("plan", "--model", TINY, "--method", "palu", "--keep", 0.5, ok=False)
+    refused(done, "needs a calibration text: give --text")
+    done = compress("plan", "--model", TINY, "--method", "palu", "--keep", 0.5, "--text",
+                    "/no/such/text", ok=False)
+    refused(done, "/no/such/text")
+
+
+def test_bytes_that_cannot_be_reached(compress):
+    done = compress("plan", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token", 20,
+                    ok=False)
+    refused(done, "20 KV bytes per token cannot be reached: the least plan found takes")
+
+
+def model_with(tmp_path, name, value):
+    """The built-in model with the first number of a tensor replaced."""
+    folder = tmp_path / "broken"
+    shutil.copytree(TINY, folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    begin, _ = json.loads(data[8:8 + length])[name]["data_offsets"]
+    data[8 + length + begin:8 + length + begin + 2] = value
+    path.write_bytes(data)
+    return folder
+
+
+NAN_BF16 = b"\xc0\x7f"
+
+
+def test_weights_that_are_nan(compress, tmp_path):
+    name = "model.layers.3.self_attn.k_proj.weight"
+    model = model_with(tmp_path, name, NAN_BF16)
+    done = compress("apply", "--model", model, "--method", "uniform", "--keep", 0.5,
+                    "--decomposition", "svd", "--out", tmp_path / "out", ok=False)
+    refused(done, name, "not finite")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_calibration_names_the_layer_that_nan_reaches(compress, tmp_path):
+    model = model_with(tmp_path, "model.layers.3.mlp.up_proj.weight", NAN_BF16)
+    done = compress("plan", "--model", model, "--method", "palu", "--keep", 0.5, *FEW_TOKENS,
+                    ok=False)
+    refused(done, "not finite", "layer")
+
+
+def test_a_model_with_qk_norm(compress):
+    done = compress("plan", "--model", GOLDEN / "refused" / "qwen3-qk-norm", "--method", "uniform",
+                    "--keep", 0.5, ok=False)
+    refused(done, "qwen3")
+
+
+def test_a_model_that_is_compressed_already(compress, tmp_path):
+    uniform = ["--method", "uniform", "--keep", 0.5, "--decomposition", "svd"]
+    compress("apply", "--model", TINY, *uniform, "--out", tmp_path / "once")
+    done = compress("apply", "--model", tmp_path / "once", *uniform, "--out", tmp_path / "twice",
+                    ok=False)
+    refused(done, "compressed already")
+
+
+def test_an_output_that_exists_or_cannot_be_written(compress, tmp_path):
+    uniform = ["--model", TINY, "--method", "uniform", "--keep", 0.5]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("x")
+    done = compress("apply", *uniform, "--out", tmp_path / "out", ok=False)
+    refused(done, "exists; --overwrite replaces")
+    done = compress("apply", *uniform, "--out", tmp_path / "out", "--overwrite", ok=False)
+    refused(done, "is no checkpoint")
+    (tmp_path / "file").write_text("x")
+    done = compress("apply", *uniform, "--out", tmp_path / "file" / "out", ok=False)
+    refused(done, "cannot create")
+    done = compress("plan", *uniform, "--out", tmp_path / "file" / "plan.json", ok=False)
+    refused(done, "--out: cannot write")
+    assert tree(tmp_path) == ["file", "out", "out/thesis.tex"]
+
+
+def test_a_full_disk_is_said_and_nothing_is_left(tmp_path):
+    """A limit on the size of a file fails writes as a full disk does."""
+
+    def no_large_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    done = subprocess.run(
+        [COMPRESS, "apply", "--model", TINY, "--method", "uniform", "--keep", "0.5",
+         "--decomposition", "svd", "--out", tmp_path / "out"],
+        capture_output=True, text=True, timeout=120, preexec_fn=no_large_files)
+    refused(done, "cannot write", "out.partial/weights-00001", "File too large")
+    assert tree(tmp_path) == []
+
+
+def test_an_interrupted_run_leaves_no_output_and_goes_on(tmp_path):
+    """Ctrl-C in the calibration: exit code 1, a state, and a second run that
+    ends with the bytes of an uninterrupted one."""
+    command = [COMPRESS, "apply", "--model", TINY, "--method", "palu", "--keep", "0.5", "--text",
+               CALIBRATION, "--calibration-tokens", "8192", "--threads", "1"]
+
+    def run(out, cache):
+        return subprocess.Popen(
+            [*map(str, command), "--out", str(tmp_path / out)], stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / cache)})
+
+    whole = run("whole", "cache-a")
+    assert "mean loss" in whole.communicate(timeout=120)[1] and whole.returncode == 0
+    stopped = run("out", "cache-b")
+    for line in stopped.stderr:  # the first progress line: it is at work
+        if "layer passes" in line:
+            break
+    stopped.send_signal(signal.SIGINT)
+    text = stopped.communicate(timeout=120)[1]
+    assert stopped.returncode == 1 and "the same command goes on" in text
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+    again = run("out", "cache-b")
+    assert "going on where the last run was stopped" in again.communicate(timeout=120)[1]
+    assert again.returncode == 0
+    for name in ("model.safetensors", "kv_plan.json"):
+        assert ((tmp_path / "out" / name).read_bytes()
+                == (tmp_path / "whole" / name).read_bytes())
+
+
+def test_a_killed_run_is_cleaned_up_by_the_next(compress, tmp_path):
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / "weights-00001.partial").write_text("half")
+    uniform = ["--model", TINY, "--method", "uniform", "--keep", 0.5, "--decomposition", "svd",
+               "--out", tmp_path / "out"]
+    refused(compress("apply", *uniform, ok=False), "is in the way")
+    (partial / "kvasir-compress.unfinished").write_text("x")
+    compress("apply", *uniform)
+    assert not partial.exists() and (tmp_path / "out" / "kv_plan.json").exists()
+
+
+# ------------------------------------------------------------ evaluate
+
+
+def test_evaluate_sets_candidates_against_the_teacher(compress, tmp_path):
+    compress("apply", "--model", TINY, "--method", "uniform", "--keep", 0.25, "--decomposition",
+             "svd", "--out", tmp_path / "small")
+    done = compress("evaluate", "--teacher", TINY, TINY, tmp_path / "small", "per-token:k4,v4",
+                    "--text", TINY / "evaluation.txt", "--windows", 3, "--window-tokens", 128,
+                    "--json", tmp_path / "result.json")
+    assert "added nats" in done.stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    same, small, quantized = result["rows"]
+    assert same["added_nats_per_token"] == 0 and same["top1_agreement"] == 1
+    assert small["added_nats_per_token"] > quantized["added_nats_per_token"]
+    assert small["kv_bytes_per_token"] < 0.3 * result["teacher"]["kv_bytes_per_token"]
+    assert result["windows"] == 3
+
+
+def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
+    evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt"]
+    refused(compress(*evaluate, "/no/such/folder", "--windows", 1, "--window-tokens", 64,
+                     ok=False), "/no/such/folder")
+    short = tmp_path / "short.txt"
+    short.write_text("A few words.\n")
+    refused(compress("evaluate", "--teacher", TINY, TINY, "--text", short, ok=False), "token")
+    refused(compress(*evaluate, ok=False), "candidate", code=2)
