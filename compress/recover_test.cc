@@ -14,6 +14,7 @@
 #include "cache/plan.h"
 #include "compress/cache_shape.h"
 #include "compress/random_checkpoint.h"
+#include "compress/recover_ranges.h"
 #include "compress/recover_writer.h"
 #include "compress/tensor_loader.h"
 
@@ -58,6 +59,12 @@ constexpr char kPairsLayer[] = R"({
     "codec": {"dtype": "F32", "none": {}}}]},
   "value": {"parts": [{"full": {}, "stored": "NO_ROPE",
     "codec": {"dtype": "F32", "none": {}}}]}})";
+constexpr char kStaticLayer[] = R"({
+  "key": {"parts": [{"full": {}, "stored": "PRE_ROPE",
+    "codec": {"bits": {"schedule": [4]}, "channelStatic": {}, "none": {}}}]},
+  "value": {"parts": [{"full": {}, "stored": "NO_ROPE",
+    "codec": {"dtype": "F32", "none": {}}}]}})";
+
 kvasir::v1::KvPlan PlanOf(const std::string& layer) {
   std::string text = kPaluPlan;
   for (size_t at; (at = text.find("%LAYER%")) != std::string::npos;) {
@@ -525,6 +532,32 @@ TEST_F(RecoverWriterTest, RefusesWhatIsThereAndLeavesNothingBehind) {
                HasSubstr("q_proj.weight: want [32, 16], have [3, 16]")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
+}
+
+TEST_F(RecoverWriterTest, StaticRangesAreThoseOfTheNewWeights) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const model::Checkpoint base,
+      model::Checkpoint::Open((folder_ / "base").string()));
+  const kvasir::v1::KvPlan plan = PlanOf(kStaticLayer);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const CalibrationSample sample,
+      SampleCalibration(SomeText(400), {.tokens = 128, .sequence_tokens = 32},
+                        13));
+  const auto ranges = [&](double times) {
+    std::vector<TensorMap> layers(kLayers);
+    for (int64_t l = 0; l < kLayers; ++l) {
+      const auto weight = LoadTensor(
+          base, model::LayerTensorName(l, "self_attn.k_proj.weight"));
+      EXPECT_THAT(weight, base::IsOk());
+      layers[static_cast<size_t>(l)]["self_attn.k_proj.weight"] =
+          *weight * times;
+    }
+    EXPECT_THAT(RenewRanges(base, plan, sample, 1, layers), base::IsOk());
+    return layers[0].at("self_attn.k_proj.range.scale");
+  };
+  const at::Tensor scale = ranges(1.0);
+  EXPECT_EQ(scale.sizes(), at::IntArrayRef({16}));
+  EXPECT_TRUE(at::allclose(ranges(2.0), 2.0 * scale));
 }
 
 TEST_F(RecoverWriterTest, ANumberThatTheStoredTypeDoesNotHoldIsRefused) {
