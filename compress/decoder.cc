@@ -1,26 +1,20 @@
 #include "compress/decoder.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "model/shape_config.h"
 
 namespace kvasir::compress {
 namespace {
 
-// Queries per attention block: a causal block reads only the keys before its
-// end, which saves nearly half of the work in long sequences, and keeps the
-// scores of a block in the cache.
-constexpr int64_t kQueryBlockTokens = 256;
-
-torch::Tensor Rotate(const torch::Tensor& heads, const torch::Tensor& cos,
-                     const torch::Tensor& sin) {
-  const std::vector<torch::Tensor> halves = heads.chunk(2, -1);
-  return torch::cat(
-      {halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin},
-      -1);
-}
+// Of a layer, in the order in which they are listed.
+constexpr const char* kLayerWeights[] = {
+    "input_layernorm",  "self_attn.q_proj", "self_attn.k_proj",
+    "self_attn.v_proj", "self_attn.o_proj", "post_attention_layernorm",
+    "mlp.gate_proj",    "mlp.up_proj",      "mlp.down_proj"};
 
 }  // namespace
 
@@ -39,6 +33,7 @@ Decoder::Decoder(const model::ModelShape& shape, uint64_t seed,
     return torch::ones({shape_.hidden_size}, device_).requires_grad_(true);
   };
   const int64_t model_dim = shape_.hidden_size;
+  const int64_t inner_dim = shape_.intermediate_size;
   const int64_t q_size = shape_.num_query_heads * shape_.head_dim;
   const int64_t kv_size = shape_.num_kv_heads * shape_.head_dim;
   // A third of the variance that keeps activations level, and the two
@@ -50,137 +45,58 @@ Decoder::Decoder(const model::ModelShape& shape, uint64_t seed,
       1.0 / std::sqrt(2.0 * static_cast<double>(shape_.num_layers));
   constexpr double kEmbeddingDeviation = 0.02;
 
+  auto spec = model::SpecOfShape(shape_);
+  KVASIR_CHECK(spec.ok());  // the shape is valid
+  spec_ = *std::move(spec);
   embedding_ = normal(shape_.vocab_size, model_dim, kEmbeddingDeviation);
   for (int64_t i = 0; i < shape_.num_layers; ++i) {
-    Layer layer;
-    layer.input_norm = ones();
-    layer.query = normal(q_size, model_dim, deviation(model_dim));
-    layer.key = normal(kv_size, model_dim, deviation(model_dim));
-    layer.value = normal(kv_size, model_dim, deviation(model_dim));
-    layer.output = normal(model_dim, q_size, residual * deviation(q_size));
-    layer.post_norm = ones();
-    layer.gate =
-        normal(shape_.intermediate_size, model_dim, deviation(model_dim));
-    layer.up =
-        normal(shape_.intermediate_size, model_dim, deviation(model_dim));
-    layer.down = normal(model_dim, shape_.intermediate_size,
-                        residual * deviation(shape_.intermediate_size));
+    TensorMap layer;
+    auto draw = [&](const char* name, int64_t rows, int64_t columns,
+                    double scale) {
+      layer[absl::StrCat(name, ".weight")] =
+          normal(rows, columns, scale * deviation(columns));
+    };
+    layer["input_layernorm.weight"] = ones();
+    draw("self_attn.q_proj", q_size, model_dim, 1.0);
+    draw("self_attn.k_proj", kv_size, model_dim, 1.0);
+    draw("self_attn.v_proj", kv_size, model_dim, 1.0);
+    draw("self_attn.o_proj", model_dim, q_size, residual);
+    layer["post_attention_layernorm.weight"] = ones();
+    draw("mlp.gate_proj", inner_dim, model_dim, 1.0);
+    draw("mlp.up_proj", inner_dim, model_dim, 1.0);
+    draw("mlp.down_proj", model_dim, inner_dim, residual);
     layers_.push_back(std::move(layer));
+    auto program = MakeLayerProgram(spec_, nullptr, i, device_);
+    KVASIR_CHECK(program.ok());
+    programs_.push_back(*std::move(program));
   }
   final_norm_ = ones();
   head_ = shape_.tied_embedding
               ? embedding_
               : normal(shape_.vocab_size, model_dim, kEmbeddingDeviation);
-
-  // Angles in float64: the positions of a training context need no more.
-  const int64_t half = shape_.head_dim / 2;
-  const torch::Tensor exponent =
-      torch::arange(half, torch::kFloat64) / static_cast<double>(half);
-  const torch::Tensor frequency =
-      torch::exp(-std::log(shape_.rope_theta) * exponent);
-  const torch::Tensor angle = torch::outer(
-      torch::arange(shape_.max_position, torch::kFloat64), frequency);
-  cos_ = angle.cos().to(device_, torch::kFloat32);
-  sin_ = angle.sin().to(device_, torch::kFloat32);
-}
-
-torch::Tensor Decoder::Normalize(const torch::Tensor& hidden,
-                                 const torch::Tensor& weight) const {
-  const torch::Tensor scale = torch::rsqrt(
-      hidden.square().mean(-1, /*keepdim=*/true) + shape_.rms_norm_eps);
-  return hidden * scale * weight;
-}
-
-Decoder::Rotation Decoder::RotationOf(int64_t length) const {
-  return {cos_.slice(0, 0, length).unsqueeze(1),
-          sin_.slice(0, 0, length).unsqueeze(1)};
-}
-
-torch::Tensor Decoder::Attend(const Layer& layer, const torch::Tensor& hidden,
-                              int64_t batch, int64_t length) const {
-  const int64_t kv_heads = shape_.num_kv_heads;
-  const int64_t share = shape_.num_query_heads / kv_heads;
-  const int64_t dim = shape_.head_dim;
-  const Rotation rotation = RotationOf(length);
-  const double softmax_scale = 1.0 / std::sqrt(static_cast<double>(dim));
-
-  torch::Tensor query = torch::linear(hidden, layer.query)
-                            .view({batch, length, shape_.num_query_heads, dim});
-  torch::Tensor key =
-      torch::linear(hidden, layer.key).view({batch, length, kv_heads, dim});
-  // [B * Hkv, share, T, D]: the query heads of a KV head are rows of one
-  // product, so keys are never repeated.
-  query =
-      Rotate(query, rotation.cos * softmax_scale, rotation.sin * softmax_scale)
-          .view({batch, length, kv_heads, share, dim})
-          .permute({0, 2, 3, 1, 4})
-          .reshape({batch * kv_heads, share, length, dim});
-  key = Rotate(key, rotation.cos, rotation.sin)
-            .permute({0, 2, 1, 3})
-            .reshape({batch * kv_heads, length, dim});
-  const torch::Tensor value = torch::linear(hidden, layer.value)
-                                  .view({batch, length, kv_heads, dim})
-                                  .permute({0, 2, 1, 3})
-                                  .reshape({batch * kv_heads, length, dim});
-
-  std::vector<torch::Tensor> blocks;
-  for (int64_t begin = 0; begin < length; begin += kQueryBlockTokens) {
-    const int64_t end = std::min(begin + kQueryBlockTokens, length);
-    const int64_t rows = share * (end - begin);
-    const torch::Tensor mask =
-        torch::full({end - begin, end}, -std::numeric_limits<float>::infinity(),
-                    hidden.options().requires_grad(false))
-            .triu_(begin + 1);
-    const torch::Tensor scores = torch::bmm(
-        query.slice(2, begin, end).reshape({batch * kv_heads, rows, dim}),
-        key.slice(1, 0, end).transpose(1, 2));
-    const torch::Tensor weights = torch::softmax(
-        scores.view({batch * kv_heads, share, end - begin, end}) + mask, -1);
-    blocks.push_back(torch::bmm(weights.view({batch * kv_heads, rows, end}),
-                                value.slice(1, 0, end))
-                         .view({batch, kv_heads, share, end - begin, dim}));
-  }
-  const torch::Tensor mixed =
-      (blocks.size() == 1 ? blocks[0] : torch::cat(blocks, 3))
-          .permute({0, 3, 1, 2, 4})
-          .reshape({batch * length, shape_.num_query_heads * dim});
-  return torch::linear(mixed, layer.output);
+  rotation_ = MakeRotation(spec_.rope, shape_.max_position,
+                           torch::TensorOptions().device(device_));
 }
 
 torch::Tensor Decoder::Forward(const torch::Tensor& ids) const {
-  const int64_t batch = ids.size(0);
-  const int64_t length = ids.size(1);
-  torch::Tensor hidden = torch::embedding(embedding_, ids.reshape({-1}));
-  for (const Layer& layer : layers_) {
-    hidden = hidden +
-             Attend(layer, Normalize(hidden, layer.input_norm), batch, length);
-    const torch::Tensor normal = Normalize(hidden, layer.post_norm);
-    hidden =
-        hidden + torch::linear(torch::silu(torch::linear(normal, layer.gate)) *
-                                   torch::linear(normal, layer.up),
-                               layer.down);
+  torch::Tensor hidden = EmbedTokens(embedding_, ids);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    auto next = LayerForward(programs_[i], layers_[i], rotation_, hidden);
+    KVASIR_CHECK(next.ok());  // nothing is coded
+    hidden = *std::move(next);
   }
-  return torch::linear(Normalize(hidden, final_norm_), head_);
+  return FinalLogits(spec_, final_norm_, head_, hidden).flatten(0, 1);
 }
 
 std::vector<NamedTensor> Decoder::parameters() const {
   std::vector<NamedTensor> all;
   all.push_back({"model.embed_tokens.weight", embedding_});
   for (size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& layer = layers_[i];
-    const std::string prefix = absl::StrCat("model.layers.", i, ".");
-    auto add = [&](const char* name, const torch::Tensor& tensor) {
-      all.push_back({absl::StrCat(prefix, name, ".weight"), tensor});
-    };
-    add("input_layernorm", layer.input_norm);
-    add("self_attn.q_proj", layer.query);
-    add("self_attn.k_proj", layer.key);
-    add("self_attn.v_proj", layer.value);
-    add("self_attn.o_proj", layer.output);
-    add("post_attention_layernorm", layer.post_norm);
-    add("mlp.gate_proj", layer.gate);
-    add("mlp.up_proj", layer.up);
-    add("mlp.down_proj", layer.down);
+    for (const char* name : kLayerWeights) {
+      const std::string weight = absl::StrCat(name, ".weight");
+      all.push_back({absl::StrCat("model.layers.", i, ".", weight),
+                     layers_[i].at(weight)});
+    }
   }
   all.push_back({"model.norm.weight", final_norm_});
   if (!shape_.tied_embedding) all.push_back({"lm_head.weight", head_});

@@ -5,13 +5,17 @@
 #include <cstdint>
 #include <vector>
 
+#include "compress/layer_forward.h"
+#include "compress/layer_program.h"
 #include "compress/named_tensor.h"
+#include "compress/tensor_map.h"
+#include "model/decoder_spec.h"
 #include "model/shapes.h"
 
 namespace kvasir::compress {
 
-// A Llama decoder for training: RMSNorm, rotate-half RoPE, grouped-query
-// attention, gated SiLU MLP.
+// A Llama decoder for training: random weights under the reference decoder's
+// forward pass.
 // Owns: its parameters (float32, requiring gradients).
 // Threads: Forward may run in several threads at once.
 // Errors: throws c10::Error; callers catch it where libtorch is entered.
@@ -30,37 +34,15 @@ class Decoder {
   torch::Device device() const { return device_; }
 
  private:
-  struct Layer {
-    torch::Tensor input_norm;  // [M]
-    torch::Tensor query;       // [Hq * D, M]
-    torch::Tensor key;         // [Hkv * D, M]
-    torch::Tensor value;       // [Hkv * D, M]
-    torch::Tensor output;      // [M, Hq * D]
-    torch::Tensor post_norm;   // [M]
-    torch::Tensor gate;        // [I, M]
-    torch::Tensor up;          // [I, M]
-    torch::Tensor down;        // [M, I]
-  };
-  struct Rotation {
-    torch::Tensor cos;  // [T, 1, D / 2]
-    torch::Tensor sin;
-  };
-
-  torch::Tensor Normalize(const torch::Tensor& hidden,
-                          const torch::Tensor& weight) const;
-  torch::Tensor Attend(const Layer& layer, const torch::Tensor& hidden,
-                       int64_t batch, int64_t length) const;
-  Rotation RotationOf(int64_t length) const;
-
   model::ModelShape shape_;
   torch::Device device_;
+  model::DecoderSpec spec_;
   torch::Tensor embedding_;  // [V, M]
-  std::vector<Layer> layers_;
+  std::vector<TensorMap> layers_;
+  std::vector<LayerProgram> programs_;
   torch::Tensor final_norm_;  // [M]
   torch::Tensor head_;        // [V, M]; the embedding when tied
-  // [max_position, D / 2]
-  torch::Tensor cos_;
-  torch::Tensor sin_;
+  Rotation rotation_;         // of all positions
 };
 
 }  // namespace kvasir::compress
