@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Measures what compression costs and writes docs/quality.md: the tables of the
+papers, as far as they go on one model. Called by bench/quality.sh.
+
+Every table is a list of configurations: a `kvasir-compress apply` command, made
+into an artifact once for each calibration seed, evaluated on the same windows
+of a text that neither training nor calibration has seen, and removed. What was
+evaluated is kept in the work folder by its command and the program's hash, so
+an interrupted run goes on.
+
+Which claims are checked, and every setting, is in quality_settings.py: fixed
+before the run. What a contradiction means is in quality_notes.md.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+
+import quality_chart
+import quality_settings as settings
+import quality_stats as stats
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Study:
+    def __init__(self, args: argparse.Namespace):
+        self.tool = args.tool.resolve()
+        self.model = args.model.resolve()
+        self.text = args.evaluation.resolve()
+        self.calibration = args.calibration.resolve()
+        self.work = args.work.resolve()
+        self.windows = args.windows
+        self.window_tokens = args.window_tokens
+        self.seeds = [int(seed) for seed in args.seeds.split(",")]
+        self.results = self.work / "results"
+        self.results.mkdir(parents=True, exist_ok=True)
+        self.teacher: dict = {}
+        self.rows: dict[tuple[str, int], dict] = {}
+        identity = hashlib.sha256(self.tool.read_bytes())
+        for path in (self.text, self.calibration,
+                     self.model / "model.safetensors"):
+            identity.update(path.read_bytes())
+        self.identity = identity.hexdigest()[:16]
+
+    def run(self, *command) -> str:
+        done = subprocess.run([str(self.tool), *map(str, command)],
+                              capture_output=True, text=True,
+                              env={**os.environ, "KVASIR_CACHE":
+                                   str(self.work / "calibration")})
+        if done.returncode != 0:
+            raise SystemExit(f"failed: {self.tool.name} "
+                             f"{' '.join(map(str, command))}\n{done.stderr}")
+        return done.stdout
+
+    def key(self, config: settings.Config, seed: int) -> str:
+        text = json.dumps([self.identity, config.identity(), seed, self.windows,
+                           self.window_tokens])
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def seeds_of(self, config: settings.Config) -> list[int]:
+        return self.seeds if config.seeded else self.seeds[:1]
+
+    def apply(self, config: settings.Config, seed: int,
+              folder: pathlib.Path) -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        self.run("apply", "--quiet", "--model", self.model, "--text",
+                 self.calibration, "--seed", seed, *config.apply, "--out",
+                 folder)
+        if config.recover is not None:
+            plain = folder.with_name(folder.name + "-plain")
+            folder.rename(plain)
+            self.run("recover", "--quiet", "--model", plain, "--teacher",
+                     self.model, "--text", self.calibration, "--seed", seed,
+                     *config.recover, "--out", folder)
+            shutil.rmtree(plain)
+
+    def measure(self, configs: list[settings.Config]) -> None:
+        """Evaluates what is not in the work folder yet, a few at a time."""
+        todo = []
+        for config in configs:
+            for seed in self.seeds_of(config):
+                path = self.results / f"{self.key(config, seed)}.json"
+                if path.exists():
+                    self.keep(config, seed, json.loads(path.read_text()))
+                else:
+                    todo.append((config, seed, path))
+        batch_size = 8
+        for begin in range(0, len(todo), batch_size):
+            batch = todo[begin:begin + batch_size]
+            folders = []
+            for index, (config, seed, _) in enumerate(batch):
+                if config.baseline is not None:
+                    folders.append(config.baseline)
+                    continue
+                folder = self.work / f"artifact-{index}"
+                self.apply(config, seed, folder)
+                folders.append(str(folder))
+            out = self.work / "evaluation.json"
+            self.run("evaluate", "--quiet", "--teacher", self.model, "--text",
+                     self.text, "--windows", self.windows, "--window-tokens",
+                     self.window_tokens, "--json", out, *folders)
+            report = json.loads(out.read_text())
+            for (config, seed, path), row in zip(batch, report["rows"],
+                                                 strict=True):
+                found = {"teacher": report["teacher"], "row": row}
+                path.write_text(json.dumps(found))
+                self.keep(config, seed, found)
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+            print(f"  {begin + len(batch)}/{len(todo)}", file=sys.stderr)
+
+    def keep(self, config: settings.Config, seed: int, found: dict) -> None:
+        self.teacher = found["teacher"]
+        self.rows[config.name, seed] = found["row"]
+
+    def row(self, config: settings.Config, field: str) -> float:
+        """A field, averaged over seeds."""
+        values = [self.rows[config.name, seed][field]
+                  for seed in self.seeds_of(config)]
+        return sum(values) / len(values)
+
+    def losses(self, config: settings.Config) -> list[float]:
+        return stats.mean_of_seeds([
+            self.rows[config.name, seed]["window_nats"]
+            for seed in self.seeds_of(config)])
+
+    def added(self, config: settings.Config) -> stats.Interval:
+        """Nats per token more than the teacher."""
+        return stats.combine([(1, self.losses(config)),
+                              (-1, self.teacher["window_nats"])])
+
+    def spread(self, config: settings.Config) -> float:
+        """Largest less smallest mean loss over calibration seeds."""
+        values = [self.rows[config.name, seed]["nats_per_token"]
+                  for seed in self.seeds_of(config)]
+        return max(values) - min(values)
+
+
+def number(value: float) -> str:
+    return f"{value:+.4f}"
+
+
+def table_lines(study: Study, table: settings.Table) -> list[str]:
+    lines = ["| configuration | bytes/token | added nats/token | over seeds | "
+             "top-1 | KL | repeat |", "|---|--:|--:|--:|--:|--:|--:|"]
+    for config in table.configs:
+        added = study.added(config)
+        lines.append(
+            f"| {config.name} | {study.row(config, 'kv_payload_bytes_per_token'):.1f}"
+            f" | {number(added.mean)} ± {added.half:.4f}"
+            f" | {study.spread(config):.4f}"
+            f" | {study.row(config, 'top1_agreement'):.3f}"
+            f" | {study.row(config, 'kl_nats'):.4f}"
+            f" | {study.row(config, 'repeat_nats_per_token'):.3f} |")
+    for extra in table.extra:
+        lines += ["", extra(study)]
+    return lines
+
+
+def judge(study: Study, claim: settings.Claim) -> tuple[stats.Interval, str]:
+    terms = [(factor, study.losses(config)) for factor, config in claim.terms]
+    if claim.teacher:
+        terms.append((claim.teacher, study.teacher["window_nats"]))
+    difference = stats.combine(terms, claim.constant)
+    return difference, stats.verdict(difference)
+
+
+def notes() -> dict[str, str]:
+    """Paragraphs of quality_notes.md by the id of their claim."""
+    found: dict[str, str] = {}
+    name = None
+    path = ROOT / "bench" / "quality_notes.md"
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            name = line[3:].strip()
+            found[name] = ""
+        elif name is not None:
+            found[name] += line + "\n"
+    return {key: text.strip() for key, text in found.items()}
+
+
+def claim_lines(study: Study, claims: list[settings.Claim]) -> list[str]:
+    if not claims:
+        return []
+    lines = ["| claim | from | difference (≤ 0 claimed) | |",
+             "|---|---|--:|---|"]
+    paragraphs = []
+    texts = notes()
+    for claim in claims:
+        difference, verdict = judge(study, claim)
+        mark = {"confirmed": "holds", "undecided": "undecided",
+                "contradicted": "**does not hold here**"}[verdict]
+        lines.append(f"| {claim.text} | {claim.source} | "
+                     f"{number(difference.mean)} ± {difference.half:.4f} | "
+                     f"{mark} |")
+        if verdict == "contradicted":
+            if claim.name in texts:
+                paragraphs += ["", f"*{claim.text}:* {texts[claim.name]}"]
+            else:
+                print(f"quality_notes.md says nothing of {claim.name}, which "
+                      "is contradicted", file=sys.stderr)
+    return lines + paragraphs
+
+
+def chart(study: Study) -> str:
+    series = {}
+    for name, configs in settings.CURVES.items():
+        series[name] = [
+            (study.row(config, "kv_payload_bytes_per_token"),
+             study.added(config).mean, study.added(config).half)
+            for config in configs]
+    return quality_chart.curves(series, "KV bytes per token",
+                                "added nats per token")
+
+
+def document(study: Study, tables: list[settings.Table]) -> str:
+    teacher = study.teacher
+    lines = [
+        "# Quality",
+        "",
+        "What each method costs on the built-in model. Written by "
+        "`bench/quality.sh`; every setting is in `bench/quality_settings.py`, "
+        "which was committed before the run.",
+        "",
+        f"- Model `models/{study.model.name}`: "
+        f"{teacher['nats_per_token']:.4f} nats per token, "
+        f"{teacher['nats_per_byte']:.4f} per byte; a dense bf16 cache takes "
+        f"{teacher['kv_bytes_per_token']:.0f} bytes per token.",
+        f"- Text `models/tiny/{study.text.name}`, seen neither in training nor "
+        f"in calibration: {study.windows} windows of {study.window_tokens} "
+        "tokens, the same for every row.",
+        f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
+        f"`models/tiny/{study.calibration.name}`, seeds "
+        f"{', '.join(map(str, study.seeds))}; rows are means over seeds.",
+        "- Intervals: 95 %, paired over windows. *Over seeds* is the largest "
+        "less the smallest loss. *Bytes* include scales, minima and padding of "
+        "codes to whole bytes. *Repeat* is the loss on a passage's second "
+        "copy.",
+        f"- {datetime.date.today().isoformat()}, {platform.machine()}, "
+        f"{os.cpu_count()} CPUs, libtorch on the CPU in float32.",
+        "",
+    ]
+    if settings.CURVES:
+        lines += ["![Quality against bytes](quality.svg)", ""]
+    for table in tables:
+        lines += [f"## {table.title}", "", table.text, ""]
+        lines += table_lines(study, table) + [""]
+        judged = claim_lines(study, table.claims)
+        if judged:
+            lines += judged + [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    tiny = ROOT / "models" / "tiny"
+    parser.add_argument("--tool", type=pathlib.Path, default=ROOT / "build" /
+                        "release" / "kvasir-compress")
+    parser.add_argument("--model", type=pathlib.Path, default=tiny)
+    parser.add_argument("--evaluation", type=pathlib.Path,
+                        default=tiny / "evaluation.txt")
+    parser.add_argument("--calibration", type=pathlib.Path,
+                        default=tiny / "calibration.txt")
+    parser.add_argument("--work", type=pathlib.Path,
+                        default=ROOT / "build" / "quality")
+    parser.add_argument("--windows", type=int, default=settings.WINDOWS)
+    parser.add_argument("--window-tokens", type=int,
+                        default=settings.WINDOW_TOKENS)
+    parser.add_argument("--seeds", default=settings.SEEDS)
+    parser.add_argument("--only", nargs="*", default=[],
+                        help="tables by name; docs are then not written")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
+    args = parser.parse_args()
+    study = Study(args)
+    tables = [table for table in settings.TABLES
+              if not args.only or table.name in args.only]
+    if not tables:
+        parser.error("no such table; there are " +
+                     ", ".join(table.name for table in settings.TABLES))
+    for table in tables:
+        print(table.title, file=sys.stderr)
+        study.measure(table.configs)
+        if args.only:
+            print("\n".join(table_lines(study, table) + [""] +
+                            claim_lines(study, table.claims)))
+    if args.only:
+        return
+    (args.out / "quality.md").write_text(document(study, tables),
+                                         encoding="utf-8")
+    (args.out / "quality.svg").write_text(chart(study), encoding="utf-8")
+    print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
