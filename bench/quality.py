@@ -107,7 +107,9 @@ class Study:
             out = self.work / "evaluation.json"
             self.run("evaluate", "--quiet", "--teacher", self.model, "--text",
                      self.text, "--windows", self.windows, "--window-tokens",
-                     self.window_tokens, "--json", out, *folders)
+                     self.window_tokens, "--repeat-test", "--repeats",
+                     settings.REPEATS, "--key-error-windows",
+                     settings.KEY_ERROR_WINDOWS, "--json", out, *folders)
             report = json.loads(out.read_text())
             for (config, seed, path), row in zip(batch, report["rows"],
                                                  strict=True):
@@ -164,6 +166,18 @@ def table_lines(study: Study, table: settings.Table) -> list[str]:
     for extra in table.extra:
         lines += ["", extra(study)]
     return lines
+
+
+def check_bytes(study: Study, table: settings.Table) -> None:
+    """Rows that are to be compared at equal bytes have them, within 1 %."""
+    for group in table.equal_bytes:
+        sizes = [study.row(config, "kv_payload_bytes_per_token")
+                 for config in group]
+        if max(sizes) > 1.01 * min(sizes):
+            raise SystemExit(
+                f"{table.name}: not of equal bytes: " + ", ".join(
+                    f"{config.name} {size:.1f}"
+                    for config, size in zip(group, sizes)))
 
 
 def judge(study: Study, claim: settings.Claim) -> tuple[stats.Interval, str]:
@@ -289,6 +303,7 @@ def main() -> None:
     for table in tables:
         print(table.title, file=sys.stderr)
         study.measure(table.configs)
+        check_bytes(study, table)
         if args.only:
             print("\n".join(table_lines(study, table) + [""] +
                             claim_lines(study, table.claims)))

@@ -47,6 +47,7 @@ struct EvaluateFlags {
   int64_t window_tokens = 512;
   bool repeat_test = false;
   int64_t repeats = 16;
+  int64_t key_error_windows = 0;
   std::string json;
   int threads = 1;
   bool quiet = false;
@@ -115,6 +116,9 @@ void PrintRow(const EvaluationRow& row) {
   if (row.repeat_nats_per_token) {
     absl::PrintF(" %9.4f", *row.repeat_nats_per_token);
   }
+  if (row.key_error.has_value()) {
+    absl::PrintF("  (keys off by %.4f)", row.key_error->relative);
+  }
   if (row.clamp_rate > 0.0) {
     absl::PrintF("  (%.2g %% clamped)", 100.0 * row.clamp_rate);
   }
@@ -175,6 +179,7 @@ class EvaluateRun {
       options.max_windows = flags_.windows;
     }
     options.repeat.tests = flags_.repeat_test ? flags_.repeats : 0;
+    options.key_error_windows = flags_.key_error_windows;
     options.threads = flags_.threads;
     options.progress = [this](int64_t done, int64_t total) {
       if (!line_) line_.emplace(label_, total, "windows", !flags_.quiet);
@@ -244,6 +249,9 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
             "Also the loss on a passage's second copy, far from its first");
   add("--repeats", flags->repeats, "Passages of the repeat test")
       ->check(Above(0));
+  add("--key-error-windows", flags->key_error_windows,
+      "Windows whose keys are compared with the teacher's")
+      ->check(AtLeast(0));
   add("--calibration-text", flags->calibration_text,
       "Text for the ranges of per-channel baselines");
   add("--calibration-tokens", flags->calibration_tokens, "Tokens of it")

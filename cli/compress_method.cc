@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "compress/commuting.h"
 #include "compress/keep_search.h"
 #include "compress/lorc.h"
+#include "compress/low_rank_plan.h"
 #include "compress/palu.h"
 #include "compress/rap.h"
 #include "compress/svdq.h"
@@ -212,14 +214,39 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
                                const PlanRequest& request) {
   compress::ChannelCodesOptions options;
   KVASIR_ASSIGN_OR_RETURN(const Bits bits, ParseBits(flags.key_bits));
-  if (bits.schedule.size() == 1) {
-    options.average_bits = bits.schedule[0];
-  } else if (bits.kind != Bits::Kind::kAuto) {
+  if (bits.kind != Bits::Kind::kAuto) {
     return absl::InvalidArgumentError(
-        "--key-bits: channel codes have one width");
+        "--key-bits: channel codes have --average-bits");
   }
+  options.average_bits = flags.average_bits;
   options.post_rope = flags.post_rope;
   return compress::PlanChannelCodes(request, options);
+}
+
+// LoRC's planner does so by itself, for its keep counts inside those layers.
+absl::Status KeepOtherLayers(const MethodFlags& flags,
+                             const PlanRequest& request, KvPlan& plan) {
+  if (flags.only_layers.empty() || flags.method == "lorc") {
+    return absl::OkStatus();
+  }
+  const std::set<int64_t> only(flags.only_layers.begin(),
+                               flags.only_layers.end());
+  if (*only.rbegin() >= plan.layers_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--only-layers: layer ", *only.rbegin(), " is not in 0..",
+                     plan.layers_size() - 1));
+  }
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    if (only.contains(l)) continue;
+    kvasir::v1::LayerPlan whole;
+    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
+      *(side == cache::Side::kKey ? whole.mutable_key() : whole.mutable_value())
+           ->add_parts() =
+          compress::FullPart(request.spec, l, side, request.value_codec);
+    }
+    *plan.mutable_layers(l) = std::move(whole);
+  }
+  return absl::OkStatus();
 }
 
 struct Method {
@@ -309,8 +336,11 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       "LoRC, instead: so many of the most sensitive layers stay as they are")
       ->check(AtLeast(0));
   add("--only-layers", flags.only_layers,
-      "LoRC, instead: compresses these layers alone")
-      ->delimiter(',');
+      "Compresses these layers alone (lorc: to one rank, --keep counting "
+      "inside "
+      "them)")
+      ->delimiter(',')
+      ->check(AtLeast(0));
   add("--pair-score", flags.pair_score, "RAP: fisher or magnitude")
       ->check(OneOf({"fisher", "magnitude"}));
   add("--query-weights", flags.query_weights,
@@ -325,6 +355,9 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   AddSwitch(command, "--post-rope", flags.post_rope,
             "Keys after their rotation (svdq, channel)")
       ->group(kMethodGroup);
+  add("--average-bits", flags.average_bits,
+      "Channel: width of the codes of keys, averaged over layers")
+      ->check(Between(1.0, 8.0));
 }
 
 void CheckMethodFlags(const MethodFlags& flags) {
@@ -385,9 +418,11 @@ absl::StatusOr<KvPlan> MakePlan(
       CodecOf(method->has_keep ? flags.key_bits : "auto", weights));
   KVASIR_ASSIGN_OR_RETURN(request.value_codec,
                           CodecOf(flags.value_bits, weights));
-  auto plan_for = [&](double keep) {
+  auto plan_for = [&](double keep) -> absl::StatusOr<KvPlan> {
     request.keep = keep;
-    return method->plan(flags, request);
+    KVASIR_ASSIGN_OR_RETURN(KvPlan made, method->plan(flags, request));
+    KVASIR_RETURN_IF_ERROR(KeepOtherLayers(flags, request, made));
+    return made;
   };
   KvPlan plan;
   if (flags.kv_bytes_per_token) {
@@ -399,6 +434,10 @@ absl::StatusOr<KvPlan> MakePlan(
     plan = std::move(found.plan);
   } else {
     KVASIR_ASSIGN_OR_RETURN(plan, plan_for(flags.keep.value_or(1.0)));
+  }
+  if (!flags.only_layers.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(const double bytes, bytes_of(plan));
+    plan.mutable_target()->set_kv_bytes_per_token(bytes);
   }
   plan.set_base_model(checkpoint.name());
   return plan;

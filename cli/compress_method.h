@@ -36,6 +36,7 @@ struct MethodFlags {
   double log_base = 10.0;
   std::optional<double> threshold;
   int64_t skip_layers = 0;
+  // All methods: others stay as they are; empty: all.
   std::vector<int64_t> only_layers;
   // RAP and commuting
   std::string pair_score = "fisher";
@@ -44,6 +45,7 @@ struct MethodFlags {
   bool keep_values = false;
   // SVDq and channel codes
   bool post_rope = false;
+  double average_bits = 4.0;
 };
 
 // `required`: a method must be given (else it may be read from a plan).

@@ -304,6 +304,16 @@ absl::Status Evaluator::RunTeacher() {
   summary_.nats_per_token = MeanWithInterval(teacher_nats_).mean;
   summary_.nats_per_byte = NatsPerByte(summary_.nats_per_token);
   summary_.kv_bytes_per_token = teacher_.kv_bytes_per_token;
+  summary_.window_nats = teacher_nats_;
+  if (options_.key_error_windows > 0) {
+    std::vector<at::Tensor> windows;
+    const int64_t count = std::min(options_.key_error_windows, num_windows_);
+    for (int64_t i = 0; i < count; ++i) {
+      windows.push_back(MakeWindow(i).inputs[0]);
+    }
+    KVASIR_ASSIGN_OR_RETURN(key_errors_,
+                            KeyErrorMeter::Create(*teacher_.decoder, windows));
+  }
   return absl::OkStatus();
 }
 
@@ -354,6 +364,10 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
         return absl::OkStatus();
       }));
 
+  if (key_errors_.has_value() && candidate.transform == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(row.key_error,
+                            key_errors_->Measure(*candidate.decoder));
+  }
   std::vector<double> added;
   const auto windows = static_cast<double>(num_windows_);
   for (size_t i = 0; i < teacher_nats_.size(); ++i) {
@@ -422,6 +436,12 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
                                         ? Json(*row.repeat_nats_per_token)
                                         : Json(nullptr);
     json["clamp_rate"] = row.clamp_rate;
+    if (row.key_error.has_value()) {
+      json["key_error"] = row.key_error->relative;
+      json["key_error_predicted"] = row.key_error->predicted.has_value()
+                                        ? Json(*row.key_error->predicted)
+                                        : Json(nullptr);
+    }
     json["window_nats"] = row.window_nats;
     rows.push_back(std::move(json));
   }
@@ -430,7 +450,8 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
        {{"model", evaluation.teacher.model},
         {"nats_per_token", evaluation.teacher.nats_per_token},
         {"nats_per_byte", evaluation.teacher.nats_per_byte},
-        {"kv_bytes_per_token", evaluation.teacher.kv_bytes_per_token}}},
+        {"kv_bytes_per_token", evaluation.teacher.kv_bytes_per_token},
+        {"window_nats", evaluation.teacher.window_nats}}},
       {"text", evaluation.text},
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compress/key_error.h"
 #include "compress/layer_forward.h"
 #include "compress/reference_decoder.h"
 #include "model/tokenizer.h"
@@ -47,6 +48,8 @@ struct EvaluateOptions {
   int64_t min_windows = 100;
   int64_t max_windows = 0;  // 0: all that the text has
   RepeatOptions repeat;
+  // Windows whose keys are compared with the teacher's (KeyErrorMeter).
+  int64_t key_error_windows = 0;
   // Windows are spread over threads, whose products are best done by one BLAS
   // thread each (compress/cpu_setup.h). Results do not depend on it.
   int threads = 1;
@@ -90,7 +93,9 @@ struct EvaluationRow {
   double kl_nats = 0.0;  // KL(teacher || model), per token
   // Mean loss on second copies; nothing when the test is not done.
   std::optional<double> repeat_nats_per_token;
-  double clamp_rate = 0.0;          // of codes in static ranges
+  double clamp_rate = 0.0;  // of codes in static ranges
+  // Nothing when it was not asked for, or cannot be seen.
+  std::optional<KeyError> key_error;
   std::vector<double> window_nats;  // per token
 };
 
@@ -100,6 +105,7 @@ struct Evaluation {
     double nats_per_token = 0.0;
     double nats_per_byte = 0.0;
     double kv_bytes_per_token = 0.0;
+    std::vector<double> window_nats;
   };
   Teacher teacher;
   std::string text;
@@ -179,6 +185,7 @@ class Evaluator {
   int64_t scored_bytes_ = 0;
   std::vector<at::Tensor> teacher_hidden_;  // per window [1, T, M]
   std::vector<double> teacher_nats_;        // per window and token
+  std::optional<KeyErrorMeter> key_errors_;
   Evaluation::Teacher summary_;
 };
 

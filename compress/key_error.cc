@@ -117,13 +117,10 @@ absl::StatusOr<KeyErrorMeter> KeyErrorMeter::Create(
 }
 
 absl::StatusOr<std::optional<KeyError>> KeyErrorMeter::Measure(
-    const Candidate& candidate) const {
+    const ReferenceDecoder& decoder) const {
   return CatchTorch([&]() -> absl::StatusOr<std::optional<KeyError>> {
     const at::NoGradGuard no_grad;
-    const ReferenceDecoder& decoder = *candidate.decoder;
-    if (candidate.transform != nullptr || !decoder.plan().has_value()) {
-      return std::nullopt;
-    }
+    if (!decoder.plan().has_value()) return std::nullopt;
     double measured = 0.0;
     double predicted = 0.0;
     bool analysed = true;

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "compress/evaluate.h"
 #include "compress/reference_decoder.h"
 
 namespace kvasir::compress {
@@ -33,10 +32,10 @@ class KeyErrorMeter {
   static absl::StatusOr<KeyErrorMeter> Create(
       const ReferenceDecoder& teacher, const std::vector<at::Tensor>& windows);
 
-  // The candidate's spec is the teacher's. Nothing where its keys cannot be
-  // seen: a lift that is folded away, or a cache that only quantizes.
+  // The decoder's spec is the teacher's. Nothing where its keys cannot be seen:
+  // a lift that is folded away.
   absl::StatusOr<std::optional<KeyError>> Measure(
-      const Candidate& candidate) const;
+      const ReferenceDecoder& decoder) const;
 
  private:
   struct Layer {
