@@ -12,8 +12,9 @@ KEY_ERROR_WINDOWS = 8
 CALIBRATION_TOKENS = 16384
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5)
 
-# The same adapters, data and steps for every arm of the recovery table.
-RECOVERY = ("--steps", 150, "--batch-tokens", 4096, "--rank", 16, "--lr", 1e-3)
+# The same adapters, data and steps for every arm of the recovery table, which
+# has one seed: an arm takes as long as twenty evaluations.
+RECOVERY = ("--steps", 60, "--batch-tokens", 4096, "--rank", 16, "--lr", 1e-3)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def at_most(name, text, source, left, right):
 def apply(name, method, *options, seeded=True, recover=None):
     tokens = ("--calibration-tokens", CALIBRATION_TOKENS)
     return Config(name, ("--method", method, *options, *tokens), None, recover,
-                  seeded)
+                  seeded and recover is None)
 
 
 # ---------------------------------------------------------------------- Palu
