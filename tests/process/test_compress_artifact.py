@@ -63,7 +63,7 @@ def header(path):
         ["commuting", "--keep", 0.5],
         ["svdq", "--value-bits", 4],
         ["svdq", "--post-rope"],
-        ["channel", "--key-bits", 4],
+        ["channel", "--average-bits", 4.5],
     ],
     ids=lambda m: "-".join(map(str, m)).replace("--", ""),
 )
@@ -369,3 +369,15 @@ def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     short.write_text("A few words.\n")
     refused(compress("evaluate", "--teacher", TINY, TINY, "--text", short, ok=False), "token")
     refused(compress(*evaluate, ok=False), "candidate", code=2)
+
+
+def test_single_layers_are_compressed_and_the_others_stay_whole(compress, tmp_path):
+    plan = tmp_path / "plan.json"
+    only = ["plan", "--quiet", "--model", TINY, "--method", "uniform", "--keep", 0.5,
+            "--out", plan, "--only-layers"]
+    compress(*only, "1,4")
+    layers = json.loads(plan.read_text())["layers"]
+    spaces = [sorted(layer["key"]["parts"][0].keys() & {"full", "low_rank"}) for layer in layers]
+    assert spaces == [["full"], ["low_rank"], ["full"], ["full"], ["low_rank"], ["full"]]
+    plan.unlink()
+    refused(compress(*only, "6", ok=False), "--only-layers: layer 6 is not in 0..5")

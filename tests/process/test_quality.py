@@ -1,0 +1,97 @@
+"""bench/quality.py: its statistics, its settings, and one small run."""
+
+import json
+import math
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from kvasir_process import BINARY, TINY
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import quality_chart  # noqa: E402
+import quality_settings as settings  # noqa: E402
+import quality_stats as stats  # noqa: E402
+
+
+@pytest.mark.parametrize("degrees, quantile", [(9, 2.2622), (29, 2.0452), (99, 1.9842)])
+def test_t_quantiles_are_those_of_the_tables(degrees, quantile):
+    assert stats.t_quantile(degrees) == pytest.approx(quantile, abs=2e-4)
+
+
+def test_intervals_hold_the_mean_nineteen_times_of_twenty():
+    source = random.Random(5)
+    held = 0
+    for _ in range(2000):
+        found = stats.interval([source.gauss(3.0, 2.0) for _ in range(12)])
+        held += found.low <= 3.0 <= found.high
+    assert 0.935 < held / 2000 < 0.965
+
+
+def test_combinations_are_paired_by_window():
+    easy, hard = [1.0, 5.0, 2.0], [1.1, 5.1, 2.1]
+    difference = stats.combine([(1, easy), (-1, hard)])
+    assert difference.mean == pytest.approx(-0.1)
+    assert difference.half == pytest.approx(0.0, abs=1e-12)
+    assert stats.combine([(2, easy)], constant=-1).mean == pytest.approx(13 / 3)
+    with pytest.raises(ValueError):
+        stats.combine([(1, easy), (-1, hard[:2])])
+
+
+@pytest.mark.parametrize("mean, half, said", [
+    (-1.0, 0.5, "confirmed"), (-0.1, 0.5, "undecided"), (0.1, 0.5, "undecided"),
+    (1.0, 0.5, "contradicted"), (1.0, math.inf, "undecided")])
+def test_a_claim_falls_only_where_the_interval_leaves_it_out(mean, half, said):
+    assert stats.verdict(stats.Interval(mean, half)) == said
+
+
+def test_every_row_of_a_claim_is_measured_and_every_name_is_one_setting():
+    by_name = {}
+    for table in settings.TABLES:
+        for config in table.configs:
+            assert by_name.setdefault(config.name, config.identity()) == config.identity()
+        measured = {config.name for config in table.configs}
+        for claim in table.claims:
+            assert {config.name for _, config in claim.terms} <= measured, claim.name
+        for group in table.equal_bytes:
+            assert {config.name for config in group} <= measured
+    for configs in settings.CURVES.values():
+        assert {config.name for config in configs} <= set(by_name)
+    names = [claim.name for table in settings.TABLES for claim in table.claims]
+    assert len(names) == len(set(names))
+
+
+def test_charts_escape_names_and_keep_points_inside():
+    svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
+                               "bytes", "nats")
+    assert "a&lt;b &amp; c" in svg and "a<b" not in svg
+    assert svg.count("<circle") == 2 and "nan" not in svg
+
+
+def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
+    command = [sys.executable, ROOT / "bench" / "quality.py", "--tool",
+               BINARY.with_name("kvasir-compress"), "--model", TINY, "--work", tmp_path,
+               "--windows", "2", "--window-tokens", "32", "--only", "lorc"]
+    first = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert first.returncode == 0, first.stderr
+    assert "| LoRC 60 %, progressive |" in first.stdout
+    assert "progressive ≤ uniform" in first.stdout
+    kept = sorted((tmp_path / "results").iterdir())
+    assert len(kept) == 2
+    row = json.loads(kept[0].read_text())["row"]
+    assert row["method"] == "lorc" and len(row["window_nats"]) == 2
+    assert not list(tmp_path.glob("artifact-*"))
+    again = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert again.stdout == first.stdout
+
+
+def test_an_unknown_table_is_named(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
+                           BINARY.with_name("kvasir-compress"), "--work", tmp_path, "--only",
+                           "palu_group"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "palu_groups" in done.stderr
