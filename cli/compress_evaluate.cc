@@ -21,7 +21,7 @@
 #include "compress/calibration_sample.h"
 #include "compress/cpu_setup.h"
 #include "compress/evaluate.h"
-#include "compress/safetensors_writer.h"
+#include "compress/new_file.h"
 #include "compress/token_stream.h"
 #include "model/checkpoint.h"
 #include "model/tokenizer.h"

@@ -17,7 +17,7 @@
 #include "cli/compress_report.h"
 #include "cli/flags.h"
 #include "cli/version.h"
-#include "compress/safetensors_writer.h"
+#include "compress/new_file.h"
 #include "compress/torch_status.h"
 #include "nlohmann/json.hpp"
 

@@ -1,5 +1,6 @@
 // `kvasir-compress recover`: trains away what compression cost.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -226,14 +227,9 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
 }
 
 absl::Status CheckOutput(const RecoverFlags& flags) {
-  for (const std::string& input : {flags.model, flags.teacher}) {
-    std::error_code ignored;
-    if (std::filesystem::equivalent(flags.out, input, ignored)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the output ", input, " is an input"));
-    }
-  }
-  return compress::NewFolder::Check(flags.out, flags.overwrite);
+  const std::array<std::filesystem::path, 2> inputs = {flags.model,
+                                                       flags.teacher};
+  return compress::NewFolder::Check(flags.out, flags.overwrite, inputs);
 }
 
 absl::Status RunRecover(RecoverFlags& flags) {

@@ -15,6 +15,7 @@
 #include "cache/plan.h"
 #include "compress/cache_shape.h"
 #include "compress/checkpoint_folder.h"
+#include "compress/new_file.h"
 #include "compress/torch_status.h"
 #include "nlohmann/json.hpp"
 
@@ -270,6 +271,14 @@ absl::Status WriteWeights(
   return shards.Finish();
 }
 
+// Folders that are read.
+std::vector<fs::path> InputsOf(const model::Checkpoint& base,
+                               const ArtifactOptions& options) {
+  std::vector<fs::path> inputs = {base.folder()};
+  if (options.tokenizer) inputs.push_back(*options.tokenizer);
+  return inputs;
+}
+
 }  // namespace
 
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
@@ -280,14 +289,11 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
         ": it is compressed already; give the checkpoint it was made of"));
   }
   const fs::path& out = options.out;
-  std::error_code error;
-  if (fs::equivalent(base.folder(), out, error)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the output ", out.string(), " is the base model"));
-  }
   // Whether the folder can be made is found out by making it.
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> trial,
-                          NewFolder::Create(out, options.overwrite));
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<NewFolder> trial,
+      NewFolder::Create(out, options.overwrite, InputsOf(base, options)));
+  std::error_code error;
   const fs::space_info space = fs::space(trial->path(), error);
   const int64_t copied = ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
@@ -305,7 +311,8 @@ absl::Status WriteArtifact(
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(plan, CacheShapeOf(base.spec())));
   KVASIR_RETURN_IF_ERROR(CheckArtifactOutput(base, options));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> partial,
-                          NewFolder::Create(options.out, options.overwrite));
+                          NewFolder::Create(options.out, options.overwrite,
+                                            InputsOf(base, options)));
   const fs::path& folder = partial->path();
   KVASIR_RETURN_IF_ERROR(CopyConfigFiles(base.folder(), folder));
   KVASIR_RETURN_IF_ERROR(CopyTokenizerFiles(

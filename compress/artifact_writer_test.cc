@@ -231,7 +231,25 @@ TEST_F(ArtifactWriterTest, TheBaseModelIsNeverReplaced) {
   options_.out = folder_ / "base";
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                HasSubstr("is the base model")));
+                                HasSubstr("is an input")));
+}
+
+TEST_F(ArtifactWriterTest, AFolderWithAnInputInItIsNeverReplaced) {
+  // By its files it is a checkpoint.
+  std::ofstream(folder_ / "config.json") << "{}";
+  std::ofstream(folder_ / "model.safetensors") << "x";
+  options_.out = folder_ / "base" / "..";
+  options_.overwrite = true;
+  EXPECT_THAT(CheckArtifactOutput(*base_, options_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("holds the input")));
+  fs::create_directories(folder_ / "out" / "words");
+  options_.out = folder_ / "out";
+  options_.tokenizer = folder_ / "out" / "words";
+  EXPECT_THAT(CheckArtifactOutput(*base_, options_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("holds the input")));
+  EXPECT_TRUE(fs::exists(folder_ / "out" / "words"));
 }
 
 TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compress/new_file.h"
 #include "model/shape_config.h"
 #include "nlohmann/json.hpp"
 

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "compress/hf_config.h"
+#include "compress/new_file.h"
 #include "model/random_weights.h"
 #include "nlohmann/json.hpp"
 

@@ -1,5 +1,6 @@
 #include "compress/recover_writer.h"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -129,8 +130,9 @@ absl::Status RoundToStored(const model::Checkpoint& source,
 absl::Status WriteRecovered(const model::Checkpoint& source,
                             const std::vector<TensorMap>& layers,
                             const fs::path& out, bool overwrite) {
+  const std::array inputs = {fs::path(source.folder())};
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> folder,
-                          NewFolder::Create(out, overwrite));
+                          NewFolder::Create(out, overwrite, inputs));
   KVASIR_RETURN_IF_ERROR(CopyAll(source, folder->path()));
   const absl::Status replaced = CatchTorch([&]() -> absl::Status {
     for (size_t l = 0; l < layers.size(); ++l) {

@@ -1,9 +1,6 @@
 #include "compress/safetensors_writer.h"
 
 #include <bit>
-#include <cerrno>
-#include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,22 +27,6 @@ const char* DtypeName(StoredDtype dtype) {
   return "";
 }
 
-absl::Status Rename(const std::filesystem::path& from,
-                    const std::filesystem::path& to) {
-  std::error_code error;
-  std::filesystem::rename(from, to, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat("cannot rename ", from.string(),
-                                               " to ", to.string(), ": ",
-                                               error.message()));
-  }
-  return absl::OkStatus();
-}
-
-std::filesystem::path PartialPath(const std::filesystem::path& path) {
-  return path.string() + ".partial";
-}
-
 std::string HeaderText(const std::vector<TensorEntry>& entries) {
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
@@ -65,13 +46,18 @@ void PadHeader(std::string& text) {
   text.append((8 - text.size() % 8) % 8, ' ');
 }
 
-// A stream does not say why it failed; the system call behind it has.
-absl::Status WriteError(const std::filesystem::path& path,
-                        const std::string& place) {
-  const int reason = errno;
-  return absl::UnavailableError(absl::StrCat(
-      "cannot write ", path.string(), " (", place, ")",
-      reason == 0 ? "" : absl::StrCat(": ", std::strerror(reason))));
+// The length of the header and the header.
+std::string WithLength(const std::string& text) {
+  const auto length = static_cast<uint64_t>(text.size());
+  std::string bytes;
+  for (int shift = 0; shift < 64; shift += 8) {
+    bytes.push_back(static_cast<char>(length >> shift));
+  }
+  return bytes + text;
+}
+
+std::span<const std::byte> BytesOf(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
 }
 
 }  // namespace
@@ -97,31 +83,28 @@ int64_t TensorBytes(const TensorEntry& entry) {
   return bytes;
 }
 
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path)
-    : path_(std::move(path)), partial_path_(PartialPath(path_)) {}
-
 absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(
     std::filesystem::path path, const std::vector<TensorEntry>& entries) {
-  SafetensorsWriter writer(std::move(path));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<NewFile> file, NewFile::Create(path));
+  SafetensorsWriter writer(std::move(path), std::move(file));
   for (const TensorEntry& entry : entries) {
     writer.declared_bytes_ += TensorBytes(entry);
   }
-  writer.out_.open(writer.partial_path_, std::ios::binary | std::ios::trunc);
   std::string text = HeaderText(entries);
   PadHeader(text);
-  KVASIR_RETURN_IF_ERROR(writer.WriteHeader(text));
+  KVASIR_RETURN_IF_ERROR(writer.file_->Append(BytesOf(WithLength(text))));
   return writer;
 }
 
 absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
     std::filesystem::path path, int64_t header_bytes) {
-  SafetensorsWriter writer(std::move(path));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<NewFile> file, NewFile::Create(path));
+  SafetensorsWriter writer(std::move(path), std::move(file));
   std::string room(static_cast<size_t>(header_bytes) + HeaderText({}).size(),
                    ' ');
   PadHeader(room);
   writer.header_room_bytes_ = static_cast<int64_t>(room.size());
-  writer.out_.open(writer.partial_path_, std::ios::binary | std::ios::trunc);
-  KVASIR_RETURN_IF_ERROR(writer.WriteHeader(room));
+  KVASIR_RETURN_IF_ERROR(writer.file_->Append(BytesOf(WithLength(room))));
   return writer;
 }
 
@@ -133,48 +116,16 @@ int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
                               kFields + kNumber * (2 + entry.shape.size()));
 }
 
-absl::Status SafetensorsWriter::WriteHeader(const std::string& text) {
-  const auto length = static_cast<uint64_t>(text.size());
-  for (int shift = 0; shift < 64; shift += 8) {
-    out_.put(static_cast<char>(length >> shift));
-  }
-  out_ << text;
-  if (!out_) return WriteError(partial_path_, "the header");
-  return absl::OkStatus();
-}
-
 void SafetensorsWriter::Declare(TensorEntry entry) {
   KVASIR_CHECK(header_room_bytes_ > 0 && appended_bytes_ == declared_bytes_);
   declared_bytes_ += TensorBytes(entry);
   entries_.push_back(std::move(entry));
 }
 
-SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&& other) noexcept
-    : path_(std::move(other.path_)),
-      partial_path_(std::exchange(other.partial_path_, {})),
-      out_(std::move(other.out_)),
-      declared_bytes_(other.declared_bytes_),
-      appended_bytes_(other.appended_bytes_),
-      header_room_bytes_(other.header_room_bytes_),
-      entries_(std::move(other.entries_)) {}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (partial_path_.empty()) return;
-  out_.close();
-  std::error_code ignored;
-  std::filesystem::remove(partial_path_, ignored);
-}
-
 absl::Status SafetensorsWriter::Append(std::span<const std::byte> bytes) {
   appended_bytes_ += static_cast<int64_t>(bytes.size());
   KVASIR_CHECK(appended_bytes_ <= declared_bytes_);
-  out_.write(reinterpret_cast<const char*>(bytes.data()),
-             static_cast<std::streamsize>(bytes.size()));
-  if (!out_) {
-    return WriteError(partial_path_, absl::StrCat("byte ", appended_bytes_,
-                                                  " of ", declared_bytes_));
-  }
-  return absl::OkStatus();
+  return file_->Append(bytes);
 }
 
 absl::Status SafetensorsWriter::Finish() {
@@ -191,26 +142,9 @@ absl::Status SafetensorsWriter::Finish() {
                        " bytes, room was left for ", header_room_bytes_));
     }
     text.resize(static_cast<size_t>(header_room_bytes_), ' ');
-    out_.seekp(0);
-    KVASIR_RETURN_IF_ERROR(WriteHeader(text));
+    KVASIR_RETURN_IF_ERROR(file_->Rewrite(0, BytesOf(WithLength(text))));
   }
-  out_.close();
-  if (!out_) return WriteError(partial_path_, "the end");
-  KVASIR_RETURN_IF_ERROR(Rename(partial_path_, path_));
-  partial_path_.clear();
-  return absl::OkStatus();
-}
-
-absl::Status WriteFileAtomically(const std::filesystem::path& path,
-                                 const std::string& content) {
-  const std::filesystem::path partial = PartialPath(path);
-  {
-    std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-    out << content;
-    out.close();
-    if (!out) return WriteError(partial, "the end");
-  }
-  return Rename(partial, path);
+  return file_->Finish();
 }
 
 uint16_t ToBf16Bits(float value) {

@@ -3,13 +3,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compress/new_file.h"
 
 namespace kvasir::compress {
 
@@ -28,7 +29,7 @@ int64_t TensorBytes(const TensorEntry& entry);
 // One safetensors file, written front to back: the entries are declared first,
 // all at once or one at a time, and their bytes appended in that order, in
 // pieces of any size.
-// Owns: `path`.partial until Finish renames it; an unfinished one is removed.
+// Owns: a NewFile.
 // Errors: Status with the path; nothing is ever visible under `path` that is
 // not complete.
 class SafetensorsWriter {
@@ -42,9 +43,8 @@ class SafetensorsWriter {
       std::filesystem::path path, int64_t header_bytes);
   // At most what the entry takes in a header, whatever its place.
   static int64_t HeaderBytes(const TensorEntry& entry);
-  SafetensorsWriter(SafetensorsWriter&& other) noexcept;
+  SafetensorsWriter(SafetensorsWriter&& other) noexcept = default;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
-  ~SafetensorsWriter();
 
   // The next entry of a writer made by CreateOpen, once the bytes of those
   // before it are there.
@@ -56,22 +56,17 @@ class SafetensorsWriter {
   absl::Status Finish();
 
  private:
-  explicit SafetensorsWriter(std::filesystem::path path);
-  absl::Status WriteHeader(const std::string& text);
+  SafetensorsWriter(std::filesystem::path path, std::unique_ptr<NewFile> file)
+      : path_(std::move(path)), file_(std::move(file)) {}
 
   std::filesystem::path path_;
-  std::filesystem::path partial_path_;  // empty: finished or moved from
-  std::ofstream out_;
+  std::unique_ptr<NewFile> file_;
   int64_t declared_bytes_ = 0;
   int64_t appended_bytes_ = 0;
   // Of CreateOpen; 0 otherwise.
   int64_t header_room_bytes_ = 0;
   std::vector<TensorEntry> entries_;
 };
-
-// Writes a small file by renaming a complete one into place.
-absl::Status WriteFileAtomically(const std::filesystem::path& path,
-                                 const std::string& content);
 
 // Nearest bfloat16, ties to even, as stored bits. Not for NaN.
 uint16_t ToBf16Bits(float value);
