@@ -213,12 +213,16 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
       compress::RoundToStored(*inputs.model, recovered.layers));
   if (recovered.steps > 0 && inputs.plan.has_value() &&
       compress::RangeCollector::IsNeeded(*inputs.plan)) {
-    KVASIR_ASSIGN_OR_RETURN(const compress::CalibrationSample sample,
-                            compress::SampleCalibration(
-                                inputs.text,
-                                {.sequence_tokens = flags.options.crop_tokens,
-                                 .seed = flags.options.adapters.seed},
-                                inputs.model->spec().vocab_size));
+    compress::SampleOptions options{
+        .sequence_tokens = flags.options.crop_tokens,
+        .seed = flags.options.adapters.seed};
+    // A text that was enough to train on is enough for ranges.
+    options.tokens = std::min(options.tokens,
+                              static_cast<int64_t>(inputs.text.ids.size()));
+    KVASIR_ASSIGN_OR_RETURN(
+        const compress::CalibrationSample sample,
+        compress::SampleCalibration(inputs.text, options,
+                                    inputs.model->spec().vocab_size));
     KVASIR_RETURN_IF_ERROR(compress::RenewRanges(*inputs.model, *inputs.plan,
                                                  sample, flags.options.threads,
                                                  recovered.layers));

@@ -97,3 +97,21 @@ def test_an_input_is_never_replaced(tmp_path):
     done = recover("--teacher", TINY, "--text", TEXT, "--out", TINY, "--overwrite")
     assert done.returncode == 1
     assert "is an input" in done.stderr
+
+
+def test_static_ranges_are_renewed_from_a_text_shorter_than_a_calibration(tmp_path):
+    model, out = tmp_path / "svdq", tmp_path / "out"
+    text = tmp_path / "short.txt"
+    text.write_bytes(TEXT.read_bytes()[:12000])
+    done = subprocess.run(
+        [COMPRESS, "apply", "--quiet", "--model", TINY, "--method", "svdq", "--text", text,
+         "--calibration-tokens", "512", "--sequence-tokens", "256", "--cache", "none",
+         "--out", model], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [COMPRESS, "recover", "--quiet", "--model", model, "--teacher", TINY, "--text", text,
+         "--steps", "1", "--batch-tokens", "512", "--out", out],
+        capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (model, out)]
+    assert weights[0] != weights[1] and len(weights[0]) == len(weights[1])
