@@ -85,12 +85,19 @@ class Pace {
   absl::Status After(int64_t passes, const CalibrationState& state) {
     const bool go_on = Count(passes);
     const bool due = absl::Now() - last_save_ >= options_.save_interval;
-    if (!state_path_.empty() && (!go_on || due)) {
+    const bool stops = !go_on || stopped_;
+    if (!state_path_.empty() && (stops || due)) {
       last_save_ = absl::Now();
-      KVASIR_RETURN_IF_ERROR(
-          WriteTensorFile(state_path_, StateToFile(state, id_)));
+      const absl::Status saved =
+          WriteTensorFile(state_path_, StateToFile(state, id_));
+      if (!saved.ok() && stops) return saved;
+      if (!saved.ok()) {
+        // Hours of work are worth more than a state of theirs.
+        events_.on_message(absl::StrCat("warning: ", saved.message(),
+                                        "; calibration goes on"));
+      }
     }
-    if (go_on && !stopped_) return absl::OkStatus();
+    if (!stops) return absl::OkStatus();
     return absl::CancelledError(
         state_path_.empty()
             ? "calibration stopped; without a cache nothing is kept"
@@ -241,12 +248,13 @@ absl::Status Calibrator::RunLayer(const LayerProgram& program,
 absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
   const int64_t sequences = sample_.num_sequences();
   if (!state.hidden.defined()) {
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor embedding,
-                            LoadTensor(checkpoint_, model::kEmbeddingName));
     state.hidden = at::empty(
         {sequences, sample_.sequence_tokens, spec_.hidden_size}, at::kFloat);
     for (int64_t i = 0; i < sequences; ++i) {
-      state.hidden[i].copy_(EmbedTokens(embedding, IdsOf(Sequence(i)))[0]);
+      KVASIR_ASSIGN_OR_RETURN(
+          const at::Tensor rows,
+          LoadRows(checkpoint_, model::kEmbeddingName, Sequence(i)));
+      state.hidden[i].copy_(rows);
     }
   }
   for (; state.layer < spec_.num_layers(); ++state.layer, state.sequence = 0) {
@@ -289,18 +297,15 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
     }
     resident.layers.push_back(std::move(tensors));
   }
-  auto load = [&](std::string_view name) -> absl::StatusOr<at::Tensor> {
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor tensor,
-                            LoadTensor(checkpoint_, name));
-    return narrowed(std::string(name), tensor);
-  };
   OuterTensors& outer = resident.outer;
-  KVASIR_ASSIGN_OR_RETURN(outer.embedding, load(model::kEmbeddingName));
-  KVASIR_ASSIGN_OR_RETURN(outer.final_norm, load(model::kFinalNormName));
-  outer.final_norm = outer.final_norm.to(at::kFloat);
+  KVASIR_ASSIGN_OR_RETURN(outer.embedding,
+                          LoadStored(checkpoint_, model::kEmbeddingName));
+  KVASIR_ASSIGN_OR_RETURN(outer.final_norm,
+                          LoadTensor(checkpoint_, model::kFinalNormName));
   outer.head = outer.embedding;
   if (!spec_.tied_head) {
-    KVASIR_ASSIGN_OR_RETURN(outer.head, load(model::kHeadName));
+    KVASIR_ASSIGN_OR_RETURN(outer.head,
+                            LoadStored(checkpoint_, model::kHeadName));
   }
   return resident;
 }
@@ -450,11 +455,36 @@ std::filesystem::path StatePath(const std::filesystem::path& cache,
   return cache / absl::StrCat("calibration-", id, ".state");
 }
 
-// A finished calibration with these parts or more.
-std::optional<Calibration> FindCached(const std::string& weights_id,
-                                      const CalibrationSample& sample,
-                                      const CalibrateOptions& options,
-                                      const CalibrateEvents& events) {
+// Neither one that is not there nor a damaged one ends a calibration, but one
+// that cannot be read: it may be hours of work.
+bool CanBeMadeAnew(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsDataLoss(status);
+}
+
+// Leaves out what was not asked for: the result does not depend on what else
+// the cache had.
+Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
+                      const std::string& id) {
+  calibration.id = id;
+  for (LayerCalibration& layer : calibration.layers) {
+    if (!parts.fisher) {
+      layer.key_fisher = at::Tensor();
+      layer.value_fisher = at::Tensor();
+      layer.key_fisher_root = at::Tensor();
+      layer.value_fisher_root = at::Tensor();
+    }
+    if (!parts.rotated_keys) {
+      layer.rotated_key_gram = at::Tensor();
+      layer.rotated_key_sum = at::Tensor();
+    }
+  }
+  return calibration;
+}
+
+// What is asked for, of a finished calibration with these parts or more.
+absl::StatusOr<std::optional<Calibration>> FindCached(
+    const std::string& weights_id, const CalibrationSample& sample,
+    const CalibrateOptions& options, const CalibrateEvents& events) {
   for (const bool rotated_keys : {false, true}) {
     for (const bool fisher : {false, true}) {
       const CalibrationParts parts = {fisher, rotated_keys};
@@ -466,9 +496,13 @@ std::optional<Calibration> FindCached(const std::string& weights_id,
       if (file.ok()) {
         absl::StatusOr<Calibration> calibration =
             CalibrationFromFile(*file, id);
-        if (calibration.ok()) return *std::move(calibration);
+        if (calibration.ok()) {
+          return WithParts(*std::move(calibration), options.parts,
+                           IdOf(weights_id, sample, options.parts));
+        }
         status = calibration.status();
       }
+      if (!CanBeMadeAnew(status)) return status;
       if (!absl::IsNotFound(status)) {
         events.on_message(
             absl::StrCat("warning: ", status.message(), "; it is made again"));
@@ -487,10 +521,10 @@ CalibrationState StartState(const model::DecoderSpec& spec,
   return state;
 }
 
-CalibrationState FindState(const model::DecoderSpec& spec,
-                           const std::string& id,
-                           const CalibrateOptions& options,
-                           const CalibrateEvents& events) {
+absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
+                                           const std::string& id,
+                                           const CalibrateOptions& options,
+                                           const CalibrateEvents& events) {
   const absl::StatusOr<TensorFile> file =
       ReadTensorFile(StatePath(options.cache, id));
   absl::Status status = file.status();
@@ -503,6 +537,7 @@ CalibrationState FindState(const model::DecoderSpec& spec,
     }
     status = state.status();
   }
+  if (!CanBeMadeAnew(status)) return status;
   if (!absl::IsNotFound(status)) {
     events.on_message(absl::StrCat("warning: ", status.message(),
                                    "; calibration begins anew"));
@@ -533,8 +568,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
   KVASIR_ASSIGN_OR_RETURN(const std::string weights_id, WeightsId(checkpoint));
   const std::string id = IdOf(weights_id, sample, options.parts);
   if (cached) {
-    std::optional<Calibration> found =
-        FindCached(weights_id, sample, options, events);
+    KVASIR_ASSIGN_OR_RETURN(std::optional<Calibration> found,
+                            FindCached(weights_id, sample, options, events));
     if (found) {
       run.calibration = *std::move(found);
       run.from_cache = true;
@@ -543,12 +578,14 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     }
   }
   if (events.on_start) KVASIR_RETURN_IF_ERROR(events.on_start());
-  CalibrationState state =
-      cached ? FindState(checkpoint.spec(), id, options, events)
-             : StartState(checkpoint.spec(), options.parts);
-
+  CalibrationState state = StartState(checkpoint.spec(), options.parts);
+  if (cached) {
+    KVASIR_ASSIGN_OR_RETURN(state,
+                            FindState(checkpoint.spec(), id, options, events));
+  }
   // Threads work on sequences of their own; a single one gets all threads.
-  SetBlasThreads(options.sequences_at_a_time() == 1 ? options.threads : 1);
+  const ScopedBlasThreads blas_threads(
+      options.sequences_at_a_time() == 1 ? options.threads : 1);
   const Calibrator calibrator(checkpoint, sample, options);
   const std::filesystem::path state_path =
       cached ? StatePath(options.cache, id) : std::filesystem::path();
@@ -566,10 +603,12 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     const absl::Status saved = WriteTensorFile(
         CalibrationPath(options.cache, id), CalibrationToFile(run.calibration));
     if (!saved.ok()) {
+      // The last state is still good for most of the work.
       events.on_message(absl::StrCat("warning: ", saved.message()));
+    } else {
+      std::error_code ignored;
+      std::filesystem::remove(state_path, ignored);
     }
-    std::error_code ignored;
-    std::filesystem::remove(state_path, ignored);
   }
   run.elapsed = absl::Now() - start;
   return run;

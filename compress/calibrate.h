@@ -71,11 +71,14 @@ absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
                                           const CalibrationSample& sample,
                                           const CalibrationParts& parts);
 
-// Takes the result from the cache if it is there, or one with more parts; else
-// goes on with a state kept there, or begins. The same tokens give the same
-// numbers whatever the threads, and however often it was stopped.
+// Takes the result from the cache if it is there, or what is asked for of one
+// with more parts; else goes on with a state kept there, or begins. The same
+// tokens give the same numbers and id whatever the threads, however often it
+// was stopped, and whatever the cache holds.
 // Errors: Cancelled when stopped; InvalidArgument for weights that give numbers
-//   that are not finite, naming the layer; what reading the model says.
+//   that are not finite, naming the layer; what reading the model says, or a
+//   file of the cache that is there and cannot be read; a state that cannot be
+//   saved when stopped (on the way that is a message).
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,

@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
+#include "compress/cpu_setup.h"
 #include "compress/for_each_index.h"
+#include "compress/head_loss.h"
 
 namespace kvasir::compress {
 namespace {
@@ -67,9 +69,15 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   if (fisher) {
     cost.model_bytes = StoredBytes(checkpoint);
     // Gradients pass through as many numbers as were saved, some at a time.
-    cost.workspace_bytes =
+    const int64_t layer =
         layer_bytes +
         batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 + kv_bytes);
+    // Before them the head, for the sequences of all threads.
+    const int64_t head =
+        std::min<int64_t>(batch, options.threads) *
+        (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size) +
+         3 * hidden_bytes);
+    cost.workspace_bytes = std::max(layer, head);
     cost.micro_batch_bytes = batch * (spec.num_layers() + 1) * hidden_bytes;
   } else {
     cost.model_bytes = layer_bytes;
@@ -103,6 +111,7 @@ double MeasureOperationsPerSecond(int threads) {
   constexpr int64_t kRows = 512;
   constexpr int64_t kDepth = 1024;
   const at::NoGradGuard no_grad;
+  const ScopedBlasThreads blas_threads(1);
   const at::Tensor left = at::ones({kRows, kDepth}, at::kFloat);
   const at::Tensor right = at::ones({kDepth, kDepth}, at::kFloat);
   double best = 0.0;

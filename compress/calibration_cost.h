@@ -13,7 +13,8 @@ namespace kvasir::compress {
 // At most, but for small change.
 struct CalibrationCost {
   int64_t model_bytes = 0;        // weights that are held: all, or one layer
-  int64_t workspace_bytes = 0;    // one layer, for all sequences of a batch
+  int64_t workspace_bytes = 0;    // one layer, for all sequences of a batch,
+                                  // or the head, where that takes more
   int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without Fisher,
                                   // hidden states of all tokens
   int64_t sum_bytes = 0;          // Grams and squares of all layers

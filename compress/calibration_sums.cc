@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "compress/cpu_setup.h"
 #include "compress/for_each_index.h"
 #include "nlohmann/json.hpp"
 
@@ -152,6 +153,8 @@ void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
       upper.push_back({row * kGramBlock, column * kGramBlock});
     }
   }
+  // The blocks are what threads share.
+  const ScopedBlasThreads blas_threads(1);
   ForEachIndex(static_cast<int64_t>(upper.size()), threads, [&](int64_t i) {
     const at::NoGradGuard no_grad_here;
     const Block& block = upper[static_cast<size_t>(i)];

@@ -48,6 +48,19 @@ void SetBlasThreads(int threads) {
   reinterpret_cast<void (*)(int)>(symbol)(threads);
 }
 
+int BlasThreads() {
+  void* symbol = dlsym(RTLD_DEFAULT, "openblas_get_num_threads");
+  return symbol == nullptr ? 0 : reinterpret_cast<int (*)()>(symbol)();
+}
+
+ScopedBlasThreads::ScopedBlasThreads(int threads) : before_(BlasThreads()) {
+  if (before_ > 0 && before_ != threads) SetBlasThreads(threads);
+}
+
+ScopedBlasThreads::~ScopedBlasThreads() {
+  if (before_ > 0 && BlasThreads() != before_) SetBlasThreads(before_);
+}
+
 void KeepFreedMemory() {
   // Only the main arena grows without bounds; the others map large blocks.
   mallopt(M_ARENA_MAX, 1);

@@ -12,6 +12,22 @@ void UseBestBlasKernels(char** argv);
 // wants 1.
 void SetBlasThreads(int threads);
 
+// The same until this goes, which gives back what was set before. One at a time
+// or nested: the number is the process's.
+class ScopedBlasThreads {
+ public:
+  explicit ScopedBlasThreads(int threads);
+  ~ScopedBlasThreads();
+  ScopedBlasThreads(const ScopedBlasThreads&) = delete;
+  ScopedBlasThreads& operator=(const ScopedBlasThreads&) = delete;
+
+ private:
+  const int before_;  // 0: not known, left alone
+};
+
+// 0 where the BLAS does not tell.
+int BlasThreads();
+
 // Keeps freed memory in the process: training frees and takes the same large
 // blocks in every step, and giving them back costs a page fault per 4 KiB.
 void KeepFreedMemory();

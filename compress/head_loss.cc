@@ -11,6 +11,10 @@ constexpr int64_t kLogits = int64_t{1} << 25;
 constexpr int64_t kHeadRows = 8192;
 constexpr int64_t kLeastRows = 64;
 
+int64_t RowsAtATime(int64_t vocab) {
+  return std::max(kLogits / vocab, kLeastRows);
+}
+
 }  // namespace
 
 HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
@@ -18,7 +22,7 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
   const at::NoGradGuard no_grad;
   const int64_t predictions = normal.size(0) - 1;
   const int64_t vocab = head.size(0);
-  const int64_t rows_at_a_time = std::max(kLogits / vocab, kLeastRows);
+  const int64_t rows_at_a_time = RowsAtATime(vocab);
   HeadLoss result;
   result.gradient = at::zeros_like(normal);
   for (int64_t begin = 0; begin < predictions; begin += rows_at_a_time) {
@@ -47,6 +51,16 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
   }
   result.loss /= static_cast<double>(predictions);
   return result;
+}
+
+int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width) {
+  const int64_t rows = std::min(RowsAtATime(vocab), tokens);
+  const int64_t head_rows = std::min(kHeadRows, vocab);
+  // Logits and their softmax; a block of the head, of the logits, and copies of
+  // both for the product; the gradient and what is added to it.
+  const int64_t numbers =
+      2 * rows * vocab + 2 * head_rows * (width + rows) + 2 * tokens * width;
+  return numbers * static_cast<int64_t>(sizeof(float));
 }
 
 }  // namespace kvasir::compress

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
+
 namespace kvasir::compress {
 
 struct HeadLoss {
@@ -16,5 +18,8 @@ struct HeadLoss {
 // the whole head.
 HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
                        const at::Tensor& ids);
+
+// At most what that takes beside its arguments, for T tokens.
+int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width);
 
 }  // namespace kvasir::compress

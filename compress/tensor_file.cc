@@ -10,7 +10,6 @@
 #include <array>
 #include <cstring>
 #include <span>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -151,14 +150,13 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
 }
 
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
-    return absl::NotFoundError(absl::StrCat("no ", path.string()));
-  }
   absl::StatusOr<TensorFile> file = ReadChecked(path);
-  if (!file.ok()) {
+  const absl::Status& status = file.status();
+  // What its bytes say, and not what the system says on the way to them.
+  if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status) ||
+      absl::IsOutOfRange(status)) {
     return absl::DataLossError(
-        absl::StrCat(path.string(), " is damaged: ", file.status().message()));
+        absl::StrCat(path.string(), " is damaged: ", status.message()));
   }
   return file;
 }

@@ -21,12 +21,14 @@ struct TensorFile {
 };
 
 // Writes a safetensors file which ends in a hash of all that is before it. It
-// appears under `path` when it is complete. Unavailable with the path.
+// appears under `path` when it is complete. Unavailable with the path, also
+// while another process writes the same file.
 absl::Status WriteTensorFile(const std::filesystem::path& path,
                              const TensorFile& file);
 
 // NotFound when there is none; DataLoss, with the path, for a file that is not
-// what WriteTensorFile wrote.
+// what WriteTensorFile wrote; what the system says of one that it does not open
+// or read.
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path);
 
 // 32 hexadecimal digits that change when any bit of the text does.

@@ -30,7 +30,7 @@ absl::StatusOr<at::ScalarType> ScalarTypeOf(
   }
 }
 
-absl::StatusOr<at::Tensor> ReadTensor(const model::TensorStore::Entry& entry) {
+absl::StatusOr<at::Tensor> ReadStored(const model::TensorStore::Entry& entry) {
   KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, ScalarTypeOf(entry));
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     const at::NoGradGuard no_grad;
@@ -40,6 +40,14 @@ absl::StatusOr<at::Tensor> ReadTensor(const model::TensorStore::Entry& entry) {
                                      static_cast<size_t>(stored.nbytes()));
     KVASIR_RETURN_IF_ERROR(entry.file->Read(*entry.info, 0, bytes));
     entry.file->Release(*entry.info, 0, entry.info->size_bytes);
+    return stored;
+  });
+}
+
+absl::StatusOr<at::Tensor> ReadTensor(const model::TensorStore::Entry& entry) {
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor stored, ReadStored(entry));
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
+    const at::NoGradGuard no_grad;
     return stored.to(at::kFloat);
   });
 }
@@ -51,6 +59,41 @@ absl::StatusOr<at::Tensor> LoadTensor(const model::Checkpoint& checkpoint,
   KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                           checkpoint.Tensor(name));
   return ReadTensor(entry);
+}
+
+absl::StatusOr<at::Tensor> LoadStored(const model::Checkpoint& checkpoint,
+                                      std::string_view name) {
+  KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
+                          checkpoint.Tensor(name));
+  return ReadStored(entry);
+}
+
+absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
+                                    std::string_view name,
+                                    std::span<const int32_t> rows) {
+  KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
+                          checkpoint.Tensor(name));
+  KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, ScalarTypeOf(entry));
+  const auto row_bytes = static_cast<uint64_t>(entry.info->row_bytes());
+  return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
+    const at::NoGradGuard no_grad;
+    const at::Tensor stored =
+        at::empty({static_cast<int64_t>(rows.size()), entry.info->shape[1]},
+                  at::TensorOptions().dtype(type));
+    auto* to = static_cast<std::byte*>(stored.data_ptr());
+    for (const int32_t row : rows) {
+      if (row < 0 || row >= entry.info->shape[0]) {
+        return absl::OutOfRangeError(
+            absl::StrCat(entry.file->path(), ": tensor ", entry.info->name,
+                         ": want row ", row, " of ", entry.info->shape[0]));
+      }
+      const std::span<std::byte> bytes(to, static_cast<size_t>(row_bytes));
+      KVASIR_RETURN_IF_ERROR(entry.file->Read(
+          *entry.info, static_cast<uint64_t>(row) * row_bytes, bytes));
+      to += row_bytes;
+    }
+    return stored.to(at::kFloat);
+  });
 }
 
 absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "absl/status/statusor.h"
@@ -18,6 +19,15 @@ namespace kvasir::compress {
 // F32, F16 and BF16 tensors widened to float32, in their own shape.
 absl::StatusOr<at::Tensor> LoadTensor(const model::Checkpoint& checkpoint,
                                       std::string_view name);
+
+// In the type it is stored in.
+absl::StatusOr<at::Tensor> LoadStored(const model::Checkpoint& checkpoint,
+                                      std::string_view name);
+// Some rows of a matrix, widened to float32; only they are read. OutOfRange for
+// a row that it has not.
+absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
+                                    std::string_view name,
+                                    std::span<const int32_t> rows);
 
 // All tensors of one layer, by their names after "model.layers.{l}.", as
 // "self_attn.q_proj.weight". Tensors that no decoder reads (early Llama's
