@@ -107,10 +107,8 @@ absl::Status ReadTexts(RecoverFlags& flags, Inputs& inputs) {
         compress::ReadEvaluationText(flags.validation_text, *tokenizer,
                                      flags.options.threads));
   }
-  // What the tokenizer puts before a text.
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> prefix,
-                          tokenizer->Encode("", {.add_special_tokens = true}));
-  if (!prefix.empty()) flags.options.start_token = prefix.front();
+  KVASIR_ASSIGN_OR_RETURN(flags.options.start_token,
+                          compress::StartToken(*tokenizer));
   return absl::OkStatus();
 }
 
@@ -257,7 +255,7 @@ absl::Status RunRecover(RecoverFlags& flags) {
     EvaluateOptions options;
     options.window_tokens =
         std::min(options.window_tokens, teacher.spec().max_position_embeddings);
-    options.min_windows = 1;
+    options.min_windows = 2;
     options.repeat.tests = 0;
     options.threads = flags.options.threads;
     KVASIR_ASSIGN_OR_RETURN(

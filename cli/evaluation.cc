@@ -49,6 +49,14 @@ absl::Status Read(const JsonFields& fields, std::string_view name, double least,
   return absl::OkStatus();
 }
 
+// The same, or null for what was infinite.
+absl::Status ReadOrInfinite(const JsonFields& fields, std::string_view name,
+                            double least, double* out) {
+  if (!fields.IsNull(name)) return Read(fields, name, least, out);
+  *out = std::numeric_limits<double>::infinity();
+  return absl::OkStatus();
+}
+
 absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   KVASIR_ASSIGN_OR_RETURN(const nlohmann::json* const interval,
                           Child(fields, "added_ci95", /*array=*/true));
@@ -81,14 +89,16 @@ absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields) {
       {"fixed_bytes_per_sequence", 0, &row.fixed_bytes_per_sequence},
       {"nats_per_token", 0, &row.nats_per_token},
       {"nats_per_byte", 0, &row.nats_per_byte},
-      {"perplexity", 0, &row.perplexity},
       {"added_nats_per_token", -kNoLimit, &row.added_nats_per_token},
       {"top1_agreement", 0, &row.top1_agreement},
-      {"kl_nats", -kNoLimit, &row.kl_nats},
   };
   for (const auto& number : numbers) {
     KVASIR_RETURN_IF_ERROR(Read(fields, number.name, number.least, number.out));
   }
+  KVASIR_RETURN_IF_ERROR(
+      ReadOrInfinite(fields, "perplexity", 0, &row.perplexity));
+  KVASIR_RETURN_IF_ERROR(
+      ReadOrInfinite(fields, "kl_nats", -kNoLimit, &row.kl_nats));
   // Only where a second run was made.
   KVASIR_ASSIGN_OR_RETURN(row.repeat_nats_per_token,
                           fields.NumberIn("repeat_nats_per_token", 0, kNoLimit,

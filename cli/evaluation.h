@@ -28,13 +28,13 @@ struct EvaluationRow {
   double fixed_bytes_per_sequence = 0;
   double nats_per_token = 0;
   double nats_per_byte = 0;
-  double perplexity = 0;
+  double perplexity = 0;  // infinite where the file has null
   double added_nats_per_token = 0;
   // 95 % interval of added_nats_per_token.
   double added_low = 0;
   double added_high = 0;
   double top1_agreement = 0;
-  double kl_nats = 0;
+  double kl_nats = 0;  // likewise
   double repeat_nats_per_token = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "cli/evaluation.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,20 @@ TEST(EvaluationTest, OnlyTheRepetitionMayBeMissing) {
     EXPECT_THAT(ParseEvaluation(bad.dump(), "r.json"),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(field)));
   }
+}
+
+TEST(EvaluationTest, WhatWasInfiniteIsNull) {
+  json infinite = Good();
+  infinite["rows"][0]["perplexity"] = nullptr;
+  infinite["rows"][0]["kl_nats"] = nullptr;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation evaluation,
+                              ParseEvaluation(infinite.dump(), "r"));
+  EXPECT_TRUE(std::isinf(evaluation.rows[0].perplexity));
+  EXPECT_TRUE(std::isinf(evaluation.rows[0].kl_nats));
+  infinite["rows"][0]["nats_per_token"] = nullptr;
+  EXPECT_THAT(ParseEvaluation(infinite.dump(), "r"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("nats_per_token")));
 }
 
 TEST(EvaluationTest, WrongTypesAndValuesAreNamed) {

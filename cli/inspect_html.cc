@@ -383,7 +383,7 @@ std::string QualityTable(const std::vector<const EvaluationRow*>& rows) {
   return out + kTableEnd;
 }
 
-// Evaluations of one teacher on one text are drawn together.
+// Evaluations of one teacher on the same windows of a text are drawn together.
 std::string QualitySection(const std::vector<const Evaluation*>& evaluations) {
   const Evaluation& first = *evaluations.front();
   const EvaluationTeacher& teacher = first.teacher;
@@ -434,11 +434,13 @@ std::string QualitySection(const std::vector<const Evaluation*>& evaluations) {
 }
 
 std::string QualitySections(const std::vector<Evaluation>& evaluations) {
-  std::map<std::pair<std::string, std::string>, std::vector<const Evaluation*>>
-      by_teacher;
+  // Texts of one name may differ: the teacher's loss tells them apart.
+  using Ground = std::tuple<std::string, std::string, int64_t, int64_t, double>;
+  std::map<Ground, std::vector<const Evaluation*>> by_teacher;
   for (const Evaluation& evaluation : evaluations) {
-    by_teacher[{evaluation.teacher.model, evaluation.text}].push_back(
-        &evaluation);
+    by_teacher[{evaluation.teacher.model, evaluation.text, evaluation.windows,
+                evaluation.window_tokens, evaluation.teacher.nats_per_token}]
+        .push_back(&evaluation);
   }
   std::string out;
   for (const auto& [teacher, of_teacher] : by_teacher) {

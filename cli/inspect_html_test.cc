@@ -105,6 +105,14 @@ TEST(InspectHtmlTest, EvaluationsOfOneTeacherShareAChart) {
   Evaluation other = SomeEvaluation("rap");
   other.text = "another";
   EXPECT_EQ(count({SomeEvaluation("rap"), other}), 2);
+  // Another text of the same name, and other windows of it.
+  for (const int changed : {0, 1, 2}) {
+    other = SomeEvaluation("rap");
+    if (changed == 0) other.teacher.nats_per_token += 0.5;
+    if (changed == 1) other.windows += 1;
+    if (changed == 2) other.window_tokens += 1;
+    EXPECT_EQ(count({SomeEvaluation("rap"), other}), 2) << changed;
+  }
   EXPECT_THAT(ReportToHtml(report, {SomeEvaluation("rap")}),
               AllOf(HasSubstr("rap, 25.0 % of the numbers kept"),
                     HasSubstr("teacher: the &lt;teacher&gt;")));

@@ -250,11 +250,14 @@ ordered_json ReportToJson(const InspectReport& report) {
   ordered_json at_length = ordered_json::array();
   for (const ReportLength& length : report.at_length) {
     const int64_t bytes = length.cache.total();
-    at_length.push_back({{"tokens", length.tokens},
-                         {"kv_bytes", bytes},
-                         {"weights_and_kv_bytes", report.weights.bytes + bytes},
-                         {"dense_bf16_kv_bytes", length.dense_bytes},
-                         {"components", ToJson(length.cache)}});
+    at_length.push_back(
+        {{"tokens", length.tokens},
+         {"kv_bytes", bytes},
+         {"weights_and_kv_bytes",
+          report.weights.bytes > 0 ? ordered_json(report.weights.bytes + bytes)
+                                   : ordered_json(nullptr)},
+         {"dense_bf16_kv_bytes", length.dense_bytes},
+         {"components", ToJson(length.cache)}});
   }
   const SideFlops flops = report.flops();
   const auto& provenance = report.provenance;

@@ -181,6 +181,15 @@ TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
   }
 }
 
+TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
+  InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
+  EXPECT_TRUE(
+      ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_number());
+  report.weights = {};
+  EXPECT_TRUE(
+      ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_null());
+}
+
 TEST(InspectReportTest, TheRankTableTellsGroupsBitsLiftAndRange) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));

@@ -59,6 +59,7 @@ struct Name {
   std::string method;
   std::vector<std::string> words;               // without "="
   std::map<std::string, std::string> settings;  // with "="
+  bool repeats = false;                         // a setting stands twice
 
   absl::Status Refuse(absl::string_view want) const {
     return absl::InvalidArgumentError(
@@ -77,7 +78,10 @@ Name ParseName(const std::string& text) {
     if (equals == absl::string_view::npos) {
       name.words.emplace_back(word);
     } else {
-      name.settings.emplace(word.substr(0, equals), word.substr(equals + 1));
+      const bool added =
+          name.settings.emplace(word.substr(0, equals), word.substr(equals + 1))
+              .second;
+      name.repeats = name.repeats || !added;
     }
   }
   return name;
@@ -91,17 +95,20 @@ std::optional<int64_t> ParseBits(absl::string_view text, bool may_be_exact) {
   return std::nullopt;
 }
 
-// The bits after a letter in one of the words from `first` on; exact if none.
-// Nothing for a word that is no such thing.
-std::optional<int64_t> SideBits(const Name& name, size_t first, char side) {
-  int64_t bits = kExactBits;
+// Bits of each of `sides`, letters that the words from `first` on begin with;
+// exact where a side has no word. Nothing for any other word, or a second one.
+std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
+                                                absl::string_view sides) {
+  std::map<char, int64_t> bits;
   for (size_t i = first; i < name.words.size(); ++i) {
-    absl::string_view word = name.words[i];
-    if (word.empty() || word[0] != side) continue;
+    const absl::string_view word = name.words[i];
+    if (word.empty() || !absl::StrContains(sides, word[0])) return std::nullopt;
     const std::optional<int64_t> parsed = ParseBits(word.substr(1), true);
-    if (!parsed.has_value()) return std::nullopt;
-    bits = *parsed;
+    if (!parsed.has_value() || !bits.emplace(word[0], *parsed).second) {
+      return std::nullopt;
+    }
   }
+  for (const char side : sides) bits.emplace(side, kExactBits);
   return bits;
 }
 
@@ -207,39 +214,37 @@ class PerChannel : public CacheTransform {
         ranges_(std::move(ranges)),
         value_bits_(value_bits) {}
 
-  absl::StatusOr<at::Tensor> Key(int64_t layer,
-                                 const at::Tensor& key) const override {
-    return before_ ? Code(layer, key) : absl::StatusOr<at::Tensor>(key);
+  absl::StatusOr<Seen> Key(int64_t layer,
+                           const at::Tensor& key) const override {
+    if (!before_) return Seen{key, 0};
+    return Code(layer, key);
   }
   absl::StatusOr<Seen> RotatedKey(int64_t layer, const at::Tensor& key,
                                   const at::Tensor&) const override {
     if (before_) return Seen{key, 0};
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, Code(layer, key));
-    return Seen{std::move(coded), 0};
+    return Code(layer, key);
   }
   absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
     KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, CodeRows(value, value_bits_));
     return Seen{std::move(coded), 0};
   }
-  const ClampCount* clamp_count() const override { return &clamps_; }
 
  private:
-  absl::StatusOr<at::Tensor> Code(int64_t layer, const at::Tensor& key) const {
+  absl::StatusOr<Seen> Code(int64_t layer, const at::Tensor& key) const {
     const at::Tensor rows = key.reshape({key.size(0), key.size(1), -1});
     KVASIR_ASSIGN_OR_RETURN(
         const CodedLatent coded,
         CodeLatent(codec_, rows,
                    {.range = &ranges_[static_cast<size_t>(layer)]}));
-    clamps_.codes += rows.numel();
-    clamps_.clamped += coded.num_clamped;
-    return coded.values.view_as(key);
+    return Seen{.values = coded.values.view_as(key),
+                .codes = rows.numel(),
+                .clamped = coded.num_clamped};
   }
 
   bool before_;
   LatentCodec codec_;
   std::vector<StaticRange> ranges_;
   int64_t value_bits_;
-  mutable ClampCount clamps_;
 };
 
 // ---------------------------------------------------------------------- ThinK
@@ -285,16 +290,16 @@ class LowRankKeys : public CacheTransform {
 
   // The best approximation of each sequence's keys [T, Hkv * D]: onto the
   // leading eigenvectors of their Gram matrix.
-  absl::StatusOr<at::Tensor> Key(int64_t,
-                                 const at::Tensor& key) const override {
+  absl::StatusOr<Seen> Key(int64_t, const at::Tensor& key) const override {
     const at::Tensor rows =
         key.reshape({key.size(0), key.size(1), -1}).to(at::kDouble);
     const at::Tensor vectors =
         std::get<1>(at::linalg_eigh(at::matmul(rows.transpose(1, 2), rows)));
     const at::Tensor basis = vectors.slice(2, vectors.size(2) - rank_);
-    return at::matmul(at::matmul(rows, basis), basis.transpose(1, 2))
-        .to(key.scalar_type())
-        .view_as(key);
+    return Seen{at::matmul(at::matmul(rows, basis), basis.transpose(1, 2))
+                    .to(key.scalar_type())
+                    .view_as(key),
+                0};
   }
 
  private:
@@ -344,19 +349,15 @@ struct Maker {
 };
 
 absl::StatusOr<Baseline> MakePerToken(const Maker& m) {
-  const std::optional<int64_t> key = SideBits(m.name, 0, 'k');
-  const std::optional<int64_t> value = SideBits(m.name, 0, 'v');
-  for (const std::string& word : m.name.words) {
-    if (word.empty() || (word[0] != 'k' && word[0] != 'v')) {
-      return m.name.Refuse("per-token:k4,v4 with 1, 2, 3, 4, 8 or 16 bits");
-    }
-  }
-  if (!key.has_value() || !value.has_value() || !m.name.settings.empty()) {
+  const auto bits = SideBits(m.name, 0, "kv");
+  if (!bits.has_value() || !m.name.settings.empty()) {
     return m.name.Refuse("per-token:k4,v4 with 1, 2, 3, 4, 8 or 16 bits");
   }
+  const int64_t key = bits->at('k');
+  const int64_t value = bits->at('v');
   return m.Finish(
-      std::make_unique<PerToken>(*key, *value),
-      {.key_bytes = m.SideBytes(*key), .value_bytes = m.SideBytes(*value)});
+      std::make_unique<PerToken>(key, value),
+      {.key_bytes = m.SideBytes(key), .value_bytes = m.SideBytes(value)});
 }
 
 absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
@@ -407,10 +408,9 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
     return m.name.Refuse(kWant);
   }
   const std::optional<int64_t> bits = ParseBits(bits_text, false);
-  const std::optional<int64_t> value_bits = SideBits(m.name, 1, 'v');
-  if (!bits.has_value() || !value_bits.has_value()) {
-    return m.name.Refuse(kWant);
-  }
+  const auto sides = SideBits(m.name, 1, "v");
+  if (!bits.has_value() || !sides.has_value()) return m.name.Refuse(kWant);
+  const int64_t value_bits = sides->at('v');
   if (!m.request.calibration_ids.defined()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "baseline \"", m.name.text,
@@ -434,11 +434,10 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   for (int64_t layer = 0; layer < m.spec.num_layers(); ++layer) {
     by_layer.push_back(ranges.Range(layer, *bits));
   }
-  return m.Finish(
-      std::make_unique<PerChannel>(before, std::move(codec),
-                                   std::move(by_layer), *value_bits),
-      {.key_bytes = m.width() * static_cast<double>(*bits) / 8.0,
-       .value_bytes = m.SideBytes(*value_bits)});
+  return m.Finish(std::make_unique<PerChannel>(before, std::move(codec),
+                                               std::move(by_layer), value_bits),
+                  {.key_bytes = m.width() * static_cast<double>(*bits) / 8.0,
+                   .value_bytes = m.SideBytes(value_bits)});
 }
 
 absl::StatusOr<Baseline> MakeThink(const Maker& m) {
@@ -452,17 +451,16 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
     return m.name.Refuse(kWant);
   }
   const std::optional<int64_t> bits = ParseBits(m.name.words[1], true);
-  const std::optional<int64_t> value_bits = SideBits(m.name, 2, 'v');
-  if (!bits.has_value() || !value_bits.has_value()) {
-    return m.name.Refuse(kWant);
-  }
+  const auto sides = SideBits(m.name, 2, "v");
+  if (!bits.has_value() || !sides.has_value()) return m.name.Refuse(kWant);
+  const int64_t value_bits = sides->at('v');
   const auto dim = static_cast<double>(m.spec.head_dim);
   const auto kept =
       std::max<int64_t>(1, static_cast<int64_t>(std::lround(share * dim)));
-  return m.Finish(std::make_unique<Think>(kept, *bits, *value_bits),
+  return m.Finish(std::make_unique<Think>(kept, *bits, value_bits),
                   {.keep = 0.5 * (1.0 + static_cast<double>(kept) / dim),
                    .key_bytes = m.heads() * RowBytes(kept, *bits),
-                   .value_bytes = m.SideBytes(*value_bits),
+                   .value_bytes = m.SideBytes(value_bits),
                    .fixed_bytes = m.width() / 8.0});  // which channels
 }
 
@@ -516,6 +514,7 @@ absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {
         "kivi:, low-rank:, per-channel:, per-token: or think: before its "
         "numbers");
   }
+  if (name.repeats) return name.Refuse("each setting once");
   if (request.decoder->plan().has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "baseline \"", name.text, "\" stands on an uncompressed model only"));

@@ -437,7 +437,7 @@ std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
                   sequence.size() * sizeof(int32_t));
   }
   // Goes up when the same inputs would give other numbers.
-  constexpr int kVersion = 1;
+  constexpr int kVersion = 2;
   return TextHash(absl::StrCat("calibration ", kVersion, " weights ",
                                weights_id, " tokens ", TextHash(tokens), " ",
                                sample.num_sequences(), " of ",

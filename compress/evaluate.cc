@@ -20,6 +20,9 @@
 namespace kvasir::compress {
 namespace {
 
+// Fewer have no interval.
+constexpr int64_t kFewestWindows = 2;
+
 // Logits that a thread holds at a time, per model.
 constexpr int64_t kLogitsBlockBytes = 16 << 20;
 
@@ -54,9 +57,7 @@ absl::StatusOr<EvaluationText> ReadEvaluationText(
   for (const int32_t id : text.ids) {
     text.bytes.push_back(static_cast<int32_t>(tokenizer.TokenBytes(id).size()));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> prefix,
-                          tokenizer.Encode("", {.add_special_tokens = true}));
-  if (!prefix.empty()) text.bos = prefix.front();
+  KVASIR_ASSIGN_OR_RETURN(text.bos, StartToken(tokenizer));
   return text;
 }
 
@@ -66,8 +67,10 @@ absl::StatusOr<Candidate> MakeCandidate(std::string model,
   const kvasir::v1::KvPlan plan = decoder.plan().has_value()
                                       ? *decoder.plan()
                                       : FullRankPlan(shape, kvasir::v1::BF16);
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          cache::PageLayout::Create(plan, shape, {}));
+  KVASIR_ASSIGN_OR_RETURN(
+      const cache::PageLayout layout,
+      cache::PageLayout::Create(plan, shape,
+                                {.max_chunk_tokens = kServedChunkTokens}));
   Candidate candidate;
   candidate.model = std::move(model);
   candidate.method = plan.method();
@@ -106,18 +109,23 @@ absl::Status Evaluator::CheckText() const {
                      " tokens, want 2 to ", spec.max_position_embeddings,
                      " (the context of ", teacher_.model, ")"));
   }
-  if (options_.max_windows > 0 && options_.max_windows < options_.min_windows) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("at most ", options_.max_windows,
-                     " windows are asked for, and at least ",
-                     options_.min_windows, " wanted"));
+  const int64_t windows = std::max(options_.min_windows, kFewestWindows);
+  if (options_.max_windows > 0 && options_.max_windows < windows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "at most ", options_.max_windows,
+        " windows are asked for, and at least ", windows, " wanted"));
   }
   const auto have = static_cast<int64_t>(text_.ids.size());
-  const int64_t windows = std::max<int64_t>(options_.min_windows, 1);
   if (have < windows * text_per_window_) {
     return absl::InvalidArgumentError(absl::StrCat(
         text_.name, " has ", have, " tokens, want ", windows * text_per_window_,
         ": ", windows, " windows of ", text_per_window_));
+  }
+  if (text_.bos.has_value() &&
+      (*text_.bos < 0 || *text_.bos >= spec.vocab_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        text_.name, ": the start token is ", *text_.bos, ", the vocabulary of ",
+        teacher_.model, " has ", spec.vocab_size));
   }
   for (size_t i = 0; i < text_.ids.size(); ++i) {
     if (text_.ids[i] < 0 || text_.ids[i] >= spec.vocab_size) {
@@ -390,12 +398,9 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
     }
     row.repeat_nats_per_token = nats;
   }
-  const ClampCount* counted = candidate.transform != nullptr
-                                  ? candidate.transform->clamp_count()
-                                  : &clamps;
-  if (counted != nullptr && counted->codes > 0) {
-    row.clamp_rate = static_cast<double>(counted->clamped) /
-                     static_cast<double>(counted->codes);
+  if (clamps.codes > 0) {
+    row.clamp_rate =
+        static_cast<double>(clamps.clamped) / static_cast<double>(clamps.codes);
   }
   return row;
 }
@@ -455,8 +460,11 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"text", evaluation.text},
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
+      {"chunk_tokens", kServedChunkTokens},
       {"rows", std::move(rows)}};
-  return json.dump(indent);
+  // A name may hold any bytes. What is infinite becomes null.
+  return json.dump(indent, ' ', /*ensure_ascii=*/false,
+                   Json::error_handler_t::replace);
 }
 
 }  // namespace kvasir::compress

@@ -70,8 +70,13 @@ struct Candidate {
   int64_t fixed_bytes_per_sequence = 0;
 };
 
-// A model on its own, with bytes by cache::PageLayout. An uncompressed one is a
-// cache of whole bf16 keys and values.
+// Longest run of tokens that a step of the server writes by default: what an
+// exact window keeps beside its own length. Reports name it.
+inline constexpr int64_t kServedChunkTokens = 512;
+
+// A model on its own, with bytes by cache::PageLayout for chunks of
+// kServedChunkTokens. An uncompressed one is a cache of whole bf16 keys and
+// values.
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder);
 
@@ -124,8 +129,9 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent = 1);
 //   on blocks of at most 16 MiB of logits.
 // Threads: one caller.
 // Errors: InvalidArgument for a text too short (how many tokens it has, how
-//   many are wanted), windows beyond a model's context, another vocabulary;
-//   Cancelled; Internal for a loss that is not finite, naming the model.
+//   many are wanted), fewer than two windows (no interval), windows beyond a
+//   model's context, another vocabulary; Cancelled; Internal for a loss that is
+//   not finite, naming the model.
 class Evaluator {
  public:
   // The teacher (an uncompressed candidate) outlives the evaluator.

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "cache/layout.h"
 #include "cache/plan.h"
 #include "compress/baselines.h"
 #include "compress/cache_shape.h"
@@ -215,6 +216,58 @@ TEST(EvaluateTest, SaysWhatIsWrongWithTheInput) {
                        HasSubstr("other has a vocabulary of 30")));
 }
 
+TEST(EvaluateTest, OneWindowHasNoInterval) {
+  const Bench bench;
+  EvaluateOptions options = Options();
+  options.min_windows = 1;
+  options.max_windows = 1;
+  EXPECT_THAT(Make(bench, Text(60), options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("at least 2 wanted")));
+  options.max_windows = 0;
+  EXPECT_THAT(Make(bench, Text(20), options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want 22: 2 windows of 11")));
+}
+
+TEST(EvaluateTest, AStartTokenIsOneOfTheVocabulary) {
+  const Bench bench;
+  EvaluationText text = Text(60);
+  text.bos = 31;
+  EXPECT_THAT(Make(bench, text, Options()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the start token is 31")));
+}
+
+TEST(EvaluateTest, ClampsAreCountedAnewForEveryRow) {
+  const Bench bench;
+  const auto baseline =
+      MakeBaseline({.name = "per-channel:k2.pre",
+                    .decoder = &bench.decoder,
+                    .calibration_ids = at::arange(6).unsqueeze(0)});
+  ASSERT_THAT(baseline, IsOk());
+  const auto rate = [&](int64_t tokens) {
+    const auto evaluator = Make(bench, Text(tokens), Options());
+    EXPECT_THAT(evaluator, IsOk());
+    const auto row = (*evaluator)->Evaluate(baseline->candidate);
+    EXPECT_THAT(row, IsOk());
+    return row->clamp_rate;
+  };
+  const double first = rate(60);
+  EXPECT_GT(first, 0.0);
+  EXPECT_NE(rate(200), first);
+  EXPECT_EQ(rate(60), first);
+}
+
+TEST(EvaluateTest, NamesOfAnyBytesAreWritten) {
+  Evaluation report;
+  report.text = "caf\xe9.txt";
+  report.rows.emplace_back().perplexity = HUGE_VAL;
+  const auto json = nlohmann::ordered_json::parse(EvaluationToJson(report));
+  EXPECT_EQ(json["text"], "caf\xef\xbf\xbd.txt");
+  EXPECT_TRUE(json["rows"][0]["perplexity"].is_null());
+}
+
 TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
   const Bench bench;
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
@@ -254,9 +307,18 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
   part->mutable_codec()->mutable_bits()->add_schedule(4);
   part->mutable_codec()->mutable_per_token();
   part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
+  // Rows of 16 numbers of 2 bytes, of the window and of one chunk.
+  plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);
   ASSERT_THAT(candidate, IsOk());
+  EXPECT_GE(candidate->fixed_bytes_per_sequence,
+            (8 + kServedChunkTokens) * 16 * 2);
+  const auto layout = cache::PageLayout::Create(
+      plan, CacheShapeOf(TestSpec()), {.max_chunk_tokens = kServedChunkTokens});
+  ASSERT_THAT(layout, IsOk());
+  EXPECT_EQ(candidate->fixed_bytes_per_sequence,
+            layout->fixed_bytes_per_sequence());
   // 32 bytes each of three sides, and two heads of 4 + 4 bytes.
   EXPECT_EQ(candidate->kv_payload_bytes_per_token, 96.0 + 16.0);
   EXPECT_EQ(candidate->keep, 1.0);
@@ -273,12 +335,12 @@ TEST(EvaluateTest, TheReportHasTheAgreedFields) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.push_back(key);
   EXPECT_THAT(keys, testing::ElementsAre("teacher", "text", "window_tokens",
-                                         "windows", "rows"));
+                                         "windows", "chunk_tokens", "rows"));
   keys.clear();
   for (const auto& [key, value] : json["teacher"].items()) keys.push_back(key);
   EXPECT_THAT(keys,
               testing::ElementsAre("model", "nats_per_token", "nats_per_byte",
-                                   "kv_bytes_per_token"));
+                                   "kv_bytes_per_token", "window_nats"));
   keys.clear();
   for (const auto& [key, value] : json["rows"][0].items()) keys.push_back(key);
   EXPECT_THAT(keys, testing::ElementsAre(

@@ -97,7 +97,9 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   const float minimum = RoundDown(*low, codec.param_dtype);
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
-  if (!std::isfinite(minimum) || !std::isfinite(scale)) {
+  // Beyond the greatest number of the type, above as below.
+  if (!std::isfinite(minimum) || !std::isfinite(scale) ||
+      !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(
         absl::StrCat("latent row ", row, " channels ", run.begin, "..",
                      run.begin + run.width - 1, " reach from ", *low, " to ",
@@ -152,6 +154,10 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
       !range->scale.isfinite().all().item<bool>()) {
     return absl::InvalidArgumentError(
         "CHANNEL_STATIC: range.min or range.scale is not finite");
+  }
+  if (range->scale.lt(0).any().item<bool>()) {
+    return absl::InvalidArgumentError(
+        "CHANNEL_STATIC: range.scale has a number below 0");
   }
   if (range->minimum.numel() != width || range->scale.numel() != width) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -206,6 +206,10 @@ TEST(FakeQuantTest, StaticRangesClampAndCount) {
   EXPECT_EQ(coded->num_clamped, 1);
   EXPECT_THAT(CodeLatent(*codec, latent),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("range")));
+  const StaticRange negative{range.minimum, at::tensor({1.0f, -0.5f, 0.0f})};
+  EXPECT_THAT(CodeLatent(*codec, latent, {.range = &negative}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("range.scale has a number below 0")));
 }
 
 TEST(FakeQuantTest, NumberTypesRound) {
@@ -235,6 +239,15 @@ TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
   refuses(PerToken({4}), -infinity, "row 1 channel 2 is -inf");
   refuses(PerToken({4}), -70000.0f, "too large");
   refuses(PerToken({1}), 70000.0f, "too large");
+  // A row may lie beyond the type as a whole, on either side.
+  const auto codec = MakeLatentCodec(PerToken({4}), 4);
+  ASSERT_THAT(codec, IsOk());
+  for (const float number : {-70000.0f, 70000.0f, 65510.0f}) {
+    EXPECT_THAT(
+        CodeLatent(*codec, at::full({1, 4}, number)),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("too large")))
+        << number;
+  }
   kvasir::v1::Codec half;
   half.set_dtype(kvasir::v1::F16);
   refuses(half, 70000.0f, "row 1 channel 2 is 70000: too large");

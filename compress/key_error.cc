@@ -94,9 +94,9 @@ absl::StatusOr<KeyErrorMeter> KeyErrorMeter::Create(
         Recorder recorder;
         const auto index = static_cast<int64_t>(l);
         KVASIR_ASSIGN_OR_RETURN(
-            hidden,
-            LayerForward(teacher.program(index), teacher.layer(index),
-                         teacher.rotation(), hidden, {.observer = &recorder}));
+            hidden, LayerForward(teacher.program(index), teacher.layer(index),
+                                 teacher.RotationOf(hidden.size(1)), hidden,
+                                 {.observer = &recorder}));
         Layer& layer = meter.layers_[l];
         layer.inputs.push_back(recorder.input);
         layer.rotated_keys.push_back(recorder.rotated_key);
@@ -132,8 +132,8 @@ absl::StatusOr<std::optional<KeyError>> KeyErrorMeter::Measure(
         Recorder recorder;
         KVASIR_RETURN_IF_ERROR(
             AttentionForward(decoder.program(index), decoder.layer(index),
-                             decoder.rotation(), layer.inputs[w],
-                             {.observer = &recorder})
+                             decoder.RotationOf(layer.inputs[w].size(1)),
+                             layer.inputs[w], {.observer = &recorder})
                 .status());
         if (!recorder.rotated_key.defined()) return std::nullopt;
         error += (recorder.rotated_key - layer.rotated_keys[w])

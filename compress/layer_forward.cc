@@ -227,6 +227,22 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, cache::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
+// Latents as the rows of an exact window hold them. Gradients pass as through a
+// codec.
+at::Tensor RoundExact(const Call& call, const at::Tensor& latent) {
+  if (!call.hooks.code_latents) return latent;
+  const at::Tensor rounded =
+      latent.detach().to(at::kBFloat16).to(latent.scalar_type());
+  if (!latent.requires_grad()) return rounded;
+  return latent + (rounded - latent).detach();
+}
+
+void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
+  if (call.hooks.clamp_count == nullptr) return;
+  call.hooks.clamp_count->codes += seen.codes;
+  call.hooks.clamp_count->clamped += seen.clamped;
+}
+
 // The lift of one rope_low_rank latent as a real matrix [heads * rotary_dim,
 // 2 C]: row by row the dims of a head, as the model lays its pairs out.
 at::Tensor ComplexLift(const Call& call, const ProgramLatent& latent,
@@ -251,7 +267,8 @@ absl::StatusOr<at::Tensor> LiftGroups(const Call& call, const ProgramPart& part,
     const ProgramLatent& one = part.latents[g];
     KVASIR_ASSIGN_OR_RETURN(
         const at::Tensor up,
-        call.Get(absl::StrCat(part.prefix, ".up.", g, ".weight")));
+        call.Get(absl::StrCat(part.prefix, ".",
+                              model::LiftName(static_cast<int64_t>(g)))));
     lifted.push_back(at::linear(
         latent.slice(-1, one.offset, one.offset + one.width()),
         part.space == Part::kRopeLowRank ? ComplexLift(call, one, up) : up));
@@ -342,8 +359,10 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
   }
   if (before.defined()) {
     if (call.hooks.transform != nullptr) {
-      KVASIR_ASSIGN_OR_RETURN(before,
+      KVASIR_ASSIGN_OR_RETURN(CacheTransform::Seen seen,
                               call.hooks.transform->Key(program.layer, before));
+      AddClamps(call, seen);
+      before = std::move(seen.values);
     }
     if (observer != nullptr) observer->OnKey(program.layer, before);
     if (program.rotates) before = Rotate(before, HeadTurn(call));
@@ -361,17 +380,23 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   std::vector<at::Tensor> exact;
   std::vector<at::Tensor> coded;
   for (const ProgramPart& part : program.key) {
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor latent, PartLatents(call, part, x));
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
+                            PartLatents(call, part, x));
     KVASIR_ASSIGN_OR_RETURN(at::Tensor decoded,
                             CodeLatents(call, cache::Side::kKey, part, latent));
-    exact.push_back(std::move(latent));
+    if (program.key_exact_window > 0) {
+      exact.push_back(RoundExact(call, latent));
+    }
     coded.push_back(std::move(decoded));
   }
   Keys keys;
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact_window;
   if (keys.exact_window > 0) {
-    KVASIR_ASSIGN_OR_RETURN(keys.exact, AssembleKey(call, exact));
+    // Observers have seen the keys: of what is stored for all tokens.
+    Call unseen = call;
+    unseen.hooks.observer = nullptr;
+    KVASIR_ASSIGN_OR_RETURN(keys.exact, AssembleKey(unseen, exact));
   }
   return keys;
 }
@@ -401,12 +426,14 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, decoded));
   values.exact_window = program.value_exact_window;
   if (values.exact_window > 0) {
-    KVASIR_ASSIGN_OR_RETURN(values.exact, AssembleValue(call, latent));
+    KVASIR_ASSIGN_OR_RETURN(values.exact,
+                            AssembleValue(call, RoundExact(call, latent)));
   }
   if (call.hooks.transform != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(
         CacheTransform::Seen seen,
         call.hooks.transform->Value(program.layer, values.seen));
+    AddClamps(call, seen);
     values.exact = values.seen;
     values.exact_window = seen.exact_window;
     values.seen = std::move(seen.values);
@@ -467,6 +494,7 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
   KVASIR_ASSIGN_OR_RETURN(
       CacheTransform::Seen seen,
       call.hooks.transform->RotatedKey(call.program.layer, keys.seen, query));
+  AddClamps(call, seen);
   keys.exact = keys.seen;
   keys.exact_window = seen.exact_window;
   keys.seen = std::move(seen.values);

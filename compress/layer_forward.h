@@ -68,8 +68,7 @@ struct ClampCount {
 };
 
 // Stands in for a cache that no plan expresses: gives keys and values back as
-// that cache would. All tensors [B, T, H, D]. Null results of `near` mean that
-// every query sees the same.
+// that cache would. All tensors [B, T, H, D].
 class CacheTransform {
  public:
   struct Seen {
@@ -77,11 +76,15 @@ class CacheTransform {
     // Tokens nearest to the query (itself included) that it sees as they were
     // before the transform; 0: none.
     int64_t exact_window = 0;
+    // Codes in ranges that were fixed before, and those clamped to them.
+    int64_t codes = 0;
+    int64_t clamped = 0;
   };
   virtual ~CacheTransform() = default;
-  virtual absl::StatusOr<at::Tensor> Key(int64_t /*layer*/,
-                                         const at::Tensor& key) const {
-    return key;
+  // Before the rotation; every query sees the same.
+  virtual absl::StatusOr<Seen> Key(int64_t /*layer*/,
+                                   const at::Tensor& key) const {
+    return Seen{key, 0};
   }
   // `query` is rotated, without the softmax scale.
   virtual absl::StatusOr<Seen> RotatedKey(int64_t /*layer*/,
@@ -93,17 +96,16 @@ class CacheTransform {
                                      const at::Tensor& value) const {
     return Seen{value, 0};
   }
-  // Where codes are clamped to ranges that were fixed before.
-  virtual const ClampCount* clamp_count() const { return nullptr; }
 };
 
 struct LayerHooks {
   LayerObserver* observer = nullptr;
   // For uncompressed models only.
   const CacheTransform* transform = nullptr;
-  // False: latents are not coded, as if every codec were exact.
+  // False: latents are not coded, as if every codec were exact (and so the
+  // rows of an exact window).
   bool code_latents = true;
-  // Adds up the codes of CHANNEL_STATIC.
+  // Adds up the codes of CHANNEL_STATIC, and those of a transform.
   ClampCount* clamp_count = nullptr;
 };
 

@@ -150,11 +150,12 @@ absl::StatusOr<at::Tensor> Attention(const Layer& layer,
 
 // Both layers give the same.
 void ExpectSame(const absl::StatusOr<at::Tensor>& have,
-                const absl::StatusOr<at::Tensor>& want) {
+                const absl::StatusOr<at::Tensor>& want,
+                double tolerance = 2e-5) {
   ASSERT_THAT(have, IsOk());
   ASSERT_THAT(want, IsOk());
   const double scale = want->abs().max().item<double>();
-  EXPECT_LT((*have - *want).abs().max().item<double>() / scale, 2e-5);
+  EXPECT_LT((*have - *want).abs().max().item<double>() / scale, tolerance);
 }
 
 // Two groups whose heads are not side by side, or one head each.
@@ -663,11 +664,30 @@ TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
     ASSERT_THAT(codec, IsOk());
     const CodedCache cache(*codec, window);
     const auto have = Attention(layer_, &plan);
-    ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}));
+    // The transform's exact rows are not rounded.
+    ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
+               window == 0 ? 2e-5 : 1e-2);
     // And they do change it.
     const auto exact = Attention(layer_, nullptr);
     EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);
   }
+}
+
+// A window over all tokens leaves nothing of the codes, but for its own type.
+TEST_P(IdentityTest, RowsOfAnExactWindowAreBf16) {
+  kvasir::v1::LayerPlan coded = FullPlan(layer_);
+  kvasir::v1::LayerPlan rounded = coded;
+  for (auto* side : {coded.mutable_key(), coded.mutable_value()}) {
+    kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+    codec->mutable_bits()->add_schedule(1);
+    codec->mutable_per_token();
+    codec->set_param_dtype(kvasir::v1::F16);
+    side->set_exact_window(kLength);
+  }
+  for (auto* side : {rounded.mutable_key(), rounded.mutable_value()}) {
+    side->mutable_parts(0)->mutable_codec()->set_dtype(kvasir::v1::BF16);
+  }
+  ExpectSame(Attention(layer_, &coded), Attention(layer_, &rounded));
 }
 
 // The order and shapes that an observer sees, and codes of every latent.
@@ -678,6 +698,7 @@ class Recorder : public LayerObserver {
   void OnKey(int64_t, const at::Tensor& tensor) override { key = tensor; }
   void OnRotatedKey(int64_t, const at::Tensor& tensor) override {
     rotated = tensor;
+    ++rotated_keys;
   }
   void OnValue(int64_t, const at::Tensor& tensor) override { value = tensor; }
   void OnLatent(int64_t, cache::Side side, int, const at::Tensor& h) override {
@@ -689,6 +710,7 @@ class Recorder : public LayerObserver {
     if (side == cache::Side::kKey && index == 0) codes = coded.codes;
   }
   at::Tensor input, query, key, rotated, value, latent, codes;
+  int rotated_keys = 0;
 };
 
 TEST_P(IdentityTest, AnObserverSeesEveryStage) {
@@ -714,6 +736,12 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   EXPECT_LT((seen.rotated.flatten(2) - seen.latent).abs().max().item<double>(),
             0.4);
   EXPECT_TRUE(seen.value.defined());
+  // Once, and as stored, whatever is exact beside it.
+  plan.mutable_key()->set_exact_window(3);
+  Recorder windowed;
+  ASSERT_THAT(Attention(layer_, &plan, {.observer = &windowed}), IsOk());
+  EXPECT_EQ(windowed.rotated_keys, 1);
+  EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, IdentityTest, testing::ValuesIn(kShapes),

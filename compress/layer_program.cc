@@ -27,10 +27,6 @@ struct SideContext {
   bool rotates = false;  // this side of this layer
   at::Device device = at::kCPU;
 
-  model::KvSide kv_side() const {
-    return side == cache::Side::kKey ? model::KvSide::kKey
-                                     : model::KvSide::kValue;
-  }
   int64_t num_pairs() const { return rotates ? spec->rope.rotary_dim / 2 : 0; }
 
   absl::Status Refuse(absl::StatusCode code, int part,
@@ -108,21 +104,19 @@ absl::Status CompileFull(const SideContext& c, const Part& plan,
 }
 
 absl::Status CompileLowRank(const SideContext& c, const Part& plan,
+                            const model::PartTensors& tensors,
                             ProgramPart& part) {
   for (const Part::Use& use : plan.uses()) {
     if (use.has_anchored()) {
       return c.Refuse(absl::StatusCode::kUnimplemented, part.index,
                       "ANCHORED is not applied by the reference decoder");
     }
-    part.folds = part.folds || use.has_fold();
-    part.has_up_bias = part.has_up_bias ||
-                       (c.side == cache::Side::kKey && use.has_reconstruct() &&
-                        (c.spec->qkv_bias || plan.mean()));
   }
+  part.folds = tensors.folded;
+  part.has_up_bias = tensors.rebuilt && (c.spec->qkv_bias || plan.mean());
   part.has_bias = plan.latent_bias();
-  part.lifted_dims.assign(
-      static_cast<size_t>(c.spec->num_kv_heads),
-      model::CoveredDims(*c.spec, c.layer, c.kv_side(), plan));
+  part.lifted_dims.assign(static_cast<size_t>(c.spec->num_kv_heads),
+                          tensors.dims);
   for (const auto& group : plan.low_rank().groups()) {
     KVASIR_RETURN_IF_ERROR(
         AddLatent(part, c, plan.codec(), Sorted(group.heads()), group.rank()));
@@ -166,10 +160,11 @@ at::Tensor PairSelector(const SideContext& c, const Indices& channel_pairs) {
 }
 
 absl::Status CompileRopeLowRank(const SideContext& c, const Part& plan,
+                                const model::PartTensors& tensors,
                                 ProgramPart& part) {
   KVASIR_RETURN_IF_ERROR(CheckOneUse(c, plan, part.index));
   const auto heads = static_cast<size_t>(c.spec->num_kv_heads);
-  part.folds = plan.uses(0).has_fold();
+  part.folds = tensors.folded;
   part.has_bias = plan.latent_bias();
   part.lifted_dims.assign(heads, Iota(2 * c.num_pairs()));
   part.held_dims.resize(heads);
@@ -282,27 +277,26 @@ void MakeLiftedIndices(const SideContext& c, ProgramPart& part) {
 }
 
 absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
-                                        const SidePlan& side, int index) {
+                                        const SidePlan& side, int index,
+                                        const model::PartTensors& tensors) {
   const Part& plan = side.parts(index);
   ProgramPart part;
   part.space = plan.space_case();
   part.index = index;
-  part.prefix =
-      c.side == cache::Side::kKey ? "self_attn.k_proj" : "self_attn.v_proj";
-  if (side.parts_size() > 1) absl::StrAppend(&part.prefix, ".part", index);
+  part.prefix = tensors.prefix;
   part.post_rope = plan.stored() == kvasir::v1::POST_ROPE;
   switch (plan.space_case()) {
     case Part::kFull:
       KVASIR_RETURN_IF_ERROR(CompileFull(c, plan, part));
       break;
     case Part::kLowRank:
-      KVASIR_RETURN_IF_ERROR(CompileLowRank(c, plan, part));
+      KVASIR_RETURN_IF_ERROR(CompileLowRank(c, plan, tensors, part));
       break;
     case Part::kRopePairs:
       KVASIR_RETURN_IF_ERROR(CompileRopePairs(c, plan, part));
       break;
     case Part::kRopeLowRank:
-      KVASIR_RETURN_IF_ERROR(CompileRopeLowRank(c, plan, part));
+      KVASIR_RETURN_IF_ERROR(CompileRopeLowRank(c, plan, tensors, part));
       break;
     case Part::SPACE_NOT_SET:
       return c.Refuse(absl::StatusCode::kInvalidArgument, index, "no space");
@@ -311,15 +305,6 @@ absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
   MakeLiftedIndices(c, part);
   if (part.folds) MakeFoldedIndices(c, part);
   return part;
-}
-
-bool AnyFold(const SidePlan& side) {
-  for (const Part& part : side.parts()) {
-    for (const Part::Use& use : part.uses()) {
-      if (use.has_fold()) return true;
-    }
-  }
-  return false;
 }
 
 // Where q_proj's rows go when some key part folds: head after head, part after
@@ -351,7 +336,6 @@ void MapFoldedQuery(const SideContext& c, LayerProgram& program) {
       row += latent.width();
     }
   }
-  program.query_rows = row;
   const auto rows_index = [&](Indices& rows) {
     std::replace(rows.begin(), rows.end(), int64_t{-1}, row);
     return IndexTensor(rows, c.device);
@@ -374,9 +358,8 @@ void MapFoldedOutput(const SideContext& c, LayerProgram& program) {
       columns.push_back(head * value.widest_latent + i);
     }
   }
-  program.output_width = static_cast<int64_t>(columns.size());
-  if (!IsIota(columns) ||
-      program.output_width != c.spec->num_heads * value.widest_latent) {
+  if (!IsIota(columns) || static_cast<int64_t>(columns.size()) !=
+                              c.spec->num_heads * value.widest_latent) {
     program.output_columns = IndexTensor(columns, c.device);
   }
 }
@@ -420,7 +403,9 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   }
   SideContext key{&spec, layer, cache::Side::kKey, program.rotates, device};
   for (int p = 0; p < plan.key().parts_size(); ++p) {
-    KVASIR_ASSIGN_OR_RETURN(ProgramPart part, CompilePart(key, plan.key(), p));
+    KVASIR_ASSIGN_OR_RETURN(
+        ProgramPart part,
+        CompilePart(key, plan.key(), p, attention.key[static_cast<size_t>(p)]));
     program.key.push_back(std::move(part));
   }
   SideContext value{&spec, layer, cache::Side::kValue, false, device};
@@ -428,16 +413,17 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
     return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
                         "want one part of values");
   }
-  KVASIR_ASSIGN_OR_RETURN(program.value, CompilePart(value, plan.value(), 0));
+  KVASIR_ASSIGN_OR_RETURN(
+      program.value, CompilePart(value, plan.value(), 0, attention.value[0]));
   program.key_exact_window = plan.key().exact_window();
   program.value_exact_window = plan.value().exact_window();
 
   program.has_plain_key =
       std::any_of(program.key.begin(), program.key.end(),
                   [](const ProgramPart& part) { return !part.folds; });
-  program.query_is_folded = AnyFold(plan.key());
-  program.query_rows = spec.num_heads * spec.head_dim;
-  program.output_width = program.query_rows;
+  program.query_is_folded =
+      std::any_of(attention.key.begin(), attention.key.end(),
+                  [](const model::PartTensors& part) { return part.folded; });
   if (program.query_is_folded) MapFoldedQuery(key, program);
   if (program.value.folds) MapFoldedOutput(value, program);
   return program;

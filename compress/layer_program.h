@@ -81,18 +81,16 @@ struct LayerProgram {
   int64_t key_exact_window = 0;
   int64_t value_exact_window = 0;
 
-  // Rows of q_proj; those of the base model unless a key part folds.
-  int64_t query_rows = 0;
+  // q_proj's rows are not those of the base model: some key part folds.
   bool query_is_folded = false;
   // Some key part is attended to in the dims of a head.
   bool has_plain_key = true;
   // With a folded q_proj: its rows for the plain dims [Hq * D], and per key
-  // part that folds [Hq * widest]. query_rows stands for a zero.
+  // part that folds [Hq * widest]. One past its rows stands for a zero.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // by key part
   // Values that fold: which of [Hq * widest] o_proj takes.
   at::Tensor output_columns;
-  int64_t output_width = 0;  // columns of o_proj
 
   bool has_o_bias = false;
   // Names after "model.layers.{l}.".

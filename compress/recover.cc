@@ -34,7 +34,7 @@ absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
         hidden,
         LayerForward(decoder.program(l),
                      layer_tensors ? layer_tensors(l) : decoder.layer(l),
-                     decoder.rotation(), hidden, hooks));
+                     decoder.RotationOf(hidden.size(1)), hidden, hooks));
   }
   return Normalize(hidden, decoder.outer().final_norm, decoder.spec().norm_eps)
       .flatten(0, 1);

@@ -12,7 +12,7 @@ namespace kvasir::compress {
 namespace {
 
 void MoveTo(const DecoderOptions& options, at::Tensor& tensor) {
-  tensor = tensor.to(options.device, options.dtype);
+  tensor = tensor.to(options.device, at::kFloat);
 }
 
 }  // namespace
@@ -24,6 +24,12 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::Load(
   Parts parts;
   parts.spec = checkpoint.spec();
   parts.plan = plan;
+  if (plan.has_value()) {
+    KVASIR_RETURN_IF_ERROR(
+        cache::ValidatePlan(*plan, CacheShapeOf(parts.spec)));
+    KVASIR_RETURN_IF_ERROR(checkpoint.CheckTensors(
+        *plan, /*with_ranges=*/!options.without_ranges));
+  }
   KVASIR_ASSIGN_OR_RETURN(parts.outer, LoadOuterTensors(checkpoint));
   for (int64_t layer = 0; layer < parts.spec.num_layers(); ++layer) {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, LoadLayer(checkpoint, layer));
@@ -71,15 +77,24 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
     MoveTo(options, parts.outer.embedding);
     MoveTo(options, parts.outer.final_norm);
     MoveTo(options, parts.outer.head);
-    decoder.rotation_ = MakeRotation(
-        spec.rope, spec.max_position_embeddings,
-        at::TensorOptions().dtype(options.dtype).device(options.device));
     decoder.spec_ = std::move(parts.spec);
     decoder.plan_ = std::move(parts.plan);
     decoder.outer_ = std::move(parts.outer);
     decoder.layers_ = std::move(parts.layers);
     return decoder;
   });
+}
+
+Rotation ReferenceDecoder::RotationOf(int64_t num_positions) const {
+  const std::lock_guard lock(turned_->mutex);
+  if (num_positions > turned_->positions) {
+    const at::NoGradGuard no_grad;
+    turned_->rotation =
+        MakeRotation(spec_.rope, num_positions,
+                     at::TensorOptions().dtype(at::kFloat).device(device()));
+    turned_->positions = num_positions;
+  }
+  return turned_->rotation;
 }
 
 absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
@@ -92,9 +107,10 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
   }
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     at::Tensor hidden = EmbedTokens(outer_.embedding, ids.to(device()));
+    const Rotation rotation = RotationOf(ids.size(1));
     for (size_t i = 0; i < layers_.size(); ++i) {
       KVASIR_ASSIGN_OR_RETURN(hidden, LayerForward(programs_[i], layers_[i],
-                                                   rotation_, hidden, hooks));
+                                                   rotation, hidden, hooks));
     }
     return hidden;
   });
@@ -103,8 +119,7 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
 absl::StatusOr<at::Tensor> ReferenceDecoder::HeadLogits(
     const at::Tensor& hidden) const {
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
-    return FinalLogits(spec_, outer_.final_norm, outer_.head, hidden)
-        .to(at::kFloat);
+    return FinalLogits(spec_, outer_.final_norm, outer_.head, hidden);
   });
 }
 

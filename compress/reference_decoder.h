@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -20,22 +21,20 @@ namespace kvasir::compress {
 
 struct DecoderOptions {
   at::Device device = at::kCPU;
-  // kFloat, or kBFloat16 to hold and multiply big models in half the memory
-  // (norms, softmax and codecs stay float32).
-  at::ScalarType dtype = at::kFloat;
   // Tensors may lack the ranges of CHANNEL_STATIC codecs, which are then only
   // to be run with LayerHooks::code_latents off (as to find those ranges).
   bool without_ranges = false;
 };
 
-// A whole model in memory under its plan: the oracle of what is served.
+// A whole model in memory under its plan: the oracle of what is served. All of
+// its tensors and products are float32.
 // Owns: its tensors (shared with those it was made from).
 // Threads: const methods from any thread, hooks allowing.
 // Errors: as Status; what libtorch throws is Internal.
 class ReferenceDecoder {
  public:
   // Without a plan: the uncompressed model, nothing coded. With one: judged by
-  // cache::ValidatePlan, tensors checked against it.
+  // cache::ValidatePlan, tensors checked against it, and none beside them.
   static absl::StatusOr<ReferenceDecoder> Load(
       const model::Checkpoint& checkpoint,
       const std::optional<kvasir::v1::KvPlan>& plan,
@@ -71,7 +70,8 @@ class ReferenceDecoder {
   const LayerProgram& program(int64_t index) const {
     return programs_[static_cast<size_t>(index)];
   }
-  const Rotation& rotation() const { return rotation_; }
+  // Of at least the first `num_positions` positions.
+  Rotation RotationOf(int64_t num_positions) const;
 
  private:
   ReferenceDecoder() = default;
@@ -82,7 +82,13 @@ class ReferenceDecoder {
   OuterTensors outer_;
   std::vector<TensorMap> layers_;
   std::vector<LayerProgram> programs_;
-  Rotation rotation_;  // of all positions
+  // Of the longest sequence so far: a context may be far longer than any.
+  struct Turned {
+    std::mutex mutex;
+    Rotation rotation;
+    int64_t positions = 0;
+  };
+  std::shared_ptr<Turned> turned_ = std::make_shared<Turned>();
 };
 
 }  // namespace kvasir::compress

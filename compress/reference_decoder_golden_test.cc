@@ -98,6 +98,37 @@ TEST_P(ReferenceDecoderGoldenTest, AFullRankPlanChangesNothing) {
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
 }
 
+// A context may be of any length; tables are of what is asked for.
+TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
+  const auto checkpoint =
+      model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-mha"));
+  ASSERT_THAT(checkpoint, base::IsOk());
+  const auto decoder = ReferenceDecoder::Load(*checkpoint, std::nullopt);
+  ASSERT_THAT(decoder, base::IsOk());
+  EXPECT_EQ(decoder->RotationOf(3).cos.size(0), 3);
+  EXPECT_EQ(decoder->RotationOf(7).sin.size(0), 7);
+}
+
+TEST(ReferenceDecoderLoadTest, TensorsAreThoseOfThePlan) {
+  const auto checkpoint =
+      model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-bias"));
+  ASSERT_THAT(checkpoint, base::IsOk());
+  const cache::CacheShape shape = CacheShapeOf(checkpoint->spec());
+  kvasir::v1::KvPlan plan = cache::FullRankPlan(shape, kvasir::v1::F32);
+  // Values at run time: their bias is o_proj's, and v_proj.weight nobody's.
+  kvasir::v1::Part* value =
+      plan.mutable_layers(0)->mutable_value()->mutable_parts(0);
+  auto* group = value->mutable_low_rank()->add_groups();
+  group->set_rank(2);
+  for (int64_t head = 0; head < checkpoint->spec().num_kv_heads; ++head) {
+    group->add_heads(static_cast<uint32_t>(head));
+  }
+  value->add_uses()->mutable_fold();
+  EXPECT_THAT(ReferenceDecoder::Load(*checkpoint, plan).status(),
+              base::StatusIs(absl::StatusCode::kNotFound,
+                             testing::HasSubstr("the plan asks for shape")));
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, ReferenceDecoderGoldenTest,
                          testing::ValuesIn(ModelNames()), [](const auto& test) {
                            std::string name = test.param;

@@ -104,6 +104,7 @@ absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
   for (auto it = entries.lower_bound(prefix);
        it != entries.end() && absl::StartsWith(it->first, prefix); ++it) {
     if (absl::StrContains(it->first, ".rotary_emb.")) continue;
+    if (!model::IsWeightType(it->second.info->type)) continue;
     KVASIR_ASSIGN_OR_RETURN(at::Tensor tensor, ReadTensor(it->second));
     tensors.emplace(it->first.substr(prefix.size()), std::move(tensor));
   }

@@ -31,7 +31,7 @@ absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
 
 // All tensors of one layer, by their names after "model.layers.{l}.", as
 // "self_attn.q_proj.weight". Tensors that no decoder reads (early Llama's
-// rotary_emb.inv_freq) are left out.
+// rotary_emb.inv_freq, masks of integers) are left out.
 absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
                                     int64_t layer);
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,14 @@ namespace {
 constexpr size_t kPieceBytes = size_t{1} << 20;
 
 absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {
+  std::error_code error;
+  const std::filesystem::file_status status =
+      std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) &&
+      !std::filesystem::is_regular_file(status)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path.string(), ": want a regular file of text"));
+  }
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) {
     return absl::NotFoundError(absl::StrCat("cannot open ", path.string()));
@@ -45,6 +54,22 @@ std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes) {
     at += piece_bytes;
   }
   return cuts;
+}
+
+absl::StatusOr<std::optional<int32_t>> StartToken(
+    const model::Tokenizer& tokenizer) {
+  // Of the empty text, what goes before and what goes behind look the same.
+  constexpr std::string_view kLetter = "a";
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> whole,
+      tokenizer.Encode(kLetter, {.add_special_tokens = true}));
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> letter,
+      tokenizer.Encode(kLetter, {.add_special_tokens = false}));
+  const auto found =
+      std::search(whole.begin(), whole.end(), letter.begin(), letter.end());
+  if (found == whole.begin()) return std::nullopt;
+  return whole.front();
 }
 
 absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,10 +18,15 @@ struct TokenStream {
 
 // Reads and encodes a text of any length, on up to `threads` threads. No
 // special tokens are added, and none are read from the text.
-// NotFound with the path; what Tokenizer::Encode refuses.
+// NotFound with the path; InvalidArgument for what is no regular file; what
+// Tokenizer::Encode refuses.
 absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
+
+// The token that the tokenizer puts before a text, if any.
+absl::StatusOr<std::optional<int32_t>> StartToken(
+    const model::Tokenizer& tokenizer);
 
 // Where a text may be cut without changing its tokens: begins of lines that do
 // not begin with white space, about `piece_bytes` apart, the first 0. (Every

@@ -41,6 +41,14 @@ constexpr std::string_view kTellingParts[] = {
     ".post_feedforward_layernorm.",
 };
 
+// Whole keys or values in a number type: the tensors of the base model.
+bool IsPlain(const kvasir::v1::SidePlan& side) {
+  if (side.parts_size() != 1 || !side.parts(0).has_full()) return false;
+  const kvasir::v1::Codec& codec = side.parts(0).codec();
+  return !codec.has_bits() && !codec.has_basis_static() &&
+         !codec.has_basis_sequence();
+}
+
 // Layer of an attention projection's tensor.
 std::optional<int64_t> AttentionLayer(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, "model.layers.")) return std::nullopt;
@@ -135,6 +143,8 @@ std::string WeightsIdBuilder::Finish(const DecoderSpec& spec) {
   absl::StrAppendFormat(&text, " rope %d %d %a", spec.rope.rotary_dim,
                         static_cast<int>(spec.rope.pairing),
                         spec.rope.attention_factor);
+  absl::StrAppendFormat(&text, " tied %d biases %d%d%d", spec.tied_head,
+                        spec.qkv_bias, spec.o_bias, spec.mlp_bias);
   for (const double frequency : spec.rope.frequencies) {
     absl::StrAppendFormat(&text, " %a", frequency);
   }
@@ -203,10 +213,12 @@ absl::Status Checkpoint::CheckTensor(const RequiredTensor& want) const {
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan) const {
+absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan,
+                                      bool with_ranges) const {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<RequiredTensor> wanted,
                           RequiredTensors(spec(), plan));
   for (const RequiredTensor& want : wanted) {
+    if (want.f32_only && !with_ranges) continue;
     const absl::Status status = CheckTensor(want);
     if (status.ok()) continue;
     const std::optional<int64_t> layer = AttentionLayer(want.name);
@@ -217,42 +229,51 @@ absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan) const {
                         "its weights?",
                         *layer, status.message(), ShapeText(want.shape)));
   }
-  return CheckNoOthers(wanted);
+  std::vector<bool> compressed;
+  for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
+    compressed.push_back(!IsPlain(layer.key()) || !IsPlain(layer.value()));
+  }
+  return CheckNoOthers(wanted, compressed);
 }
 
 absl::Status Checkpoint::CheckNoOthers(
-    const std::vector<RequiredTensor>& wanted) const {
+    const std::vector<RequiredTensor>& wanted,
+    const std::vector<bool>& compressed) const {
   std::set<std::string_view> names;
   for (const RequiredTensor& want : wanted) names.insert(want.name);
-  std::set<int64_t> compressed;
-  std::set<std::string_view> plain_names;
-  const std::vector<RequiredTensor> plain = RequiredTensors(spec());
-  for (const RequiredTensor& want : plain) plain_names.insert(want.name);
-  for (const RequiredTensor& want : wanted) {
-    const std::optional<int64_t> layer = AttentionLayer(want.name);
-    if (layer.has_value() && !plain_names.contains(want.name)) {
-      compressed.insert(*layer);
-    }
-  }
   for (const auto& [name, entry] : store_.entries()) {
     const std::optional<int64_t> layer = AttentionLayer(name);
-    if (!layer.has_value() || !compressed.contains(*layer) ||
+    if (!layer.has_value() || *layer >= spec().num_layers() ||
         names.contains(name)) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "layer %d: %s: tensor %s: the plan has no use for it: are these its "
-        "weights?",
-        *layer, entry.file->path(), name));
+    if (compressed[static_cast<size_t>(*layer)]) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "layer %d: %s: tensor %s: the plan has no use for it: are these its "
+          "weights?",
+          *layer, entry.file->path(), name));
+    }
+    if (absl::EndsWith(name, ".bias")) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "layer %d: %s: tensor %s: config.json says that this projection has "
+          "no bias",
+          *layer, entry.file->path(), name));
+    }
   }
   return absl::OkStatus();
 }
 
 absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
-  for (const RequiredTensor& want : RequiredTensors(spec())) {
+  const std::vector<RequiredTensor> wanted = RequiredTensors(spec());
+  for (const RequiredTensor& want : wanted) {
     if (attention || !AttentionLayer(want.name).has_value()) {
       KVASIR_RETURN_IF_ERROR(CheckTensor(want));
     }
+  }
+  if (attention) {
+    const std::vector<bool> compressed(static_cast<size_t>(spec().num_layers()),
+                                       false);
+    KVASIR_RETURN_IF_ERROR(CheckNoOthers(wanted, compressed));
   }
   for (const auto& [name, entry] : store_.entries()) {
     for (const std::string_view part : kTellingParts) {

@@ -88,8 +88,9 @@ class Checkpoint {
   // Whether the tensors are those of this plan, which cache::ValidatePlan
   // accepted for the model: every one there in its shape, and in layers whose
   // attention is not the plain one no projection beside them. RequiredTensors'
-  // errors too.
-  absl::Status CheckTensors(const kvasir::v1::KvPlan& plan) const;
+  // errors too. Without `with_ranges`, those of codes may still be missing.
+  absl::Status CheckTensors(const kvasir::v1::KvPlan& plan,
+                            bool with_ranges = true) const;
 
   const std::string& folder() const { return folder_; }
   // The folder's own name.
@@ -113,7 +114,9 @@ class Checkpoint {
 
   absl::Status CheckTensor(const RequiredTensor& want) const;
   absl::Status CheckPlainTensors(bool attention) const;
-  absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted) const;
+  // Of the projections of attention. `compressed`: by layer.
+  absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted,
+                             const std::vector<bool>& compressed) const;
 
   std::string folder_;
   ModelConfig config_;

@@ -183,8 +183,73 @@ TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
     shapes_.erase(Name(part));
   }
   shapes_[Name("rotary_emb.inv_freq")] = {3};  // says nothing about the plan
-  shapes_["model.layers.0.self_attn.o_proj.bias"] = {24};  // a plain layer
   KVASIR_EXPECT_OK(Check());
+  const std::string bias = "model.layers.0.self_attn.o_proj.bias";
+  shapes_[bias] = {24};  // a plain layer
+  EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                AllOf(HasSubstr("layer 0"), HasSubstr(bias),
+                                      HasSubstr("has no bias"))));
+}
+
+// Kept pairs of keys have the base model's names.
+TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
+  KvPlan plan = Plan();
+  kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
+                  R"({"parts":[{"rope_pairs":{"per_head":[
+                      {"pair_indices":[0,2]},{"pair_indices":[1,2]}]},
+                      "uses":[{"fold":{}}],"stored":"POST_ROPE",
+                      "codec":{"dtype":"F32"}}]})",
+                  key)
+                  .ok());
+  *plan.mutable_layers(1)->mutable_value() = plan.layers(0).value();
+  const auto check = [&] {
+    Write();
+    const auto checkpoint = Checkpoint::Open(folder_);
+    return checkpoint.ok() ? checkpoint->CheckTensors(plan)
+                           : checkpoint.status();
+  };
+  const auto wanted = RequiredTensors(spec_, plan);
+  KVASIR_ASSERT_OK(wanted.status());
+  shapes_.clear();
+  for (const RequiredTensor& tensor : *wanted) {
+    shapes_[tensor.name] = tensor.shape;
+  }
+  KVASIR_EXPECT_OK(check());
+  for (const char* part : {"k_proj.bias", "k_proj.range.min"}) {
+    shapes_[Name(part)] = {8};
+    EXPECT_THAT(check(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(part), HasSubstr("no use for it"))));
+    shapes_.erase(Name(part));
+  }
+}
+
+TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
+  std::filesystem::remove(folder_ + "/kv_plan.json");
+  shapes_.clear();
+  for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
+    shapes_[tensor.name] = tensor.shape;
+  }
+  Write();
+  KVASIR_EXPECT_OK(Checkpoint::Open(folder_));
+  shapes_[Name("q_proj.bias")] = {24};
+  Write();
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("layer 1"), HasSubstr("q_proj.bias"),
+                             HasSubstr("has no bias"))));
+}
+
+TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
+  shapes_.erase(Name("k_proj.range.min"));
+  Write();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                              Checkpoint::Open(folder_));
+  KVASIR_EXPECT_OK(checkpoint.CheckTensors(Plan(), /*with_ranges=*/false));
+  EXPECT_THAT(checkpoint.CheckTensors(Plan()),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("k_proj.range.min is missing")));
 }
 
 TEST_F(CheckpointPlanTest, RangesAreF32) {
@@ -235,6 +300,13 @@ TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
   spec_.layers[1].rope = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string third, id());
   EXPECT_NE(second, third);
+  for (bool* flag :
+       {&spec_.tied_head, &spec_.qkv_bias, &spec_.o_bias, &spec_.mlp_bias}) {
+    WeightsIdBuilder builder;
+    const std::string before = builder.Finish(spec_);
+    *flag = !*flag;
+    EXPECT_NE(builder.Finish(spec_), before);
+  }
 }
 
 }  // namespace

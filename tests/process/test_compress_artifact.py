@@ -363,7 +363,7 @@ def test_evaluate_sets_candidates_against_the_teacher(compress, tmp_path):
 
 def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt"]
-    refused(compress(*evaluate, "/no/such/folder", "--windows", 1, "--window-tokens", 64,
+    refused(compress(*evaluate, "/no/such/folder", "--windows", 2, "--window-tokens", 64,
                      ok=False), "/no/such/folder")
     short = tmp_path / "short.txt"
     short.write_text("A few words.\n")
