@@ -63,15 +63,16 @@ absl::Status CheckHadamard(const PlanPlace& where, const Part& part) {
         "HADAMARD_ONLINE mixes channels after the rotation: "
         "want POST_ROPE or NO_ROPE");
   }
-  if (codec.has_hadamard_fused()) {
-    const bool lift_first = (part.has_low_rank() || part.has_rope_low_rank()) &&
-                            part.stored() != kvasir::v1::POST_ROPE;
-    if (!lift_first) {
-      return where.Refuse(
-          "HADAMARD_FUSED needs a linear lift before any "
-          "rotation to be fused into: want a low-rank space "
-          "stored PRE_ROPE or NO_ROPE");
-    }
+  if (!codec.has_hadamard_fused()) return absl::OkStatus();
+  if (part.has_rope_low_rank()) {
+    return where.Refuse(
+        "HADAMARD_FUSED would mix real and imaginary parts, which the complex "
+        "lift of rope_low_rank cannot undo: want HADAMARD_ONLINE");
+  }
+  if (!part.has_low_rank() || part.stored() == kvasir::v1::POST_ROPE) {
+    return where.Refuse(
+        "HADAMARD_FUSED needs a linear lift before any rotation to be fused "
+        "into: want a low_rank space stored PRE_ROPE or NO_ROPE");
   }
   return absl::OkStatus();
 }

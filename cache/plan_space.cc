@@ -280,6 +280,14 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
                         part.uses_size(),
                         " uses, and q_proj has one set of rows for a part");
   }
+  const bool on_pairs = part.has_rope_pairs() || part.has_rope_low_rank();
+  if (on_pairs && (part.uses_size() > 1 || part.uses(0).pairs_size() > 0)) {
+    return where.Refuse(
+        "a part on RoPE pairs has one use, of all the pairs that it keeps: "
+        "want no pairs in it, have ",
+        part.uses_size(), " uses, the first of ", part.uses(0).pairs_size(),
+        " pairs");
+  }
   for (const Part::Use& use : part.uses()) {
     if (use.lift_case() == Part::Use::LIFT_NOT_SET) {
       return where.Refuse("a use has no lift");

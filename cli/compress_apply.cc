@@ -8,10 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/machine.h"
@@ -82,22 +80,6 @@ absl::StatusOr<compress::Decomposition> DecompositionOf(const KvPlan& plan) {
   const std::string& name = plan.provenance().decomposition();
   return name.empty() ? compress::Decomposition::kWhitened
                       : compress::ParseDecomposition(name);
-}
-
-// What the planner was told, as its options say.
-compress::CommutingWeights CommutingWeightsOf(const KvPlan& plan) {
-  compress::CommutingWeights weights;
-  const std::vector<std::string> words =
-      absl::StrSplit(plan.provenance().options(), ' ');
-  for (size_t i = 0; i + 1 < words.size(); ++i) {
-    if (words[i] == "--query-weights") {
-      weights.query_weights = words[i + 1] != "off";
-    } else if (words[i] == "--query-floor") {
-      double floor = 0.0;
-      if (absl::SimpleAtod(words[i + 1], &floor)) weights.query_floor = floor;
-    }
-  }
-  return weights;
 }
 
 void AddNeeds(const kvasir::v1::Part& part,
@@ -222,7 +204,7 @@ absl::Status WriteWeights(const ApplyFlags& flags,
       request.num_tokens = calibration->num_tokens;
     }
     request.decomposition = decomposition;
-    request.commuting = CommutingWeightsOf(applied.plan);
+    request.commuting = compress::CommutingWeightsOf(applied.plan);
     request.profile = &applied.factors;
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors,
                             compress::ApplyLayerPlan(request));

@@ -348,7 +348,7 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       ->check(OneOf({"on", "off"}));
   add("--query-floor", flags.query_floor,
       "Commuting: least weight, as a share of the layer's mean")
-      ->check(AtLeast(0));
+      ->check(Above(0));
   AddSwitch(command, "--keep-values", flags.keep_values,
             "Values stay whole (rap, commuting)")
       ->group(kMethodGroup);

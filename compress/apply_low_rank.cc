@@ -27,7 +27,10 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;
-  factor.decomposition = input.request->decomposition;
+  // A basis is the principal one, whatever finds other factors.
+  factor.decomposition = input.part->codec().has_basis_static()
+                             ? Decomposition::kWhitened
+                             : input.request->decomposition;
   factor.centred = input.part->mean();
   factor.hadamard = input.part->codec().has_hadamard_fused();
   factor.profile = input.request->profile;

@@ -57,12 +57,6 @@ std::span<const uint32_t> SpanOf(
 }
 
 absl::Status CheckRopeLowRank(const PartInput& input) {
-  if (input.part->codec().has_hadamard_fused()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        input.Place(),
-        "HADAMARD_FUSED mixes the real and imaginary parts of "
-        "rope_low_rank channels, whose lift is complex: want HADAMARD_ONLINE"));
-  }
   if (input.bias().defined() && !input.part->latent_bias()) {
     return absl::InvalidArgumentError(absl::StrCat(
         input.Place(), "the model has key biases: want latent_bias"));

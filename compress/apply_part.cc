@@ -42,7 +42,7 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
 std::vector<int64_t> StoredIndices(const Codec& codec, int64_t width) {
   std::vector<int64_t> channels;
   const auto& schedule = codec.bits().schedule();
-  if (schedule.size() <= 1) {
+  if (schedule.size() <= 1 || codec.has_basis_sequence()) {
     channels.resize(static_cast<size_t>(width));
     std::iota(channels.begin(), channels.end(), 0);
     return channels;

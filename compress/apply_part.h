@@ -58,7 +58,8 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
                        const std::vector<int64_t>& heads,
                        const std::vector<int64_t>& dims);
 
-// Channels of a latent that the codec stores: those whose bits are not 0.
+// Channels of a latent that the tensors hold: those whose bits are not 0, or
+// all where a basis is still to be found in them (BASIS_SEQUENCE).
 std::vector<int64_t> StoredIndices(const kvasir::v1::Codec& codec,
                                    int64_t width);
 

@@ -301,6 +301,45 @@ TEST_P(ApplyTest, ChannelsOfNoBitsAreLeftOut) {
             kTolerance);
 }
 
+TEST_P(ApplyTest, WhatASequencesBasisIsFoundInIsWhole) {
+  Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
+                          Lift::kReconstruct);
+  const KvPlan numbers = OneLayer({keys}, WholeValues());
+  for (const uint32_t bits : {8, 8, 4, 4, 0, 0, 0, 0}) {
+    keys.mutable_codec()->mutable_bits()->add_schedule(bits);
+  }
+  keys.mutable_codec()->mutable_channel_sequence();
+  keys.mutable_codec()->set_param_dtype(kvasir::v1::F16);
+  keys.mutable_codec()->mutable_basis_sequence()->set_min_tokens(16);
+  const KvPlan codes = OneLayer({keys}, WholeValues());
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto want,
+      model::DescribeAttention(tiny_.spec, 0, codes.layers(0)));
+  EXPECT_EQ(want.key[0].latents[0].channels, 8);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const TensorMap plain,
+      ApplyLayerPlan(TinyApplyRequest(tiny_, numbers, 0)));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const TensorMap coded, ApplyLayerPlan(TinyApplyRequest(tiny_, codes, 0)));
+  const std::string down = "self_attn.k_proj.down.weight";
+  ASSERT_EQ(coded.at(down).size(0), 8);
+  EXPECT_EQ(RelativeError(coded.at(down), plain.at(down)), 0.0);
+}
+
+TEST_P(ApplyTest, ABasisOfALatentIsThePrincipalOneHoweverFactorsAreFound) {
+  Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
+                          Lift::kReconstruct);
+  keys.mutable_codec()->mutable_basis_static();
+  const KvPlan plan = OneLayer({keys}, WholeValues());
+  const Applied whitened(tiny_, plan);
+  for (const auto decomposition :
+       {Decomposition::kSvd, Decomposition::kEspace}) {
+    const Applied other(tiny_, plan, decomposition);
+    EXPECT_LT(RelativeError(other.attention(), whitened.attention()),
+              kTolerance);
+  }
+}
+
 TEST_P(ApplyTest, AWholeBasisIsTheBaseModelBeforeAndAfterTheRotation) {
   for (const Stored stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
     Part keys = FullPart(stored);
@@ -587,13 +626,28 @@ TEST_F(ApplyRefusalTest, CommutingKeysOfABiasedModelWantALatentBias) {
                        HasSubstr("want latent_bias")));
 }
 
-TEST_F(ApplyRefusalTest, AFusedHadamardOfComplexChannelsHasNoForm) {
-  Part keys = RopeLowRankPart(2, 2, {1, 1, 1, 1}, true, Lift::kAtRuntime);
-  keys.set_stored(kvasir::v1::PRE_ROPE);
-  keys.mutable_codec()->mutable_hadamard_fused();
-  EXPECT_THAT(Apply(OneLayer({keys}, WholeValues())),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("HADAMARD_ONLINE")));
+TEST_F(ApplyRefusalTest, QueryEnergiesAndFloorsThatAreNoneAreNamed) {
+  const auto refused = [](const char* text) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  KvPlan plan =
+      OneLayer({RopeLowRankPart(2, 2, {1, 1, 1, 1}, true, Lift::kAtRuntime)},
+               WholeValues());
+  auto* commuting = plan.mutable_provenance()->mutable_commuting();
+  commuting->set_query_energy(true);
+  EXPECT_THAT(Apply(plan), refused("finite and above 0, have 0"));
+  commuting->set_query_floor(1e-3);
+  KVASIR_EXPECT_OK(Apply(plan));
+  at::Tensor& energy = tiny_.calibration.layers[0].query_energy;
+  energy[1][2] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(Apply(plan), refused("layer 3 key part 0: the calibration's "
+                                   "query_energy holds a number"));
+  energy = at::ones({2, 8}, at::kDouble);
+  EXPECT_THAT(Apply(plan), refused("want shape [4, 8], have [2, 8]"));
+  energy = at::Tensor();
+  EXPECT_THAT(Apply(plan), refused("have none"));
+  commuting->set_query_energy(false);
+  KVASIR_EXPECT_OK(Apply(plan));
 }
 
 TEST_F(ApplyRefusalTest, ARankAboveTheMatrixIsNamed) {

@@ -140,17 +140,19 @@ std::vector<double> KeyEnergies(const std::vector<LayerEnergies>& layers) {
 std::string OptionsText(const PlanRequest& request,
                         const CommutingOptions& options) {
   return absl::StrCat(
-      "--keep ", request.keep, " --tp ", request.tp, " --rank-multiple ",
-      request.rank_multiple, " --group-heads ", options.group_heads, " ",
-      BudgetOptionsText(options.budget), " --query-weights ",
-      options.weights.query_weights ? "on" : "off", " --query-floor ",
-      options.weights.query_floor, " --decomposition ",
-      DecompositionName(options.decomposition));
+      "--keep ", NumberText(request.keep), " --tp ", request.tp,
+      " --rank-multiple ", request.rank_multiple, " --group-heads ",
+      options.group_heads, " ", BudgetOptionsText(options.budget),
+      " --query-weights ", options.weights.query_weights ? "on" : "off",
+      " --query-floor ", NumberText(options.weights.query_floor),
+      " --decomposition ", DecompositionName(options.decomposition));
 }
 
 absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
                             const CommutingOptions& options) {
   KVASIR_RETURN_IF_ERROR(CheckPlanRequest(request));
+  KVASIR_RETURN_IF_ERROR(CheckCommutingWeights(options.weights));
+  KVASIR_RETURN_IF_ERROR(NeedWeights(request, "the commuting method"));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, options.group_heads));
   std::vector<LayerEnergies> energies;
@@ -168,6 +170,9 @@ absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
     PlanLayer(request, groups, energies[l], budgets[l], layer,
               *plan.add_layers());
   }
+  auto* commuting = plan.mutable_provenance()->mutable_commuting();
+  commuting->set_query_energy(options.weights.query_weights);
+  commuting->set_query_floor(options.weights.query_floor);
   return FinishPlan(request,
                     {.method = "commuting",
                      .options = OptionsText(request, options),

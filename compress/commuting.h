@@ -15,7 +15,7 @@ namespace kvasir::compress {
 struct CommutingOptions {
   // KV heads that share a latent; 0: all of a tensor-parallel rank.
   int64_t group_heads = 0;
-  // The applier must be given the same.
+  // The plan carries them to the applier.
   CommutingWeights weights;
   // Layers share alike unless told otherwise. kEnergy: by the weighted energy
   // of their keys.

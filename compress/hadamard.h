@@ -1,5 +1,6 @@
 // Normalised Hadamard matrices of any size: orthogonal, with entries of one
-// magnitude, so that a rotated latent has no outlier channels.
+// magnitude inside a block, so that an outlier channel is spread over its block
+// (a trailing block of order 1 leaves its channel alone).
 //
 // The matrix of size n is block-diagonal; its blocks follow from n alone:
 //   - n itself, if an exact Hadamard matrix of that order can be built;

@@ -39,6 +39,10 @@ absl::Status CheckOptions(const PlanRequest& request,
         "LoRC: a threshold, a number of layers to skip and a list of layers to "
         "compress exclude each other");
   }
+  if (options.threshold.has_value() && !std::isfinite(*options.threshold)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "LoRC: the threshold must be finite, have ", *options.threshold));
+  }
   if (options.skip_layers < 0 || options.skip_layers >= layers) {
     return absl::InvalidArgumentError(
         absl::StrCat("LoRC: layers to skip must be 0..", layers - 1, ", have ",
@@ -187,7 +191,12 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     pool.units.push_back({.max_rank = MaxRank(spec, groups.front(), section),
                           .copies = 2 * static_cast<int64_t>(groups.size())});
   }
-  if (shares.empty()) return std::vector<int64_t>{};
+  if (shares.empty()) {  // only a threshold comes to that
+    return absl::InvalidArgumentError(
+        absl::StrCat("the threshold ", options.threshold.value_or(0),
+                     " leaves out every layer: the least sensitive one is at ",
+                     layers.back().cumulative_log));
+  }
   if (options.min_rank.has_value()) {
     const double min_rank = static_cast<double>(*options.min_rank) /
                             static_cast<double>(groups.size());
@@ -211,12 +220,12 @@ std::string OptionsText(const PlanRequest& request,
   std::string text = absl::StrCat(
       options.min_rank.has_value()
           ? absl::StrCat("--min-rank ", *options.min_rank)
-          : absl::StrCat("--keep ", request.keep),
+          : absl::StrCat("--keep ", NumberText(request.keep)),
       " --tp ", request.tp, " --rank-multiple ", request.rank_multiple,
       options.progressive ? "" : " --uniform");
   if (options.threshold.has_value()) {
-    absl::StrAppend(&text, " --threshold ", *options.threshold, " --log-base ",
-                    options.log_base);
+    absl::StrAppend(&text, " --threshold ", NumberText(*options.threshold),
+                    " --log-base ", NumberText(options.log_base));
   }
   if (options.skip_layers > 0) {
     absl::StrAppend(&text, " --skip-layers ", options.skip_layers);

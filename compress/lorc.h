@@ -15,8 +15,8 @@ namespace kvasir::compress {
 
 // How much a layer's key and value projections amplify a disturbance.
 struct LayerSensitivity {
-  // Largest over smallest singular value (ConditionNumber: those that are zero
-  // numerically do not count).
+  // Largest over smallest singular value (ConditionNumber, which says what
+  // counts where the smallest is 0).
   double key_condition = 1;
   double value_condition = 1;
   // Logarithm of the product over this layer and all after it, both sides.
@@ -55,6 +55,7 @@ struct LorcOptions {
 //                    (1 - d_min / d_max)), d_max = Hkv D,
 // over all layers, also the ones left out; equal logarithms everywhere: d_min.
 // Errors: INVALID_ARGUMENT for a keep that the left-out layers alone exceed,
+// for a threshold that is not finite or leaves out every layer,
 // for more than one of threshold, skip_layers, only_layers, and for weights
 // that are not finite; FAILED_PRECONDITION without weights.
 absl::StatusOr<kvasir::v1::KvPlan> PlanLorc(const PlanRequest& request,

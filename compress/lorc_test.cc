@@ -19,14 +19,17 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// One rank per layer; 0 for a layer that stays as it is.
+// The rank of a layer that is stored as it is: left out, or all of it kept.
+constexpr int64_t kWhole = 0;
+
+// One rank per layer.
 std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   std::vector<int64_t> ranks;
   for (const auto& layer : plan.layers()) {
     EXPECT_EQ(layer.key().parts_size(), 1);
     EXPECT_EQ(RanksOf(layer.key().parts(0)), RanksOf(layer.value().parts(0)));
     const auto& groups = layer.key().parts(0).low_rank().groups();
-    ranks.push_back(groups.empty() ? 0 : groups[0].rank());
+    ranks.push_back(groups.empty() ? kWhole : groups[0].rank());
   }
   return ranks;
 }
@@ -69,49 +72,54 @@ TEST_F(LorcTest, SensitivityAddsUpFromTheLastLayer) {
   EXPECT_NEAR(layers[2].cumulative_log, 2, 1e-5);
 }
 
-TEST_F(LorcTest, AZeroSingularValueIsLeftOutOfTheConditionNumber) {
+TEST_F(LorcTest, ASingularProjectionIsTheMostSensitive) {
+  conditions_[1] = {1e6, 1};  // below the rounding of float32
+
   conditions_[2] = {std::numeric_limits<double>::infinity(), 1};
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<LayerSensitivity> layers,
                               MeasureSensitivity(request_, 10, nullptr));
-  EXPECT_NEAR(layers[2].key_condition, 1, 1e-5);
+  EXPECT_NEAR(layers[1].key_condition / 1e6, 1, 1e-5);
+  const double greatest = 1 / (64 * std::numeric_limits<double>::epsilon());
+  EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
 TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
   request_.keep = 0.75;  // 72 ranks: 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
-  EXPECT_THAT(LayerRanks(plan), ElementsAre(32, 24, 16));
+  EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
+  EXPECT_TRUE(plan.layers(0).key().parts(0).has_full());
   EXPECT_EQ(plan.method(), "lorc");
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
 TEST_F(LorcTest, TheLeastRankMayBeGiven) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
-              ElementsAre(32, 24, 16));
+              ElementsAre(kWhole, 24, 16));
 }
 
 TEST_F(LorcTest, RanksDoNotDependOnTheBase) {
   request_.keep = 0.75;
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2})),
-              ElementsAre(32, 24, 16));
+              ElementsAre(kWhole, 24, 16));
 }
 
 TEST_F(LorcTest, LayersAboveTheThresholdStayAsTheyAre) {
   request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {.threshold = 3.5});
-  EXPECT_THAT(LayerRanks(plan), ElementsAre(0, 24, 16));
+  EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
   EXPECT_TRUE(plan.layers(0).key().parts(0).has_full());
   EXPECT_EQ(plan.layers(0).key().parts(0).stored(), kvasir::v1::POST_ROPE);
   EXPECT_THAT(LayerRanks(Plan(request_, {.threshold = 2.5})),
-              ElementsAre(0, 0, 8));
+              ElementsAre(kWhole, kWhole, 8));
   // The same layer by another base: 3 and 4 are 9.97 and 13.3.
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2, .threshold = 12})),
-              ElementsAre(0, 24, 16));
+              ElementsAre(kWhole, 24, 16));
 }
 
 TEST_F(LorcTest, TheMostSensitiveLayersAreSkippedByNumber) {
   request_.keep = 0.75;
   EXPECT_THAT(LayerRanks(Plan(request_, {.skip_layers = 1})),
-              ElementsAre(0, 24, 16));
+              ElementsAre(kWhole, 24, 16));
 }
 
 TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
@@ -119,8 +127,8 @@ TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
   const KvPlan progressive = Plan(request_, {.skip_layers = 1});
   const KvPlan uniform =
       Plan(request_, {.progressive = false, .skip_layers = 1});
-  EXPECT_THAT(LayerRanks(progressive), ElementsAre(0, 24, 8));
-  EXPECT_THAT(LayerRanks(uniform), ElementsAre(0, 16, 16));
+  EXPECT_THAT(LayerRanks(progressive), ElementsAre(kWhole, 24, 8));
+  EXPECT_THAT(LayerRanks(uniform), ElementsAre(kWhole, 16, 16));
   EXPECT_EQ(LaidOutBytes(progressive, request_.spec),
             LaidOutBytes(uniform, request_.spec));
 }
@@ -128,9 +136,9 @@ TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
 TEST_F(LorcTest, SingleLayersAreCompressedAlone) {
   request_.keep = 0.5;
   EXPECT_THAT(LayerRanks(Plan(request_, {.only_layers = {0}})),
-              ElementsAre(16, 0, 0));
+              ElementsAre(16, kWhole, kWhole));
   EXPECT_THAT(LayerRanks(Plan(request_, {.only_layers = {1, 2}})),
-              ElementsAre(0, 16, 16));
+              ElementsAre(kWhole, 16, 16));
 }
 
 TEST_F(LorcTest, EquallySensitiveLayersGetEqualRanks) {
@@ -144,7 +152,7 @@ TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
   request_.rank_multiple = 4;
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(RanksOf(plan.layers(1).key().parts(0)), ElementsAre(12, 12));
-  EXPECT_THAT(LayerRanks(plan), ElementsAre(16, 12, 8));
+  EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 12, 8));
 }
 
 TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {
@@ -165,7 +173,7 @@ TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {
 TEST_F(LorcTest, PartlyRotaryKeysStayOneLatent) {
   request_.spec.rope.rotary_dim = 8;
   const KvPlan plan = Plan(request_, {.min_rank = 8});
-  const auto& key = plan.layers(0).key();
+  const auto& key = plan.layers(1).key();
   ASSERT_EQ(key.parts_size(), 1);
   EXPECT_EQ(key.parts(0).stored(), kvasir::v1::PRE_ROPE);
   EXPECT_TRUE(key.parts(0).uses(0).has_reconstruct());
@@ -185,6 +193,19 @@ TEST_F(LorcTest, WhatCannotBePlannedIsRefused) {
   EXPECT_THAT(PlanLorc(request_, {.only_layers = {3}}),
               invalid("layer 3 is not in 0..2"));
   EXPECT_THAT(PlanLorc(request_, {.log_base = 1}), invalid("above 1"));
+  for (const double threshold : {0.0, -1.0, 1.5}) {
+    EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
+                invalid("leaves out every layer"));
+  }
+  for (const double threshold :
+       {std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
+                invalid("threshold must be finite"));
+  }
+  // Two of three layers left out take more than half.
+  request_.keep = 0.5;
+  EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
+  request_.keep = 0.75;
   EXPECT_THAT(PlanLorc(request_, {.min_rank = 33}), invalid("1..32, have 33"));
   conditions_[1].second = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(PlanLorc(request_, {}), invalid("layer 1 value: projection"));

@@ -324,15 +324,12 @@ absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                           SingularValues(weight, profile));
   return CatchTorch([&]() -> absl::StatusOr<double> {
     const double largest = values[0].item<double>();
-    const double zero =
+    const double floor =
         largest *
         static_cast<double>(std::max(weight.size(0), weight.size(1))) *
-        std::numeric_limits<float>::epsilon();
-    double smallest = largest;
-    for (int64_t i = values.size(0) - 1; i >= 0; --i) {
-      smallest = values[i].item<double>();
-      if (smallest > zero) break;
-    }
+        std::numeric_limits<double>::epsilon();
+    const double smallest =
+        std::max(values[values.size(0) - 1].item<double>(), floor);
     return largest > 0 ? largest / smallest : 1.0;
   });
 }

@@ -128,9 +128,10 @@ absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request);
 absl::StatusOr<at::Tensor> SingularValues(const at::Tensor& weight,
                                           FactorProfile* profile);
 
-// Largest over smallest singular value that is not zero numerically (above
-// largest * max(n, M) * the rounding unit of float32, which weights have at
-// best). 1 for a matrix of zeros: it amplifies nothing.
+// Largest over smallest singular value; the smallest counts as at least
+// largest * max(n, M) * the rounding unit of float64, below which it cannot be
+// told from 0, so that a singular matrix has the greatest number and not none.
+// 1 for a matrix of zeros: it amplifies nothing.
 absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                                        FactorProfile* profile);
 

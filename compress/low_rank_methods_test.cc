@@ -16,11 +16,13 @@
 namespace kvasir::compress {
 namespace {
 
+using ::kvasir::v1::Codec;
 using ::kvasir::v1::KvPlan;
 using ::kvasir::v1::LayerPlan;
 using ::kvasir::v1::Part;
 
 constexpr int64_t kTokens = 150;
+constexpr char kValueDown[] = "self_attn.v_proj.down.weight";
 // float32 all the way.
 constexpr double kTolerance = 1e-4;
 
@@ -126,6 +128,19 @@ class LowRankMethodsTest : public ::testing::TestWithParam<Case> {
     return output.ok() ? *output : at::Tensor{};
   }
 
+  TensorMap Tensors(const KvPlan& plan, int64_t layer) {
+    const auto l = static_cast<size_t>(layer);
+    const auto tensors =
+        ApplyLayerPlan({.spec = &request_.spec,
+                        .plan = &plan.layers(static_cast<int>(layer)),
+                        .layer = layer,
+                        .weights = weights_[l],
+                        .calibration = &calibration_.layers[l],
+                        .num_tokens = kTokens});
+    EXPECT_THAT(tensors, base::IsOk());
+    return tensors.ok() ? *tensors : TensorMap{};
+  }
+
   // What the plan's layer computes with numbers that are stored as they are.
   at::Tensor Compressed(const KvPlan& plan, int64_t layer,
                         Decomposition decomposition,
@@ -172,20 +187,30 @@ TEST_P(LowRankMethodsTest, PaluThatKeepsAllIsTheUncompressedModel) {
   for (const int64_t group_heads : {1, 2, 0}) {
     for (const Decomposition decomposition :
          {Decomposition::kSvd, Decomposition::kWhitened}) {
-      const bool hadamard = decomposition == Decomposition::kWhitened;
-      KVASIR_ASSERT_OK_AND_ASSIGN(
-          const KvPlan plan, PlanPalu(request_, {.group_heads = group_heads,
-                                                 .decomposition = decomposition,
-                                                 .hadamard = hadamard}));
-      ExpectTheUncompressedModel(plan, decomposition);
+      for (const bool hadamard : {false, true}) {
+        // Codes, which are left out here, keep the latents of full rank.
+        request_.key_codec = request_.value_codec =
+            hadamard ? NumberCodec(kvasir::v1::F32) : BitsCodec(8);
+        KVASIR_ASSERT_OK_AND_ASSIGN(
+            const KvPlan plan,
+            PlanPalu(request_, {.group_heads = group_heads,
+                                .decomposition = decomposition,
+                                .hadamard = hadamard}));
+        EXPECT_TRUE(plan.layers(0).key().parts(0).has_low_rank());
+        ExpectTheUncompressedModel(plan, decomposition);
+      }
     }
   }
 }
 
 TEST_P(LowRankMethodsTest, LorcThatKeepsAllIsTheUncompressedModel) {
   request_.keep = 1;
-  KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanLorc(request_, {}));
-  ExpectTheUncompressedModel(plan, Decomposition::kSvd);
+  for (const Codec& codec : {NumberCodec(kvasir::v1::F32), BitsCodec(8)}) {
+    request_.key_codec = request_.value_codec = codec;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanLorc(request_, {}));
+    EXPECT_EQ(plan.layers(0).key().parts(0).has_full(), codec.has_dtype());
+    ExpectTheUncompressedModel(plan, Decomposition::kSvd);
+  }
 }
 
 TEST_P(LowRankMethodsTest, SvdqWithoutCodesIsTheUncompressedModel) {
@@ -209,7 +234,8 @@ TEST_P(LowRankMethodsTest, ChannelCodesWithoutCodesAreTheUncompressedModel) {
 
 TEST_P(LowRankMethodsTest, HadamardChangesNothingWithoutCodes) {
   for (const int64_t group_heads : {1, 0}) {
-    PaluOptions options{.group_heads = group_heads};
+    PaluOptions options{.group_heads = group_heads,
+                        .search = RankSearch::kUniform};
     KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plain,
                                 PlanPalu(request_, options));
     options.hadamard = true;
@@ -220,6 +246,9 @@ TEST_P(LowRankMethodsTest, HadamardChangesNothingWithoutCodes) {
           RelativeError(Compressed(rotated, layer, Decomposition::kWhitened),
                         Compressed(plain, layer, Decomposition::kWhitened)),
           kTolerance);
+      // But the latents are others.
+      const at::Tensor down = Tensors(rotated, layer).at(kValueDown);
+      EXPECT_GT(RelativeError(down, Tensors(plain, layer).at(kValueDown)), 0.1);
     }
   }
 }

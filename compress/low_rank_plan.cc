@@ -1,6 +1,8 @@
 #include "compress/low_rank_plan.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <utility>
 
@@ -8,6 +10,7 @@
 #include "base/status_macros.h"
 #include "cache/layout.h"
 #include "compress/cache_shape.h"
+#include "model/plan_tensors.h"
 
 namespace kvasir::compress {
 
@@ -22,11 +25,34 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
          spec.layers[static_cast<size_t>(layer)].rope;
 }
 
-int64_t StoredChannels(const Codec& codec, int64_t rank) {
-  const auto& schedule = codec.bits().schedule();
-  if (schedule.empty()) return rank;
-  const auto dropped = std::count(schedule.begin(), schedule.end(), 0u);
-  return rank / schedule.size() * (schedule.size() - dropped);
+// All low_rank, in plain numbers, with every group whole.
+bool KeepsAll(const model::DecoderSpec& spec,
+              const kvasir::v1::SidePlan& side) {
+  int64_t ranks = 0;
+  for (const Part& part : side.parts()) {
+    const Codec& codec = part.codec();
+    const bool plain = codec.has_dtype() &&
+                       (codec.transform_case() == Codec::TRANSFORM_NOT_SET ||
+                        codec.has_none());
+    if (!part.has_low_rank() || !plain) return false;
+    for (const auto& group : part.low_rank().groups()) ranks += group.rank();
+  }
+  // No group has more than its rows.
+  return ranks == spec.num_kv_heads * spec.head_dim;
+}
+
+void StoreWholeSidesAsTheyAre(const model::DecoderSpec& spec, KvPlan& plan) {
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    auto* layer = plan.mutable_layers(l);
+    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
+      auto* planned = side == cache::Side::kKey ? layer->mutable_key()
+                                                : layer->mutable_value();
+      if (!KeepsAll(spec, *planned)) continue;
+      const Codec codec = planned->parts(0).codec();
+      planned->clear_parts();
+      *planned->add_parts() = FullPart(spec, l, side, codec);
+    }
+  }
 }
 
 }  // namespace
@@ -56,6 +82,12 @@ absl::Status CheckPlanRequest(const PlanRequest& request) {
         "ranks must be multiples of at least 1, have ", request.rank_multiple));
   }
   const model::DecoderSpec& spec = request.spec;
+  const int64_t rows = spec.num_kv_heads * spec.head_dim;
+  if (request.rank_multiple > rows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ranks must be multiples of at most ", rows,
+        ", the numbers of a layer's keys, have ", request.rank_multiple));
+  }
   if (request.tp < 1 || spec.num_kv_heads % request.tp != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(spec.num_kv_heads, " KV heads cannot be dealt to ",
@@ -109,7 +141,7 @@ bool FoldReadsLess(const model::DecoderSpec& spec, const Part& part,
   int64_t folded = 0;
   int64_t at_runtime = spec.num_heads * head_dims * spec.hidden_size;
   for (const auto& group : part.low_rank().groups()) {
-    const int64_t channels = StoredChannels(part.codec(), group.rank());
+    const int64_t channels = model::StoredChannels(part.codec(), group.rank());
     folded +=
         group.heads_size() * queries_per_head * channels * spec.hidden_size;
     at_runtime += group.heads_size() * head_dims * channels;
@@ -159,12 +191,71 @@ int64_t KeptNumbers(double keep, int64_t numbers) {
       std::floor(keep * static_cast<double>(numbers) + 1e-6));
 }
 
+std::string NumberText(double number) {
+  std::array<char, 32> text;
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), number).ptr;
+  return std::string(text.data(), end);
+}
+
+absl::Status NeedCalibration(const PlanRequest& request,
+                             const std::string& what) {
+  if (request.calibration != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " needs a calibration, and there is none"));
+}
+
+absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
+                        const std::string& instead) {
+  if (request.calibration != nullptr && request.calibration->has_fisher()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " needs a calibration with Fisher information; \"",
+                   instead, "\" does without"));
+}
+
+absl::Status NeedWeights(const PlanRequest& request, const std::string& what) {
+  if (request.weights != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " needs the model's weights"));
+}
+
+absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
+                                      cache::Side side, bool root) {
+  const LayerCalibration& calibration =
+      request.calibration->layers[static_cast<size_t>(layer)];
+  const at::Tensor& rows =
+      side == cache::Side::kKey
+          ? (root ? calibration.key_fisher_root : calibration.key_fisher)
+          : (root ? calibration.value_fisher_root : calibration.value_fisher);
+  const std::string place =
+      absl::StrCat("layer ", layer, " ", cache::SideName(side));
+  const int64_t want = request.spec.num_kv_heads * request.spec.head_dim;
+  if (!rows.defined() || rows.numel() != want) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        place, ": the calibration's Fisher information is of ",
+        rows.defined() ? rows.numel() : 0, " rows, the projection has ", want));
+  }
+  at::Tensor scores = rows.to(at::kDouble).flatten().contiguous();
+  const double* score = scores.data_ptr<double>();
+  for (int64_t row = 0; row < want; ++row) {
+    if (std::isfinite(score[row]) && score[row] >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(place, " head ", row / request.spec.head_dim, " dim ",
+                     row % request.spec.head_dim,
+                     ": the calibration's Fisher information is ", score[row]));
+  }
+  return scores;
+}
+
 int64_t DenseNumbers(const model::DecoderSpec& spec) {
   return 2 * spec.num_layers() * spec.num_kv_heads * spec.head_dim;
 }
 
 absl::StatusOr<KvPlan> FinishPlan(const PlanRequest& request,
                                   const PlanIdentity& identity, KvPlan plan) {
+  StoreWholeSidesAsTheyAre(request.spec, plan);
   plan.set_schema_version(cache::kPlanSchemaVersion);
   plan.set_method(identity.method);
   plan.mutable_target()->set_tp(static_cast<uint32_t>(request.tp));

@@ -2,6 +2,8 @@
 // for, head groups, where a lift goes, and the last checks of a plan.
 #pragma once
 
+#include <ATen/ATen.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,8 +38,8 @@ std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
                                  PartialRotary partial);
 Section ValueSection(const model::DecoderSpec& spec);
 
-// Checks what every planner needs: keep in (0, 1], multiples and ranks of at
-// least 1, KV heads that tp divides.
+// Checks what every planner needs: keep in (0, 1], a rank multiple of 1 .. Hkv
+// D, KV heads that tp divides.
 absl::Status CheckPlanRequest(const PlanRequest& request);
 
 // Runs of `group_heads` consecutive KV heads (0: all of a tensor-parallel
@@ -76,10 +78,30 @@ kvasir::v1::Part FullPart(const model::DecoderSpec& spec, int64_t layer,
 // floor(keep * numbers) without falling below it by the rounding of a double.
 int64_t KeptNumbers(double keep, int64_t numbers);
 
+// The shortest text that reads back as the same number, for plans' options.
+std::string NumberText(double number);
+
+// FAILED_PRECONDITION without a calibration; `what` needs it.
+absl::Status NeedCalibration(const PlanRequest& request,
+                             const std::string& what);
+// The same, and without Fisher information; `instead` does without.
+absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
+                        const std::string& instead);
+// FAILED_PRECONDITION where the request gives no weights.
+absl::Status NeedWeights(const PlanRequest& request, const std::string& what);
+
+// Fisher information of the rows of a projection, or of their roots: [Hkv * D]
+// float64, contiguous. There is a calibration. INVALID_ARGUMENT, with layer and
+// side, for one that is missing, of another size or no information.
+absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
+                                      cache::Side side, bool root);
+
 // Numbers that one token has in the keys and values of all layers, dense.
 int64_t DenseNumbers(const model::DecoderSpec& spec);
 
-// Fills in what every plan has, and judges the plan: cache::ValidatePlan, and
+// Fills in what every plan has, stores a side whose low-rank groups are all
+// whole, in numbers and without a transform, as it is (a lift of full rank
+// would cost the most and round), and judges the plan: cache::ValidatePlan, and
 // the layout of every tensor-parallel rank. target.kv_bytes_per_token becomes
 // the bytes that a token takes under the plan on all ranks together, without
 // padding.

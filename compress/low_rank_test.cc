@@ -354,11 +354,21 @@ TEST_F(LowRankTest, ThePrincipalBasisIsThatOfTheFactors) {
   EXPECT_LT(Distance(basis.singular_values, factors.singular_values), 1e-5);
 }
 
-TEST_F(LowRankTest, ConditionNumbersLeaveOutWhatIsNumericallyZero) {
+TEST_F(LowRankTest, SingularMatricesHaveTheGreatestConditionNumber) {
   const at::Tensor diagonal = at::diag(at::tensor({8.0f, 4.0f, 0.5f, 0.0f}));
   KVASIR_ASSERT_OK_AND_ASSIGN(double number,
                               ConditionNumber(diagonal, nullptr));
-  EXPECT_NEAR(number, 16, 1e-9);
+  const double greatest = 1 / (4 * std::numeric_limits<double>::epsilon());
+  EXPECT_EQ(number, greatest);
+  // Closer to singular is never less, below the rounding of float32 too.
+  double before = 1;
+  for (const float smallest : {1e-2f, 1e-5f, 1e-7f, 1e-9f, 1e-30f}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const double next,
+        ConditionNumber(at::diag(at::tensor({8.0f, smallest})), nullptr));
+    EXPECT_GT(next, before);
+    before = next;
+  }
   KVASIR_ASSERT_OK_AND_ASSIGN(double of_zero,
                               ConditionNumber(at::zeros({3, 5}), nullptr));
   EXPECT_EQ(of_zero, 1);

@@ -28,4 +28,11 @@ std::string DecompositionName(Decomposition decomposition) {
   return "";
 }
 
+CommutingWeights CommutingWeightsOf(const kvasir::v1::KvPlan& plan) {
+  if (!plan.provenance().has_commuting()) return {};
+  const auto& commuting = plan.provenance().commuting();
+  return {.query_weights = commuting.query_energy(),
+          .query_floor = commuting.query_floor()};
+}
+
 }  // namespace kvasir::compress

@@ -56,8 +56,11 @@ struct PlanRequest {
 // energy of their queries at the pair, floored at a share of the layer's mean.
 struct CommutingWeights {
   bool query_weights = true;
-  double query_floor = 1e-3;
+  double query_floor = 1e-3;  // finite, above 0
 };
+// What the plan was made with, so that its factors are weighed alike; the
+// defaults if it does not say.
+CommutingWeights CommutingWeightsOf(const kvasir::v1::KvPlan& plan);
 
 // What every applier gets.
 struct ApplyRequest {
@@ -71,7 +74,7 @@ struct ApplyRequest {
   Decomposition decomposition = Decomposition::kWhitened;
   // Of low_rank parts: FactorRequest::split_singular_values.
   bool split_singular_values = false;
-  CommutingWeights commuting;
+  CommutingWeights commuting;  // CommutingWeightsOf the plan
   // Counts what factors cost; may be null.
   FactorProfile* profile = nullptr;
 };

@@ -3,12 +3,17 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "cache/layout.h"
 #include "cache/plan.h"
 #include "compress/cache_shape.h"
 #include "compress/commuting.h"
+#include "compress/layer_forward.h"
+#include "compress/planner_fixture.h"
 #include "compress/rap.h"
 #include "compress/rope_factors.h"
 #include "compress/rope_pairs.h"
@@ -132,6 +137,16 @@ TEST_P(PairsPlanTest, KeepingAllIsTheBaseModel) {
   }
 }
 
+void ExpectBudgetMet(const PlanRequest& request,
+                     const absl::StatusOr<KvPlan>& plan, int64_t target) {
+  KVASIR_ASSERT_OK(plan);
+  ExpectPlanStands(request, *plan);
+  EXPECT_LE(Numbers(*plan, request.spec), target);
+  // A step of keys and one of values, where each has a pool of its own.
+  EXPECT_GT(Numbers(*plan, request.spec),
+            target - 3 * request.spec.num_kv_heads);
+}
+
 TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
   for (const double keep : {0.75, 0.6, 0.5}) {
     const PlanRequest request = TinyPlanRequest(tiny_, keep);
@@ -140,20 +155,13 @@ TEST_P(PairsPlanTest, TheBudgetIsMetToAStep) {
     for (const BudgetScore score :
          {BudgetScore::kUniform, BudgetScore::kFisherRoot,
           BudgetScore::kEnergy}) {
-      const bool energy = score == BudgetScore::kEnergy;
       RapOptions rap;
-      rap.budget.score = energy ? BudgetScore::kFisher : score;
+      rap.budget.score = score;
       CommutingOptions commuting;
       commuting.budget.score = score;
-      for (const auto& plan :
-           {PlanRap(request, rap), PlanCommuting(request, commuting)}) {
-        KVASIR_ASSERT_OK(plan);
-        ExpectPlanStands(request, *plan);
-        EXPECT_LE(Numbers(*plan, tiny_.spec), target);
-        // A step of keys and one of values, where each has a pool of its own.
-        EXPECT_GT(Numbers(*plan, tiny_.spec),
-                  target - 3 * tiny_.spec.num_kv_heads);
-      }
+      ExpectBudgetMet(request, PlanCommuting(request, commuting), target);
+      if (score == BudgetScore::kEnergy) continue;  // not of RAP
+      ExpectBudgetMet(request, PlanRap(request, rap), target);
     }
   }
 }
@@ -166,9 +174,7 @@ TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
   commuting.budget.keep_values = true;
   const int64_t side = DenseSide(tiny_.spec);
   for (const double key_keep : {0.75, 0.5}) {
-    rap.budget.key_keep = key_keep;
-    commuting.budget.key_keep = key_keep;
-    commuting.group_heads = 0;
+    request.keep = (1 + key_keep) / 2;
     for (const auto& plan :
          {PlanRap(request, rap), PlanCommuting(request, commuting)}) {
       KVASIR_ASSERT_OK(plan);
@@ -183,11 +189,83 @@ TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
       }
     }
   }
-  // Without a share of keys, keep 0.75 of both sides is half of the keys.
-  request.keep = 0.75;
-  rap.budget.key_keep.reset();
-  KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, rap));
-  EXPECT_EQ(Numbers(plan, tiny_.spec, cache::Side::kKey), side / 2);
+}
+
+TEST_P(PairsPlanTest, AShareOfKeysLeavesValuesTheRest) {
+  const PlanRequest request = TinyPlanRequest(tiny_, 0.625);
+  const int64_t side = DenseSide(tiny_.spec);
+  RapOptions rap;
+  rap.budget.key_keep = 0.5;
+  CommutingOptions commuting;
+  commuting.budget.key_keep = 0.5;
+  for (const auto& plan :
+       {PlanRap(request, rap), PlanCommuting(request, commuting)}) {
+    KVASIR_ASSERT_OK(plan);
+    EXPECT_EQ(Numbers(*plan, tiny_.spec, cache::Side::kKey), side / 2);
+    EXPECT_EQ(Numbers(*plan, tiny_.spec, cache::Side::kValue), side * 3 / 4);
+  }
+}
+
+std::vector<int64_t> LatentWidths(const Part& part) {
+  std::vector<int64_t> widths;
+  if (part.has_full()) widths.assign(4, 24);
+  for (const auto& group : part.low_rank().groups()) {
+    widths.push_back(group.rank());
+  }
+  for (const auto& head : part.rope_pairs().per_head()) {
+    widths.push_back(2 * head.pair_indices_size());
+  }
+  for (const auto& group : part.rope_low_rank().groups()) {
+    widths.push_back(2 * std::accumulate(group.rank_per_pair().begin(),
+                                         group.rank_per_pair().end(), 0));
+  }
+  return widths;
+}
+
+// 4 KV heads of 24 dims in two layers.
+TEST(PairsBudgetTest, MultiplesShardsAndCodesKeepToTheBudget) {
+  const TinyLayers tiny = MakeTinyLayers({.num_layers = 2,
+                                          .hidden_size = 64,
+                                          .num_kv_heads = 4,
+                                          .head_dim = 24,
+                                          .rotary_dim = 24},
+                                         47);
+  for (const int64_t tp : {1, 2}) {
+    for (const int64_t multiple : {3, 8}) {
+      for (const bool codes : {false, true}) {
+        PlanRequest request = TinyPlanRequest(tiny, 0.6);
+        request.tp = tp;
+        request.rank_multiple = multiple;
+        if (codes) request.key_codec = request.value_codec = BitsCodec(8);
+        const int64_t even = multiple % 2 == 0 ? multiple : 2 * multiple;
+        const double target =
+            0.6 * 2 * static_cast<double>(DenseSide(tiny.spec));
+        for (const auto& plan : {PlanRap(request, {}),
+                                 PlanCommuting(request, {.group_heads = 2})}) {
+          KVASIR_ASSERT_OK(plan);
+          const auto kept = static_cast<double>(Numbers(*plan, tiny.spec));
+          EXPECT_LE(kept, target);
+          EXPECT_GT(kept + static_cast<double>(4 * (even + multiple)), target);
+          int64_t latents = 0;
+          for (const auto& layer : plan->layers()) {
+            for (const Part* part :
+                 {&layer.key().parts(0), &layer.value().parts(0)}) {
+              const int64_t step = part->has_low_rank() ? multiple : even;
+              for (const int64_t width : LatentWidths(*part)) {
+                EXPECT_TRUE(width % step == 0 || width % 24 == 0) << width;
+                ++latents;
+              }
+            }
+          }
+          // A byte each and two halves a latent, or four bytes each.
+          const double want =
+              codes ? kept + 4.0 * static_cast<double>(latents) : 4.0 * kept;
+          EXPECT_EQ(LaidOutBytes(*plan, tiny.spec), want);
+          EXPECT_EQ(plan->target().kv_bytes_per_token(), want);
+        }
+      }
+    }
+  }
 }
 
 // ------------------------------------------------------------------------ RAP
@@ -258,9 +336,8 @@ TEST_F(RapTest, MagnitudeIsTheMeanSquaredLengthOfAPair) {
   options_.pair_score = PairScore::kMagnitude;
   options_.budget.score = BudgetScore::kUniform;
   options_.budget.keep_values = true;
-  options_.budget.key_keep = 0.25;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
-                              PlanRap(TinyPlanRequest(tiny_, 0.75), options_));
+                              PlanRap(TinyPlanRequest(tiny_, 0.625), options_));
   const at::Tensor energy =
       tiny_.inputs.mm(tiny_.weights[0].key.to(at::kDouble).t())
           .square()
@@ -293,6 +370,9 @@ TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
   options_.budget.keep_values = true;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("nothing to keys")));
+  options_.budget.key_keep = 0.5;
+  EXPECT_THAT(plan(0.75), StatusIs(StatusCode::kInvalidArgument,
+                                   HasSubstr("exclude each other")));
   options_.budget.keep_values = false;
   options_.budget.key_keep = 1.0;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
@@ -301,6 +381,11 @@ TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("kept share of keys")));
   options_.budget.key_keep.reset();
+  options_.budget.score = BudgetScore::kEnergy;
+  EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
+                                  HasSubstr("want uniform, fisher or fisher-"
+                                            "root")));
+  options_.budget.score = BudgetScore::kFisher;
   PlanRequest split = TinyPlanRequest(tiny_, 0.5);
   split.tp = 3;
   EXPECT_THAT(PlanRap(split, options_),
@@ -309,13 +394,17 @@ TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {
       std::numeric_limits<double>::quiet_NaN();
   options_.budget.score = BudgetScore::kUniform;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
-                                  HasSubstr("layer 0 key head 0 pair 3")));
+                                  HasSubstr("layer 0 key head 0 dim 3")));
   tiny_.calibration.layers[0].key_fisher = at::Tensor();
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kFailedPrecondition,
                                   HasSubstr("\"magnitude\" does without")));
   PlanRequest alone = TinyPlanRequest(tiny_, 0.5);
-  alone.calibration = nullptr;
   options_.pair_score = PairScore::kMagnitude;
+  alone.weights = nullptr;
+  EXPECT_THAT(PlanRap(alone, options_),
+              StatusIs(StatusCode::kFailedPrecondition,
+                       HasSubstr("needs the model's weights")));
+  alone.calibration = nullptr;
   EXPECT_THAT(PlanRap(alone, options_),
               StatusIs(StatusCode::kFailedPrecondition,
                        HasSubstr("needs a calibration")));
@@ -334,12 +423,67 @@ TEST_F(RapTest, NaNWeightsAreRefused) {
 
 // ------------------------------------------------------------------ commuting
 
-CommutingOptions KeysOnly(int64_t group_heads, double key_keep) {
+// Whole values and so much of the keys.
+CommutingOptions KeysOnly(int64_t group_heads) {
   CommutingOptions options;
   options.group_heads = group_heads;
   options.budget.keep_values = true;
-  options.budget.key_keep = key_keep;
   return options;
+}
+PlanRequest KeysRequest(const TinyLayers& tiny, double key_keep) {
+  return TinyPlanRequest(tiny, (1 + key_keep) / 2);
+}
+
+// Keys of all tokens as complex numbers at a pair, [T, Hkv].
+at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
+  const at::Tensor keys =
+      tiny.inputs.mm(tiny.weights[0].key.to(at::kDouble).t())
+          .view({-1, tiny.spec.num_kv_heads, tiny.spec.head_dim});
+  const PairDims dims = DimsOfPair(tiny.spec.rope, pair);
+  return at::complex(keys.select(2, dims.first).contiguous(),
+                     keys.select(2, dims.second).contiguous());
+}
+
+// Weighted energy that the keys rebuilt from the tensors lack.
+double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
+                   const TensorMap& tensors, const at::Tensor& weights) {
+  const auto get = [&](const std::string& name) {
+    return tensors.at("self_attn.k_proj." + name).to(at::kDouble);
+  };
+  const at::Tensor latents = tiny.inputs.mm(get("down.weight").t());
+  double loss = 0;
+  int64_t begin = 0;
+  int64_t index = 0;
+  for (const auto& group :
+       plan.layers(0).key().parts(0).rope_low_rank().groups()) {
+    const at::Tensor up = get("up." + std::to_string(index++) + ".weight");
+    const int64_t channels = up.size(2);
+    const at::Tensor latent =
+        at::complex(latents.narrow(1, begin, channels).contiguous(),
+                    latents.narrow(1, begin + channels, channels).contiguous());
+    begin += 2 * channels;
+    const at::Tensor lift =
+        at::complex(up.select(1, 0).contiguous(), up.select(1, 1).contiguous());
+    const std::vector<int64_t> heads(group.heads().begin(),
+                                     group.heads().end());
+    const at::Tensor rows = at::tensor(heads, at::kLong);
+    std::vector<int64_t> ranks(4, 0);
+    for (int i = 0; i < group.pairs_size(); ++i) {
+      ranks[group.pairs(i)] = group.rank_per_pair(i);
+    }
+    int64_t channel = 0;
+    for (int64_t pair = 0; pair < 4; ++pair) {
+      const int64_t rank = ranks[static_cast<size_t>(pair)];
+      const at::Tensor rebuilt =
+          latent.narrow(1, channel, rank).mm(lift.narrow(1, channel, rank).t());
+      const at::Tensor lost =
+          (ComplexKeys(tiny, pair).index_select(1, rows) - rebuilt) *
+          weights.select(1, pair).index_select(0, rows);
+      loss += lost.abs().square().sum().item<double>();
+      channel += rank;
+    }
+  }
+  return loss;
 }
 
 // Energy of what the layer's keys lose, in the norm that weighs each head's
@@ -371,19 +515,21 @@ double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
                   .item<double>();
     }
   }
+  // The factors lose just the energies that they leave out.
+  EXPECT_NEAR(RebuiltLoss(tiny, plan, tensors, statistics.weights) / loss, 1.0,
+              1e-4);
   return loss;
 }
 
 TEST(CommutingTest, LargerGroupsNeverLoseMore) {
   const TinyLayers tiny =
       MakeTinyLayers({.num_heads = 8, .num_kv_heads = 4}, 23);
-  const PlanRequest request = TinyPlanRequest(tiny, 1.0);
   for (const double key_keep : {0.75, 0.5, 0.25}) {
     double before = std::numeric_limits<double>::infinity();
     for (const int64_t group_heads : {1, 2, 4}) {
       KVASIR_ASSERT_OK_AND_ASSIGN(
           const KvPlan plan,
-          PlanCommuting(request, KeysOnly(group_heads, key_keep)));
+          PlanCommuting(KeysRequest(tiny, key_keep), KeysOnly(group_heads)));
       const double loss = WeightedLoss(tiny, plan);
       EXPECT_LE(loss, before * (1 + 1e-9));
       before = loss;
@@ -395,8 +541,7 @@ TEST(CommutingTest, LargerGroupsNeverLoseMore) {
 TEST(CommutingTest, OneHeadPerGroupIsAChoiceOfPairs) {
   const TinyLayers tiny = MakeTinyLayers({.qkv_bias = true}, 29);
   KVASIR_ASSERT_OK_AND_ASSIGN(
-      const KvPlan plan,
-      PlanCommuting(TinyPlanRequest(tiny, 1.0), KeysOnly(1, 0.5)));
+      const KvPlan plan, PlanCommuting(KeysRequest(tiny, 0.5), KeysOnly(1)));
   at::Tensor mask = at::zeros({2, 8}, at::kDouble);
   int64_t pairs = 0;
   for (const auto& group :
@@ -426,17 +571,17 @@ TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   // Its keys are short there: nothing but the queries speaks for the pair.
   for (const int64_t row : {8 + 3, 8 + 7}) tiny.weights[0].key[row].mul_(0.05);
   const auto kept = [&](bool query_weights) {
-    CommutingOptions options = KeysOnly(1, 0.5);
+    CommutingOptions options = KeysOnly(1);
     options.weights.query_weights = query_weights;
-    options.weights.query_floor = 0;
-    auto plan = PlanCommuting(TinyPlanRequest(tiny, 1.0), options);
+    options.weights.query_floor = 1e-9;
+    auto plan = PlanCommuting(KeysRequest(tiny, 0.5), options);
     KVASIR_EXPECT_OK(plan);
     const auto& groups = plan->layers(0).key().parts(0).rope_low_rank();
     return std::vector<uint32_t>(groups.groups(1).pairs().begin(),
                                  groups.groups(1).pairs().end());
   };
   const LayerCalibration& layer = tiny.calibration.layers[0];
-  const at::Tensor w = QueryWeights(tiny.spec, layer.query_energy, 0.0);
+  const at::Tensor w = QueryWeights(tiny.spec, layer.query_energy, 1e-9);
   EXPECT_NEAR(w[1][3].item<double>(), 2.0, 1e-12);
   EXPECT_THAT(kept(true), ::testing::Contains(3u));
   EXPECT_THAT(kept(false), ::testing::Not(::testing::Contains(3u)));
@@ -483,6 +628,17 @@ TEST(CommutingTest, WhatCannotBePlannedIsRefusedWithTheReason) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("HADAMARD_FUSED")));
   request.key_codec.clear_transform();
+  for (const double floor :
+       {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    EXPECT_THAT(PlanCommuting(request, {.weights = {.query_floor = floor}}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("must be finite and above 0")));
+  }
+  PlanRequest weightless = request;
+  weightless.weights = nullptr;
+  EXPECT_THAT(PlanCommuting(weightless, {}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("needs the model's weights")));
   request.calibration = nullptr;
   EXPECT_THAT(PlanCommuting(request, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -491,6 +647,72 @@ TEST(CommutingTest, WhatCannotBePlannedIsRefusedWithTheReason) {
   plain.decomposition = Decomposition::kSvd;
   plain.weights.query_weights = false;
   KVASIR_EXPECT_OK(PlanCommuting(request, plain));
+}
+
+TEST(CommutingTest, ThePlanTellsTheApplierHowHeadsWereWeighed) {
+  const TinyLayers tiny = MakeTinyLayers({}, 53);
+  CommutingOptions options = KeysOnly(0);
+  options.weights = {.query_weights = false, .query_floor = 0.25};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
+                              PlanCommuting(KeysRequest(tiny, 0.5), options));
+  const CommutingWeights weights = CommutingWeightsOf(plan);
+  EXPECT_FALSE(weights.query_weights);
+  EXPECT_EQ(weights.query_floor, 0.25);
+  EXPECT_TRUE(CommutingWeightsOf(KvPlan()).query_weights);
+}
+
+TEST(CommutingTest, EigenvectorsHaveOnePhase) {
+  const TinyLayers tiny = MakeTinyLayers({.num_kv_heads = 4}, 59);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const PairStatistics statistics,
+      MakePairStatistics({.spec = &tiny.spec,
+                          .key = tiny.weights[0].key,
+                          .calibration = &tiny.calibration.layers[0],
+                          .num_tokens = tiny.calibration.num_tokens}));
+  const at::Tensor vectors =
+      SpectrumOfPair(tiny.spec, statistics, {0, 1, 2, 3}, 1).vectors;
+  const at::Tensor largest =
+      vectors.gather(0, vectors.abs().argmax(0, /*keepdim=*/true));
+  EXPECT_LT(at::imag(largest).abs().max().item<double>(), 1e-12);
+  EXPECT_GT(at::real(largest).min().item<double>(), 0.0);
+}
+
+// Layer 1 by the reference decoder, under the plan or as it is.
+at::Tensor AttendByReference(const TinyLayers& tiny, const KvPlan* plan) {
+  TensorMap tensors = {{"self_attn.q_proj.weight", tiny.weights[1].query},
+                       {"self_attn.k_proj.weight", tiny.weights[1].key},
+                       {"self_attn.v_proj.weight", tiny.weights[1].value},
+                       {"self_attn.o_proj.weight", tiny.weights[1].output}};
+  if (plan != nullptr) {
+    auto applied = ApplyLayerPlan(TinyApplyRequest(tiny, *plan, 1));
+    KVASIR_EXPECT_OK(applied);
+    if (!applied.ok()) return {};
+    tensors = *std::move(applied);
+  }
+  const auto program = MakeLayerProgram(
+      tiny.spec, plan == nullptr ? nullptr : &plan->layers(1), 1);
+  KVASIR_EXPECT_OK(program);
+  if (!program.ok()) return {};
+  const at::Tensor x = tiny.inputs.to(at::kFloat).unsqueeze(0);
+  auto output = AttentionForward(
+      *program, tensors, MakeRotation(tiny.spec.rope, x.size(1), at::kFloat), x,
+      {.code_latents = false});
+  KVASIR_EXPECT_OK(output);
+  return output.ok() ? *output : at::Tensor();
+}
+
+TEST(CommutingTest, LayersWithoutRopeThatKeepAllAreTheBaseModel) {
+  TinyLayers tiny = MakeTinyLayers({.num_layers = 2}, 61);
+  tiny.spec.layers[1].rope = false;
+  const at::Tensor whole = AttendByReference(tiny, nullptr);
+  PlanRequest request = TinyPlanRequest(tiny, 1.0);
+  // Codes, which are left out, keep latents of full rank.
+  request.key_codec = BitsCodec(8);
+  for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
+    KVASIR_ASSERT_OK(plan);
+    EXPECT_TRUE(plan->layers(1).key().parts(0).has_low_rank());
+    EXPECT_LT(RelativeError(AttendByReference(tiny, &*plan), whole), 1e-4);
+  }
 }
 
 TEST(CommutingTest, LayersWithoutRopeHavePlainLatents) {

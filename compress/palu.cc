@@ -1,6 +1,5 @@
 #include "compress/palu.h"
 
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -30,23 +29,10 @@ class RowScores {
   static absl::StatusOr<RowScores> Create(const PlanRequest& request,
                                           const PlannedPart& part,
                                           FisherScore score) {
-    const LayerCalibration& layer =
-        request.calibration->layers[static_cast<size_t>(part.layer)];
-    const bool key = part.section.side == cache::Side::kKey;
-    const bool root = score == FisherScore::kMeanRoot;
-    const at::Tensor& rows =
-        key ? (root ? layer.key_fisher_root : layer.key_fisher)
-            : (root ? layer.value_fisher_root : layer.value_fisher);
-    const int64_t want = request.spec.num_kv_heads * request.spec.head_dim;
-    if (!rows.defined() || rows.numel() != want) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", part.layer, " ", cache::SideName(part.section.side),
-          ": the calibration's Fisher information is of ",
-          rows.defined() ? rows.numel() : 0, " rows, the projection has ",
-          want));
-    }
     RowScores scores;
-    scores.rows_ = rows.to(at::kDouble).contiguous();
+    KVASIR_ASSIGN_OR_RETURN(
+        scores.rows_, FisherRows(request, part.layer, part.section.side,
+                                 /*root=*/score == FisherScore::kMeanRoot));
     scores.head_dim_ = request.spec.head_dim;
     return scores;
   }
@@ -66,13 +52,6 @@ class RowScores {
   int64_t head_dim_ = 0;
 };
 
-absl::Status CheckScore(double score, const PlannedPart& part, size_t group) {
-  if (std::isfinite(score) && score >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "layer ", part.layer, " ", cache::SideName(part.section.side), " group ",
-      group, ": the calibration's Fisher information is ", score));
-}
-
 // Scores of the part's groups; their sizes for the uniform search.
 absl::StatusOr<std::vector<double>> GroupScores(
     const PlanRequest& request, const PaluOptions& options,
@@ -86,9 +65,8 @@ absl::StatusOr<std::vector<double>> GroupScores(
   }
   KVASIR_ASSIGN_OR_RETURN(const RowScores rows,
                           RowScores::Create(request, part, options.score));
-  for (size_t g = 0; g < groups.size(); ++g) {
-    scores.push_back(rows.Sum(groups[g], part.section));
-    KVASIR_RETURN_IF_ERROR(CheckScore(scores.back(), part, g));
+  for (const HeadGroup& group : groups) {
+    scores.push_back(rows.Sum(group, part.section));
   }
   return scores;
 }
@@ -120,7 +98,7 @@ absl::Status AddUnits(const PlanRequest& request, const PaluOptions& options,
 
 std::string OptionsText(const PlanRequest& request,
                         const PaluOptions& options) {
-  return absl::StrCat("--keep ", request.keep, " --tp ", request.tp,
+  return absl::StrCat("--keep ", NumberText(request.keep), " --tp ", request.tp,
                       " --rank-multiple ", request.rank_multiple,
                       " --group-heads ", options.group_heads, " --search ",
                       RankSearchName(options.search), " --score ",
@@ -173,12 +151,11 @@ absl::StatusOr<KvPlan> PlanPalu(const PlanRequest& request,
                                 const PaluOptions& options) {
   KVASIR_RETURN_IF_ERROR(CheckPlanRequest(request));
   const bool uniform = options.search == RankSearch::kUniform;
-  if (!uniform &&
-      (request.calibration == nullptr || !request.calibration->has_fisher())) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank search \"", RankSearchName(options.search),
-        "\" needs a calibration with Fisher information; \"uniform\" does "
-        "without"));
+  if (!uniform) {
+    KVASIR_RETURN_IF_ERROR(NeedFisher(
+        request,
+        absl::StrCat("rank search \"", RankSearchName(options.search), "\""),
+        RankSearchName(RankSearch::kUniform)));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, options.group_heads));

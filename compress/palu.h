@@ -44,8 +44,9 @@ struct PaluOptions {
 // Keys are rebuilt before their rotation, keys and dims that do not rotate and
 // values are absorbed, FOLD or AT_RUNTIME by which reads fewer weight bytes. A
 // partially rotary head becomes two key parts, each with ranks of its own.
-// The kept numbers are the greatest sum of allowed ranks that is at most keep
-// times the dense numbers; method "palu", or "uniform".
+// The kept numbers are at most keep times the dense ones, and short of it by
+// less than any group's next step (AllocateRanks). A side of which all is kept
+// is stored as it is, in numbers. Method "palu", or "uniform".
 // Errors: INVALID_ARGUMENT for group sizes that do not divide the KV heads (of
 // a rank), or a keep below the least ranks; FAILED_PRECONDITION where the
 // search needs a calibration with Fisher information.

@@ -1,8 +1,10 @@
 #include "compress/palu.h"
 
 #include <limits>
+#include <string>
 
 #include "base/status_matchers.h"
+#include "compress/low_rank_plan.h"
 #include "compress/planner_fixture.h"
 
 namespace kvasir::compress {
@@ -155,16 +157,50 @@ TEST(PaluTest, BudgetsAreMetWithinOneMultiple) {
   }
 }
 
-TEST(PaluTest, EverythingKeptIsWholeGroups) {
+TEST(PaluTest, EverythingKeptIsStoredAsItIs) {
   PlanRequest request = RequestOf({.head_dim = 12, .rotary_dim = 12});
   const Calibration calibration = FisherCalibration(request.spec, 2);
   request.calibration = &calibration;
   request.keep = 1;
   const KvPlan plan = Plan(request, {.group_heads = 2});
   for (int layer = 0; layer < 3; ++layer) {
-    EXPECT_THAT(RanksOf(Key(plan, layer)), Each(24));
-    EXPECT_THAT(RanksOf(Value(plan, layer)), Each(24));
+    EXPECT_TRUE(Key(plan, layer).has_full());
+    EXPECT_EQ(Key(plan, layer).stored(), kvasir::v1::POST_ROPE);
+    EXPECT_TRUE(Value(plan, layer).has_full());
   }
+  // Rotated or coded latents are whole groups.
+  const KvPlan rotated = Plan(request, {.group_heads = 2, .hadamard = true});
+  request.key_codec = request.value_codec = BitsCodec(4);
+  const KvPlan coded = Plan(request, {.group_heads = 2});
+  for (const KvPlan* latents : {&rotated, &coded}) {
+    for (int layer = 0; layer < 3; ++layer) {
+      EXPECT_THAT(RanksOf(Key(*latents, layer)), ElementsAre(24, 24));
+      EXPECT_THAT(RanksOf(Value(*latents, layer)), ElementsAre(24, 24));
+    }
+  }
+}
+
+TEST(PaluTest, BothPartsOfPartlyRotaryKeysMustBeWholeToBeStoredAsTheyAre) {
+  PlanRequest request = RequestOf({.rotary_dim = 4});
+  request.keep = 1;
+  const PaluOptions uniform{.group_heads = 2, .search = RankSearch::kUniform};
+  const KvPlan all = Plan(request, uniform);
+  EXPECT_EQ(all.layers(0).key().parts_size(), 1);
+  EXPECT_TRUE(Key(all, 0).has_full());
+  request.keep = 0.6;
+  EXPECT_EQ(Plan(request, uniform).layers(0).key().parts_size(), 2);
+}
+
+TEST(PaluTest, OptionsReadBackAsTheSameNumbers) {
+  EXPECT_EQ(NumberText(0.5), "0.5");
+  for (const double number : {0.123456789012345, 1.0 / 3, 1e-300, -7.0}) {
+    EXPECT_EQ(std::stod(NumberText(number)), number);
+  }
+  PlanRequest request = RequestOf({});
+  request.keep = 0.6180339887498949;
+  EXPECT_THAT(
+      Plan(request, {.search = RankSearch::kUniform}).provenance().options(),
+      HasSubstr("--keep 0.6180339887498949 "));
 }
 
 TEST(PaluTest, RotatedKeysAreRebuiltAndOthersAbsorbed) {
@@ -204,16 +240,18 @@ TEST(PaluTest, ValuesFoldWhereThatReadsFewerWeights) {
   // Hq R M against Hkv R D + Hq D M, M = 96, D = 16: R of 17 at the most with
   // 8 and 4 heads.
   PlanRequest request = RequestOf({});
-  const auto value_of = [&](double keep, int64_t group_heads) {
+  const auto value_of = [&](double keep, int64_t group_heads,
+                            bool hadamard = false) {
     request.keep = keep;
     return Value(Plan(request, {.group_heads = group_heads,
-                                .search = RankSearch::kUniform}),
+                                .search = RankSearch::kUniform,
+                                .hadamard = hadamard}),
                  0);
   };
   EXPECT_TRUE(value_of(0.5, 2).uses(0).has_fold());         // R = 16
   EXPECT_TRUE(value_of(0.75, 2).uses(0).has_at_runtime());  // R = 24
   EXPECT_TRUE(value_of(0.5, 0).uses(0).has_at_runtime());   // R = 32
-  EXPECT_TRUE(value_of(1.0, 1).uses(0).has_fold());         // R = 16
+  EXPECT_TRUE(value_of(1.0, 1, true).uses(0).has_fold());   // R = 16
 }
 
 TEST(PaluTest, HadamardIsFusedIntoEveryPart) {
@@ -275,7 +313,11 @@ TEST(PaluTest, WhatCannotBePlannedIsRefused) {
       std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 1 value group 0")));
+                       HasSubstr("layer 1 value head 1 dim 4")));
+  calibration.layers[1].value_fisher_root = at::Tensor();
+  EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layer 1 value: the calibration's Fisher")));
   calibration.layers.pop_back();
   EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -287,6 +329,15 @@ TEST(PaluTest, WhatCannotBePlannedIsRefused) {
         PlanPalu(request, {.search = RankSearch::kUniform}),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("kept share")));
   }
+  request.keep = 0.5;
+  for (const int64_t multiple :
+       {int64_t{0}, int64_t{65}, std::numeric_limits<int64_t>::max()}) {
+    request.rank_multiple = multiple;
+    EXPECT_THAT(
+        PlanPalu(request, {.search = RankSearch::kUniform}),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("multiples")));
+  }
+  request.rank_multiple = 8;
   request.keep = 0.05;
   EXPECT_THAT(
       PlanPalu(request, {.group_heads = 1, .search = RankSearch::kUniform}),

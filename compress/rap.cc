@@ -25,13 +25,13 @@ using HeadScores = std::vector<std::vector<double>>;
 // Per row of the key projection, [Hkv * D] float64.
 absl::StatusOr<at::Tensor> RowScores(const PlanRequest& request,
                                      PairScore score, int64_t layer) {
-  const LayerCalibration& calibration =
-      request.calibration->layers[static_cast<size_t>(layer)];
   if (score == PairScore::kFisher) {
-    return calibration.key_fisher.to(at::kDouble).contiguous();
+    return FisherRows(request, layer, cache::Side::kKey, /*root=*/false);
   }
   KVASIR_ASSIGN_OR_RETURN(const AttentionWeights weights,
                           request.weights(layer));
+  const LayerCalibration& calibration =
+      request.calibration->layers[static_cast<size_t>(layer)];
   const ProjectedMoments moments =
       MomentsOfProjection(weights.key, weights.key_bias, calibration,
                           request.calibration->num_tokens);
@@ -44,11 +44,6 @@ absl::StatusOr<HeadScores> ScorePairs(const PlanRequest& request,
   const model::DecoderSpec& spec = request.spec;
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor rows,
                           RowScores(request, score, layer));
-  if (rows.numel() != spec.num_kv_heads * spec.head_dim) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer ", layer, ": the calibration scores ", rows.numel(),
-        " rows of keys, the model has ", spec.num_kv_heads * spec.head_dim));
-  }
   const double* by_row = rows.data_ptr<double>();
   HeadScores scores(static_cast<size_t>(spec.num_kv_heads));
   for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
@@ -115,6 +110,9 @@ absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
       options.pair_score == PairScore::kFisher
           ? NeedFisher(request, what, PairScoreName(PairScore::kMagnitude))
           : NeedCalibration(request, what));
+  if (options.pair_score == PairScore::kMagnitude) {
+    KVASIR_RETURN_IF_ERROR(NeedWeights(request, what));
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> heads,
                           HeadGroups(request, /*group_heads=*/1));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<LayerBudget> budgets,
@@ -129,8 +127,8 @@ absl::StatusOr<KvPlan> Plan(const PlanRequest& request,
       request,
       {.method = "rap",
        .options = absl::StrCat(
-           "--keep ", request.keep, " --tp ", request.tp, " --rank-multiple ",
-           request.rank_multiple, " --pair-score ",
+           "--keep ", NumberText(request.keep), " --tp ", request.tp,
+           " --rank-multiple ", request.rank_multiple, " --pair-score ",
            PairScoreName(options.pair_score), " ",
            BudgetOptionsText(options.budget), " --decomposition ",
            DecompositionName(options.decomposition)),

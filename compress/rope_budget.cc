@@ -22,6 +22,13 @@ struct SideBudgets {
 
 absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
                                         const BudgetOptions& options) {
+  if (options.keep_values && options.key_keep.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "whole values and a kept share of keys of ", *options.key_keep,
+        " exclude each other: beside whole values the kept share of both "
+        "sides, here ",
+        request.keep, ", says what keys keep"));
+  }
   const int64_t dense = DenseNumbers(request.spec);
   const int64_t side = dense / 2;
   const int64_t kept = KeptNumbers(request.keep, dense);
@@ -40,7 +47,7 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
     return absl::InvalidArgumentError(
         absl::StrCat("a kept share of ", request.keep,
                      " beside whole values leaves nothing to keys: want more "
-                     "than 0.5, or a share of keys alone"));
+                     "than 0.5"));
   }
   budgets.values = std::min(kept - budgets.keys, side);
   if (!options.keep_values && budgets.values <= 0) {
@@ -114,23 +121,13 @@ void ScoreUniformly(double key_energy, LayerUnits& units) {
 absl::Status ScoreByFisher(const PlanRequest& request, bool root, int64_t layer,
                            LayerUnits& units) {
   const model::DecoderSpec& spec = request.spec;
-  const LayerCalibration& calibration =
-      request.calibration->layers[static_cast<size_t>(layer)];
-  const at::Tensor& keys =
-      root ? calibration.key_fisher_root : calibration.key_fisher;
-  const at::Tensor& values =
-      root ? calibration.value_fisher_root : calibration.value_fisher;
-  const int64_t rows = spec.num_kv_heads * spec.head_dim;
-  for (const at::Tensor* fisher : {&keys, &values}) {
-    if (fisher->defined() && fisher->numel() == rows) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer ", layer, ": the calibration's Fisher information is of ",
-        fisher->defined() ? fisher->numel() : 0, " rows, the model has ",
-        rows));
-  }
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor keys,
+                          FisherRows(request, layer, cache::Side::kKey, root));
+  KVASIR_ASSIGN_OR_RETURN(
+      const at::Tensor values,
+      FisherRows(request, layer, cache::Side::kValue, root));
   const int64_t rotary = 2 * NumRopePairs(spec, layer);
-  const at::Tensor by_head =
-      keys.to(at::kDouble).view({spec.num_kv_heads, spec.head_dim});
+  const at::Tensor by_head = keys.view({spec.num_kv_heads, spec.head_dim});
   const auto per_copy = [](const at::Tensor& part, const RankUnit& unit) {
     return part.sum().item<double>() / static_cast<double>(unit.copies);
   };
@@ -151,7 +148,7 @@ absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown budget \"", name,
-                   "\": want uniform, fisher, fisher_root or energy"));
+                   "\": want uniform, fisher, fisher-root or energy"));
 }
 
 std::string BudgetScoreName(BudgetScore score) {
@@ -161,7 +158,7 @@ std::string BudgetScoreName(BudgetScore score) {
     case BudgetScore::kFisher:
       return "fisher";
     case BudgetScore::kFisherRoot:
-      return "fisher_root";
+      return "fisher-root";
     case BudgetScore::kEnergy:
       break;
   }
@@ -172,26 +169,9 @@ std::string BudgetOptionsText(const BudgetOptions& options) {
   std::string text = absl::StrCat("--search ", BudgetScoreName(options.score));
   if (options.keep_values) absl::StrAppend(&text, " --keep-values");
   if (options.key_keep.has_value()) {
-    absl::StrAppend(&text, " --key-keep ", *options.key_keep);
+    absl::StrAppend(&text, " --key-keep ", NumberText(*options.key_keep));
   }
   return text;
-}
-
-absl::Status NeedCalibration(const PlanRequest& request,
-                             const std::string& what) {
-  if (request.calibration != nullptr) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, " needs a calibration, and there is none"));
-}
-
-absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
-                        const std::string& instead) {
-  if (request.calibration != nullptr && request.calibration->has_fisher()) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, " needs a calibration with Fisher information; \"",
-                   instead, "\" does without"));
 }
 
 int64_t EvenMultiple(const PlanRequest& request) {
@@ -209,6 +189,12 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
         request,
         absl::StrCat("the budget \"", BudgetScoreName(options.score), "\""),
         BudgetScoreName(BudgetScore::kUniform)));
+  }
+  if (options.score == BudgetScore::kEnergy &&
+      static_cast<int64_t>(key_energy.size()) != request.spec.num_layers()) {
+    return absl::InvalidArgumentError(
+        "the budget \"energy\" goes by the energies that the commuting method "
+        "measures: want uniform, fisher or fisher-root");
   }
   KVASIR_ASSIGN_OR_RETURN(const SideBudgets budgets,
                           SplitBudget(request, options));

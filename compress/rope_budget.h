@@ -28,7 +28,7 @@ struct BudgetOptions {
   // Values stay whole; keys alone make the kept share come true.
   bool keep_values = false;
   // Kept share of the key numbers alone; values share what `keep` leaves them
-  // (and at most all of it).
+  // (and at most all of it). Not with keep_values, where keep says it.
   std::optional<double> key_keep;
 };
 std::string BudgetOptionsText(const BudgetOptions& options);
@@ -44,21 +44,16 @@ struct LayerBudget {
 // HeadGroups). Scores by Fisher information share one pool of keys and values
 // of all layers, unless key_keep or keep_values part the sides; else each side
 // has its own. Pairs are kept alike by all groups of a layer, so are ranks.
-// `key_energy` [L] is for kEnergy. The sum is never above the budget, and short
-// of it by less than one step (rank_multiple, or 2, in every group of a layer).
+// `key_energy` [L] is for kEnergy. A pool's sum is never above its budget, and
+// short of it by less than the smallest step that one of its units could still
+// take: rank_multiple (or EvenMultiple) in every group of a layer.
 // Errors: INVALID_ARGUMENT for a share that is out of range or leaves a side
-// nothing; FAILED_PRECONDITION without Fisher information where it is needed.
+// nothing, for both key_keep and keep_values, for kEnergy without key_energy;
+// FAILED_PRECONDITION without Fisher information where it is needed.
 absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const PlanRequest& request, const BudgetOptions& options,
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
-
-// FAILED_PRECONDITION without a calibration; `what` needs it.
-absl::Status NeedCalibration(const PlanRequest& request,
-                             const std::string& what);
-// The same, and without Fisher information; `instead` does without.
-absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
-                        const std::string& instead);
 
 // Kept dims of a rotating group are multiples of this: the request's rank
 // multiple, or twice it if that is odd.

@@ -1,6 +1,10 @@
 #include "compress/rope_factors.h"
 
+#include <cmath>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
 #include "compress/rope_pairs.h"
 
 namespace kvasir::compress {
@@ -29,6 +33,34 @@ at::Tensor WeightsOfGroup(const PairStatistics& statistics,
                           const std::vector<int64_t>& heads, int64_t pair) {
   return statistics.weights.select(1, pair).index_select(
       0, at::tensor(heads, at::kLong));
+}
+
+absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
+                              const at::Tensor& energy) {
+  const int64_t heads = spec.num_heads;
+  if (!energy.defined() ||
+      energy.sizes() != at::IntArrayRef({heads, spec.head_dim})) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the calibration's query_energy: want shape [", heads, ", ",
+        spec.head_dim, "], have ",
+        energy.defined()
+            ? absl::StrCat("[", absl::StrJoin(energy.sizes(), ", "), "]")
+            : "none"));
+  }
+  if (at::isfinite(energy).all().item<bool>() &&
+      energy.min().item<double>() >= 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "the calibration's query_energy holds a number that is no energy "
+      "(not finite, or below 0)");
+}
+
+// Columns of one phase: the largest entry of each is real and positive.
+at::Tensor FixPhases(const at::Tensor& columns) {
+  const at::Tensor sizes = columns.abs();
+  const at::Tensor index = sizes.argmax(0, /*keepdim=*/true);
+  return columns * (columns.gather(0, index).conj() / sizes.gather(0, index));
 }
 
 }  // namespace
@@ -70,8 +102,18 @@ at::Tensor QueryWeights(const model::DecoderSpec& spec,
       per_kv_head.index_select(1, at::tensor(first, at::kLong)) +
       per_kv_head.index_select(1, at::tensor(second, at::kLong));
   const double mean = energy.mean().item<double>();
-  if (!(mean > 0.0)) return at::ones_like(energy);
+  if (mean == 0.0) return at::ones_like(energy);
   return energy.clamp_min(floor * mean).sqrt();
+}
+
+absl::Status CheckCommutingWeights(const CommutingWeights& weights) {
+  const double floor = weights.query_floor;
+  if (!weights.query_weights || (std::isfinite(floor) && floor > 0)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the least weight of a head's queries must be finite and above 0, have ",
+      floor));
 }
 
 absl::StatusOr<PairStatistics> MakePairStatistics(
@@ -83,6 +125,11 @@ absl::StatusOr<PairStatistics> MakePairStatistics(
     return absl::FailedPreconditionError(absl::StrCat(
         whitened ? "whitened factors" : "weighing heads by their queries",
         " of RoPE pairs need a calibration, and there is none"));
+  }
+  KVASIR_RETURN_IF_ERROR(CheckCommutingWeights(request.weights));
+  if (request.weights.query_weights) {
+    KVASIR_RETURN_IF_ERROR(
+        CheckQueryEnergy(spec, request.calibration->query_energy));
   }
   PairStatistics statistics;
   statistics.weights =
@@ -123,7 +170,7 @@ PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,
   const at::Tensor covariance =
       at::complex(real, imaginary) * at::outer(weights, weights);
   const auto [values, vectors] = at::linalg_eigh(covariance);
-  return {values.flip(0).clamp_min(0.0), vectors.flip(1)};
+  return {values.flip(0).clamp_min(0.0), FixPhases(vectors.flip(1))};
 }
 
 CommutingFactors FactorsOfGroup(const model::DecoderSpec& spec,

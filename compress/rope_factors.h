@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/attention_weights.h"
 #include "compress/calibration.h"
@@ -35,9 +36,14 @@ ProjectedMoments MomentsOfProjection(const at::Tensor& weight,
 
 // Of queries at each KV head and pair: the root of the energy that its query
 // heads have there, [Hkv, pairs]. Energies below `floor` times the layer's mean
-// count as that; a layer without any energy has weights of one.
+// count as that; a layer without any energy has weights of one. Energies are
+// finite (MakePairStatistics checks them).
 at::Tensor QueryWeights(const model::DecoderSpec& spec,
                         const at::Tensor& query_energy, double floor);
+
+// INVALID_ARGUMENT for weights whose floor is not finite and above 0: the lift
+// divides by them.
+absl::Status CheckCommutingWeights(const CommutingWeights& weights);
 
 // What the factors of a layer's keys are made from.
 struct PairStatistics {
@@ -55,14 +61,17 @@ struct PairStatisticsRequest {
   CommutingWeights weights;
 };
 // FAILED_PRECONDITION when what is asked for needs a calibration and there is
-// none. Throws c10::Error.
+// none; INVALID_ARGUMENT for query energies or weights that are none. Throws
+// c10::Error.
 absl::StatusOr<PairStatistics> MakePairStatistics(
     const PairStatisticsRequest& request);
 
 // Of one group at one pair: eigenvalues fall, those of diag(w) Z L squared.
 struct PairSpectrum {
   at::Tensor energies;  // [s], squared singular values
-  at::Tensor vectors;   // [s, s] complex, a column each
+  // [s, s] complex, a column each; its largest entry is real and positive, so
+  // that a checkpoint does not depend on the library that found it.
+  at::Tensor vectors;
 };
 PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,
                             const PairStatistics& statistics,

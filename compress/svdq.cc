@@ -145,8 +145,8 @@ absl::StatusOr<KvPlan> PlanChannelCodes(const PlanRequest& request,
   return FinishPlan(request,
                     {.method = "channel-codes",
                      .options = absl::StrCat(
-                         "--bits ", options.average_bits, " --tp ", request.tp,
-                         options.post_rope ? " --post-rope" : "",
+                         "--bits ", NumberText(options.average_bits), " --tp ",
+                         request.tp, options.post_rope ? " --post-rope" : "",
                          ValueBitsText(options.value_bits))},
                     std::move(plan));
 }

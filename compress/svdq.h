@@ -37,8 +37,8 @@ absl::StatusOr<kvasir::v1::KvPlan> PlanSvdq(const PlanRequest& request,
 struct ChannelCodesOptions {
   // Bits over all key channels of all layers on average. Every layer has one
   // bit width; where the average lies between two, the first layers have the
-  // upper one. Multiples of 1 / L between the widths 1, 2, 3, 4 and 8 are met
-  // exactly, others from below.
+  // upper one. Met exactly where a whole number of layers comes to it (in steps
+  // of 1 / L up to 4 bits, of 4 / L above), from below elsewhere.
   double average_bits = 4;
   bool post_rope = false;
   uint32_t value_bits = 0;  // as SvdqOptions

@@ -544,6 +544,7 @@ ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
   request.weights = tiny.weights[static_cast<size_t>(layer)];
   request.calibration = &tiny.calibration.layers[static_cast<size_t>(layer)];
   request.num_tokens = tiny.calibration.num_tokens;
+  request.commuting = CommutingWeightsOf(plan);
   return request;
 }
 
