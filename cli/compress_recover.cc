@@ -215,8 +215,8 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
         .sequence_tokens = flags.options.crop_tokens,
         .seed = flags.options.adapters.seed};
     // A text that was enough to train on is enough for ranges.
-    options.tokens = std::min(options.tokens,
-                              static_cast<int64_t>(inputs.text.ids.size()));
+    options.tokens =
+        std::min(options.tokens, static_cast<int64_t>(inputs.text.ids.size()));
     KVASIR_ASSIGN_OR_RETURN(
         const compress::CalibrationSample sample,
         compress::SampleCalibration(inputs.text, options,

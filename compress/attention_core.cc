@@ -7,11 +7,6 @@
 namespace kvasir::compress {
 namespace {
 
-// Queries per block: a causal block reads only the keys before its end, which
-// saves nearly half of the work in long sequences, and keeps the scores of a
-// block in the cache.
-constexpr int64_t kQueryBlockTokens = 256;
-
 // [B * Hkv, T, W]
 at::Tensor ByHead(const at::Tensor& heads) {
   return heads.permute({0, 2, 1, 3})

@@ -7,6 +7,11 @@
 
 namespace kvasir::compress {
 
+// Queries per block of attention: a causal block reads only the keys before its
+// end, which saves nearly half of the work in long sequences, and keeps the
+// scores of a block in the cache.
+inline constexpr int64_t kQueryBlockTokens = 256;
+
 struct AttentionInputs {
   at::Tensor query;  // [B, T, Hq, W], the softmax scale inside
   at::Tensor key;    // [B, T, Hkv, W]

@@ -629,8 +629,9 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
   const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, options);
   const int64_t scores = 8 * 512 * 512 * 4;  // of one layer
   EXPECT_LT(grown, 24 * scores / 2);
-  // What the tool says before it starts, and the allocator's slack.
-  EXPECT_LT(grown, cost.peak_bytes() + (int64_t{16} << 20));
+  // What the tool says before it starts, and the allocator's slack: what it
+  // freed before lies in gaps that may not fit.
+  EXPECT_LT(grown, cost.peak_bytes() + (int64_t{32} << 20));
   EXPECT_GT(grown, 0);
 }
 

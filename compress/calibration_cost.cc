@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
+#include "compress/attention_core.h"
 #include "compress/cpu_setup.h"
 #include "compress/for_each_index.h"
 #include "compress/head_loss.h"
@@ -14,8 +15,8 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
-// Attention, norms and activations beside the products, and threads that wait
-// for one another: measured at 1.1 billion weights and at 6 million.
+// An allowance for norms and activations beside the products, and for threads
+// that wait for one another; not fitted to any machine.
 constexpr double kOverhead = 1.35;
 // A float64 product takes twice as long.
 constexpr double kDoubleCost = 2.0;
@@ -35,8 +36,13 @@ int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
   const int64_t rows = tokens * (8 * spec.hidden_size + 4 * q + 4 * kv +
                                  5 * spec.intermediate_size);
-  // Scores of the causal half, and their softmax.
-  const int64_t scores = 2 * spec.num_heads * tokens * tokens / 2;
+  // Scores of each block of queries against the keys before its end, and their
+  // softmax.
+  int64_t scores = 0;
+  for (int64_t begin = 0; begin < tokens; begin += kQueryBlockTokens) {
+    const int64_t end = std::min(begin + kQueryBlockTokens, tokens);
+    scores += 2 * spec.num_heads * (end - begin) * end;
+  }
   return rows + scores;
 }
 
@@ -82,8 +88,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   } else {
     cost.model_bytes = layer_bytes;
     cost.workspace_bytes =
-        batch * SavedNumbers(spec, std::min<int64_t>(tokens, 256)) *
-        kFloatBytes * tokens / std::min<int64_t>(tokens, 256);
+        batch * SavedNumbers(spec, std::min(tokens, kQueryBlockTokens)) *
+        kFloatBytes * tokens / std::min(tokens, kQueryBlockTokens);
     cost.micro_batch_bytes = sample.num_sequences() * hidden_bytes;
   }
 
