@@ -73,8 +73,9 @@ absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
 
 // Takes the result from the cache if it is there, or what is asked for of one
 // with more parts; else goes on with a state kept there, or begins. The same
-// tokens give the same numbers and id whatever the threads, however often it
-// was stopped, and whatever the cache holds.
+// tokens give the same numbers and id whatever the threads (up to the BLAS's
+// rounding where a micro-batch has fewer sequences than there are threads),
+// however often it was stopped, and whatever the cache holds.
 // Errors: Cancelled when stopped; InvalidArgument for weights that give numbers
 //   that are not finite, naming the layer; what reading the model says, or a
 //   file of the cache that is there and cannot be read; a state that cannot be
