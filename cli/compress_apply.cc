@@ -295,7 +295,10 @@ absl::Status RunApply(ApplyFlags& flags) {
   KVASIR_RETURN_IF_ERROR(Complete(flags.calibration, checkpoint,
                                   NeedsOfAppliers(applied.plan, decomposition),
                                   inputs));
-  if (inputs.calibration() != nullptr) {
+  // The id is that behind the plan, whose ranks say more than the factors; a
+  // plan that needed none gets the factors'.
+  if (inputs.calibration() != nullptr &&
+      applied.plan.provenance().calibration_id().empty()) {
     applied.plan.mutable_provenance()->set_calibration_id(
         inputs.calibration()->id);
   }

@@ -253,8 +253,11 @@ absl::Status RunRecover(RecoverFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const Candidate candidate,
                             compress::MakeCandidate("teacher", teacher));
     EvaluateOptions options;
+    // An interval takes two windows, of a short text shorter ones.
+    const auto tokens = static_cast<int64_t>(inputs.validation->ids.size());
     options.window_tokens =
-        std::min(options.window_tokens, teacher.spec().max_position_embeddings);
+        std::min({options.window_tokens, teacher.spec().max_position_embeddings,
+                  tokens / 2});
     options.min_windows = 2;
     options.repeat.tests = 0;
     options.threads = flags.options.threads;
