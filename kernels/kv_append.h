@@ -1,25 +1,42 @@
-// kv_append: writes new tokens' keys and values into their slots. C++17.
+// kv_append: writes new tokens' latents into their slots, as numbers or codes.
+// C++17.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/kv_view.h"
+#include "kernels/latent_view.h"
 
 namespace kvasir::kernels {
 
-// Token t goes to page slots[t] / P, slot slots[t] % P, rounded to the side's
-// dtype (nearest, ties to even). A negative slot is skipped. No two tokens of
-// one launch have the same slot.
+// Token t goes to page slots[t] / P, slot slots[t] % P. A negative slot is
+// skipped. No two tokens of one launch have the same slot.
+//
+// Numbers are rounded to the part's dtype (nearest, ties to even). Codes, in
+// float32 with IEEE division (docs/artifact.md, Codes), b bits, levels = 2^b-1:
+//   ranges in slots, per run: minimum = the least number rounded down to
+//     param_dtype; scale = (greatest - minimum) / levels rounded up to it;
+//     code = 0 if scale is 0, else round-half-even(min((x-minimum)/scale,
+//     levels)), and never below 0
+//   static ranges: code = 0 if scale is 0, else
+//     round-half-even(clamp((x - minimum) / scale, 0, levels))
+// A number that is not finite, or a range that param_dtype cannot hold, gives
+// some valid code and finite ranges: such a token spoils itself, nobody else.
+// What is not finite counts as 0; ranges end at the greatest finite number.
+struct KvAppendPart {
+  const float* rows = nullptr;  // [T, sum of R'], rows row_stride apart
+  int64_t row_stride = 0;       // in elements
+  LatentPart part;
+  // Codes outside a static range by half a step or more are added to it; null:
+  // not counted.
+  int64_t* clamped = nullptr;
+};
+
 struct KvAppendParams {
-  const float* key = nullptr;  // [T, Gk, key.width], rows key_row_stride apart
-  const float* value = nullptr;  // [T, Gv, value.width]
-  int64_t key_row_stride = 0;    // in elements
-  int64_t value_row_stride = 0;
+  const KvAppendPart* parts = nullptr;  // of both sides
+  int64_t num_parts = 0;
   const int64_t* slots = nullptr;  // [T]: page * P + slot in the page
   int64_t num_tokens = 0;          // T
   int64_t page_tokens = 0;         // P
-  KvSideView key_view;
-  KvSideView value_view;
 };
 
 class CpuStream;

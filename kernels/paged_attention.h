@@ -1,10 +1,15 @@
-// paged_attention: attention of new tokens over the cache, for prefill chunks
-// and decode tokens mixed in one launch. C++17.
+// paged_attention: attention of new tokens over latents in the cache, for
+// prefill chunks and decode tokens mixed in one launch. C++17.
+//
+// Absorbed and reconstructed attention (DESIGN 5.1, 5.2) are one op: a score is
+// the sum over the parts of the key side, an output row the parts of the value
+// side, one behind the other.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/kv_view.h"
+#include "kernels/latent_view.h"
+#include "kernels/rope.h"
 
 namespace kvasir::kernels {
 
@@ -19,34 +24,88 @@ struct AttentionSequence {
   // Table entries below this name no page (given up behind a window); their
   // slots are not visible.
   int64_t first_live_index = 0;
+  // Position of every slot, for keys that are rotated when they are read
+  // [first_slot + num_rows]; null: slot i has position i.
+  const int64_t* positions = nullptr;
+};
+
+// How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
+//   key_j = Rotate(up_j h + bias_j, position of the slot)
+// d numbers, of which pairs are rotated and the others stay.
+struct KeyRebuild {
+  int64_t dims = 0;  // d
+  // One matrix [d, R'] per KV head, R' of the head's group; float32.
+  const float* const* up = nullptr;  // [Hkv]
+  const float* bias = nullptr;       // [Hkv, d], or null
+  // Rotation of number pair_dims[2f] with pair_dims[2f + 1] by
+  // steps[f] * position turns; num_pairs 0: keys do not rotate.
+  const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
+  const uint64_t* steps = nullptr;     // [num_pairs], as RopeStep
+  int64_t num_pairs = 0;
+  float attention_factor = 1.0f;
+};
+
+struct AttentionKeyPart {
+  LatentPart latents;
+  const int32_t* group_of_head = nullptr;  // [Hkv]
+  // Where query head h's numbers of this part begin in a row of q [Hq]: as many
+  // as the latent of its KV head's group has (absorbed), or d (rebuilt).
+  const int64_t* query_column = nullptr;
+  const KeyRebuild* rebuild = nullptr;  // null: absorbed
+};
+
+struct AttentionValuePart {
+  LatentPart latents;
+  const int32_t* group_of_head = nullptr;  // [Hkv]
+  // Where query head h's sum of latents begins in a row of out [Hq].
+  const int64_t* out_column = nullptr;
 };
 
 // For row r of a sequence, at slot p = first_slot + r, and query head h of KV
 // head j = h / (Hq / Hkv):
 //   visible slots s: s <= p, s > p - window if window > 0, live (see above);
 //                    not causal: all slots up to the sequence's last new one
-//   score_s = scale * q[r, h] . key(s, j);  out[r, h] = softmax(score) . value
-// The query is already rotated and the new tokens' keys and values are already
-// in the cache. out is 0 where no slot is visible.
+//   score_s = scale * sum over key parts of q[r, h] . key(s, j)
+//   out[r, h] = softmax(score) . value, per value part
+// The query is already rotated (and lifted, where the part is absorbed), and
+// the new tokens' latents are already in the cache. out is 0 where no slot is
+// visible.
 //
-// The arithmetic, identical for every back end: a score is one FMA chain over
-// the width; slots are taken in blocks of 64 at fixed positions, each with an
-// online-softmax step; every kAttentionSplitSlots slots the partial result is
-// merged into the total, in order. So a row's bits depend on its query and its
-// visible slots alone: not on chunks, batch, page size or threads. Slots that
-// are not visible to any row of a tile are never read.
+// The arithmetic, identical for every back end. The score of a part:
+//   numbers: one FMA chain over the channels, from 0.
+//   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
+//     q_c * code_c, sum = plain sum of q_c, both in channel order;
+//     a = fma(raw, scale, a); a = fma(sum, minimum, a).
+//   codes with static ranges: the same chain over all channels with
+//     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c.
+//   rebuilt: each of the d numbers by these rules with a row of `up` in place
+//     of q, plus bias; (a, b) -> (a c - b s, b c + a s) with c, s as in rope.h,
+//     the first product rounded, the second fused; then one FMA chain with q.
+// Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
+// each with an online-softmax step; every kAttentionSplitSlots slots the
+// partial result is merged into the total, in order. Values of a block: for
+// each channel an FMA chain over its visible slots, continuing the blocks
+// before: numbers weight * v; ranges in slots (weight * scale) * code, and
+// beside it one chain of weight * minimum per run; static ranges weight * code.
+// At the end of a split the chains of minima are added to the channels of their
+// run; static channels become fma(sum, scale_c, total weight * minimum_c) at
+// the end of all. So a row's bits depend on its query and its visible slots
+// alone: not on chunks, batch, page size or threads. Slots that are not visible
+// to any row of a tile are never read.
+//
+// Workspace does not depend on the context: at most kAttentionScratchBytes for
+// each thread. Nothing rebuilt, lifted or decoded leaves it.
 struct PagedAttentionParams {
-  const float* q = nullptr;  // [T, Hq, key.width], rows q_row_stride apart
+  const float* q = nullptr;  // [T, ...], rows q_row_stride apart
   int64_t q_row_stride = 0;  // in elements
-  float* out = nullptr;      // [T, Hq, value.width]
+  float* out = nullptr;      // [T, ...], rows out_row_stride apart
   int64_t out_row_stride = 0;
   int64_t num_heads = 0;     // Hq
   int64_t num_kv_heads = 0;  // Hkv, divides Hq
-  KvSideView key;
-  KvSideView value;
-  // Group of each KV head, [Hkv]; null: head j has group j.
-  const int32_t* key_group = nullptr;
-  const int32_t* value_group = nullptr;
+  const AttentionKeyPart* keys = nullptr;
+  int64_t num_key_parts = 0;
+  const AttentionValuePart* values = nullptr;
+  int64_t num_value_parts = 0;
   int64_t page_tokens = 0;  // P
   const AttentionSequence* sequences = nullptr;
   int64_t num_sequences = 0;
@@ -59,8 +118,12 @@ struct PagedAttentionParams {
 // context. Constants of the arithmetic: changing one changes bits.
 inline constexpr int64_t kAttentionBlockSlots = 64;
 inline constexpr int64_t kAttentionSplitSlots = 512;
-// Widest key or value: bounds the scratch of a thread.
-inline constexpr int64_t kAttentionMaxWidth = 256;
+// Widest latent: all KV heads of a layer in one group, at most.
+inline constexpr int64_t kAttentionMaxWidth = 8192;
+// Largest head that keys are rebuilt for.
+inline constexpr int64_t kAttentionMaxHeadDim = 256;
+// Of one thread.
+inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
 
 // Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
 struct VisibleRange {
