@@ -34,13 +34,19 @@ struct AttentionSequence {
 // d numbers, of which pairs are rotated and the others stay.
 struct KeyRebuild {
   int64_t dims = 0;  // d
-  // One matrix [d, R'] per KV head, R' of the head's group; float32.
+  // One matrix [d, R'] per KV head, R' of the head's group; float32. Null: the
+  // latent is the key itself (whole keys or pairs of them, not yet rotated),
+  // and every group has d numbers; its numbers are those that the codec stands
+  // for: v, or fma(code, scale, minimum).
   const float* const* up = nullptr;  // [Hkv]
   const float* bias = nullptr;       // [Hkv, d], or null
   // Rotation of number pair_dims[2f] with pair_dims[2f + 1] by
   // steps[f] * position turns; num_pairs 0: keys do not rotate.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
   const uint64_t* steps = nullptr;     // [num_pairs], as RopeStep
+  // From the steps of one KV head to those of the next (heads that keep pairs
+  // of their own); 0: all heads have the same.
+  int64_t head_steps_stride = 0;
   int64_t num_pairs = 0;
   float attention_factor = 1.0f;
 };
@@ -79,8 +85,9 @@ struct AttentionValuePart {
 //   codes with static ranges: the same chain over all channels with
 //     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c.
 //   rebuilt: each of the d numbers by these rules with a row of `up` in place
-//     of q, plus bias; (a, b) -> (a c - b s, b c + a s) with c, s as in rope.h,
-//     the first product rounded, the second fused; then one FMA chain with q.
+//     of q (or the latent's number itself), plus bias; (a, b) -> (a c - b s, b
+//     c + a s) with c, s as in rope.h, the first product rounded, the second
+//     fused; then one FMA chain with q.
 // Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
 // each with an online-softmax step; every kAttentionSplitSlots slots the
 // partial result is merged into the total, in order. Values of a block: for
