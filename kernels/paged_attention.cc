@@ -10,14 +10,121 @@ namespace {
 constexpr OpKernels<const PagedAttentionParams&, float*> kKernels = {
     "paged_attention", &PagedAttentionReference, &PagedAttentionSimd};
 
-absl::Status CheckSide(const KvSideView& view) {
-  if (view.width < 1 || view.width > kAttentionMaxWidth) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("paged_attention: width: want 1 to ", kAttentionMaxWidth,
-                     ", have ", view.width));
+absl::Status Invalid(const char* what, int64_t least, int64_t most,
+                     int64_t have) {
+  return absl::InvalidArgumentError(absl::StrCat(kKernels.op, ": ", what,
+                                                 ": want ", least, " to ", most,
+                                                 ", have ", have));
+}
+
+// Runs follow each other and cover the latent.
+absl::Status CheckRuns(const LatentGroup& group) {
+  if (group.num_runs < 0 || group.num_runs > kAttentionMaxRuns) {
+    return Invalid("runs of codes", 0, kAttentionMaxRuns, group.num_runs);
   }
-  if (view.num_groups < 1) {
-    return Refuse(kKernels.op, "groups", 1, view.num_groups);
+  int64_t begin = 0;
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    if (run.begin != begin) {
+      return Invalid("first channel of a run", begin, begin, run.begin);
+    }
+    if (run.width < 1) return Refuse(kKernels.op, "run width", 1, run.width);
+    if (run.bits != 8 && (run.bits < 1 || run.bits > 4)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kKernels.op, ": bits of a code: want 1 to 4 or 8, have ", run.bits));
+    }
+    begin += run.width;
+  }
+  if (group.num_runs > 0 && begin != group.width) {
+    return Invalid("channels of all runs", group.width, group.width, begin);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLatents(const LatentPart& part, const int32_t* group_of_head,
+                          int64_t num_kv_heads) {
+  if (part.num_groups < 1) {
+    return Refuse(kKernels.op, "groups", 1, part.num_groups);
+  }
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const LatentGroup& group = part.groups[g];
+    if (group.width < 1 || group.width > kAttentionMaxWidth) {
+      return Invalid("width", 1, kAttentionMaxWidth, group.width);
+    }
+    KVASIR_RETURN_IF_ERROR(CheckRuns(group));
+  }
+  for (int64_t j = 0; j < num_kv_heads; ++j) {
+    if (group_of_head[j] < 0 || group_of_head[j] >= part.num_groups) {
+      return Invalid("group of a head", 0, part.num_groups - 1,
+                     group_of_head[j]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRebuild(const KeyRebuild& rebuild, const LatentPart& part) {
+  if (rebuild.dims < 1 || rebuild.dims > kAttentionMaxHeadDim) {
+    return Invalid("dims of rebuilt keys", 1, kAttentionMaxHeadDim,
+                   rebuild.dims);
+  }
+  for (int64_t g = 0; rebuild.up == nullptr && g < part.num_groups; ++g) {
+    if (part.groups[g].width != rebuild.dims) {
+      return Invalid("width of keys without a lift", rebuild.dims, rebuild.dims,
+                     part.groups[g].width);
+    }
+  }
+  if (rebuild.num_pairs < 0 || 2 * rebuild.num_pairs > rebuild.dims) {
+    return Invalid("pairs of rebuilt keys", 0, rebuild.dims / 2,
+                   rebuild.num_pairs);
+  }
+  for (int64_t i = 0; i < 2 * rebuild.num_pairs; ++i) {
+    if (rebuild.pair_dims[i] < 0 || rebuild.pair_dims[i] >= rebuild.dims) {
+      return Invalid("number of a pair", 0, rebuild.dims - 1,
+                     rebuild.pair_dims[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Columns [column, column + width) lie in a row.
+absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
+                          int64_t row_stride) {
+  if (column < 0) return Refuse(kKernels.op, what, 0, column);
+  if (column + width > row_stride) {
+    return Refuse(kKernels.op, what, column + width, row_stride);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKeys(const PagedAttentionParams& params,
+                       const AttentionKeyPart& part) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatents(part.latents, part.group_of_head, params.num_kv_heads));
+  if (part.rebuild != nullptr) {
+    KVASIR_RETURN_IF_ERROR(CheckRebuild(*part.rebuild, part.latents));
+  }
+  const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
+  for (int64_t h = 0; h < params.num_heads; ++h) {
+    const int32_t group = part.group_of_head[h / heads_per_kv];
+    const int64_t width = part.rebuild != nullptr
+                              ? part.rebuild->dims
+                              : part.latents.groups[group].width;
+    KVASIR_RETURN_IF_ERROR(CheckColumns("q_row_stride", part.query_column[h],
+                                        width, params.q_row_stride));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckValues(const PagedAttentionParams& params,
+                         const AttentionValuePart& part) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatents(part.latents, part.group_of_head, params.num_kv_heads));
+  const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
+  for (int64_t h = 0; h < params.num_heads; ++h) {
+    const int32_t group = part.group_of_head[h / heads_per_kv];
+    KVASIR_RETURN_IF_ERROR(CheckColumns("out_row_stride", part.out_column[h],
+                                        part.latents.groups[group].width,
+                                        params.out_row_stride));
   }
   return absl::OkStatus();
 }
@@ -36,16 +143,17 @@ absl::Status Check(const PagedAttentionParams& params) {
     return Refuse(kKernels.op, "sequences", 0, params.num_sequences);
   }
   if (params.window < 0) return Refuse(kKernels.op, "window", 0, params.window);
-  KVASIR_RETURN_IF_ERROR(CheckSide(params.key));
-  KVASIR_RETURN_IF_ERROR(CheckSide(params.value));
-  const int64_t q_row = params.num_heads * params.key.width;
-  if (params.q_row_stride < q_row) {
-    return Refuse(kKernels.op, "q_row_stride", q_row, params.q_row_stride);
+  if (params.num_key_parts < 1) {
+    return Refuse(kKernels.op, "key parts", 1, params.num_key_parts);
   }
-  const int64_t out_row = params.num_heads * params.value.width;
-  if (params.out_row_stride < out_row) {
-    return Refuse(kKernels.op, "out_row_stride", out_row,
-                  params.out_row_stride);
+  if (params.num_value_parts < 1) {
+    return Refuse(kKernels.op, "value parts", 1, params.num_value_parts);
+  }
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    KVASIR_RETURN_IF_ERROR(CheckKeys(params, params.keys[p]));
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    KVASIR_RETURN_IF_ERROR(CheckValues(params, params.values[p]));
   }
   return absl::OkStatus();
 }

@@ -18,8 +18,8 @@ namespace kvasir::kernels {
 struct AttentionSequence {
   int64_t first_row = 0;  // of q and out
   int64_t num_rows = 0;   // new tokens
-  int64_t first_slot =
-      0;  // slot of the first row's own token; the others follow
+  // Slot of the first row's own token; the others follow.
+  int64_t first_slot = 0;
   const int32_t* block_table = nullptr;  // covers first_slot + num_rows slots
   // Table entries below this name no page (given up behind a window); their
   // slots are not visible.
@@ -85,9 +85,10 @@ struct AttentionValuePart {
 //   codes with static ranges: the same chain over all channels with
 //     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c.
 //   rebuilt: each of the d numbers by these rules with a row of `up` in place
-//     of q (or the latent's number itself), plus bias; (a, b) -> (a c - b s, b
-//     c + a s) with c, s as in rope.h, the first product rounded, the second
-//     fused; then one FMA chain with q.
+//   rebuilt: each of the d numbers by these rules with a row of `up` in place
+//     of q (or the latent's number itself), plus bias; rotated as the op `rope`
+//     does it, to the bit: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)); then
+//     one FMA chain with q.
 // Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
 // each with an online-softmax step; every kAttentionSplitSlots slots the
 // partial result is merged into the total, in order. Values of a block: for
@@ -129,6 +130,8 @@ inline constexpr int64_t kAttentionSplitSlots = 512;
 inline constexpr int64_t kAttentionMaxWidth = 8192;
 // Largest head that keys are rebuilt for.
 inline constexpr int64_t kAttentionMaxHeadDim = 256;
+// Runs of codes in a latent at most.
+inline constexpr int64_t kAttentionMaxRuns = 256;
 // Of one thread.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
 
@@ -156,7 +159,7 @@ void PagedAttentionReference(const PagedAttentionParams& params, float* scratch,
 void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
                         CpuStream& stream);
 // Floats of scratch that either takes for `threads` threads; does not depend on
-// the context.
+// the context. Looks at the tables of heads and groups, at no data.
 int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads);
 
 }  // namespace kvasir::kernels

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
+#include "kernels/code_pack.h"
 #include "kernels/paged_attention.h"
 #include "kernels/scalar_math.h"
 #include "kernels/stream.h"
@@ -11,75 +13,271 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Softmax so far: maximum, sum and unnormalised output, [value.width].
+// A slot's latent: where it lies.
+struct Latent {
+  const LatentPart* part;
+  const LatentGroup* group;
+  const char* codes;
+  const char* ranges;
+};
+
+float ReadRange(const Latent& latent, int64_t index) {
+  return VisitDType(latent.part->param_dtype, [&](auto type) {
+    return ToFloat(
+        reinterpret_cast<const decltype(type)*>(latent.ranges)[index]);
+  });
+}
+
+// Calls visit(run, r, place) for each run of codes.
+template <typename Visit>
+void ForRuns(const LatentGroup& group, const Visit& visit) {
+  CodeCursor cursor(group);
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    visit(group.runs[r], r, cursor.Next(group.runs[r]));
+  }
+}
+
+float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
+  return static_cast<float>(
+      ReadCode(reinterpret_cast<const uint8_t*>(latent.codes), place, index));
+}
+
+float DotNumbers(const float* a, const Latent& latent) {
+  return VisitDType(latent.part->dtype, [&](auto type) {
+    const auto* numbers = reinterpret_cast<const decltype(type)*>(latent.codes);
+    float sum = 0.0f;
+    for (int64_t c = 0; c < latent.group->width; ++c) {
+      sum = std::fma(a[c], ToFloat(numbers[c]), sum);
+    }
+    return sum;
+  });
+}
+
+float DotStaticCodes(const float* a, const Latent& latent) {
+  const float* scale = latent.part->static_scale + latent.group->column;
+  const float* minimum = latent.part->static_minimum + latent.group->column;
+  float codes = 0.0f;
+  float minima = 0.0f;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t, CodePlace place) {
+    for (int64_t i = 0; i < run.width; ++i) {
+      const int64_t c = run.begin + i;
+      codes = std::fma(a[c] * scale[c], CodeOf(latent, place, i), codes);
+      minima = std::fma(a[c], minimum[c], minima);
+    }
+  });
+  return codes + minima;
+}
+
+float DotCodes(const float* a, const Latent& latent) {
+  float dot = 0.0f;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    float raw = 0.0f;
+    float sum = 0.0f;
+    for (int64_t i = 0; i < run.width; ++i) {
+      raw = std::fma(a[run.begin + i], CodeOf(latent, place, i), raw);
+      sum = sum + a[run.begin + i];
+    }
+    dot = std::fma(raw, ReadRange(latent, 2 * r), dot);
+    dot = std::fma(sum, ReadRange(latent, 2 * r + 1), dot);
+  });
+  return dot;
+}
+
+float Dot(const float* a, const Latent& latent) {
+  if (latent.group->num_runs == 0) return DotNumbers(a, latent);
+  return latent.part->static_scale != nullptr ? DotStaticCodes(a, latent)
+                                              : DotCodes(a, latent);
+}
+
+// The latent's numbers, as the codec stands for them.
+void ReadNumbers(const Latent& latent, float* numbers) {
+  if (latent.group->num_runs == 0) {
+    VisitDType(latent.part->dtype, [&](auto type) {
+      for (int64_t c = 0; c < latent.group->width; ++c) {
+        numbers[c] =
+            ToFloat(reinterpret_cast<const decltype(type)*>(latent.codes)[c]);
+      }
+    });
+    return;
+  }
+  const bool in_slots = latent.part->static_scale == nullptr;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    for (int64_t i = 0; i < run.width; ++i) {
+      const int64_t c = latent.group->column + run.begin + i;
+      const float scale =
+          in_slots ? ReadRange(latent, 2 * r) : latent.part->static_scale[c];
+      const float minimum = in_slots ? ReadRange(latent, 2 * r + 1)
+                                     : latent.part->static_minimum[c];
+      numbers[run.begin + i] =
+          std::fma(CodeOf(latent, place, i), scale, minimum);
+    }
+  });
+}
+
+// key_j of the contract, [d].
+std::vector<float> RebuildKey(const KeyRebuild& rebuild, int64_t kv_head,
+                              const Latent& latent, int64_t position) {
+  const int64_t dims = rebuild.dims;
+  std::vector<float> key(static_cast<size_t>(dims));
+  if (rebuild.up == nullptr) ReadNumbers(latent, key.data());
+  for (int64_t i = 0; i < dims; ++i) {
+    float& number = key[static_cast<size_t>(i)];
+    if (rebuild.up != nullptr) {
+      number = Dot(rebuild.up[kv_head] + i * latent.group->width, latent);
+    }
+    if (rebuild.bias != nullptr) {
+      number = number + rebuild.bias[kv_head * dims + i];
+    }
+  }
+  const uint64_t* steps = rebuild.steps + kv_head * rebuild.head_steps_stride;
+  for (int64_t f = 0; f < rebuild.num_pairs; ++f) {
+    const ReducedAngle angle =
+        ReduceTurns(steps[f] * static_cast<uint64_t>(position));
+    float sine, cosine;
+    SinCosReduced(angle.remainder, &sine, &cosine);
+    RotateByQuarter(angle.quarter, sine, cosine, &sine, &cosine);
+    cosine = cosine * rebuild.attention_factor;
+    sine = sine * rebuild.attention_factor;
+    float& first = key[static_cast<size_t>(rebuild.pair_dims[2 * f])];
+    float& second = key[static_cast<size_t>(rebuild.pair_dims[2 * f + 1])];
+    const float a = first;
+    const float b = second;
+    first = std::fma(a, cosine, -(b * sine));
+    second = std::fma(b, cosine, a * sine);
+  }
+  return key;
+}
+
+// One value part of a row: what is summed so far, not yet normalised.
+struct ValueSum {
+  const AttentionValuePart* part;
+  const LatentGroup* group;
+  std::vector<float> out;     // [R']
+  std::vector<float> minima;  // [runs], of ranges in slots
+
+  void Clear() {
+    std::fill(out.begin(), out.end(), 0.0f);
+    std::fill(minima.begin(), minima.end(), 0.0f);
+  }
+  void Add(float weight, const Latent& latent);
+};
+
+void ValueSum::Add(float weight, const Latent& latent) {
+  if (group->num_runs == 0) {
+    VisitDType(part->latents.dtype, [&](auto type) {
+      const auto* numbers =
+          reinterpret_cast<const decltype(type)*>(latent.codes);
+      for (size_t c = 0; c < out.size(); ++c) {
+        out[c] = std::fma(weight, ToFloat(numbers[c]), out[c]);
+      }
+    });
+    return;
+  }
+  const bool in_slots = part->latents.static_scale == nullptr;
+  ForRuns(*group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    const float factor = in_slots ? weight * ReadRange(latent, 2 * r) : weight;
+    for (int64_t i = 0; i < run.width; ++i) {
+      float& sum = out[static_cast<size_t>(run.begin + i)];
+      sum = std::fma(factor, CodeOf(latent, place, i), sum);
+    }
+    if (!in_slots) return;
+    float& minimum = minima[static_cast<size_t>(r)];
+    minimum = std::fma(weight, ReadRange(latent, 2 * r + 1), minimum);
+  });
+}
+
+// Softmax so far: maximum, sum and unnormalised output.
 struct Partial {
   float max = kLowest;
   float sum = 0.0f;
-  float* out = nullptr;
+  std::vector<ValueSum> values;  // of each part
 };
 
-// One row and head, with the addresses of its slots.
+// One row and head, with its slots.
 class Row {
  public:
   Row(const PagedAttentionParams& params, const AttentionSequence& sequence,
       int64_t row, int64_t head)
-      : params_(params), sequence_(sequence) {
-    const int64_t kv_head = head / (params.num_heads / params.num_kv_heads);
-    key_group_ = params.key_group ? params.key_group[kv_head] : kv_head;
-    value_group_ = params.value_group ? params.value_group[kv_head] : kv_head;
-    q_ = params.q + (sequence.first_row + row) * params.q_row_stride +
-         head * params.key.width;
-    slots_ = VisibleSlots(params, sequence, row);
-  }
+      : params_(params),
+        sequence_(sequence),
+        head_(head),
+        kv_head_(head / (params.num_heads / params.num_kv_heads)),
+        q_(params.q + (sequence.first_row + row) * params.q_row_stride),
+        out_(params.out + (sequence.first_row + row) * params.out_row_stride),
+        slots_(VisibleSlots(params, sequence, row)) {}
 
-  VisibleRange slots() const { return slots_; }
-
-  float Score(int64_t slot) const {
-    return VisitDType(params_.key.dtype, [&](auto type) {
-      const auto* key = reinterpret_cast<const decltype(type)*>(
-          Address(params_.key, key_group_, slot));
-      float sum = 0.0f;
-      for (int64_t i = 0; i < params_.key.width; ++i) {
-        sum = std::fma(q_[i], ToFloat(key[i]), sum);
-      }
-      return sum * params_.scale;
-    });
-  }
-
-  void AddValue(int64_t slot, float weight, float* out) const {
-    VisitDType(params_.value.dtype, [&](auto type) {
-      const auto* value = reinterpret_cast<const decltype(type)*>(
-          Address(params_.value, value_group_, slot));
-      for (int64_t i = 0; i < params_.value.width; ++i) {
-        out[i] = std::fma(weight, ToFloat(value[i]), out[i]);
-      }
-    });
-  }
+  void Attend() const;
 
  private:
-  const char* Address(const KvSideView& view, int64_t group,
-                      int64_t slot) const {
+  Latent At(const LatentPart& part, const int32_t* group_of_head,
+            int64_t slot) const {
+    const LatentGroup& group = part.groups[group_of_head[kv_head_]];
     const int64_t page = sequence_.block_table[slot / params_.page_tokens];
-    return SlotAddress(view, page, group, slot % params_.page_tokens);
+    const int64_t in_page = slot % params_.page_tokens;
+    return {&part, &group, CodesAddress(part, group, page, in_page),
+            ParamsAddress(part, group, page, in_page)};
   }
+
+  Partial EmptyPartial() const;
+  float Score(int64_t slot) const;
+  void AddBlock(int64_t begin, int64_t end, Partial* partial) const;
+  Partial ComputeSplit(int64_t begin, int64_t end) const;
+  void Finish(const Partial& total) const;
 
   const PagedAttentionParams& params_;
   const AttentionSequence& sequence_;
-  int64_t key_group_;
-  int64_t value_group_;
-  const float* q_;
-  VisibleRange slots_;
+  const int64_t head_;
+  const int64_t kv_head_;
+  const float* const q_;
+  float* const out_;
+  const VisibleRange slots_;
 };
 
+Partial Row::EmptyPartial() const {
+  Partial partial;
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    const AttentionValuePart& part = params_.values[p];
+    ValueSum value;
+    value.part = &part;
+    value.group = &part.latents.groups[part.group_of_head[kv_head_]];
+    value.out.resize(static_cast<size_t>(value.group->width));
+    value.minima.resize(static_cast<size_t>(value.group->num_runs));
+    partial.values.push_back(std::move(value));
+  }
+  return partial;
+}
+
+float Row::Score(int64_t slot) const {
+  float score = 0.0f;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    const AttentionKeyPart& part = params_.keys[p];
+    const Latent latent = At(part.latents, part.group_of_head, slot);
+    const float* q = q_ + part.query_column[head_];
+    float dot = 0.0f;
+    if (part.rebuild == nullptr) {
+      dot = Dot(q, latent);
+    } else {
+      const int64_t position =
+          sequence_.positions != nullptr ? sequence_.positions[slot] : slot;
+      const std::vector<float> key =
+          RebuildKey(*part.rebuild, kv_head_, latent, position);
+      for (size_t i = 0; i < key.size(); ++i) {
+        dot = std::fma(q[i], key[i], dot);
+      }
+    }
+    score = p == 0 ? dot : score + dot;
+  }
+  return score * params_.scale;
+}
+
 // Adds the slots [begin, end) of one block to the partial result.
-void AddBlock(const Row& row, int64_t begin, int64_t end, int64_t width,
-              Partial* partial) {
+void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) const {
   float scores[kAttentionBlockSlots];
   float lanes[kLanes];
   std::fill_n(scores, kAttentionBlockSlots, kLowest);
   std::fill_n(lanes, kLanes, kLowest);
   const int64_t block = begin / kAttentionBlockSlots * kAttentionBlockSlots;
-  for (int64_t s = begin; s < end; ++s) scores[s - block] = row.Score(s);
+  for (int64_t s = begin; s < end; ++s) scores[s - block] = Score(s);
   for (int64_t i = 0; i < kAttentionBlockSlots; ++i) {
     float& lane = lanes[i % kLanes];
     lane = scores[i] > lane ? scores[i] : lane;
@@ -93,62 +291,89 @@ void AddBlock(const Row& row, int64_t begin, int64_t end, int64_t width,
     lanes[i % kLanes] = lanes[i % kLanes] + scores[i];
   }
   partial->sum = std::fma(partial->sum, correction, TreeSum(lanes));
-  for (int64_t i = 0; i < width; ++i) {
-    partial->out[i] = partial->out[i] * correction;
-  }
-  for (int64_t s = begin; s < end; ++s) {
-    row.AddValue(s, scores[s - block], partial->out);
+  for (ValueSum& value : partial->values) {
+    for (float& sum : value.out) sum = sum * correction;
+    for (float& sum : value.minima) sum = sum * correction;
+    for (int64_t s = begin; s < end; ++s) {
+      value.Add(scores[s - block],
+                At(value.part->latents, value.part->group_of_head, s));
+    }
   }
   partial->max = max;
 }
 
-void Merge(const Partial& part, int64_t width, Partial* total) {
+Partial Row::ComputeSplit(int64_t begin, int64_t end) const {
+  Partial part = EmptyPartial();
+  while (begin < end) {
+    const int64_t block_end = std::min(
+        end, (begin / kAttentionBlockSlots + 1) * kAttentionBlockSlots);
+    AddBlock(begin, block_end, &part);
+    begin = block_end;
+  }
+  for (ValueSum& value : part.values) {
+    if (value.part->latents.static_scale != nullptr) continue;
+    for (int64_t r = 0; r < value.group->num_runs; ++r) {
+      const CodeRun& run = value.group->runs[r];
+      for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+        float& sum = value.out[static_cast<size_t>(c)];
+        sum = sum + value.minima[static_cast<size_t>(r)];
+      }
+    }
+  }
+  return part;
+}
+
+void Merge(const Partial& part, Partial* total) {
   const float max = total->max > part.max ? total->max : part.max;
   const float old_factor = Exp(total->max - max);
   const float new_factor = Exp(part.max - max);
   total->sum = std::fma(total->sum, old_factor, part.sum * new_factor);
-  for (int64_t i = 0; i < width; ++i) {
-    total->out[i] =
-        std::fma(total->out[i], old_factor, part.out[i] * new_factor);
+  for (size_t p = 0; p < part.values.size(); ++p) {
+    const std::vector<float>& from = part.values[p].out;
+    std::vector<float>& to = total->values[p].out;
+    for (size_t i = 0; i < to.size(); ++i) {
+      to[i] = std::fma(to[i], old_factor, from[i] * new_factor);
+    }
   }
   total->max = max;
 }
 
-void Attend(const Row& row, int64_t width, float* part_out, float* out) {
-  Partial total;
-  total.out = out;
-  std::fill_n(out, width, 0.0f);
-  const VisibleRange slots = row.slots();
-  for (int64_t s = slots.begin; s < slots.end;) {
-    const int64_t split_end = std::min(
-        slots.end, (s / kAttentionSplitSlots + 1) * kAttentionSplitSlots);
-    Partial part;
-    part.out = part_out;
-    std::fill_n(part_out, width, 0.0f);
-    while (s < split_end) {
-      const int64_t block_end = std::min(
-          split_end, (s / kAttentionBlockSlots + 1) * kAttentionBlockSlots);
-      AddBlock(row, s, block_end, width, &part);
-      s = block_end;
+void Row::Finish(const Partial& total) const {
+  for (const ValueSum& value : total.values) {
+    const LatentPart& latents = value.part->latents;
+    float* out = out_ + value.part->out_column[head_];
+    for (int64_t i = 0; i < value.group->width; ++i) {
+      float sum = value.out[static_cast<size_t>(i)];
+      if (latents.static_scale != nullptr) {
+        const int64_t c = value.group->column + i;
+        sum = std::fma(sum, latents.static_scale[c],
+                       total.sum * latents.static_minimum[c]);
+      }
+      out[i] = slots_.begin < slots_.end ? sum / total.sum : 0.0f;
     }
-    Merge(part, width, &total);
   }
-  if (slots.begin >= slots.end) return;
-  for (int64_t i = 0; i < width; ++i) out[i] = out[i] / total.sum;
+}
+
+void Row::Attend() const {
+  Partial total = EmptyPartial();
+  for (int64_t s = slots_.begin; s < slots_.end;) {
+    const int64_t end = std::min(
+        slots_.end, (s / kAttentionSplitSlots + 1) * kAttentionSplitSlots);
+    Merge(ComputeSplit(s, end), &total);
+    s = end;
+  }
+  Finish(total);
 }
 
 }  // namespace
 
-void PagedAttentionReference(const PagedAttentionParams& params, float* scratch,
+void PagedAttentionReference(const PagedAttentionParams& params, float*,
                              CpuStream&) {
-  const int64_t width = params.value.width;
   for (int64_t i = 0; i < params.num_sequences; ++i) {
     const AttentionSequence& sequence = params.sequences[i];
     for (int64_t r = 0; r < sequence.num_rows; ++r) {
-      float* out =
-          params.out + (sequence.first_row + r) * params.out_row_stride;
       for (int64_t h = 0; h < params.num_heads; ++h) {
-        Attend(Row(params, sequence, r, h), width, scratch, out + h * width);
+        Row(params, sequence, r, h).Attend();
       }
     }
   }

@@ -43,9 +43,15 @@ class Cache {
     std::vector<int32_t> ids(static_cast<size_t>(pages));
     std::iota(ids.begin(), ids.end(), 0);
     std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
-    InitView(shape.key_width, pages, &key_, &key_offsets_, &key_memory_);
-    InitView(shape.value_width, pages, &value_, &value_offsets_,
-             &value_memory_);
+    InitPart(shape.key_width, pages, &key_, &key_groups_, &key_memory_);
+    InitPart(shape.value_width, pages, &value_, &value_groups_, &value_memory_);
+    for (int64_t h = 0; h < shape.num_heads; ++h) {
+      query_column_.push_back(h * shape.key_width);
+      out_column_.push_back(h * shape.value_width);
+    }
+    for (int32_t j = 0; j < shape.num_kv_heads; ++j) {
+      group_of_head_.push_back(j);
+    }
     size_t next = 0;
     for (size_t i = 0; i < lengths_.size(); ++i) {
       const auto count = static_cast<size_t>(Pages(lengths_[i]));
@@ -71,16 +77,19 @@ class Cache {
                           shape_.page_tokens +
                       t % shape_.page_tokens);
     }
+    KvAppendPart parts[2];
+    parts[0].row_stride = shape_.num_kv_heads * shape_.key_width;
+    parts[0].rows = k_[i].data() + begin * parts[0].row_stride;
+    parts[0].part = key_;
+    parts[1].row_stride = shape_.num_kv_heads * shape_.value_width;
+    parts[1].rows = v_[i].data() + begin * parts[1].row_stride;
+    parts[1].part = value_;
     KvAppendParams params;
-    params.key_row_stride = shape_.num_kv_heads * shape_.key_width;
-    params.value_row_stride = shape_.num_kv_heads * shape_.value_width;
-    params.key = k_[i].data() + begin * params.key_row_stride;
-    params.value = v_[i].data() + begin * params.value_row_stride;
+    params.parts = parts;
+    params.num_parts = 2;
     params.slots = slots.data();
     params.num_tokens = end - begin;
     params.page_tokens = shape_.page_tokens;
-    params.key_view = key_;
-    params.value_view = value_;
     KVASIR_EXPECT_OK(KvAppend(test.stream(), params, test.workspace()));
   }
 
@@ -108,8 +117,18 @@ class Cache {
     params.out_row_stride = out_row;
     params.num_heads = shape_.num_heads;
     params.num_kv_heads = shape_.num_kv_heads;
-    params.key = key_;
-    params.value = value_;
+    AttentionKeyPart key;
+    key.latents = key_;
+    key.group_of_head = group_of_head_.data();
+    key.query_column = query_column_.data();
+    AttentionValuePart value;
+    value.latents = value_;
+    value.group_of_head = group_of_head_.data();
+    value.out_column = out_column_.data();
+    params.keys = &key;
+    params.num_key_parts = 1;
+    params.values = &value;
+    params.num_value_parts = 1;
     params.page_tokens = shape_.page_tokens;
     params.sequences = sequences.data();
     params.num_sequences = static_cast<int64_t>(sequences.size());
@@ -144,22 +163,25 @@ class Cache {
     return (tokens + shape_.page_tokens - 1) / shape_.page_tokens;
   }
 
-  void InitView(int64_t width, int64_t pages, KvSideView* view,
-                std::vector<int64_t>* offsets, std::vector<char>* memory) {
-    view->width = width;
-    view->dtype = shape_.dtype;
-    view->num_groups = shape_.num_kv_heads;
-    view->slot_stride_bytes = width * DTypeBytes(shape_.dtype);
-    const int64_t region =
-        (shape_.page_tokens * view->slot_stride_bytes + 127) / 128 * 128;
+  void InitPart(int64_t width, int64_t pages, LatentPart* part,
+                std::vector<LatentGroup>* groups, std::vector<char>* memory) {
+    const int64_t stride = width * DTypeBytes(shape_.dtype);
+    const int64_t region = (shape_.page_tokens * stride + 127) / 128 * 128;
     for (int64_t g = 0; g < shape_.num_kv_heads; ++g) {
-      offsets->push_back(128 + g * region);
+      LatentGroup group;
+      group.width = width;
+      group.column = g * width;
+      group.codes_offset_bytes = 128 + g * region;
+      group.codes_stride_bytes = stride;
+      groups->push_back(group);
     }
-    view->page_bytes = 128 + shape_.num_kv_heads * region;
-    memory->assign(static_cast<size_t>(view->page_bytes * pages),
+    part->dtype = shape_.dtype;
+    part->groups = groups->data();
+    part->num_groups = shape_.num_kv_heads;
+    part->page_bytes = 128 + shape_.num_kv_heads * region;
+    memory->assign(static_cast<size_t>(part->page_bytes * pages),
                    static_cast<char>(0xff));  // NaN in every dtype
-    view->arena = memory->data();
-    view->group_offset_bytes = offsets->data();
+    part->arena = memory->data();
   }
 
   double Rounded(float value) const {
@@ -203,10 +225,13 @@ class Cache {
 
   const Shape shape_;
   const std::vector<int64_t> lengths_;
-  KvSideView key_;
-  KvSideView value_;
-  std::vector<int64_t> key_offsets_;
-  std::vector<int64_t> value_offsets_;
+  LatentPart key_;
+  LatentPart value_;
+  std::vector<LatentGroup> key_groups_;
+  std::vector<LatentGroup> value_groups_;
+  std::vector<int32_t> group_of_head_;
+  std::vector<int64_t> query_column_;
+  std::vector<int64_t> out_column_;
   std::vector<char> key_memory_;
   std::vector<char> value_memory_;
   std::vector<std::vector<int32_t>> tables_;
@@ -316,52 +341,6 @@ TEST(PagedAttentionPagesTest, RowsThatSeeNothingAreZero) {
   Cache cache(shape, {20}, 5);
   const auto out = cache.Attend(test, {{0, 10, 1}}, 2);
   for (const float value : out) EXPECT_EQ(0.0f, value);
-}
-
-TEST(PagedAttentionWorkspaceTest, DoesNotDependOnTheContext) {
-  TestStream test(2);
-  for (const int64_t width : {64, 128, 256}) {
-    PagedAttentionParams params;
-    params.num_heads = 32;
-    params.num_kv_heads = 8;
-    params.q_row_stride = 32 * width;
-    params.out_row_stride = 32 * width;
-    params.key.width = width;
-    params.value.width = width;
-    params.key.num_groups = 8;
-    params.value.num_groups = 8;
-    params.page_tokens = 64;
-    const auto bytes_behind = [&](int64_t first_slot) {
-      const AttentionSequence sequence = {.num_rows = 4,
-                                          .first_slot = first_slot};
-      params.sequences = &sequence;
-      params.num_sequences = 1;
-      Workspace counter = Workspace::Counting();
-      KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, counter));
-      return counter.peak_bytes();
-    };
-    const size_t bytes = bytes_behind(0);
-    EXPECT_GT(bytes, size_t{0});
-    EXPECT_LE(bytes, size_t{2} * 256 * 1024);
-    EXPECT_EQ(bytes, bytes_behind(int64_t{1} << 20)) << width;
-  }
-}
-
-TEST(PagedAttentionRefusalTest, NamesWhatIsWrong) {
-  TestStream test;
-  PagedAttentionParams params;
-  params.num_heads = 6;
-  params.num_kv_heads = 4;
-  EXPECT_THAT(PagedAttention(test.stream(), params, test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("6 query heads over 4 KV heads")));
-  params.num_kv_heads = 3;
-  params.page_tokens = 16;
-  params.key.num_groups = 3;
-  params.key.width = 257;
-  EXPECT_THAT(PagedAttention(test.stream(), params, test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("want 1 to 256, have 257")));
 }
 
 }  // namespace

@@ -46,6 +46,9 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
   for (const double frequency : parts.spec->rope.frequencies) {
     steps.push_back(kernels::RopeStep(frequency));
   }
+  for (int64_t head = 0; head < parts.weights->shard.num_q_heads; ++head) {
+    decoder.head_columns_.push_back(head * parts.spec->head_dim);
+  }
   const size_t bytes = steps.size() * sizeof(uint64_t);
   KVASIR_ASSIGN_OR_RETURN(
       decoder.rope_steps_,
@@ -143,18 +146,31 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
     KVASIR_RETURN_IF_ERROR(kernels::Rope(stream, rope, workspace));
   }
 
+  const KvArenas::Part& keys = arena.key.front();
+  const KvArenas::Part& values = arena.value.front();
+  kernels::KvAppendPart rows[2];
+  rows[0].rows = Advance(qkv, q_columns);
+  rows[0].row_stride = columns;
+  rows[0].part = keys.latents;
+  rows[1].rows = Advance(qkv, q_columns + kv_columns);
+  rows[1].row_stride = columns;
+  rows[1].part = values.latents;
   kernels::KvAppendParams append;
-  append.key = Advance(qkv, q_columns);
-  append.value = Advance(qkv, q_columns + kv_columns);
-  append.key_row_stride = columns;
-  append.value_row_stride = columns;
+  append.parts = rows;
+  append.num_parts = 2;
   append.slots = group.slots;
   append.num_tokens = t;
   append.page_tokens = parts_.page_tokens;
-  append.key_view = arena.key;
-  append.value_view = arena.value;
   KVASIR_RETURN_IF_ERROR(kernels::KvAppend(stream, append, workspace));
 
+  kernels::AttentionKeyPart key_part;
+  key_part.latents = keys.latents;
+  key_part.group_of_head = keys.group_of_head.data();
+  key_part.query_column = head_columns_.data();
+  kernels::AttentionValuePart value_part;
+  value_part.latents = values.latents;
+  value_part.group_of_head = values.group_of_head.data();
+  value_part.out_column = head_columns_.data();
   kernels::PagedAttentionParams attention;
   attention.q = qkv;
   attention.q_row_stride = columns;
@@ -162,8 +178,10 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
   attention.out_row_stride = q_columns;
   attention.num_heads = shard.num_q_heads;
   attention.num_kv_heads = shard.kv_heads.count;
-  attention.key = arena.key;
-  attention.value = arena.value;
+  attention.keys = &key_part;
+  attention.num_key_parts = 1;
+  attention.values = &value_part;
+  attention.num_value_parts = 1;
   attention.page_tokens = parts_.page_tokens;
   attention.sequences = group.sequences;
   attention.num_sequences = batch.num_sequences;

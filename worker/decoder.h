@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,8 +40,8 @@ struct HiddenStates {
   float* delta = nullptr;
 };
 
-// Owns: the RoPE table. Spec, weights, arenas and collective must outlive it.
-// Threads: one at a time.
+// Owns: the RoPE table, and where heads begin in rows of queries. Spec,
+// weights, arenas and collective must outlive it. Threads: one at a time.
 class Decoder {
  public:
   struct Parts {
@@ -80,7 +81,8 @@ class Decoder {
                    kernels::Workspace& workspace) const;
 
   Parts parts_;
-  kernels::DeviceBuffer rope_steps_;  // [rotary_dim / 2] uint64
+  kernels::DeviceBuffer rope_steps_;   // [rotary_dim / 2] uint64
+  std::vector<int64_t> head_columns_;  // [Hq], of queries and outputs alike
 };
 
 }  // namespace kvasir::worker

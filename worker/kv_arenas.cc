@@ -25,6 +25,36 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
+// Groups and heads of a part; the caller says where its pages are.
+absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
+                                        base::HeadRange heads) {
+  KvArenas::Part part;
+  if (!layout.bits.empty()) {
+    return absl::UnimplementedError("cache: codes are not served");
+  }
+  KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(layout.dtype));
+  part.group_of_head.assign(static_cast<size_t>(heads.count), -1);
+  int64_t column = 0;
+  for (const cache::GroupLayout& from : layout.groups) {
+    kernels::LatentGroup group;
+    group.width = from.width;
+    group.column = column;
+    group.codes_offset_bytes = from.codes.offset_bytes;
+    group.codes_stride_bytes = from.codes.slot_stride_bytes;
+    column += from.width;
+    for (const int64_t head : from.heads) {
+      const int64_t local = head - heads.first;
+      if (local < 0 || local >= heads.count) continue;  // another rank's
+      part.group_of_head[static_cast<size_t>(local)] =
+          static_cast<int32_t>(part.groups.size());
+    }
+    part.groups.push_back(group);
+  }
+  part.latents.groups = part.groups.data();
+  part.latents.num_groups = static_cast<int64_t>(part.groups.size());
+  return part;
+}
+
 // Copies that one launch may do: none reads or writes what another writes.
 class PairBatch {
  public:
@@ -75,34 +105,20 @@ absl::StatusOr<KvArenas> KvArenas::Create(const cache::PageLayout& layout,
             {.alignment_bytes = cache::kRegionAlignmentBytes,
              .prefault = true}));
     for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
-      KVASIR_ASSIGN_OR_RETURN(const cache::DenseSide dense,
-                              layout.Dense(static_cast<int64_t>(index), which));
-      KVASIR_ASSIGN_OR_RETURN(
-          kernels::DeviceBuffer offsets,
-          allocator->Allocate(
-              static_cast<size_t>(dense.num_heads) * sizeof(int64_t),
-              kernels::MemoryTag::kOther));
-      for (int64_t head = 0; head < dense.num_heads; ++head) {
-        offsets.as<int64_t>()[head] =
-            dense.offset_bytes + head * dense.head_stride_bytes;
+      for (const cache::PartLayout& part : layer.side(which).parts) {
+        KVASIR_ASSIGN_OR_RETURN(Part view, PartView(part, layout.kv_heads()));
+        view.latents.arena = arena.data();
+        view.latents.page_bytes = layer.page_bytes;
+        (which == cache::Side::kKey ? out.key : out.value)
+            .push_back(std::move(view));
       }
-      kernels::KvSideView& view =
-          which == cache::Side::kKey ? out.key : out.value;
-      view.arena = arena.data();
-      view.page_bytes = layer.page_bytes;
-      view.group_offset_bytes = offsets.as<int64_t>();
-      view.num_groups = dense.num_heads;
-      view.slot_stride_bytes = dense.slot_stride_bytes;
-      view.width = dense.head_dim;
-      KVASIR_ASSIGN_OR_RETURN(view.dtype, StoredType(dense.dtype));
-      arenas.buffers_.push_back(std::move(offsets));
     }
     const int64_t slots =
         pages[static_cast<size_t>(out.page_group)] * layout.page_tokens();
     arenas.bytes_per_token_ +=
         static_cast<double>(arena.bytes()) / static_cast<double>(slots);
     arenas.buffers_.push_back(std::move(arena));
-    arenas.layers_.push_back(out);
+    arenas.layers_.push_back(std::move(out));
   }
   return arenas;
 }
@@ -134,8 +150,9 @@ absl::Status KvArenas::Copy(
       for (const Layer& layer : layers_) {
         if (layer.page_group != group || batch.pairs().empty()) continue;
         kernels::CopyPagesParams params;
-        params.arena = layer.key.arena;  // the layer's, values included
-        params.page_bytes = layer.key.page_bytes;
+        const kernels::LatentPart& any = layer.key.front().latents;
+        params.arena = any.arena;  // the layer's, values included
+        params.page_bytes = any.page_bytes;
         params.num_pages = pages_[static_cast<size_t>(group)];
         params.pairs = batch.pairs().data();
         params.num_pairs = static_cast<int64_t>(batch.pairs().size());

@@ -9,21 +9,33 @@
 #include "absl/types/span.h"
 #include "cache/layout.h"
 #include "kernels/allocator.h"
-#include "kernels/kv_view.h"
+#include "kernels/latent_view.h"
 #include "kernels/stream.h"
 #include "kernels/workspace.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 
 namespace kvasir::worker {
 
-// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache".
+// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache", and the tables
+// behind the views.
 // Threads: one at a time.
 class KvArenas {
  public:
+  // One part of a side. Views point into the vectors: it moves, and is not
+  // copied.
+  struct Part {
+    Part() = default;
+    Part(Part&&) = default;
+    Part& operator=(Part&&) = default;
+
+    kernels::LatentPart latents;
+    std::vector<kernels::LatentGroup> groups;
+    std::vector<int32_t> group_of_head;  // by this rank's KV heads
+  };
   struct Layer {
     int64_t page_group = 0;
-    kernels::KvSideView key;
-    kernels::KvSideView value;
+    std::vector<Part> key;
+    std::vector<Part> value;
   };
 
   // `pages` by page group; memory is touched, so that the pool is really there.
