@@ -34,6 +34,29 @@ void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
   }
 }
 
+template <typename T>
+void AddRow(const T* row, int64_t hidden, float* out) {
+  int64_t i = 0;
+  for (; i + kVecLanes <= hidden; i += kVecLanes) {
+    hn::StoreU(hn::Add(LoadFloats(out + i), LoadFloats(row + i)), kFloats,
+               out + i);
+  }
+  for (; i < hidden; ++i) out[i] = out[i] + ToFloat(row[i]);
+}
+
+// function(zero of the type), for every type that a table may have.
+template <typename Function>
+void OfType(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kF32:
+      return function(float());
+    case DType::kF16:
+      return function(F16());
+    case DType::kBf16:
+      return function(Bf16());
+  }
+}
+
 void EmbedRows(const EmbeddingParams& params, int64_t begin, int64_t end) {
   const DType dtype =
       params.table != nullptr ? params.table_dtype : params.packed.dtype;
@@ -42,19 +65,18 @@ void EmbedRows(const EmbeddingParams& params, int64_t begin, int64_t end) {
     float* out = params.out + t * params.hidden;
     if (id < 0 || id >= params.vocab) {
       std::fill_n(out, params.hidden, 0.0f);
-      continue;
+    } else {
+      OfType(dtype,
+             [&](auto zero) { EmbedRow<decltype(zero)>(params, id, out); });
     }
-    switch (dtype) {
-      case DType::kF32:
-        EmbedRow<float>(params, id, out);
-        break;
-      case DType::kF16:
-        EmbedRow<F16>(params, id, out);
-        break;
-      case DType::kBf16:
-        EmbedRow<Bf16>(params, id, out);
-        break;
-    }
+    if (params.position_table == nullptr) continue;
+    const int64_t position = params.positions[t];
+    if (position < 0 || position >= params.num_positions) continue;
+    OfType(params.position_dtype, [&](auto zero) {
+      AddRow(static_cast<const decltype(zero)*>(params.position_table) +
+                 position * params.hidden,
+             params.hidden, out);
+    });
   }
 }
 

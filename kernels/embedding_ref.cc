@@ -19,6 +19,19 @@ void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
   }
 }
 
+void AddPosition(const EmbeddingParams& params, int64_t token, float* out) {
+  if (params.position_table == nullptr) return;
+  const int64_t position = params.positions[token];
+  if (position < 0 || position >= params.num_positions) return;
+  VisitDType(params.position_dtype, [&](auto type) {
+    const auto* row =
+        static_cast<const decltype(type)*>(params.position_table) +
+        position * params.hidden;
+    for (int64_t i = 0; i < params.hidden; ++i)
+      out[i] = out[i] + ToFloat(row[i]);
+  });
+}
+
 }  // namespace
 
 void EmbeddingReference(const EmbeddingParams& params, CpuStream&) {
@@ -29,10 +42,11 @@ void EmbeddingReference(const EmbeddingParams& params, CpuStream&) {
     float* out = params.out + t * params.hidden;
     if (id < 0 || id >= params.vocab) {
       for (int64_t i = 0; i < params.hidden; ++i) out[i] = 0.0f;
-      continue;
+    } else {
+      VisitDType(dtype,
+                 [&](auto type) { EmbedRow<decltype(type)>(params, id, out); });
     }
-    VisitDType(dtype,
-               [&](auto type) { EmbedRow<decltype(type)>(params, id, out); });
+    AddPosition(params, t, out);
   }
 }
 

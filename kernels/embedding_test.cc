@@ -54,6 +54,41 @@ TEST_P(EmbeddingTest, RowsComeFromTheTableOrTheTiedHead) {
   }
 }
 
+TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
+  constexpr int64_t kVocab = 5;
+  constexpr int64_t kHidden = 37;
+  constexpr int64_t kPositions = 9;
+  const auto table = RandomFloats(kVocab * kHidden, 1);
+  StoredArray positions(RandomFloats(kPositions * kHidden, 2), GetParam());
+  const std::vector<int32_t> ids = {0, 4, 4, 2, 1};
+  const std::vector<int64_t> at = {0, 8, 3, 9, -1};  // the last two: no row
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    TestStream test(2, backend);
+    ForEachSimdTarget([&] {
+      std::vector<float> out(ids.size() * kHidden, kPoison);
+      EmbeddingParams params;
+      params.ids = ids.data();
+      params.num_tokens = static_cast<int64_t>(ids.size());
+      params.vocab = kVocab;
+      params.hidden = kHidden;
+      params.table = table.data();
+      params.position_table = positions.data();
+      params.position_dtype = GetParam();
+      params.num_positions = kPositions;
+      params.positions = at.data();
+      params.out = out.data();
+      KVASIR_ASSERT_OK(Embedding(test.stream(), params, test.workspace()));
+      for (size_t t = 0; t < ids.size(); ++t) {
+        for (int64_t i = 0; i < kHidden; ++i) {
+          float want = table[static_cast<size_t>(ids[t] * kHidden + i)];
+          if (t < 3) want += positions.at(at[t] * kHidden + i);
+          ASSERT_EQ(want, out[t * kHidden + static_cast<size_t>(i)]);
+        }
+      }
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingTest,
                          ::testing::Values(DType::kF32, DType::kF16,
                                            DType::kBf16));

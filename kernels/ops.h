@@ -14,9 +14,11 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "kernels/activation.h"
 #include "kernels/copy_pages.h"
 #include "kernels/embedding.h"
 #include "kernels/kv_append.h"
+#include "kernels/layer_norm.h"
 #include "kernels/log_softmax.h"
 #include "kernels/matmul.h"
 #include "kernels/paged_attention.h"
@@ -34,12 +36,16 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
                        Workspace& workspace);
 absl::Status RmsNorm(Stream& stream, const RmsNormParams& params,
                      Workspace& workspace);
+absl::Status LayerNorm(Stream& stream, const LayerNormParams& params,
+                       Workspace& workspace);
 absl::Status Matmul(Stream& stream, const MatmulParams& params,
                     Workspace& workspace);
 absl::Status Rope(Stream& stream, const RopeParams& params,
                   Workspace& workspace);
 absl::Status SiluMul(Stream& stream, const SiluMulParams& params,
                      Workspace& workspace);
+absl::Status Activation(Stream& stream, const ActivationParams& params,
+                        Workspace& workspace);
 absl::Status AddRows(Stream& stream, const AddRowsParams& params,
                      Workspace& workspace);
 absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,

@@ -26,6 +26,61 @@ TEST(ExpTest, HandlesTheEnds) {
   EXPECT_TRUE(std::isnan(Exp(std::numeric_limits<float>::quiet_NaN())));
 }
 
+TEST(NormalTailTest, IsWithinAFewUlpOfTheDefinition) {
+  for (double a = 0.0; a < 13.0; a += 0.00037) {
+    const auto argument = static_cast<float>(a);
+    const double expected =
+        std::erfc(static_cast<double>(argument) / std::sqrt(2.0)) / 2.0;
+    const double got = static_cast<double>(NormalTail(argument));
+    ASSERT_NEAR(1.0, got / expected, 4e-7) << a;
+  }
+}
+
+TEST(NormalTailTest, HandlesTheEnds) {
+  EXPECT_FLOAT_EQ(0.5f, NormalTail(0.0f));
+  EXPECT_EQ(0.0f, NormalTail(13.5f));
+  EXPECT_EQ(0.0f, NormalTail(std::numeric_limits<float>::infinity()));
+  EXPECT_TRUE(std::isnan(NormalTail(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(GeluTest, IsNearTheDefinitionRelativeToItself) {
+  for (double x = -12.0; x < 12.0; x += 0.00037) {
+    const auto argument = static_cast<float>(x);
+    const double wide = static_cast<double>(argument);
+    const double expected = wide * std::erfc(-wide / std::sqrt(2.0)) / 2.0;
+    ASSERT_NEAR(expected, static_cast<double>(Gelu(argument)),
+                5e-7 * std::abs(expected))
+        << x;
+  }
+}
+
+// exp of a rounded argument: its error grows with the argument in the left
+// tail, where the value itself is next to nothing.
+TEST(GeluTanhTest, IsNearTheDefinition) {
+  for (double x = -12.0; x < 12.0; x += 0.00037) {
+    const auto argument = static_cast<float>(x);
+    const double wide = static_cast<double>(argument);
+    const double u =
+        std::sqrt(2.0 / M_PI) * (wide + 0.044715 * wide * wide * wide);
+    const double expected = wide / (1.0 + std::exp(-2.0 * u));
+    ASSERT_NEAR(expected, static_cast<double>(GeluTanh(argument)),
+                (3e-7 + 4e-7 * std::max(0.0, -u)) * std::abs(expected) + 1e-35)
+        << x;
+  }
+}
+
+TEST(ActivationEndsTest, NaNStaysAndFarInputsAreTheirLimits) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (float (*activate)(float) : {&Gelu, &GeluTanh, &Relu}) {
+    EXPECT_TRUE(std::isnan(activate(nan)));
+    EXPECT_EQ(1e4f, activate(1e4f));
+    EXPECT_EQ(infinity, activate(infinity));
+    EXPECT_NEAR(0.0f, activate(-1e4f), 1e-30f);
+    EXPECT_EQ(0.0f, activate(0.0f));
+  }
+}
+
 TEST(SinCosTest, IsNearTheDefinitionInAllQuarters) {
   double worst = 0.0;
   for (uint64_t i = 0; i < 100000; ++i) {

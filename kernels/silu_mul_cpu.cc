@@ -15,15 +15,13 @@ namespace {
 
 void MultiplyRows(const SiluMulParams& params, int64_t begin, int64_t end) {
   const int64_t features = params.features;
-  const Vec one = Broadcast(1.0f);
   for (int64_t t = begin; t < end; ++t) {
     const float* gate = params.gate_up + t * 2 * features;
     const float* up = gate + features;
     float* out = params.out + t * features;
     int64_t i = 0;
     for (; i + kVecLanes <= features; i += kVecLanes) {
-      const Vec g = LoadFloats(gate + i);
-      const Vec silu = hn::Div(g, hn::Add(one, ExpVec(hn::Neg(g))));
+      const Vec silu = SiluVec(LoadFloats(gate + i));
       hn::StoreU(hn::Mul(silu, LoadFloats(up + i)), kFloats, out + i);
     }
     for (; i < features; ++i) out[i] = Silu(gate[i]) * up[i];

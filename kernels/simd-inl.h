@@ -93,6 +93,53 @@ HWY_INLINE Vec ExpVec(Vec x) {
   return hn::IfThenElse(hn::IsNaN(x), x, result);
 }
 
+HWY_INLINE Vec SiluVec(Vec x) {
+  return hn::Div(x, hn::Add(Broadcast(1.0f), ExpVec(hn::Neg(x))));
+}
+
+HWY_INLINE Vec NormalTailVec(Vec a) {
+  namespace c = normal_constants;
+  a = hn::IfThenElse(hn::Gt(a, Broadcast(c::kFarthest)),
+                     Broadcast(c::kFarthest), a);
+  const Vec one = Broadcast(1.0f);
+  const Vec t = hn::Div(one, Fma(Broadcast(c::kSlope), a, one));
+  Vec p = Broadcast(c::kC9);
+  p = Fma(p, t, Broadcast(c::kC8));
+  p = Fma(p, t, Broadcast(c::kC7));
+  p = Fma(p, t, Broadcast(c::kC6));
+  p = Fma(p, t, Broadcast(c::kC5));
+  p = Fma(p, t, Broadcast(c::kC4));
+  p = Fma(p, t, Broadcast(c::kC3));
+  p = Fma(p, t, Broadcast(c::kC2));
+  p = Fma(p, t, Broadcast(c::kC1));
+  p = Fma(p, t, Broadcast(c::kC0));
+  const Vec half = Broadcast(-0.5f);
+  const Vec square = hn::Mul(a, a);
+  const Vec rest = Fma(a, a, hn::Neg(square));
+  Vec power = ExpVec(hn::Mul(half, square));
+  power = Fma(power, hn::Mul(half, rest), power);
+  return hn::Mul(power, hn::Mul(p, t));
+}
+
+HWY_INLINE Vec GeluVec(Vec x) {
+  const Vec tail = NormalTailVec(hn::Abs(x));
+  const Vec share = hn::IfThenElse(hn::Lt(x, hn::Zero(kFloats)), tail,
+                                   hn::Sub(Broadcast(1.0f), tail));
+  return hn::Mul(x, share);
+}
+
+HWY_INLINE Vec GeluTanhVec(Vec x) {
+  namespace c = gelu_constants;
+  const Vec twice = hn::Mul(
+      x, Fma(hn::Mul(x, x), Broadcast(c::kCubic), Broadcast(c::kLinear)));
+  return hn::Div(x, hn::Add(Broadcast(1.0f), ExpVec(hn::Neg(twice))));
+}
+
+HWY_INLINE Vec ReluVec(Vec x) {
+  const Vec zero = hn::Zero(kFloats);
+  return hn::IfThenElse(hn::Lt(x, zero), zero, x);
+}
+
 // The 16 lanes of the virtual width.
 struct Wide {
   Vec part[kVecsPerWide];
