@@ -2,21 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/philox.h"
+#include "base/status_macros.h"
+#include "model/plan_tensors.h"
 
 namespace kvasir::model {
 namespace {
-
-// FNV-1a: stable across machines and versions, unlike std::hash.
-uint64_t HashName(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
 
 // Sum of the four 16-bit numbers in two words, about its mean: deviation
 // sqrt(4 * (2^32 - 1) / 12).
@@ -26,8 +22,71 @@ float CentredSum(uint32_t a, uint32_t b) {
 }
 
 constexpr double kCentredSumDeviation = 37837.2;
+constexpr double kBiasDeviation = 0.1;
+
+// What adds to the residual stream, 2 L times in all.
+double ResidualScale(const ModelShape& shape) {
+  return 1.0 / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
+}
+
+// Static ranges hold latents of deviation 1 up to here.
+constexpr double kRangeDeviations = 3.0;
+
+// By the name of a range tensor: the width of a step.
+using RangeSteps = std::map<std::string, double>;
+
+void AddRangeSteps(int64_t layer, KvSide side, const kvasir::v1::SidePlan& plan,
+                   RangeSteps* steps) {
+  for (int p = 0; p < plan.parts_size(); ++p) {
+    uint32_t fewest = 8;
+    for (const uint32_t bits : plan.parts(p).codec().bits().schedule()) {
+      if (bits > 0) fewest = std::min(fewest, bits);
+    }
+    (*steps)[LayerTensorName(
+        layer,
+        absl::StrCat(PartPrefix(side, p, plan.parts_size()), ".range.scale"))] =
+        2 * kRangeDeviations / static_cast<double>((1u << fewest) - 1);
+  }
+}
+
+RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
+                           const RequiredTensor& wanted) {
+  RandomTensor tensor;
+  tensor.name = wanted.name;
+  tensor.shape = wanted.shape;
+  double columns = 1;
+  for (size_t i = 1; i < wanted.shape.size(); ++i) {
+    columns *= static_cast<double>(wanted.shape[i]);
+  }
+  if (const auto step = steps.find(wanted.name); step != steps.end()) {
+    tensor.kind = RandomKind::kConstant;
+    tensor.value = step->second;
+  } else if (absl::EndsWith(wanted.name, ".range.min")) {
+    tensor.kind = RandomKind::kConstant;
+    tensor.value = -kRangeDeviations;
+  } else if (wanted.shape.size() == 1) {
+    tensor.deviation = kBiasDeviation;
+  } else if (wanted.shape.size() == 3) {
+    // A complex lift: a term or two for a pair, however many channels.
+    tensor.deviation = std::sqrt(0.5);
+  } else {
+    tensor.deviation = 1.0 / std::sqrt(columns);
+    if (absl::EndsWith(wanted.name, "o_proj.weight")) {
+      tensor.deviation *= ResidualScale(shape);
+    }
+  }
+  return tensor;
+}
 
 }  // namespace
+
+uint64_t HashName(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) {
+    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
 
 int64_t RandomTensor::num_elements() const {
   int64_t count = 1;
@@ -39,11 +98,9 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
   const int64_t model_dim = shape.hidden_size;
   const int64_t q_size = shape.num_query_heads * shape.head_dim;
   const int64_t kv_size = shape.num_kv_heads * shape.head_dim;
-  const double residual =
-      1.0 / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
+  const double residual = ResidualScale(shape);
   // Logits of deviation 2: a sampler has something to choose from.
   const double embedding = 2.0 / std::sqrt(static_cast<double>(model_dim));
-  constexpr double kBiasDeviation = 0.1;
 
   std::vector<RandomTensor> tensors;
   std::string prefix;
@@ -96,10 +153,40 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
   return tensors;
 }
 
+absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
+    const ModelShape& shape, const DecoderSpec& spec,
+    const kvasir::v1::KvPlan& plan) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<RequiredTensor> wanted,
+                          RequiredTensors(spec, plan));
+  std::map<std::string, RandomTensor> plain;
+  for (RandomTensor& tensor : RandomTensorsOf(shape)) {
+    std::string name = tensor.name;
+    plain.emplace(std::move(name), std::move(tensor));
+  }
+  RangeSteps steps;
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    AddRangeSteps(l, KvSide::kKey, plan.layers(l).key(), &steps);
+    AddRangeSteps(l, KvSide::kValue, plan.layers(l).value(), &steps);
+  }
+  std::vector<RandomTensor> tensors;
+  for (const RequiredTensor& tensor : wanted) {
+    const auto found = plain.find(tensor.name);
+    tensors.push_back(found != plain.end() &&
+                              found->second.shape == tensor.shape
+                          ? found->second
+                          : PlannedTensor(shape, steps, tensor));
+  }
+  return tensors;
+}
+
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out) {
   if (tensor.kind == RandomKind::kOnes) {
     std::fill(out.begin(), out.end(), 1.0F);
+    return;
+  }
+  if (tensor.kind == RandomKind::kConstant) {
+    std::fill(out.begin(), out.end(), static_cast<float>(tensor.value));
     return;
   }
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);

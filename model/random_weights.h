@@ -6,11 +6,17 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "model/decoder_spec.h"
 #include "model/shapes.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::model {
 
-enum class RandomKind { kOnes, kNormal };
+enum class RandomKind { kOnes, kNormal, kConstant };
+
+// FNV-1a: stable across machines and versions, unlike std::hash.
+uint64_t HashName(std::string_view name);
 
 // A tensor of a random-weight model, under its Hugging Face name.
 struct RandomTensor {
@@ -18,6 +24,7 @@ struct RandomTensor {
   std::vector<int64_t> shape;  // [rows, columns], or [length]
   RandomKind kind = RandomKind::kNormal;
   double deviation = 0.0;  // of kNormal
+  double value = 0.0;      // of kConstant
 
   int64_t num_elements() const;
 };
@@ -26,6 +33,14 @@ struct RandomTensor {
 // activations near 1 through any depth, attention scores and logits spread: a
 // model that runs like a trained one, though it knows nothing.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
+
+// The same under a plan that cache::ValidatePlan accepted for the shape's spec:
+// attention has the plan's tensors, of a scale that keeps latents and what is
+// lifted from them near 1. Tensors that the plan does not change have the same
+// numbers. RequiredTensors' errors.
+absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
+    const ModelShape& shape, const DecoderSpec& spec,
+    const kvasir::v1::KvPlan& plan);
 
 // Elements [begin, begin + out.size()) of the tensor under `seed`, row-major.
 // A pure function of (seed, tensor name, element), exact on every machine: the

@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   rank->stream_ =
       std::make_unique<kernels::CpuStream>(rank->pool_.get(), options.backend);
   KVASIR_ASSIGN_OR_RETURN(ModelWeights weights,
-                          LoadWeights(spec, source, rank->allocator_.get(),
+                          LoadWeights(spec, plan, source, rank->allocator_.get(),
                                       {.shard = collective->shard(),
                                        .pool = rank->pool_.get(),
                                        .progress = options.progress}));

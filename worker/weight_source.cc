@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 
 namespace kvasir::worker {
@@ -58,13 +60,44 @@ std::string CheckpointSource::WeightsId() const {
   return builder.Finish(checkpoint_->spec());
 }
 
+RandomSource::RandomSource(std::string name,
+                           std::vector<model::RandomTensor> tensors,
+                           uint64_t seed, kernels::DType dtype)
+    : shape_name_(std::move(name)), seed_(seed), dtype_(dtype) {
+  for (model::RandomTensor& tensor : tensors) {
+    std::string tensor_name = tensor.name;
+    tensors_.emplace(std::move(tensor_name), std::move(tensor));
+  }
+}
+
 RandomSource::RandomSource(const model::ModelShape& shape, uint64_t seed,
                            kernels::DType dtype)
-    : shape_name_(shape.name), seed_(seed), dtype_(dtype) {
-  for (model::RandomTensor& tensor : model::RandomTensorsOf(shape)) {
-    std::string name = tensor.name;
-    tensors_.emplace(std::move(name), std::move(tensor));
+    : RandomSource(shape.name, model::RandomTensorsOf(shape), seed, dtype) {}
+
+absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
+    const model::ModelShape& shape, const model::DecoderSpec& spec,
+    const kvasir::v1::KvPlan& plan, uint64_t seed, kernels::DType dtype) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<model::RandomTensor> tensors,
+                          model::RandomTensorsOf(shape, spec, plan));
+  // A model of other tensors is another model.
+  const auto lines = [](const std::vector<model::RandomTensor>& list) {
+    std::set<std::string> all;
+    for (const model::RandomTensor& tensor : list) {
+      all.insert(absl::StrCat(tensor.name, " ",
+                              absl::StrJoin(tensor.shape, ","), " ",
+                              tensor.value));
+    }
+    return all;
+  };
+  const std::set<std::string> own = lines(tensors);
+  std::string name = shape.name;
+  if (own != lines(model::RandomTensorsOf(shape))) {
+    absl::StrAppend(
+        &name, "-",
+        absl::Hex(model::HashName(absl::StrJoin(own, "\n")), absl::kZeroPad16));
   }
+  return std::unique_ptr<RandomSource>(
+      new RandomSource(std::move(name), std::move(tensors), seed, dtype));
 }
 
 absl::StatusOr<const model::RandomTensor*> RandomSource::Find(

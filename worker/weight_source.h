@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -64,11 +65,16 @@ class CheckpointSource final : public WeightSource {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// The random model of a shape: the same numbers for the same seed, everywhere.
+// The random model of a shape, or of a plan for it: the same numbers for the
+// same seed, everywhere.
 class RandomSource final : public WeightSource {
  public:
   RandomSource(const model::ModelShape& shape, uint64_t seed,
                kernels::DType dtype);
+  // model::RandomTensorsOf's errors.
+  static absl::StatusOr<std::unique_ptr<RandomSource>> Create(
+      const model::ModelShape& shape, const model::DecoderSpec& spec,
+      const kvasir::v1::KvPlan& plan, uint64_t seed, kernels::DType dtype);
 
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::Status Read(const std::string& name, std::span<std::byte> buffer,
@@ -76,6 +82,8 @@ class RandomSource final : public WeightSource {
   std::string WeightsId() const override;
 
  private:
+  RandomSource(std::string name, std::vector<model::RandomTensor> tensors,
+               uint64_t seed, kernels::DType dtype);
   absl::StatusOr<const model::RandomTensor*> Find(
       const std::string& name) const;
 

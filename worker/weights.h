@@ -13,13 +13,16 @@
 #include "kernels/allocator.h"
 #include "kernels/matmul.h"
 #include "model/decoder_spec.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/attention_program.h"
 #include "worker/weight_source.h"
 
 namespace kvasir::worker {
 
 // What one rank holds of a layer. q, k, v, gate and up are split by output
-// column, o and down by input row; embedding, head and norms are whole on every
-// rank, so that each samples the same token by itself.
+// column, o and down by input row (attention by heads, as its program says);
+// embedding, head and norms are whole on every rank, so that each samples the
+// same token by itself.
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
@@ -30,15 +33,35 @@ struct ShardSizes {
   // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
                                            base::TpShard shard);
+  RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
+};
+
+// What a part of attention has beside its columns of the fused projection.
+struct PartWeights {
+  // Rebuilt keys: how a latent becomes the key of each KV head [d, R'], and
+  // what is added to it [Hkv, d] (or null). A complex lift: [2, C].
+  std::vector<const float*> up;  // [Hkv]
+  const float* up_bias = nullptr;
+  // Otherwise, of each KV head: from a query to what meets its latent (d x R'),
+  // or from a sum of latents to a value (R' x D).
+  std::vector<kernels::PackedMatrix> lift;  // [Hkv]
+  const float* lift_bias = nullptr;         // [Hq, D], or null
+  kernels::PackedMatrix basis;              // [KV heads of the model * D, R']
+  const float* basis_bias = nullptr;        // [R']: takes the mean off; or null
+  const float* range_minimum = nullptr;  // [sum of R']; null: ranges in slots
+  const float* range_scale = nullptr;
 };
 
 // Vectors are float32, null where the model has none. Matrices keep the type
 // they were stored in (float32 where fused parts were stored differently).
 struct LayerWeights {
-  const float* input_norm = nullptr;    // [M]
-  kernels::PackedMatrix qkv;            // [M, (q + k + v heads) * D]
+  const float* input_norm = nullptr;  // [M]
+  AttentionProgram attention;
+  std::vector<PartWeights> key;  // by key part
+  PartWeights value;
+  kernels::PackedMatrix qkv;            // [M, attention.projection_columns]
   const float* qkv_bias = nullptr;      // [qkv.n]
-  kernels::PackedMatrix o;              // [q heads * D, M]
+  kernels::PackedMatrix o;              // [attention.output_columns, M]
   const float* o_bias = nullptr;        // [M]; on rank 0 only: it is summed
   const float* post_norm = nullptr;     // [M]
   kernels::PackedMatrix gate_up;        // [M, 2 * features]
@@ -76,8 +99,11 @@ struct LoadOptions {
 };
 
 // Reads every tensor once, and packs it while it is read: no second copy is
-// held. The source's and the allocator's errors, with the tensor's name.
+// held. The plan was judged for the model and is served
+// (cache::ServedByThisBuild). The source's and the allocator's errors, with the
+// tensor's name, and MakeAttentionProgram's.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
                                          WeightSource* source,
                                          kernels::DeviceAllocator* allocator,
                                          const LoadOptions& options);

@@ -9,6 +9,7 @@
 #include "base/status_matchers.h"
 #include "model/shape_config.h"
 #include "worker/tiny_rank.h"
+#include "worker/weights_test_util.h"
 
 namespace kvasir::worker {
 namespace {
@@ -55,44 +56,12 @@ Loaded Load(WeightSource* source, base::TpShard shard, int threads = 1,
       *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(threads);
   auto weights = LoadWeights(
-      *spec, source, loaded.allocator.get(),
+      *spec, cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16), source,
+      loaded.allocator.get(),
       {.shard = shard, .pool = &pool, .read_buffer_bytes = buffer_bytes});
   EXPECT_THAT(weights, base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
   return loaded;
-}
-
-float Element(const kernels::PackedMatrix& matrix, int64_t k, int64_t n) {
-  const int64_t at = (n / 32 * matrix.k + k) * 32 + n % 32;
-  return kernels::VisitDType(matrix.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    return kernels::ToFloat(static_cast<const T*>(matrix.data)[at]);
-  });
-}
-
-// The tensor as rows of floats.
-std::vector<std::vector<float>> Rows(WeightSource& source,
-                                     const std::string& name, int64_t columns) {
-  std::vector<std::vector<float>> rows;
-  const DType dtype = *source.TypeOf(name);
-  std::vector<std::byte> buffer(1 << 20);
-  EXPECT_THAT(source.Read(name, buffer,
-                          [&](const WeightBlock& block) {
-                            for (int64_t row = 0; row < block.num_rows; ++row) {
-                              rows.emplace_back();
-                              for (int64_t i = 0; i < columns; ++i) {
-                                kernels::VisitDType(dtype, [&](auto zero) {
-                                  using T = decltype(zero);
-                                  rows.back().push_back(
-                                      kernels::ToFloat(static_cast<const T*>(
-                                          block.data)[row * columns + i]));
-                                });
-                              }
-                            }
-                            return absl::OkStatus();
-                          }),
-              base::IsOk());
-  return rows;
 }
 
 TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
@@ -198,7 +167,9 @@ TEST(WeightsTest, AFailingTensorIsNamed) {
   auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(1);
   EXPECT_THAT(
-      LoadWeights(*spec, &source, allocator.get(), {.pool = &pool}),
+      LoadWeights(*spec,
+                  cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16),
+                  &source, allocator.get(), {.pool = &pool}),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }
 
