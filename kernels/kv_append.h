@@ -14,20 +14,21 @@ namespace kvasir::kernels {
 // Numbers are rounded to the part's dtype (nearest, ties to even). Codes, in
 // float32 with IEEE division (docs/artifact.md, Codes), b bits, levels = 2^b-1:
 //   ranges in slots, per run: minimum = the least number rounded down to
-//     param_dtype; scale = (greatest - minimum) / levels rounded up to it;
-//     code = 0 if scale is 0, else round-half-even(min((x-minimum)/scale,
-//     levels)), and never below 0
-//   static ranges: code = 0 if scale is 0, else
-//     round-half-even(clamp((x - minimum) / scale, 0, levels))
+//     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
+//     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
+//     scale, 0, levels))
+//   static ranges: the same code from the channel's own range
 // A number that is not finite, or a range that param_dtype cannot hold, gives
 // some valid code and finite ranges: such a token spoils itself, nobody else.
-// What is not finite counts as 0; ranges end at the greatest finite number.
+// What is not finite counts as 0 (numbers that are no codes stay what they
+// are); ranges end at the greatest finite number. No stored range has a -0.
 struct KvAppendPart {
   const float* rows = nullptr;  // [T, sum of R'], rows row_stride apart
   int64_t row_stride = 0;       // in elements
   LatentPart part;
-  // Codes outside a static range by half a step or more are added to it; null:
-  // not counted.
+  // The number of codes that static ranges clamp, (x - minimum) / scale beyond
+  // what rounds to an end (below -1/2, or levels + 1/2 and above), is added to
+  // it; null: not counted. Parts may share one.
   int64_t* clamped = nullptr;
 };
 
