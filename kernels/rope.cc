@@ -12,11 +12,27 @@ namespace {
 constexpr OpKernels<const RopeParams&, float*> kKernels = {
     "rope", &RopeReference, &RopeSimd};
 
+absl::Status CheckHeads(const RopeTensor& tensor) {
+  for (int64_t h = 0; h < tensor.num_heads; ++h) {
+    const RopeHead& head = tensor.heads[h];
+    if (head.num_pairs < 0) {
+      return Refuse(kKernels.op, "pairs", 0, head.num_pairs);
+    }
+    if (head.begin < 0) return Refuse(kKernels.op, "begin", 0, head.begin);
+    if (tensor.row_stride < head.begin + 2 * head.num_pairs) {
+      return Refuse(kKernels.op, "row_stride", head.begin + 2 * head.num_pairs,
+                    tensor.row_stride);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckTensor(const RopeTensor& tensor, int64_t rotary_dim) {
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
   if (tensor.num_heads == 0) return absl::OkStatus();
+  if (tensor.heads != nullptr) return CheckHeads(tensor);
   if (tensor.head_dim < rotary_dim) {
     return Refuse(kKernels.op, "head_dim", rotary_dim, tensor.head_dim);
   }

@@ -8,6 +8,19 @@
 #include "hwy/highway.h"
 #include "kernels/simd-inl.h"
 
+#ifndef KVASIR_KERNELS_ROPE_ONCE_
+#define KVASIR_KERNELS_ROPE_ONCE_
+namespace kvasir::kernels {
+
+// Cosines and sines of one position [rotary_dim / 2].
+struct Turns {
+  const float* cosines;
+  const float* sines;
+};
+
+}  // namespace kvasir::kernels
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
@@ -46,16 +59,30 @@ void Angles(const RopeParams& params, int64_t position, uint32_t* quarters,
   }
 }
 
+HWY_INLINE void TurnHalves(Vec c, Vec s, float* first, float* second) {
+  const Vec a = LoadFloats(first);
+  const Vec b = LoadFloats(second);
+  hn::StoreU(Fma(a, c, hn::Neg(hn::Mul(b, s))), kFloats, first);
+  hn::StoreU(Fma(b, c, hn::Mul(a, s)), kFloats, second);
+}
+
+HWY_INLINE void TurnNeighbours(Vec c, Vec s, float* pairs) {
+#if HWY_TARGET != HWY_SCALAR
+  Vec a, b;
+  hn::LoadInterleaved2(kFloats, pairs, a, b);
+  hn::StoreInterleaved2(Fma(a, c, hn::Neg(hn::Mul(b, s))),
+                        Fma(b, c, hn::Mul(a, s)), kFloats, pairs);
+#else
+  TurnHalves(c, s, pairs, pairs + 1);
+#endif
+}
+
 void RotateHalves(float* head, int64_t pairs, const float* cosines,
                   const float* sines) {
   int64_t f = 0;
   for (; f + kVecLanes <= pairs; f += kVecLanes) {
-    const Vec a = LoadFloats(head + f);
-    const Vec b = LoadFloats(head + pairs + f);
-    const Vec c = LoadFloats(cosines + f);
-    const Vec s = LoadFloats(sines + f);
-    hn::StoreU(Fma(a, c, hn::Neg(hn::Mul(b, s))), kFloats, head + f);
-    hn::StoreU(Fma(b, c, hn::Mul(a, s)), kFloats, head + pairs + f);
+    TurnHalves(LoadFloats(cosines + f), LoadFloats(sines + f), head + f,
+               head + pairs + f);
   }
   for (; f < pairs; ++f) {
     const float a = head[f];
@@ -68,16 +95,10 @@ void RotateHalves(float* head, int64_t pairs, const float* cosines,
 void RotateNeighbours(float* head, int64_t pairs, const float* cosines,
                       const float* sines) {
   int64_t f = 0;
-#if HWY_TARGET != HWY_SCALAR
   for (; f + kVecLanes <= pairs; f += kVecLanes) {
-    Vec a, b;
-    hn::LoadInterleaved2(kFloats, head + 2 * f, a, b);
-    const Vec c = LoadFloats(cosines + f);
-    const Vec s = LoadFloats(sines + f);
-    hn::StoreInterleaved2(Fma(a, c, hn::Neg(hn::Mul(b, s))),
-                          Fma(b, c, hn::Mul(a, s)), kFloats, head + 2 * f);
+    TurnNeighbours(LoadFloats(cosines + f), LoadFloats(sines + f),
+                   head + 2 * f);
   }
-#endif
   for (; f < pairs; ++f) {
     const float a = head[2 * f];
     const float b = head[2 * f + 1];
@@ -86,16 +107,78 @@ void RotateNeighbours(float* head, int64_t pairs, const float* cosines,
   }
 }
 
+// Heads with the same list of pairs: what a vector of pairs turns by is looked
+// up once for all of them.
+void RotateAlike(RopePairing pairing, const RopeHead* heads, int64_t num_heads,
+                 const Turns& turns, float* row) {
+  const int64_t pairs = heads[0].num_pairs;
+  const int32_t* list = heads[0].pairs;
+  const hn::RebindToSigned<Floats> d32;
+  int64_t i = 0;
+  for (; i + kVecLanes <= pairs; i += kVecLanes) {
+    Vec c = hn::Zero(kFloats);
+    Vec s = c;
+    if (list != nullptr) {
+      const auto f = hn::LoadU(d32, list + i);
+      c = hn::GatherIndex(kFloats, turns.cosines, f);
+      s = hn::GatherIndex(kFloats, turns.sines, f);
+    } else {
+      c = LoadFloats(turns.cosines + i);
+      s = LoadFloats(turns.sines + i);
+    }
+    for (int64_t h = 0; h < num_heads; ++h) {
+      float* head = row + heads[h].begin;
+      if (pairing == RopePairing::kHalfSplit) {
+        TurnHalves(c, s, head + i, head + pairs + i);
+      } else {
+        TurnNeighbours(c, s, head + 2 * i);
+      }
+    }
+  }
+  const bool half_split = pairing == RopePairing::kHalfSplit;
+  for (; i < pairs; ++i) {
+    const int64_t f = list != nullptr ? list[i] : i;
+    const float c = turns.cosines[f];
+    const float s = turns.sines[f];
+    for (int64_t h = 0; h < num_heads; ++h) {
+      float* first = row + heads[h].begin + (half_split ? i : 2 * i);
+      float* second = first + (half_split ? pairs : 1);
+      const float a = *first;
+      const float b = *second;
+      *first = std::fma(a, c, -(b * s));
+      *second = std::fma(b, c, a * s);
+    }
+  }
+}
+
+void RotateChosen(const RopeTensor& tensor, RopePairing pairing,
+                  const Turns& turns, float* row) {
+  for (int64_t h = 0; h < tensor.num_heads;) {
+    const RopeHead& head = tensor.heads[h];
+    int64_t end = h + 1;
+    while (end < tensor.num_heads && tensor.heads[end].pairs == head.pairs &&
+           tensor.heads[end].num_pairs == head.num_pairs) {
+      ++end;
+    }
+    RotateAlike(pairing, &head, end - h, turns, row);
+    h = end;
+  }
+}
+
 void RotateRow(const RopeTensor& tensor, const RopeParams& params, int64_t t,
-               const float* cosines, const float* sines) {
+               const Turns& turns) {
   if (tensor.data == nullptr) return;
+  float* row = tensor.data + t * tensor.row_stride;
+  if (tensor.heads != nullptr) {
+    return RotateChosen(tensor, params.pairing, turns, row);
+  }
   const int64_t pairs = params.rotary_dim / 2;
   for (int64_t h = 0; h < tensor.num_heads; ++h) {
-    float* head = tensor.data + t * tensor.row_stride + h * tensor.head_dim;
+    float* head = row + h * tensor.head_dim;
     if (params.pairing == RopePairing::kHalfSplit) {
-      RotateHalves(head, pairs, cosines, sines);
+      RotateHalves(head, pairs, turns.cosines, turns.sines);
     } else {
-      RotateNeighbours(head, pairs, cosines, sines);
+      RotateNeighbours(head, pairs, turns.cosines, turns.sines);
     }
   }
 }
@@ -108,8 +191,8 @@ void RotateRows(const RopeParams& params, int64_t begin, int64_t end,
   auto* quarters = reinterpret_cast<uint32_t*>(sines + pairs);
   for (int64_t t = begin; t < end; ++t) {
     Angles(params, params.positions[t], quarters, cosines, sines);
-    RotateRow(params.q, params, t, cosines, sines);
-    RotateRow(params.k, params, t, cosines, sines);
+    RotateRow(params.q, params, t, {cosines, sines});
+    RotateRow(params.k, params, t, {cosines, sines});
   }
 }
 
@@ -122,11 +205,20 @@ HWY_AFTER_NAMESPACE();
 namespace kvasir::kernels {
 namespace {
 HWY_EXPORT(RotateRows);
+
+int64_t NumbersPerRow(const RopeTensor& tensor) {
+  if (tensor.heads == nullptr) return tensor.num_heads * tensor.head_dim;
+  int64_t numbers = 0;
+  for (int64_t h = 0; h < tensor.num_heads; ++h) {
+    numbers += 2 * tensor.heads[h].num_pairs;
+  }
+  return numbers;
+}
+
 }  // namespace
 
 void RopeSimd(const RopeParams& params, float* scratch, CpuStream& stream) {
-  const int64_t numbers = params.q.num_heads * params.q.head_dim +
-                          params.k.num_heads * params.k.head_dim;
+  const int64_t numbers = NumbersPerRow(params.q) + NumbersPerRow(params.k);
   ForRows(stream, params.num_tokens, numbers,
           [&](int64_t begin, int64_t end, int thread) {
             HWY_DYNAMIC_DISPATCH(RotateRows)

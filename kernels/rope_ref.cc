@@ -7,21 +7,36 @@
 namespace kvasir::kernels {
 namespace {
 
+// Angles of one position.
+struct Turns {
+  const float* cosines;
+  const float* sines;
+};
+
+void RotateHead(RopePairing pairing, const RopeHead& head, const Turns& turns,
+                float* numbers) {
+  const bool half_split = pairing == RopePairing::kHalfSplit;
+  for (int64_t i = 0; i < head.num_pairs; ++i) {
+    const int64_t f = head.pairs != nullptr ? head.pairs[i] : i;
+    float* first = numbers + (half_split ? i : 2 * i);
+    float* second = numbers + (half_split ? i + head.num_pairs : 2 * i + 1);
+    const float a = *first;
+    const float b = *second;
+    *first = std::fma(a, turns.cosines[f], -(b * turns.sines[f]));
+    *second = std::fma(b, turns.cosines[f], a * turns.sines[f]);
+  }
+}
+
 void Rotate(const RopeTensor& tensor, const RopeParams& params, int64_t t,
-            const float* cosines, const float* sines) {
+            const Turns& turns) {
   if (tensor.data == nullptr) return;
-  const int64_t pairs = params.rotary_dim / 2;
-  const bool half_split = params.pairing == RopePairing::kHalfSplit;
   for (int64_t h = 0; h < tensor.num_heads; ++h) {
-    float* head = tensor.data + t * tensor.row_stride + h * tensor.head_dim;
-    for (int64_t f = 0; f < pairs; ++f) {
-      float* first = head + (half_split ? f : 2 * f);
-      float* second = head + (half_split ? f + pairs : 2 * f + 1);
-      const float a = *first;
-      const float b = *second;
-      *first = std::fma(a, cosines[f], -(b * sines[f]));
-      *second = std::fma(b, cosines[f], a * sines[f]);
-    }
+    const RopeHead head =
+        tensor.heads != nullptr
+            ? tensor.heads[h]
+            : RopeHead{h * tensor.head_dim, params.rotary_dim / 2, nullptr};
+    RotateHead(params.pairing, head, turns,
+               tensor.data + t * tensor.row_stride + head.begin);
   }
 }
 
@@ -41,8 +56,8 @@ void RopeReference(const RopeParams& params, float* scratch, CpuStream&) {
       cosines[f] = cosine * params.attention_factor;
       sines[f] = sine * params.attention_factor;
     }
-    Rotate(params.q, params, t, cosines, sines);
-    Rotate(params.k, params, t, cosines, sines);
+    Rotate(params.q, params, t, {cosines, sines});
+    Rotate(params.k, params, t, {cosines, sines});
   }
 }
 

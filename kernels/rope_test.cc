@@ -111,6 +111,136 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{33, 6, RopePairing::kInterleaved, 1.0f},
                       Case{2048, 2048, RopePairing::kHalfSplit, 1.0f}));
 
+// Rows of q heads and k heads that have their own lists of pairs, with numbers
+// between the heads.
+struct ChosenHeads {
+  std::vector<std::vector<int32_t>> lists;  // of the KV heads
+  std::vector<RopeHead> q;
+  std::vector<RopeHead> k;
+  int64_t q_stride = 0;
+  int64_t k_stride = 0;
+};
+
+constexpr int64_t kQueriesPerKey = 3;
+
+ChosenHeads MakeHeads(std::vector<std::vector<int32_t>> lists) {
+  ChosenHeads heads;
+  heads.lists = std::move(lists);
+  for (const std::vector<int32_t>& list : heads.lists) {
+    const auto pairs = static_cast<int64_t>(list.size());
+    heads.k.push_back({heads.k_stride, pairs, list.data()});
+    heads.k_stride += 2 * pairs + 3;
+    for (int64_t i = 0; i < kQueriesPerKey; ++i) {
+      heads.q.push_back({heads.q_stride + 1, pairs, list.data()});
+      heads.q_stride += 2 * pairs + 2;
+    }
+  }
+  // One that takes the first angles as they are, as of a partial rotation.
+  heads.q.push_back({heads.q_stride, 17, nullptr});
+  heads.q_stride += 40;
+  return heads;
+}
+
+// The numbers of a tensor after float64 turns of what they were.
+void ExpectTurned(const std::vector<float>& before,
+                  const std::vector<float>& after,
+                  const std::vector<RopeHead>& heads, int64_t stride,
+                  RopePairing pairing, const std::vector<double>& frequencies) {
+  std::vector<float> expected = before;
+  for (size_t t = 0; t < kPositions.size(); ++t) {
+    for (const RopeHead& head : heads) {
+      for (int64_t i = 0; i < head.num_pairs; ++i) {
+        const bool halves = pairing == RopePairing::kHalfSplit;
+        const auto first =
+            static_cast<size_t>(static_cast<int64_t>(t) * stride + head.begin +
+                                (halves ? i : 2 * i));
+        const size_t second =
+            first + static_cast<size_t>(halves ? head.num_pairs : 1);
+        const int64_t f = head.pairs != nullptr ? head.pairs[i] : i;
+        const double angle = static_cast<double>(kPositions[t]) *
+                             frequencies[static_cast<size_t>(f)];
+        const double a = static_cast<double>(before[first]);
+        const double b = static_cast<double>(before[second]);
+        ASSERT_NEAR(a * std::cos(angle) - b * std::sin(angle),
+                    static_cast<double>(after[first]), 1e-6);
+        ASSERT_NEAR(b * std::cos(angle) + a * std::sin(angle),
+                    static_cast<double>(after[second]), 1e-6);
+        expected[first] = after[first];
+        expected[second] = after[second];
+      }
+    }
+  }
+  EXPECT_TRUE(SameBits(expected, after));
+}
+
+// Lists as pruning leaves them, each head its own 19 of 64 pairs; and channels
+// of commuting latents, groups of unequal size with several terms of a pair.
+std::vector<std::vector<int32_t>> KeptPairs() {
+  std::vector<std::vector<int32_t>> lists(4);
+  for (int32_t h = 0; h < 4; ++h) {
+    for (int32_t i = 0; i < 19; ++i) {
+      lists[static_cast<size_t>(h)].push_back(3 * i + (h + i) % 3);
+    }
+  }
+  return lists;
+}
+std::vector<std::vector<int32_t>> ComplexChannels() {
+  std::vector<std::vector<int32_t>> lists(2);
+  for (int32_t f = 0; f < 64; ++f) {
+    for (int32_t term = 0; term < f % 4; ++term) lists[0].push_back(f);
+    if (f % 5 == 0) lists[1].push_back(f);
+  }
+  return lists;
+}
+
+class RopeHeadsTest : public ::testing::TestWithParam<RopePairing> {};
+
+TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
+  constexpr int64_t kRotary = 128;
+  const std::vector<double> frequencies = Frequencies(kRotary);
+  std::vector<uint64_t> steps;
+  for (const double frequency : frequencies) {
+    steps.push_back(RopeStep(frequency));
+  }
+  for (const auto& lists : {KeptPairs(), ComplexChannels()}) {
+    const ChosenHeads heads = MakeHeads(lists);
+    const auto tokens = static_cast<int64_t>(kPositions.size());
+    const Tensors before = {RandomFloats(tokens * heads.q_stride, 5),
+                            RandomFloats(tokens * heads.k_stride, 6)};
+    const auto rotate = [&](TestStream& test) {
+      Tensors t = before;
+      RopeParams params;
+      params.q = {t.q.data(), heads.q_stride,
+                  static_cast<int64_t>(heads.q.size()), 0, heads.q.data()};
+      params.k = {t.k.data(), heads.k_stride,
+                  static_cast<int64_t>(heads.k.size()), 0, heads.k.data()};
+      params.num_tokens = tokens;
+      params.positions = kPositions.data();
+      params.steps = steps.data();
+      params.rotary_dim = kRotary;
+      params.pairing = GetParam();
+      KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
+      return t;
+    };
+    TestStream reference(1, CpuBackend::kReference);
+    const Tensors truth = rotate(reference);
+    ExpectTurned(before.q, truth.q, heads.q, heads.q_stride, GetParam(),
+                 frequencies);
+    ExpectTurned(before.k, truth.k, heads.k, heads.k_stride, GetParam(),
+                 frequencies);
+    TestStream three(3);
+    ForEachSimdTarget([&] {
+      const Tensors got = rotate(three);
+      EXPECT_TRUE(SameBits(truth.q, got.q));
+      EXPECT_TRUE(SameBits(truth.k, got.k));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pairings, RopeHeadsTest,
+                         ::testing::Values(RopePairing::kHalfSplit,
+                                           RopePairing::kInterleaved));
+
 TEST(RopeStepTest, IsTheFractionOfATurn) {
   // Multiples of pi in double are off by 2^-53 of themselves: 2^11 steps.
   const auto distance = [](uint64_t a, uint64_t b) {
@@ -138,6 +268,11 @@ TEST(RopeRefusalTest, NamesWhatIsWrong) {
   EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("head_dim: want at least 8, have 6")));
+  const RopeHead head = {90, 6, nullptr};
+  params.q = {nullptr, 100, 1, 0, &head};
+  EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("row_stride: want at least 102")));
 }
 
 }  // namespace
