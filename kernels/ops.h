@@ -19,6 +19,7 @@
 #include "kernels/embedding.h"
 #include "kernels/kv_append.h"
 #include "kernels/layer_norm.h"
+#include "kernels/lift.h"
 #include "kernels/log_softmax.h"
 #include "kernels/matmul.h"
 #include "kernels/paged_attention.h"
@@ -42,6 +43,10 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
                     Workspace& workspace);
 absl::Status Rope(Stream& stream, const RopeParams& params,
                   Workspace& workspace);
+absl::Status Lift(Stream& stream, const LiftParams& params,
+                  Workspace& workspace);
+absl::Status ComplexLift(Stream& stream, const ComplexLiftParams& params,
+                         Workspace& workspace);
 absl::Status SiluMul(Stream& stream, const SiluMulParams& params,
                      Workspace& workspace);
 absl::Status Activation(Stream& stream, const ActivationParams& params,

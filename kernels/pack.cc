@@ -177,6 +177,38 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
   return absl::OkStatus();
 }
 
+absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
+                         int64_t first_column, int64_t num_columns,
+                         void* memory) {
+  if (num_columns < 0 || first_column < 0 ||
+      first_column > shape.n - num_columns) {
+    return absl::OutOfRangeError(absl::StrCat("pack: columns [", first_column,
+                                              ", ", first_column + num_columns,
+                                              ") of ", shape.n));
+  }
+  if (block.num_rows != shape.k || block.row_stride < num_columns) {
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: ", block.num_rows, " rows ", block.row_stride,
+                     " apart for ", shape.k, " of ", num_columns));
+  }
+  const int64_t width = DTypeBytes(shape.dtype);
+  for (int64_t k = 0; k < shape.k; ++k) {
+    const char* row =
+        static_cast<const char*>(block.data) + k * block.row_stride * width;
+    for (int64_t i = 0; i < num_columns;) {
+      const int64_t column = first_column + i;
+      const int64_t in_panel = column % kPanelColumns;
+      const int64_t count = std::min(num_columns - i, kPanelColumns - in_panel);
+      const int64_t line = column / kPanelColumns * shape.k + k;
+      std::memcpy(static_cast<char*>(memory) +
+                      (line * kPanelColumns + in_panel) * width,
+                  row + i * width, static_cast<size_t>(count * width));
+      i += count;
+    }
+  }
+  return absl::OkStatus();
+}
+
 void ZeroPadding(const PackedMatrix& shape, void* memory) {
   const int64_t used = shape.n % kPanelColumns;
   if (used == 0) return;

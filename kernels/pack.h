@@ -30,6 +30,13 @@ struct RowBlock {
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
+// The same for a matrix that is stored as it is used: row i of `block` is W's
+// row i, in its columns [first_column, first_column + num_columns);
+// block.num_rows is k. OUT_OF_RANGE when it does not fit.
+absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
+                         int64_t first_column, int64_t num_columns,
+                         void* memory);
+
 // Zeroes the columns behind the last one of the last panel. Needed once, before
 // or after the rows.
 void ZeroPadding(const PackedMatrix& shape, void* memory);
