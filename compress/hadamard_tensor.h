@@ -2,14 +2,14 @@
 
 #include <ATen/ATen.h>
 
-#include "compress/hadamard.h"
+#include "base/hadamard.h"
 
 namespace kvasir::compress {
 
-// HadamardMatrix(n) as a tensor [n, n], float64 on the CPU. A latent h is
+// base::HadamardMatrix(n) as a tensor [n, n], float64 on the CPU. A latent h is
 // rotated as H h.
 inline at::Tensor HadamardTensor(int64_t n) {
-  std::vector<double> matrix = HadamardMatrix(n);
+  std::vector<double> matrix = base::HadamardMatrix(n);
   return at::from_blob(matrix.data(), {n, n}, at::kDouble).clone();
 }
 

@@ -17,6 +17,7 @@
 #include "kernels/activation.h"
 #include "kernels/copy_pages.h"
 #include "kernels/embedding.h"
+#include "kernels/hadamard.h"
 #include "kernels/kv_append.h"
 #include "kernels/layer_norm.h"
 #include "kernels/lift.h"
@@ -47,6 +48,8 @@ absl::Status Lift(Stream& stream, const LiftParams& params,
                   Workspace& workspace);
 absl::Status ComplexLift(Stream& stream, const ComplexLiftParams& params,
                          Workspace& workspace);
+absl::Status Hadamard(Stream& stream, const HadamardParams& params,
+                      Workspace& workspace);
 absl::Status SiluMul(Stream& stream, const SiluMulParams& params,
                      Workspace& workspace);
 absl::Status Activation(Stream& stream, const ActivationParams& params,

@@ -1,4 +1,4 @@
-#include "compress/hadamard.h"
+#include "base/hadamard.h"
 
 #include <cmath>
 #include <set>
@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace kvasir::compress {
+namespace kvasir::base {
 namespace {
 
 using ::testing::ElementsAre;
@@ -81,4 +81,4 @@ TEST(HadamardTest, EntriesOfTheNormalisedMatrixHaveOneMagnitude) {
 }
 
 }  // namespace
-}  // namespace kvasir::compress
+}  // namespace kvasir::base

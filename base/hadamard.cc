@@ -1,4 +1,4 @@
-#include "compress/hadamard.h"
+#include "base/hadamard.h"
 
 #include <algorithm>
 #include <bit>
@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 
-namespace kvasir::compress {
+namespace kvasir::base {
 namespace {
 
 bool IsPrime(int64_t n) {
@@ -124,6 +124,12 @@ std::vector<int64_t> HadamardBlocks(int64_t n) {
   return blocks;
 }
 
+HadamardKernel HadamardKernelOf(int64_t block_order) {
+  const std::optional<int64_t> order = KernelOrder(block_order);
+  KVASIR_CHECK(order.has_value());
+  return {*order, Kernel(*order).Take()};
+}
+
 std::vector<int8_t> HadamardSigns(int64_t n) {
   Signs signs(n);
   int64_t first = 0;
@@ -157,4 +163,4 @@ std::vector<double> HadamardMatrix(int64_t n) {
   return matrix;
 }
 
-}  // namespace kvasir::compress
+}  // namespace kvasir::base

@@ -23,10 +23,17 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvasir::compress {
+namespace kvasir::base {
 
 // Orders of the diagonal blocks, in order; their sum is n. n >= 1.
 std::vector<int64_t> HadamardBlocks(int64_t n);
+
+// K of a block of that order (one of HadamardBlocks), [order, order] signs.
+struct HadamardKernel {
+  int64_t order = 1;
+  std::vector<int8_t> signs;
+};
+HadamardKernel HadamardKernelOf(int64_t block_order);
 
 // +1 and -1 inside the diagonal blocks, 0 outside; [n, n], n >= 1.
 std::vector<int8_t> HadamardSigns(int64_t n);
@@ -34,4 +41,4 @@ std::vector<int8_t> HadamardSigns(int64_t n);
 // Each block divided by the root of its order: orthogonal; [n, n], n >= 1.
 std::vector<double> HadamardMatrix(int64_t n);
 
-}  // namespace kvasir::compress
+}  // namespace kvasir::base

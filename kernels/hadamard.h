@@ -1,0 +1,57 @@
+// hadamard: latents times the normalised Hadamard matrix of their width
+// (base/hadamard.h), or its transpose. C++17.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir::kernels {
+
+// A diagonal block K (x) S of the matrix: K of order `kernel_order`, S
+// Sylvester's of order `order` / `kernel_order`, a power of two.
+struct HadamardBlock {
+  int64_t order = 0;
+  int64_t kernel_order = 1;
+  // K's entries, +1 and -1: number a of line b, lines `stride` apart, is K[a,
+  // b] of columns and K[b, a] of rows; zero from a = kernel_order on. Null
+  // where kernel_order is 1.
+  const float* columns = nullptr;
+  const float* rows = nullptr;
+  int64_t stride = 0;  // a multiple of 16
+};
+
+// The latent of a group: its channels begin at `column` of a row of x and of y.
+struct HadamardLatent {
+  int64_t column = 0;
+  const HadamardBlock* blocks = nullptr;  // orders add up to the width
+  int64_t num_blocks = 0;
+};
+
+// y = H x for every latent of every row, or y = H^T x. For a block of order
+// n = k m, channel a m + p being (a, p):
+//   1. for s = m/2, m/4, ..., 1 and all p without bit s:
+//        (z[a, p], z[a, p + s]) = (z[a, p] + z[a, p + s],
+//                                  z[a, p] - z[a, p + s])
+//   2. if k > 1: acc = 0; for b = 0 .. k - 1: acc = acc + K[a, b] z[b, p]
+//      (transposed: K[b, a])
+//   3. y[a, p] = acc * float(1 / sqrt(n))
+// in float32, so that bits depend on the latent alone.
+struct HadamardParams {
+  const float* x = nullptr;  // [T, ...], rows x_row_stride apart
+  int64_t x_row_stride = 0;  // in elements
+  float* y = nullptr;        // as x, or x itself
+  int64_t y_row_stride = 0;  // in elements
+  int64_t num_rows = 0;      // T
+  const HadamardLatent* latents = nullptr;
+  int64_t num_latents = 0;
+  bool transposed = false;
+};
+
+class CpuStream;
+void HadamardReference(const HadamardParams& params, float* scratch,
+                       CpuStream& stream);
+void HadamardSimd(const HadamardParams& params, float* scratch,
+                  CpuStream& stream);
+// Floats of scratch per thread: the largest block, twice.
+int64_t HadamardScratch(const HadamardParams& params);
+
+}  // namespace kvasir::kernels
