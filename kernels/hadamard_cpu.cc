@@ -76,23 +76,43 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
   for (; i < count; ++i) to[i] = from[i] * scale;
 }
 
-// Lines p of z [m, stride], of which kLines begin here, times the kernel.
+// kLines lines of z [m, stride] times kVecs vectors of the kernel's lines, from
+// number a on. Eight sums at a time hide what one addition waits for.
+template <int kLines, int kVecs>
+HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
+                             const float* z, float scale, int64_t a,
+                             float* out) {
+  Vec acc[kLines][kVecs];
+  for (int p = 0; p < kLines; ++p) {
+    for (int v = 0; v < kVecs; ++v) acc[p][v] = hn::Zero(kFloats);
+  }
+  for (int64_t b = 0; b < block.kernel_order; ++b) {
+    const float* line = signs + b * block.stride + a;
+    for (int p = 0; p < kLines; ++p) {
+      const Vec number = Broadcast(z[p * block.stride + b]);
+      for (int v = 0; v < kVecs; ++v) {
+        acc[p][v] = Fma(number, LoadFloats(line + v * kVecLanes), acc[p][v]);
+      }
+    }
+  }
+  for (int p = 0; p < kLines; ++p) {
+    for (int v = 0; v < kVecs; ++v) {
+      hn::StoreU(hn::Mul(acc[p][v], Broadcast(scale)), kFloats,
+                 out + p * block.stride + a + v * kVecLanes);
+    }
+  }
+}
+
 template <int kLines>
 void MultiplyLines(const HadamardBlock& block, const float* signs,
                    const float* z, float scale, float* out) {
-  for (int64_t a = 0; a < block.stride; a += kVecLanes) {
-    Vec acc[kLines];
-    for (int p = 0; p < kLines; ++p) acc[p] = hn::Zero(kFloats);
-    for (int64_t b = 0; b < block.kernel_order; ++b) {
-      const Vec sign = LoadFloats(signs + b * block.stride + a);
-      for (int p = 0; p < kLines; ++p) {
-        acc[p] = Fma(Broadcast(z[p * block.stride + b]), sign, acc[p]);
-      }
-    }
-    for (int p = 0; p < kLines; ++p) {
-      hn::StoreU(hn::Mul(acc[p], Broadcast(scale)), kFloats,
-                 out + p * block.stride + a);
-    }
+  constexpr int kVecs = 8 / kLines;
+  int64_t a = 0;
+  for (; a + kVecs * kVecLanes <= block.stride; a += kVecs * kVecLanes) {
+    MultiplyTile<kLines, kVecs>(block, signs, z, scale, a, out);
+  }
+  for (; a < block.stride; a += kVecLanes) {
+    MultiplyTile<kLines, 1>(block, signs, z, scale, a, out);
   }
 }
 
@@ -118,10 +138,13 @@ void MultiplyKernel(const HadamardBlock& block, const float* signs,
     }
   }
   int64_t p = 0;
-  for (; p + 4 <= m; p += 4) {
-    MultiplyLines<4>(block, signs, z + p * stride, scale, out + p * stride);
+  for (; p + 8 <= m; p += 8) {
+    MultiplyLines<8>(block, signs, z + p * stride, scale, out + p * stride);
   }
-  for (; p < m; ++p) {
+  for (; p + 2 <= m; p += 2) {
+    MultiplyLines<2>(block, signs, z + p * stride, scale, out + p * stride);
+  }
+  if (p < m) {
     MultiplyLines<1>(block, signs, z + p * stride, scale, out + p * stride);
   }
   for (int64_t a = 0; a < k; ++a) {

@@ -51,7 +51,27 @@ void Angles(const RopeParams& params, int64_t position, uint32_t* quarters,
     hn::StoreU(Fma(hn::Mul(k, z), z, half), kFloats, cosines + f);
   }
   for (; f < pairs; ++f) SinCosReduced(cosines[f], &sines[f], &cosines[f]);
-  for (f = 0; f < pairs; ++f) {
+  const hn::RebindToUnsigned<Floats> d32;
+  const Vec factor = Broadcast(params.attention_factor);
+  for (f = 0; f + kVecLanes <= pairs; f += kVecLanes) {
+    const auto quarter = hn::LoadU(d32, quarters + f);
+    const Vec sine = LoadFloats(sines + f);
+    const Vec cosine = LoadFloats(cosines + f);
+    // RotateByQuarter: odd quarters exchange the two; the cosine is negative
+    // in 1 and 2, where the two bits differ, the sine in 2 and 3.
+    const auto odd = hn::And(quarter, hn::Set(d32, 1u));
+    const auto half = hn::ShiftRight<1>(quarter);
+    const auto is_odd = hn::RebindMask(kFloats, hn::Ne(odd, hn::Zero(d32)));
+    const auto cosine_sign = hn::ShiftLeft<31>(hn::Xor(odd, half));
+    const auto sine_sign = hn::ShiftLeft<31>(half);
+    const Vec turned_cosine = hn::Xor(hn::IfThenElse(is_odd, sine, cosine),
+                                      hn::BitCast(kFloats, cosine_sign));
+    const Vec turned_sine = hn::Xor(hn::IfThenElse(is_odd, cosine, sine),
+                                    hn::BitCast(kFloats, sine_sign));
+    hn::StoreU(hn::Mul(turned_cosine, factor), kFloats, cosines + f);
+    hn::StoreU(hn::Mul(turned_sine, factor), kFloats, sines + f);
+  }
+  for (; f < pairs; ++f) {
     float sine, cosine;
     RotateByQuarter(quarters[f], sines[f], cosines[f], &sine, &cosine);
     cosines[f] = cosine * params.attention_factor;
