@@ -18,6 +18,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
       "targets, undecided, rows, notes}.");
   AddBenchDecode(group, exit_code);
   AddBenchPrefill(group, exit_code);
+  AddBenchRope(group, exit_code);
   AddBenchScheduler(group, exit_code);
   AddBenchServe(group, exit_code);
   AddBenchLoad(group, exit_code);

@@ -8,6 +8,7 @@ namespace kvasir::cli {
 
 void AddBenchDecode(CLI::App* group, int* exit_code);
 void AddBenchPrefill(CLI::App* group, int* exit_code);
+void AddBenchRope(CLI::App* group, int* exit_code);
 void AddBenchScheduler(CLI::App* group, int* exit_code);
 void AddBenchServe(CLI::App* group, int* exit_code);
 void AddBenchLoad(CLI::App* group, int* exit_code);

@@ -22,6 +22,7 @@ MACHINE = {
 FIGURES = {
     "decode": ["read_bandwidth_share", "batch8_speedup", "bytes_read_per_step"],
     "prefill": ["prefill_tokens_per_second"],
+    "rope": ["speedup_kept_50", "lookup_cost_kept_50"],
     "scheduler": ["step_us", "metadata_share"],
     "serve": ["router_added_ms_p50", "router_over_worker", "closed_ttft_ms_p50", "open_itl_ms_p99"],
     "load": ["load_over_read", "rss_over_weights_and_pool"],
