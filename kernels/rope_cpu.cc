@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "kernels/parallel.h"
 #include "kernels/rope.h"
 #include "kernels/stream.h"
@@ -79,95 +81,108 @@ void Angles(const RopeParams& params, int64_t position, uint32_t* quarters,
   }
 }
 
-HWY_INLINE void TurnHalves(Vec c, Vec s, float* first, float* second) {
-  const Vec a = LoadFloats(first);
-  const Vec b = LoadFloats(second);
-  hn::StoreU(Fma(a, c, hn::Neg(hn::Mul(b, s))), kFloats, first);
-  hn::StoreU(Fma(b, c, hn::Mul(a, s)), kFloats, second);
+// What is left behind whole vectors goes through shorter ones: pruned heads
+// have any number of pairs. Targets without them have no vectors above four
+// lanes either.
+using EightLanes = hn::CappedTag < float, kVecLanes<8 ? kVecLanes : 8>;
+using FourLanes = hn::CappedTag < float, kVecLanes<4 ? kVecLanes : 4>;
+
+template <class D, class V>
+HWY_INLINE V FmaOf(D /*d*/, V a, V b, V c) {
+  if constexpr (std::is_same_v<D, Floats>) {
+    return Fma(a, b, c);
+  } else {
+    return hn::MulAdd(a, b, c);
+  }
 }
 
-HWY_INLINE void TurnNeighbours(Vec c, Vec s, float* pairs) {
+template <class D, class V>
+HWY_INLINE void TurnHalves(D d, V c, V s, float* first, float* second) {
+  const V a = hn::LoadU(d, first);
+  const V b = hn::LoadU(d, second);
+  hn::StoreU(FmaOf(d, a, c, hn::Neg(hn::Mul(b, s))), d, first);
+  hn::StoreU(FmaOf(d, b, c, hn::Mul(a, s)), d, second);
+}
+
+template <class D, class V>
+HWY_INLINE void TurnNeighbours(D d, V c, V s, float* pairs) {
 #if HWY_TARGET != HWY_SCALAR
-  Vec a, b;
-  hn::LoadInterleaved2(kFloats, pairs, a, b);
-  hn::StoreInterleaved2(Fma(a, c, hn::Neg(hn::Mul(b, s))),
-                        Fma(b, c, hn::Mul(a, s)), kFloats, pairs);
+  V a, b;
+  hn::LoadInterleaved2(d, pairs, a, b);
+  hn::StoreInterleaved2(FmaOf(d, a, c, hn::Neg(hn::Mul(b, s))),
+                        FmaOf(d, b, c, hn::Mul(a, s)), d, pairs);
 #else
-  TurnHalves(c, s, pairs, pairs + 1);
+  TurnHalves(d, c, s, pairs, pairs + 1);
 #endif
 }
 
-void RotateHalves(float* head, int64_t pairs, const float* cosines,
-                  const float* sines) {
-  int64_t f = 0;
-  for (; f + kVecLanes <= pairs; f += kVecLanes) {
-    TurnHalves(LoadFloats(cosines + f), LoadFloats(sines + f), head + f,
-               head + pairs + f);
+// Turns pairs from i on, as long as they fill vectors; returns the first one
+// that is left.
+template <bool kHalves, class D>
+HWY_INLINE int64_t TurnVectors(D d, const RopeHead* heads, int64_t num_heads,
+                               const Turns& turns, int64_t i, float* row) {
+  constexpr auto kStep = static_cast<int64_t>(hn::MaxLanes(D()));
+  const hn::RebindToSigned<D> d32;
+  const int64_t pairs = heads[0].num_pairs;
+  const int32_t* list = heads[0].pairs;
+  for (; i + kStep <= pairs; i += kStep) {
+    auto c = hn::Zero(d);
+    auto s = c;
+    if (list != nullptr) {
+      const auto f = hn::LoadU(d32, list + i);
+      c = hn::GatherIndex(d, turns.cosines, f);
+      s = hn::GatherIndex(d, turns.sines, f);
+    } else {
+      c = hn::LoadU(d, turns.cosines + i);
+      s = hn::LoadU(d, turns.sines + i);
+    }
+    for (int64_t h = 0; h < num_heads; ++h) {
+      float* head = row + heads[h].begin;
+      if constexpr (kHalves) {
+        TurnHalves(d, c, s, head + i, head + pairs + i);
+      } else {
+        TurnNeighbours(d, c, s, head + 2 * i);
+      }
+    }
   }
-  for (; f < pairs; ++f) {
-    const float a = head[f];
-    const float b = head[pairs + f];
-    head[f] = std::fma(a, cosines[f], -(b * sines[f]));
-    head[pairs + f] = std::fma(b, cosines[f], a * sines[f]);
-  }
-}
-
-void RotateNeighbours(float* head, int64_t pairs, const float* cosines,
-                      const float* sines) {
-  int64_t f = 0;
-  for (; f + kVecLanes <= pairs; f += kVecLanes) {
-    TurnNeighbours(LoadFloats(cosines + f), LoadFloats(sines + f),
-                   head + 2 * f);
-  }
-  for (; f < pairs; ++f) {
-    const float a = head[2 * f];
-    const float b = head[2 * f + 1];
-    head[2 * f] = std::fma(a, cosines[f], -(b * sines[f]));
-    head[2 * f + 1] = std::fma(b, cosines[f], a * sines[f]);
-  }
+  return i;
 }
 
 // Heads with the same list of pairs: what a vector of pairs turns by is looked
 // up once for all of them.
-void RotateAlike(RopePairing pairing, const RopeHead* heads, int64_t num_heads,
-                 const Turns& turns, float* row) {
+template <bool kHalves>
+void RotateAlike(const RopeHead* heads, int64_t num_heads, const Turns& turns,
+                 float* row) {
   const int64_t pairs = heads[0].num_pairs;
   const int32_t* list = heads[0].pairs;
-  const hn::RebindToSigned<Floats> d32;
-  int64_t i = 0;
-  for (; i + kVecLanes <= pairs; i += kVecLanes) {
-    Vec c = hn::Zero(kFloats);
-    Vec s = c;
-    if (list != nullptr) {
-      const auto f = hn::LoadU(d32, list + i);
-      c = hn::GatherIndex(kFloats, turns.cosines, f);
-      s = hn::GatherIndex(kFloats, turns.sines, f);
-    } else {
-      c = LoadFloats(turns.cosines + i);
-      s = LoadFloats(turns.sines + i);
-    }
-    for (int64_t h = 0; h < num_heads; ++h) {
-      float* head = row + heads[h].begin;
-      if (pairing == RopePairing::kHalfSplit) {
-        TurnHalves(c, s, head + i, head + pairs + i);
-      } else {
-        TurnNeighbours(c, s, head + 2 * i);
-      }
-    }
+  int64_t i = TurnVectors<kHalves>(kFloats, heads, num_heads, turns, 0, row);
+  if constexpr (kVecLanes > 8) {
+    i = TurnVectors<kHalves>(EightLanes(), heads, num_heads, turns, i, row);
   }
-  const bool half_split = pairing == RopePairing::kHalfSplit;
+  if constexpr (kVecLanes > 4) {
+    i = TurnVectors<kHalves>(FourLanes(), heads, num_heads, turns, i, row);
+  }
   for (; i < pairs; ++i) {
     const int64_t f = list != nullptr ? list[i] : i;
     const float c = turns.cosines[f];
     const float s = turns.sines[f];
     for (int64_t h = 0; h < num_heads; ++h) {
-      float* first = row + heads[h].begin + (half_split ? i : 2 * i);
-      float* second = first + (half_split ? pairs : 1);
+      float* first = row + heads[h].begin + (kHalves ? i : 2 * i);
+      float* second = first + (kHalves ? pairs : 1);
       const float a = *first;
       const float b = *second;
       *first = std::fma(a, c, -(b * s));
       *second = std::fma(b, c, a * s);
     }
+  }
+}
+
+void RotateHeads(RopePairing pairing, const RopeHead* heads, int64_t num_heads,
+                 const Turns& turns, float* row) {
+  if (pairing == RopePairing::kHalfSplit) {
+    RotateAlike<true>(heads, num_heads, turns, row);
+  } else {
+    RotateAlike<false>(heads, num_heads, turns, row);
   }
 }
 
@@ -180,7 +195,7 @@ void RotateChosen(const RopeTensor& tensor, RopePairing pairing,
            tensor.heads[end].num_pairs == head.num_pairs) {
       ++end;
     }
-    RotateAlike(pairing, &head, end - h, turns, row);
+    RotateHeads(pairing, &head, end - h, turns, row);
     h = end;
   }
 }
@@ -192,14 +207,9 @@ void RotateRow(const RopeTensor& tensor, const RopeParams& params, int64_t t,
   if (tensor.heads != nullptr) {
     return RotateChosen(tensor, params.pairing, turns, row);
   }
-  const int64_t pairs = params.rotary_dim / 2;
   for (int64_t h = 0; h < tensor.num_heads; ++h) {
-    float* head = row + h * tensor.head_dim;
-    if (params.pairing == RopePairing::kHalfSplit) {
-      RotateHalves(head, pairs, turns.cosines, turns.sines);
-    } else {
-      RotateNeighbours(head, pairs, turns.cosines, turns.sines);
-    }
+    const RopeHead head = {h * tensor.head_dim, params.rotary_dim / 2, nullptr};
+    RotateHeads(params.pairing, &head, 1, turns, row);
   }
 }
 
