@@ -73,7 +73,8 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
   if (RangeCollector::IsNeeded(plan) && sample != nullptr) {
     cost.hidden_bytes = sample->num_tokens() * m * kFloatBytes;
     const double weights = static_cast<double>(
-        m * (2 * (2 * q + 2 * kv) + 3 * spec.intermediate_size));
+        m * (2 * (2 * q + 2 * kv) +
+             model::MlpMatrices(spec.mlp) * spec.intermediate_size));
     cost.range_operations = 2.0 * static_cast<double>(sample->num_tokens()) *
                             static_cast<double>(spec.num_layers()) * weights;
   }

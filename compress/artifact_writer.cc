@@ -17,6 +17,7 @@
 #include "compress/checkpoint_folder.h"
 #include "compress/new_file.h"
 #include "compress/torch_status.h"
+#include "model/family_tensors.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::compress {
@@ -66,8 +67,8 @@ bool IsRange(std::string_view name) {
   return name.ends_with(".range.min") || name.ends_with(".range.scale");
 }
 
-// The tensors of the base that are copied, in file order: those outside the
-// layers, then layer by layer.
+// The tensors of the base that are copied as they are stored, in file order:
+// those outside the layers, then layer by layer.
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
@@ -81,7 +82,10 @@ CopyList ListCopies(const model::Checkpoint& base) {
   for (size_t l = 0; l < list.layers.size(); ++l) {
     layer_of[model::LayerTensorName(static_cast<int64_t>(l), "")] = l;
   }
-  for (const auto& [name, entry] : base.tensors().entries()) {
+  for (const auto& [stored_name, entry] : base.tensors().stored()) {
+    // One of several, where they are fused: all of attention, then.
+    const std::string name =
+        model::OurNamesOf(base.spec(), stored_name).front();
     if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
     list.bytes += static_cast<int64_t>(entry.info->size_bytes);
     const size_t dot = name.starts_with(kLayers)
@@ -111,7 +115,7 @@ int64_t CountGroups(const kvasir::v1::Part& part) {
 int64_t HeaderRoom(const model::Checkpoint& base,
                    const kvasir::v1::KvPlan& plan) {
   int64_t bytes = 0;
-  for (const auto& [name, entry] : base.tensors().entries()) {
+  for (const auto& [name, entry] : base.tensors().stored()) {
     bytes += SafetensorsWriter::HeaderBytes(EntryOf(*entry.info));
   }
   // The longest name there is; a part has a few tensors and one per group.

@@ -112,6 +112,48 @@ class ArtifactWriterTest : public ::testing::Test {
   ArtifactOptions options_;
 };
 
+// GPT-NeoX fuses queries, keys and values, and OPT names its tensors otherwise:
+// attention gets our names, all else stays as it is stored.
+TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
+  for (const model::ShapeFamily family :
+       {model::ShapeFamily::kNeox, model::ShapeFamily::kOpt}) {
+    RandomCheckpointOptions options;
+    options.shape = {
+        .name = "small",
+        .family = family,
+        .num_layers = 2,
+        .hidden_size = 24,
+        .intermediate_size = 40,
+        .num_query_heads = 4,
+        .num_kv_heads = 4,
+        .head_dim = 6,
+        .vocab_size = 50,
+        .max_position = 64,
+        .rotary_part = family == model::ShapeFamily::kOpt ? 0.0 : 0.5,
+        .qkv_bias = true};
+    options.out = folder_ / "base";
+    options.overwrite = true;
+    KVASIR_ASSERT_OK(WriteRandomCheckpoint(
+        options, [](const RandomCheckpointProgress&) { return true; }));
+    auto base = model::Checkpoint::Open(options.out.string());
+    KVASIR_ASSERT_OK(base.status());
+    base_ = std::make_unique<model::Checkpoint>(*std::move(base));
+    plan_ = cache::FullRankPlan(CacheShapeOf(base_->spec()), kvasir::v1::BF16);
+    options_.overwrite = true;
+    KVASIR_ASSERT_OK(Write());
+    ExpectEqualToBase(options_.out);
+    auto written = model::Checkpoint::Open(options_.out.string());
+    KVASIR_ASSERT_OK(written.status());
+    const model::TensorStore::Entries& stored = written->tensors().stored();
+    EXPECT_EQ(stored.count("model.layers.1.self_attn.k_proj.weight"), 1u);
+    for (const auto& [name, entry] : base_->tensors().stored()) {
+      const bool attention = name.find("attention.") != name.npos ||
+                             name.find("self_attn.") != name.npos;
+      EXPECT_EQ(stored.count(name), attention ? 0u : 1u) << name;
+    }
+  }
+}
+
 TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});

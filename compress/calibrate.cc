@@ -250,11 +250,17 @@ absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
   if (!state.hidden.defined()) {
     state.hidden = at::empty(
         {sequences, sample_.sequence_tokens, spec_.hidden_size}, at::kFloat);
+    OuterTensors outer;
+    KVASIR_RETURN_IF_ERROR(LoadSmallOuter(checkpoint_, outer));
     for (int64_t i = 0; i < sequences; ++i) {
       KVASIR_ASSIGN_OR_RETURN(
           const at::Tensor rows,
           LoadRows(checkpoint_, model::kEmbeddingName, Sequence(i)));
       state.hidden[i].copy_(rows);
+      if (outer.positions.defined()) {
+        state.hidden[i].add_(
+            outer.positions.slice(0, 0, sample_.sequence_tokens));
+      }
     }
   }
   for (; state.layer < spec_.num_layers(); ++state.layer, state.sequence = 0) {
@@ -300,8 +306,7 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
   OuterTensors& outer = resident.outer;
   KVASIR_ASSIGN_OR_RETURN(outer.embedding,
                           LoadStored(checkpoint_, model::kEmbeddingName));
-  KVASIR_ASSIGN_OR_RETURN(outer.final_norm,
-                          LoadTensor(checkpoint_, model::kFinalNormName));
+  KVASIR_RETURN_IF_ERROR(LoadSmallOuter(checkpoint_, outer));
   outer.head = outer.embedding;
   if (!spec_.tied_head) {
     KVASIR_ASSIGN_OR_RETURN(outer.head,
@@ -315,8 +320,7 @@ absl::Status Calibrator::Forward(const Resident& resident, MicroBatch& batch,
   batch.hidden.resize(static_cast<size_t>(spec_.num_layers()) + 1);
   for (int64_t i = 0; i < batch.count; ++i) {
     const at::Tensor ids = IdsOf(Sequence(batch.first + i));
-    batch.hidden[0].push_back(
-        at::embedding(resident.outer.embedding, ids).to(at::kFloat));
+    batch.hidden[0].push_back(EmbedTokens(resident.outer, ids).to(at::kFloat));
   }
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);
@@ -339,8 +343,7 @@ void Calibrator::AddHeadGradient(const Resident& resident,
     const at::AutoGradMode grad(true);
     const at::Tensor hidden =
         batch.hidden.back()[index].detach().requires_grad_(true);
-    const at::Tensor normal =
-        Normalize(hidden, resident.outer.final_norm, spec_.norm_eps);
+    const at::Tensor normal = FinalNorm(spec_, resident.outer, hidden);
     const HeadLoss head = NextTokenLoss(normal.detach()[0], resident.outer.head,
                                         IdsOf(Sequence(batch.first + i))[0]);
     batch.loss[index] = head.loss;
@@ -424,7 +427,7 @@ absl::StatusOr<std::string> WeightsId(const model::Checkpoint& checkpoint) {
                               stream.Next());
       if (block.num_rows == 0) break;
     }
-    builder.Add(stream.info(), stream.fingerprint());
+    builder.Add(name, stream.info(), stream.fingerprint());
   }
   return builder.Finish(checkpoint.spec());
 }

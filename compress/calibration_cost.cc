@@ -27,7 +27,8 @@ double LayerWeights(const model::DecoderSpec& spec) {
   const double q = static_cast<double>(spec.num_heads * spec.head_dim);
   const double kv = static_cast<double>(spec.num_kv_heads * spec.head_dim);
   const double f = static_cast<double>(spec.intermediate_size);
-  return m * (2 * q + 2 * kv + 3 * f);
+  const auto matrices = static_cast<double>(model::MlpMatrices(spec.mlp));
+  return m * (2 * q + 2 * kv + matrices * f);
 }
 
 // Numbers that a layer makes of one sequence and keeps for its way back.

@@ -79,13 +79,18 @@ Decoder::Decoder(const model::ModelShape& shape, uint64_t seed,
 }
 
 torch::Tensor Decoder::Forward(const torch::Tensor& ids) const {
-  torch::Tensor hidden = EmbedTokens(embedding_, ids);
+  const OuterTensors outer = {.embedding = embedding_,
+                              .positions = {},
+                              .final_norm = final_norm_,
+                              .final_norm_bias = {},
+                              .head = head_};
+  torch::Tensor hidden = EmbedTokens(outer, ids);
   for (size_t i = 0; i < layers_.size(); ++i) {
     auto next = LayerForward(programs_[i], layers_[i], rotation_, hidden);
     KVASIR_CHECK(next.ok());  // nothing is coded
     hidden = *std::move(next);
   }
-  return FinalLogits(spec_, final_norm_, head_, hidden).flatten(0, 1);
+  return FinalLogits(spec_, outer, hidden).flatten(0, 1);
 }
 
 std::vector<NamedTensor> Decoder::parameters() const {

@@ -88,8 +88,8 @@ absl::StatusOr<KeyErrorMeter> KeyErrorMeter::Create(
     std::vector<Moments> plain(meter.layers_.size());
     std::vector<Moments> rotated(meter.layers_.size());
     for (const at::Tensor& ids : windows) {
-      at::Tensor hidden = EmbedTokens(teacher.outer().embedding,
-                                      ids.unsqueeze(0).to(teacher.device()));
+      at::Tensor hidden =
+          EmbedTokens(teacher.outer(), ids.unsqueeze(0).to(teacher.device()));
       for (size_t l = 0; l < meter.layers_.size(); ++l) {
         Recorder recorder;
         const auto index = static_cast<int64_t>(l);

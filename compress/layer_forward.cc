@@ -533,12 +533,53 @@ absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
 }
 
 absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
-  const bool bias = call.spec().mlp_bias;
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor gate,
-                          call.Project("mlp.gate_proj", x, bias));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor up,
+  const model::DecoderSpec& spec = call.spec();
+  const bool bias = spec.mlp_bias;
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor inner,
                           call.Project("mlp.up_proj", x, bias));
-  return call.Project("mlp.down_proj", at::silu(gate) * up, bias);
+  switch (spec.mlp) {
+    case model::MlpKind::kGatedSilu: {
+      KVASIR_ASSIGN_OR_RETURN(const at::Tensor gate,
+                              call.Project("mlp.gate_proj", x, bias));
+      inner = at::silu(gate) * inner;
+      break;
+    }
+    case model::MlpKind::kGelu:
+      inner = at::gelu(inner);
+      break;
+    case model::MlpKind::kGeluTanh:
+      inner = at::gelu(inner, "tanh");
+      break;
+    case model::MlpKind::kRelu:
+      inner = at::relu(inner);
+      break;
+  }
+  return call.Project("mlp.down_proj", inner, bias);
+}
+
+// The spec's norm over the last dim, in float32. `bias` of a LayerNorm.
+at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
+                     const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor wide = hidden.to(at::kFloat);
+  if (spec.norm == model::NormKind::kLayerNorm) {
+    return at::layer_norm(wide, {wide.size(-1)}, weight, bias, spec.norm_eps)
+        .to(hidden.scalar_type());
+  }
+  const at::Tensor scale =
+      at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + spec.norm_eps);
+  return (wide * scale).to(hidden.scalar_type()) * weight;
+}
+
+absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
+                                          const std::string& module,
+                                          const at::Tensor& hidden) {
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor weight,
+                          call.Get(module + ".weight"));
+  at::Tensor bias;
+  if (call.spec().norm == model::NormKind::kLayerNorm) {
+    KVASIR_ASSIGN_OR_RETURN(bias, call.Get(module + ".bias"));
+  }
+  return Normalize(call.spec(), hidden, weight, bias);
 }
 
 }  // namespace
@@ -557,12 +598,10 @@ Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
   return {narrow(angle.cos()), narrow(angle.sin())};
 }
 
-at::Tensor Normalize(const at::Tensor& hidden, const at::Tensor& weight,
-                     double eps) {
-  const at::Tensor wide = hidden.to(at::kFloat);
-  const at::Tensor scale =
-      at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + eps);
-  return (wide * scale).to(hidden.scalar_type()) * weight;
+absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
+                                          const TensorMap& tensors,
+                                          const at::Tensor& hidden) {
+  return LayerNormalize({program, tensors, {}, {}}, "input_layernorm", hidden);
 }
 
 absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
@@ -585,27 +624,32 @@ absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
       program, tensors,
       rotation.cos.defined() ? rotation.Slice(hidden.size(1)) : rotation,
       hooks};
-  const double eps = program.spec.norm_eps;
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor input_norm,
-                          call.Get("input_layernorm.weight"));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor attention,
-                          Attend(call, Normalize(hidden, input_norm, eps)));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor x,
+                          LayerNormalize(call, "input_layernorm", hidden));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor attention, Attend(call, x));
   const at::Tensor between = hidden + attention;
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor post_norm,
-                          call.Get("post_attention_layernorm.weight"));
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor mlp,
-                          Mlp(call, Normalize(between, post_norm, eps)));
+  KVASIR_ASSIGN_OR_RETURN(
+      const at::Tensor mlp_input,
+      LayerNormalize(call, "post_attention_layernorm",
+                     program.spec.parallel_residual ? hidden : between));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor mlp, Mlp(call, mlp_input));
   return between + mlp;
 }
 
-at::Tensor EmbedTokens(const at::Tensor& embedding, const at::Tensor& ids) {
-  return at::embedding(embedding, ids);
+at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids) {
+  const at::Tensor tokens = at::embedding(outer.embedding, ids);
+  if (!outer.positions.defined()) return tokens;
+  return tokens + outer.positions.slice(0, 0, ids.size(1));
+}
+
+at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
+                     const at::Tensor& hidden) {
+  return Normalize(spec, hidden, outer.final_norm, outer.final_norm_bias);
 }
 
 at::Tensor FinalLogits(const model::DecoderSpec& spec,
-                       const at::Tensor& final_norm, const at::Tensor& head,
-                       const at::Tensor& hidden) {
-  return at::linear(Normalize(hidden, final_norm, spec.norm_eps), head);
+                       const OuterTensors& outer, const at::Tensor& hidden) {
+  return at::linear(FinalNorm(spec, outer, hidden), outer.head);
 }
 
 }  // namespace kvasir::compress

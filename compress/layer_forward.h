@@ -124,15 +124,18 @@ absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
                                             const at::Tensor& x,
                                             const LayerHooks& hooks = {});
 
-// RMSNorm over the last dim, in float32.
-at::Tensor Normalize(const at::Tensor& hidden, const at::Tensor& weight,
-                     double eps);
+// The norm before attention: hidden [B, T, M] to x of AttentionForward.
+absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
+                                          const TensorMap& tensors,
+                                          const at::Tensor& hidden);
 
-// ids [B, T] int64 to [B, T, M].
-at::Tensor EmbedTokens(const at::Tensor& embedding, const at::Tensor& ids);
+// ids [B, T] int64 at positions 0 .. T - 1 to [B, T, M].
+at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids);
+// The norm behind the last layer.
+at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
+                     const at::Tensor& hidden);
 // [B, T, M] to [B, T, V].
 at::Tensor FinalLogits(const model::DecoderSpec& spec,
-                       const at::Tensor& final_norm, const at::Tensor& head,
-                       const at::Tensor& hidden);
+                       const OuterTensors& outer, const at::Tensor& hidden);
 
 }  // namespace kvasir::compress

@@ -448,20 +448,8 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
 
 std::vector<model::RequiredTensor> LayerTensors(const LayerProgram& program,
                                                 Ranges ranges) {
-  const model::DecoderSpec& spec = program.spec;
-  const int64_t m = spec.hidden_size;
-  const int64_t f = spec.intermediate_size;
-  std::vector<model::RequiredTensor> tensors = {
-      {"input_layernorm.weight", {m}},
-      {"post_attention_layernorm.weight", {m}},
-      {"mlp.gate_proj.weight", {f, m}},
-      {"mlp.up_proj.weight", {f, m}},
-      {"mlp.down_proj.weight", {m, f}}};
-  if (spec.mlp_bias) {
-    tensors.push_back({"mlp.gate_proj.bias", {f}});
-    tensors.push_back({"mlp.up_proj.bias", {f}});
-    tensors.push_back({"mlp.down_proj.bias", {m}});
-  }
+  std::vector<model::RequiredTensor> tensors =
+      model::NormAndMlpTensors(program.spec);
   for (const model::RequiredTensor& tensor : program.attention_tensors) {
     if (ranges == Ranges::kRequired || !tensor.f32_only) {
       tensors.push_back(tensor);

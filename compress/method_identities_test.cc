@@ -174,16 +174,28 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
   at::Tensor teacher_;
 };
 
+// Heads that turn as a whole.
+class PrunedPairsTest : public MethodIdentitiesTest {};
+
+std::string TestName(const ::testing::TestParamInfo<const char*>& test) {
+  std::string name = test.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
 // Grouped and plain multi-head attention, biases, one KV head, YaRN's factor.
+constexpr const char* kRotaryModels[] = {"llama-gqa-tied", "llama-mha",
+                                         "qwen2-untied", "llama-mqa-head-dim",
+                                         "llama-yarn-attention-factor"};
+INSTANTIATE_TEST_SUITE_P(Models, PrunedPairsTest,
+                         ::testing::ValuesIn(kRotaryModels), TestName);
 INSTANTIATE_TEST_SUITE_P(Models, MethodIdentitiesTest,
-                         ::testing::Values("llama-gqa-tied", "llama-mha",
-                                           "qwen2-untied", "llama-mqa-head-dim",
-                                           "llama-yarn-attention-factor"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
-                           return name;
-                         });
+                         ::testing::ValuesIn(kRotaryModels), TestName);
+// A part of each head that turns, and none.
+INSTANTIATE_TEST_SUITE_P(LayerNormModels, MethodIdentitiesTest,
+                         ::testing::Values("neox-parallel-quarter",
+                                           "neox-serial-half", "opt-tied"),
+                         TestName);
 
 struct NamedPlanner {
   std::string name;
@@ -248,7 +260,7 @@ TEST_P(MethodIdentitiesTest, AWholeBasisGivesTheTeachersLogits) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, PrunedPairsAreMaskedInTheModel) {
+TEST_P(PrunedPairsTest, AreMaskedInTheModel) {
   RapOptions options;
   options.budget = {.score = BudgetScore::kUniform, .keep_values = true};
   const auto plan = PlanRap(Request(0.75), options);

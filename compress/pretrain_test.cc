@@ -118,7 +118,7 @@ class PlainDecoder {
     for (const double value : x) square += value * value;
     const double scale =
         1.0 /
-        std::sqrt(square / static_cast<double>(x.size()) + shape_.rms_norm_eps);
+        std::sqrt(square / static_cast<double>(x.size()) + shape_.norm_eps);
     Vector out;
     for (size_t i = 0; i < x.size(); ++i) {
       out.push_back(x[i] * scale * weight[i]);

@@ -15,8 +15,6 @@
 namespace kvasir::compress {
 namespace {
 
-constexpr char kNorm[] = "input_layernorm.weight";
-
 struct Range {
   at::Tensor low;  // [ΣR']
   at::Tensor high;
@@ -106,8 +104,10 @@ absl::StatusOr<RangeCollector> RangeCollector::Create(
     if (HasStaticCodes(plan.layers(layer))) collector.last_layer_ = layer;
   }
   if (collector.last_layer_ < 0) return collector;
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor embedding,
+  OuterTensors outer;
+  KVASIR_ASSIGN_OR_RETURN(outer.embedding,
                           LoadTensor(base, model::kEmbeddingName));
+  KVASIR_RETURN_IF_ERROR(LoadSmallOuter(base, outer));
   KVASIR_RETURN_IF_ERROR(CatchTorch([&] {
     const at::NoGradGuard no_grad;
     collector.rotation_ = MakeRotation(base.spec().rope, sample.sequence_tokens,
@@ -117,7 +117,7 @@ absl::StatusOr<RangeCollector> RangeCollector::Create(
           at::from_blob(const_cast<int32_t*>(sequence.data()),
                         {1, sample.sequence_tokens}, at::kInt)
               .to(at::kLong);
-      collector.hidden_.push_back(EmbedTokens(embedding, ids));
+      collector.hidden_.push_back(EmbedTokens(outer, ids));
     }
     return absl::OkStatus();
   }));
@@ -143,11 +143,13 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
       static_cast<int64_t>(hidden_.size()), options_.threads, [&](int64_t i) {
         const at::NoGradGuard no_grad;
         const auto index = static_cast<size_t>(i);
-        const at::Tensor x =
-            Normalize(hidden_[index], tensors.at(kNorm), base_.spec().norm_eps);
-        results[index] = AttentionForward(program, tensors, rotation_, x,
-                                          {.observer = &observers[index]})
-                             .status();
+        const absl::StatusOr<at::Tensor> x =
+            AttentionInput(program, tensors, hidden_[index]);
+        results[index] = x.ok()
+                             ? AttentionForward(program, tensors, rotation_, *x,
+                                                {.observer = &observers[index]})
+                                   .status()
+                             : x.status();
       });
   for (const absl::Status& result : results) {
     KVASIR_RETURN_IF_ERROR(result);

@@ -28,7 +28,7 @@ absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                                        const at::Tensor& ids,
                                        const LayerHooks& hooks,
                                        const LayerTensors& layer_tensors = {}) {
-  at::Tensor hidden = EmbedTokens(decoder.outer().embedding, ids);
+  at::Tensor hidden = EmbedTokens(decoder.outer(), ids);
   for (int64_t l = 0; l < decoder.spec().num_layers(); ++l) {
     KVASIR_ASSIGN_OR_RETURN(
         hidden,
@@ -36,8 +36,7 @@ absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                      layer_tensors ? layer_tensors(l) : decoder.layer(l),
                      decoder.RotationOf(hidden.size(1)), hidden, hooks));
   }
-  return Normalize(hidden, decoder.outer().final_norm, decoder.spec().norm_eps)
-      .flatten(0, 1);
+  return FinalNorm(decoder.spec(), decoder.outer(), hidden).flatten(0, 1);
 }
 
 at::Tensor IdTensor(const TokenStream& text, int64_t begin, int64_t length) {
@@ -366,7 +365,8 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
   const int64_t queries = spec.num_heads * spec.head_dim;
   const int64_t keys = spec.num_kv_heads * spec.head_dim;
   const int64_t attention = 2 * width * (queries + keys);
-  const int64_t mlp = 3 * width * spec.intermediate_size;
+  const int64_t mlp =
+      model::MlpMatrices(spec.mlp) * width * spec.intermediate_size;
   const int64_t model = spec.num_layers() * (attention + mlp) +
                         (spec.tied_head ? 1 : 2) * spec.vocab_size * width;
   // What the graph of one token keeps in one layer: norms and sums, rotated

@@ -51,6 +51,11 @@ absl::Status CopyFile(const fs::path& from, const fs::path& folder) {
 // Replaces the bytes of one tensor in a copy of its file.
 absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
                            const at::Tensor& values, const fs::path& folder) {
+  if (!entry.info->rows.all()) {
+    return absl::UnimplementedError(absl::StrCat(
+        entry.file->path(), ": tensor ", entry.info->name,
+        ": a trained tensor is only a choice of its rows: not written"));
+  }
   const fs::path path = folder / fs::path(entry.file->path()).filename();
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   // A safetensors file: the length of its header, the header, the data.

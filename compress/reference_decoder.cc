@@ -74,9 +74,12 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
       for (auto& [name, tensor] : tensors) MoveTo(options, tensor);
       decoder.programs_.push_back(std::move(program));
     }
-    MoveTo(options, parts.outer.embedding);
-    MoveTo(options, parts.outer.final_norm);
-    MoveTo(options, parts.outer.head);
+    OuterTensors& outer = parts.outer;
+    for (at::Tensor* tensor :
+         {&outer.embedding, &outer.positions, &outer.final_norm,
+          &outer.final_norm_bias, &outer.head}) {
+      if (tensor->defined()) MoveTo(options, *tensor);
+    }
     decoder.spec_ = std::move(parts.spec);
     decoder.plan_ = std::move(parts.plan);
     decoder.outer_ = std::move(parts.outer);
@@ -106,7 +109,7 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
         ids.dim() == 2 ? absl::StrCat(" and T ", ids.size(1)) : ""));
   }
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
-    at::Tensor hidden = EmbedTokens(outer_.embedding, ids.to(device()));
+    at::Tensor hidden = EmbedTokens(outer_, ids.to(device()));
     const Rotation rotation = RotationOf(ids.size(1));
     for (size_t i = 0; i < layers_.size(); ++i) {
       KVASIR_ASSIGN_OR_RETURN(hidden, LayerForward(programs_[i], layers_[i],
@@ -119,7 +122,7 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
 absl::StatusOr<at::Tensor> ReferenceDecoder::HeadLogits(
     const at::Tensor& hidden) const {
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
-    return FinalLogits(spec_, outer_.final_norm, outer_.head, hidden);
+    return FinalLogits(spec_, outer_, hidden);
   });
 }
 

@@ -36,7 +36,7 @@ std::vector<std::string> ModelNames() {
 }
 
 TEST(ReferenceDecoderGoldenFixturesTest, AreAllThere) {
-  EXPECT_GE(ModelNames().size(), 16u);
+  EXPECT_GE(ModelNames().size(), 21u);
 }
 
 struct Expected {

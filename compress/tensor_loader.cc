@@ -115,13 +115,27 @@ absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
   return tensors;
 }
 
+absl::Status LoadSmallOuter(const model::Checkpoint& checkpoint,
+                            OuterTensors& outer) {
+  KVASIR_ASSIGN_OR_RETURN(outer.final_norm,
+                          LoadTensor(checkpoint, model::kFinalNormName));
+  if (checkpoint.spec().norm == model::NormKind::kLayerNorm) {
+    KVASIR_ASSIGN_OR_RETURN(outer.final_norm_bias,
+                            LoadTensor(checkpoint, model::kFinalNormBiasName));
+  }
+  if (checkpoint.spec().learned_positions) {
+    KVASIR_ASSIGN_OR_RETURN(outer.positions,
+                            LoadTensor(checkpoint, model::kPositionsName));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<OuterTensors> LoadOuterTensors(
     const model::Checkpoint& checkpoint) {
   OuterTensors outer;
   KVASIR_ASSIGN_OR_RETURN(outer.embedding,
                           LoadTensor(checkpoint, model::kEmbeddingName));
-  KVASIR_ASSIGN_OR_RETURN(outer.final_norm,
-                          LoadTensor(checkpoint, model::kFinalNormName));
+  KVASIR_RETURN_IF_ERROR(LoadSmallOuter(checkpoint, outer));
   outer.head = outer.embedding;
   if (!checkpoint.spec().tied_head) {
     KVASIR_ASSIGN_OR_RETURN(outer.head,

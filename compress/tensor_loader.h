@@ -35,14 +35,10 @@ absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
 absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
                                     int64_t layer);
 
-// Everything outside the layers: the embedding, the final norm, and the head,
-// which is the embedding's own tensor when tied.
-struct OuterTensors {
-  at::Tensor embedding;   // [V, M]
-  at::Tensor final_norm;  // [M]
-  at::Tensor head;        // [V, M]
-};
 absl::StatusOr<OuterTensors> LoadOuterTensors(
     const model::Checkpoint& checkpoint);
+// The same without embedding and head: the final norm and learned positions.
+absl::Status LoadSmallOuter(const model::Checkpoint& checkpoint,
+                            OuterTensors& outer);
 
 }  // namespace kvasir::compress

@@ -11,4 +11,14 @@ namespace kvasir::compress {
 // "self_attn.k_proj.down.weight" (docs/artifact.md).
 using TensorMap = std::map<std::string, at::Tensor, std::less<>>;
 
+// Everything outside the layers: the embedding, the final norm, and the head,
+// which is the embedding's own tensor when tied.
+struct OuterTensors {
+  at::Tensor embedding;        // [V, M]
+  at::Tensor positions;        // [T, M]; undefined where none are learned
+  at::Tensor final_norm;       // [M]
+  at::Tensor final_norm_bias;  // [M]; undefined but for LayerNorm
+  at::Tensor head;             // [V, M]
+};
+
 }  // namespace kvasir::compress

@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "model/family_tensors.h"
 #include "model/file.h"
 
 namespace kvasir::model {
@@ -127,10 +128,10 @@ Fingerprint TensorStream::fingerprint() const {
   return Fingerprint{hash.high64, hash.low64};
 }
 
-void WeightsIdBuilder::Add(const TensorInfo& info,
+void WeightsIdBuilder::Add(std::string_view name, const TensorInfo& info,
                            const Fingerprint& fingerprint) {
   lines_.push_back(
-      absl::StrFormat("%s %s %s %s", info.name, TensorTypeName(info.type),
+      absl::StrFormat("%s %s %s %s", name, TensorTypeName(info.type),
                       ShapeText(info.shape), FingerprintText(fingerprint)));
 }
 
@@ -145,6 +146,13 @@ std::string WeightsIdBuilder::Finish(const DecoderSpec& spec) {
                         spec.rope.attention_factor);
   absl::StrAppendFormat(&text, " tied %d biases %d%d%d", spec.tied_head,
                         spec.qkv_bias, spec.o_bias, spec.mlp_bias);
+  if (spec.norm != NormKind::kRmsNorm || spec.mlp != MlpKind::kGatedSilu ||
+      spec.parallel_residual || spec.learned_positions) {
+    absl::StrAppendFormat(&text, " norm %d mlp %d parallel %d positions %d",
+                          static_cast<int>(spec.norm),
+                          static_cast<int>(spec.mlp), spec.parallel_residual,
+                          spec.learned_positions);
+  }
   for (const double frequency : spec.rope.frequencies) {
     absl::StrAppendFormat(&text, " %a", frequency);
   }
@@ -164,6 +172,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   }
   KVASIR_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(folder));
   KVASIR_ASSIGN_OR_RETURN(TensorStore store, TensorStore::Open(folder));
+  KVASIR_RETURN_IF_ERROR(UseOurNames(config.spec, &store));
   Checkpoint checkpoint(folder, std::move(config), std::move(store));
   const std::string plan_path = absl::StrCat(folder, "/kv_plan.json");
   if (FileExists(plan_path)) {
@@ -188,12 +197,13 @@ absl::StatusOr<TensorStore::Entry> Checkpoint::Tensor(
   const TensorStore::Entry* entry = store_.Find(name);
   if (entry == nullptr) {
     return absl::NotFoundError(
-        absl::StrFormat("%s: tensor %s is missing", folder_, name));
+        absl::StrFormat("%s: tensor %s is missing", folder_,
+                        StoredTensorOf(spec(), name).name));
   }
   if (!IsWeightType(entry->info->type)) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: tensor %s: want F32, F16 or BF16, have %s", entry->file->path(),
-        name, TensorTypeName(entry->info->type)));
+        entry->info->name, TensorTypeName(entry->info->type)));
   }
   return *entry;
 }
@@ -202,13 +212,13 @@ absl::Status Checkpoint::CheckTensor(const RequiredTensor& want) const {
   KVASIR_ASSIGN_OR_RETURN(const TensorStore::Entry have, Tensor(want.name));
   if (have.info->shape != want.shape) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: tensor %s: want shape %s, have %s", have.file->path(), want.name,
-        ShapeText(want.shape), ShapeText(have.info->shape)));
+        "%s: tensor %s: want shape %s, have %s", have.file->path(),
+        have.info->name, ShapeText(want.shape), ShapeText(have.info->shape)));
   }
   if (want.f32_only && have.info->type != TensorType::kF32) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: tensor %s: want F32, have %s", have.file->path(),
-                        want.name, TensorTypeName(have.info->type)));
+                        have.info->name, TensorTypeName(have.info->type)));
   }
   return absl::OkStatus();
 }
@@ -251,13 +261,13 @@ absl::Status Checkpoint::CheckNoOthers(
       return absl::InvalidArgumentError(absl::StrFormat(
           "layer %d: %s: tensor %s: the plan has no use for it: are these its "
           "weights?",
-          *layer, entry.file->path(), name));
+          *layer, entry.file->path(), entry.info->name));
     }
     if (absl::EndsWith(name, ".bias")) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "layer %d: %s: tensor %s: config.json says that this projection has "
           "no bias",
-          *layer, entry.file->path(), name));
+          *layer, entry.file->path(), entry.info->name));
     }
   }
   return absl::OkStatus();

@@ -65,7 +65,9 @@ class TensorStream {
 // order of the calls does not matter. Threads: one.
 class WeightsIdBuilder {
  public:
-  void Add(const TensorInfo& info, const Fingerprint& fingerprint);
+  // `name`: as Checkpoint::Tensor finds it.
+  void Add(std::string_view name, const TensorInfo& info,
+           const Fingerprint& fingerprint);
   // Also depends on the fields of the spec that change the outputs.
   std::string Finish(const DecoderSpec& spec);
 
@@ -102,8 +104,10 @@ class Checkpoint {
     return kv_plan_json_;
   }
 
-  // A tensor of a weight type; NOT_FOUND, or INVALID_ARGUMENT for another type.
+  // A tensor of a weight type by our name (family_tensors.h); NOT_FOUND, or
+  // INVALID_ARGUMENT for another type.
   absl::StatusOr<TensorStore::Entry> Tensor(std::string_view name) const;
+  // By our names, what no decoder reads by its own.
   const TensorStore& tensors() const { return store_; }
 
  private:

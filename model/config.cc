@@ -28,7 +28,7 @@ constexpr int64_t kMaxVocab = int64_t{1} << 23;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
-enum class Family { kLlama, kMistral, kQwen2 };
+enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt };
 
 struct FamilyRow {
   std::string_view architecture;
@@ -36,10 +36,12 @@ struct FamilyRow {
   Family family;
 };
 
-constexpr std::array<FamilyRow, 3> kFamilies = {{
+constexpr std::array<FamilyRow, 5> kFamilies = {{
     {"LlamaForCausalLM", "llama", Family::kLlama},
     {"MistralForCausalLM", "mistral", Family::kMistral},
     {"Qwen2ForCausalLM", "qwen2", Family::kQwen2},
+    {"GPTNeoXForCausalLM", "gpt_neox", Family::kNeox},
+    {"OPTForCausalLM", "opt", Family::kOpt},
 }};
 
 // Families that look alike and are not: the reason is worth a line.
@@ -48,7 +50,7 @@ struct RefusedRow {
   std::string_view reason;
 };
 
-constexpr std::array<RefusedRow, 10> kRefused = {{
+constexpr std::array<RefusedRow, 9> kRefused = {{
     {"Qwen3Moe", "QK-norm and mixture-of-experts layers are not served"},
     {"Qwen3", "QK-norm is not served"},
     {"Qwen2Moe", "mixture-of-experts layers are not served"},
@@ -56,8 +58,7 @@ constexpr std::array<RefusedRow, 10> kRefused = {{
     {"Olmo2", "QK-norm is not served"},
     {"Gemma3", "QK-norm is not served"},
     {"Gemma", "its norms, activation and soft caps are not served"},
-    {"GPTNeoX", "parallel residuals and partial rotary are not served yet"},
-    {"OPT", "learned positions are not served yet"},
+    {"GPTNeoXJapanese", "its biases stand elsewhere than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};
 
@@ -100,7 +101,8 @@ absl::StatusOr<FamilyRow> FindFamily(const JsonFields& fields) {
       fields, "architectures",
       absl::StrCat(name,
                    " is not served; served are LlamaForCausalLM, "
-                   "MistralForCausalLM, Qwen2ForCausalLM"));
+                   "MistralForCausalLM, Qwen2ForCausalLM, GPTNeoXForCausalLM, "
+                   "OPTForCausalLM"));
 }
 
 // Fields that change the mathematics in a way the decoder description cannot
@@ -123,13 +125,6 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
     KVASIR_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
     if (on) return Unimplemented(fields, name, "QK-norm is not served");
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
-                          fields.String("hidden_act"));
-  if (act.has_value() && *act != "silu" && *act != "swish") {
-    return Unimplemented(
-        fields, "hidden_act",
-        absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
-  }
   for (const std::string_view name :
        {"attn_logit_softcapping", "final_logit_softcapping",
         "attention_multiplier", "residual_multiplier", "embedding_multiplier",
@@ -139,6 +134,50 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
     }
   }
   return absl::OkStatus();
+}
+
+struct ActivationRow {
+  std::string_view name;
+  MlpKind kind;
+};
+constexpr std::array<ActivationRow, 5> kPlainActivations = {{
+    {"gelu", MlpKind::kGelu},
+    {"gelu_new", MlpKind::kGeluTanh},
+    {"gelu_fast", MlpKind::kGeluTanh},
+    {"gelu_pytorch_tanh", MlpKind::kGeluTanh},
+    {"relu", MlpKind::kRelu},
+}};
+
+bool HasPlainMlp(Family family) {
+  return family == Family::kNeox || family == Family::kOpt;
+}
+
+absl::Status ParseActivation(const JsonFields& fields, Family family,
+                             DecoderSpec* spec) {
+  const std::string_view field =
+      family == Family::kOpt ? "activation_function" : "hidden_act";
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
+                          fields.String(field));
+  if (!HasPlainMlp(family)) {
+    if (!act.has_value() || *act == "silu" || *act == "swish") {
+      return absl::OkStatus();
+    }
+    return Unimplemented(
+        fields, field,
+        absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
+  }
+  const std::string name =
+      act.value_or(family == Family::kOpt ? "relu" : "gelu");
+  for (const ActivationRow& row : kPlainActivations) {
+    if (name != row.name) continue;
+    spec->mlp = row.kind;
+    return absl::OkStatus();
+  }
+  return Unimplemented(
+      fields, field,
+      absl::StrFormat("\"%s\" is not served; want gelu, gelu_new, gelu_fast, "
+                      "gelu_pytorch_tanh or relu",
+                      name));
 }
 
 absl::Status ParseSizes(const JsonFields& fields, Family family,
@@ -178,7 +217,8 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
   }
   KVASIR_ASSIGN_OR_RETURN(
       spec->intermediate_size,
-      fields.IntIn("intermediate_size", 1, kMaxIntermediate));
+      fields.IntIn(family == Family::kOpt ? "ffn_dim" : "intermediate_size", 1,
+                   kMaxIntermediate));
   KVASIR_ASSIGN_OR_RETURN(spec->vocab_size,
                           fields.IntIn("vocab_size", 1, kMaxVocab));
   KVASIR_ASSIGN_OR_RETURN(
@@ -199,6 +239,16 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
     return absl::OkStatus();
   }
+  if (HasPlainMlp(family)) {
+    // OPT has one switch for all; GPT-NeoX's MLP always has biases.
+    KVASIR_ASSIGN_OR_RETURN(
+        spec->qkv_bias,
+        fields.BoolOr(family == Family::kOpt ? "enable_bias" : "attention_bias",
+                      true));
+    spec->o_bias = spec->qkv_bias;
+    spec->mlp_bias = family == Family::kNeox || spec->qkv_bias;
+    return absl::OkStatus();
+  }
   spec->qkv_bias = family == Family::kQwen2;
   // A Mistral or Qwen2 file that says otherwise is not the model it names.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
@@ -209,6 +259,105 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
                            absl::StrCat(spec->architecture, " has none"));
     }
   }
+  return absl::OkStatus();
+}
+
+// Llama, Mistral and Qwen2: RMSNorm and whole heads that turn.
+absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
+                          fields.BoolOr("tie_word_embeddings", false));
+  KVASIR_ASSIGN_OR_RETURN(
+      RopeConfig rope,
+      ParseRope(fields,
+                RopeContext{spec->head_dim, spec->max_position_embeddings}));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  return absl::OkStatus();
+}
+
+// GPT-NeoX and OPT have a KV head for every query head, and heads of
+// hidden_size over their number: their own code reads neither field.
+absl::Status RefuseGroupedHeads(const JsonFields& fields,
+                                const DecoderSpec& spec) {
+  if (spec.num_kv_heads != spec.num_heads) {
+    return Unimplemented(
+        fields, "num_key_value_heads",
+        absl::StrFormat("%s has as many as query heads: want %d, have %d",
+                        spec.architecture, spec.num_heads, spec.num_kv_heads));
+  }
+  if (spec.num_heads * spec.head_dim != spec.hidden_size) {
+    return Unimplemented(
+        fields, "head_dim",
+        absl::StrFormat("%s divides hidden_size %d among %d heads, have %d",
+                        spec.architecture, spec.hidden_size, spec.num_heads,
+                        spec.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
+  spec->norm = NormKind::kLayerNorm;
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("layer_norm_eps", 1e-30, 1.0, 1e-5));
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
+                          fields.BoolOr("tie_word_embeddings", false));
+  KVASIR_ASSIGN_OR_RETURN(spec->parallel_residual,
+                          fields.BoolOr("use_parallel_residual", true));
+  KVASIR_ASSIGN_OR_RETURN(
+      RopeConfig rope,
+      ParseRope(fields, RopeContext{.head_dim = spec->head_dim,
+                                    .max_position_embeddings =
+                                        spec->max_position_embeddings,
+                                    .neox = true}));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  return absl::OkStatus();
+}
+
+// A switch of OPT that has to stand as in its large models.
+struct OptSwitch {
+  std::string_view name;
+  bool want;
+  std::string_view reason;
+};
+constexpr std::array<OptSwitch, 3> kOptSwitches = {{
+    {"do_layer_norm_before", true,
+     "norms after attention and MLP (OPT-350M) are not served"},
+    {"_remove_final_layer_norm", false,
+     "a decoder without its last norm is not served"},
+    {"layer_norm_elementwise_affine", true,
+     "norms without weights are not served"},
+}};
+
+absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
+  for (const OptSwitch& row : kOptSwitches) {
+    KVASIR_ASSIGN_OR_RETURN(const bool have, fields.BoolOr(row.name, row.want));
+    if (have == row.want) continue;
+    return Unimplemented(
+        fields, row.name,
+        absl::StrFormat("%s: want %s, have %s", row.reason,
+                        row.want ? "true" : "false", have ? "true" : "false"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t projected,
+      fields.IntIn("word_embed_proj_dim", 1, kMaxHidden, spec->hidden_size));
+  if (projected != spec->hidden_size) {
+    return Unimplemented(
+        fields, "word_embed_proj_dim",
+        absl::StrFormat("embeddings of another width than the layers are not "
+                        "served: want hidden_size %d, have %d",
+                        spec->hidden_size, projected));
+  }
+  spec->norm = NormKind::kLayerNorm;
+  spec->norm_eps = 1e-5;  // no field says it
+  spec->learned_positions = true;
+  for (LayerSpec& layer : spec->layers) layer.rope = false;
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
+                          fields.BoolOr("tie_word_embeddings", true));
   return absl::OkStatus();
 }
 
@@ -326,16 +475,14 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
   KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family.family, &spec));
   KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family.family, &spec));
   KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family.family, &spec));
-  KVASIR_ASSIGN_OR_RETURN(spec.norm_eps,
-                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
-  KVASIR_ASSIGN_OR_RETURN(spec.tied_head,
-                          fields.BoolOr("tie_word_embeddings", false));
-  KVASIR_ASSIGN_OR_RETURN(
-      RopeConfig rope,
-      ParseRope(fields,
-                RopeContext{spec.head_dim, spec.max_position_embeddings}));
-  spec.rope = std::move(rope.rope);
-  spec.max_position_embeddings = rope.max_positions;
+  KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family.family, &spec));
+  if (family.family == Family::kNeox) {
+    KVASIR_RETURN_IF_ERROR(ParseNeox(fields, &spec));
+  } else if (family.family == Family::kOpt) {
+    KVASIR_RETURN_IF_ERROR(ParseOpt(fields, &spec));
+  } else {
+    KVASIR_RETURN_IF_ERROR(ParseRotaryFamily(fields, &spec));
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> bos,
                           fields.Int("bos_token_id"));
   if (bos.has_value()) {

@@ -74,6 +74,113 @@ TEST(ConfigTest, LlamaComesDownToADescription) {
   EXPECT_NEAR(spec.rope.frequencies[7], std::pow(10000.0, -14.0 / 16), 1e-12);
 }
 
+json SmallNeox() {
+  return {{"architectures", {"GPTNeoXForCausalLM"}},
+          {"model_type", "gpt_neox"},
+          {"hidden_size", 64},
+          {"num_attention_heads", 4},
+          {"intermediate_size", 96},
+          {"num_hidden_layers", 2},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 256}};
+}
+
+json SmallOpt() {
+  return {{"architectures", {"OPTForCausalLM"}},
+          {"model_type", "opt"},
+          {"hidden_size", 64},
+          {"num_attention_heads", 4},
+          {"ffn_dim", 96},
+          {"num_hidden_layers", 2},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 256}};
+}
+
+TEST(ConfigTest, NeoxComesDownToADescription) {
+  DecoderSpec spec = MustParse(SmallNeox());
+  EXPECT_EQ(spec.norm, NormKind::kLayerNorm);
+  EXPECT_EQ(spec.norm_eps, 1e-5);
+  EXPECT_EQ(spec.mlp, MlpKind::kGelu);
+  EXPECT_TRUE(spec.parallel_residual);
+  EXPECT_TRUE(spec.qkv_bias && spec.o_bias && spec.mlp_bias);
+  EXPECT_FALSE(spec.tied_head);
+  EXPECT_FALSE(spec.learned_positions);
+  EXPECT_EQ(spec.rope.rotary_dim, 4);  // a quarter of 16
+  EXPECT_EQ(spec.rope.pairing, RopePairing::kHalfSplit);
+  ExpectFrequencies(spec.rope, {1.0, 0.01}, 1.0);
+
+  json config =
+      With(With(SmallNeox(), "rotary_pct", 0.5), "hidden_act", "gelu_fast");
+  config["use_parallel_residual"] = false;
+  config["attention_bias"] = false;
+  config["rotary_emb_base"] = 16;
+  spec = MustParse(config);
+  EXPECT_EQ(spec.mlp, MlpKind::kGeluTanh);
+  EXPECT_FALSE(spec.parallel_residual);
+  EXPECT_FALSE(spec.qkv_bias || spec.o_bias);
+  EXPECT_TRUE(spec.mlp_bias);
+  ExpectFrequencies(spec.rope, {1.0, 0.5, 0.25, 0.125}, 1.0);
+}
+
+TEST(ConfigTest, NeoxFieldsOfOtherNamesMayNotDisagree) {
+  // As newer libraries write them.
+  json config = SmallNeox();
+  config["rope_parameters"] = {{"rope_type", "default"},
+                               {"rope_theta", 16.0},
+                               {"partial_rotary_factor", 0.5}};
+  ExpectFrequencies(MustParse(config).rope, {1.0, 0.5, 0.25, 0.125}, 1.0);
+  config["rotary_pct"] = 0.25;
+  EXPECT_THAT(Parse(config), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      AllOf(HasSubstr("partial_rotary_factor"),
+                                            HasSubstr("disagrees"))));
+  config = With(SmallNeox(), "rope_theta", 500.0);
+  config["rotary_emb_base"] = 10000;
+  EXPECT_THAT(Parse(config),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("rope_theta"), HasSubstr("500"),
+                             HasSubstr("rotary_emb_base 10000"))));
+}
+
+TEST(ConfigTest, NeoxScalesWhatTurns) {
+  json config = With(SmallNeox(), "rotary_pct", 0.5);
+  config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  config["rotary_emb_base"] = 16;
+  ExpectFrequencies(MustParse(config).rope, {0.25, 0.125, 0.0625, 0.03125},
+                    1.0);
+}
+
+TEST(ConfigTest, OptComesDownToADescription) {
+  DecoderSpec spec = MustParse(SmallOpt());
+  EXPECT_EQ(spec.norm, NormKind::kLayerNorm);
+  EXPECT_EQ(spec.mlp, MlpKind::kRelu);
+  EXPECT_EQ(spec.intermediate_size, 96);
+  EXPECT_TRUE(spec.learned_positions);
+  EXPECT_TRUE(spec.tied_head);
+  EXPECT_TRUE(spec.qkv_bias && spec.o_bias && spec.mlp_bias);
+  EXPECT_FALSE(spec.parallel_residual);
+  EXPECT_EQ(spec.rope.rotary_dim, 0);
+  EXPECT_FALSE(spec.layers[1].rope);
+  spec = MustParse(With(SmallOpt(), "enable_bias", false));
+  EXPECT_FALSE(spec.qkv_bias || spec.o_bias || spec.mlp_bias);
+  EXPECT_EQ(MustParse(With(SmallOpt(), "activation_function", "gelu")).mlp,
+            MlpKind::kGelu);
+}
+
+TEST(ConfigTest, LayerNormFamiliesHaveNoGroupedHeads) {
+  for (const json& config : {SmallNeox(), SmallOpt()}) {
+    EXPECT_THAT(Parse(With(config, "num_key_value_heads", 2)),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         AllOf(HasSubstr("num_key_value_heads"),
+                               HasSubstr("want 4, have 2"))));
+    EXPECT_THAT(
+        Parse(With(config, "head_dim", 8)),
+        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("head_dim")));
+    EXPECT_THAT(Parse(With(config, "sliding_window", 8)),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         HasSubstr("sliding_window")));
+  }
+}
+
 TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeOverHeads) {
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", 32)).head_dim, 32);
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", nullptr)).head_dim, 16);

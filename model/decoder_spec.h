@@ -9,15 +9,29 @@
 
 namespace kvasir::model {
 
-enum class NormKind { kRmsNorm };
-enum class MlpKind { kGatedSilu };
+enum class NormKind {
+  kRmsNorm,    // weight
+  kLayerNorm,  // weight and bias
+};
+enum class MlpKind {
+  kGatedSilu,  // down(silu(gate(x)) * up(x))
+  kGelu,       // down(gelu(up(x))), exact
+  kGeluTanh,   // the same by its tanh form
+  kRelu,
+};
+inline bool IsGated(MlpKind kind) { return kind == MlpKind::kGatedSilu; }
+inline int64_t MlpMatrices(MlpKind kind) { return IsGated(kind) ? 3 : 2; }
+
 enum class RopePairing {
   kHalfSplit,    // pair f is (f, f + rotary_dim/2): Llama, NeoX
   kInterleaved,  // pair f is (2f, 2f + 1)
 };
 
+// Rows of OPT's table of learned positions before that of position 0.
+inline constexpr int64_t kUnusedOptPositions = 2;
+
 struct RopeSpec {
-  int64_t rotary_dim = 0;  // <= head_dim, even
+  int64_t rotary_dim = 0;  // <= head_dim, even; 0: no layer rotates
   RopePairing pairing = RopePairing::kHalfSplit;
   // Radians per position of each pair [rotary_dim / 2], scaling (llama3, YaRN,
   // linear) already applied, in double precision.
@@ -46,6 +60,12 @@ struct DecoderSpec {
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-5;
   MlpKind mlp = MlpKind::kGatedSilu;
+  // Attention and MLP see the same stream: x + attention(norm1(x)) +
+  // mlp(norm2(x)). Else the MLP sees what attention has added to.
+  bool parallel_residual = false;
+  // A learned vector of the position is added to each token's embedding
+  // [max_position_embeddings, M].
+  bool learned_positions = false;
   RopeSpec rope;
   bool qkv_bias = false;
   bool o_bias = false;

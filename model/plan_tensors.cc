@@ -262,27 +262,24 @@ template <typename Attention>
 absl::StatusOr<std::vector<RequiredTensor>> ModelTensors(
     const DecoderSpec& spec, const Attention& attention) {
   const int64_t m = spec.hidden_size;
-  const int64_t f = spec.intermediate_size;
   std::vector<RequiredTensor> tensors;
   tensors.push_back({std::string(kEmbeddingName), {spec.vocab_size, m}});
+  if (spec.learned_positions) {
+    tensors.push_back(
+        {std::string(kPositionsName), {spec.max_position_embeddings, m}});
+  }
+  const std::vector<RequiredTensor> beside = NormAndMlpTensors(spec);
   for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
-    const auto add = [&](std::string_view part, std::vector<int64_t> shape) {
-      tensors.push_back({LayerTensorName(layer, part), std::move(shape)});
-    };
-    add("input_layernorm.weight", {m});
     KVASIR_ASSIGN_OR_RETURN(std::vector<RequiredTensor> own, attention(layer));
     std::move(own.begin(), own.end(), std::back_inserter(tensors));
-    add("post_attention_layernorm.weight", {m});
-    add("mlp.gate_proj.weight", {f, m});
-    add("mlp.up_proj.weight", {f, m});
-    add("mlp.down_proj.weight", {m, f});
-    if (spec.mlp_bias) {
-      add("mlp.gate_proj.bias", {f});
-      add("mlp.up_proj.bias", {f});
-      add("mlp.down_proj.bias", {m});
+    for (const RequiredTensor& tensor : beside) {
+      tensors.push_back({LayerTensorName(layer, tensor.name), tensor.shape});
     }
   }
   tensors.push_back({std::string(kFinalNormName), {m}});
+  if (spec.norm == NormKind::kLayerNorm) {
+    tensors.push_back({std::string(kFinalNormBiasName), {m}});
+  }
   if (!spec.tied_head) {
     tensors.push_back({std::string(kHeadName), {spec.vocab_size, m}});
   }
@@ -379,6 +376,24 @@ absl::StatusOr<AttentionTensors> DescribeAttention(const DecoderSpec& spec,
       lister.Side(KvSide::kValue, plan.value(), &attention.value));
   lister.Output(plan.value());
   return attention;
+}
+
+std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec) {
+  const int64_t m = spec.hidden_size;
+  const int64_t f = spec.intermediate_size;
+  std::vector<RequiredTensor> tensors;
+  const auto add = [&](const char* module, std::vector<int64_t> shape,
+                       bool bias) {
+    if (bias) tensors.push_back({absl::StrCat(module, ".bias"), {shape[0]}});
+    tensors.push_back({absl::StrCat(module, ".weight"), std::move(shape)});
+  };
+  const bool norm_bias = spec.norm == NormKind::kLayerNorm;
+  add("input_layernorm", {m}, norm_bias);
+  add("post_attention_layernorm", {m}, norm_bias);
+  if (IsGated(spec.mlp)) add("mlp.gate_proj", {f, m}, spec.mlp_bias);
+  add("mlp.up_proj", {f, m}, spec.mlp_bias);
+  add("mlp.down_proj", {m, f}, spec.mlp_bias);
+  return tensors;
 }
 
 std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec) {

@@ -17,7 +17,8 @@
 
 namespace kvasir::model {
 
-// A tensor that a decoder needs, under its Hugging Face name.
+// A tensor that a decoder needs, under our name: Llama's own, in every family
+// (family_tensors.h has those of the files).
 struct RequiredTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -28,7 +29,7 @@ struct RequiredTensor {
                          const RequiredTensor&) = default;
 };
 
-// Every tensor of a full-rank model, in the order in which it is used.
+// Every tensor of a full-rank model.
 std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 
 // The same under a plan; only attention tensors differ.
@@ -37,10 +38,17 @@ std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const kvasir::v1::KvPlan& plan);
 
+// What a layer has beside attention, by names after "model.layers.{l}.".
+std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec);
+
 // Names, in one place for loader and writers.
 std::string LayerTensorName(int64_t layer, std::string_view part);
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
+// Learned positions [max_position_embeddings, M].
+inline constexpr std::string_view kPositionsName =
+    "model.embed_positions.weight";
 inline constexpr std::string_view kFinalNormName = "model.norm.weight";
+inline constexpr std::string_view kFinalNormBiasName = "model.norm.bias";
 inline constexpr std::string_view kHeadName = "lm_head.weight";
 
 enum class KvSide { kKey, kValue };

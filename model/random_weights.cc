@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/philox.h"
 #include "base/status_macros.h"
+#include "model/family_tensors.h"
 #include "model/plan_tensors.h"
 
 namespace kvasir::model {
@@ -78,6 +79,147 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
   return tensor;
 }
 
+// Lists tensors in file order.
+struct TensorLister {
+  std::vector<RandomTensor> tensors;
+  std::string prefix;  // of the next names
+  bool bias = false;   // of projections
+  bool layer_norm = false;
+
+  void Table(const char* module, int64_t rows, int64_t columns,
+             double deviation) {
+    Add(module, ".weight", {rows, columns}, RandomKind::kNormal, deviation);
+  }
+  void Matrix(const char* module, int64_t rows, int64_t columns, double scale) {
+    Table(module, rows, columns,
+          scale / std::sqrt(static_cast<double>(columns)));
+  }
+  void Bias(const char* module, int64_t size) {
+    Add(module, ".bias", {size}, RandomKind::kNormal, kBiasDeviation);
+  }
+  // With its bias, where the model has such.
+  void Projection(const char* module, int64_t rows, int64_t columns,
+                  double scale) {
+    Matrix(module, rows, columns, scale);
+    if (bias) Bias(module, rows);
+  }
+  void Norm(const char* module, int64_t size) {
+    Add(module, ".weight", {size}, RandomKind::kOnes, 0.0);
+    if (layer_norm) Bias(module, size);
+  }
+
+ private:
+  void Add(const char* module, const char* leaf, std::vector<int64_t> shape,
+           RandomKind kind, double deviation) {
+    tensors.push_back({.name = absl::StrCat(prefix, module, leaf),
+                       .shape = std::move(shape),
+                       .kind = kind,
+                       .deviation = deviation});
+  }
+};
+
+void ListLlama(const ModelShape& shape, double residual, double embedding,
+               TensorLister& list) {
+  const int64_t m = shape.hidden_size;
+  const int64_t f = shape.intermediate_size;
+  const int64_t q_size = shape.num_query_heads * shape.head_dim;
+  const int64_t kv_size = shape.num_kv_heads * shape.head_dim;
+  list.Table("model.embed_tokens", shape.vocab_size, m, embedding);
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    list.prefix = absl::StrCat("model.layers.", i, ".");
+    list.Norm("input_layernorm", m);
+    list.Projection("self_attn.q_proj", q_size, m, 1.0);
+    list.Projection("self_attn.k_proj", kv_size, m, 1.0);
+    list.Projection("self_attn.v_proj", kv_size, m, 1.0);
+    list.Matrix("self_attn.o_proj", m, q_size, residual);
+    list.Norm("post_attention_layernorm", m);
+    list.Matrix("mlp.gate_proj", f, m, 1.0);
+    list.Matrix("mlp.up_proj", f, m, 1.0);
+    list.Matrix("mlp.down_proj", m, f, residual);
+  }
+  list.prefix.clear();
+  list.Norm("model.norm", m);
+  if (!shape.tied_embedding) {
+    list.Table("lm_head", shape.vocab_size, m, embedding);
+  }
+}
+
+void ListNeox(const ModelShape& shape, double residual, double embedding,
+              TensorLister& list) {
+  const int64_t m = shape.hidden_size;
+  const int64_t f = shape.intermediate_size;
+  list.Table("gpt_neox.embed_in", shape.vocab_size, m, embedding);
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    list.prefix = absl::StrCat("gpt_neox.layers.", i, ".");
+    list.Norm("input_layernorm", m);
+    list.Norm("post_attention_layernorm", m);
+    list.Projection("attention.query_key_value", 3 * m, m, 1.0);
+    list.Projection("attention.dense", m, m, residual);
+    list.Matrix("mlp.dense_h_to_4h", f, m, 1.0);
+    list.Bias("mlp.dense_h_to_4h", f);
+    list.Matrix("mlp.dense_4h_to_h", m, f, residual);
+    list.Bias("mlp.dense_4h_to_h", m);
+  }
+  list.prefix.clear();
+  list.Norm("gpt_neox.final_layer_norm", m);
+  if (!shape.tied_embedding) {
+    list.Table("embed_out", shape.vocab_size, m, embedding);
+  }
+}
+
+void ListOpt(const ModelShape& shape, double residual, double embedding,
+             TensorLister& list) {
+  const int64_t m = shape.hidden_size;
+  const int64_t f = shape.intermediate_size;
+  list.prefix = "model.decoder.";
+  list.Table("embed_tokens", shape.vocab_size, m, embedding);
+  list.Table("embed_positions", shape.max_position + kUnusedOptPositions, m,
+             embedding);
+  list.Norm("final_layer_norm", m);
+  for (int64_t i = 0; i < shape.num_layers; ++i) {
+    list.prefix = absl::StrCat("model.decoder.layers.", i, ".");
+    list.Projection("self_attn.k_proj", m, m, 1.0);
+    list.Projection("self_attn.v_proj", m, m, 1.0);
+    list.Projection("self_attn.q_proj", m, m, 1.0);
+    list.Projection("self_attn.out_proj", m, m, residual);
+    list.Norm("self_attn_layer_norm", m);
+    list.Projection("fc1", f, m, 1.0);
+    list.Projection("fc2", m, f, residual);
+    list.Norm("final_layer_norm", m);
+  }
+  list.prefix.clear();
+  if (!shape.tied_embedding) {
+    list.Table("lm_head", shape.vocab_size, m, embedding);
+  }
+}
+
+// Numbers of stored elements from `begin` on.
+void FillStored(const RandomTensor& tensor, uint64_t seed, int64_t begin,
+                std::span<float> out) {
+  const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);
+  const uint64_t name =
+      HashName(tensor.stored_name.empty() ? tensor.name : tensor.stored_name);
+  const auto scale =
+      static_cast<float>(tensor.deviation / kCentredSumDeviation);
+  // A Philox block makes two elements, 2 * block and 2 * block + 1.
+  const auto first = static_cast<uint64_t>(begin);
+  auto value = [&](uint64_t element) {
+    const base::PhiloxCounter bits =
+        base::Philox4x32(key, base::PhiloxCounterOf(element / 2, name));
+    return scale * (element % 2 == 0 ? CentredSum(bits[0], bits[1])
+                                     : CentredSum(bits[2], bits[3]));
+  };
+  size_t i = 0;
+  if (first % 2 != 0 && !out.empty()) out[i++] = value(first);
+  for (; i + 1 < out.size(); i += 2) {
+    const base::PhiloxCounter bits =
+        base::Philox4x32(key, base::PhiloxCounterOf((first + i) / 2, name));
+    out[i] = scale * CentredSum(bits[0], bits[1]);
+    out[i + 1] = scale * CentredSum(bits[2], bits[3]);
+  }
+  if (i < out.size()) out[i] = value(first + i);
+}
+
 }  // namespace
 
 uint64_t HashName(std::string_view name) {
@@ -95,61 +237,46 @@ int64_t RandomTensor::num_elements() const {
 }
 
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
-  const int64_t model_dim = shape.hidden_size;
-  const int64_t q_size = shape.num_query_heads * shape.head_dim;
-  const int64_t kv_size = shape.num_kv_heads * shape.head_dim;
   const double residual = ResidualScale(shape);
   // Logits of deviation 2: a sampler has something to choose from.
-  const double embedding = 2.0 / std::sqrt(static_cast<double>(model_dim));
-
-  std::vector<RandomTensor> tensors;
-  std::string prefix;
-  auto matrix = [&](const char* name, int64_t rows, int64_t columns,
-                    double scale) {
-    tensors.push_back({absl::StrCat(prefix, name, ".weight"),
-                       {rows, columns},
-                       RandomKind::kNormal,
-                       scale / std::sqrt(static_cast<double>(columns))});
-  };
-  auto vocabulary = [&](const char* name) {
-    tensors.push_back({absl::StrCat(name, ".weight"),
-                       {shape.vocab_size, model_dim},
-                       RandomKind::kNormal,
-                       embedding});
-  };
-  auto norm = [&](const char* name) {
-    tensors.push_back({absl::StrCat(prefix, name, ".weight"),
-                       {model_dim},
-                       RandomKind::kOnes,
-                       0.0});
-  };
-  auto bias = [&](const char* name, int64_t size) {
-    if (!shape.qkv_bias) return;
-    tensors.push_back({absl::StrCat(prefix, name, ".bias"),
-                       {size},
-                       RandomKind::kNormal,
-                       kBiasDeviation});
-  };
-
-  vocabulary("model.embed_tokens");
-  for (int64_t i = 0; i < shape.num_layers; ++i) {
-    prefix = absl::StrCat("model.layers.", i, ".");
-    norm("input_layernorm");
-    matrix("self_attn.q_proj", q_size, model_dim, 1.0);
-    bias("self_attn.q_proj", q_size);
-    matrix("self_attn.k_proj", kv_size, model_dim, 1.0);
-    bias("self_attn.k_proj", kv_size);
-    matrix("self_attn.v_proj", kv_size, model_dim, 1.0);
-    bias("self_attn.v_proj", kv_size);
-    matrix("self_attn.o_proj", model_dim, q_size, residual);
-    norm("post_attention_layernorm");
-    matrix("mlp.gate_proj", shape.intermediate_size, model_dim, 1.0);
-    matrix("mlp.up_proj", shape.intermediate_size, model_dim, 1.0);
-    matrix("mlp.down_proj", model_dim, shape.intermediate_size, residual);
+  const double embedding =
+      2.0 / std::sqrt(static_cast<double>(shape.hidden_size));
+  TensorLister list;
+  list.bias = shape.qkv_bias;
+  list.layer_norm = HasLayerNorm(shape.family);
+  switch (shape.family) {
+    case ShapeFamily::kNeox:
+      ListNeox(shape, residual, embedding, list);
+      break;
+    case ShapeFamily::kOpt:
+      ListOpt(shape, residual, embedding, list);
+      break;
+    default:
+      ListLlama(shape, residual, embedding, list);
   }
-  prefix = "model.";
-  norm("norm");
-  if (!shape.tied_embedding) vocabulary("lm_head");
+  return std::move(list.tensors);
+}
+
+std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
+                                          const DecoderSpec& spec) {
+  std::map<std::string, RandomTensor> stored;
+  for (RandomTensor& tensor : RandomTensorsOf(shape)) {
+    std::string name = tensor.name;
+    stored.emplace(std::move(name), std::move(tensor));
+  }
+  std::vector<RandomTensor> tensors;
+  for (RequiredTensor& wanted : RequiredTensors(spec)) {
+    const StoredTensor from = StoredTensorOf(spec, wanted.name);
+    const auto found = stored.find(from.name);
+    if (found == stored.end()) continue;
+    if (from.rows.all() && found->second.shape != wanted.shape) continue;
+    RandomTensor tensor = found->second;
+    tensor.stored_name = from.name;
+    tensor.name = std::move(wanted.name);
+    tensor.shape = std::move(wanted.shape);
+    tensor.rows = from.rows;
+    tensors.push_back(std::move(tensor));
+  }
   return tensors;
 }
 
@@ -159,7 +286,7 @@ absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
   KVASIR_ASSIGN_OR_RETURN(const std::vector<RequiredTensor> wanted,
                           RequiredTensors(spec, plan));
   std::map<std::string, RandomTensor> plain;
-  for (RandomTensor& tensor : RandomTensorsOf(shape)) {
+  for (RandomTensor& tensor : RandomTensorsOf(shape, spec)) {
     std::string name = tensor.name;
     plain.emplace(std::move(name), std::move(tensor));
   }
@@ -189,27 +316,18 @@ void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
     std::fill(out.begin(), out.end(), static_cast<float>(tensor.value));
     return;
   }
-  const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);
-  const uint64_t name = HashName(tensor.name);
-  const auto scale =
-      static_cast<float>(tensor.deviation / kCentredSumDeviation);
-  // A Philox block makes two elements, 2 * block and 2 * block + 1.
-  const auto first = static_cast<uint64_t>(begin);
-  auto value = [&](uint64_t element) {
-    const base::PhiloxCounter bits =
-        base::Philox4x32(key, base::PhiloxCounterOf(element / 2, name));
-    return scale * (element % 2 == 0 ? CentredSum(bits[0], bits[1])
-                                     : CentredSum(bits[2], bits[3]));
-  };
-  size_t i = 0;
-  if (first % 2 != 0 && !out.empty()) out[i++] = value(first);
-  for (; i + 1 < out.size(); i += 2) {
-    const base::PhiloxCounter bits =
-        base::Philox4x32(key, base::PhiloxCounterOf((first + i) / 2, name));
-    out[i] = scale * CentredSum(bits[0], bits[1]);
-    out[i + 1] = scale * CentredSum(bits[2], bits[3]);
+  if (tensor.rows.all()) return FillStored(tensor, seed, begin, out);
+  const int64_t columns = tensor.num_elements() / tensor.shape[0];
+  const int64_t block = tensor.rows.block_rows * columns;
+  while (!out.empty()) {
+    const int64_t inside = begin % block;
+    const size_t count =
+        std::min(out.size(), static_cast<size_t>(block - inside));
+    const int64_t row = tensor.rows.first + begin / block * tensor.rows.stride;
+    FillStored(tensor, seed, row * columns + inside, out.first(count));
+    out = out.subspan(count);
+    begin += static_cast<int64_t>(count);
   }
-  if (i < out.size()) out[i] = value(first + i);
 }
 
 }  // namespace kvasir::model

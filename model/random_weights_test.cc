@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "gtest/gtest.h"
+#include "model/plan_tensors.h"
 
 namespace kvasir::model {
 namespace {
@@ -59,6 +60,58 @@ TEST(RandomWeightsTest, DependOnSeedAndName) {
 TEST(RandomWeightsTest, NormsAreOnes) {
   const RandomTensor norm{"n", {3}, RandomKind::kOnes, 0.0};
   EXPECT_EQ(Fill(norm, 1), (std::vector<float>{1.0F, 1.0F, 1.0F}));
+}
+
+// The keys of head h are the second block of its rows.
+TEST(RandomWeightsTest, OurTensorsAreRowsOfTheFamilysOwn) {
+  const ModelShape shape = {.name = "small",
+                            .family = ShapeFamily::kNeox,
+                            .num_layers = 1,
+                            .hidden_size = 12,
+                            .intermediate_size = 8,
+                            .num_query_heads = 3,
+                            .num_kv_heads = 3,
+                            .head_dim = 4,
+                            .vocab_size = 10,
+                            .max_position = 16,
+                            .rotary_part = 0.5,
+                            .qkv_bias = true};
+  DecoderSpec spec;
+  spec.model_type = "gpt_neox";
+  spec.hidden_size = 12;
+  spec.num_heads = spec.num_kv_heads = 3;
+  spec.head_dim = 4;
+  spec.intermediate_size = 8;
+  spec.vocab_size = 10;
+  spec.norm = NormKind::kLayerNorm;
+  spec.mlp = MlpKind::kGelu;
+  spec.qkv_bias = spec.o_bias = spec.mlp_bias = true;
+  spec.layers.resize(1);
+  const auto find = [](const std::vector<RandomTensor>& tensors,
+                       const std::string& name) {
+    for (const RandomTensor& tensor : tensors) {
+      if (tensor.name == name) return tensor;
+    }
+    ADD_FAILURE() << name;
+    return RandomTensor{};
+  };
+  const std::vector<RandomTensor> ours = RandomTensorsOf(shape, spec);
+  EXPECT_EQ(ours.size(), RequiredTensors(spec).size());
+  const auto fused =
+      Fill(find(RandomTensorsOf(shape),
+                "gpt_neox.layers.0.attention.query_key_value.weight"),
+           7);
+  const RandomTensor key = find(ours, "model.layers.0.self_attn.k_proj.weight");
+  const std::vector<float> values = Fill(key, 7);
+  for (size_t row = 0; row < 12; ++row) {
+    const size_t stored = row / 4 * 12 + 4 + row % 4;
+    for (size_t i = 0; i < 12; ++i) {
+      ASSERT_EQ(values[row * 12 + i], fused[stored * 12 + i]) << row;
+    }
+  }
+  std::vector<float> piece(30);
+  FillRandom(key, 7, 41, piece);
+  for (size_t i = 0; i < piece.size(); ++i) ASSERT_EQ(piece[i], values[41 + i]);
 }
 
 }  // namespace

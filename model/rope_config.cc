@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <numbers>
 #include <optional>
 #include <string>
@@ -175,6 +176,75 @@ absl::Status RefusePartialRotary(const JsonFields& fields) {
   return absl::OkStatus();
 }
 
+// A number that may stand under several names, of which none may disagree.
+struct Named {
+  const JsonFields& fields;
+  std::string_view name;
+};
+absl::StatusOr<double> OneOf(std::initializer_list<Named> places,
+                             double fallback) {
+  std::optional<double> found;
+  std::string_view first;
+  for (const auto& [fields, name] : places) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
+                            fields.Number(name));
+    if (!value.has_value()) continue;
+    if (found.has_value() && *found != *value) {
+      return fields.Error(name, absl::StrFormat("%g disagrees with %s %g",
+                                                *value, first, *found));
+    }
+    if (!found.has_value()) first = name;
+    found = value;
+  }
+  return found.value_or(fallback);
+}
+
+// How many dims of a head turn (GPT-NeoX).
+absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
+                                      const JsonFields& rope,
+                                      int64_t head_dim) {
+  constexpr double kDefaultPart = 0.25;
+  KVASIR_ASSIGN_OR_RETURN(const double part,
+                          OneOf({{root, "rotary_pct"},
+                                 {root, "partial_rotary_factor"},
+                                 {rope, "partial_rotary_factor"}},
+                                kDefaultPart));
+  if (!(part > 0.0 && part <= 1.0)) {
+    return root.Error(
+        "rotary_pct",
+        absl::StrFormat("want above 0, at most 1, have %g", part));
+  }
+  const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  if (dim < 2 || dim % 2 != 0) {
+    return Unimplemented(
+        root, "rotary_pct",
+        absl::StrFormat("want a part of head_dim %d that is an even number of "
+                        "dims, have %g: %d dims",
+                        head_dim, part, dim));
+  }
+  return dim;
+}
+
+absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
+                               const RopeContext& context, bool is_new_form) {
+  if (context.neox) {
+    KVASIR_ASSIGN_OR_RETURN(const double theta,
+                            OneOf({{root, "rotary_emb_base"},
+                                   {root, "rope_theta"},
+                                   {rope, "rope_theta"}},
+                                  kDefaultTheta));
+    if (theta >= kMinTheta && theta <= kMaxTheta) return theta;
+    return root.Error(
+        "rotary_emb_base",
+        absl::StrFormat("want %g to %g, have %g", kMinTheta, kMaxTheta, theta));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const double theta,
+      root.NumberIn("rope_theta", kMinTheta, kMaxTheta, kDefaultTheta));
+  if (!is_new_form) return theta;
+  return rope.NumberIn("rope_theta", kMinTheta, kMaxTheta, theta);
+}
+
 // The scaling's name; "rope_type", or "type" in older files.
 absl::StatusOr<std::string> ScalingType(const JsonFields& fields) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> type,
@@ -220,7 +290,6 @@ absl::Status ApplyScaling(const JsonFields& fields, double theta,
 
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context) {
-  KVASIR_RETURN_IF_ERROR(RefusePartialRotary(root));
   const nlohmann::json* scaling = root.Find("rope_scaling");
   const nlohmann::json* parameters = root.Find("rope_parameters");
   if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
@@ -244,19 +313,20 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
   }
   const JsonFields fields(*object,
                           absl::StrFormat("%s: %s", root.where(), name));
-  KVASIR_RETURN_IF_ERROR(RefusePartialRotary(fields));
-  KVASIR_ASSIGN_OR_RETURN(
-      double theta,
-      root.NumberIn("rope_theta", kMinTheta, kMaxTheta, kDefaultTheta));
-  if (is_new_form) {
-    KVASIR_ASSIGN_OR_RETURN(
-        theta, fields.NumberIn("rope_theta", kMinTheta, kMaxTheta, theta));
-  }
+  KVASIR_ASSIGN_OR_RETURN(const double theta,
+                          ThetaOf(root, fields, context, is_new_form));
   RopeConfig config;
   config.max_positions = context.max_position_embeddings;
   config.rope.rotary_dim = context.head_dim;
+  if (context.neox) {
+    KVASIR_ASSIGN_OR_RETURN(config.rope.rotary_dim,
+                            NeoxRotaryDim(root, fields, context.head_dim));
+  } else {
+    KVASIR_RETURN_IF_ERROR(RefusePartialRotary(root));
+    KVASIR_RETURN_IF_ERROR(RefusePartialRotary(fields));
+  }
   config.rope.pairing = RopePairing::kHalfSplit;
-  config.rope.frequencies = DefaultFrequencies(theta, context.head_dim);
+  config.rope.frequencies = DefaultFrequencies(theta, config.rope.rotary_dim);
   KVASIR_RETURN_IF_ERROR(ApplyScaling(fields, theta, context, &config));
   return config;
 }

@@ -14,6 +14,8 @@ namespace kvasir::model {
 struct RopeContext {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;
+  // GPT-NeoX: a part of each head turns, and its fields have older names.
+  bool neox = false;
 };
 
 struct RopeConfig {
@@ -24,7 +26,8 @@ struct RopeConfig {
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// length seen ("dynamic", "longrope") or rotate a part of a head.
+// length seen ("dynamic", "longrope"), and for a part of a head that turns in
+// another family than GPT-NeoX.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

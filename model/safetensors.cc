@@ -1,5 +1,6 @@
 #include "model/safetensors.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -75,8 +76,11 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
         "%s: tensor %s: want %d bytes from %d, the tensor has %d", path(),
         tensor.name, out.size(), offset_bytes, tensor.size_bytes));
   }
-  absl::Status status =
-      file_.Read(data_start_bytes_ + tensor.begin_bytes + offset_bytes, out);
+  const absl::Status status = ForEachPiece(
+      tensor, offset_bytes, out.size(),
+      [&](uint64_t place, uint64_t size, uint64_t offset) {
+        return file_.Read(place, out.subspan(offset - offset_bytes, size));
+      });
   if (!status.ok()) {
     return absl::Status(
         status.code(),
@@ -85,16 +89,47 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
   return status;
 }
 
+absl::Status SafetensorsFile::ForEachPiece(
+    const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
+    absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece) const {
+  const uint64_t begin = data_start_bytes_ + tensor.begin_bytes;
+  if (tensor.rows.all()) {
+    return piece(begin + offset_bytes, size_bytes, offset_bytes);
+  }
+  const uint64_t row_bytes = tensor.row_bytes();
+  const uint64_t block_bytes =
+      static_cast<uint64_t>(tensor.rows.block_rows) * row_bytes;
+  const uint64_t end = offset_bytes + size_bytes;
+  for (uint64_t at = offset_bytes; at < end;) {
+    const uint64_t block = at / block_bytes;
+    const uint64_t inside = at % block_bytes;
+    const uint64_t size = std::min(block_bytes - inside, end - at);
+    const uint64_t row = static_cast<uint64_t>(tensor.rows.first) +
+                         block * static_cast<uint64_t>(tensor.rows.stride);
+    KVASIR_RETURN_IF_ERROR(piece(begin + row * row_bytes + inside, size, at));
+    at += size;
+  }
+  return absl::OkStatus();
+}
+
 void SafetensorsFile::WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
                                uint64_t size_bytes) const {
-  file_.WillNeed(data_start_bytes_ + tensor.begin_bytes + offset_bytes,
-                 size_bytes);
+  ForEachPiece(tensor, offset_bytes, size_bytes,
+               [&](uint64_t place, uint64_t size, uint64_t) {
+                 file_.WillNeed(place, size);
+                 return absl::OkStatus();
+               })
+      .IgnoreError();  // advice only
 }
 
 void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
                               uint64_t size_bytes) const {
-  file_.Release(data_start_bytes_ + tensor.begin_bytes + offset_bytes,
-                size_bytes);
+  ForEachPiece(tensor, offset_bytes, size_bytes,
+               [&](uint64_t place, uint64_t size, uint64_t) {
+                 file_.Release(place, size);
+                 return absl::OkStatus();
+               })
+      .IgnoreError();  // advice only
 }
 
 const TensorStore::Entry* TensorStore::Find(std::string_view name) const {
@@ -120,6 +155,7 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     for (const TensorInfo& info : store.files_[0]->tensors()) {
       store.entries_[info.name] = Entry{store.files_[0].get(), &info};
     }
+    store.stored_ = store.entries_;
     return store;
   }
 
@@ -171,7 +207,38 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     // Where a tensor lies in two shards, the index decides.
     store.entries_[name] = Entry{shard.file, found->second};
   }
+  store.stored_ = store.entries_;
   return store;
+}
+
+absl::Status TensorStore::Rename(
+    absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
+        views_of) {
+  Entries entries;
+  for (const auto& [stored_name, entry] : stored_) {
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<TensorView> views,
+                            views_of(entry));
+    for (const TensorView& view : views) {
+      Entry renamed = entry;
+      if (!view.rows.all()) {
+        auto choice = std::make_unique<TensorInfo>(*entry.info);
+        choice->rows = view.rows;
+        choice->shape[0] = view.num_rows;
+        choice->size_bytes =
+            static_cast<uint64_t>(view.num_rows) * entry.info->row_bytes();
+        renamed.info = choice.get();
+        choices_.push_back(std::move(choice));
+      }
+      const auto [place, is_new] = entries.try_emplace(view.name, renamed);
+      if (is_new) continue;
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: tensor %s: %s has the tensor %s, which is the same one (%s)",
+          entry.file->path(), stored_name, place->second.file->path(),
+          place->second.info->name, view.name));
+    }
+  }
+  entries_ = std::move(entries);
+  return absl::OkStatus();
 }
 
 }  // namespace kvasir::model

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/file.h"
@@ -47,13 +48,27 @@ int64_t TensorTypeBits(TensorType type);
 bool IsWeightType(TensorType type);
 std::string ShapeText(std::span<const int64_t> shape);
 
+// A choice of a tensor's rows: blocks of `block_rows`, the first from row
+// `first` on, each `stride` rows behind the one before. block_rows 0: all rows.
+struct RowBlocks {
+  int64_t first = 0;
+  int64_t block_rows = 0;
+  int64_t stride = 0;
+
+  bool all() const { return block_rows == 0; }
+  friend bool operator==(const RowBlocks&, const RowBlocks&) = default;
+};
+
 struct TensorInfo {
-  std::string name;
+  std::string name;  // as stored
   TensorType type = TensorType::kF32;
   std::vector<int64_t> shape;  // outermost first
   // From the start of the file's data section.
   uint64_t begin_bytes = 0;
   uint64_t size_bytes = 0;
+  // Not all: this is a choice of the rows that lie from begin_bytes on. Shape
+  // and size are those of the choice, and it is read as if it lay in one piece.
+  RowBlocks rows;
 
   // Product of the shape but its first entry, in bytes; the unit of reading.
   // Only for weight types.
@@ -76,7 +91,8 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
 
-  // Bytes of a tensor of this file, `offset_bytes` from its start.
+  // Bytes of a tensor of this file, or of a choice of its rows, `offset_bytes`
+  // from its start.
   absl::Status Read(const TensorInfo& tensor, uint64_t offset_bytes,
                     std::span<std::byte> out) const;
   void WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
@@ -91,9 +107,23 @@ class SafetensorsFile {
         data_start_bytes_(data_start_bytes),
         tensors_(std::move(tensors)) {}
 
+  // Calls piece(place in the file, bytes, offset in the tensor's own bytes) for
+  // what lies in one piece, in order.
+  absl::Status ForEachPiece(
+      const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
+      absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece)
+      const;
+
   RandomAccessFile file_;
   uint64_t data_start_bytes_;
   std::vector<TensorInfo> tensors_;
+};
+
+// A name under which the rows of a stored tensor are found.
+struct TensorView {
+  std::string name;
+  RowBlocks rows;
+  int64_t num_rows = 0;  // of the choice; not used for all rows
 };
 
 // The tensors of a checkpoint folder, by name, wherever they lie:
@@ -107,17 +137,27 @@ class TensorStore {
     const TensorInfo* info = nullptr;
   };
 
+  using Entries = std::map<std::string, Entry, std::less<>>;
+
   static absl::StatusOr<TensorStore> Open(const std::string& folder);
+
+  // Gives the tensors the names of their views, and choices of rows names of
+  // their own. INVALID_ARGUMENT for two of one name.
+  absl::Status Rename(
+      absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
+          views_of);
 
   // nullptr when there is none. Valid as long as the store.
   const Entry* Find(std::string_view name) const;
-  const std::map<std::string, Entry, std::less<>>& entries() const {
-    return entries_;
-  }
+  const Entries& entries() const { return entries_; }
+  // By the names and in the shapes that the files have.
+  const Entries& stored() const { return stored_; }
 
  private:
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, Entry, std::less<>> entries_;
+  std::vector<std::unique_ptr<TensorInfo>> choices_;
+  Entries entries_;
+  Entries stored_;
 };
 
 }  // namespace kvasir::model

@@ -300,8 +300,8 @@ std::string ShapeText(std::span<const int64_t> shape) {
 }
 
 uint64_t TensorInfo::row_bytes() const {
-  const uint64_t rows = static_cast<uint64_t>(num_rows());
-  return rows == 0 ? 0 : size_bytes / rows;
+  const uint64_t count = static_cast<uint64_t>(num_rows());
+  return count == 0 ? 0 : size_bytes / count;
 }
 
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(

@@ -19,9 +19,10 @@ TEST(ShapeConfigTest, EveryKnownShapeIsAModelThatThisEngineReads) {
     EXPECT_EQ(spec.tied_head, shape.tied_embedding) << name;
     EXPECT_EQ(spec.qkv_bias, shape.qkv_bias) << name;
     EXPECT_EQ(spec.layers[0].sliding_window, shape.sliding_window) << name;
-    EXPECT_EQ(static_cast<int64_t>(spec.rope.frequencies.size()),
-              shape.head_dim / 2)
+    EXPECT_EQ(static_cast<double>(spec.rope.frequencies.size()),
+              static_cast<double>(shape.head_dim) * shape.rotary_part / 2)
         << name;
+    EXPECT_EQ(spec.norm == NormKind::kLayerNorm, HasLayerNorm(shape.family));
   }
 }
 

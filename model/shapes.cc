@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "model/decoder_spec.h"
 
 namespace kvasir::model {
 namespace {
@@ -141,7 +142,7 @@ ModelShape Qwen25_05b() {
           .vocab_size = 151936,
           .max_position = 32768,
           .rope_theta = 1000000.0,
-          .rms_norm_eps = 1e-6,
+          .norm_eps = 1e-6,
           .tied_embedding = true,
           .qkv_bias = true,
           .bos_token_id = 151643,
@@ -175,6 +176,75 @@ ModelShape Qwen25_7b() {
   return shape;
 }
 
+ModelShape Pythia160m() {
+  return {.name = "pythia-160m",
+          .family = ShapeFamily::kNeox,
+          .num_layers = 12,
+          .hidden_size = 768,
+          .intermediate_size = 3072,
+          .num_query_heads = 12,
+          .num_kv_heads = 12,
+          .head_dim = 64,
+          .vocab_size = 50304,
+          .max_position = 2048,
+          .rotary_part = 0.25,
+          .qkv_bias = true,
+          .bos_token_id = 0,
+          .eos_token_id = 0};
+}
+
+ModelShape Pythia410m() {
+  ModelShape shape = Pythia160m();
+  shape.name = "pythia-410m";
+  shape.num_layers = 24;
+  shape.hidden_size = 1024;
+  shape.intermediate_size = 4096;
+  shape.num_query_heads = 16;
+  shape.num_kv_heads = 16;
+  return shape;
+}
+
+ModelShape Pythia1b() {
+  ModelShape shape = Pythia160m();
+  shape.name = "pythia-1b";
+  shape.num_layers = 16;
+  shape.hidden_size = 2048;
+  shape.intermediate_size = 8192;
+  shape.num_query_heads = 8;
+  shape.num_kv_heads = 8;
+  shape.head_dim = 256;
+  return shape;
+}
+
+ModelShape Opt125m() {
+  return {.name = "opt-125m",
+          .family = ShapeFamily::kOpt,
+          .num_layers = 12,
+          .hidden_size = 768,
+          .intermediate_size = 3072,
+          .num_query_heads = 12,
+          .num_kv_heads = 12,
+          .head_dim = 64,
+          .vocab_size = 50272,
+          .max_position = 2048,
+          .rotary_part = 0.0,
+          .tied_embedding = true,
+          .qkv_bias = true,
+          .bos_token_id = 2,
+          .eos_token_id = 2};
+}
+
+ModelShape Opt13b() {
+  ModelShape shape = Opt125m();
+  shape.name = "opt-1.3b";
+  shape.num_layers = 24;
+  shape.hidden_size = 2048;
+  shape.intermediate_size = 8192;
+  shape.num_query_heads = 32;
+  shape.num_kv_heads = 32;
+  return shape;
+}
+
 // The built-in model, models/tiny.
 ModelShape KvasirTiny() {
   return {.name = "kvasir-tiny",
@@ -194,7 +264,8 @@ ModelShape KvasirTiny() {
 std::vector<ModelShape> AllShapes() {
   return {KvasirTiny(), TinyLlama(),  Llama2_7b(),  Llama2_13b(),  Llama2_70b(),
           Llama3_8b(),  Llama3_70b(), Llama31_8b(), Llama31_70b(), Llama32_1b(),
-          Mistral7b(),  Qwen25_05b(), Qwen25_15b(), Qwen25_7b()};
+          Mistral7b(),  Qwen25_05b(), Qwen25_15b(), Qwen25_7b(),   Pythia160m(),
+          Pythia410m(), Pythia1b(),   Opt125m(),    Opt13b()};
 }
 
 struct NamedSize {
@@ -205,15 +276,23 @@ struct NamedSize {
 }  // namespace
 
 int64_t CountParameters(const ModelShape& shape) {
+  const int64_t m = shape.hidden_size;
   const int64_t q_size = shape.num_query_heads * shape.head_dim;
   const int64_t kv_size = shape.num_kv_heads * shape.head_dim;
-  int64_t layer = 2 * shape.hidden_size;  // norms
-  layer += 2 * shape.hidden_size * (q_size + kv_size);
-  layer += 3 * shape.hidden_size * shape.intermediate_size;
+  const bool layer_norm = HasLayerNorm(shape.family);
+  const int64_t norm = layer_norm ? 2 * m : m;
+  int64_t layer = 2 * norm + 2 * m * (q_size + kv_size);
   if (shape.qkv_bias) layer += q_size + 2 * kv_size;
-  const int64_t embedding = shape.vocab_size * shape.hidden_size;
-  return shape.num_layers * layer + shape.hidden_size +
-         embedding * (shape.tied_embedding ? 1 : 2);
+  layer += (layer_norm ? 2 : 3) * m * shape.intermediate_size;
+  // Of o_proj, and of both matrices of the MLP.
+  if (layer_norm) layer += 2 * m + shape.intermediate_size;
+  const int64_t embedding = shape.vocab_size * m;
+  int64_t count = shape.num_layers * layer + norm +
+                  embedding * (shape.tied_embedding ? 1 : 2);
+  if (shape.family == ShapeFamily::kOpt) {
+    count += (shape.max_position + kUnusedOptPositions) * m;
+  }
+  return count;
 }
 
 absl::Status ValidateShape(const ModelShape& shape) {
@@ -246,6 +325,17 @@ absl::Status ValidateShape(const ModelShape& shape) {
     return absl::InvalidArgumentError(
         absl::StrCat("shape ", shape.name, ": head dim ", shape.head_dim,
                      " is odd; RoPE turns pairs"));
+  }
+  if (HasLayerNorm(shape.family) &&
+      (shape.num_kv_heads != shape.num_query_heads ||
+       shape.num_query_heads * shape.head_dim != shape.hidden_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shape ", shape.name,
+        ": want a KV head for every query head, and together as wide as the "
+        "model; have ",
+        shape.num_kv_heads, " KV and ", shape.num_query_heads,
+        " query heads of ", shape.head_dim, " in a width of ",
+        shape.hidden_size));
   }
   return absl::OkStatus();
 }

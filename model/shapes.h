@@ -10,7 +10,11 @@
 
 namespace kvasir::model {
 
-enum class ShapeFamily { kLlama, kMistral, kQwen2 };
+enum class ShapeFamily { kLlama, kMistral, kQwen2, kNeox, kOpt };
+// GPT-NeoX and OPT: LayerNorm, a plain MLP, biases, a KV head per query head.
+inline bool HasLayerNorm(ShapeFamily family) {
+  return family == ShapeFamily::kNeox || family == ShapeFamily::kOpt;
+}
 enum class RopeScalingKind { kNone, kLlama3, kYarn };
 
 // The `rope_scaling` entry of config.json. Fields that the kind does not use
@@ -38,9 +42,12 @@ struct ModelShape {
   int64_t max_position = 0;
   double rope_theta = 10000.0;
   RopeScalingShape rope_scaling = {};
-  double rms_norm_eps = 1e-5;
+  // Of a head, turned by RoPE: 1 but in GPT-NeoX, 0 in OPT.
+  double rotary_part = 1.0;
+  double norm_eps = 1e-5;
   bool tied_embedding = false;
-  // Biases of q_proj, k_proj and v_proj (Qwen2).
+  // Biases of q_proj, k_proj and v_proj (Qwen2), of all projections in families
+  // of LayerNorm.
   bool qkv_bias = false;
   // 0: attention over the whole context.
   int64_t sliding_window = 0;

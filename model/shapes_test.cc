@@ -33,6 +33,11 @@ TEST(ShapesTest, HaveThePublishedSizes) {
   EXPECT_EQ(count("qwen2.5-0.5b"), 494'032'768);
   EXPECT_EQ(count("qwen2.5-1.5b"), 1'543'714'304);
   EXPECT_EQ(count("qwen2.5-7b"), 7'615'616'512);
+  EXPECT_EQ(count("pythia-160m"), 162'322'944);
+  EXPECT_EQ(count("pythia-410m"), 405'334'016);
+  EXPECT_EQ(count("pythia-1b"), 1'011'781'632);
+  EXPECT_EQ(count("opt-125m"), 125'239'296);
+  EXPECT_EQ(count("opt-1.3b"), 1'315'758'080);
 }
 
 TEST(ShapesTest, CountAgreesWithTheTensorList) {
@@ -72,6 +77,16 @@ TEST(ShapesTest, SizesThatDoNotFitAreRefusedByName) {
   shape.hidden_size = 0;
   EXPECT_THAT(ValidateShape(shape), StatusIs(absl::StatusCode::kInvalidArgument,
                                              HasSubstr("hidden is 0")));
+  shape = *FindShape("pythia-160m");
+  shape.num_kv_heads = 4;
+  EXPECT_THAT(ValidateShape(shape),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("have 4 KV and 12 query heads")));
+  shape = *FindShape("opt-125m");
+  shape.hidden_size = 512;
+  EXPECT_THAT(ValidateShape(shape),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("heads of 64 in a width of 512")));
 }
 
 }  // namespace

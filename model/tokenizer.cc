@@ -323,6 +323,24 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
   return ids;
 }
 
+// NOT_FOUND, and whoever goes on without is right to; not so where there is a
+// tokenizer in a form that is not read: older repositories hold a byte-level
+// BPE (GPT-2's, OPT's) as two files.
+absl::Status NoTokenizer(const std::filesystem::path& file) {
+  std::error_code error;
+  const std::string text =
+      absl::StrCat("no tokenizer: ", file.string(), " is missing");
+  if (!std::filesystem::exists(file.parent_path() / "vocab.json", error) ||
+      !std::filesystem::exists(file.parent_path() / "merges.txt", error)) {
+    return absl::NotFoundError(text);
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      text,
+      "; vocab.json and merges.txt are not read: transformers makes a "
+      "tokenizer.json of them (AutoTokenizer.from_pretrained, then "
+      "save_pretrained)"));
+}
+
 }  // namespace
 
 Tokenizer::Tokenizer(std::unique_ptr<TokenizerParts> parts)
@@ -354,6 +372,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
   std::filesystem::path file = path;
   std::error_code error;
   if (std::filesystem::is_directory(file, error)) file /= "tokenizer.json";
+  if (!std::filesystem::exists(file, error)) return NoTokenizer(file);
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
                           ReadSmallFile(file, kMaxFileBytes));
   std::string config;

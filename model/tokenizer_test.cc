@@ -305,6 +305,21 @@ TEST(TokenizerTest, GrowthByReplacementIsBounded) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("1000")));
 }
 
+TEST(TokenizerTest, TwoFilesInPlaceOfOneAreNamed) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / "two_file_tokenizer";
+  std::filesystem::create_directories(folder);
+  for (const char* name : {"vocab.json", "merges.txt"}) {
+    std::ofstream(folder / name) << "";
+  }
+  EXPECT_THAT(
+      Tokenizer::Load(folder.string()),
+      base::StatusIs(Code::kFailedPrecondition,
+                     ::testing::AllOf(HasSubstr("tokenizer.json is missing"),
+                                      HasSubstr("merges.txt are not read"))));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(TokenizerTest, MissingFileIsNotFound) {
   EXPECT_THAT(Tokenizer::Load("/nonexistent/dir"),
               base::StatusIs(Code::kNotFound, HasSubstr("/nonexistent/dir")));

@@ -35,6 +35,19 @@ absl::Status MatmulDense(Stream& stream, const DenseRows& in,
   return kernels::Matmul(stream, params, workspace);
 }
 
+kernels::ActivationKind ActivationOf(model::MlpKind kind) {
+  switch (kind) {
+    case model::MlpKind::kGelu:
+      return kernels::ActivationKind::kGelu;
+    case model::MlpKind::kGeluTanh:
+      return kernels::ActivationKind::kGeluTanh;
+    case model::MlpKind::kRelu:
+    case model::MlpKind::kGatedSilu:  // has no activation of its own
+      break;
+  }
+  return kernels::ActivationKind::kRelu;
+}
+
 }  // namespace
 
 absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
@@ -69,6 +82,10 @@ absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch, float* x,
   params.table = weights.embedding;
   params.table_dtype = weights.embedding_dtype;
   params.packed = weights.head;
+  params.position_table = weights.positions;
+  params.position_dtype = weights.positions_dtype;
+  params.num_positions = spec().max_position_embeddings;
+  params.positions = batch.positions;
   params.out = x;
   return kernels::Embedding(stream, params, workspace);
 }
@@ -84,28 +101,54 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Embed(stream, batch, out->x, workspace));
 
-  kernels::RmsNormParams norm;
-  norm.x = out->x;
-  norm.out = normed;
-  norm.num_rows = t;
-  norm.columns = m;
-  norm.eps = static_cast<float>(spec().norm_eps);
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const LayerWeights& weights =
         parts_.weights->layers[static_cast<size_t>(layer)];
     // What the layer before added enters with this norm.
-    norm.residual = layer == 0 ? nullptr : out->delta;
-    norm.weight = weights.input_norm;
-    KVASIR_RETURN_IF_ERROR(kernels::RmsNorm(stream, norm, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        Norm(stream,
+             {out->x, layer == 0 ? nullptr : out->delta, weights.input_norm,
+              weights.input_norm_bias, normed, t},
+             workspace));
     KVASIR_RETURN_IF_ERROR(
         Attention(stream, batch, layer, normed, out->delta, workspace));
-    norm.residual = out->delta;
-    norm.weight = weights.post_norm;
-    KVASIR_RETURN_IF_ERROR(kernels::RmsNorm(stream, norm, workspace));
+    const bool parallel = spec().parallel_residual;
     KVASIR_RETURN_IF_ERROR(
-        Mlp(stream, t, layer, normed, out->delta, workspace));
+        Norm(stream,
+             {out->x, parallel ? nullptr : out->delta, weights.post_norm,
+              weights.post_norm_bias, normed, t},
+             workspace));
+    if (parallel) {
+      KVASIR_RETURN_IF_ERROR(
+          AddMlp(stream, t, layer, normed, out->delta, workspace));
+    } else {
+      KVASIR_RETURN_IF_ERROR(
+          Mlp(stream, t, layer, normed, out->delta, workspace));
+    }
   }
   return absl::OkStatus();
+}
+
+absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,
+                           Workspace& workspace) const {
+  const auto fill = [&](auto& norm) {
+    norm.x = rows.x;
+    norm.residual = rows.residual;
+    norm.weight = rows.weight;
+    norm.out = rows.out;
+    norm.num_rows = rows.num_rows;
+    norm.columns = spec().hidden_size;
+    norm.eps = static_cast<float>(spec().norm_eps);
+  };
+  if (spec().norm == model::NormKind::kRmsNorm) {
+    kernels::RmsNormParams norm;
+    fill(norm);
+    return kernels::RmsNorm(stream, norm, workspace);
+  }
+  kernels::LayerNormParams norm;
+  fill(norm);
+  norm.bias = rows.bias;
+  return kernels::LayerNorm(stream, norm, workspace);
 }
 
 absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
@@ -202,19 +245,48 @@ absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
       parts_.weights->layers[static_cast<size_t>(layer)];
   const int64_t features = parts_.weights->shard.num_features;
   Workspace::Scope scope(&workspace);
-  float* const gate_up = workspace.Take<float>(num_tokens * 2 * features);
-  float* const gated = workspace.Take<float>(num_tokens * features);
+  const bool gated_mlp = model::IsGated(spec().mlp);
+  float* const gate_up = workspace.Take<float>(num_tokens * weights.gate_up.n);
+  // A plain activation stays in its place.
+  float* const gated =
+      gated_mlp ? workspace.Take<float>(num_tokens * features) : gate_up;
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
                                      {normed, num_tokens, weights.gate_up_bias},
                                      weights.gate_up, gate_up, workspace));
-  KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
-      stream, {gate_up, gated, num_tokens, features}, workspace));
+  if (gated_mlp) {
+    KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
+        stream, {gate_up, gated, num_tokens, features}, workspace));
+  } else {
+    KVASIR_RETURN_IF_ERROR(kernels::Activation(
+        stream,
+        {gate_up, gated, num_tokens, features, ActivationOf(spec().mlp)},
+        workspace));
+  }
   KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
                                      {gated, num_tokens, weights.down_bias},
                                      weights.down, out, workspace));
   return parts_.collective->AllReduceSum(
       stream, out, num_tokens * spec().hidden_size, workspace);
+}
+
+absl::Status Decoder::AddMlp(Stream& stream, int64_t num_tokens, int64_t layer,
+                             const float* normed, float* sum,
+                             Workspace& workspace) const {
+  const int64_t m = spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const added = workspace.Take<float>(num_tokens * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(
+      Mlp(stream, num_tokens, layer, normed, added, workspace));
+  kernels::AddRowsParams add;
+  add.y = sum;
+  add.y_row_stride = m;
+  add.x = added;
+  add.x_row_stride = m;
+  add.num_rows = num_tokens;
+  add.columns = m;
+  return kernels::AddRows(stream, add, workspace);
 }
 
 absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
@@ -236,15 +308,10 @@ absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
   gather.x = hidden.x;
   gather.out = out;
   KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));
-  kernels::RmsNormParams norm;
-  norm.x = out;
-  norm.residual = delta;
-  norm.weight = parts_.weights->final_norm;
-  norm.out = out;
-  norm.num_rows = num_rows;
-  norm.columns = m;
-  norm.eps = static_cast<float>(spec().norm_eps);
-  return kernels::RmsNorm(stream, norm, workspace);
+  return Norm(stream,
+              {out, delta, parts_.weights->final_norm,
+               parts_.weights->final_norm_bias, out, num_rows},
+              workspace);
 }
 
 }  // namespace kvasir::worker

@@ -70,12 +70,28 @@ class Decoder {
   const kernels::PackedMatrix& head() const { return parts_.weights->head; }
 
  private:
+  // One norm, with the addition before it.
+  struct NormRows {
+    float* x = nullptr;               // [T, M]
+    const float* residual = nullptr;  // [T, M] or null
+    const float* weight = nullptr;
+    const float* bias = nullptr;  // of a LayerNorm
+    float* out = nullptr;
+    int64_t num_rows = 0;
+  };
+
   Decoder() = default;
   absl::Status Embed(kernels::Stream& stream, const TokenBatch& batch, float* x,
                      kernels::Workspace& workspace) const;
   absl::Status Attention(kernels::Stream& stream, const TokenBatch& batch,
                          int64_t layer, const float* normed, float* out,
                          kernels::Workspace& workspace) const;
+  absl::Status Norm(kernels::Stream& stream, const NormRows& rows,
+                    kernels::Workspace& workspace) const;
+  // sum += the MLP of `normed` (parallel residual).
+  absl::Status AddMlp(kernels::Stream& stream, int64_t num_tokens,
+                      int64_t layer, const float* normed, float* sum,
+                      kernels::Workspace& workspace) const;
   absl::Status Mlp(kernels::Stream& stream, int64_t num_tokens, int64_t layer,
                    const float* normed, float* out,
                    kernels::Workspace& workspace) const;

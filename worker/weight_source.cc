@@ -8,7 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/status_macros.h"
+#include "model/shape_config.h"
 
 namespace kvasir::worker {
 namespace {
@@ -22,6 +24,12 @@ kernels::DType DTypeOfTensor(model::TensorType type) {
     default:
       return kernels::DType::kF32;
   }
+}
+
+std::vector<model::RandomTensor> TensorsOf(const model::ModelShape& shape) {
+  const auto spec = model::SpecOfShape(shape);
+  KVASIR_CHECK(spec.ok());  // the shape is valid
+  return model::RandomTensorsOf(shape, *spec);
 }
 
 }  // namespace
@@ -55,7 +63,7 @@ std::string CheckpointSource::WeightsId() const {
   model::WeightsIdBuilder builder;
   base::MutexLock lock(&mutex_);
   for (const auto& [name, fingerprint] : fingerprints_) {
-    builder.Add(*checkpoint_->tensors().Find(name)->info, fingerprint);
+    builder.Add(name, *checkpoint_->tensors().Find(name)->info, fingerprint);
   }
   return builder.Finish(checkpoint_->spec());
 }
@@ -72,7 +80,7 @@ RandomSource::RandomSource(std::string name,
 
 RandomSource::RandomSource(const model::ModelShape& shape, uint64_t seed,
                            kernels::DType dtype)
-    : RandomSource(shape.name, model::RandomTensorsOf(shape), seed, dtype) {}
+    : RandomSource(shape.name, TensorsOf(shape), seed, dtype) {}
 
 absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
     const model::ModelShape& shape, const model::DecoderSpec& spec,
@@ -91,7 +99,7 @@ absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
   };
   const std::set<std::string> own = lines(tensors);
   std::string name = shape.name;
-  if (own != lines(model::RandomTensorsOf(shape))) {
+  if (own != lines(model::RandomTensorsOf(shape, spec))) {
     absl::StrAppend(
         &name, "-",
         absl::Hex(model::HashName(absl::StrJoin(own, "\n")), absl::kZeroPad16));

@@ -27,6 +27,7 @@ struct WeightBlock {
   const void* data = nullptr;
 };
 
+// Tensors have our names, in every family (model/family_tensors.h).
 // Threads: all methods from any thread.
 // Errors: NOT_FOUND for an unknown name.
 class WeightSource {
@@ -69,6 +70,7 @@ class CheckpointSource final : public WeightSource {
 // same seed, everywhere.
 class RandomSource final : public WeightSource {
  public:
+  // `shape` is valid (model::ValidateShape).
   RandomSource(const model::ModelShape& shape, uint64_t seed,
                kernels::DType dtype);
   // model::RandomTensorsOf's errors.

@@ -39,6 +39,15 @@ class Planner {
     const int64_t m = spec_.hidden_size;
     KVASIR_RETURN_IF_ERROR(
         Vector(std::string(model::kFinalNormName), &weights_->final_norm));
+    if (HasNormBias()) {
+      KVASIR_RETURN_IF_ERROR(Vector(std::string(model::kFinalNormBiasName),
+                                    &weights_->final_norm_bias));
+    }
+    if (spec_.learned_positions) {
+      KVASIR_RETURN_IF_ERROR(jobs_->Table(
+          std::string(model::kPositionsName), spec_.max_position_embeddings, m,
+          &weights_->positions_dtype, &weights_->positions));
+    }
     const std::string embedding(model::kEmbeddingName);
     const std::string head =
         spec_.tied_head ? embedding : std::string(model::kHeadName);
@@ -53,43 +62,55 @@ class Planner {
   absl::Status PlanLayer(int64_t index, const kvasir::v1::LayerPlan& plan) {
     const ShardSizes& shard = weights_->shard;
     LayerWeights& layer = weights_->layers[static_cast<size_t>(index)];
-    const int64_t m = spec_.hidden_size;
-    const int64_t f = spec_.intermediate_size;
     const auto name = [index](const char* part) {
       return model::LayerTensorName(index, part);
     };
-    const RowTake gate{shard.first_feature, shard.num_features, 0};
-    const RowTake up{shard.first_feature, shard.num_features,
-                     shard.num_features};
-
     KVASIR_RETURN_IF_ERROR(
         Vector(name("input_layernorm.weight"), &layer.input_norm));
     KVASIR_RETURN_IF_ERROR(
         Vector(name("post_attention_layernorm.weight"), &layer.post_norm));
+    if (HasNormBias()) {
+      KVASIR_RETURN_IF_ERROR(
+          Vector(name("input_layernorm.bias"), &layer.input_norm_bias));
+      KVASIR_RETURN_IF_ERROR(
+          Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
+    }
     KVASIR_ASSIGN_OR_RETURN(
         layer.attention,
         MakeAttentionProgram(spec_, index, plan, shard.heads()));
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
         &layer));
-    KVASIR_RETURN_IF_ERROR(
-        jobs_->Matrix({Slice(name("mlp.gate_proj.weight"), m, gate),
-                       Slice(name("mlp.up_proj.weight"), m, up)},
-                      m, &layer.gate_up));
-    TensorRows down = Slice(name("mlp.down_proj.weight"), f, {0, m, 0});
+    return PlanMlp(name("mlp."), &layer);
+  }
+
+  absl::Status PlanMlp(const std::string& prefix, LayerWeights* layer) {
+    const ShardSizes& shard = weights_->shard;
+    const int64_t m = spec_.hidden_size;
+    std::vector<TensorRows> in;
+    std::vector<TensorRows> bias;
+    int64_t columns = 0;
+    const auto add = [&](const char* part) {
+      const RowTake take{shard.first_feature, shard.num_features, columns};
+      in.push_back(Slice(absl::StrCat(prefix, part, ".weight"), m, take));
+      bias.push_back(Slice(absl::StrCat(prefix, part, ".bias"), 1, take));
+      columns += shard.num_features;
+    };
+    if (model::IsGated(spec_.mlp)) add("gate_proj");
+    add("up_proj");
+    KVASIR_RETURN_IF_ERROR(jobs_->Matrix(std::move(in), m, &layer->gate_up));
+    TensorRows down =
+        Slice(prefix + "down_proj.weight", spec_.intermediate_size, {0, m, 0});
     down.first_column = shard.first_feature;
     KVASIR_RETURN_IF_ERROR(
-        jobs_->Matrix({std::move(down)}, shard.num_features, &layer.down));
-    if (spec_.mlp_bias) {
-      KVASIR_RETURN_IF_ERROR(
-          jobs_->Floats({Slice(name("mlp.gate_proj.bias"), 1, gate),
-                         Slice(name("mlp.up_proj.bias"), 1, up)},
-                        2 * shard.num_features, &layer.gate_up_bias));
-      KVASIR_RETURN_IF_ERROR(
-          SummedBias(name("mlp.down_proj.bias"), &layer.down_bias));
-    }
-    return absl::OkStatus();
+        jobs_->Matrix({std::move(down)}, shard.num_features, &layer->down));
+    if (!spec_.mlp_bias) return absl::OkStatus();
+    KVASIR_RETURN_IF_ERROR(
+        jobs_->Floats(std::move(bias), columns, &layer->gate_up_bias));
+    return SummedBias(prefix + "down_proj.bias", &layer->down_bias);
   }
+
+  bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
   // A vector of the model's width.
   absl::Status Vector(std::string tensor, const float** out) {

@@ -55,16 +55,19 @@ struct PartWeights {
 // Vectors are float32, null where the model has none. Matrices keep the type
 // they were stored in (float32 where fused parts were stored differently).
 struct LayerWeights {
-  const float* input_norm = nullptr;  // [M]
+  const float* input_norm = nullptr;       // [M]
+  const float* input_norm_bias = nullptr;  // [M]
   AttentionProgram attention;
   std::vector<PartWeights> key;  // by key part
   PartWeights value;
-  kernels::PackedMatrix qkv;            // [M, attention.projection_columns]
-  const float* qkv_bias = nullptr;      // [qkv.n]
-  kernels::PackedMatrix o;              // [attention.output_columns, M]
-  const float* o_bias = nullptr;        // [M]; on rank 0 only: it is summed
-  const float* post_norm = nullptr;     // [M]
-  kernels::PackedMatrix gate_up;        // [M, 2 * features]
+  kernels::PackedMatrix qkv;              // [M, attention.projection_columns]
+  const float* qkv_bias = nullptr;        // [qkv.n]
+  kernels::PackedMatrix o;                // [attention.output_columns, M]
+  const float* o_bias = nullptr;          // [M]; on rank 0 only: it is summed
+  const float* post_norm = nullptr;       // [M]
+  const float* post_norm_bias = nullptr;  // [M]
+  // [M, 2 * features]; of a plain MLP up_proj alone: [M, features].
+  kernels::PackedMatrix gate_up;
   const float* gate_up_bias = nullptr;  // [gate_up.n]
   kernels::PackedMatrix down;           // [features, M]
   const float* down_bias = nullptr;     // [M]; on rank 0 only
@@ -74,11 +77,15 @@ struct LayerWeights {
 struct ModelWeights {
   ShardSizes shard;
   std::vector<LayerWeights> layers;
-  const float* final_norm = nullptr;  // [M]
-  kernels::PackedMatrix head;         // [M, V]
+  const float* final_norm = nullptr;       // [M]
+  const float* final_norm_bias = nullptr;  // [M]
+  kernels::PackedMatrix head;              // [M, V]
   // Row-major [V, M]; null when the head is tied: the packed head serves both.
   const void* embedding = nullptr;
   kernels::DType embedding_dtype = kernels::DType::kF32;
+  // Learned positions [max_position_embeddings, M]; null where there are none.
+  const void* positions = nullptr;
+  kernels::DType positions_dtype = kernels::DType::kF32;
 
   std::string weights_id;
   // Of all matrices that a step streams (the embedding is only looked up in).

@@ -9,21 +9,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     GenerationConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
 TOKENS = 48
-
-FAMILIES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-}
 
 SMALL = dict(
     vocab_size=97,
@@ -39,6 +37,27 @@ SMALL = dict(
     bos_token_id=1,
     eos_token_id=2,
 )
+
+# Heads of 8: a quarter of one is a single pair.
+LAYER_NORM = dict(
+    vocab_size=41,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    max_position_embeddings=64,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+NEOX = LAYER_NORM | dict(intermediate_size=32)
+OPT = LAYER_NORM | dict(ffn_dim=32, word_embed_proj_dim=24)
+
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, SMALL),
+    "mistral": (MistralConfig, MistralForCausalLM, SMALL),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, SMALL),
+    "neox": (GPTNeoXConfig, GPTNeoXForCausalLM, NEOX),
+    "opt": (OPTConfig, OPTForCausalLM, OPT),
+}
 
 # Positions 32..47 lie past the original context in every scaled case. With
 # head_dim 16 the three ranges of the llama3 rule (kept, blended, divided) each
@@ -184,6 +203,42 @@ def model_cases():
             "bfloat16",
             {},
         ),
+        "neox-parallel-quarter": ("neox", {}, "bfloat16", {}),
+        "neox-serial-half": (
+            "neox",
+            dict(
+                use_parallel_residual=False,
+                rotary_pct=0.5,
+                rotary_emb_base=1000,
+                hidden_act="gelu_new",
+                layer_norm_eps=1e-3,
+            ),
+            "float16",
+            {"torch_dtype_key": True},
+        ),
+        "neox-whole-heads": (
+            "neox",
+            dict(
+                num_hidden_layers=1,
+                rotary_pct=1.0,
+                attention_bias=False,
+                tie_word_embeddings=True,
+            ),
+            "bfloat16",
+            {},
+        ),
+        "opt-tied": ("opt", {}, "bfloat16", {}),
+        "opt-untied-no-bias": (
+            "opt",
+            dict(
+                num_hidden_layers=1,
+                activation_function="gelu",
+                enable_bias=False,
+                tie_word_embeddings=False,
+            ),
+            "bfloat16",
+            {"old_names": True},
+        ),
     }
 
 
@@ -209,9 +264,10 @@ def weight_for(case, name, shape, hidden):
         return 1.0 + normal(shape, 0.2, case, name)
     if name.endswith("bias"):
         return normal(shape, 0.5, case, name)
-    if "embed_tokens" in name or "lm_head" in name:
+    if "embed" in name or "lm_head" in name:
         return normal(shape, 2.0 * hidden**-0.5, case, name)
-    gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+    attends = ("q_proj", "k_proj", "query_key_value")
+    gain = 2.0 if any(part in name for part in attends) else 1.0
     return normal(shape, gain * shape[-1] ** -0.5, case, name)
 
 
@@ -230,8 +286,8 @@ def edit_config(path, options):
 
 def write_model(folder, name, case):
     family, overrides, dtype, options = case
-    config_class, model_class = FAMILIES[family]
-    config = config_class(**(SMALL | overrides), attn_implementation="eager")
+    config_class, model_class, base = FAMILIES[family]
+    config = config_class(**(base | overrides), attn_implementation="eager")
     model = model_class(config).eval()
     if not options.get("generation"):
         model.generation_config = GenerationConfig()
@@ -256,6 +312,11 @@ def write_model(folder, name, case):
     model.save_pretrained(folder, **shards)
     if not options.get("generation"):
         (folder / "generation_config.json").unlink(missing_ok=True)
+    if options.get("old_names"):
+        # OPT written from the model without its head.
+        file = folder / "model.safetensors"
+        tensors = {k.removeprefix("model."): v for k, v in load_file(file).items()}
+        save_file(tensors, file, metadata={"format": "pt"})
     if options.get("inv_freq"):
         # Early Llama 2 checkpoints carry this buffer; readers skip it.
         file = folder / "model.safetensors"
@@ -311,6 +372,16 @@ def refused_cases():
     """name -> (config.json, word the error must contain)."""
     llama = BASE | dict(architectures=["LlamaForCausalLM"], model_type="llama")
     qwen2 = BASE | dict(architectures=["Qwen2ForCausalLM"], model_type="qwen2")
+    neox = LAYER_NORM | dict(
+        architectures=["GPTNeoXForCausalLM"],
+        model_type="gpt_neox",
+        intermediate_size=32,
+        hidden_act="gelu",
+        rotary_pct=0.25,
+    )
+    opt = LAYER_NORM | dict(
+        architectures=["OPTForCausalLM"], model_type="opt", ffn_dim=32
+    )
     longrope = dict(
         rope_type="longrope",
         factor=4.0,
@@ -382,6 +453,24 @@ def refused_cases():
         "llama-heads-do-not-divide": (
             llama | dict(num_key_value_heads=3),
             "num_key_value_heads",
+        ),
+        "neox-rotary-pct-of-no-pairs": (neox | dict(rotary_pct=0.4), "rotary_pct"),
+        "neox-selu": (neox | dict(hidden_act="selu"), "hidden_act"),
+        "opt-norms-after": (
+            opt | dict(do_layer_norm_before=False),
+            "do_layer_norm_before",
+        ),
+        "opt-narrow-embedding": (
+            opt | dict(word_embed_proj_dim=16),
+            "word_embed_proj_dim",
+        ),
+        "opt-no-last-norm": (
+            opt | dict(_remove_final_layer_norm=True),
+            "_remove_final_layer_norm",
+        ),
+        "opt-norms-without-weights": (
+            opt | dict(layer_norm_elementwise_affine=False),
+            "layer_norm_elementwise_affine",
         ),
         "qwen2-no-hidden-size": (
             {k: v for k, v in qwen2.items() if k != "hidden_size"},

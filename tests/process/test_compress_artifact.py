@@ -81,6 +81,29 @@ def test_every_method_plans_and_applies(compress, tmp_path, method):
     assert not (tmp_path / "out.partial").exists()
 
 
+# A quarter of each head turns, all with a bias; no head turns.
+@pytest.mark.parametrize("shape", ["pythia-160m", "opt-125m"])
+def test_families_of_other_layers_and_names(compress, tmp_path, shape):
+    base, out = tmp_path / "base", tmp_path / "out"
+    compress("init", "--like", shape, "--layers", 2, "--hidden", 64, "--heads", 4, "--kv-heads",
+             4, "--head-dim", 16, "--intermediate", 96, "--vocab", 4096, "--context", 256,
+             "--tokenizer", TINY, "--dtype", "f32", "--out", base, "--quiet")
+    done = compress("apply", "--model", base, "--method", "palu", "--keep", 0.75, *FEW_TOKENS,
+                    "--out", out, "--json", "--quiet")
+    assert json.loads(done.stdout)["kept_numbers"] == pytest.approx(0.75, abs=0.05)
+    before, after = header(base / "model.safetensors"), header(out / "model.safetensors")
+    for name in before:
+        if "attention." not in name and "self_attn." not in name:
+            assert name in after, name
+    assert "model.layers.1.self_attn.v_proj.down.weight" in after
+    assert not any("query_key_value" in name or "out_proj" in name for name in after)
+    done = compress("evaluate", "--teacher", base, out, "--text", TINY / "evaluation.txt",
+                    "--windows", 2, "--window-tokens", 128, "--quiet")
+    assert "out " in done.stdout and "nan" not in done.stdout
+    inspect = subprocess.run([BINARY, "inspect", out, "--json"], capture_output=True, text=True)
+    assert inspect.returncode == 0, inspect.stderr
+
+
 def test_plan_then_apply_is_apply_in_one_go(compress, tmp_path):
     palu = ["--method", "palu", "--keep", 0.5]
     plan = tmp_path / "plan.json"
