@@ -129,7 +129,7 @@ TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
         .head_dim = 6,
         .vocab_size = 50,
         .max_position = 64,
-        .rotary_part = family == model::ShapeFamily::kOpt ? 0.0 : 0.5,
+        .rotary_part = family == model::ShapeFamily::kOpt ? 0.0 : 0.34,
         .qkv_bias = true};
     options.out = folder_ / "base";
     options.overwrite = true;

@@ -326,6 +326,13 @@ absl::Status ValidateShape(const ModelShape& shape) {
         absl::StrCat("shape ", shape.name, ": head dim ", shape.head_dim,
                      " is odd; RoPE turns pairs"));
   }
+  const auto turned = static_cast<int64_t>(static_cast<double>(shape.head_dim) *
+                                           shape.rotary_part);
+  if (turned % 2 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shape ", shape.name, ": ", shape.rotary_part, " of a head of ",
+        shape.head_dim, " is ", turned, " dims; RoPE turns pairs"));
+  }
   if (HasLayerNorm(shape.family) &&
       (shape.num_kv_heads != shape.num_query_heads ||
        shape.num_query_heads * shape.head_dim != shape.hidden_size)) {

@@ -82,6 +82,11 @@ TEST(ShapesTest, SizesThatDoNotFitAreRefusedByName) {
   EXPECT_THAT(ValidateShape(shape),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("have 4 KV and 12 query heads")));
+  shape = *FindShape("pythia-160m");
+  shape.head_dim = 60;
+  shape.hidden_size = 12 * 60;
+  EXPECT_THAT(ValidateShape(shape), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("is 15 dims")));
   shape = *FindShape("opt-125m");
   shape.hidden_size = 512;
   EXPECT_THAT(ValidateShape(shape),
