@@ -247,6 +247,22 @@ INSTANTIATE_TEST_SUITE_P(
                       ComplexCase{kNeighbours, kNeighbours, true},
                       ComplexCase{kHalves, kHalves, true}));
 
+TEST(PackColumnsTest, RefusesWhatDoesNotFit) {
+  PackedMatrix shape;
+  shape.k = 2;
+  shape.n = 40;
+  std::vector<float> memory(2 * 64);
+  const std::vector<float> block(2 * 40);
+  const auto expect = [&](const RowBlock& rows, int64_t first, int64_t count,
+                          const char* why) {
+    EXPECT_THAT(PackColumns(shape, rows, first, count, memory.data()),
+                base::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr(why)));
+  };
+  expect({block.data(), 2, 40}, 8, 33, "columns [8, 41) of 40");
+  expect({block.data(), 1, 40}, 0, 40, "1 rows 40 apart for 2 of 40");
+  expect({block.data(), 2, 39}, 0, 40, "2 rows 39 apart for 2 of 40");
+}
+
 TEST(LiftRefusalTest, NamesWhatIsWrong) {
   TestStream test;
   PackedMatrix matrix;
