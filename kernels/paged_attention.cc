@@ -52,6 +52,11 @@ absl::Status CheckLatents(const LatentPart& part, const int32_t* group_of_head,
       return Invalid("width", 1, kAttentionMaxWidth, group.width);
     }
     KVASIR_RETURN_IF_ERROR(CheckRuns(group));
+    if ((group.num_runs > 0) != (part.groups[0].num_runs > 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kKernels.op, ": a part has codes in all groups or in none; group ", g,
+          " has ", group.num_runs, " runs"));
+    }
   }
   for (int64_t j = 0; j < num_kv_heads; ++j) {
     if (group_of_head[j] < 0 || group_of_head[j] >= part.num_groups) {
@@ -164,8 +169,13 @@ absl::Status PagedAttention(Stream& stream, const PagedAttentionParams& params,
                             Workspace& workspace) {
   KVASIR_RETURN_IF_ERROR(Check(params));
   Workspace::Scope scope(&workspace);
-  float* scratch = workspace.Take<float>(
-      PagedAttentionScratch(params, ScratchThreads(stream)));
+  const int64_t floats = PagedAttentionScratch(params, ScratchThreads(stream));
+  if (floats < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": one row of these parts takes more scratch than ",
+        kAttentionScratchBytes, " bytes"));
+  }
+  float* scratch = workspace.Take<float>(floats);
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

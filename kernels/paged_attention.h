@@ -159,7 +159,8 @@ void PagedAttentionReference(const PagedAttentionParams& params, float* scratch,
 void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
                         CpuStream& stream);
 // Floats of scratch that either takes for `threads` threads; does not depend on
-// the context. Looks at the tables of heads and groups, at no data.
+// the context. Looks at the tables of groups, at no data. Below 0: the parts
+// together are too wide for a thread's scratch.
 int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads);
 
 }  // namespace kvasir::kernels

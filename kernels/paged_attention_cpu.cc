@@ -1,12 +1,552 @@
+// A unit of work is some query heads of some tokens of a sequence: the latents
+// that they share are brought into cache once per block of slots, keys with
+// slots side by side, and all products run on the register tile of matmul.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/attention_plan.h"
+#include "kernels/attention_rows.h"
 #include "kernels/paged_attention.h"
+#include "kernels/scalar_math.h"
+#include "kernels/stream.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/paged_attention_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/latent_tile-inl.h"
+#include "kernels/rebuild-inl.h"
+#include "kernels/tile-inl.h"
+#include "kernels/value_sums-inl.h"
+
+#ifndef KVASIR_KERNELS_PAGED_ATTENTION_CPU_ONCE_
+#define KVASIR_KERNELS_PAGED_ATTENTION_CPU_ONCE_
 namespace kvasir::kernels {
+inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
+}  // namespace kvasir::kernels
+#endif
 
-int64_t PagedAttentionScratch(const PagedAttentionParams&, int) { return 16; }
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+// A unit at work on one thread.
+class UnitWorker {
+ public:
+  UnitWorker(const AttentionPlan& plan, const AttentionUnit& unit,
+             float* scratch)
+      : params_(plan.params()),
+        plan_(plan),
+        unit_(plan, unit),
+        scratch_(scratch),
+        slots_(UnitSlots(params_, unit)),
+        loader_(plan, *unit.sequence, slots_, scratch),
+        rebuilder_(plan, *unit.sequence, scratch, &loader_),
+        values_(plan, unit_, scratch, &loader_) {}
+
+  void LoadQueries() const {
+    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+      const AttentionPlan::Spans spans = unit_.KeySpans(p);
+      for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+        if (params_.keys[p].rebuild != nullptr) {
+          rebuilder_.HoldSums(p, *span);
+        }
+        const RowRange rows = unit_.RowsOf(*span);
+        if (HoldsQueries(p)) CopyQueries(p, *span, 0, WidthOf(p, *span));
+        if (plan_.key(p).num_sums == 0) continue;
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
+          SumQueries(p, params_.keys[p].latents.groups[span->group], r);
+        }
+      }
+    }
+  }
+
+  // Leaves the result over the slots of one split in the scratch.
+  void ComputeSplit(int64_t split) {
+    const AttentionScratch& at = plan_.scratch();
+    std::fill_n(scratch_ + at.out, unit_.count() * plan_.out_width(), 0.0f);
+    std::fill_n(scratch_ + at.out_minima, unit_.count() * plan_.minima_width(),
+                0.0f);
+    std::fill_n(scratch_ + at.max, unit_.count(), kNothing);
+    std::fill_n(scratch_ + at.sum, unit_.count(), 0.0f);
+    const int64_t begin = std::max(slots_.begin, split * kAttentionSplitSlots);
+    const int64_t end =
+        std::min(slots_.end, (split + 1) * kAttentionSplitSlots);
+    int64_t block = begin / kBlock * kBlock;
+    for (; block < end; block += kBlock) {
+      AddBlock(block, {std::max(begin, block), std::min(end, block + kBlock)});
+    }
+    values_.AddMinima();
+  }
+
+  void ClearTotal(AttentionTotal* total) const {
+    std::fill_n(total->max, unit_.count(), kNothing);
+    std::fill_n(total->sum, unit_.count(), 0.0f);
+    unit_.ForValueRows([&](int64_t p, const LatentGroup& group, int64_t r) {
+      std::fill_n(unit_.OutOf(p, r), group.width, 0.0f);
+    });
+  }
+
+  // Adds a split's result, which may be in another thread's scratch.
+  void Merge(const float* part, AttentionTotal* total) const {
+    const float* maxima = part + plan_.scratch().max;
+    const float* sums = part + plan_.scratch().sum;
+    float old_factor[kAttentionMaxRows];
+    float new_factor[kAttentionMaxRows];
+    bool any[kAttentionMaxRows];
+    for (int64_t r = 0; r < unit_.count(); ++r) {
+      any[r] = maxima[r] != kNothing || sums[r] != 0.0f;
+      if (!any[r]) continue;
+      const float max = total->max[r] > maxima[r] ? total->max[r] : maxima[r];
+      old_factor[r] = Exp(total->max[r] - max);
+      new_factor[r] = Exp(maxima[r] - max);
+      total->sum[r] =
+          std::fma(total->sum[r], old_factor[r], sums[r] * new_factor[r]);
+      total->max[r] = max;
+    }
+    unit_.ForValueRows([&](int64_t p, const LatentGroup& group, int64_t r) {
+      if (!any[r]) return;
+      const float* from = part + plan_.scratch().out + r * plan_.out_width() +
+                          plan_.value(p).out_offset;
+      MergeOut(from, group.width, old_factor[r], new_factor[r],
+               unit_.OutOf(p, r));
+    });
+  }
+
+  void Finish(const AttentionTotal& total) const {
+    unit_.ForValueRows([&](int64_t p, const LatentGroup& group, int64_t r) {
+      if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;
+      const LatentPart& part = params_.values[p].latents;
+      float* out = unit_.OutOf(p, r);
+      if (part.static_scale != nullptr) {
+        for (int64_t i = 0; i < group.width; ++i) {
+          out[i] =
+              std::fma(out[i], part.static_scale[group.column + i],
+                       total.sum[r] * part.static_minimum[group.column + i]);
+        }
+      }
+      const Vec sum = Broadcast(total.sum[r]);
+      int64_t i = 0;
+      for (; i + kVecLanes <= group.width; i += kVecLanes) {
+        hn::StoreU(hn::Div(LoadFloats(out + i), sum), kFloats, out + i);
+      }
+      for (; i < group.width; ++i) out[i] = out[i] / total.sum[r];
+    });
+  }
+
+ private:
+  // ----- Queries.
+
+  int64_t WidthOf(int64_t p, const HeadSpan& span) const {
+    const AttentionKeyPart& part = params_.keys[p];
+    return part.rebuild != nullptr ? part.rebuild->dims
+                                   : part.latents.groups[span.group].width;
+  }
+  bool HoldsQueries(int64_t p) const {
+    return plan_.key(p).held_width == plan_.key(p).width;
+  }
+  float* QueriesOf(int64_t p) const {
+    return scratch_ + plan_.scratch().q + plan_.key(p).q_offset;
+  }
+  float* SumsOf(int64_t p, int64_t r) const {
+    const AttentionPlan::KeyPart& part = plan_.key(p);
+    return scratch_ + plan_.scratch().query_sums + part.sums_offset +
+           r * part.num_sums;
+  }
+
+  // Numbers [first, first + width) of the rows of a span to the scratch, times
+  // the scales of static ranges.
+  void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
+                   int64_t width) const {
+    const AttentionKeyPart& part = params_.keys[p];
+    const float* scale = nullptr;
+    if (part.rebuild == nullptr && part.latents.static_scale != nullptr) {
+      scale = part.latents.static_scale +
+              part.latents.groups[span.group].column + first;
+    }
+    const int64_t stride = plan_.key(p).held_width;
+    const RowRange rows = unit_.RowsOf(span);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      const float* from = unit_.QueryRow(p, r) + first;
+      float* to = QueriesOf(p) + r * stride;
+      if (scale == nullptr) {
+        std::memcpy(to, from, static_cast<size_t>(width) * sizeof(float));
+      } else {
+        for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale[i];
+      }
+    }
+  }
+
+  // What a row's queries give with the minima.
+  void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
+    const LatentPart& part = params_.keys[p].latents;
+    const float* q = unit_.QueryRow(p, r);
+    float* sums = SumsOf(p, r);
+    if (part.static_minimum != nullptr) {
+      const float* minimum = part.static_minimum + group.column;
+      float sum = 0.0f;
+      for (int64_t c = 0; c < group.width; ++c) {
+        sum = std::fma(q[c], minimum[c], sum);
+      }
+      sums[0] = sum;
+      return;
+    }
+    for (int64_t run = 0; run < group.num_runs; ++run) {
+      const CodeRun& channels = group.runs[run];
+      float sum = 0.0f;
+      for (int64_t i = 0; i < channels.width; ++i) {
+        sum = sum + q[channels.begin + i];
+      }
+      sums[run] = sum;
+    }
+  }
+
+  // ----- Scores.
+
+  // Products of the rows' queries from channel `first` on with a part of the
+  // tile; b and depth are set by the caller.
+  TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
+    TileArgs args = {};
+    args.a = QueriesOf(p) + rows.begin * plan_.key(p).held_width + first;
+    args.a_stride = plan_.key(p).held_width;
+    args.b_stride = kBlock;
+    args.c = to + rows.begin * kBlock;
+    args.c_stride = kBlock;
+    return args;
+  }
+
+  void ScorePart(int64_t p, float* to) {
+    const AttentionKeyPart& part = params_.keys[p];
+    const AttentionPlan::Spans spans = unit_.KeySpans(p);
+    if (part.rebuild != nullptr) {
+      for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+        const RowRange rows = unit_.RowsOf(*span);
+        TileArgs args = ScoreArgs(p, rows, 0, to);
+        args.b = rebuilder_.Rebuild(p, *span);
+        args.depth = part.rebuild->dims;
+        Multiply<float>(args, rows.size(), kBlock);
+      }
+      return;
+    }
+    for (const HeadSpan* span = spans.begin; span != spans.end;) {
+      const HeadSpan* end = span + 1;
+      while (end != spans.end && end->group == span->group) ++end;
+      ScoreGroup(p, span, end, to);
+      span = end;
+    }
+  }
+
+  // Spans [begin, end) are of one group.
+  void ScoreGroup(int64_t p, const HeadSpan* begin, const HeadSpan* end,
+                  float* to) {
+    const LatentPart& part = params_.keys[p].latents;
+    const LatentGroup& group = part.groups[begin->group];
+    const AttentionPlan::Chunks chunks =
+        plan_.chunks(plan_.key(p).first_group, begin->group);
+    const bool in_slots = group.num_runs > 0 && part.static_scale == nullptr;
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      loader_.LoadKeys(part, group, *chunk);
+      for (const HeadSpan* span = begin; span != end; ++span) {
+        int64_t first = chunk->begin;
+        if (!HoldsQueries(p)) {
+          CopyQueries(p, *span, chunk->begin, chunk->width);
+          first = 0;
+        }
+        if (in_slots) {
+          ScoreCodes(p, unit_.RowsOf(*span), *chunk, first, to);
+          continue;
+        }
+        const RowRange rows = unit_.RowsOf(*span);
+        TileArgs args = ScoreArgs(p, rows, first, to);
+        args.b = loader_.tile();
+        args.depth = chunk->width;
+        args.accumulate = chunk->begin > 0;
+        if (group.num_runs == 0 && unit_.count() <= kStreamRows) {
+          // Two columns of tiles, width lines each: 64 slots of 2-byte numbers.
+          args.ahead_step = 64;
+          args.ahead = loader_.NextBlock(part, group) +
+                       (chunk->begin > 0 ? 2 * kBlock * chunk->begin : 0);
+        }
+        Multiply<float>(args, rows.size(), kBlock);
+      }
+    }
+    if (plan_.key(p).codes && !in_slots) {
+      for (const HeadSpan* span = begin; span != end; ++span) {
+        const RowRange rows = unit_.RowsOf(*span);
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
+          AddToRow(SumsOf(p, r)[0], to + r * kBlock);
+        }
+      }
+    }
+  }
+
+  // One chunk of codes with ranges in slots.
+  void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
+                  int64_t first, float* to) const {
+    float* raw = scratch_ + plan_.scratch().raw;
+    const CodePiece* pieces = plan_.pieces(chunk);
+    for (int64_t i = 0; i < chunk.num_pieces; ++i) {
+      const CodePiece& piece = pieces[i];
+      const int64_t in_chunk = piece.begin - chunk.begin;
+      TileArgs args = ScoreArgs(p, rows, first + in_chunk, raw);
+      args.b = loader_.tile() + in_chunk * kBlock;
+      args.depth = piece.width;
+      args.accumulate = !piece.starts_run;
+      Multiply<float>(args, rows.size(), kBlock);
+      if (!piece.ends_run) continue;
+      for (int64_t r = rows.begin; r < rows.end; ++r) {
+        ApplyRange(raw + r * kBlock, loader_.scales(i), loader_.minima(i),
+                   SumsOf(p, r)[piece.run], piece.run == 0, to + r * kBlock);
+      }
+    }
+  }
+
+  // ----- One block.
+
+  void AddBlock(int64_t block, VisibleRange needed) {
+    loader_.StartBlock(block, needed);
+    rebuilder_.StartBlock();
+    float* scores = scratch_ + plan_.scratch().scores;
+    float* part_scores = scratch_ + plan_.scratch().scores_part;
+    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+      ScorePart(p, p == 0 ? scores : part_scores);
+      if (p == 0) continue;
+      for (int64_t i = 0; i < unit_.count() * kBlock; i += kVecLanes) {
+        hn::StoreU(hn::Add(LoadFloats(scores + i), LoadFloats(part_scores + i)),
+                   kFloats, scores + i);
+      }
+    }
+    unit_.ForVisible({0, unit_.count()}, block,
+                     [&](RowRange rows, VisibleRange visible) {
+                       for (int64_t r = rows.begin; r < rows.end; ++r) {
+                         Softmax(r, visible);
+                       }
+                     });
+    values_.AddBlock();
+  }
+
+  // Scores become weights; what was summed before is brought to the new
+  // maximum.
+  void Softmax(int64_t r, VisibleRange visible) const {
+    constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
+    float* scores = scratch_ + plan_.scratch().scores + r * kBlock;
+    float* row_max = scratch_ + plan_.scratch().max + r;
+    float* row_sum = scratch_ + plan_.scratch().sum + r;
+    const Vec scale = Broadcast(params_.scale);
+    Vec vecs[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+      vecs[v] = hn::Mul(LoadFloats(scores + v * kVecLanes), scale);
+    }
+    if (visible.end - visible.begin < kBlock) {
+      const Vec begin = Broadcast(static_cast<float>(visible.begin));
+      const Vec end = Broadcast(static_cast<float>(visible.end));
+      for (int v = 0; v < kVecs; ++v) {
+        const Vec slot = hn::Iota(kFloats, static_cast<float>(v * kVecLanes));
+        vecs[v] =
+            hn::IfThenElse(hn::And(hn::Ge(slot, begin), hn::Lt(slot, end)),
+                           vecs[v], Broadcast(kNothing));
+      }
+    }
+    Wide lanes = MakeWide([](int) { return Broadcast(kNothing); });
+    for (int v = 0; v < kVecs; ++v) {
+      Vec& lane = lanes.part[v % kVecsPerWide];
+      lane = Larger(vecs[v], lane);
+    }
+    const float block_max = MaxOf(lanes);
+    const float max = *row_max > block_max ? *row_max : block_max;
+    const float correction = hn::GetLane(ExpVec(Broadcast(*row_max - max)));
+    const Vec max_vec = Broadcast(max);
+    lanes = MakeWide([](int) { return hn::Zero(kFloats); });
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec weight = ExpVec(hn::Sub(vecs[v], max_vec));
+      hn::StoreU(weight, kFloats, scores + v * kVecLanes);
+      Vec& lane = lanes.part[v % kVecsPerWide];
+      lane = hn::Add(lane, weight);
+    }
+    *row_sum = std::fma(*row_sum, correction, SumOf(lanes));
+    *row_max = max;
+    const AttentionScratch& at = plan_.scratch();
+    Scale(correction, plan_.out_width(),
+          scratch_ + at.out + r * plan_.out_width());
+    Scale(correction, plan_.minima_width(),
+          scratch_ + at.out_minima + r * plan_.minima_width());
+  }
+
+  // `count` is a multiple of 16.
+  static void Scale(float factor, int64_t count, float* numbers) {
+    const Vec factors = Broadcast(factor);
+    for (int64_t i = 0; i < count; i += kVecLanes) {
+      hn::StoreU(hn::Mul(LoadFloats(numbers + i), factors), kFloats,
+                 numbers + i);
+    }
+  }
+
+  static void MergeOut(const float* part, int64_t width, float old_factor,
+                       float new_factor, float* out) {
+    const Vec old_vec = Broadcast(old_factor);
+    const Vec new_vec = Broadcast(new_factor);
+    int64_t i = 0;
+    for (; i + kVecLanes <= width; i += kVecLanes) {
+      const Vec added = hn::Mul(LoadFloats(part + i), new_vec);
+      hn::StoreU(Fma(LoadFloats(out + i), old_vec, added), kFloats, out + i);
+    }
+    for (; i < width; ++i) {
+      out[i] = std::fma(out[i], old_factor, part[i] * new_factor);
+    }
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionPlan& plan_;
+  const UnitRows unit_;
+  float* const scratch_;
+  const VisibleRange slots_;
+  BlockLoader loader_;
+  KeyRebuilder rebuilder_;
+  ValueSums values_;
+};
+
+void ComputeUnit(const AttentionPlan& plan, const AttentionUnit& unit,
+                 float* scratch) {
+  UnitWorker worker(plan, unit, scratch);
+  const VisibleRange slots = UnitSlots(plan.params(), unit);
+  AttentionTotal total;
+  worker.ClearTotal(&total);
+  if (slots.begin >= slots.end) return;
+  worker.LoadQueries();
+  for (int64_t split = slots.begin / kAttentionSplitSlots;
+       split * kAttentionSplitSlots < slots.end; ++split) {
+    worker.ComputeSplit(split);
+    worker.Merge(scratch, &total);
+  }
+  worker.Finish(total);
+}
+
+void ComputeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
+                  int64_t split, float* scratch) {
+  UnitWorker worker(plan, unit, scratch);
+  worker.LoadQueries();
+  worker.ComputeSplit(split);
+}
+
+// Merges splits computed by others: `first` starts the unit's total, `last`
+// ends it.
+void MergeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
+                float* part, bool first, bool last, AttentionTotal* total) {
+  const UnitWorker worker(plan, unit, part);
+  if (first) worker.ClearTotal(total);
+  worker.Merge(part, total);
+  if (last) worker.Finish(*total);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+
+HWY_EXPORT(ComputeUnit);
+HWY_EXPORT(ComputeSplit);
+HWY_EXPORT(MergeSplit);
+
+// Enough units for all threads: each is one thread's from beginning to end.
+void RunByUnits(const AttentionPlan& plan, float* scratch, CpuStream& stream) {
+  std::atomic<int64_t> next{0};
+  stream.pool().Run([&](int thread) {
+    float* memory = scratch + plan.scratch().floats * thread;
+    UnitCursor cursor(plan);
+    AttentionUnit unit;
+    while (cursor.MoveTo(next.fetch_add(1, std::memory_order_relaxed), &unit)) {
+      HWY_DYNAMIC_DISPATCH(ComputeUnit)(plan, unit, memory);
+    }
+  });
+}
+
+// Few units over long contexts: threads take splits, as many at a time as there
+// are threads, and the caller merges them in order.
+class SplitRunner {
+ public:
+  SplitRunner(const AttentionPlan& plan, float* scratch, CpuStream& stream)
+      : plan_(plan), scratch_(scratch), stream_(stream) {}
+
+  void Add(const AttentionUnit& unit) {
+    const VisibleRange slots = UnitSlots(plan_.params(), unit);
+    const int64_t first = slots.begin / kAttentionSplitSlots;
+    const int64_t last = (slots.end - 1) / kAttentionSplitSlots;
+    for (int64_t split = first; split <= last; ++split) {
+      wave_[count_++] = {unit, split, split == first, split == last};
+      if (count_ == std::min(stream_.pool().num_threads(), kMaxWave)) Flush();
+    }
+  }
+
+  void Flush() {
+    stream_.pool().ForRanges(
+        count_, [&](int64_t begin, int64_t end, int /*thread*/) {
+          for (int64_t i = begin; i < end; ++i) {
+            HWY_DYNAMIC_DISPATCH(ComputeSplit)
+            (plan_, wave_[i].unit, wave_[i].split, MemoryOf(i));
+          }
+        });
+    for (int64_t i = 0; i < count_; ++i) {
+      HWY_DYNAMIC_DISPATCH(MergeSplit)
+      (plan_, wave_[i].unit, MemoryOf(i), wave_[i].first, wave_[i].last,
+       &total_);
+    }
+    count_ = 0;
+  }
+
+ private:
+  static constexpr int kMaxWave = 64;
+  struct Task {
+    AttentionUnit unit;
+    int64_t split;
+    bool first;
+    bool last;
+  };
+
+  float* MemoryOf(int64_t task) const {
+    return scratch_ + plan_.scratch().floats * task;
+  }
+
+  const AttentionPlan& plan_;
+  float* const scratch_;
+  CpuStream& stream_;
+  Task wave_[kMaxWave];
+  int count_ = 0;
+  AttentionTotal total_;
+};
+
+}  // namespace
 
 void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
                         CpuStream& stream) {
-  PagedAttentionReference(params, scratch, stream);
+  const AttentionPlan plan(params);
+  const int threads = stream.pool().num_threads();
+  int64_t units = 0;
+  bool splits = false;
+  {
+    UnitCursor cursor(plan);
+    AttentionUnit unit;
+    for (; units < threads && cursor.MoveTo(units, &unit); ++units) {
+      const VisibleRange slots = UnitSlots(params, unit);
+      if (slots.begin >= slots.end) return RunByUnits(plan, scratch, stream);
+      splits = splits || slots.end - slots.begin > kAttentionSplitSlots;
+    }
+  }
+  if (units >= threads || !splits) return RunByUnits(plan, scratch, stream);
+  SplitRunner runner(plan, scratch, stream);
+  UnitCursor cursor(plan);
+  AttentionUnit unit;
+  for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) runner.Add(unit);
+  runner.Flush();
 }
 
 }  // namespace kvasir::kernels
+#endif  // HWY_ONCE

@@ -49,7 +49,7 @@ struct TileArgs {
 // cover the latency of one core (measured; flat between 2 and 8 KiB).
 inline constexpr int64_t kPrefetchBytes = 4096;
 
-// One tile of 1 to kTileRows rows. T is the format of B: float, F16 or Bf16.
+// One tile of 1 to kTileRows rows. B of T: float, F16, Bf16 or uint8_t.
 template <typename T>
 void RunTile(int rows, const TileArgs& args);
 

@@ -7,6 +7,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/codes-inl.h"
 #include "kernels/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -84,6 +85,7 @@ void RunTile(int rows, const TileArgs& args) {
 template void RunTile<float>(int, const TileArgs&);
 template void RunTile<F16>(int, const TileArgs&);
 template void RunTile<Bf16>(int, const TileArgs&);
+template void RunTile<uint8_t>(int, const TileArgs&);
 
 void RunPackedTile(int rows, const TileArgs& args) {
   Choose<float, kPackedStride, kTileRows>(rows, args);

@@ -1,0 +1,395 @@
+#include "kernels/attention_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr int64_t kScratchFloats =
+    kAttentionScratchBytes / static_cast<int64_t>(sizeof(float));
+
+// Whole cache lines.
+int64_t PadLine(int64_t floats) { return (floats + 15) / 16 * 16; }
+// Whole register tiles.
+int64_t PadTile(int64_t columns) { return (columns + 31) / 32 * 32; }
+
+int64_t WidestGroup(const LatentPart& part) {
+  int64_t width = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    width = std::max(width, part.groups[g].width);
+  }
+  return width;
+}
+int64_t MostRuns(const LatentPart& part) {
+  int64_t runs = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    runs = std::max(runs, part.groups[g].num_runs);
+  }
+  return runs;
+}
+
+// Index of a plane of `bits` bits.
+int PlaneIndex(int bits) {
+  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
+}
+
+void CoverPlane(int plane, int64_t bit, int64_t num_bits, ChunkBytes* bytes) {
+  const int64_t begin = bit / 8;
+  const int64_t end = (bit + num_bits + 7) / 8;
+  const bool empty = bytes->begin[plane] == bytes->end[plane];
+  bytes->begin[plane] = empty ? begin : std::min(bytes->begin[plane], begin);
+  bytes->end[plane] = empty ? end : std::max(bytes->end[plane], end);
+}
+
+void Cover(const CodePiece& piece, ChunkBytes* bytes) {
+  CoverPlane(PlaneIndex(piece.place.low_bits), piece.place.low_bit,
+             piece.width * piece.place.low_bits, bytes);
+  if (piece.place.third_bit >= 0) {
+    CoverPlane(3, piece.place.third_bit, piece.width, bytes);
+  }
+}
+
+// Gives numbered pieces of memory, one behind the other.
+class Divider {
+ public:
+  int64_t Take(int64_t floats) {
+    const int64_t at = next_;
+    next_ += PadLine(floats);
+    return at;
+  }
+  int64_t taken() const { return next_; }
+
+ private:
+  int64_t next_ = 0;
+};
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const PagedAttentionParams& params)
+    : params_(params), heads_per_kv_(params.num_heads / params.num_kv_heads) {
+  chunk_begin_.push_back(0);
+  span_begin_.push_back(0);
+  DescribeParts();
+  DivideScratch();
+  if (!fits()) return;
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    AddChunks(params.keys[p].latents);
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    AddChunks(params.values[p].latents);
+  }
+  FindClusters();
+}
+
+AttentionPlan::AttentionPlan(const PagedAttentionParams& params, ScratchOnly)
+    : params_(params), heads_per_kv_(params.num_heads / params.num_kv_heads) {
+  DescribeParts();
+  DivideScratch();
+}
+
+int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads) {
+  const AttentionPlan plan(params, AttentionPlan::ScratchOnly());
+  return plan.fits() ? plan.scratch().floats * threads : -1;
+}
+
+void AttentionPlan::AddChunks(const LatentPart& part) {
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const LatentGroup& group = part.groups[g];
+    LatentChunk chunk;
+    const auto close = [&] {
+      if (chunk.width > 0) chunks_.push_back(chunk);
+      chunk = {chunk.begin + chunk.width, 0,
+               static_cast<int64_t>(pieces_.size()), 0, ChunkBytes()};
+    };
+    close();
+    if (group.num_runs == 0) {
+      while (chunk.begin < group.width) {
+        chunk.width = std::min(kChunkChannels, group.width - chunk.begin);
+        close();
+      }
+    }
+    CodeCursor cursor(group);
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodeRun& run = group.runs[r];
+      const CodePlace place = cursor.Next(run);
+      // A run is not cut where it fits into a chunk of its own.
+      if (chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels ||
+          chunk.num_pieces == kChunkPieces) {
+        close();
+      }
+      for (int64_t first = 0; first < run.width;) {
+        CodePiece piece;
+        piece.run = r;
+        piece.begin = run.begin + first;
+        piece.width = std::min(kChunkChannels - chunk.width, run.width - first);
+        piece.place = place;
+        piece.place.low_bit += first * place.low_bits;
+        if (place.third_bit >= 0) piece.place.third_bit += first;
+        piece.starts_run = first == 0;
+        first += piece.width;
+        piece.ends_run = first == run.width;
+        Cover(piece, &chunk.bytes);
+        pieces_.push_back(piece);
+        chunk.width += piece.width;
+        ++chunk.num_pieces;
+        if (chunk.width == kChunkChannels) close();
+      }
+    }
+    close();
+    chunk_begin_.push_back(chunks_.size());
+  }
+}
+
+void AttentionPlan::DescribeParts() {
+  int64_t groups = 0;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    const AttentionKeyPart& from = params_.keys[p];
+    KeyPart part;
+    part.codes = MostRuns(from.latents) > 0;
+    part.fixed_ranges = from.latents.static_scale != nullptr;
+    part.first_group = groups;
+    groups += from.latents.num_groups;
+    if (from.rebuild == nullptr) {
+      part.width = WidestGroup(from.latents);
+      if (part.codes) {
+        part.num_sums = part.fixed_ranges ? 1 : MostRuns(from.latents);
+      }
+    } else {
+      rebuilds_ = true;
+      part.width = from.rebuild->dims;
+      if (part.codes && from.rebuild->up != nullptr) {
+        part.lift_runs = part.fixed_ranges ? 1 : MostRuns(from.latents);
+        const int64_t sums =
+            params_.num_kv_heads * from.rebuild->dims * part.lift_runs;
+        if (held_lift_sums_ + sums <= kHeldLiftSums) {
+          part.lift_offset = held_lift_sums_;
+          held_lift_sums_ += sums;
+        }
+      }
+    }
+    part.held_width =
+        part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
+    codes_ = codes_ || part.codes;
+    keys_.push_back(part);
+  }
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    const LatentPart& from = params_.values[p].latents;
+    ValuePart part;
+    part.codes = MostRuns(from) > 0;
+    part.fixed_ranges = from.static_scale != nullptr;
+    part.first_group = groups;
+    groups += from.num_groups;
+    part.out_offset = out_width_;
+    out_width_ += PadTile(WidestGroup(from));
+    part.minima_offset = minima_width_;
+    if (!part.fixed_ranges) minima_width_ += PadLine(MostRuns(from));
+    codes_ = codes_ || part.codes;
+    values_.push_back(part);
+  }
+}
+
+AttentionScratch AttentionPlan::Divide(int64_t rows) const {
+  int64_t dims = 0;
+  int64_t raw_dims = 0;
+  int64_t pairs = 0;
+  int64_t run_sums = 0;
+  int64_t queries = 0;
+  int64_t query_sums = 0;
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    const KeyPart& part = keys_[p];
+    queries += rows * part.held_width;
+    query_sums += rows * part.num_sums;
+    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    if (rebuild == nullptr) continue;
+    dims = std::max(dims, rebuild->dims);
+    pairs = std::max(pairs, holds_angles_ ? rebuild->num_pairs : 1);
+    if (part.lift_runs == 0) continue;
+    raw_dims = std::max(raw_dims, rebuild->dims);
+    if (part.lift_offset < 0) run_sums = std::max(run_sums, rebuild->dims);
+  }
+  const int64_t block = kAttentionBlockSlots;
+  Divider divider;
+  AttentionScratch scratch;
+  scratch.tile = divider.Take(kChunkChannels * block);
+  scratch.scales = divider.Take(codes_ ? kChunkPieces * block : 0);
+  scratch.minima = divider.Take(codes_ ? kChunkPieces * block : 0);
+  scratch.slot_minima = divider.Take(minima_width_ > 0 ? block * 32 : 0);
+  scratch.key = divider.Take(dims * block);
+  scratch.key_raw = divider.Take(raw_dims * block);
+  scratch.cosines = divider.Take(pairs * block);
+  scratch.sines = divider.Take(pairs * block);
+  scratch.lift_sums = divider.Take(held_lift_sums_ + run_sums);
+  scratch.q = divider.Take(queries);
+  scratch.query_sums = divider.Take(query_sums);
+  scratch.scores = divider.Take(rows * block);
+  scratch.scores_part =
+      divider.Take(keys_.size() > 1 || codes_ ? rows * block : 0);
+  scratch.raw = divider.Take(codes_ ? rows * block : 0);
+  scratch.out = divider.Take(rows * out_width_);
+  scratch.out_minima = divider.Take(rows * minima_width_);
+  scratch.max = divider.Take(rows);
+  scratch.sum = divider.Take(rows);
+  scratch.floats = divider.taken();
+  return scratch;
+}
+
+int64_t AttentionPlan::MostRows() const {
+  constexpr int64_t kMany = 1024;
+  const int64_t fixed = Divide(0).floats;
+  const int64_t per_row = (Divide(kMany).floats - fixed + kMany - 1) / kMany;
+  int64_t rows =
+      std::clamp<int64_t>((kScratchFloats - fixed) / per_row, 0,
+                          rebuilds_ ? kAttentionMaxRows : kAbsorbedRows);
+  // What is padded to lines may take a little more.
+  while (rows > 0 && Divide(rows).floats > kScratchFloats) --rows;
+  return rows;
+}
+
+void AttentionPlan::DivideScratch() {
+  int64_t rows = MostRows();
+  if (rebuilds_ && rows < kRowsWithAngles) {
+    holds_angles_ = false;
+    rows = MostRows();
+  }
+  scratch_ = Divide(rows);
+  max_rows_ = rows;
+  int64_t queries = 0;
+  int64_t sums = 0;
+  for (KeyPart& part : keys_) {
+    part.q_offset = queries;
+    queries += rows * part.held_width;
+    part.sums_offset = sums;
+    sums += rows * part.num_sums;
+  }
+}
+
+// Heads that share a group in any part belong together.
+void AttentionPlan::FindClusters() {
+  const auto heads = static_cast<size_t>(params_.num_kv_heads);
+  std::vector<size_t> root(heads);
+  for (size_t j = 0; j < heads; ++j) root[j] = j;
+  std::vector<size_t> first;
+  const auto join = [&](const int32_t* group_of_head, int64_t num_groups) {
+    first.assign(static_cast<size_t>(num_groups), heads);
+    for (size_t j = 0; j < heads; ++j) {
+      size_t& other = first[static_cast<size_t>(group_of_head[j])];
+      if (other == heads) {
+        other = j;
+      } else if (root[other] != root[j]) {
+        const size_t from = std::max(root[j], root[other]);
+        const size_t to = std::min(root[j], root[other]);
+        std::replace(root.begin(), root.end(), from, to);
+      }
+    }
+  };
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    join(params_.keys[p].group_of_head, params_.keys[p].latents.num_groups);
+  }
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    join(params_.values[p].group_of_head, params_.values[p].latents.num_groups);
+  }
+  const int32_t* order = params_.keys[0].group_of_head;
+  std::vector<int64_t> cluster;
+  for (size_t r = 0; r < heads; ++r) {
+    if (root[r] != r) continue;
+    cluster.clear();
+    for (size_t j = r; j < heads; ++j) {
+      if (root[j] == r) cluster.push_back(static_cast<int64_t>(j));
+    }
+    std::stable_sort(cluster.begin(), cluster.end(),
+                     [&](int64_t a, int64_t b) { return order[a] < order[b]; });
+    widest_cluster_ = std::max(
+        widest_cluster_, static_cast<int64_t>(cluster.size()) * heads_per_kv_);
+    AddSlices(cluster);
+  }
+  num_cluster_slices_ = slices_.size();
+  if (!rebuilds_) return;
+  for (int64_t j = 0; j < params_.num_kv_heads; ++j) AddSlices({j});
+}
+
+void AttentionPlan::AddSlices(const std::vector<int64_t>& kv_heads) {
+  const auto begin = static_cast<int64_t>(heads_.size());
+  for (const int64_t j : kv_heads) {
+    for (int64_t h = 0; h < heads_per_kv_; ++h) {
+      heads_.push_back(j * heads_per_kv_ + h);
+    }
+  }
+  const int64_t count = static_cast<int64_t>(heads_.size()) - begin;
+  const int64_t pieces = (count + max_rows_ - 1) / max_rows_;
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t first = count * i / pieces;
+    AddSlice(begin + first, count * (i + 1) / pieces - first);
+  }
+}
+
+void AttentionPlan::AddSlice(int64_t first, int64_t count) {
+  HeadSlice slice = {first, count, static_cast<int64_t>(span_begin_.size()) - 1,
+                     true};
+  const int64_t num_parts = params_.num_key_parts + params_.num_value_parts;
+  for (int64_t p = 0; p < num_parts; ++p) {
+    const bool is_key = p < params_.num_key_parts;
+    const int32_t* group_of_head =
+        is_key ? params_.keys[p].group_of_head
+               : params_.values[p - params_.num_key_parts].group_of_head;
+    const bool by_head = is_key && params_.keys[p].rebuild != nullptr;
+    const auto begin = static_cast<std::ptrdiff_t>(spans_.size());
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t kv_head =
+          heads_[static_cast<size_t>(first + i)] / heads_per_kv_;
+      const int64_t group = group_of_head[kv_head];
+      HeadSpan* last = i > 0 ? &spans_.back() : nullptr;
+      if (last != nullptr && last->group == group &&
+          (!by_head || last->kv_head == kv_head)) {
+        last->end = i + 1;
+      } else {
+        spans_.push_back({group, kv_head, i, i + 1});
+      }
+    }
+    slice.one_span_each =
+        slice.one_span_each &&
+        static_cast<std::ptrdiff_t>(spans_.size()) == begin + 1;
+    std::stable_sort(
+        spans_.begin() + begin, spans_.end(),
+        [](const HeadSpan& a, const HeadSpan& b) { return a.group < b.group; });
+    span_begin_.push_back(spans_.size());
+  }
+  slices_.push_back(slice);
+}
+
+AttentionPlan::Cut AttentionPlan::CutOf(
+    const AttentionSequence& sequence) const {
+  // Many rows pay for a rebuilt key best if they are of one head.
+  const bool by_head =
+      rebuilds_ && sequence.num_rows * widest_cluster_ > max_rows_;
+  Cut cut;
+  cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
+  cut.num_slices = static_cast<int64_t>(
+      by_head ? slices_.size() - num_cluster_slices_ : num_cluster_slices_);
+  const int64_t heads =
+      std::min(max_rows_, by_head ? heads_per_kv_ : widest_cluster_);
+  const int64_t queries = max_rows_ / heads;
+  cut.num_tiles = (sequence.num_rows + queries - 1) / queries;
+  return cut;
+}
+
+bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
+  const PagedAttentionParams& params = plan_.params();
+  for (; sequence_ < params.num_sequences; ++sequence_) {
+    const AttentionSequence& sequence = params.sequences[sequence_];
+    const AttentionPlan::Cut cut = plan_.CutOf(sequence);
+    const int64_t here = index - first_;
+    if (here < cut.units()) {
+      const int64_t tile = here / cut.num_slices;
+      const int64_t begin = sequence.num_rows * tile / cut.num_tiles;
+      const int64_t end = sequence.num_rows * (tile + 1) / cut.num_tiles;
+      *unit = {&sequence, cut.slices + here % cut.num_slices, begin,
+               end - begin};
+      return true;
+    }
+    first_ += cut.units();
+  }
+  return false;
+}
+
+}  // namespace kvasir::kernels

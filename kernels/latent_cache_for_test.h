@@ -1,0 +1,528 @@
+// A cache of latents for tests: any parts, random contents, pages in random
+// order; slots that were not written are NaN.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "kernels/code_pack.h"
+#include "kernels/op_test_util.h"
+#include "kernels/ops.h"
+
+namespace kvasir::kernels {
+
+// Keys rebuilt, if dims > 0.
+struct RebuildSpec {
+  int64_t dims = 0;
+  int64_t num_pairs = 0;
+  bool bias = false;
+  bool no_lift = false;
+  bool steps_by_head = false;
+  float attention_factor = 1.0f;
+};
+
+// One part of a side. Empty group_of_head: a group for each KV head.
+struct PartSpec {
+  std::vector<int64_t> widths = {32};  // group g has widths[g % size]
+  std::vector<int32_t> group_of_head = {};
+  std::vector<int> bits = {};  // of the runs, in turn; none: numbers
+  int64_t run_width = 0;       // 0: one run for all channels
+  DType dtype = DType::kBf16;
+  DType param_dtype = DType::kF16;
+  bool fixed_ranges = false;
+  RebuildSpec rebuild = {};
+};
+
+struct LatentSpec {
+  const char* name = "";
+  int64_t num_heads = 4;
+  int64_t num_kv_heads = 2;
+  std::vector<PartSpec> keys = {PartSpec()};
+  std::vector<PartSpec> values = {PartSpec()};
+  int64_t page_tokens = 16;
+  int64_t window = 0;
+  bool causal = true;
+  int64_t first_position = 0;  // of slot 0; above 0: positions are given
+  bool tables_only = false;    // nothing is computed: no lifts
+};
+
+// What one sequence asks of a launch: new tokens after `start` cached ones.
+struct LatentAsk {
+  int64_t sequence;
+  int64_t start;
+  int64_t count;
+};
+
+// A part with the tables and memory behind it.
+class TestPart {
+ public:
+  TestPart(const PartSpec& from, int64_t num_kv_heads, int64_t page_tokens,
+           int64_t pages, uint32_t seed)
+      : spec(from), seed_(seed) {
+    group_of_head = spec.group_of_head;
+    for (int64_t j = 0;
+         group_of_head.size() < static_cast<size_t>(num_kv_heads); ++j) {
+      group_of_head.push_back(static_cast<int32_t>(j));
+    }
+    const int32_t last =
+        *std::max_element(group_of_head.begin(), group_of_head.end());
+    int64_t offset = 128;
+    int64_t column = 0;
+    part.dtype = spec.dtype;
+    part.param_dtype = spec.param_dtype;
+    const float none = 0.0f;
+    if (spec.fixed_ranges) part.static_scale = &none;  // for ParamsBytes
+    for (int64_t g = 0; g <= last; ++g) {
+      LatentGroup group;
+      group.width = spec.widths[static_cast<size_t>(g) % spec.widths.size()];
+      group.column = column;
+      column += group.width;
+      AddRuns(group.width);
+      group.runs = runs_.back().data();
+      group.num_runs = static_cast<int64_t>(runs_.back().size());
+      group.codes_stride_bytes = CodesBytes(part, group);
+      group.params_stride_bytes = ParamsBytes(part, group);
+      group.codes_offset_bytes = offset;
+      offset += (page_tokens * group.codes_stride_bytes + 7) / 8 * 8;
+      group.params_offset_bytes = offset;
+      offset += (page_tokens * group.params_stride_bytes + 7) / 8 * 8;
+      groups_.push_back(group);
+    }
+    part.page_bytes = offset;
+    part.groups = groups_.data();
+    part.num_groups = static_cast<int64_t>(groups_.size());
+    memory_.assign(static_cast<size_t>(pages * part.page_bytes),
+                   static_cast<char>(0xff));
+    part.arena = memory_.data();
+    if (spec.fixed_ranges) {
+      scale_ = Uniform(column, seed + 1, 0.01f, 0.05f);
+      minimum_ = Uniform(column, seed + 2, -1.0f, 0.5f);
+      part.static_scale = scale_.data();
+      part.static_minimum = minimum_.data();
+    }
+  }
+  TestPart(const TestPart&) = delete;
+  TestPart& operator=(const TestPart&) = delete;
+
+  static std::vector<float> Uniform(int64_t count, uint32_t seed, float low,
+                                    float high) {
+    std::mt19937 engine(seed);
+    std::uniform_real_distribution<float> uniform(low, high);
+    std::vector<float> numbers(static_cast<size_t>(count));
+    for (float& number : numbers) number = uniform(engine);
+    return numbers;
+  }
+
+  // Fills a slot with what token `token` of a sequence has there: the same
+  // wherever the slot lies.
+  void Write(int64_t page, int64_t slot, uint32_t token) {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const LatentGroup& group = groups_[g];
+      const uint32_t seed =
+          seed_ * 7919u + token * 31u + static_cast<uint32_t>(g);
+      char* codes = CodesAddress(part, group, page, slot);
+      if (group.num_runs == 0) {
+        const auto numbers = RandomFloats(group.width, seed, 0.5f);
+        VisitDType(part.dtype, [&](auto type) {
+          using T = decltype(type);
+          for (size_t i = 0; i < numbers.size(); ++i) {
+            const T stored = FromFloat<T>(numbers[i]);
+            std::memcpy(codes + i * sizeof(T), &stored, sizeof(T));
+          }
+        });
+        continue;
+      }
+      std::mt19937 engine(seed);
+      for (int64_t i = 0; i < group.codes_stride_bytes; ++i) {
+        codes[i] = static_cast<char>(engine());
+      }
+      if (spec.fixed_ranges) continue;
+      char* ranges = ParamsAddress(part, group, page, slot);
+      const auto scales = Uniform(group.num_runs, seed + 1, 0.01f, 0.05f);
+      const auto minima = Uniform(group.num_runs, seed + 2, -1.0f, 0.5f);
+      VisitDType(part.param_dtype, [&](auto type) {
+        using T = decltype(type);
+        for (size_t r = 0; r < scales.size(); ++r) {
+          const T pair[2] = {FromFloat<T>(scales[r]), FromFloat<T>(minima[r])};
+          std::memcpy(ranges + r * sizeof(pair), pair, sizeof(pair));
+        }
+      });
+    }
+  }
+
+  // The numbers of a KV head's latent, in float64.
+  std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const {
+    const auto g =
+        static_cast<size_t>(group_of_head[static_cast<size_t>(kv_head)]);
+    const LatentGroup& group = groups_[g];
+    const char* codes = CodesAddress(part, group, page, slot);
+    const char* ranges = ParamsAddress(part, group, page, slot);
+    std::vector<double> numbers(static_cast<size_t>(group.width));
+    const auto number_at = [](DType dtype, const char* at, int64_t index) {
+      return VisitDType(dtype, [&](auto type) {
+        decltype(type) stored;
+        std::memcpy(&stored, at + index * static_cast<int64_t>(sizeof(type)),
+                    sizeof(type));
+        return static_cast<double>(ToFloat(stored));
+      });
+    };
+    CodeCursor cursor(group);
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodeRun& run = group.runs[r];
+      const CodePlace place = cursor.Next(run);
+      for (int64_t i = 0; i < run.width; ++i) {
+        const auto c = static_cast<size_t>(group.column + run.begin + i);
+        const double scale = spec.fixed_ranges
+                                 ? static_cast<double>(scale_[c])
+                                 : number_at(part.param_dtype, ranges, 2 * r);
+        const double minimum =
+            spec.fixed_ranges ? static_cast<double>(minimum_[c])
+                              : number_at(part.param_dtype, ranges, 2 * r + 1);
+        const unsigned code =
+            ReadCode(reinterpret_cast<const uint8_t*>(codes), place, i);
+        numbers[static_cast<size_t>(run.begin + i)] = code * scale + minimum;
+      }
+    }
+    for (int64_t i = 0; group.num_runs == 0 && i < group.width; ++i) {
+      numbers[static_cast<size_t>(i)] = number_at(part.dtype, codes, i);
+    }
+    return numbers;
+  }
+
+  int64_t WidthOf(int64_t kv_head) const {
+    return groups_[static_cast<size_t>(
+                       group_of_head[static_cast<size_t>(kv_head)])]
+        .width;
+  }
+
+  const PartSpec spec;
+  LatentPart part;
+  std::vector<int32_t> group_of_head;
+  std::vector<int64_t> columns;  // of query heads, in q or out
+
+ private:
+  void AddRuns(int64_t width) {
+    std::vector<CodeRun> runs;
+    const int64_t step = spec.run_width > 0 ? spec.run_width : width;
+    for (int64_t c = 0; !spec.bits.empty() && c < width; c += step) {
+      runs.push_back({c, std::min(step, width - c),
+                      spec.bits[runs.size() % spec.bits.size()]});
+    }
+    runs_.push_back(std::move(runs));
+  }
+
+  const uint32_t seed_;
+  std::vector<LatentGroup> groups_;
+  std::deque<std::vector<CodeRun>> runs_;
+  std::vector<float> scale_;
+  std::vector<float> minimum_;
+  std::vector<char> memory_;
+};
+
+// A KeyRebuild with what it points to.
+struct TestRebuild {
+  KeyRebuild rebuild;
+  std::vector<std::vector<float>> up;
+  std::vector<const float*> up_pointers;
+  std::vector<float> bias;
+  std::vector<int32_t> pair_dims;
+  std::vector<double> radians;  // [heads or 1][pairs]
+  std::vector<uint64_t> steps;
+
+  TestRebuild(const TestPart& part, int64_t num_kv_heads, bool tables_only,
+              uint32_t seed) {
+    const RebuildSpec& spec = part.spec.rebuild;
+    rebuild.dims = spec.dims;
+    rebuild.num_pairs = spec.num_pairs;
+    rebuild.attention_factor = spec.attention_factor;
+    for (int64_t j = 0; j < num_kv_heads && !spec.no_lift; ++j) {
+      const int64_t width = tables_only ? 0 : part.WidthOf(j);
+      up.push_back(RandomFloats(spec.dims * width,
+                                seed + static_cast<uint32_t>(j),
+                                1.0f / std::sqrt(static_cast<float>(width))));
+      up_pointers.push_back(up.back().data());
+    }
+    if (!spec.no_lift) rebuild.up = up_pointers.data();
+    if (spec.bias) {
+      bias = RandomFloats(num_kv_heads * spec.dims, seed + 100, 0.3f);
+      rebuild.bias = bias.data();
+    }
+    // Pairs of numbers in no order: some stay as they are.
+    std::vector<int32_t> order(static_cast<size_t>(spec.dims));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), std::mt19937(seed + 101));
+    pair_dims.assign(order.begin(), order.begin() + 2 * spec.num_pairs);
+    rebuild.pair_dims = pair_dims.data();
+    const int64_t sets = spec.steps_by_head ? num_kv_heads : 1;
+    for (int64_t i = 0; i < sets * spec.num_pairs; ++i) {
+      radians.push_back(
+          std::pow(10000.0, -static_cast<double>(i) /
+                                static_cast<double>(sets * spec.num_pairs)));
+      steps.push_back(RopeStep(radians.back()));
+    }
+    rebuild.steps = steps.data();
+    rebuild.head_steps_stride = spec.steps_by_head ? spec.num_pairs : 0;
+  }
+  TestRebuild(const TestRebuild&) = delete;
+  TestRebuild& operator=(const TestRebuild&) = delete;
+};
+
+class LatentCache {
+ public:
+  LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
+              uint32_t seed)
+      : spec_(spec), lengths_(std::move(lengths)), seed_(seed) {
+    int64_t pages = 1;  // one that belongs to nobody
+    for (const int64_t length : lengths_) pages += Pages(length);
+    std::vector<int32_t> ids(static_cast<size_t>(pages));
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
+    auto next = ids.begin();
+    for (const int64_t length : lengths_) {
+      tables_.emplace_back(next, next + Pages(length));
+      next += Pages(length);
+      positions_.emplace_back();
+      for (int64_t s = 0; s < length; ++s) {
+        positions_.back().push_back(spec.first_position + s);
+      }
+    }
+    for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
+    for (const PartSpec& part : spec.values) AddPart(part, pages, false);
+    PlaceColumns();
+    for (size_t i = 0; i < lengths_.size(); ++i) {
+      q_.push_back(RandomFloats(lengths_[i] * q_stride_,
+                                seed * 100 + static_cast<uint32_t>(i), 0.5f));
+    }
+  }
+
+  void Write(int64_t sequence, int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for (TestPart& part : parts_) {
+        part.Write(PageOf(sequence, t), t % spec_.page_tokens,
+                   static_cast<uint32_t>(sequence * 100000 + t));
+      }
+    }
+  }
+
+  // Output rows of the asked tokens, one after the other.
+  std::vector<float> Attend(TestStream& test,
+                            const std::vector<LatentAsk>& asks) {
+    std::vector<float> q;
+    std::vector<AttentionSequence> sequences;
+    int64_t rows = 0;
+    for (const LatentAsk& ask : asks) {
+      const auto i = static_cast<size_t>(ask.sequence);
+      q.insert(q.end(), q_[i].begin() + ask.start * q_stride_,
+               q_[i].begin() + (ask.start + ask.count) * q_stride_);
+      AttentionSequence sequence;
+      sequence.first_row = rows;
+      sequence.num_rows = ask.count;
+      sequence.first_slot = ask.start;
+      sequence.block_table = tables_[i].data();
+      if (spec_.first_position > 0) {
+        sequence.positions = positions_[i].data();
+      }
+      sequences.push_back(sequence);
+      rows += ask.count;
+    }
+    std::vector<float> out(static_cast<size_t>(rows * out_stride_), kPoison);
+    PagedAttentionParams params = Params();
+    params.q = q.data();
+    params.out = out.data();
+    params.sequences = sequences.data();
+    params.num_sequences = static_cast<int64_t>(sequences.size());
+    KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, test.workspace()));
+    return out;
+  }
+
+  // All but rows and sequences.
+  PagedAttentionParams Params() {
+    keys_.clear();
+    values_.clear();
+    size_t rebuild = 0;
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      const TestPart& part = parts_[p];
+      if (p < spec_.keys.size()) {
+        const bool rebuilds = part.spec.rebuild.dims > 0;
+        keys_.push_back({part.part, part.group_of_head.data(),
+                         part.columns.data(),
+                         rebuilds ? &rebuilds_[rebuild++].rebuild : nullptr});
+      } else {
+        values_.push_back(
+            {part.part, part.group_of_head.data(), part.columns.data()});
+      }
+    }
+    PagedAttentionParams params;
+    params.q_row_stride = q_stride_;
+    params.out_row_stride = out_stride_;
+    params.num_heads = spec_.num_heads;
+    params.num_kv_heads = spec_.num_kv_heads;
+    params.keys = keys_.data();
+    params.num_key_parts = static_cast<int64_t>(keys_.size());
+    params.values = values_.data();
+    params.num_value_parts = static_cast<int64_t>(values_.size());
+    params.page_tokens = spec_.page_tokens;
+    params.scale = kScale;
+    params.causal = spec_.causal;
+    params.window = spec_.window;
+    return params;
+  }
+
+  // The definition in float64, from what the cache holds. Columns that belong
+  // to no head are NaN.
+  std::vector<double> Expected(const LatentAsk& ask) const {
+    std::vector<double> out(static_cast<size_t>(ask.count * out_stride_),
+                            static_cast<double>(kPoison));
+    for (int64_t r = 0; r < ask.count; ++r) {
+      for (int64_t h = 0; h < spec_.num_heads; ++h) {
+        AddExpected(ask, r, h, out.data() + r * out_stride_);
+      }
+    }
+    return out;
+  }
+
+ private:
+  static constexpr float kScale = 0.3f;
+
+  int64_t Pages(int64_t tokens) const {
+    return (tokens + spec_.page_tokens - 1) / spec_.page_tokens;
+  }
+  int64_t PageOf(int64_t sequence, int64_t token) const {
+    return tables_[static_cast<size_t>(sequence)]
+                  [static_cast<size_t>(token / spec_.page_tokens)];
+  }
+
+  void AddPart(const PartSpec& spec, int64_t pages, bool is_key) {
+    const auto seed =
+        seed_ * 1000 + static_cast<uint32_t>(parts_.size()) * 50 + 7;
+    parts_.emplace_back(spec, spec_.num_kv_heads, spec_.page_tokens, pages,
+                        seed);
+    if (is_key && spec.rebuild.dims > 0) {
+      rebuilds_.emplace_back(parts_.back(), spec_.num_kv_heads,
+                             spec_.tables_only, seed + 10);
+    }
+  }
+
+  // Head by head, part after part, with some columns that belong to nobody.
+  void PlaceColumns() {
+    for (int64_t h = 0; h < spec_.num_heads; ++h) {
+      for (size_t p = 0; p < parts_.size(); ++p) {
+        TestPart& part = parts_[p];
+        const bool is_key = p < spec_.keys.size();
+        int64_t* next = is_key ? &q_stride_ : &out_stride_;
+        part.columns.push_back(*next);
+        *next += is_key && part.spec.rebuild.dims > 0
+                     ? part.spec.rebuild.dims
+                     : part.WidthOf(h / (spec_.num_heads / spec_.num_kv_heads));
+      }
+    }
+    q_stride_ += 3;
+    out_stride_ += 5;
+  }
+
+  std::vector<double> KeyOf(size_t p, size_t rebuild_index, int64_t kv_head,
+                            int64_t page, int64_t slot,
+                            int64_t position) const {
+    const TestPart& part = parts_[p];
+    std::vector<double> latent = part.Read(kv_head, page, slot);
+    const RebuildSpec& spec = part.spec.rebuild;
+    if (spec.dims == 0) return latent;
+    const TestRebuild& from = rebuilds_[rebuild_index];
+    std::vector<double> key = latent;
+    if (!spec.no_lift) {
+      key.assign(static_cast<size_t>(spec.dims), 0.0);
+      for (size_t i = 0; i < key.size(); ++i) {
+        for (size_t c = 0; c < latent.size(); ++c) {
+          key[i] += static_cast<double>(from.up[static_cast<size_t>(kv_head)]
+                                               [i * latent.size() + c]) *
+                    latent[c];
+        }
+      }
+    }
+    for (size_t i = 0; spec.bias && i < key.size(); ++i) {
+      key[i] += static_cast<double>(
+          from.bias[static_cast<size_t>(kv_head * spec.dims) + i]);
+    }
+    for (int64_t f = 0; f < spec.num_pairs; ++f) {
+      const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
+      const double angle = from.radians[static_cast<size_t>(step + f)] *
+                           static_cast<double>(position);
+      const double c =
+          std::cos(angle) * static_cast<double>(spec.attention_factor);
+      const double s =
+          std::sin(angle) * static_cast<double>(spec.attention_factor);
+      double& first =
+          key[static_cast<size_t>(from.pair_dims[static_cast<size_t>(2 * f)])];
+      double& second = key[static_cast<size_t>(
+          from.pair_dims[static_cast<size_t>(2 * f + 1)])];
+      const double a = first;
+      const double b = second;
+      first = a * c - b * s;
+      second = b * c + a * s;
+    }
+    return key;
+  }
+
+  void AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
+                   double* out) const {
+    const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
+    const int64_t own = ask.start + row;
+    const int64_t begin =
+        spec_.window > 0 ? std::max<int64_t>(0, own + 1 - spec_.window) : 0;
+    const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
+    const float* q =
+        q_[static_cast<size_t>(ask.sequence)].data() + own * q_stride_;
+    std::vector<double> weights;
+    for (int64_t s = begin; s < end; ++s) {
+      double score = 0.0;
+      size_t rebuild = 0;
+      for (size_t p = 0; p < spec_.keys.size(); ++p) {
+        const std::vector<double> key =
+            KeyOf(p, rebuild, kv_head, PageOf(ask.sequence, s),
+                  s % spec_.page_tokens, spec_.first_position + s);
+        if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
+        const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
+        for (size_t i = 0; i < key.size(); ++i) {
+          score += static_cast<double>(from[i]) * key[i];
+        }
+      }
+      weights.push_back(score * static_cast<double>(kScale));
+    }
+    const double max = *std::max_element(weights.begin(), weights.end());
+    double sum = 0.0;
+    for (double& weight : weights) sum += weight = std::exp(weight - max);
+    for (size_t p = spec_.keys.size(); p < parts_.size(); ++p) {
+      double* to = out + parts_[p].columns[static_cast<size_t>(head)];
+      std::fill_n(to, parts_[p].WidthOf(kv_head), 0.0);
+      for (int64_t s = begin; s < end; ++s) {
+        const std::vector<double> value = parts_[p].Read(
+            kv_head, PageOf(ask.sequence, s), s % spec_.page_tokens);
+        for (size_t i = 0; i < value.size(); ++i) {
+          to[i] += weights[static_cast<size_t>(s - begin)] / sum * value[i];
+        }
+      }
+    }
+  }
+
+  const LatentSpec spec_;
+  const std::vector<int64_t> lengths_;
+  const uint32_t seed_;
+  std::vector<std::vector<int32_t>> tables_;
+  std::vector<std::vector<int64_t>> positions_;
+  std::deque<TestPart> parts_;  // keys, then values
+  std::deque<TestRebuild> rebuilds_;
+  std::vector<AttentionKeyPart> keys_;
+  std::vector<AttentionValuePart> values_;
+  int64_t q_stride_ = 0;
+  int64_t out_stride_ = 0;
+  std::vector<std::vector<float>> q_;
+};
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,532 @@
+// Brings latents of a block of 64 slots into cache: keys with slots side by
+// side, values as they lie, codes as the numbers they are (without range). For
+// inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_LATENT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_LATENT_TILE_INL_H_
+#undef KVASIR_KERNELS_LATENT_TILE_INL_H_
+#else
+#define KVASIR_KERNELS_LATENT_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/attention_plan.h"
+#include "kernels/codes-inl.h"
+#include "kernels/simd-inl.h"
+#include "kernels/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+inline constexpr int64_t kBlock = kAttentionBlockSlots;
+
+// A chunk of zeros, for slots that nobody sees.
+alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
+
+// Where a block's slots lie. Only those in [begin, end) are needed.
+struct BlockSlots {
+  int64_t begin = 0;  // relative to the block
+  int64_t end = 0;
+  const char* codes[kBlock];
+  const char* ranges[kBlock];
+  const char* readable[kBlock];  // end of the slot's page
+};
+
+// ----- Keys: codes of one vector of slots, channel by channel.
+
+// 128 channels of 8 bits, four planes that begin and end inside a word, each
+// padded to a vector of words.
+inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
+
+// Words [0, num_bytes / 4) of kVecLanes slots, side by side.
+HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
+                          int64_t num_bytes, uint32_t* words) {
+  constexpr int64_t kVecBytes = kVecLanes * 4;
+  constexpr int64_t kFew = 4;  // up to here, moving words one by one is faster
+  for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
+    const int64_t bytes = std::min(kVecBytes, num_bytes - first);
+    uint32_t* to = words + first / 4 * kVecLanes;
+    if (bytes <= kFew * 4) {
+      for (int lane = 0; lane < kVecLanes; ++lane) {
+        uint32_t few[kFew] = {};
+        const char* from = slots[lane] + first;
+        if (from + sizeof(few) <= readable[lane]) {
+          std::memcpy(few, from, sizeof(few));
+        } else {
+          std::memcpy(few, from, static_cast<size_t>(bytes));
+        }
+        for (int i = 0; i < kFew; ++i) to[i * kVecLanes + lane] = few[i];
+      }
+      continue;
+    }
+    WordVec lanes[kVecLanes];
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      const char* from = slots[lane] + first;
+      HWY_ALIGN uint32_t staged[kVecLanes];
+      if (from + kVecBytes > readable[lane]) {
+        std::memcpy(staged, from, static_cast<size_t>(bytes));
+        from = reinterpret_cast<const char*>(staged);
+      }
+      lanes[lane] = hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(from));
+    }
+    Transpose(lanes);
+    for (int i = 0; i < kVecLanes; ++i) {
+      hn::StoreU(lanes[i], kWords, to + i * kVecLanes);
+    }
+  }
+}
+
+// Stores a channel's codes, or adds them as the third bit of what is there.
+template <bool kThird>
+HWY_INLINE void StoreCodes(WordVec codes, float* out) {
+  const hn::RebindToSigned<Floats> d32;
+  const Vec numbers = hn::ConvertTo(kFloats, hn::BitCast(d32, codes));
+  if constexpr (kThird) {
+    hn::StoreU(Fma(Broadcast(4.0f), numbers, LoadFloats(out)), kFloats, out);
+  } else {
+    hn::StoreU(numbers, kFloats, out);
+  }
+}
+
+// One word of whole codes, from code kIndex on.
+template <int kBits, bool kThird, int kIndex>
+HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
+  if constexpr (kIndex * kBits < 32) {
+    StoreCodes<kThird>(hn::And(hn::ShiftRight<kIndex * kBits>(word), mask),
+                       out + kIndex * kBlock);
+    UnpackWord<kBits, kThird, kIndex + 1>(word, mask, out);
+  } else {
+    (void)word, (void)mask, (void)out;
+  }
+}
+
+// `count` codes of kBits each from `bit` on, to rows kBlock apart.
+template <int kBits, bool kThird = false>
+void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
+                    float* out) {
+  constexpr int kPerWord = 32 / kBits;
+  const WordVec mask = hn::Set(kWords, (1u << kBits) - 1u);
+  int64_t i = 0;
+  const auto one = [&] {
+    const WordVec word = hn::LoadU(kWords, words + bit / 32 * kVecLanes);
+    const WordVec codes = hn::ShiftRightSame(word, static_cast<int>(bit % 32));
+    StoreCodes<kThird>(hn::And(codes, mask), out + i * kBlock);
+    bit += kBits;
+    ++i;
+  };
+  while (i < count && bit % 32 != 0) one();
+  for (; i + kPerWord <= count; i += kPerWord, bit += 32) {
+    UnpackWord<kBits, kThird, 0>(
+        hn::LoadU(kWords, words + bit / 32 * kVecLanes), mask,
+        out + i * kBlock);
+  }
+  while (i < count) one();
+}
+
+inline int PlaneIndex(int bits) {
+  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
+}
+
+// tile [chunk.width, 64]
+inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
+                       const CodePiece* pieces, float* tile) {
+  HWY_ALIGN uint32_t words[kMaxWords * kVecLanes];
+  for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+    uint32_t* plane_words[4];
+    uint32_t* next = words;
+    for (int plane = 0; plane < 4; ++plane) {
+      plane_words[plane] = next;
+      const int64_t begin = chunk.bytes.begin[plane];
+      const int64_t bytes = chunk.bytes.end[plane] - begin;
+      if (bytes == 0) continue;
+      const char* rows[kVecLanes];
+      const char* readable[kVecLanes];
+      for (int lane = 0; lane < kVecLanes; ++lane) {
+        const bool needed = s + lane >= slots.begin && s + lane < slots.end;
+        rows[lane] = needed ? slots.codes[s + lane] + begin : kNoSlot;
+        readable[lane] =
+            needed ? slots.readable[s + lane] : kNoSlot + sizeof(kNoSlot);
+      }
+      LoadWords(rows, readable, bytes, next);
+      next +=
+          (bytes + 4 * kVecLanes - 1) / (4 * kVecLanes) * kVecLanes * kVecLanes;
+    }
+    for (int64_t p = 0; p < chunk.num_pieces; ++p) {
+      const CodePiece& piece = pieces[p];
+      const int plane = PlaneIndex(piece.place.low_bits);
+      const uint32_t* from = plane_words[plane];
+      const int64_t bit = piece.place.low_bit - 8 * chunk.bytes.begin[plane];
+      float* to = tile + (piece.begin - chunk.begin) * kBlock + s;
+      switch (piece.place.low_bits) {
+        case 8:
+          UnpackChannels<8>(from, bit, piece.width, to);
+          break;
+        case 4:
+          UnpackChannels<4>(from, bit, piece.width, to);
+          break;
+        case 2:
+          UnpackChannels<2>(from, bit, piece.width, to);
+          break;
+        default:
+          UnpackChannels<1>(from, bit, piece.width, to);
+      }
+      if (piece.place.third_bit >= 0) {
+        UnpackChannels<1, true>(
+            plane_words[3], piece.place.third_bit - 8 * chunk.bytes.begin[3],
+            piece.width, to);
+      }
+    }
+  }
+}
+
+// ----- Values: codes of one slot, channels side by side.
+
+#if HWY_TARGET != HWY_SCALAR
+// Codes of kVecLanes channels from a slot's bytes: where the byte of each
+// lies, and how far it is shifted.
+class LaneCodes {
+ public:
+  LaneCodes(int64_t bit, int bits)
+      : first_byte_(bit / 8),
+        step_bytes_(kVecLanes * bits / 8),
+        mask_(hn::Set(kWords, (1u << bits) - 1u)) {
+    HWY_ALIGN uint8_t bytes[4 * kVecLanes];
+    HWY_ALIGN uint32_t shifts[kVecLanes];
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      const int at = static_cast<int>(bit % 8) + lane * bits;
+      bytes[4 * lane] = static_cast<uint8_t>(at / 8);
+      for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;  // zero
+      shifts[lane] = static_cast<uint32_t>(at % 8);
+    }
+    bytes_ = hn::Load(kBytes, bytes);
+    shifts_ = hn::Load(kWords, shifts);
+  }
+
+  int64_t first_byte() const { return first_byte_; }
+  int64_t step_bytes() const { return step_bytes_; }
+
+  // `from`: the 16 bytes behind the first code's.
+  HWY_INLINE WordVec At(const uint8_t* from) const {
+    const auto spread =
+        hn::TableLookupBytesOr0(hn::LoadDup128(kBytes, from), bytes_);
+    return hn::And(hn::Shr(hn::BitCast(kWords, spread), shifts_), mask_);
+  }
+
+ private:
+  using Bytes = hn::Repartition<uint8_t, Words>;
+  static constexpr Bytes kBytes = {};
+  int64_t first_byte_;
+  int64_t step_bytes_;
+  WordVec mask_;
+  hn::Vec<Bytes> bytes_;
+  WordVec shifts_;
+};
+
+#endif
+
+// A slot's bytes from `first` on, with 16 more behind the last of `count` that
+// may be read: where they lie, or a copy of them.
+class ReadableBytes {
+ public:
+  const uint8_t* Find(const char* slot, const char* readable, int64_t first,
+                      int64_t count) {
+    const char* from = slot + first;
+    if (from + count + 16 > readable) {
+      std::memcpy(copy_, from, static_cast<size_t>(count));
+      return copy_;
+    }
+    return reinterpret_cast<const uint8_t*>(from);
+  }
+
+ private:
+  uint8_t copy_[kChunkChannels + 16 + 16] = {};
+};
+
+// Rows [slots.begin, slots.end) of tile [64, stride], columns [0, piece.width);
+// up to kVecLanes columns more are written.
+inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
+                         int64_t stride, float* tile) {
+  const CodePlace& place = piece.place;
+  const int64_t low_bytes =
+      (place.low_bit % 8 + piece.width * place.low_bits + 7) / 8;
+  ReadableBytes low_source;
+  if (place.low_bits == 8) {
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      const uint8_t* from = low_source.Find(slots.codes[s], slots.readable[s],
+                                            place.low_bit / 8, low_bytes);
+      for (int64_t i = 0; i < piece.width; i += kVecLanes) {
+        hn::StoreU(LoadFloats(from + i), kFloats, tile + s * stride + i);
+      }
+    }
+    return;
+  }
+  const bool third = place.third_bit >= 0;
+  if (kVecLanes * place.low_bits % 8 != 0 || (third && kVecLanes % 8 != 0)) {
+    // Vectors that do not end with a byte.
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      for (int64_t i = 0; i < piece.width; ++i) {
+        tile[s * stride + i] = static_cast<float>(ReadCode(
+            reinterpret_cast<const uint8_t*>(slots.codes[s]), place, i));
+      }
+    }
+    return;
+  }
+#if HWY_TARGET != HWY_SCALAR
+  const hn::RebindToSigned<Floats> d32;
+  const LaneCodes low(place.low_bit, place.low_bits);
+  const LaneCodes high(third ? place.third_bit : 0, 1);
+  const int64_t high_bytes =
+      third ? (place.third_bit % 8 + piece.width + 7) / 8 : 0;
+  ReadableBytes high_source;
+  for (int64_t s = slots.begin; s < slots.end; ++s) {
+    const uint8_t* from = low_source.Find(slots.codes[s], slots.readable[s],
+                                          low.first_byte(), low_bytes);
+    const uint8_t* from_high =
+        third ? high_source.Find(slots.codes[s], slots.readable[s],
+                                 high.first_byte(), high_bytes)
+              : nullptr;
+    float* to = tile + s * stride;
+    for (int64_t i = 0; i < piece.width; i += kVecLanes) {
+      WordVec codes = low.At(from);
+      from += low.step_bytes();
+      if (third) {
+        codes = hn::Or(codes, hn::ShiftLeft<2>(high.At(from_high)));
+        from_high += high.step_bytes();
+      }
+      hn::StoreU(hn::ConvertTo(kFloats, hn::BitCast(d32, codes)), kFloats,
+                 to + i);
+    }
+  }
+#endif
+}
+
+// Rows [slots.begin, slots.end) of tile [64, stride]: numbers [first, first +
+// width) of each slot.
+template <typename T>
+void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
+                   int64_t stride, float* tile) {
+  for (int64_t s = slots.begin; s < slots.end; ++s) {
+    const T* from = reinterpret_cast<const T*>(slots.codes[s]) + first;
+    float* to = tile + s * stride;
+    int64_t i = 0;
+    for (; i + kVecLanes <= width; i += kVecLanes) {
+      hn::StoreU(LoadFloats(from + i), kFloats, to + i);
+    }
+    for (; i < width; ++i) to[i] = ToFloat(from[i]);
+  }
+}
+
+// ----- Ranges in slots.
+
+template <typename T>
+void ConvertRanges(const T (&raw)[2][kBlock], float* scale, float* minimum) {
+  for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+    hn::StoreU(LoadFloats(raw[0] + s), kFloats, scale + s);
+    hn::StoreU(LoadFloats(raw[1] + s), kFloats, minimum + s);
+  }
+}
+
+// scale [64] and minimum [64] of one run; zeros where nobody looks.
+template <typename T>
+void LoadRanges(const BlockSlots& slots, int64_t run, float* scale,
+                float* minimum) {
+  HWY_ALIGN T raw[2][kBlock] = {};
+  for (int64_t s = slots.begin; s < slots.end; ++s) {
+    T pair[2];
+    std::memcpy(pair,
+                slots.ranges[s] + run * 2 * static_cast<int64_t>(sizeof(T)),
+                sizeof(pair));
+    raw[0][s] = pair[0];
+    raw[1][s] = pair[1];
+  }
+  ConvertRanges(raw, scale, minimum);
+}
+
+// ----- What a unit reads of a block.
+
+// Threads: one.
+class BlockLoader {
+ public:
+  BlockLoader(const AttentionPlan& plan, const AttentionSequence& sequence,
+              VisibleRange slots, float* scratch)
+      : params_(plan.params()),
+        plan_(plan),
+        sequence_(sequence),
+        slots_(slots),
+        tile_(scratch + plan.scratch().tile),
+        scales_(scratch + plan.scratch().scales),
+        minima_(scratch + plan.scratch().minima) {}
+
+  // Slots `needed` (counted through the table) are those that a row sees.
+  void StartBlock(int64_t block, VisibleRange needed) {
+    block_ = block;
+    found_.begin = needed.begin - block;
+    found_.end = needed.end - block;
+    found_part_ = nullptr;
+    loaded_ = nullptr;
+  }
+  int64_t block() const { return block_; }
+  const BlockSlots& slots() const { return found_; }
+
+  float* tile() const { return tile_; }
+  // Of the piece with this index in the chunk that was loaded last.
+  const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
+  const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
+
+  // tile = [chunk.width, 64], and the ranges of its runs.
+  void LoadKeys(const LatentPart& part, const LatentGroup& group,
+                const LatentChunk& chunk) {
+    if (loaded_ == &chunk) return;
+    loaded_ = &chunk;
+    Find(part, group);
+    if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
+    if (chunk.begin == 0) PrefetchNext(part, group);
+    UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_);
+    LoadChunkRanges(part, chunk);
+  }
+
+  // The same without a transposition: numbers [64, stride].
+  void LoadValues(const LatentPart& part, const LatentGroup& group,
+                  const LatentChunk& chunk, int64_t stride) {
+    loaded_ = nullptr;
+    Find(part, group);
+    VisitDType(part.dtype, [&](auto type) {
+      ConvertValues<decltype(type)>(found_, chunk.begin, chunk.width, stride,
+                                    tile_);
+    });
+  }
+  void LoadValueCodes(const LatentPart& part, const LatentGroup& group,
+                      const CodePiece& piece, int64_t stride) {
+    loaded_ = nullptr;
+    Find(part, group);
+    UnpackValues(found_, piece, stride, tile_);
+  }
+  void LoadValueRanges(const LatentPart& part, const LatentGroup& group,
+                       const LatentChunk& chunk) {
+    Find(part, group);
+    if (chunk.begin == 0) PrefetchNext(part, group);
+    LoadChunkRanges(part, chunk);
+  }
+
+  // The slots from `slot` to the end of its page, or to `end`.
+  struct Run {
+    const char* codes;
+    int64_t count;
+  };
+  Run RunAt(const LatentPart& part, const LatentGroup& group, int64_t slot,
+            int64_t end) const {
+    const int64_t in_page = slot % params_.page_tokens;
+    return {CodesAddress(part, group,
+                         sequence_.block_table[slot / params_.page_tokens],
+                         in_page),
+            std::min(end - slot, params_.page_tokens - in_page)};
+  }
+
+  // Where the next block begins in memory, to be asked for while this one is
+  // computed; where there is none, an address that does no harm.
+  const char* NextBlock(const LatentPart& part,
+                        const LatentGroup& group) const {
+    const int64_t next = block_ + kBlock;
+    if (next >= slots_.end) return kNoSlot;
+    return RunAt(part, group, next, slots_.end).codes;
+  }
+
+ private:
+  void Find(const LatentPart& part, const LatentGroup& group) {
+    if (found_part_ == &part && found_group_ == &group) return;
+    found_part_ = &part;
+    found_group_ = &group;
+    const int64_t end = block_ + found_.end;
+    for (int64_t s = block_ + found_.begin; s < end;) {
+      const int64_t in_page = s % params_.page_tokens;
+      const int64_t page = sequence_.block_table[s / params_.page_tokens];
+      const int64_t count = std::min(end - s, params_.page_tokens - in_page);
+      const char* codes = CodesAddress(part, group, page, in_page);
+      const char* ranges = ParamsAddress(part, group, page, in_page);
+      const char* readable =
+          static_cast<const char*>(part.arena) + (page + 1) * part.page_bytes;
+      const int64_t first = s - block_;
+      for (int64_t i = 0; i < count; ++i) {
+        found_.codes[first + i] = codes + i * group.codes_stride_bytes;
+      }
+      for (int64_t i = 0; group.num_runs > 0 && i < count; ++i) {
+        found_.ranges[first + i] = ranges + i * group.params_stride_bytes;
+        found_.readable[first + i] = readable;
+      }
+      s += count;
+    }
+  }
+
+  void TransposeChunk(DType dtype, const LatentChunk& chunk) const {
+    const char* rows[kBlock];
+    const int64_t offset = chunk.begin * DTypeBytes(dtype);
+    std::fill_n(rows, kBlock, kNoSlot);
+    for (int64_t s = found_.begin; s < found_.end; ++s) {
+      rows[s] = found_.codes[s] + offset;
+    }
+    switch (dtype) {
+      case DType::kF32:
+        return TransposeRows<float>(rows, kBlock, chunk.width, tile_);
+      case DType::kF16:
+        return TransposeRows<F16>(rows, kBlock, chunk.width, tile_);
+      case DType::kBf16:
+        return TransposeRows<Bf16>(rows, kBlock, chunk.width, tile_);
+    }
+  }
+
+  void LoadChunkRanges(const LatentPart& part, const LatentChunk& chunk) const {
+    if (part.static_scale != nullptr) return;
+    const CodePiece* pieces = plan_.pieces(chunk);
+    VisitDType(part.param_dtype, [&](auto type) {
+      for (int64_t p = 0; p < chunk.num_pieces; ++p) {
+        LoadRanges<decltype(type)>(found_, pieces[p].run, scales_ + p * kBlock,
+                                   minima_ + p * kBlock);
+      }
+    });
+  }
+
+  // Codes take so little memory that asking for them costs nothing.
+  void PrefetchNext(const LatentPart& part, const LatentGroup& group) const {
+    for (int64_t s = block_ + kBlock;
+         s < std::min(block_ + 2 * kBlock, slots_.end);) {
+      const Run run =
+          RunAt(part, group, s, std::min(block_ + 2 * kBlock, slots_.end));
+      const int64_t bytes = run.count * group.codes_stride_bytes;
+      for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(run.codes + i);
+      if (part.static_scale == nullptr) {
+        const char* ranges = ParamsAddress(
+            part, group, sequence_.block_table[s / params_.page_tokens],
+            s % params_.page_tokens);
+        const int64_t range_bytes = run.count * group.params_stride_bytes;
+        for (int64_t i = 0; i < range_bytes; i += 64) {
+          hwy::Prefetch(ranges + i);
+        }
+      }
+      s += run.count;
+    }
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionPlan& plan_;
+  const AttentionSequence& sequence_;
+  const VisibleRange slots_;
+  float* const tile_;
+  float* const scales_;
+  float* const minima_;
+  int64_t block_ = 0;
+  BlockSlots found_;
+  const LatentPart* found_part_ = nullptr;
+  const LatentGroup* found_group_ = nullptr;
+  const LatentChunk* loaded_ = nullptr;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_LATENT_TILE_INL_H_

@@ -1,0 +1,451 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/latent_cache_for_test.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+PartSpec Numbers(std::vector<int64_t> widths, DType dtype = DType::kBf16) {
+  PartSpec part;
+  part.widths = std::move(widths);
+  part.dtype = dtype;
+  return part;
+}
+PartSpec Codes(std::vector<int64_t> widths, std::vector<int> bits,
+               int64_t run_width = 0) {
+  PartSpec part = Numbers(std::move(widths));
+  part.bits = std::move(bits);
+  part.run_width = run_width;
+  return part;
+}
+PartSpec Fixed(PartSpec part) {
+  part.fixed_ranges = true;
+  return part;
+}
+PartSpec Ranges(PartSpec part, DType param_dtype) {
+  part.param_dtype = param_dtype;
+  return part;
+}
+PartSpec Groups(PartSpec part, std::vector<int32_t> group_of_head) {
+  part.group_of_head = std::move(group_of_head);
+  return part;
+}
+PartSpec Rebuilt(PartSpec part, RebuildSpec rebuild) {
+  part.rebuild = rebuild;
+  return part;
+}
+
+// name, Hq, Hkv, keys, values, P, window, causal, first position
+std::vector<LatentSpec> Specs() {
+  const std::vector<int> schedule = {8, 4, 3, 2, 1};
+  return {
+      {"codes_4", 8, 2, {Codes({64}, {4})}, {Codes({64}, {4})}},
+      {"codes_8", 4, 4, {Codes({32}, {8})}, {Codes({96}, {8})}, 32},
+      {"codes_8_ragged", 4, 2, {Codes({40}, {8})}, {Codes({24}, {8})}, 32},
+      {"codes_3", 4, 2, {Codes({96}, {3})}, {Codes({24}, {3})}, 64},
+      {"codes_2_and_1", 4, 2, {Codes({160}, {2}, 32)}, {Codes({8}, {1})}},
+      {"narrow_runs", 4, 2, {Codes({300}, {4}, 7)}, {Codes({160}, {2}, 24)}},
+      {"one_channel_runs",
+       2,
+       1,
+       {Codes({24}, {4, 1}, 1)},
+       {Codes({24}, {3}, 1)}},
+      {"schedules",
+       4,
+       2,
+       {Codes({160}, schedule, 32)},
+       {Codes({300}, schedule, 60)},
+       64},
+      {"odd_schedules",
+       4,
+       2,
+       {Codes({35}, schedule, 7)},
+       {Codes({33}, {1, 3, 2}, 11)},
+       32},
+      {"bf16_ranges",
+       4,
+       2,
+       {Ranges(Codes({64}, {4}, 32), DType::kBf16)},
+       {Ranges(Codes({64}, {4}, 16), DType::kBf16)}},
+      {"f32_ranges",
+       4,
+       2,
+       {Ranges(Codes({64}, {3}, 32), DType::kF32)},
+       {Ranges(Codes({64}, {2}), DType::kF32)}},
+      {"static_ranges",
+       4,
+       2,
+       {Fixed(Codes({64}, {4}))},
+       {Fixed(Codes({96}, schedule, 24))}},
+      {"static_wide",
+       2,
+       2,
+       {Fixed(Codes({600}, {2}))},
+       {Fixed(Codes({300}, {8}))}},
+      {"groups",
+       8,
+       4,
+       {Groups(Numbers({96, 24}), {0, 0, 1, 1})},
+       {Groups(Codes({160, 8}, {4}, 32), {0, 1, 1, 0})}},
+      {"all_heads",
+       8,
+       4,
+       {Groups(Numbers({300}), {0, 0, 0, 0})},
+       {Groups(Numbers({160}), {0, 0, 0, 0})}},
+      {"keys_alone_values_shared",
+       8,
+       4,
+       {Codes({24}, {4})},
+       {Groups(Codes({96}, {3}), {0, 0, 1, 1})}},
+      {"groups_in_no_order",
+       4,
+       4,
+       {Groups(Codes({40}, {8}), {1, 0, 1, 0})},
+       {Groups(Numbers({33}), {0, 1, 2, 0})}},
+      {"wide",
+       4,
+       2,
+       {Groups(Numbers({640}), {0, 0})},
+       {Groups(Codes({520}, {4}, 64), {0, 0})}},
+      {"two_parts",
+       4,
+       2,
+       {Numbers({24}), Codes({40}, {4})},
+       {Numbers({24}, DType::kF32), Codes({40}, {8}, 20)}},
+      {"parts_of_unlike_groups",
+       4,
+       4,
+       {Groups(Fixed(Codes({40}, {3})), {0, 0, 1, 1}), Numbers({8})},
+       {Numbers({32}, DType::kF16)}},
+      {"window", 4, 2, {Codes({64}, {4})}, {Codes({64}, {8})}, 16, 50},
+      {"not_causal",
+       4,
+       2,
+       {Codes({64}, {4})},
+       {Codes({64}, {2})},
+       16,
+       0,
+       false},
+      {"many_heads", 70, 1, {Codes({16}, {4})}, {Codes({16}, {4})}},
+      {"rebuilt",
+       4,
+       2,
+       {Rebuilt(Groups(Numbers({160}), {0, 0}), {32, 16})},
+       {Groups(Numbers({96}), {0, 0})}},
+      {"rebuilt_partly_turned",
+       6,
+       2,
+       {Rebuilt(Numbers({24}), {40, 8, true})},
+       {Numbers({40})},
+       32},
+      {"rebuilt_unturned",
+       4,
+       2,
+       {Rebuilt(Numbers({24}, DType::kF32), {20, 0, true})},
+       {Numbers({24})}},
+      {"rebuilt_far",
+       4,
+       2,
+       {Rebuilt(Numbers({24}), {32, 16, false, false, false, 1.25f})},
+       {Numbers({24})},
+       16,
+       0,
+       true,
+       131040},
+      {"rebuilt_codes",
+       4,
+       2,
+       {Rebuilt(Groups(Codes({96}, {4}, 32), {0, 0}), {32, 16, true})},
+       {Codes({32}, {4})},
+       16,
+       0,
+       true,
+       500},
+      {"rebuilt_wide_run",
+       4,
+       2,
+       {Rebuilt(Codes({160}, {3}), {24, 12})},
+       {Codes({32}, {4})}},
+      {"rebuilt_many_runs",
+       4,
+       2,
+       {Rebuilt(Codes({300}, {2, 4}, 4), {64, 32})},
+       {Codes({32}, {4})}},
+      {"rebuilt_static",
+       4,
+       2,
+       {Rebuilt(Fixed(Codes({160}, schedule, 20)), {32, 16, true})},
+       {Fixed(Codes({32}, {4}))}},
+      {"rebuilt_head_of_256",
+       2,
+       1,
+       {Rebuilt(Numbers({96}), {256, 128})},
+       {Numbers({256})}},
+      {"turned_as_stored",
+       4,
+       2,
+       {Rebuilt(Numbers({32}), {32, 16, true, true})},
+       {Numbers({32})}},
+      {"turned_codes",
+       4,
+       2,
+       {Rebuilt(Codes({40}, {4, 8}, 20), {40, 12, false, true, true})},
+       {Numbers({32})}},
+      {"turned_static",
+       4,
+       4,
+       {Rebuilt(Fixed(Codes({40}, {4})), {40, 20, false, true, true})},
+       {Numbers({32})}},
+      {"rebuilt_beside_absorbed",
+       4,
+       2,
+       {Numbers({24}), Rebuilt(Groups(Codes({40}, {8}), {0, 0}), {16, 8})},
+       {Groups(Codes({40}, {4}), {0, 0})}},
+  };
+}
+
+class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
+  // The longest crosses a split; rebuilt keys take the reference long.
+  bool rebuilds = false;
+  for (const PartSpec& part : GetParam().keys) {
+    rebuilds = rebuilds || part.rebuild.dims > 0;
+  }
+  const int64_t longest = rebuilds ? 520 : 1000;
+  LatentCache cache(GetParam(), {1, 65, longest + 1}, 1);
+  const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, longest, 1}};
+  for (const LatentAsk& ask : asks) {
+    cache.Write(ask.sequence, 0, ask.start + ask.count);
+  }
+  TestStream reference(1, CpuBackend::kReference);
+  const std::vector<float> truth = cache.Attend(reference, asks);
+  std::vector<double> expected;
+  for (const LatentAsk& ask : asks) {
+    const std::vector<double> rows = cache.Expected(ask);
+    expected.insert(expected.end(), rows.begin(), rows.end());
+  }
+  ASSERT_EQ(expected.size(), truth.size());
+  double error = 0.0;
+  double norm = 0.0;
+  for (size_t i = 0; i < truth.size(); ++i) {
+    ASSERT_EQ(std::isnan(expected[i]), std::isnan(truth[i])) << i;
+    if (std::isnan(truth[i])) continue;
+    const double difference = expected[i] - static_cast<double>(truth[i]);
+    error += difference * difference;
+    norm += expected[i] * expected[i];
+  }
+  // float32 chains of some hundred products; angles exact to 1e-7.
+  EXPECT_LT(std::sqrt(error / norm), 5e-6);
+  TestStream one(1);
+  TestStream three(3);
+  ForEachSimdTarget([&] {
+    EXPECT_TRUE(SameBits(truth, cache.Attend(one, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(three, {asks})));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, LatentAttentionTest,
+                         ::testing::ValuesIn(Specs()), [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+// Codes and numbers, groups, rebuilt keys; enough heads that a whole prompt is
+// cut by head and a short one is not.
+LatentSpec Mixed() {
+  LatentSpec spec;
+  spec.num_heads = 16;
+  spec.num_kv_heads = 4;
+  spec.keys = {Rebuilt(Groups(Codes({40}, {4}, 20), {0, 0, 1, 1}), {16, 8}),
+               Codes({24}, {3})};
+  spec.values = {Groups(Codes({96}, {4}, 48), {0, 0, 1, 1})};
+  return spec;
+}
+
+class LatentChunkingTest : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
+  const int64_t chunk = GetParam();
+  constexpr int64_t kTokens = 140;
+  LatentCache whole(Mixed(), {kTokens, 40}, 2);
+  whole.Write(0, 0, kTokens);
+  TestStream one(1);
+  const std::vector<float> expected = whole.Attend(one, {{0, 0, kTokens}});
+  LatentCache chunked(Mixed(), {kTokens, 40}, 2);
+  chunked.Write(1, 0, 40);
+  TestStream three(3);
+  const size_t row = expected.size() / kTokens;
+  for (int64_t t = 0; t < kTokens; t += chunk) {
+    const int64_t count = std::min(chunk, kTokens - t);
+    // Written only now: what lies ahead is NaN.
+    chunked.Write(0, t, t + count);
+    const std::vector<float> got =
+        chunked.Attend(three, {{1, 30, 10}, {0, t, count}});
+    const auto same = [&](size_t from, size_t to) {
+      return SameBits({got.begin() + static_cast<int64_t>(10 * row), got.end()},
+                      {expected.begin() + static_cast<int64_t>(from * row),
+                       expected.begin() + static_cast<int64_t>(to * row)});
+    };
+    ASSERT_TRUE(same(static_cast<size_t>(t), static_cast<size_t>(t + count)))
+        << t;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Chunks, LatentChunkingTest,
+                         ::testing::Values(1, 7, 64, 139));
+
+TEST(LatentPagesTest, PageSizeDoesNotChangeBits) {
+  std::vector<float> first;
+  for (const int64_t page_tokens : {5, 16, 32, 64}) {
+    LatentSpec spec = Mixed();
+    spec.page_tokens = page_tokens;
+    LatentCache cache(spec, {1100}, 3);
+    cache.Write(0, 0, 1100);
+    TestStream test(2);
+    const auto out = cache.Attend(test, {{0, 1092, 8}});
+    if (first.empty()) first = out;
+    EXPECT_TRUE(SameBits(first, out)) << page_tokens;
+  }
+}
+
+TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
+  LatentSpec spec;
+  spec.keys = {Rebuilt(Numbers({24}), {16, 8})};
+  TestStream test(1);
+  std::vector<std::vector<float>> out;
+  for (const int64_t first_position : {0, 1, 1000000}) {
+    spec.first_position = first_position;
+    LatentCache cache(spec, {80}, 4);
+    cache.Write(0, 0, 80);
+    out.push_back(cache.Attend(test, {{0, 79, 1}}));
+  }
+  EXPECT_FALSE(SameBits(out[0], out[1]));
+  EXPECT_FALSE(SameBits(out[1], out[2]));
+}
+
+// Bytes of workspace for one row behind `first_slot` tokens.
+size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
+  spec.tables_only = true;
+  LatentCache cache(spec, {1}, 5);
+  PagedAttentionParams params = cache.Params();
+  AttentionSequence sequence;
+  sequence.num_rows = 1;
+  sequence.first_slot = first_slot;
+  params.sequences = &sequence;
+  params.num_sequences = 1;
+  TestStream test(1);
+  Workspace counter = Workspace::Counting();
+  KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, counter));
+  return counter.peak_bytes();
+}
+
+TEST(LatentWorkspaceTest, IsBoundedWhateverTheShapeAndTheContext) {
+  std::vector<LatentSpec> specs = Specs();
+  for (const int64_t width : {16, 128, 256, 512, 1024, 4096, 8192}) {
+    const std::vector<int32_t> all(8, 0);
+    LatentSpec spec;
+    spec.num_heads = 64;
+    spec.num_kv_heads = 8;
+    spec.values = {Groups(Codes({width}, {4}, (width + 255) / 256 * 2), all)};
+    for (const int64_t dims : {0, 64, 128, 256}) {
+      const RebuildSpec rebuild = {dims, dims / 2, true};
+      for (const PartSpec& keys :
+           {Numbers({width}), Codes({width}, {4}, 64), Codes({width}, {3}),
+            Fixed(Codes({width}, {2}, 128))}) {
+        spec.keys = {Rebuilt(Groups(keys, all), rebuild)};
+        specs.push_back(spec);
+        if (dims > 0) {
+          spec.keys.push_back(Numbers({dims}));
+          specs.push_back(spec);
+        }
+      }
+    }
+  }
+  for (const LatentSpec& spec : specs) {
+    const size_t bytes = WorkspaceBytes(spec, 1 << 10);
+    EXPECT_GT(bytes, size_t{0}) << spec.name;
+    EXPECT_LE(bytes, static_cast<size_t>(kAttentionScratchBytes)) << spec.name;
+    EXPECT_EQ(bytes, WorkspaceBytes(spec, 1 << 16)) << spec.name;
+  }
+}
+
+class LatentRefusalTest : public ::testing::Test {
+ protected:
+  absl::Status Try(const PagedAttentionParams& params) {
+    TestStream test;
+    return PagedAttention(test.stream(), params, test.workspace());
+  }
+  void ExpectRefusal(const PagedAttentionParams& params, const char* text) {
+    EXPECT_THAT(Try(params), base::StatusIs(absl::StatusCode::kInvalidArgument,
+                                            HasSubstr(text)));
+  }
+};
+
+TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
+  LatentSpec spec;
+  spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
+  LatentCache cache(spec, {16}, 6);
+  const PagedAttentionParams good = cache.Params();
+  KVASIR_EXPECT_OK(Try(good));
+
+  PagedAttentionParams params = good;
+  params.num_heads = 6;
+  params.num_kv_heads = 4;
+  ExpectRefusal(params, "6 query heads over 4 KV heads");
+  params = good;
+  params.num_value_parts = 0;
+  ExpectRefusal(params, "value parts: want at least 1, have 0");
+  params = good;
+  params.q_row_stride = 63;
+  ExpectRefusal(params, "q_row_stride: want at least 64, have 63");
+
+  AttentionKeyPart key = good.keys[0];
+  params = good;
+  params.keys = &key;
+  LatentGroup groups[2] = {key.latents.groups[0], key.latents.groups[1]};
+  key.latents.groups = groups;
+  groups[1].width = 8193;
+  ExpectRefusal(params, "width: want 1 to 8192, have 8193");
+  groups[1] = groups[0];
+  CodeRun run = {0, 24, 5};
+  groups[1].runs = &run;
+  ExpectRefusal(params, "bits of a code: want 1 to 4 or 8, have 5");
+  run = {0, 20, 4};
+  ExpectRefusal(params, "channels of all runs: want 24 to 24, have 20");
+  groups[1] = groups[0];
+  const int32_t beyond[2] = {0, 2};
+  key.group_of_head = beyond;
+  ExpectRefusal(params, "group of a head: want 0 to 1, have 2");
+
+  key = good.keys[0];
+  KeyRebuild rebuild = *key.rebuild;
+  key.rebuild = &rebuild;
+  rebuild.dims = 257;
+  ExpectRefusal(params, "dims of rebuilt keys: want 1 to 256, have 257");
+  rebuild = *good.keys[0].rebuild;
+  rebuild.up = nullptr;
+  ExpectRefusal(params, "width of keys without a lift: want 16 to 16, have 24");
+  rebuild = *good.keys[0].rebuild;
+  rebuild.num_pairs = 9;
+  ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
+}
+
+TEST_F(LatentRefusalTest, PartsThatAreTooWideTogether) {
+  LatentSpec spec;
+  spec.num_heads = 1;
+  spec.num_kv_heads = 1;
+  spec.values.assign(8, Numbers({8192}));
+  LatentCache cache(spec, {16}, 7);
+  ExpectRefusal(cache.Params(), "more scratch than 262144 bytes");
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

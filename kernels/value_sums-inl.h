@@ -1,0 +1,297 @@
+// The value side of a block: sums of weights times latents, for rows that share
+// what was brought into cache. For inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_VALUE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_VALUE_SUMS_INL_H_
+#undef KVASIR_KERNELS_VALUE_SUMS_INL_H_
+#else
+#define KVASIR_KERNELS_VALUE_SUMS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/attention_plan.h"
+#include "kernels/attention_rows.h"
+#include "kernels/latent_tile-inl.h"
+#include "kernels/rebuild-inl.h"
+#include "kernels/simd-inl.h"
+#include "kernels/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+// Up to here values are read where they lie.
+inline constexpr int64_t kStreamRows = 12;
+
+// Multiply for any number of columns: those of the last tile that are not
+// wanted are kept from c.
+template <typename T>
+void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
+  const int64_t whole = columns / kTileColumns * kTileColumns;
+  if (whole > 0) Multiply<T>(args, rows, whole);
+  const int64_t rest = columns - whole;
+  if (rest == 0) return;
+  HWY_ALIGN float tile[kTileRows * kTileColumns];
+  args.b = static_cast<const T*>(args.b) + whole;
+  args.ahead = nullptr;
+  float* const c = args.c + whole;
+  const int64_t c_stride = args.c_stride;
+  args.c = tile;
+  args.c_stride = kTileColumns;
+  for (int64_t row = 0; row < rows; row += kTileRows) {
+    const int64_t height = std::min<int64_t>(kTileRows, rows - row);
+    for (int64_t r = 0; r < height; ++r) {
+      std::copy_n(c + (row + r) * c_stride, rest, tile + r * kTileColumns);
+    }
+    RunTile<T>(static_cast<int>(height), args);
+    for (int64_t r = 0; r < height; ++r) {
+      std::copy_n(tile + r * kTileColumns, rest, c + (row + r) * c_stride);
+    }
+    args.a += height * args.a_stride;
+  }
+}
+
+// Threads: one.
+class ValueSums {
+ public:
+  ValueSums(const AttentionPlan& plan, const UnitRows& unit, float* scratch,
+            BlockLoader* loader)
+      : params_(plan.params()),
+        plan_(plan),
+        unit_(unit),
+        scratch_(scratch),
+        loader_(*loader) {}
+
+  // Adds the loader's block, with the weights that stand in scores.
+  void AddBlock() {
+    unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).codes) {
+        AddValueCodes(p, span);
+      } else {
+        AddValues(p, span);
+      }
+    });
+  }
+
+  // At the end of a split.
+  void AddMinima() const {
+    unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).codes && !plan_.value(p).fixed_ranges) {
+        AddMinima(p, span);
+      }
+    });
+  }
+
+ private:
+  float* OutRow(int64_t p, int64_t r) const {
+    return scratch_ + plan_.scratch().out + r * plan_.out_width() +
+           plan_.value(p).out_offset;
+  }
+  float* MinimaRow(int64_t p, int64_t r) const {
+    return scratch_ + plan_.scratch().out_minima + r * plan_.minima_width() +
+           plan_.value(p).minima_offset;
+  }
+
+  // Products of the weights of a run of slots; b is set by the caller.
+  TileArgs ValueArgs(const float* weights, RowRange rows, VisibleRange slots,
+                     float* to, int64_t to_stride) const {
+    TileArgs args = {};
+    args.depth = slots.end - slots.begin;
+    args.a = weights + rows.begin * kBlock + slots.begin;
+    args.a_stride = kBlock;
+    args.c = to;
+    args.c_stride = to_stride;
+    args.accumulate = true;
+    return args;
+  }
+  const float* Weights() const { return scratch_ + plan_.scratch().scores; }
+
+  void AddValues(int64_t p, const HeadSpan& span) {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const RowRange span_rows = unit_.RowsOf(span);
+    const int64_t block = loader_.block();
+    if (unit_.count() <= kStreamRows && group.width % kTileColumns == 0) {
+      // Few rows make little of a block: it is used where it lies.
+      unit_.ForVisible(
+          span_rows, block, [&](RowRange rows, VisibleRange visible) {
+            VisitDType(part.dtype, [&](auto type) {
+              Stream<decltype(type)>(part, group, {0, group.width}, Weights(),
+                                     rows, visible, OutRow(p, rows.begin));
+            });
+          });
+      return;
+    }
+    const AttentionPlan::Chunks chunks =
+        plan_.chunks(plan_.value(p).first_group, span.group);
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      const int64_t stride = PadTile(chunk->width);
+      loader_.LoadValues(part, group, *chunk, stride);
+      unit_.ForVisible(span_rows, block,
+                       [&](RowRange rows, VisibleRange visible) {
+                         AddTile(Weights(), rows, visible, stride, chunk->width,
+                                 OutRow(p, rows.begin) + chunk->begin);
+                       });
+    }
+  }
+
+  static int64_t PadTile(int64_t columns) {
+    return (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
+  }
+
+  // Many rows: values were brought into the tile once for all of them.
+  void AddTile(const float* weights, RowRange rows, VisibleRange visible,
+               int64_t stride, int64_t columns, float* to) const {
+    TileArgs args = ValueArgs(weights, rows, visible, to, plan_.out_width());
+    args.b = loader_.tile() + visible.begin * stride;
+    args.b_stride = stride;
+    MultiplyColumns<float>(args, rows.size(), columns);
+  }
+
+  // Columns of T that begin `offset_bytes` behind the start of a slot.
+  struct Columns {
+    int64_t offset_bytes;
+    int64_t count;
+  };
+
+  // Few rows: values are read where they lie, and the next block is asked for
+  // meanwhile.
+  template <typename T>
+  void Stream(const LatentPart& part, const LatentGroup& group, Columns columns,
+              const float* weights, RowRange rows, VisibleRange visible,
+              float* to) const {
+    const int64_t block = loader_.block();
+    const char* ahead = loader_.NextBlock(part, group);
+    for (int64_t s = visible.begin; s < visible.end;) {
+      const BlockLoader::Run run =
+          loader_.RunAt(part, group, block + s, block + visible.end);
+      TileArgs args =
+          ValueArgs(weights, rows, {s, s + run.count}, to, plan_.out_width());
+      args.b = run.codes + columns.offset_bytes;
+      args.b_stride =
+          group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
+      args.ahead = ahead;
+      args.ahead_step = kTileColumns * static_cast<int64_t>(sizeof(T));
+      Multiply<T>(args, rows.size(), columns.count);
+      ahead += run.count * group.codes_stride_bytes;
+      s += run.count;
+    }
+  }
+
+  void AddValueCodes(int64_t p, const HeadSpan& span) {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const bool in_slots = part.static_scale == nullptr;
+    const AttentionPlan::Chunks chunks =
+        plan_.chunks(plan_.value(p).first_group, span.group);
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      if (in_slots) {
+        loader_.LoadValueRanges(part, group, *chunk);
+        SumMinima(p, span, *chunk);
+      }
+      const CodePiece* pieces = plan_.pieces(*chunk);
+      for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+        AddPiece(p, span, pieces[i], in_slots ? loader_.scales(i) : nullptr);
+      }
+    }
+  }
+
+  // scale [64]: of the piece's run; null: static.
+  void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
+                const float* scale) {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const RowRange span_rows = unit_.RowsOf(span);
+    const float* weights = Weights();
+    if (scale != nullptr) {
+      ScaleWeights(span_rows, scale);
+      weights = scratch_ + plan_.scratch().scores_part;
+    }
+    const bool streams = piece.place.low_bits == 8 &&
+                         unit_.count() <= kStreamRows &&
+                         piece.width % kTileColumns == 0;
+    const int64_t stride = PadTile(piece.width);
+    if (!streams) loader_.LoadValueCodes(part, group, piece, stride);
+    unit_.ForVisible(
+        span_rows, loader_.block(), [&](RowRange rows, VisibleRange visible) {
+          float* to = OutRow(p, rows.begin) + piece.begin;
+          if (streams) {
+            Stream<uint8_t>(part, group, {piece.place.low_bit / 8, piece.width},
+                            weights, rows, visible, to);
+          } else {
+            AddTile(weights, rows, visible, stride, piece.width, to);
+          }
+        });
+  }
+
+  void ScaleWeights(RowRange rows, const float* scale) const {
+    const float* weights = Weights();
+    float* scaled = scratch_ + plan_.scratch().scores_part;
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+        hn::StoreU(hn::Mul(LoadFloats(weights + r * kBlock + s),
+                           LoadFloats(scale + s)),
+                   kFloats, scaled + r * kBlock + s);
+      }
+    }
+  }
+
+  // The chains of weight * minimum of the runs that begin in a chunk.
+  void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
+    const CodePiece* pieces = plan_.pieces(chunk);
+    float* by_slot = scratch_ + plan_.scratch().slot_minima;
+    int64_t runs = 0;
+    int64_t first_run = 0;
+    for (int64_t i = 0; i < chunk.num_pieces; ++i) {
+      if (!pieces[i].starts_run) continue;
+      if (runs == 0) first_run = pieces[i].run;
+      const float* minima = loader_.minima(i);
+      for (int64_t s = 0; s < kBlock; ++s) {
+        by_slot[s * kTileColumns + runs] = minima[s];
+      }
+      ++runs;
+    }
+    if (runs == 0) return;
+    unit_.ForVisible(unit_.RowsOf(span), loader_.block(),
+                     [&](RowRange rows, VisibleRange visible) {
+                       TileArgs args =
+                           ValueArgs(Weights(), rows, visible,
+                                     MinimaRow(p, rows.begin) + first_run,
+                                     plan_.minima_width());
+                       args.b = by_slot + visible.begin * kTileColumns;
+                       args.b_stride = kTileColumns;
+                       MultiplyColumns<float>(args, rows.size(), runs);
+                     });
+  }
+
+  // The chains of minima come to the channels of their runs.
+  void AddMinima(int64_t p, const HeadSpan& span) const {
+    const LatentGroup& group = params_.values[p].latents.groups[span.group];
+    const RowRange rows = unit_.RowsOf(span);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      for (int64_t run = 0; run < group.num_runs; ++run) {
+        const float minimum = MinimaRow(p, r)[run];
+        float* out = OutRow(p, r) + group.runs[run].begin;
+        for (int64_t i = 0; i < group.runs[run].width; ++i) {
+          out[i] = out[i] + minimum;
+        }
+      }
+    }
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionPlan& plan_;
+  const UnitRows& unit_;
+  float* const scratch_;
+  BlockLoader& loader_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_VALUE_SUMS_INL_H_
