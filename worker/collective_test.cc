@@ -1,6 +1,7 @@
 #include "worker/collective.h"
 
 #include <cmath>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <thread>
@@ -74,7 +75,7 @@ struct Outcome {
 };
 
 // A prompt in chunks and eight decoded tokens; every rank in its own thread.
-std::vector<Outcome> RunRanks(int64_t size) {
+std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape) {
   const auto group = InProcessGroup::Create(size);
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -87,7 +88,7 @@ std::vector<Outcome> RunRanks(int64_t size) {
                               row.logits.end());
       };
       auto rank = MakeTinyRank(options, group[static_cast<size_t>(r)].get(),
-                               TinyShape(), kvasir::v1::F32);
+                               shape, kvasir::v1::F32);
       ASSERT_THAT(rank, base::IsOk());
       DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
                           (*rank)->pages());
@@ -110,15 +111,17 @@ std::vector<Outcome> RunRanks(int64_t size) {
   return outcomes;
 }
 
-TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
-  const Outcome one = RunRanks(1)[0];
+// Ranks together do what one does, up to the order of the sums.
+void ExpectSameAsOne(const model::ModelShape& shape,
+                     std::initializer_list<int64_t> sizes) {
+  const Outcome one = RunRanks(1, shape)[0];
   float largest = 0;
   for (const float logit : one.logits) {
     largest = std::max(largest, std::abs(logit));
   }
-  for (const int64_t size : {2, 4, 8}) {
-    const std::vector<Outcome> outcomes = RunRanks(size);
-    const std::vector<Outcome> again = RunRanks(size);
+  for (const int64_t size : sizes) {
+    const std::vector<Outcome> outcomes = RunRanks(size, shape);
+    const std::vector<Outcome> again = RunRanks(size, shape);
     for (size_t r = 0; r < outcomes.size(); ++r) {
       EXPECT_EQ(outcomes[r].tokens, one.tokens) << size << " ranks";
       // The same bits on every rank and in every run.
@@ -130,6 +133,24 @@ TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
       ASSERT_NEAR(outcomes[0].logits[i], one.logits[i], 1e-5f * largest);
     }
   }
+}
+
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
+  ExpectSameAsOne(TinyShape(), {2, 4, 8});
+}
+
+// Two sums a layer into one stream, each with a bias that rank 0 adds.
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
+  model::ModelShape shape = TinyShape();
+  shape.num_query_heads = shape.num_kv_heads = 4;
+  shape.qkv_bias = true;
+  shape.family = model::ShapeFamily::kNeox;
+  shape.rotary_part = 0.5;
+  ExpectSameAsOne(shape, {2, 4});
+  shape.family = model::ShapeFamily::kOpt;
+  shape.rotary_part = 0.0;
+  shape.tied_embedding = true;
+  ExpectSameAsOne(shape, {2, 4});
 }
 
 }  // namespace
