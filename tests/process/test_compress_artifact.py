@@ -88,9 +88,9 @@ def test_families_of_other_layers_and_names(compress, tmp_path, shape):
     compress("init", "--like", shape, "--layers", 2, "--hidden", 64, "--heads", 4, "--kv-heads",
              4, "--head-dim", 16, "--intermediate", 96, "--vocab", 4096, "--context", 256,
              "--tokenizer", TINY, "--dtype", "f32", "--out", base, "--quiet")
-    done = compress("apply", "--model", base, "--method", "palu", "--keep", 0.75, *FEW_TOKENS,
-                    "--out", out, "--json", "--quiet")
-    assert json.loads(done.stdout)["kept_numbers"] == pytest.approx(0.75, abs=0.05)
+    done = compress("apply", "--model", base, "--method", "palu", "--search", "uniform",
+                    "--keep", 0.5, *FEW_TOKENS, "--out", out, "--json", "--quiet")
+    assert json.loads(done.stdout)["kept_numbers"] == pytest.approx(0.5, abs=0.1)
     before, after = header(base / "model.safetensors"), header(out / "model.safetensors")
     for name in before:
         if "attention." not in name and "self_attn." not in name:
