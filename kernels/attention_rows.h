@@ -70,6 +70,9 @@ class UnitRows {
   template <typename Function>
   void ForVisible(RowRange rows, int64_t block,
                   const Function& function) const {
+    if (AllSeeWhole(block)) {
+      return function(rows, VisibleRange{0, kAttentionBlockSlots});
+    }
     for (int64_t r = rows.begin; r < rows.end;) {
       const VisibleRange visible = InBlock(r, block);
       int64_t end = r + 1;
@@ -95,6 +98,14 @@ class UnitRows {
   }
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
+  }
+  // The first token sees least ahead, the last one least behind.
+  bool AllSeeWhole(int64_t block) const {
+    const VisibleRange first =
+        VisibleSlots(params_, *unit_.sequence, unit_.query_begin);
+    const VisibleRange last = VisibleSlots(
+        params_, *unit_.sequence, unit_.query_begin + unit_.num_queries - 1);
+    return last.begin <= block && first.end >= block + kAttentionBlockSlots;
   }
   VisibleRange InBlock(int64_t r, int64_t block) const {
     const VisibleRange slots =
