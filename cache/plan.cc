@@ -112,32 +112,41 @@ std::string PlanToJson(const KvPlan& plan) {
 
 namespace {
 
-// What a side asks for beyond full spaces with number codecs; empty: nothing.
-std::string BeyondFullSpace(const SidePlan& side) {
-  if (side.parts_size() != 1) {
-    return absl::StrCat(side.parts_size(), " parts");
+// Complex channels of each group of a rope_low_rank space are as many.
+bool AreAlike(const kvasir::v1::RopeLowRankSpace& space) {
+  int64_t first = 0;
+  for (int g = 0; g < space.groups_size(); ++g) {
+    int64_t terms = 0;
+    for (const uint32_t rank : space.groups(g).rank_per_pair()) terms += rank;
+    if (g == 0) first = terms;
+    if (terms != first) return false;
   }
-  if (side.exact_window() != 0) return "an exact window";
-  const Part& part = side.parts(0);
-  switch (part.space_case()) {
-    case Part::kFull:
-      break;
-    case Part::kLowRank:
-      return "a low_rank space";
-    case Part::kRopePairs:
-      return "a rope_pairs space";
-    case Part::kRopeLowRank:
-      return "a rope_low_rank space";
-    case Part::SPACE_NOT_SET:
-      return "no space";
+  return true;
+}
+
+// What a part asks for that no kernel does; empty: nothing.
+std::string BeyondThisBuild(const Part& part) {
+  for (const Part::Use& use : part.uses()) {
+    if (use.has_anchored()) return "ANCHORED keys";
   }
-  if (part.stored() == kvasir::v1::PRE_ROPE) return "keys stored PRE_ROPE";
-  if (part.mean()) return "a mean";
   const Codec& codec = part.codec();
-  if (codec.storage_case() != Codec::kDtype) return "a codec of bits";
-  if (codec.transform_case() != Codec::kNone &&
-      codec.transform_case() != Codec::TRANSFORM_NOT_SET) {
-    return "a transform";
+  if (codec.has_basis_sequence()) return "a basis of the sequence";
+  if (codec.has_channel_sequence()) return "ranges of the sequence";
+  if (part.has_low_rank() && part.stored() == kvasir::v1::POST_ROPE) {
+    return "a low_rank space of keys stored POST_ROPE";
+  }
+  if (part.has_rope_low_rank() && part.stored() == kvasir::v1::PRE_ROPE &&
+      !AreAlike(part.rope_low_rank())) {
+    return "a rope_low_rank space stored PRE_ROPE with groups of unlike width";
+  }
+  return "";
+}
+
+std::string BeyondThisBuild(const SidePlan& side) {
+  if (side.exact_window() != 0) return "an exact window";
+  for (const Part& part : side.parts()) {
+    std::string what = BeyondThisBuild(part);
+    if (!what.empty()) return what;
   }
   return "";
 }
@@ -149,11 +158,12 @@ absl::Status ServedByThisBuild(const KvPlan& plan) {
     const LayerPlan& layer = plan.layers(l);
     for (Side side : {Side::kKey, Side::kValue}) {
       const std::string what =
-          BeyondFullSpace(side == Side::kKey ? layer.key() : layer.value());
+          BeyondThisBuild(side == Side::kKey ? layer.key() : layer.value());
       if (!what.empty()) {
         return absl::UnimplementedError(absl::StrCat(
             "layer ", l, " ", SideName(side), ": the plan asks for ", what,
-            "; this build serves full spaces stored as f32, f16 or bf16"));
+            ", which this build "
+            "does not serve"));
       }
     }
     if (layer.has_eviction() || layer.has_selection()) {

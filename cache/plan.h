@@ -78,9 +78,11 @@ std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const CacheShape& shape);
 
-// Whether this build's engine serves a plan that ValidatePlan accepted: full
-// spaces with number codecs (each layer and side its own dtype). UNIMPLEMENTED
-// names the first layer and side that asks for more, and what it asks for.
+// Whether this build's engine serves a plan that ValidatePlan accepted: all but
+// what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE, an exact
+// window, eviction, selection), ANCHORED keys, and keys that no tensors are
+// defined for. UNIMPLEMENTED names the first layer and side that asks for such,
+// and what it asks for.
 absl::Status ServedByThisBuild(const kvasir::v1::KvPlan& plan);
 
 }  // namespace kvasir::cache

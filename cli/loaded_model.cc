@@ -86,11 +86,14 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
         model->rank_,
         worker::Rank::Create(source.spec, source.plan, &weights, options));
   } else {
-    worker::RandomSource weights(*source.shape, request.model.weights_seed,
-                                 kernels::DType::kBf16);
+    KVASIR_ASSIGN_OR_RETURN(
+        const auto weights,
+        worker::RandomSource::Create(*source.shape, source.spec, source.plan,
+                                     request.model.weights_seed,
+                                     kernels::DType::kBf16));
     KVASIR_ASSIGN_OR_RETURN(
         model->rank_,
-        worker::Rank::Create(source.spec, source.plan, &weights, options));
+        worker::Rank::Create(source.spec, source.plan, weights.get(), options));
   }
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
       model->layout(), model->pages(), model->rank_->cache_id());

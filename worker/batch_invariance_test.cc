@@ -2,151 +2,15 @@
 // the same bits whatever shares its batch, however its prefill was cut, with
 // any number of threads, after a preemption, with a prefix hit, and when it is
 // resumed elsewhere. Scheduler and real executor on a tiny model.
-#include <memory>
+#include <cmath>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "cache/kv_cache.h"
-#include "worker/recording_sink.h"
-#include "worker/scheduler.h"
-#include "worker/tiny_rank.h"
+#include "worker/invariance_scenario.h"
 
 namespace kvasir::worker {
 namespace {
-
-constexpr uint32_t kMaxLen = 128;
-constexpr int64_t kPageTokens = 16;
-
-struct Conditions {
-  int threads = 1;
-  uint32_t max_num_seqs = 16;
-  uint32_t max_batched_tokens = 64;
-  // Token pages of each page group.
-  int64_t pages = 256;
-  bool one_at_a_time = false;
-};
-
-struct Sample {
-  std::vector<int32_t> tokens;
-  std::vector<float> numbers;  // every log probability that was reported
-  friend bool operator==(const Sample&, const Sample&) = default;
-};
-
-// Model, cache and scheduler of one worker.
-class Worker {
- public:
-  Worker(const Conditions& conditions, int64_t sliding_window)
-      : conditions_(conditions) {
-    auto spec = model::SpecOfShape(TinyShape());
-    EXPECT_THAT(spec, base::IsOk());
-    if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
-    const auto plan =
-        cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
-    RankOptions options = TinyOptions();
-    options.num_threads = conditions.threads;
-    options.page_tokens = kPageTokens;
-    options.pages.assign(sliding_window > 0 ? 2 : 1, conditions.pages);
-    options.executor.max_model_len = kMaxLen;
-    options.executor.max_num_seqs = conditions.max_num_seqs;
-    options.executor.max_batched_tokens = conditions.max_batched_tokens;
-    RandomSource source(TinyShape(), 20260, kernels::DType::kBf16);
-    auto rank = Rank::Create(*spec, plan, &source, options);
-    EXPECT_THAT(rank, base::IsOk());
-    rank_ = *std::move(rank);
-    cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
-        rank_->layout(), rank_->pages(), rank_->cache_id()));
-    SchedulerOptions scheduler;
-    scheduler.max_model_len = kMaxLen;
-    scheduler.max_num_seqs = conditions.max_num_seqs;
-    scheduler.max_batched_tokens = conditions.max_batched_tokens;
-    scheduler.vocab_size = static_cast<int32_t>(spec->vocab_size);
-    auto made = Scheduler::Create(
-        scheduler, {.cache = cache_.get(), .clock = &base::Clock::Real()});
-    EXPECT_THAT(made.status(), base::IsOk());
-    scheduler_ = *std::move(made);
-  }
-
-  // All samples of all requests, in order.
-  std::vector<Sample> Run(const std::vector<Request>& requests) {
-    std::vector<std::shared_ptr<RecordingSink>> sinks;
-    for (const Request& request : requests) {
-      sinks.push_back(std::make_shared<RecordingSink>(request.sampling.n));
-      EXPECT_THAT(scheduler_->Add(request, sinks.back()).status, base::IsOk());
-      if (conditions_.one_at_a_time) Finish();
-    }
-    Finish();
-    std::vector<Sample> samples;
-    for (const auto& sink : sinks) {
-      EXPECT_TRUE(sink->ended());
-      for (const auto& from : sink->samples()) {
-        Sample& to = samples.emplace_back();
-        to.tokens = from.tokens;
-        to.numbers = from.prompt_logprobs;
-        for (const TokenLogprob& logprob : from.logprobs) {
-          to.numbers.push_back(logprob.logprob);
-          for (const TopToken& top : logprob.top) {
-            to.numbers.push_back(static_cast<float>(top.token_id));
-            to.numbers.push_back(top.logprob);
-          }
-        }
-      }
-    }
-    EXPECT_EQ(scheduler_->Load().free_pages, scheduler_->Load().total_pages);
-    return samples;
-  }
-
-  cache::KvCacheStats stats() const { return cache_->Stats(); }
-
- private:
-  void Finish() {
-    while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
-      const auto result = rank_->executor().Execute(*plan);
-      ASSERT_THAT(result.status(), base::IsOk());
-      ASSERT_THAT(scheduler_->Apply(*result), base::IsOk());
-    }
-  }
-
-  const Conditions conditions_;
-  std::unique_ptr<Rank> rank_;
-  std::unique_ptr<cache::KvCache> cache_;
-  std::unique_ptr<Scheduler> scheduler_;
-};
-
-std::vector<Request> MixedRequests() {
-  std::vector<Request> requests;
-  for (uint32_t i = 0; i < 16; ++i) {
-    Request& request = requests.emplace_back();
-    request.request_id = absl::StrCat("r", i);
-    request.use_prefix_cache = false;
-    // Some share the beginning of their prompts.
-    const uint32_t text = i % 4;
-    const uint32_t length = 1 + (i * 29) % 75;
-    for (uint32_t t = 0; t < length; ++t) {
-      request.prompt_ids.push_back(
-          static_cast<int32_t>((text * 311 + t * 37 + t * t) % 1237));
-    }
-    SamplingParams& sampling = request.sampling;
-    sampling.max_tokens = 8 + i;
-    sampling.seed = 1000 + i;
-    sampling.temperature =
-        i % 4 == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(i % 5);
-    sampling.num_logprobs = 5;
-    if (i % 3 == 1) sampling.top_p = 0.9f;
-    if (i % 5 == 2) sampling.top_k = 40;
-    if (i % 5 == 3) sampling.min_p = 0.05f;
-    if (i % 4 == 3) {
-      sampling.repetition_penalty = 1.25f;
-      sampling.presence_penalty = 0.5f;
-      sampling.frequency_penalty = 0.25f;
-    }
-    if (i % 6 == 4) sampling.logit_bias = {{7, 2.0f}, {11, -4.0f}};
-    if (i % 7 == 5) sampling.n = 2;
-    if (i % 8 == 6) sampling.num_prompt_logprobs = 0;
-  }
-  return requests;
-}
 
 class BatchInvarianceTest : public ::testing::TestWithParam<int64_t> {
  protected:
@@ -231,6 +95,55 @@ TEST_P(BatchInvarianceTest, AResumedRequestGoesOnWithTheSameTokens) {
     EXPECT_EQ(got[i].tokens, rest[i].tokens) << resumed[i].request_id;
   }
 }
+
+// The same of every method of compression.
+class PlanInvarianceTest : public ::testing::TestWithParam<PlanCase> {
+ protected:
+  static std::vector<Request> Requests() {
+    std::vector<Request> requests = MixedRequests();
+    requests.resize(8);
+    return requests;
+  }
+  std::vector<Sample> Run(const Conditions& conditions) {
+    Worker worker(conditions, 0, &GetParam());
+    std::vector<Sample> samples = worker.Run(Requests());
+    preemptions_ = worker.stats().preemptions;
+    return samples;
+  }
+  int64_t preemptions_ = 0;
+};
+
+TEST_P(PlanInvarianceTest, ChunksThreadsPagesAndPreemptionChangeNothing) {
+  const std::vector<Sample> alone = Run({.one_at_a_time = true});
+  for (const Sample& sample : alone) {
+    for (const float number : sample.numbers) {
+      ASSERT_TRUE(std::isfinite(number));
+    }
+  }
+  EXPECT_EQ(Run({.threads = 2}), alone);
+  EXPECT_EQ(
+      Run({.page_tokens = 32, .max_num_seqs = 7, .max_batched_tokens = 7}),
+      alone);
+  EXPECT_EQ(Run({.page_tokens = 64, .max_num_seqs = 3}), alone);
+  EXPECT_EQ(Run({.pages = 10}), alone);
+  EXPECT_GT(preemptions_, 0);
+}
+
+TEST_P(PlanInvarianceTest, APrefixHitChangesNothing) {
+  std::vector<Request> requests = Requests();
+  const std::vector<Sample> alone = Run({.one_at_a_time = true});
+  for (Request& request : requests) request.use_prefix_cache = true;
+  Worker worker({.max_num_seqs = 4}, 0, &GetParam());
+  worker.Run(requests);
+  EXPECT_EQ(worker.Run(requests), alone);
+  EXPECT_GT(worker.stats().hit_tokens, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, PlanInvarianceTest,
+                         ::testing::ValuesIn(PlanCases()),
+                         [](const auto& param_info) {
+                           return param_info.param.name;
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Windows, BatchInvarianceTest, ::testing::Values(0, 24),
                          [](const auto& param_info) {

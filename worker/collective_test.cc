@@ -10,7 +10,7 @@
 #include "base/status_matchers.h"
 #include "base/thread_pool.h"
 #include "worker/direct_runner.h"
-#include "worker/tiny_rank.h"
+#include "worker/plan_cases.h"
 
 namespace kvasir::worker {
 namespace {
@@ -75,7 +75,9 @@ struct Outcome {
 };
 
 // A prompt in chunks and eight decoded tokens; every rank in its own thread.
-std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape) {
+// `plan_case` null: a full-rank plan.
+std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
+                              const PlanCase* plan_case = nullptr) {
   const auto group = InProcessGroup::Create(size);
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -87,8 +89,10 @@ std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape) {
         outcome.logits.insert(outcome.logits.end(), row.logits.begin(),
                               row.logits.end());
       };
-      auto rank = MakeTinyRank(options, group[static_cast<size_t>(r)].get(),
-                               shape, kvasir::v1::F32);
+      Collective* const own = group[static_cast<size_t>(r)].get();
+      auto rank = plan_case != nullptr
+                      ? MakePlannedRank(*plan_case, options, own, "F32", shape)
+                      : MakeTinyRank(options, own, shape, kvasir::v1::F32);
       ASSERT_THAT(rank, base::IsOk());
       DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
                           (*rank)->pages());
@@ -151,6 +155,27 @@ TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
   shape.rotary_part = 0.0;
   shape.tied_embedding = true;
   ExpectSameAsOne(shape, {2, 4});
+}
+
+// Of codes a last bit may be another code: numbers only.
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
+  for (const PlanCase& plan_case : PlanCases()) {
+    if (plan_case.codes) continue;
+    SCOPED_TRACE(plan_case.name);
+    const Outcome one = RunRanks(1, TinyShape(), &plan_case)[0];
+    float largest = 0;
+    for (const float logit : one.logits) {
+      largest = std::max(largest, std::abs(logit));
+    }
+    for (const int64_t size : {2, 8}) {
+      const Outcome together = RunRanks(size, TinyShape(), &plan_case)[0];
+      EXPECT_EQ(together.tokens, one.tokens) << size << " ranks";
+      ASSERT_EQ(together.logits.size(), one.logits.size());
+      for (size_t i = 0; i < one.logits.size(); ++i) {
+        ASSERT_NEAR(together.logits[i], one.logits[i], 1e-5f * largest);
+      }
+    }
+  }
 }
 
 }  // namespace

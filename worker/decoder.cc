@@ -1,12 +1,10 @@
 #include "worker/decoder.h"
 
-#include <cmath>
 #include <vector>
 
 #include "base/status_macros.h"
 #include "kernels/ops.h"
 #include "kernels/read_back.h"
-#include "worker/advance.h"
 
 namespace kvasir::worker {
 namespace {
@@ -59,15 +57,24 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
   for (const double frequency : parts.spec->rope.frequencies) {
     steps.push_back(kernels::RopeStep(frequency));
   }
-  for (int64_t head = 0; head < parts.weights->shard.num_q_heads; ++head) {
-    decoder.head_columns_.push_back(head * parts.spec->head_dim);
-  }
   const size_t bytes = steps.size() * sizeof(uint64_t);
   KVASIR_ASSIGN_OR_RETURN(
       decoder.rope_steps_,
       allocator->Allocate(bytes, kernels::MemoryTag::kOther));
   KVASIR_RETURN_IF_ERROR(kernels::Upload(*stream, decoder.rope_steps_.data(),
                                          steps.data(), bytes));
+  decoder.hadamard_ = std::make_unique<kernels::HadamardTables>();
+  for (int64_t layer = 0; layer < parts.spec->num_layers(); ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    decoder.attention_.emplace_back(
+        LayerAttention::Parts{.spec = parts.spec,
+                              .layer = layer,
+                              .weights = &parts.weights->layers[index],
+                              .arena = &parts.arenas->layers()[index],
+                              .rope_steps = decoder.rope_steps_.as<uint64_t>(),
+                              .hadamard = decoder.hadamard_.get(),
+                              .page_tokens = parts.page_tokens});
+  }
   return decoder;
 }
 
@@ -154,88 +161,19 @@ absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,
 absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                                 int64_t layer, const float* normed, float* out,
                                 Workspace& workspace) const {
-  const LayerWeights& weights =
-      parts_.weights->layers[static_cast<size_t>(layer)];
-  const KvArenas::Layer& arena =
-      parts_.arenas->layers()[static_cast<size_t>(layer)];
-  const AttentionBatch& group =
-      batch.groups[static_cast<size_t>(arena.page_group)];
-  const ShardSizes& shard = parts_.weights->shard;
-  const int64_t t = batch.num_tokens;
-  const int64_t d = spec().head_dim;
-  const int64_t q_columns = shard.num_q_heads * d;
-  const int64_t kv_columns = shard.kv_heads.count * d;
-  const int64_t columns = weights.qkv.n;
-
-  Workspace::Scope scope(&workspace);
-  float* const qkv = workspace.Take<float>(t * columns);
-  float* const attended = workspace.Take<float>(t * q_columns);
-  KVASIR_RETURN_IF_ERROR(workspace.status());
-  KVASIR_RETURN_IF_ERROR(MatmulDense(stream, {normed, t, weights.qkv_bias},
-                                     weights.qkv, qkv, workspace));
-
-  kernels::RopeParams rope;
-  rope.q = {qkv, columns, shard.num_q_heads, d};
-  rope.k = {Advance(qkv, q_columns), columns, shard.kv_heads.count, d};
-  rope.num_tokens = t;
-  rope.positions = batch.positions;
-  rope.steps = rope_steps_.as<uint64_t>();
-  rope.rotary_dim = spec().rope.rotary_dim;
-  rope.pairing = spec().rope.pairing == model::RopePairing::kHalfSplit
-                     ? kernels::RopePairing::kHalfSplit
-                     : kernels::RopePairing::kInterleaved;
-  rope.attention_factor = static_cast<float>(spec().rope.attention_factor);
-  if (spec().layers[static_cast<size_t>(layer)].rope) {
-    KVASIR_RETURN_IF_ERROR(kernels::Rope(stream, rope, workspace));
-  }
-
-  const KvArenas::Part& keys = arena.key.front();
-  const KvArenas::Part& values = arena.value.front();
-  kernels::KvAppendPart rows[2];
-  rows[0].rows = Advance(qkv, q_columns);
-  rows[0].row_stride = columns;
-  rows[0].part = keys.latents;
-  rows[1].rows = Advance(qkv, q_columns + kv_columns);
-  rows[1].row_stride = columns;
-  rows[1].part = values.latents;
-  kernels::KvAppendParams append;
-  append.parts = rows;
-  append.num_parts = 2;
-  append.slots = group.slots;
-  append.num_tokens = t;
-  append.page_tokens = parts_.page_tokens;
-  KVASIR_RETURN_IF_ERROR(kernels::KvAppend(stream, append, workspace));
-
-  kernels::AttentionKeyPart key_part;
-  key_part.latents = keys.latents;
-  key_part.group_of_head = keys.group_of_head.data();
-  key_part.query_column = head_columns_.data();
-  kernels::AttentionValuePart value_part;
-  value_part.latents = values.latents;
-  value_part.group_of_head = values.group_of_head.data();
-  value_part.out_column = head_columns_.data();
-  kernels::PagedAttentionParams attention;
-  attention.q = qkv;
-  attention.q_row_stride = columns;
-  attention.out = attended;
-  attention.out_row_stride = q_columns;
-  attention.num_heads = shard.num_q_heads;
-  attention.num_kv_heads = shard.kv_heads.count;
-  attention.keys = &key_part;
-  attention.num_key_parts = 1;
-  attention.values = &value_part;
-  attention.num_value_parts = 1;
-  attention.page_tokens = parts_.page_tokens;
-  attention.sequences = group.sequences;
-  attention.num_sequences = batch.num_sequences;
-  attention.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
-  attention.window = spec().layers[static_cast<size_t>(layer)].sliding_window;
-  KVASIR_RETURN_IF_ERROR(kernels::PagedAttention(stream, attention, workspace));
-
-  KVASIR_RETURN_IF_ERROR(MatmulDense(stream, {attended, t, weights.o_bias},
-                                     weights.o, out, workspace));
-  return parts_.collective->AllReduceSum(stream, out, t * spec().hidden_size,
-                                         workspace);
+  const auto index = static_cast<size_t>(layer);
+  const auto page_group =
+      static_cast<size_t>(parts_.arenas->layers()[index].page_group);
+  KVASIR_RETURN_IF_ERROR(
+      attention_[index].Run(stream,
+                            {.normed = normed,
+                             .num_tokens = batch.num_tokens,
+                             .num_sequences = batch.num_sequences,
+                             .positions = batch.positions,
+                             .group = batch.groups[page_group]},
+                            out, workspace));
+  return parts_.collective->AllReduceSum(
+      stream, out, batch.num_tokens * spec().hidden_size, workspace);
 }
 
 absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,

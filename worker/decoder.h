@@ -9,21 +9,16 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/allocator.h"
-#include "kernels/paged_attention.h"
+#include "kernels/hadamard_tables.h"
 #include "kernels/stream.h"
 #include "kernels/workspace.h"
 #include "model/decoder_spec.h"
 #include "worker/collective.h"
 #include "worker/kv_arenas.h"
+#include "worker/layer_attention.h"
 #include "worker/weights.h"
 
 namespace kvasir::worker {
-
-// What attention needs to know in one page group. Device memory.
-struct AttentionBatch {
-  const int64_t* slots = nullptr;                         // [T]
-  const kernels::AttentionSequence* sequences = nullptr;  // [B]
-};
 
 // The tokens of one step. Device memory.
 struct TokenBatch {
@@ -40,8 +35,8 @@ struct HiddenStates {
   float* delta = nullptr;
 };
 
-// Owns: the RoPE table, and where heads begin in rows of queries. Spec,
-// weights, arenas and collective must outlive it. Threads: one at a time.
+// Owns: the RoPE table and the tables of each layer's attention. Spec, weights,
+// arenas and collective must outlive it. Threads: one at a time.
 class Decoder {
  public:
   struct Parts {
@@ -97,8 +92,9 @@ class Decoder {
                    kernels::Workspace& workspace) const;
 
   Parts parts_;
-  kernels::DeviceBuffer rope_steps_;   // [rotary_dim / 2] uint64
-  std::vector<int64_t> head_columns_;  // [Hq], of queries and outputs alike
+  kernels::DeviceBuffer rope_steps_;  // [rotary_dim / 2] uint64
+  std::unique_ptr<kernels::HadamardTables> hadamard_;
+  std::vector<LayerAttention> attention_;
 };
 
 }  // namespace kvasir::worker

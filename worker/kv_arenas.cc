@@ -25,23 +25,53 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
+// Stored channels of a latent of `rank` numbers that have one width, and one
+// range where ranges are a token's own.
+std::vector<kernels::CodeRun> CodeRuns(const kvasir::v1::Codec& codec,
+                                       int64_t rank) {
+  std::vector<kernels::CodeRun> runs;
+  const auto& schedule = codec.bits().schedule();
+  if (schedule.empty()) return runs;
+  const int64_t entry = rank / schedule.size();
+  const int64_t range = codec.per_token().group();  // 0: an entry's channels
+  const int64_t width = range > 0 ? range : entry;
+  int64_t begin = 0;
+  for (const uint32_t bits : schedule) {
+    if (bits == 0) continue;  // nothing is stored
+    for (int64_t end = begin + entry; begin < end; begin += width) {
+      runs.push_back({begin, width, static_cast<int>(bits)});
+    }
+  }
+  return runs;
+}
+
 // Groups and heads of a part; the caller says where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
+                                        const kvasir::v1::Codec& codec,
                                         base::HeadRange heads) {
   KvArenas::Part part;
-  if (!layout.bits.empty()) {
-    return absl::UnimplementedError("cache: codes are not served");
+  if (codec.has_dtype()) {
+    KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(codec.dtype()));
+  } else if (codec.has_per_token()) {
+    KVASIR_ASSIGN_OR_RETURN(part.latents.param_dtype,
+                            StoredType(codec.param_dtype()));
   }
-  KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(layout.dtype));
   part.group_of_head.assign(static_cast<size_t>(heads.count), -1);
   int64_t column = 0;
   for (const cache::GroupLayout& from : layout.groups) {
+    const std::vector<kernels::CodeRun>& runs =
+        part.runs.emplace_back(CodeRuns(codec, from.width));
     kernels::LatentGroup group;
-    group.width = from.width;
+    group.width =
+        runs.empty() ? from.width : runs.back().begin + runs.back().width;
     group.column = column;
     group.codes_offset_bytes = from.codes.offset_bytes;
     group.codes_stride_bytes = from.codes.slot_stride_bytes;
-    column += from.width;
+    group.params_offset_bytes = from.params.offset_bytes;
+    group.params_stride_bytes = from.params.slot_stride_bytes;
+    group.runs = runs.data();  // stays where it is when `part.runs` grows
+    group.num_runs = static_cast<int64_t>(runs.size());
+    column += group.width;
     for (const int64_t head : from.heads) {
       const int64_t local = head - heads.first;
       if (local < 0 || local >= heads.count) continue;  // another rank's
@@ -82,7 +112,8 @@ class PairBatch {
 
 }  // namespace
 
-absl::StatusOr<KvArenas> KvArenas::Create(const cache::PageLayout& layout,
+absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
+                                          const cache::PageLayout& layout,
                                           const cache::PageCounts& pages,
                                           kernels::DeviceAllocator* allocator) {
   KvArenas arenas;
@@ -105,8 +136,14 @@ absl::StatusOr<KvArenas> KvArenas::Create(const cache::PageLayout& layout,
             {.alignment_bytes = cache::kRegionAlignmentBytes,
              .prefault = true}));
     for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
+      const kvasir::v1::LayerPlan& planned =
+          plan.layers(static_cast<int>(index));
+      const kvasir::v1::SidePlan& side =
+          which == cache::Side::kKey ? planned.key() : planned.value();
       for (const cache::PartLayout& part : layer.side(which).parts) {
-        KVASIR_ASSIGN_OR_RETURN(Part view, PartView(part, layout.kv_heads()));
+        KVASIR_ASSIGN_OR_RETURN(
+            Part view, PartView(part, side.parts(part.part_index).codec(),
+                                layout.kv_heads()));
         view.latents.arena = arena.data();
         view.latents.page_bytes = layer.page_bytes;
         (which == cache::Side::kKey ? out.key : out.value)

@@ -12,6 +12,7 @@
 #include "kernels/latent_view.h"
 #include "kernels/stream.h"
 #include "kernels/workspace.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 
 namespace kvasir::worker {
@@ -30,7 +31,8 @@ class KvArenas {
 
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
-    std::vector<int32_t> group_of_head;  // by this rank's KV heads
+    std::vector<std::vector<kernels::CodeRun>> runs;  // by group
+    std::vector<int32_t> group_of_head;               // by this rank's KV heads
   };
   struct Layer {
     int64_t page_group = 0;
@@ -38,9 +40,12 @@ class KvArenas {
     std::vector<Part> value;
   };
 
-  // `pages` by page group; memory is touched, so that the pool is really there.
-  // Layout's and allocator's errors.
-  static absl::StatusOr<KvArenas> Create(const cache::PageLayout& layout,
+  // Ranges that lie in no page are the caller's to add to the views. `plan` is
+  // what the layout was made of, served by this build; `pages` by page group;
+  // memory is touched, so that the pool is really there. Layout's and
+  // allocator's errors.
+  static absl::StatusOr<KvArenas> Create(const kvasir::v1::KvPlan& plan,
+                                         const cache::PageLayout& layout,
                                          const cache::PageCounts& pages,
                                          kernels::DeviceAllocator* allocator);
 

@@ -372,14 +372,12 @@ TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
   auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
-  auto* codec = plan.mutable_layers(1)
-                    ->mutable_value()
-                    ->mutable_parts(0)
-                    ->mutable_codec();
+  auto* side = plan.mutable_layers(1)->mutable_value();
+  auto* codec = side->mutable_parts(0)->mutable_codec();
   codec->mutable_bits()->add_schedule(4);
   codec->mutable_per_token()->set_group(8);
   codec->set_param_dtype(kvasir::v1::F16);
-  codec->mutable_none();
+  side->set_exact_window(16);
   RandomSource source(TinyShape(), 1, kernels::DType::kBf16);
   EXPECT_THAT(Rank::Create(*spec, plan, &source, TinyOptions()),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("layer 1")));

@@ -74,11 +74,12 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
   rank->stream_ =
       std::make_unique<kernels::CpuStream>(rank->pool_.get(), options.backend);
-  KVASIR_ASSIGN_OR_RETURN(ModelWeights weights,
-                          LoadWeights(spec, plan, source, rank->allocator_.get(),
-                                      {.shard = collective->shard(),
-                                       .pool = rank->pool_.get(),
-                                       .progress = options.progress}));
+  KVASIR_ASSIGN_OR_RETURN(
+      ModelWeights weights,
+      LoadWeights(spec, plan, source, rank->allocator_.get(),
+                  {.shard = collective->shard(),
+                   .pool = rank->pool_.get(),
+                   .progress = options.progress}));
   rank->cache_id_ =
       CacheIdOf(plan, spec, options.page_tokens, weights.weights_id);
   KVASIR_ASSIGN_OR_RETURN(

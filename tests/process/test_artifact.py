@@ -1,4 +1,4 @@
-"""A compressed checkpoint: inspected, checked against its plan, refused until it is served."""
+"""A compressed checkpoint: inspected, checked against its plan, run, or refused by name."""
 
 import json
 import shutil
@@ -119,13 +119,27 @@ def test_the_page_parses_and_names_every_layer(artifact, tmp_path):
     assert "rows[0]" in refused.stderr and "added_ci95" in refused.stderr
 
 
+def test_it_runs(artifact):
+    told = json.loads(
+        run("perplexity", "--model", artifact, "--text", TINY / "evaluation.txt", "--window", "32",
+            "--max-windows", "1", "--json").stdout
+    )
+    inspected = json.loads(run("inspect", artifact, "--json").stdout)
+    assert told["kv_bytes_per_token"] == inspected["kv_bytes_per_token"]
+
+
 @pytest.mark.parametrize(
     "command", [("serve",), ("generate", "--prompt", "x"), ("perplexity", "--text", "x")]
 )
-def test_programs_that_run_it_name_layer_and_side(artifact, command):
+def test_what_is_not_served_is_named_with_layer_and_side(artifact, command):
+    plan = json.loads((artifact / "kv_plan.json").read_text())
+    plan["layers"][2] = json.loads(json.dumps(plan["layers"][2]))
+    plan["layers"][2]["value"]["exact_window"] = 16
+    (artifact / "kv_plan.json").write_text(json.dumps(plan))
+    run("inspect", artifact)
     refused = run(*command, "--model", artifact, check=False)
     assert refused.returncode == 1
-    assert "UNIMPLEMENTED: layer 0 value: the plan asks for a low_rank space" in refused.stderr
+    assert "UNIMPLEMENTED: layer 2 value: the plan asks for an exact window" in refused.stderr
 
 
 def test_a_full_plan_beside_full_weights_is_served(tmp_path):

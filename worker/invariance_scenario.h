@@ -1,0 +1,157 @@
+// Test support: scheduler and real executor of one worker on a tiny model, and
+// requests of every kind.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "cache/kv_cache.h"
+#include "worker/plan_cases.h"
+#include "worker/recording_sink.h"
+#include "worker/scheduler.h"
+#include "worker/tiny_rank.h"
+
+namespace kvasir::worker {
+
+inline constexpr uint32_t kMaxLen = 128;
+
+struct Conditions {
+  int threads = 1;
+  int64_t page_tokens = 16;
+  uint32_t max_num_seqs = 16;
+  uint32_t max_batched_tokens = 64;
+  // Token pages of each page group.
+  int64_t pages = 256;
+  bool one_at_a_time = false;
+};
+
+struct Sample {
+  std::vector<int32_t> tokens;
+  std::vector<float> numbers;  // every log probability that was reported
+  friend bool operator==(const Sample&, const Sample&) = default;
+};
+
+// Model, cache and scheduler of one worker.
+class Worker {
+ public:
+  // `plan_case` null: a full-rank plan.
+  Worker(const Conditions& conditions, int64_t sliding_window,
+         const PlanCase* plan_case = nullptr)
+      : conditions_(conditions) {
+    auto spec = model::SpecOfShape(TinyShape());
+    EXPECT_THAT(spec, base::IsOk());
+    if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
+    const auto plan =
+        plan_case != nullptr
+            ? PlanOf(*plan_case, *spec)
+            : cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+    RankOptions options = TinyOptions();
+    options.num_threads = conditions.threads;
+    options.page_tokens = conditions.page_tokens;
+    options.pages.assign(sliding_window > 0 ? 2 : 1, conditions.pages);
+    options.executor.max_model_len = kMaxLen;
+    options.executor.max_num_seqs = conditions.max_num_seqs;
+    options.executor.max_batched_tokens = conditions.max_batched_tokens;
+    auto source = RandomSource::Create(TinyShape(), *spec, plan, 20260,
+                                       kernels::DType::kBf16);
+    EXPECT_THAT(source.status(), base::IsOk());
+    auto rank = Rank::Create(*spec, plan, source->get(), options);
+    EXPECT_THAT(rank, base::IsOk());
+    rank_ = *std::move(rank);
+    cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
+        rank_->layout(), rank_->pages(), rank_->cache_id()));
+    SchedulerOptions scheduler;
+    scheduler.max_model_len = kMaxLen;
+    scheduler.max_num_seqs = conditions.max_num_seqs;
+    scheduler.max_batched_tokens = conditions.max_batched_tokens;
+    scheduler.vocab_size = static_cast<int32_t>(spec->vocab_size);
+    auto made = Scheduler::Create(
+        scheduler, {.cache = cache_.get(), .clock = &base::Clock::Real()});
+    EXPECT_THAT(made.status(), base::IsOk());
+    scheduler_ = *std::move(made);
+  }
+
+  // All samples of all requests, in order.
+  std::vector<Sample> Run(const std::vector<Request>& requests) {
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (const Request& request : requests) {
+      sinks.push_back(std::make_shared<RecordingSink>(request.sampling.n));
+      EXPECT_THAT(scheduler_->Add(request, sinks.back()).status, base::IsOk());
+      if (conditions_.one_at_a_time) Finish();
+    }
+    Finish();
+    std::vector<Sample> samples;
+    for (const auto& sink : sinks) {
+      EXPECT_TRUE(sink->ended());
+      for (const auto& from : sink->samples()) {
+        Sample& to = samples.emplace_back();
+        to.tokens = from.tokens;
+        to.numbers = from.prompt_logprobs;
+        for (const TokenLogprob& logprob : from.logprobs) {
+          to.numbers.push_back(logprob.logprob);
+          for (const TopToken& top : logprob.top) {
+            to.numbers.push_back(static_cast<float>(top.token_id));
+            to.numbers.push_back(top.logprob);
+          }
+        }
+      }
+    }
+    EXPECT_EQ(scheduler_->Load().free_pages, scheduler_->Load().total_pages);
+    return samples;
+  }
+
+  cache::KvCacheStats stats() const { return cache_->Stats(); }
+
+ private:
+  void Finish() {
+    while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
+      const auto result = rank_->executor().Execute(*plan);
+      ASSERT_THAT(result.status(), base::IsOk());
+      ASSERT_THAT(scheduler_->Apply(*result), base::IsOk());
+    }
+  }
+
+  const Conditions conditions_;
+  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<cache::KvCache> cache_;
+  std::unique_ptr<Scheduler> scheduler_;
+};
+
+inline std::vector<Request> MixedRequests() {
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < 16; ++i) {
+    Request& request = requests.emplace_back();
+    request.request_id = absl::StrCat("r", i);
+    request.use_prefix_cache = false;
+    // Some share the beginning of their prompts.
+    const uint32_t text = i % 4;
+    const uint32_t length = 1 + (i * 29) % 75;
+    for (uint32_t t = 0; t < length; ++t) {
+      request.prompt_ids.push_back(
+          static_cast<int32_t>((text * 311 + t * 37 + t * t) % 1237));
+    }
+    SamplingParams& sampling = request.sampling;
+    sampling.max_tokens = 8 + i;
+    sampling.seed = 1000 + i;
+    sampling.temperature =
+        i % 4 == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(i % 5);
+    sampling.num_logprobs = 5;
+    if (i % 3 == 1) sampling.top_p = 0.9f;
+    if (i % 5 == 2) sampling.top_k = 40;
+    if (i % 5 == 3) sampling.min_p = 0.05f;
+    if (i % 4 == 3) {
+      sampling.repetition_penalty = 1.25f;
+      sampling.presence_penalty = 0.5f;
+      sampling.frequency_penalty = 0.25f;
+    }
+    if (i % 6 == 4) sampling.logit_bias = {{7, 2.0f}, {11, -4.0f}};
+    if (i % 7 == 5) sampling.n = 2;
+    if (i % 8 == 6) sampling.num_prompt_logprobs = 0;
+  }
+  return requests;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,451 @@
+#include "worker/layer_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "worker/advance.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::HadamardLatent;
+using kernels::Stream;
+using kernels::Workspace;
+
+kernels::RopePairing PairingOf(model::RopePairing pairing) {
+  return pairing == model::RopePairing::kHalfSplit
+             ? kernels::RopePairing::kHalfSplit
+             : kernels::RopePairing::kInterleaved;
+}
+
+// The pages of a part, and the ranges that do not lie in them.
+kernels::LatentPart Latents(const KvArenas::Part& arena,
+                            const PartWeights& weights) {
+  kernels::LatentPart latents = arena.latents;
+  latents.static_minimum = weights.range_minimum;
+  latents.static_scale = weights.range_scale;
+  return latents;
+}
+
+// All heads turn every pair of the model by its own angle.
+bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
+  if (rotation.per_head() || rotation.num_pairs != rotary_pairs) return false;
+  for (size_t i = 0; i < rotation.pairs.size(); ++i) {
+    if (rotation.pairs[i] != i) return false;
+  }
+  return true;
+}
+
+std::vector<HadamardLatent> HadamardOfLatents(const PartProgram& part,
+                                              kernels::HadamardTables* tables) {
+  std::vector<HadamardLatent> out;
+  for (const LatentProgram& latent : part.latents) {
+    out.push_back(tables->Of(latent.width, part.latent_column + latent.column));
+  }
+  return out;
+}
+
+std::vector<HadamardLatent> HadamardOfHeads(const HeadSpans& heads,
+                                            kernels::HadamardTables* tables) {
+  std::vector<HadamardLatent> out;
+  for (size_t h = 0; h < heads.column.size(); ++h) {
+    out.push_back(tables->Of(heads.width[h], heads.column[h]));
+  }
+  return out;
+}
+
+}  // namespace
+
+LayerAttention::LayerAttention(const Parts& parts) : parts_(parts) {
+  AddTurns();
+  const LayerWeights& weights = *parts.weights;
+  keys_.resize(program().key.size());
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    MakeKey(program().key[p], weights.key[p], parts.arena->key[p], &keys_[p]);
+  }
+  MakeValue(weights.value, parts.arena->value.front());
+  parts_.hadamard = nullptr;
+}
+
+void LayerAttention::AddTurns() {
+  const int64_t rotary_pairs = parts_.spec->rope.rotary_dim / 2;
+  std::vector<const Rotation*> queries;
+  std::vector<const Rotation*> keys;
+  for (const KeyProgram& part : program().key) {
+    for (const Rotation& rotation : part.query_rotations) {
+      queries.push_back(&rotation);
+    }
+    for (const Rotation& rotation : part.rotations) keys.push_back(&rotation);
+  }
+  const auto whole = [&](const std::vector<const Rotation*>& list) {
+    return list.empty() ||
+           (list.size() == 1 && IsWhole(*list[0], rotary_pairs));
+  };
+  if (!queries.empty() && whole(queries) && whole(keys) &&
+      (keys.empty() || keys[0]->pairing == queries[0]->pairing)) {
+    Turn turn;
+    turn.pairing = PairingOf(queries[0]->pairing);
+    turn.whole_queries.num_heads = queries[0]->num_heads;
+    turn.whole_queries.head_dim = queries[0]->head_dim;
+    turn.whole_query_column = queries[0]->column;
+    if (!keys.empty()) {
+      turn.whole_keys.num_heads = keys[0]->num_heads;
+      turn.whole_keys.head_dim = keys[0]->head_dim;
+      turn.whole_key_column = keys[0]->column;
+    }
+    turns_.push_back(std::move(turn));
+    return;
+  }
+  for (const Rotation* rotation : queries) AddTurn(*rotation, true);
+  for (const Rotation* rotation : keys) AddTurn(*rotation, false);
+}
+
+void LayerAttention::AddTurn(const Rotation& rotation, bool query) {
+  const kernels::RopePairing pairing = PairingOf(rotation.pairing);
+  auto turn = std::find_if(
+      turns_.begin(), turns_.end(),
+      [pairing](const Turn& each) { return each.pairing == pairing; });
+  if (turn == turns_.end()) {
+    turns_.emplace_back().pairing = pairing;
+    turn = turns_.end() - 1;
+  }
+  pair_tables_.emplace_back(rotation.pairs.begin(), rotation.pairs.end());
+  for (int64_t head = 0; head < rotation.num_heads; ++head) {
+    kernels::RopeHead out;
+    out.begin = rotation.column + head * rotation.head_dim;
+    out.num_pairs = rotation.num_pairs;
+    out.pairs = pair_tables_.back().data() +
+                (rotation.per_head() ? head * rotation.num_pairs : 0);
+    (query ? turn->queries : turn->keys).push_back(out);
+  }
+}
+
+void LayerAttention::MakeKey(const KeyProgram& part, const PartWeights& weights,
+                             const KvArenas::Part& arena, Key* key) {
+  key->latents = Latents(arena, weights);
+  if (part.rebuild.has_value()) MakeRebuild(part, weights, key);
+  if (part.lift == QueryLift::kComplex) {
+    for (const LatentProgram& latent : part.latents) {
+      key->channel_place.emplace_back(latent.channel_place.begin(),
+                                      latent.channel_place.end());
+    }
+    for (size_t head = 0; head < part.group_of_head.size(); ++head) {
+      const auto group = static_cast<size_t>(part.group_of_head[head]);
+      kernels::ComplexChannels& channels = key->channels.emplace_back();
+      channels.num_channels = part.latents[group].width / 2;
+      channels.pairs = key->channel_place[group].data();
+      channels.up = weights.up[head];
+    }
+  }
+  if (!part.hadamard) return;
+  key->hadamard = HadamardOfLatents(part, parts_.hadamard);
+  key->query_hadamard = HadamardOfHeads(part.query, parts_.hadamard);
+}
+
+void LayerAttention::MakeRebuild(const KeyProgram& part,
+                                 const PartWeights& weights, Key* key) {
+  const RebuildProgram& from = *part.rebuild;
+  kernels::KeyRebuild& rebuild = key->rebuild;
+  rebuild.dims = from.dims;
+  if (from.lifted) rebuild.up = weights.up.data();
+  rebuild.bias = weights.up_bias;
+  rebuild.attention_factor =
+      static_cast<float>(parts_.spec->rope.attention_factor);
+  const Rotation& rotation = from.rotation;
+  const bool halves = rotation.pairing == model::RopePairing::kHalfSplit;
+  for (int64_t f = 0; f < rotation.num_pairs; ++f) {
+    key->pair_dims.push_back(static_cast<int32_t>(halves ? f : 2 * f));
+    key->pair_dims.push_back(
+        static_cast<int32_t>(halves ? f + rotation.num_pairs : 2 * f + 1));
+  }
+  for (const uint32_t pair : rotation.pairs) {
+    key->steps.push_back(parts_.rope_steps[pair]);
+  }
+  rebuild.num_pairs = rotation.num_pairs;
+  rebuild.pair_dims = key->pair_dims.data();
+  rebuild.steps = key->steps.data();
+  rebuild.head_steps_stride = rotation.per_head() ? rotation.num_pairs : 0;
+}
+
+void LayerAttention::MakeValue(const PartWeights& weights,
+                               const KvArenas::Part& arena) {
+  const ValueProgram& value = program().value;
+  value_.latents = Latents(arena, weights);
+  if (value.hadamard) {
+    value_.hadamard = HadamardOfLatents(value, parts_.hadamard);
+    value_.sum_hadamard = HadamardOfHeads(value.attended, parts_.hadamard);
+  }
+  if (!value.lifted) return;
+  for (int64_t h = 0; h < program().heads.query.count; ++h) {
+    value_.lifted_column.push_back(h * program().head_dim);
+  }
+}
+
+absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
+                                 float* out, Workspace& workspace) const {
+  const int64_t t = input.num_tokens;
+  const AttentionProgram& plan = program();
+  Workspace::Scope scope(&workspace);
+  const Rows rows{workspace.Take<float>(t * plan.row_columns), plan.row_columns,
+                  t};
+  const Rows attended{workspace.Take<float>(t * plan.value.attended_columns),
+                      plan.value.attended_columns, t};
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
+  KVASIR_RETURN_IF_ERROR(Rotate(stream, input, rows, workspace));
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    KVASIR_RETURN_IF_ERROR(MakeLatents(
+        stream, plan.key[p], parts_.weights->key[p], rows, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        TurnBySigns(stream, keys_[p].hadamard, false, rows, workspace));
+    KVASIR_RETURN_IF_ERROR(LiftQueries(stream, p, rows, workspace));
+    KVASIR_RETURN_IF_ERROR(
+        TurnBySigns(stream, keys_[p].query_hadamard, false, rows, workspace));
+  }
+  KVASIR_RETURN_IF_ERROR(
+      MakeLatents(stream, plan.value, parts_.weights->value, rows, workspace));
+  KVASIR_RETURN_IF_ERROR(
+      TurnBySigns(stream, value_.hadamard, false, rows, workspace));
+  KVASIR_RETURN_IF_ERROR(Append(stream, input, rows, workspace));
+  KVASIR_RETURN_IF_ERROR(Attend(stream, input, rows, attended.row, workspace));
+  KVASIR_RETURN_IF_ERROR(
+      TurnBySigns(stream, value_.sum_hadamard, true, attended, workspace));
+  return Output(stream, attended, out, workspace);
+}
+
+absl::Status LayerAttention::Project(Stream& stream,
+                                     const AttentionInput& input,
+                                     const Rows& rows,
+                                     Workspace& workspace) const {
+  kernels::MatmulParams params;
+  params.x = input.normed;
+  params.x_row_stride = parts_.weights->qkv.k;
+  params.num_rows = rows.num_tokens;
+  params.weight = parts_.weights->qkv;
+  params.bias = parts_.weights->qkv_bias;
+  params.y = rows.row;
+  params.y_row_stride = rows.stride;
+  return kernels::Matmul(stream, params, workspace);
+}
+
+absl::Status LayerAttention::Rotate(Stream& stream, const AttentionInput& input,
+                                    const Rows& rows,
+                                    Workspace& workspace) const {
+  for (const Turn& turn : turns_) {
+    kernels::RopeParams params;
+    if (turn.whole_queries.num_heads > 0) {
+      params.q = turn.whole_queries;
+      params.k = turn.whole_keys;
+    } else {
+      params.q.num_heads = static_cast<int64_t>(turn.queries.size());
+      params.q.heads = turn.queries.data();
+      params.k.num_heads = static_cast<int64_t>(turn.keys.size());
+      params.k.heads = turn.keys.data();
+    }
+    params.q.data = Advance(rows.row, turn.whole_query_column);
+    params.q.row_stride = rows.stride;
+    params.k.data = Advance(rows.row, turn.whole_key_column);
+    params.k.row_stride = rows.stride;
+    params.num_tokens = rows.num_tokens;
+    params.positions = input.positions;
+    params.steps = parts_.rope_steps;
+    params.rotary_dim = parts_.spec->rope.rotary_dim;
+    params.pairing = turn.pairing;
+    params.attention_factor =
+        static_cast<float>(parts_.spec->rope.attention_factor);
+    KVASIR_RETURN_IF_ERROR(kernels::Rope(stream, params, workspace));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerAttention::MakeLatents(Stream& stream,
+                                         const PartProgram& part,
+                                         const PartWeights& weights,
+                                         const Rows& rows,
+                                         Workspace& workspace) const {
+  if (!part.has_basis) return absl::OkStatus();
+  kernels::MatmulParams params;
+  params.x = Advance(rows.row, part.source_column);
+  params.x_row_stride = rows.stride;
+  params.num_rows = rows.num_tokens;
+  params.weight = weights.basis;
+  params.bias = weights.basis_bias;
+  params.y = Advance(rows.row, part.latent_column);
+  params.y_row_stride = rows.stride;
+  return kernels::Matmul(stream, params, workspace);
+}
+
+absl::Status LayerAttention::LiftQueries(Stream& stream, size_t part,
+                                         const Rows& rows,
+                                         Workspace& workspace) const {
+  const KeyProgram& key = program().key[part];
+  if (key.lift == QueryLift::kNone) return absl::OkStatus();
+  if (key.lift == QueryLift::kComplex) {
+    return ComplexLiftQueries(stream, part, rows, workspace);
+  }
+  kernels::LiftParams params;
+  params.x = rows.row;
+  params.x_row_stride = rows.stride;
+  params.y = rows.row;
+  params.y_row_stride = rows.stride;
+  params.num_rows = rows.num_tokens;
+  params.num_heads = program().heads.query.count;
+  params.num_kv_heads = program().heads.kv.count;
+  params.matrices = parts_.weights->key[part].lift.data();
+  params.column_in = key.projected.column.data();
+  params.column_out = key.query.column.data();
+  return kernels::Lift(stream, params, workspace);
+}
+
+absl::Status LayerAttention::ComplexLiftQueries(Stream& stream, size_t part,
+                                                const Rows& rows,
+                                                Workspace& workspace) const {
+  const KeyProgram& key = program().key[part];
+  const int64_t share = program().heads.query.count / program().heads.kv.count;
+  const auto num_heads = static_cast<int64_t>(key.group_of_head.size());
+  const auto width = [&](int64_t kv_head) {
+    return key.projected.width[static_cast<size_t>(kv_head * share)];
+  };
+  // Heads that stand for as many pairs, together.
+  for (int64_t begin = 0, end = 0; begin < num_heads; begin = end) {
+    while (end < num_heads && width(end) == width(begin)) ++end;
+    kernels::ComplexLiftParams params;
+    params.x = rows.row;
+    params.x_row_stride = rows.stride;
+    params.y = rows.row;
+    params.y_row_stride = rows.stride;
+    params.num_rows = rows.num_tokens;
+    params.num_heads = (end - begin) * share;
+    params.num_kv_heads = end - begin;
+    params.channels = keys_[part].channels.data() + begin;
+    params.column_in = key.projected.column.data() + begin * share;
+    params.column_out = key.query.column.data() + begin * share;
+    params.num_pairs = width(begin) / 2;
+    params.pairing = PairingOf(parts_.spec->rope.pairing);
+    KVASIR_RETURN_IF_ERROR(kernels::ComplexLift(stream, params, workspace));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerAttention::TurnBySigns(
+    Stream& stream, const std::vector<HadamardLatent>& latents, bool transposed,
+    const Rows& rows, Workspace& workspace) const {
+  if (latents.empty()) return absl::OkStatus();
+  kernels::HadamardParams params;
+  params.x = rows.row;
+  params.x_row_stride = rows.stride;
+  params.y = rows.row;
+  params.y_row_stride = rows.stride;
+  params.num_rows = rows.num_tokens;
+  params.latents = latents.data();
+  params.num_latents = static_cast<int64_t>(latents.size());
+  params.transposed = transposed;
+  return kernels::Hadamard(stream, params, workspace);
+}
+
+absl::Status LayerAttention::Append(Stream& stream, const AttentionInput& input,
+                                    const Rows& rows,
+                                    Workspace& workspace) const {
+  std::vector<kernels::KvAppendPart> appended(keys_.size() + 1);
+  for (size_t p = 0; p < appended.size(); ++p) {
+    const bool key = p < keys_.size();
+    appended[p].rows = Advance(rows.row, key ? program().key[p].latent_column
+                                             : program().value.latent_column);
+    appended[p].row_stride = rows.stride;
+    appended[p].part = key ? keys_[p].latents : value_.latents;
+  }
+  kernels::KvAppendParams params;
+  params.parts = appended.data();
+  params.num_parts = static_cast<int64_t>(appended.size());
+  params.slots = input.group.slots;
+  params.num_tokens = rows.num_tokens;
+  params.page_tokens = parts_.page_tokens;
+  return kernels::KvAppend(stream, params, workspace);
+}
+
+absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
+                                    const Rows& rows, float* attended,
+                                    Workspace& workspace) const {
+  std::vector<kernels::AttentionKeyPart> keys(keys_.size());
+  for (size_t p = 0; p < keys.size(); ++p) {
+    const KeyProgram& part = program().key[p];
+    keys[p].latents = keys_[p].latents;
+    keys[p].group_of_head = part.group_of_head.data();
+    keys[p].query_column = part.query.column.data();
+    if (part.rebuild.has_value()) keys[p].rebuild = &keys_[p].rebuild;
+  }
+  const ValueProgram& from = program().value;
+  kernels::AttentionValuePart value;
+  value.latents = value_.latents;
+  value.group_of_head = from.group_of_head.data();
+  value.out_column = from.attended.column.data();
+
+  kernels::PagedAttentionParams params;
+  params.q = rows.row;
+  params.q_row_stride = rows.stride;
+  params.out = attended;
+  params.out_row_stride = from.attended_columns;
+  params.num_heads = program().heads.query.count;
+  params.num_kv_heads = program().heads.kv.count;
+  params.keys = keys.data();
+  params.num_key_parts = static_cast<int64_t>(keys.size());
+  params.values = &value;
+  params.num_value_parts = 1;
+  params.page_tokens = parts_.page_tokens;
+  params.sequences = input.group.sequences;
+  params.num_sequences = input.num_sequences;
+  params.scale = static_cast<float>(
+      1.0 / std::sqrt(static_cast<double>(program().head_dim)));
+  params.window =
+      parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
+  return kernels::PagedAttention(stream, params, workspace);
+}
+
+absl::Status LayerAttention::Output(Stream& stream, const Rows& attended,
+                                    float* out, Workspace& workspace) const {
+  const LayerWeights& weights = *parts_.weights;
+  const int64_t num_heads = program().heads.query.count;
+  const int64_t t = attended.num_tokens;
+  Workspace::Scope scope(&workspace);
+  Rows rows = attended;
+  if (program().value.lifted) {
+    rows.stride = num_heads * program().head_dim;
+    rows.row = workspace.Take<float>(t * rows.stride);
+    KVASIR_RETURN_IF_ERROR(workspace.status());
+    kernels::LiftParams lift;
+    lift.x = attended.row;
+    lift.x_row_stride = attended.stride;
+    lift.y = rows.row;
+    lift.y_row_stride = rows.stride;
+    lift.num_rows = t;
+    lift.num_heads = num_heads;
+    lift.num_kv_heads = program().heads.kv.count;
+    lift.matrices = weights.value.lift.data();
+    lift.column_in = program().value.attended.column.data();
+    lift.column_out = value_.lifted_column.data();
+    KVASIR_RETURN_IF_ERROR(kernels::Lift(stream, lift, workspace));
+  }
+  if (weights.value.lift_bias != nullptr) {
+    kernels::AddRowsParams add;
+    add.y = rows.row;
+    add.y_row_stride = rows.stride;
+    add.x = weights.value.lift_bias;
+    add.num_rows = t;
+    add.columns = rows.stride;
+    KVASIR_RETURN_IF_ERROR(kernels::AddRows(stream, add, workspace));
+  }
+  kernels::MatmulParams params;
+  params.x = rows.row;
+  params.x_row_stride = rows.stride;
+  params.num_rows = t;
+  params.weight = weights.o;
+  params.bias = weights.o_bias;
+  params.y = out;
+  params.y_row_stride = weights.o.n;
+  return kernels::Matmul(stream, params, workspace);
+}
+
+}  // namespace kvasir::worker

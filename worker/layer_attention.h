@@ -1,0 +1,139 @@
+// The attention of one layer, as its program says: the fused projection, what
+// happens to its columns, the cache, and the output projection.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/hadamard_tables.h"
+#include "kernels/ops.h"
+#include "kernels/paged_attention.h"
+#include "kernels/stream.h"
+#include "kernels/workspace.h"
+#include "model/decoder_spec.h"
+#include "worker/attention_program.h"
+#include "worker/kv_arenas.h"
+#include "worker/weights.h"
+
+namespace kvasir::worker {
+
+// What attention needs to know in one page group. Device memory.
+struct AttentionBatch {
+  const int64_t* slots = nullptr;                         // [T]
+  const kernels::AttentionSequence* sequences = nullptr;  // [B]
+};
+
+// The tokens of a step, as attention sees them. Device memory.
+struct AttentionInput {
+  const float* normed = nullptr;       // [T, M]
+  int64_t num_tokens = 0;              // T
+  int64_t num_sequences = 0;           // B
+  const int64_t* positions = nullptr;  // [T], logical
+  AttentionBatch group;                // of the layer's page group
+};
+
+// Owns: the program's tables.
+// Threads: one at a time.
+class LayerAttention {
+ public:
+  // All outlive it.
+  struct Parts {
+    const model::DecoderSpec* spec = nullptr;
+    int64_t layer = 0;
+    const LayerWeights* weights = nullptr;
+    const KvArenas::Layer* arena = nullptr;
+    const uint64_t* rope_steps = nullptr;         // [rotary_dim / 2]
+    kernels::HadamardTables* hadamard = nullptr;  // only in the constructor
+    int64_t page_tokens = 0;
+  };
+
+  explicit LayerAttention(const Parts& parts);
+  LayerAttention(LayerAttention&&) = default;
+
+  // Writes the tokens' latents into the cache and attends through it. out
+  // [T, M] is this rank's share of the sum.
+  absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
+                   float* out, kernels::Workspace& workspace) const;
+
+ private:
+  // Heads that turn by the same pairing, in one launch.
+  struct Turn {
+    kernels::RopePairing pairing = kernels::RopePairing::kHalfSplit;
+    std::vector<kernels::RopeHead> queries;
+    std::vector<kernels::RopeHead> keys;
+    // Instead of heads: whole ones side by side that turn all pairs.
+    kernels::RopeTensor whole_queries;
+    kernels::RopeTensor whole_keys;
+    int64_t whole_query_column = 0;
+    int64_t whole_key_column = 0;
+  };
+  // Of one key part.
+  struct Key {
+    kernels::LatentPart latents;
+    kernels::KeyRebuild rebuild;
+    std::vector<int32_t> pair_dims;
+    std::vector<uint64_t> steps;
+    std::vector<kernels::ComplexChannels> channels;   // [Hkv]
+    std::vector<std::vector<int32_t>> channel_place;  // by latent
+    std::vector<kernels::HadamardLatent> hadamard;
+    std::vector<kernels::HadamardLatent> query_hadamard;
+  };
+  struct Value {
+    kernels::LatentPart latents;
+    std::vector<kernels::HadamardLatent> hadamard;
+    std::vector<kernels::HadamardLatent> sum_hadamard;
+    std::vector<int64_t> lifted_column;  // [Hq]
+  };
+  // A token's rows of one step.
+  struct Rows {
+    float* row = nullptr;  // [T, row_columns]
+    int64_t stride = 0;
+    int64_t num_tokens = 0;
+  };
+
+  void AddTurns();
+  void AddTurn(const Rotation& rotation, bool query);
+  void MakeKey(const KeyProgram& part, const PartWeights& weights,
+               const KvArenas::Part& arena, Key* key);
+  void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
+                   Key* key);
+  void MakeValue(const PartWeights& weights, const KvArenas::Part& arena);
+
+  absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
+                       const Rows& rows, kernels::Workspace& workspace) const;
+  absl::Status Rotate(kernels::Stream& stream, const AttentionInput& input,
+                      const Rows& rows, kernels::Workspace& workspace) const;
+  absl::Status MakeLatents(kernels::Stream& stream, const PartProgram& part,
+                           const PartWeights& weights, const Rows& rows,
+                           kernels::Workspace& workspace) const;
+  absl::Status LiftQueries(kernels::Stream& stream, size_t part,
+                           const Rows& rows,
+                           kernels::Workspace& workspace) const;
+  absl::Status ComplexLiftQueries(kernels::Stream& stream, size_t part,
+                                  const Rows& rows,
+                                  kernels::Workspace& workspace) const;
+  absl::Status TurnBySigns(kernels::Stream& stream,
+                           const std::vector<kernels::HadamardLatent>& latents,
+                           bool transposed, const Rows& rows,
+                           kernels::Workspace& workspace) const;
+  absl::Status Append(kernels::Stream& stream, const AttentionInput& input,
+                      const Rows& rows, kernels::Workspace& workspace) const;
+  absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
+                      const Rows& rows, float* attended,
+                      kernels::Workspace& workspace) const;
+  absl::Status Output(kernels::Stream& stream, const Rows& attended, float* out,
+                      kernels::Workspace& workspace) const;
+
+  const AttentionProgram& program() const { return parts_.weights->attention; }
+
+  Parts parts_;
+  // Which angle each number of a head turns by, as the op takes it. Vectors
+  // keep their memory when this moves.
+  std::vector<std::vector<int32_t>> pair_tables_;
+  std::vector<Turn> turns_;
+  std::vector<Key> keys_;
+  Value value_;
+};
+
+}  // namespace kvasir::worker
