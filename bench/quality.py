@@ -130,10 +130,11 @@ class Study:
                   for seed in self.seeds_of(config)]
         return sum(values) / len(values)
 
-    def losses(self, config: settings.Config) -> list[float]:
+    def losses(self, config: settings.Config,
+               seeds: list[int] | None = None) -> list[float]:
         return stats.mean_of_seeds([
             self.rows[config.name, seed]["window_nats"]
-            for seed in self.seeds_of(config)])
+            for seed in seeds or self.seeds_of(config)])
 
     def added(self, config: settings.Config) -> stats.Interval:
         """Nats per token more than the teacher."""
@@ -181,7 +182,11 @@ def check_bytes(study: Study, table: settings.Table) -> None:
 
 
 def judge(study: Study, claim: settings.Claim) -> tuple[stats.Interval, str]:
-    terms = [(factor, study.losses(config)) for factor, config in claim.terms]
+    # Recovered rows have one seed, so whatever they are set against takes it.
+    recovered = any(config.recover is not None for _, config in claim.terms)
+    seeds = study.seeds[:1] if recovered else None
+    terms = [(factor, study.losses(config, seeds))
+             for factor, config in claim.terms]
     if claim.teacher:
         terms.append((claim.teacher, study.teacher["window_nats"]))
     difference = stats.combine(terms, claim.constant)
@@ -254,7 +259,9 @@ def document(study: Study, tables: list[settings.Table]) -> str:
         "tokens, the same for every row.",
         f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
         f"`models/tiny/{study.calibration.name}`, seeds "
-        f"{', '.join(map(str, study.seeds))}; rows are means over seeds.",
+        f"{', '.join(map(str, study.seeds))}; rows are means over seeds. "
+        f"Recovered rows have seed {study.seeds[0]} alone, and claims about "
+        "them compare rows of that seed.",
         "- Intervals: 95 %, paired over windows. *Over seeds* is the largest "
         "less the smallest loss. *Bytes* include scales, minima and padding of "
         "codes to whole bytes. *Repeat* is the loss on a passage's second "
