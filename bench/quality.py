@@ -157,8 +157,12 @@ def table_lines(study: Study, table: settings.Table) -> list[str]:
              "top-1 | KL | repeat |", "|---|--:|--:|--:|--:|--:|--:|"]
     for config in table.configs:
         added = study.added(config)
+        size = f"{study.row(config, 'kv_payload_bytes_per_token'):.1f}"
+        fixed = study.row(config, "fixed_bytes_per_sequence")
+        if fixed > 0:
+            size += f" (+ {fixed / study.window_tokens:.1f})"
         lines.append(
-            f"| {config.name} | {study.row(config, 'kv_payload_bytes_per_token'):.1f}"
+            f"| {config.name} | {size}"
             f" | {number(added.mean)} ± {added.half:.4f}"
             f" | {study.spread(config):.4f}"
             f" | {study.row(config, 'top1_agreement'):.3f}"
@@ -264,8 +268,9 @@ def document(study: Study, tables: list[settings.Table]) -> str:
         "them compare rows of that seed.",
         "- Intervals: 95 %, paired over windows. *Over seeds* is the largest "
         "less the smallest loss. *Bytes* include scales, minima and padding of "
-        "codes to whole bytes. *Repeat* is the loss on a passage's second "
-        "copy.",
+        "codes to whole bytes; in parentheses what a sequence takes whatever "
+        f"its length, shared out over the {study.window_tokens} tokens of a "
+        "window. *Repeat* is the loss on a passage's second copy.",
         f"- {datetime.date.today().isoformat()}, {platform.machine()}, "
         f"{os.cpu_count()} CPUs, libtorch on the CPU in float32.",
         "",
