@@ -309,14 +309,13 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
                           LoadStored(checkpoint_, model::kEmbeddingName));
   KVASIR_ASSIGN_OR_RETURN(outer.final_norm,
                           LoadTensor(checkpoint_, model::kFinalNormName));
-  outer.head = outer.embedding;
+  outer.embedding = outer.embedding.to(options_.device);
+  outer.final_norm = outer.final_norm.to(options_.device);
+  outer.head = outer.embedding;  // one copy, wherever it is
   if (!spec_.tied_head) {
     KVASIR_ASSIGN_OR_RETURN(outer.head,
                             LoadStored(checkpoint_, model::kHeadName));
-  }
-  for (at::Tensor* tensor :
-       {&outer.embedding, &outer.final_norm, &outer.head}) {
-    *tensor = tensor->to(options_.device);
+    outer.head = outer.head.to(options_.device);
   }
   return resident;
 }

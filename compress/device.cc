@@ -5,11 +5,16 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
 namespace kvasir::compress {
 
 absl::Status CheckDevice(const std::string& name) {
+  if (name != "auto" && name != "cpu" && name != "cuda") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device: want auto, cpu or cuda, have \"", name, "\""));
+  }
   if (name != "cuda" || torch::cuda::is_available()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "--device cuda: this libtorch has no CUDA, or finds no GPU");

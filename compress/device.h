@@ -17,7 +17,8 @@ enum class GpuProducts {
   kTensorFloat32,  // faster, with 10 bits of mantissa
 };
 
-// FAILED_PRECONDITION when `name` (auto, cpu or cuda) is not there.
+// FAILED_PRECONDITION when `name` (auto, cpu or cuda) is not there,
+// INVALID_ARGUMENT for another name.
 absl::Status CheckDevice(const std::string& name);
 
 // The device of that name; auto: a GPU if there is one. How products are done

@@ -74,9 +74,14 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
       for (auto& [name, tensor] : tensors) MoveTo(options, tensor);
       decoder.programs_.push_back(std::move(program));
     }
+    const bool tied = parts.outer.head.is_same(parts.outer.embedding);
     MoveTo(options, parts.outer.embedding);
     MoveTo(options, parts.outer.final_norm);
-    MoveTo(options, parts.outer.head);
+    if (tied) {
+      parts.outer.head = parts.outer.embedding;  // one copy on a GPU too
+    } else {
+      MoveTo(options, parts.outer.head);
+    }
     decoder.spec_ = std::move(parts.spec);
     decoder.plan_ = std::move(parts.plan);
     decoder.outer_ = std::move(parts.outer);
