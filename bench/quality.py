@@ -66,7 +66,8 @@ class Study:
 
     def key(self, config: settings.Config, seed: int) -> str:
         text = json.dumps([self.identity, config.identity(), seed, self.windows,
-                           self.window_tokens])
+                           self.window_tokens, settings.REPEATS,
+                           settings.KEY_ERROR_WINDOWS])
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def seeds_of(self, config: settings.Config) -> list[int]:
