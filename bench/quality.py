@@ -13,6 +13,7 @@ before the run. What a contradiction means is in quality_notes.md.
 """
 
 import argparse
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -49,6 +50,9 @@ class Study:
                      self.model / "model.safetensors"):
             identity.update(path.read_bytes())
         self.identity = identity.hexdigest()[:16]
+        done = subprocess.run([str(self.tool), "--version"], text=True,
+                              capture_output=True, check=True)
+        self.version = done.stdout.strip()
 
     def run(self, *command) -> str:
         done = subprocess.run([str(self.tool), *map(str, command)],
@@ -62,7 +66,8 @@ class Study:
 
     def key(self, config: settings.Config, seed: int) -> str:
         text = json.dumps([self.identity, config.identity(), seed, self.windows,
-                           self.window_tokens])
+                           self.window_tokens, settings.REPEATS,
+                           settings.KEY_ERROR_WINDOWS])
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def seeds_of(self, config: settings.Config) -> list[int]:
@@ -124,27 +129,29 @@ class Study:
         self.teacher = found["teacher"]
         self.rows[config.name, seed] = found["row"]
 
-    def row(self, config: settings.Config, field: str) -> float:
+    def row(self, config: settings.Config, field: str,
+            seeds: list[int] | None = None) -> float:
         """A field, averaged over seeds."""
         values = [self.rows[config.name, seed][field]
-                  for seed in self.seeds_of(config)]
+                  for seed in seeds or self.seeds_of(config)]
         return sum(values) / len(values)
 
-    def losses(self, config: settings.Config) -> list[float]:
+    def losses(self, config: settings.Config,
+               seeds: list[int] | None = None) -> list[float]:
         return stats.mean_of_seeds([
             self.rows[config.name, seed]["window_nats"]
-            for seed in self.seeds_of(config)])
+            for seed in seeds or self.seeds_of(config)])
 
     def added(self, config: settings.Config) -> stats.Interval:
         """Nats per token more than the teacher."""
         return stats.combine([(1, self.losses(config)),
                               (-1, self.teacher["window_nats"])])
 
-    def spread(self, config: settings.Config) -> float:
+    def spread(self, config: settings.Config) -> str:
         """Largest less smallest mean loss over calibration seeds."""
         values = [self.rows[config.name, seed]["nats_per_token"]
                   for seed in self.seeds_of(config)]
-        return max(values) - min(values)
+        return f"{max(values) - min(values):.4f}" if len(values) > 1 else "–"
 
 
 def number(value: float) -> str:
@@ -152,14 +159,20 @@ def number(value: float) -> str:
 
 
 def table_lines(study: Study, table: settings.Table) -> list[str]:
-    lines = ["| configuration | bytes/token | added nats/token | over seeds | "
-             "top-1 | KL | repeat |", "|---|--:|--:|--:|--:|--:|--:|"]
+    lines = ["| configuration | bytes/token | payload | added nats/token | "
+             "over seeds | top-1 | KL | repeat |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|"]
     for config in table.configs:
         added = study.added(config)
+        size = f"{study.row(config, 'kv_bytes_per_token'):.1f}"
+        fixed = study.row(config, "fixed_bytes_per_sequence")
+        if fixed > 0:
+            size += f" (+ {fixed / study.window_tokens:.1f})"
         lines.append(
-            f"| {config.name} | {study.row(config, 'kv_payload_bytes_per_token'):.1f}"
+            f"| {config.name} | {size}"
+            f" | {study.row(config, 'kv_payload_bytes_per_token'):.1f}"
             f" | {number(added.mean)} ± {added.half:.4f}"
-            f" | {study.spread(config):.4f}"
+            f" | {study.spread(config)}"
             f" | {study.row(config, 'top1_agreement'):.3f}"
             f" | {study.row(config, 'kl_nats'):.4f}"
             f" | {study.row(config, 'repeat_nats_per_token'):.3f} |")
@@ -169,23 +182,44 @@ def table_lines(study: Study, table: settings.Table) -> list[str]:
 
 
 def check_bytes(study: Study, table: settings.Table) -> None:
-    """Rows that are to be compared at equal bytes have them, within 1 %."""
+    """Rows that are to be compared at equal bytes have them, within 1 %, in
+    what is stored and in what pages take."""
     for group in table.equal_bytes:
-        sizes = [study.row(config, "kv_payload_bytes_per_token")
-                 for config in group]
-        if max(sizes) > 1.01 * min(sizes):
-            raise SystemExit(
-                f"{table.name}: not of equal bytes: " + ", ".join(
-                    f"{config.name} {size:.1f}"
-                    for config, size in zip(group, sizes)))
+        for what in ("kv_payload_bytes_per_token", "kv_bytes_per_token"):
+            sizes = [study.row(config, what) for config in group]
+            if max(sizes) > 1.01 * min(sizes):
+                raise SystemExit(
+                    f"{table.name}: not of equal {what}: " + ", ".join(
+                        f"{config.name} {size:.1f}"
+                        for config, size in zip(group, sizes)))
 
 
-def judge(study: Study, claim: settings.Claim) -> tuple[stats.Interval, str]:
-    terms = [(factor, study.losses(config)) for factor, config in claim.terms]
+def difference(study: Study, claim: settings.Claim,
+               seeds: list[int] | None) -> stats.Interval:
+    terms = [(factor, study.losses(config, seeds if config.seeded else None))
+             for factor, config in claim.terms]
     if claim.teacher:
         terms.append((claim.teacher, study.teacher["window_nats"]))
-    difference = stats.combine(terms, claim.constant)
-    return difference, stats.verdict(difference)
+    return stats.combine(terms, claim.constant)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    mean: stats.Interval          # of the mean over seeds
+    by_seed: list[stats.Interval]  # empty: nothing depends on the seed
+    verdict: str
+
+
+def judge(study: Study, claim: settings.Claim) -> Judgement:
+    configs = [config for _, config in claim.terms]
+    # Recovered rows have one seed, so whatever they are set against takes it.
+    recovered = any(config.recover is not None for config in configs)
+    seeds = study.seeds[:1] if recovered else study.seeds
+    mean = difference(study, claim, seeds)
+    by_seed = []
+    if not recovered and any(config.seeded for config in configs):
+        by_seed = [difference(study, claim, [seed]) for seed in seeds]
+    return Judgement(mean, by_seed, stats.verdict(mean, by_seed))
 
 
 def notes() -> dict[str, str]:
@@ -205,23 +239,24 @@ def notes() -> dict[str, str]:
 def claim_lines(study: Study, claims: list[settings.Claim]) -> list[str]:
     if not claims:
         return []
-    lines = ["| claim | from | difference (≤ 0 claimed) | |",
-             "|---|---|--:|---|"]
+    lines = ["| claim | from | difference (≤ 0 claimed) | by seed | |",
+             "|---|---|--:|--:|---|"]
     paragraphs = []
     texts = notes()
     for claim in claims:
-        difference, verdict = judge(study, claim)
+        found = judge(study, claim)
         mark = {"confirmed": "holds", "undecided": "undecided",
-                "contradicted": "**does not hold here**"}[verdict]
+                "seeds disagree": "undecided: seeds disagree",
+                "contradicted": "**does not hold here**"}[found.verdict]
+        seeds = ", ".join(number(one.mean) for one in found.by_seed) or "–"
         lines.append(f"| {claim.text} | {claim.source} | "
-                     f"{number(difference.mean)} ± {difference.half:.4f} | "
-                     f"{mark} |")
-        if verdict == "contradicted":
-            if claim.name in texts:
-                paragraphs += ["", f"*{claim.text}:* {texts[claim.name]}"]
-            else:
-                print(f"quality_notes.md says nothing of {claim.name}, which "
-                      "is contradicted", file=sys.stderr)
+                     f"{number(found.mean.mean)} ± {found.mean.half:.4f} | "
+                     f"{seeds} | {mark} |")
+        if claim.name in texts:
+            paragraphs += ["", f"*{claim.text}:* {texts[claim.name]}"]
+        elif found.verdict == "contradicted":
+            print(f"quality_notes.md says nothing of {claim.name}, which is "
+                  "contradicted", file=sys.stderr)
     return lines + paragraphs
 
 
@@ -229,7 +264,7 @@ def chart(study: Study) -> str:
     series = {}
     for name, configs in settings.CURVES.items():
         series[name] = [
-            (study.row(config, "kv_payload_bytes_per_token"),
+            (study.row(config, "kv_bytes_per_token"),
              study.added(config).mean, study.added(config).half)
             for config in configs]
     return quality_chart.curves(series, "KV bytes per token",
@@ -254,13 +289,27 @@ def document(study: Study, tables: list[settings.Table]) -> str:
         "tokens, the same for every row.",
         f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
         f"`models/tiny/{study.calibration.name}`, seeds "
-        f"{', '.join(map(str, study.seeds))}; rows are means over seeds.",
-        "- Intervals: 95 %, paired over windows. *Over seeds* is the largest "
-        "less the smallest loss. *Bytes* include scales, minima and padding of "
-        "codes to whole bytes. *Repeat* is the loss on a passage's second "
-        "copy.",
+        f"{', '.join(map(str, study.seeds))}; rows are means over seeds. "
+        f"Recovered rows have seed {study.seeds[0]} alone, and claims about "
+        "them compare rows of that seed; LoRC and quantization alone have none.",
+        "- Intervals: 95 %, paired over windows, given these calibrations; "
+        "*by seed* are the differences of the single ones, and what one of them "
+        "contradicts is undecided. *Over seeds* is the largest less the "
+        "smallest loss.",
+        "- *Bytes/token* is what pages of 64 tokens take; in parentheses what a "
+        "sequence takes whatever its length, shared out over the "
+        f"{study.window_tokens} tokens of a window. *Payload* has scales, minima "
+        "and the padding of codes to whole bytes, but not of regions of a page "
+        "to 128 bytes.",
+        "- *Repeat* is the loss on the second copy of a passage, over "
+        f"{settings.REPEATS} of them. The rows that lose nothing have 4.23, no "
+        "less than text that is new: this model does not copy, so the column "
+        "says only what a cache destroys.",
+        "- The identities that these methods rest on are tests of the same "
+        "commit (`compress/*_test.cc`).",
         f"- {datetime.date.today().isoformat()}, {platform.machine()}, "
-        f"{os.cpu_count()} CPUs, libtorch on the CPU in float32.",
+        f"{os.cpu_count()} CPUs, libtorch on the CPU in float32; "
+        f"{study.version}.",
         "",
     ]
     if settings.CURVES:

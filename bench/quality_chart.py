@@ -1,5 +1,6 @@
 """Quality against bytes as an SVG that follows the reader's colour scheme."""
 
+import math
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 760, 420
@@ -18,9 +19,8 @@ def decades(low: float, high: float) -> list[float]:
 
 def curves(series: dict[str, list[tuple[float, float, float]]], x_title: str,
            y_title: str, floor: float = 1e-3) -> str:
-    """series: name -> points (x, y, half width); y on a logarithmic scale, cut
-    off below `floor`."""
-    import math
+    """series: name -> points (x, y, half width); y on a logarithmic scale;
+    points below `floor` are drawn on it, hollow."""
     points = [p for line in series.values() for p in line]
     x_low, x_high = 0.0, max(p[0] for p in points) * 1.05
     y_low, y_high = floor, max(p[1] + p[2] for p in points) * 1.3
@@ -49,10 +49,11 @@ def curves(series: dict[str, list[tuple[float, float, float]]], x_title: str,
                    f'text-anchor="middle">{value:g}</text>')
         value += step
     for tick in decades(y_low, y_high):
+        label = f"≤ {tick:g}" if tick == y_low else f"{tick:g}"
         out.append(f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" '
                    f'y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
                    f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" '
-                   f'text-anchor="end">{tick:g}</text>')
+                   f'text-anchor="end">{label}</text>')
     out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" '
                f'text-anchor="middle">{escape(x_title)}</text>')
     out.append(f'<text transform="translate(16 {(TOP + HEIGHT - BOTTOM) / 2}) '
@@ -68,7 +69,9 @@ def curves(series: dict[str, list[tuple[float, float, float]]], x_title: str,
                        f'y1="{y(py - half):.1f}" y2="{y(py + half):.1f}" '
                        f'stroke="{colour}"/>'
                        f'<circle cx="{x(px):.1f}" cy="{y(py):.1f}" r="3.5" '
-                       f'fill="{colour}"><title>{escape(name)}: {px:.0f}, '
+                       f'stroke="{colour}" '
+                       + ('class="bg"' if py < floor else f'fill="{colour}"') +
+                       f'><title>{escape(name)}: {px:.0f}, '
                        f'{py:.4f} ± {half:.4f}</title></circle>')
         row = TOP + 12 + 20 * index
         out.append(f'<rect x="{WIDTH - RIGHT + 14}" y="{row - 9}" width="12" '

@@ -4,6 +4,8 @@ counts against a paper's order only if its settings were."""
 from dataclasses import dataclass, field
 from typing import Callable
 
+import quality_stats as stats
+
 WINDOWS = 100
 WINDOW_TOKENS = 512
 SEEDS = "1,2,3"
@@ -81,11 +83,11 @@ SEARCH = {}
 for _keep in (0.7, 0.5, 0.3):
     SEARCH[_keep, "fisher"] = (
         PALU_50 if _keep == 0.5 else
-        palu(_keep, "--group-heads", 4, name=f"Palu {_keep:.0%}, Fisher"))
+        palu(_keep, "--group-heads", 4, name=f"Palu {_keep * 100:.0f} %, Fisher"))
     for _search in ("module", "uniform"):
         SEARCH[_keep, _search] = palu(_keep, "--group-heads", 4, "--search",
                                       _search,
-                                      name=f"Palu {_keep:.0%}, {_search}")
+                                      name=f"Palu {_keep * 100:.0f} %, {_search}")
 PLAIN = palu(0.5, "--group-heads", 4, "--decomposition", "svd",
              name="Palu 50 %, plain SVD")
 ESPACE = palu(0.5, "--group-heads", 4, "--decomposition", "espace",
@@ -116,7 +118,7 @@ PALU_TABLES = [
         "Groups of 4 heads. *Fisher* gives every group its own rank, *module* "
         "one rank per projection, *uniform* one for all (paper: table 8).",
         list(SEARCH.values()),
-        [at_most(f"fisher_{keep}", f"Fisher ≤ uniform at {keep:.0%}",
+        [at_most(f"fisher_{keep}", f"Fisher ≤ uniform at {keep * 100:.0f} %",
                  "Palu table 8", SEARCH[keep, "fisher"],
                  SEARCH[keep, "uniform"]) for keep in (0.7, 0.5, 0.3)]),
     Table(
@@ -191,14 +193,15 @@ for _ratio in RATIOS:
                                  ("uniform", "uniform")):
             RAP[_ratio, _score, _budget] = rap(
                 _ratio, "--pair-score", _score, "--search", _search,
-                name=f"RAP {_ratio:.0%}, {_score}, {_budget}")
+                name=f"RAP {_ratio * 100:.0f} %, {_score}, {_budget}")
 RAP_BEST = {ratio: RAP[ratio, "fisher", "adaptive"] for ratio in RATIOS}
 RAP_4BIT = {ratio: rap(ratio, "--key-bits", 4, "--value-bits", 4,
-                       name=f"RAP {ratio:.0%}, 4 bits") for ratio in RATIOS}
-RAP_RECOVERED = {ratio: rap(ratio, name=f"RAP {ratio:.0%}, recovered",
+                       name=f"RAP {ratio * 100:.0f} %, 4 bits") for ratio in RATIOS}
+RAP_RECOVERED = {ratio: rap(ratio, name=f"RAP {ratio * 100:.0f} %, recovered",
                             recover=RECOVERY) for ratio in RATIOS}
-RAP_LAYER = [rap(0.5, "--search", "uniform", "--only-layers", layer, name=f"RAP 50 %, only layer "
-                 f"{layer}") for layer in range(LAYERS)]
+RAP_LAYER = [rap(0.5, "--search", "uniform", "--only-layers", layer,
+                 name=f"RAP 50 %, only layer {layer}")
+             for layer in range(LAYERS)]
 DENSE_RECOVERED = apply("dense, recovered", "uniform", "--keep", 1.0,
                         "--group-heads", 1, recover=RECOVERY)
 PALU_RECOVERED = apply("Palu 50 %, groups of 4, recovered", "palu", "--keep",
@@ -209,17 +212,43 @@ COMMUTING_RECOVERED = apply("commuting 50 %, all heads, recovered",
                             "commuting", "--keep", 0.5, "--group-heads", "all",
                             "--rank-multiple", 2, recover=RECOVERY)
 
+RECOVERED = [*((RAP_BEST[ratio], RAP_RECOVERED[ratio]) for ratio in RATIOS),
+             (PALU_50, PALU_RECOVERED), (COMMUTING_50, COMMUTING_RECOVERED)]
+
+
+def recovery_gains(study) -> str:
+    """Before and after on one seed, and what the dense control leaves of it."""
+    seed = study.seeds[:1]
+    control = study.losses(DENSE_RECOVERED)
+    teacher = study.teacher["window_nats"]
+    lines = ["Before and after on the same seed; *net* is without what the dense "
+             "row gains by the same training.", "",
+             "| configuration | added before | after | net change | KL before | "
+             "after |", "|---|--:|--:|--:|--:|--:|"]
+    for before, after in RECOVERED:
+        plain, trained = study.losses(before, seed), study.losses(after)
+        net = stats.combine([(1, trained), (-1, plain), (-1, control),
+                             (1, teacher)])
+        added = [stats.combine([(1, losses), (-1, teacher)]).mean
+                 for losses in (plain, trained)]
+        kl = [study.row(before, "kl_nats", seed), study.row(after, "kl_nats")]
+        lines.append(f"| {before.name} | {added[0]:+.4f} | {added[1]:+.4f} | "
+                     f"{net.mean:+.4f} ± {net.half:.4f} | {kl[0]:.4f} | "
+                     f"{kl[1]:.4f} |")
+    return "\n".join(lines)
+
+
 RAP_TABLES = [
     Table(
         "rap", "RAP: which pairs, which budgets",
         "Keys lose RoPE pairs, values take per-head whitened factors (paper: "
         "figure 13 and appendix D.9).",
         list(RAP.values()),
-        [at_most(f"rap_fisher_{ratio}", f"Fisher ≤ magnitude at {ratio:.0%}, "
+        [at_most(f"rap_fisher_{ratio}", f"Fisher ≤ magnitude at {ratio * 100:.0f} %, "
                  "adaptive", "RAP figure 13",
                  RAP[ratio, "fisher", "adaptive"],
                  RAP[ratio, "magnitude", "adaptive"]) for ratio in RATIOS] +
-        [at_most(f"rap_adaptive_{ratio}", f"adaptive ≤ uniform at {ratio:.0%}, "
+        [at_most(f"rap_adaptive_{ratio}", f"adaptive ≤ uniform at {ratio * 100:.0f} %, "
                  "Fisher", "RAP figure 13", RAP[ratio, "fisher", "adaptive"],
                  RAP[ratio, "fisher", "uniform"]) for ratio in RATIOS]),
     Table(
@@ -231,7 +260,7 @@ RAP_TABLES = [
         "Both sides at 4 bits per token on top (paper: figure 12).",
         [*RAP_BEST.values(), *RAP_4BIT.values()],
         [Claim(f"rap_4bit_{ratio}", f"4 bits add at most 0.03 nats at "
-               f"{ratio:.0%}", "RAP figure 12",
+               f"{ratio * 100:.0f} %", "RAP figure 12",
                ((1.0, RAP_4BIT[ratio]), (-1.0, RAP_BEST[ratio])), -0.03)
          for ratio in RATIOS]),
     Table(
@@ -239,12 +268,15 @@ RAP_TABLES = [
         "Adapters on the attention projections, distilled from the "
         "uncompressed model on the calibration text: the same for every row, "
         "the dense model too. What the dense row gains is what this training "
-        "gives without any compression to recover from.",
+        "gives without any compression to recover from. One seed, and of RAP's "
+        "four variants the frozen one alone: a row takes as long as twenty "
+        "evaluations.",
         [*RAP_BEST.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
          PALU_RECOVERED, COMMUTING_50, COMMUTING_RECOVERED],
-        [at_most(f"recovery_{ratio}", f"recovery helps RAP at {ratio:.0%}",
+        [at_most(f"recovery_{ratio}", f"recovery helps RAP at {ratio * 100:.0f} %",
                  "RAP figure 14", RAP_RECOVERED[ratio], RAP_BEST[ratio])
-         for ratio in RATIOS]),
+         for ratio in RATIOS],
+        extra=[recovery_gains]),
 ]
 
 # ----------------------------------------------------------------- commuting
@@ -260,12 +292,12 @@ def keys_only(name, method, ratio, *options):
 PAIRS = {}
 for _ratio in KEY_RATIOS:
     PAIRS[_ratio, "rap"] = keys_only(
-        f"{_ratio:.1%} of keys, RAP (Fisher)", "rap", _ratio)
+        f"{_ratio * 100:.1f} % of keys, RAP (Fisher)", "rap", _ratio)
     PAIRS[_ratio, "one"] = keys_only(
-        f"{_ratio:.1%} of keys, pairs by query energy (s = 1)", "commuting",
+        f"{_ratio * 100:.1f} % of keys, pairs by query energy (s = 1)", "commuting",
         _ratio, "--group-heads", 1)
     PAIRS[_ratio, "all"] = keys_only(
-        f"{_ratio:.1%} of keys, commuting (s = all)", "commuting", _ratio,
+        f"{_ratio * 100:.1f} % of keys, commuting (s = all)", "commuting", _ratio,
         "--group-heads", "all")
 
 COMMUTING_TABLES = [
@@ -274,7 +306,7 @@ COMMUTING_TABLES = [
         "Keys only, values untouched. RAP as frozen above.",
         list(PAIRS.values()),
         [at_most(f"commuting_{ratio}", f"commuting (s = all) ≤ RAP at "
-                 f"{ratio:.1%}", "ours", PAIRS[ratio, "all"],
+                 f"{ratio * 100:.1f} %", "ours", PAIRS[ratio, "all"],
                  PAIRS[ratio, "rap"]) for ratio in KEY_RATIOS],
         [[PAIRS[ratio, kind] for kind in ("rap", "one", "all")]
          for ratio in KEY_RATIOS]),
@@ -285,7 +317,11 @@ COMMUTING_TABLES = [
 
 def key_errors(study) -> str:
     """Measured errors of keys, and what the paper's analysis makes of them."""
-    lines = ["| bits | keys | error of keys, SVDq | direct | ratio | ratio by "
+    lines = [f"*Error of keys*: root of the mean over layers of |k' - k|² / |k - "
+             f"mean|², over {KEY_ERROR_WINDOWS} windows. The analysis (SVDq "
+             "section 4.3) has a channel of variance v err by v / 4^bits, "
+             "whatever its distribution, and ranges that fit.", "",
+             "| bits | keys | error of keys, SVDq | direct | ratio | ratio by "
              "the analysis |", "|--:|---|--:|--:|--:|--:|"]
     for bits in SCHEDULES:
         for place in ("pre", "post"):

@@ -57,12 +57,15 @@ def combine(terms: list[tuple[float, list[float]]], constant: float = 0.0
     ])
 
 
-def verdict(difference: Interval) -> str:
-    """What the data say of "difference <= 0"."""
+def verdict(difference: Interval, by_seed: list[Interval]) -> str:
+    """What the data say of "difference <= 0": of the mean over calibration
+    seeds, unless a single one says the opposite."""
     if difference.high <= 0:
-        return "confirmed"
+        return ("seeds disagree" if any(one.low > 0 for one in by_seed)
+                else "confirmed")
     if difference.low > 0:
-        return "contradicted"
+        return ("seeds disagree" if any(one.high <= 0 for one in by_seed)
+                else "contradicted")
     return "undecided"
 
 

@@ -15,6 +15,7 @@
 #include "cli/flags.h"
 #include "cli/progress.h"
 #include "compress/calibration_cost.h"
+#include "compress/device.h"
 #include "compress/token_stream.h"
 #include "model/tokenizer.h"
 
@@ -73,7 +74,8 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
   };
   if (!quiet) {
     const compress::CalibrationTime time = compress::TimeOfCalibration(
-        cost, compress::MeasureOperationsPerSecond(options.threads));
+        cost,
+        compress::MeasureOperationsPerSecond(options.threads, options.device));
     absl::FPrintF(
         stderr,
         "calibration: %d tokens in %d sequences; memory up to %s (model %s, "
@@ -88,6 +90,8 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
     }
     absl::FPrintF(stderr, "\n");
   }
+  // What a GPU has, its allocator says.
+  if (!options.device.is_cpu()) return absl::OkStatus();
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -114,7 +118,7 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
   flags.threads = base::ReadMachineLimits().cpus;
   AddFlag(command, "--model", flags.model, "Folder of the checkpoint")
       ->required();
-  AddFlag(command, "--threads", flags.threads, "Threads")->check(Above(0));
+  AddFlag(command, "--threads", flags.threads, "CPU threads")->check(Above(0));
   AddSwitch(command, "--quiet", flags.quiet, "No progress");
   auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help)->group(kGroup);
@@ -137,9 +141,11 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
   add("--cache", flags.cache,
       "Folder of finished calibrations and of the states of stopped ones; "
       "none: neither is kept");
+  AddDeviceFlag(command, flags.device);
 }
 
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
+  KVASIR_RETURN_IF_ERROR(compress::CheckDevice(flags.device));
   absl::StatusOr<model::Checkpoint> checkpoint =
       model::Checkpoint::Open(flags.model);
   if (!checkpoint.ok()) {
@@ -170,7 +176,8 @@ absl::StatusOr<CalibrationInputs> PrepareCalibration(
 
   CalibrateOptions options;
   options.parts = needs.parts;
-  options.threads = flags.threads;
+  KVASIR_ASSIGN_OR_RETURN(options.device, compress::OpenDevice(flags.device));
+  options.threads = compress::ThreadsFor(options.device, flags.threads);
   options.micro_batch = flags.micro_batch;
   if (flags.cache != "none") options.cache = flags.cache;
   std::optional<Progress> line;

@@ -23,13 +23,15 @@ struct CalibrationFlags {
   int64_t sequence_tokens = 0;  // 0: 1024, or what the model takes
   uint64_t seed = 42;
   std::string cache;  // "none": none
+  std::string device = "auto";
   int threads = 0;
   int64_t micro_batch = 0;
   bool quiet = false;
 };
 void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags);
 
-// The checkpoint to compress; InvalidArgument for one that is compressed.
+// The checkpoint to compress. InvalidArgument for one that is compressed;
+// FailedPrecondition for a device that is not there.
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
 // What a method or a plan asks for.

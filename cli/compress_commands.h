@@ -1,6 +1,8 @@
 // The commands of kvasir-compress, one file each, and what they share.
 #pragma once
 
+#include <string>
+
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 
@@ -13,6 +15,9 @@ bool StopAsked();
 
 // The reason on standard error and an exit code, unless all is well.
 void Report(const absl::Status& status, int* exit_code);
+
+// --device, for compress::OpenDevice.
+void AddDeviceFlag(CLI::App* command, std::string& device);
 
 void AddApplyCommand(CLI::App* app, int* exit_code);
 void AddEvaluateCommand(CLI::App* app, int* exit_code);

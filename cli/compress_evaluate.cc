@@ -20,6 +20,7 @@
 #include "compress/cache_shape.h"
 #include "compress/calibration_sample.h"
 #include "compress/cpu_setup.h"
+#include "compress/device.h"
 #include "compress/evaluate.h"
 #include "compress/new_file.h"
 #include "compress/token_stream.h"
@@ -49,6 +50,7 @@ struct EvaluateFlags {
   int64_t repeats = 16;
   int64_t key_error_windows = 0;
   std::string json;
+  std::string device = "auto";
   int threads = 1;
   bool quiet = false;
 };
@@ -58,7 +60,8 @@ struct LoadedModel {
   std::unique_ptr<ReferenceDecoder> decoder;
 };
 
-absl::StatusOr<LoadedModel> LoadModel(const std::string& folder) {
+absl::StatusOr<LoadedModel> LoadModel(const std::string& folder,
+                                      at::Device device) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           model::Checkpoint::Open(folder));
   std::optional<kvasir::v1::KvPlan> plan;
@@ -67,8 +70,9 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& folder) {
         plan, cache::ParsePlanJson(*checkpoint.kv_plan_json(),
                                    absl::StrCat(folder, "/kv_plan.json")));
   }
-  KVASIR_ASSIGN_OR_RETURN(ReferenceDecoder decoder,
-                          ReferenceDecoder::Load(checkpoint, plan));
+  KVASIR_ASSIGN_OR_RETURN(
+      ReferenceDecoder decoder,
+      ReferenceDecoder::Load(checkpoint, plan, {.device = device}));
   return LoadedModel{checkpoint.name(),
                      std::make_unique<ReferenceDecoder>(std::move(decoder))};
 }
@@ -132,6 +136,7 @@ class EvaluateRun {
   explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
 
   absl::Status Run() {
+    KVASIR_ASSIGN_OR_RETURN(device_, compress::OpenDevice(flags_.device));
     KVASIR_ASSIGN_OR_RETURN(
         const std::unique_ptr<model::Tokenizer> tokenizer,
         model::Tokenizer::Load(flags_.tokenizer.empty() ? flags_.teacher
@@ -139,7 +144,7 @@ class EvaluateRun {
     KVASIR_ASSIGN_OR_RETURN(
         compress::EvaluationText text,
         compress::ReadEvaluationText(flags_.text, *tokenizer, flags_.threads));
-    KVASIR_ASSIGN_OR_RETURN(teacher_, LoadModel(flags_.teacher));
+    KVASIR_ASSIGN_OR_RETURN(teacher_, LoadModel(flags_.teacher, device_));
     if (teacher_.decoder->plan().has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--teacher: ", flags_.teacher,
@@ -180,7 +185,7 @@ class EvaluateRun {
     }
     options.repeat.tests = flags_.repeat_test ? flags_.repeats : 0;
     options.key_error_windows = flags_.key_error_windows;
-    options.threads = flags_.threads;
+    options.threads = compress::ThreadsFor(device_, flags_.threads);
     options.progress = [this](int64_t done, int64_t total) {
       if (!line_) line_.emplace(label_, total, "windows", !flags_.quiet);
       line_->Update(done);
@@ -200,7 +205,7 @@ class EvaluateRun {
                                   .calibration_ids = calibration_ids_}));
       return evaluator_->Evaluate(baseline.candidate);
     }
-    absl::StatusOr<LoadedModel> model = LoadModel(name);
+    absl::StatusOr<LoadedModel> model = LoadModel(name, device_);
     if (!model.ok()) {
       return absl::Status(model.status().code(),
                           absl::StrCat(name, ": ", model.status().message()));
@@ -212,6 +217,7 @@ class EvaluateRun {
   }
 
   const EvaluateFlags& flags_;
+  at::Device device_ = at::kCPU;
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::unique_ptr<Evaluator> evaluator_;
@@ -259,7 +265,8 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   add("--seed", flags->seed, "Seed of their choice");
   add("--json", flags->json,
       "File to write the result to, for kvasir inspect --evaluation");
-  add("--threads", flags->threads, "Threads")->check(Above(0));
+  AddDeviceFlag(command, flags->device);
+  add("--threads", flags->threads, "CPU threads")->check(Above(0));
   AddSwitch(command, "--quiet", flags->quiet, "No progress");
   command->callback(
       [flags, exit_code] { Report(EvaluateRun(*flags).Run(), exit_code); });

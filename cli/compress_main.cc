@@ -63,6 +63,13 @@ void HoldStopSignals() {
 
 bool StopAsked() { return g_stop_signals > 0; }
 
+void AddDeviceFlag(CLI::App* command, std::string& device) {
+  AddFlag(command, "--device", device,
+          "auto, cpu or cuda; auto: a GPU if there is one that the libtorch "
+          "of this program can use")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+}
+
 void Report(const absl::Status& status, int* exit_code) {
   if (status.ok()) return;
   absl::FPrintF(stderr, "kvasir-compress: %s\n", std::string(status.message()));

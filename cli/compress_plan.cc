@@ -2,11 +2,8 @@
 #include "cli/compress_plan.h"
 
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
-#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -32,23 +29,17 @@ struct PlanFlags {
   bool json = false;
 };
 
-// Before the long work: whether a file can be made there.
-absl::Status CheckWritable(const std::string& path) {
-  const std::string trial = path + ".partial";
-  const bool made = std::ofstream(trial).good();
-  std::error_code ignored;
-  std::filesystem::remove(trial, ignored);
-  if (made && !std::filesystem::is_directory(path, ignored)) {
-    return absl::OkStatus();
-  }
-  return absl::UnavailableError(absl::StrCat("--out: cannot write ", path));
-}
-
 absl::Status RunPlan(const PlanFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           OpenBase(flags.calibration));
   const bool writes = !flags.out.empty() && !flags.dry_run;
-  if (writes) KVASIR_RETURN_IF_ERROR(CheckWritable(flags.out));
+  if (writes) {
+    const absl::Status writable = compress::CheckWritable(flags.out);
+    if (!writable.ok()) {
+      return absl::Status(writable.code(),
+                          absl::StrCat("--out: ", writable.message()));
+    }
+  }
   KVASIR_ASSIGN_OR_RETURN(const CalibrationInputs inputs,
                           PrepareCalibration(flags.calibration, checkpoint,
                                              NeedsOfPlanner(flags.method)));

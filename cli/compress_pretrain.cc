@@ -15,6 +15,7 @@
 #include "cli/compress_shape_flags.h"
 #include "cli/flags.h"
 #include "compress/cpu_setup.h"
+#include "compress/device.h"
 #include "compress/hf_config.h"
 #include "compress/pretrain.h"
 #include "compress/token_stream.h"
@@ -199,8 +200,7 @@ void AddPretrainCommand(CLI::App* app, int* exit_code) {
       ->check(Above(0));
   add("--optimizer", flags.optimizer, "muon or adamw")
       ->check(CLI::IsMember({"muon", "adamw"}));
-  add("--device", options.device, "auto, cpu or cuda")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  AddDeviceFlag(command, options.device);
   add("--threads", options.threads, "CPU threads")->check(Above(0));
   AddDuration(command, "--validate-every", options.validation_interval,
               "Time between samples of the validation text");

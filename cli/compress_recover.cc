@@ -21,6 +21,7 @@
 #include "compress/calibration_sample.h"
 #include "compress/checkpoint_folder.h"
 #include "compress/cpu_setup.h"
+#include "compress/device.h"
 #include "compress/evaluate.h"
 #include "compress/range_collector.h"
 #include "compress/recover.h"
@@ -51,6 +52,7 @@ struct RecoverFlags {
   std::string text;
   std::string validation_text;
   std::filesystem::path out;
+  std::string device = "auto";
   RecoverOptions options;
   bool overwrite = false;
   bool json = false;
@@ -179,7 +181,8 @@ absl::StatusOr<ReferenceDecoder> WithWeights(
     for (const auto& [name, tensor] : layers[l]) tensors[name] = tensor;
     parts.layers.push_back(std::move(tensors));
   }
-  return ReferenceDecoder::FromTensors(std::move(parts));
+  return ReferenceDecoder::FromTensors(std::move(parts),
+                                       {.device = student.device()});
 }
 
 absl::StatusOr<EvaluationRow> Compare(const Evaluator& evaluator,
@@ -235,6 +238,8 @@ absl::Status CheckOutput(const RecoverFlags& flags) {
 }
 
 absl::Status RunRecover(RecoverFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const at::Device device,
+                          compress::OpenDevice(flags.device));
   KVASIR_RETURN_IF_ERROR(CheckOutput(flags));
   Inputs inputs;
   KVASIR_RETURN_IF_ERROR(OpenModels(flags, inputs));
@@ -242,11 +247,12 @@ absl::Status RunRecover(RecoverFlags& flags) {
   if (!flags.quiet) PrintStart(flags, inputs);
   compress::SetBlasThreads(1);
   compress::KeepFreedMemory();
-  KVASIR_ASSIGN_OR_RETURN(const ReferenceDecoder student,
-                          ReferenceDecoder::Load(*inputs.model, inputs.plan));
   KVASIR_ASSIGN_OR_RETURN(
-      const ReferenceDecoder teacher,
-      ReferenceDecoder::Load(*inputs.teacher, std::nullopt));
+      const ReferenceDecoder student,
+      ReferenceDecoder::Load(*inputs.model, inputs.plan, {.device = device}));
+  KVASIR_ASSIGN_OR_RETURN(const ReferenceDecoder teacher,
+                          ReferenceDecoder::Load(*inputs.teacher, std::nullopt,
+                                                 {.device = device}));
   std::unique_ptr<Evaluator> evaluator;
   std::optional<Comparison> comparison;
   if (inputs.validation.has_value()) {
@@ -260,7 +266,7 @@ absl::Status RunRecover(RecoverFlags& flags) {
                   tokens / 2});
     options.min_windows = 2;
     options.repeat.tests = 0;
-    options.threads = flags.options.threads;
+    options.threads = compress::ThreadsFor(device, flags.options.threads);
     KVASIR_ASSIGN_OR_RETURN(
         evaluator,
         Evaluator::Create(candidate, *std::move(inputs.validation), options));
@@ -346,6 +352,7 @@ void AddRecoverCommand(CLI::App* app, int* exit_code) {
   AddSwitch(command, "--overwrite", flags.overwrite,
             "Replace the checkpoint in the folder");
   AddTrainingFlags(command, flags.options);
+  AddDeviceFlag(command, flags.device);
   AddSwitch(command, "--json", flags.json, "Print the result as JSON");
   AddSwitch(command, "--quiet", flags.quiet, "No progress");
   command->callback(

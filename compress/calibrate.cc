@@ -130,8 +130,9 @@ class Calibrator {
         spec_(checkpoint.spec()),
         sample_(sample),
         options_(options),
-        rotation_(MakeRotation(spec_.rope, sample.sequence_tokens,
-                               at::TensorOptions().dtype(at::kFloat))) {}
+        rotation_(MakeRotation(
+            spec_.rope, sample.sequence_tokens,
+            at::TensorOptions().dtype(at::kFloat).device(options.device))) {}
 
   int64_t TotalPasses() const {
     const int64_t directions = options_.parts.fisher ? 2 : 1;
@@ -180,6 +181,9 @@ class Calibrator {
 
   const std::vector<int32_t>& Sequence(int64_t index) const {
     return sample_.sequences[static_cast<size_t>(index)];
+  }
+  absl::StatusOr<LayerProgram> Program(int64_t layer) const {
+    return MakeLayerProgram(spec_, nullptr, layer, options_.device);
   }
 
   const model::Checkpoint& checkpoint_;
@@ -264,22 +268,25 @@ absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
     }
   }
   for (; state.layer < spec_.num_layers(); ++state.layer, state.sequence = 0) {
-    KVASIR_ASSIGN_OR_RETURN(const LayerProgram program,
-                            MakeLayerProgram(spec_, nullptr, state.layer));
-    KVASIR_ASSIGN_OR_RETURN(const TensorMap tensors,
+    KVASIR_ASSIGN_OR_RETURN(const LayerProgram program, Program(state.layer));
+    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors,
                             LoadLayer(checkpoint_, state.layer));
+    for (auto& [name, tensor] : tensors) tensor = tensor.to(options_.device);
     LayerSums& sums = state.layers[static_cast<size_t>(state.layer)];
     while (state.sequence < sequences) {
       const int64_t count =
           std::min(options_.sequences_at_a_time(), sequences - state.sequence);
+      // Of all tokens they stay on the CPU.
+      std::vector<at::Tensor> rows;
       std::vector<at::Tensor> inputs;
       for (int64_t i = 0; i < count; ++i) {
-        inputs.push_back(
+        rows.push_back(
             state.hidden.slice(0, state.sequence + i, state.sequence + i + 1));
+        inputs.push_back(rows.back().to(options_.device));
       }
       std::vector<at::Tensor> outputs;
       KVASIR_RETURN_IF_ERROR(RunLayer(program, tensors, inputs, outputs, sums));
-      for (size_t i = 0; i < inputs.size(); ++i) inputs[i].copy_(outputs[i]);
+      for (size_t i = 0; i < rows.size(); ++i) rows[i].copy_(outputs[i]);
       state.sequence += count;
       KVASIR_RETURN_IF_ERROR(pace.After(count, state));
     }
@@ -293,7 +300,7 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
                       const at::Tensor& tensor) -> absl::StatusOr<at::Tensor> {
     KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                             checkpoint_.Tensor(name));
-    return tensor.to(StoredScalar(*entry.info));
+    return tensor.to(StoredScalar(*entry.info)).to(options_.device);
   };
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, LoadLayer(checkpoint_, layer));
@@ -307,10 +314,15 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
   KVASIR_ASSIGN_OR_RETURN(outer.embedding,
                           LoadStored(checkpoint_, model::kEmbeddingName));
   KVASIR_RETURN_IF_ERROR(LoadSmallOuter(checkpoint_, outer));
-  outer.head = outer.embedding;
+  for (at::Tensor* tensor : {&outer.embedding, &outer.positions,
+                             &outer.final_norm, &outer.final_norm_bias}) {
+    if (tensor->defined()) *tensor = tensor->to(options_.device);
+  }
+  outer.head = outer.embedding;  // one copy, wherever it is
   if (!spec_.tied_head) {
     KVASIR_ASSIGN_OR_RETURN(outer.head,
                             LoadStored(checkpoint_, model::kHeadName));
+    outer.head = outer.head.to(options_.device);
   }
   return resident;
 }
@@ -319,13 +331,12 @@ absl::Status Calibrator::Forward(const Resident& resident, MicroBatch& batch,
                                  CalibrationState& state, Pace& pace) const {
   batch.hidden.resize(static_cast<size_t>(spec_.num_layers()) + 1);
   for (int64_t i = 0; i < batch.count; ++i) {
-    const at::Tensor ids = IdsOf(Sequence(batch.first + i));
+    const at::Tensor ids = IdsOf(Sequence(batch.first + i)).to(options_.device);
     batch.hidden[0].push_back(EmbedTokens(resident.outer, ids).to(at::kFloat));
   }
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);
-    KVASIR_ASSIGN_OR_RETURN(const LayerProgram program,
-                            MakeLayerProgram(spec_, nullptr, layer));
+    KVASIR_ASSIGN_OR_RETURN(const LayerProgram program, Program(layer));
     KVASIR_RETURN_IF_ERROR(
         RunLayer(program, Widened(resident.layers[index]), batch.hidden[index],
                  batch.hidden[index + 1], state.layers[index]));
@@ -344,8 +355,9 @@ void Calibrator::AddHeadGradient(const Resident& resident,
     const at::Tensor hidden =
         batch.hidden.back()[index].detach().requires_grad_(true);
     const at::Tensor normal = FinalNorm(spec_, resident.outer, hidden);
-    const HeadLoss head = NextTokenLoss(normal.detach()[0], resident.outer.head,
-                                        IdsOf(Sequence(batch.first + i))[0]);
+    const HeadLoss head =
+        NextTokenLoss(normal.detach()[0], resident.outer.head,
+                      IdsOf(Sequence(batch.first + i))[0].to(options_.device));
     batch.loss[index] = head.loss;
     batch.gradient[index] = torch::autograd::grad(
         {normal}, {hidden}, {head.gradient.unsqueeze(0)})[0];
@@ -357,8 +369,7 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
                                   CalibrationState& state, Pace& pace) const {
   for (int64_t layer = spec_.num_layers() - 1; layer >= 0; --layer) {
     const auto at_layer = static_cast<size_t>(layer);
-    KVASIR_ASSIGN_OR_RETURN(const LayerProgram program,
-                            MakeLayerProgram(spec_, nullptr, layer));
+    KVASIR_ASSIGN_OR_RETURN(const LayerProgram program, Program(layer));
     TensorMap tensors = Widened(resident.layers[at_layer]);
     // Leaves of their own: the stored tensors stay without gradients.
     at::Tensor& key = tensors[kKeyWeight];
@@ -586,6 +597,7 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     KVASIR_ASSIGN_OR_RETURN(state,
                             FindState(checkpoint.spec(), id, options, events));
   }
+  MoveSums(options.device, state);
   // Threads work on sequences of their own; a single one gets all threads.
   const ScopedBlasThreads blas_threads(
       options.sequences_at_a_time() == 1 ? options.threads : 1);
@@ -597,6 +609,7 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
   KVASIR_RETURN_IF_ERROR(options.parts.fisher
                              ? calibrator.RunWithFisher(state, pace, run.fisher)
                              : calibrator.Stream(state, pace));
+  MoveSums(at::kCPU, state);
   run.loss = state.loss_sum / static_cast<double>(sample.num_sequences());
   KVASIR_ASSIGN_OR_RETURN(
       run.calibration,

@@ -23,6 +23,8 @@ namespace kvasir::compress {
 
 struct CalibrateOptions {
   CalibrationParts parts;
+  // Where layers and sums lie while it runs; the result is on the CPU.
+  at::Device device = at::kCPU;
   int threads = 1;
   // Sequences worked on at a time; 0: one per thread. The result does not
   // depend on it.
@@ -74,7 +76,8 @@ absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
 // Takes the result from the cache if it is there, or what is asked for of one
 // with more parts; else goes on with a state kept there, or begins. The same
 // tokens give the same numbers and id whatever the threads (up to the BLAS's
-// rounding where a micro-batch has fewer sequences than there are threads),
+// rounding where a micro-batch has fewer sequences than there are threads, and
+// a GPU's own),
 // however often it was stopped, and whatever the cache holds.
 // Errors: Cancelled when stopped; InvalidArgument for weights that give numbers
 //   that are not finite, naming the layer; what reading the model says, or a

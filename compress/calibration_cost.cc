@@ -31,12 +31,16 @@ double LayerWeights(const model::DecoderSpec& spec) {
   return m * (2 * q + 2 * kv + matrices * f);
 }
 
-// Numbers that a layer makes of one sequence and keeps for its way back.
-int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
+// Numbers that a layer makes of one sequence, but for scores.
+int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   const int64_t q = spec.num_heads * spec.head_dim;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
-  const int64_t rows = tokens * (8 * spec.hidden_size + 4 * q + 4 * kv +
-                                 5 * spec.intermediate_size);
+  return tokens *
+         (8 * spec.hidden_size + 4 * q + 4 * kv + 5 * spec.intermediate_size);
+}
+
+// Numbers that a layer makes of one sequence and keeps for its way back.
+int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   // Scores of each block of queries against the keys before its end, and their
   // softmax.
   int64_t scores = 0;
@@ -44,7 +48,7 @@ int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
     const int64_t end = std::min(begin + kQueryBlockTokens, tokens);
     scores += 2 * spec.num_heads * (end - begin) * end;
   }
-  return rows + scores;
+  return RowNumbers(spec, tokens) + scores;
 }
 
 int64_t StoredBytes(const model::Checkpoint& checkpoint) {
@@ -84,7 +88,13 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
         std::min<int64_t>(batch, options.threads) *
         (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size) +
          3 * hidden_bytes);
-    cost.workspace_bytes = std::max(layer, head);
+    // What threads free in blocks below 32 MiB stays in arenas of theirs, cut
+    // up by what outlives it: about a layer's rows again. Measured with 512 and
+    // 1024 tokens in a sequence; without arenas (MALLOC_MMAP_THRESHOLD_) what
+    // is above was enough.
+    const int64_t arenas =
+        batch * RowNumbers(spec, tokens) * kFloatBytes * 3 / 2;
+    cost.workspace_bytes = std::max(layer, head) + arenas;
     cost.micro_batch_bytes = batch * (spec.num_layers() + 1) * hidden_bytes;
   } else {
     cost.model_bytes = layer_bytes;
@@ -114,20 +124,23 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   return cost;
 }
 
-double MeasureOperationsPerSecond(int threads) {
+double MeasureOperationsPerSecond(int threads, at::Device device) {
   constexpr int64_t kRows = 512;
   constexpr int64_t kDepth = 1024;
   const at::NoGradGuard no_grad;
   const ScopedBlasThreads blas_threads(1);
-  const at::Tensor left = at::ones({kRows, kDepth}, at::kFloat);
-  const at::Tensor right = at::ones({kDepth, kDepth}, at::kFloat);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const at::Tensor left = at::ones({kRows, kDepth}, options);
+  const at::Tensor right = at::ones({kDepth, kDepth}, options);
   double best = 0.0;
   // The first round warms up.
   for (int round = 0; round < 4; ++round) {
     const absl::Time start = absl::Now();
     ForEachIndex(threads, threads, [&](int64_t) {
       const at::NoGradGuard no_grad_here;
-      at::mm(left, right);
+      const at::Tensor product = at::mm(left, right);
+      // A GPU has done it when a number of it is there.
+      if (!device.is_cpu()) product[0][0].item<float>();
     });
     const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
     const double operations = 2.0 * static_cast<double>(kRows * kDepth) *

@@ -14,7 +14,8 @@ namespace kvasir::compress {
 struct CalibrationCost {
   int64_t model_bytes = 0;        // weights that are held: all, or one layer
   int64_t workspace_bytes = 0;    // one layer, for all sequences of a batch,
-                                  // or the head, where that takes more
+                                  // or the head, where that takes more; and
+                                  // what the allocator keeps of it
   int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without Fisher,
                                   // hidden states of all tokens
   int64_t sum_bytes = 0;          // Grams and squares of all layers
@@ -33,7 +34,7 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
 
 // Float32 products per second over `threads` threads, by doing some: a tenth
 // of a second.
-double MeasureOperationsPerSecond(int threads);
+double MeasureOperationsPerSecond(int threads, at::Device device = at::kCPU);
 
 struct CalibrationTime {
   absl::Duration total;

@@ -67,7 +67,7 @@ void PutLayers(Layers& layers, TensorFile& file) {
   for (size_t l = 0; l < layers.size(); ++l) {
     VisitTensors(layers[l], [&](const char* name, const at::Tensor& tensor) {
       if (tensor.defined()) {
-        file.tensors[absl::StrCat("layers.", l, ".", name)] = tensor;
+        file.tensors[absl::StrCat("layers.", l, ".", name)] = tensor.cpu();
       }
     });
   }
@@ -165,6 +165,14 @@ void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
         .addmm_(wide.slice(1, block.row, row_end).t(),
                 wide.slice(1, block.column, column_end));
   });
+}
+
+void MoveSums(at::Device device, CalibrationState& state) {
+  for (LayerSums& layer : state.layers) {
+    VisitTensors(layer, [&](const char*, at::Tensor& tensor) {
+      if (tensor.defined()) tensor = tensor.to(device);
+    });
+  }
 }
 
 TensorFile StateToFile(const CalibrationState& state, const std::string& id) {

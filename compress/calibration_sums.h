@@ -42,8 +42,8 @@ LayerSums ZeroSums(const model::DecoderSpec& spec,
 int64_t SumBytes(const model::DecoderSpec& spec, const CalibrationParts& parts);
 
 // Adds rowsT * rows to the blocks of `gram` on and above its diagonal; rows
-// [n, M] of any floating type. Products and sums are float64, the same for any
-// number of threads.
+// [n, M] of any floating type, on the same device. Products and sums are
+// float64, the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
 
 // A calibration under way.
@@ -60,6 +60,10 @@ struct CalibrationState {
   at::Tensor hidden;
 };
 
+// The layers' sums; hidden states stay on the CPU.
+void MoveSums(at::Device device, CalibrationState& state);
+
+// On the CPU, wherever the sums are.
 TensorFile StateToFile(const CalibrationState& state, const std::string& id);
 // DataLoss for a file that is no such state.
 absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,

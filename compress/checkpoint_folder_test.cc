@@ -1,12 +1,44 @@
 #include "compress/checkpoint_folder.h"
 
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "base/status_matchers.h"
+
+namespace {
+
+// What the calls below fail with; 0: they do what the system's do.
+int g_exchange_errno = 0;
+int g_sync_errno = 0;
+
+}  // namespace
+
+// In place of the C library's, for what a test cannot make a system do.
+extern "C" int renameat2(int from_folder, const char* from, int to_folder,
+                         const char* to, unsigned int flags) noexcept {
+  if (g_exchange_errno == 0) {
+    return static_cast<int>(
+        ::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+  }
+  errno = g_exchange_errno;
+  return -1;
+}
+
+extern "C" int fsync(int descriptor) {
+  if (g_sync_errno == 0) {
+    return static_cast<int>(::syscall(SYS_fsync, descriptor));
+  }
+  errno = g_sync_errno;
+  return -1;
+}
 
 namespace kvasir::compress {
 namespace {
@@ -30,7 +62,11 @@ class NewFolderTest : public ::testing::Test {
     partial_ = folder_ / "out.partial";
     replaced_ = folder_ / "out.partial.replaced";
   }
-  void TearDown() override { fs::remove_all(folder_); }
+  void TearDown() override {
+    g_exchange_errno = 0;
+    g_sync_errno = 0;
+    fs::remove_all(folder_);
+  }
 
   static void Put(const fs::path& path) {
     fs::create_directories(path.parent_path());
@@ -66,8 +102,44 @@ class NewFolderTest : public ::testing::Test {
     EXPECT_FALSE(fs::exists(out_ / kMarker));
   }
 
+  // A run over an old checkpoint ends with this, and leaves it as it was.
+  void ExpectNotReplaced(const std::string& reason) {
+    PutCheckpoint(out_, "old");
+    KVASIR_ASSERT_OK_AND_ASSIGN(auto folder,
+                                NewFolder::Create(out_, /*overwrite=*/true));
+    PutCheckpoint(folder->path(), "new");
+    EXPECT_THAT(folder->Keep(),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(reason)));
+    folder.reset();
+    EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+    EXPECT_TRUE(fs::exists(out_ / "old"));
+    EXPECT_FALSE(fs::exists(out_ / "new"));
+  }
+
   fs::path folder_, out_, partial_, replaced_;
 };
+
+TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {
+  for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
+    g_exchange_errno = reason;
+    fs::remove_all(out_);
+    PutCheckpoint(out_, "old");
+    ExpectReplaced();
+  }
+}
+
+TEST_F(NewFolderTest, AnExchangeThatFailsLeavesTheOldFolder) {
+  g_exchange_errno = EIO;
+  ExpectNotReplaced("cannot rename ");
+}
+
+TEST_F(NewFolderTest, WhatIsNotOnTheDiskReplacesNothing) {
+  g_sync_errno = EIO;
+  ExpectNotReplaced("to the disk: ");
+  // Where there is nothing to wait for, that is no error.
+  g_sync_errno = EINVAL;
+  ExpectReplaced();
+}
 
 TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,

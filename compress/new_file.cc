@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -131,6 +132,19 @@ absl::Status NewFile::Finish() {
   finished_ = true;
   const fs::path folder = path_.parent_path();
   return SyncToDisk(folder.empty() ? fs::path(".") : folder);
+}
+
+absl::Status CheckWritable(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    return SystemError("write " + path.string(), EISDIR);
+  }
+  std::string trial = path.string() + ".XXXXXX";
+  const int descriptor = ::mkostemp(trial.data(), O_CLOEXEC);
+  if (descriptor < 0) return SystemError("write " + path.string(), errno);
+  ::unlink(trial.c_str());
+  ::close(descriptor);
+  return absl::OkStatus();
 }
 
 absl::Status WriteFileAtomically(const fs::path& path,

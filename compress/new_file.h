@@ -53,6 +53,10 @@ class NewFile {
 absl::Status WriteFileAtomically(const std::filesystem::path& path,
                                  const std::string& content);
 
+// Whether such a file can be made there, for before long work. What is tried
+// has a name of its own: a writer of the same file is not disturbed.
+absl::Status CheckWritable(const std::filesystem::path& path);
+
 // Opens the file, which is made where there is none, and takes its lock; the
 // result is to be closed, which gives the lock up. Unavailable where another
 // process or descriptor has the lock. A file system without locks gives none.

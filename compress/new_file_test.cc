@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "base/status_matchers.h"
@@ -77,6 +78,26 @@ TEST_F(NewFileTest, WhatAKilledWriterLeftIsWrittenOver) {
   std::ofstream(folder_ / "x.partial") << "much more than comes now";
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "little"));
   EXPECT_EQ(ReadFile(path_), "little");
+}
+
+TEST_F(NewFileTest, ACheckDoesNotDisturbAWriter) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto file, NewFile::Create(path_));
+  KVASIR_ASSERT_OK(file->Append(BytesOf("whole")));
+  KVASIR_EXPECT_OK(CheckWritable(path_));
+  EXPECT_EQ(ReadFile(folder_ / "x.partial"), "whole");
+  KVASIR_ASSERT_OK(file->Finish());
+  KVASIR_EXPECT_OK(CheckWritable(path_));
+  EXPECT_EQ(ReadFile(path_), "whole");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+}
+
+TEST_F(NewFileTest, ACheckFailsWhereNoFileCanBe) {
+  EXPECT_THAT(CheckWritable(folder_),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("cannot write " + folder_.string() + ": ")));
+  EXPECT_THAT(CheckWritable(folder_ / "none" / "x"),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("none/x: No such file")));
 }
 
 // A limit on a file's size fails a write as a full disk does.

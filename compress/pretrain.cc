@@ -15,6 +15,7 @@
 #include "base/status_macros.h"
 #include "compress/crop_sampler.h"
 #include "compress/decoder.h"
+#include "compress/device.h"
 #include "compress/for_each_index.h"
 #include "compress/hf_config.h"
 #include "compress/optimizer.h"
@@ -68,7 +69,6 @@ absl::Status ValidateOptions(const PretrainOptions& options,
     return absl::InvalidArgumentError(
         "pretrain makes Llama decoders without biases and RoPE scaling");
   }
-  KVASIR_RETURN_IF_ERROR(CheckDevice(options.device));
   const bool timed = options.time_budget > absl::ZeroDuration();
   if (timed == (options.steps > 0)) {
     return absl::InvalidArgumentError(
@@ -98,13 +98,6 @@ absl::Status ValidateOptions(const PretrainOptions& options,
   return absl::OkStatus();
 }
 
-torch::Device PickDevice(const std::string& name) {
-  if (name == "cuda" || (name == "auto" && torch::cuda::is_available())) {
-    return torch::Device(torch::kCUDA);
-  }
-  return torch::Device(torch::kCPU);
-}
-
 struct Batch {
   torch::Tensor inputs;   // [B, T]
   torch::Tensor targets;  // [B * T]
@@ -119,13 +112,13 @@ torch::Tensor CropToTensor(const TokenStream& stream, int64_t begin,
 
 class Trainer {
  public:
-  Trainer(const PretrainOptions& options, const TokenStream& train,
-          const TokenStream& validation)
+  Trainer(const PretrainOptions& options, torch::Device device,
+          const TokenStream& train, const TokenStream& validation)
       : options_(options),
         train_(train),
         validation_(validation),
-        device_(PickDevice(options.device)),
-        threads_(device_.is_cuda() ? 1 : std::max(options.threads, 1)),
+        device_(device),
+        threads_(ThreadsFor(device, options.threads)),
         decoder_(options.shape, options.seed, device_),
         parameters_(decoder_.parameters()),
         optimizer_(parameters_, {.muon = options.muon,
@@ -133,7 +126,6 @@ class Trainer {
         description_(DescribeRun(options, train)) {
     // Threads work on crops of their own (ForEachIndex).
     at::set_num_threads(1);
-    if (device_.is_cuda()) at::globalContext().setAllowTF32CuBLAS(true);
     for (const NamedTensor& parameter : parameters_) {
       tensors_.push_back(parameter.tensor);
     }
@@ -523,6 +515,9 @@ absl::StatusOr<PretrainResult> Pretrain(
       ValidateIds(train, options.shape.vocab_size, "training"));
   KVASIR_RETURN_IF_ERROR(
       ValidateIds(validation, options.shape.vocab_size, "validation"));
+  KVASIR_ASSIGN_OR_RETURN(
+      const torch::Device device,
+      OpenDevice(options.device, GpuProducts::kTensorFloat32));
   std::error_code error;
   std::filesystem::create_directories(options.out, error);
   if (error) {
@@ -530,16 +525,10 @@ absl::StatusOr<PretrainResult> Pretrain(
         "cannot create ", options.out.string(), ": ", error.message()));
   }
   try {
-    return Trainer(options, train, validation).Run(on_step);
+    return Trainer(options, device, train, validation).Run(on_step);
   } catch (const std::exception& failure) {  // libtorch throws c10::Error
     return absl::InternalError(absl::StrCat("libtorch: ", failure.what()));
   }
-}
-
-absl::Status CheckDevice(const std::string& device) {
-  if (device != "cuda" || torch::cuda::is_available()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      "--device cuda: this libtorch has no CUDA, or finds no GPU");
 }
 
 }  // namespace kvasir::compress

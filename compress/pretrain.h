@@ -83,7 +83,4 @@ absl::StatusOr<PretrainResult> Pretrain(
     const TokenStream& validation,
     const std::function<bool(const PretrainProgress&)>& on_step);
 
-// FAILED_PRECONDITION when `device` (auto, cpu or cuda) is not there.
-absl::Status CheckDevice(const std::string& device);
-
 }  // namespace kvasir::compress

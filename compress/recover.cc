@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "compress/crop_sampler.h"
+#include "compress/device.h"
 #include "compress/for_each_index.h"
 #include "compress/optimizer.h"
 #include "compress/torch_status.h"
@@ -114,7 +115,7 @@ class Recovery {
         teacher_(teacher),
         text_(text),
         options_(options),
-        threads_(std::max(options.threads, 1)),
+        threads_(ThreadsFor(student.device(), options.threads)),
         adapters_(student, options.adapters),
         optimizer_(NamedParameters(adapters_),
                    {.muon = false,
@@ -198,7 +199,8 @@ std::vector<Batch> Recovery::NextBatches() {
       }
       targets.push_back(ids.slice(0, 1));
     }
-    batches.push_back({at::stack(inputs), at::cat(targets), draws_++});
+    batches.push_back({at::stack(inputs).to(student_.device()),
+                       at::cat(targets).to(student_.device()), draws_++});
   }
   crops_taken_ += crops;
   return batches;
@@ -309,7 +311,8 @@ absl::StatusOr<Recovered> Recovery::Run(
   result.steps = options_.steps;
   for (int64_t l = 0; l < student_.spec().num_layers(); ++l) {
     result.layers.push_back(adapters_.MergeLayer(l));
-    for (const auto& [name, tensor] : result.layers.back()) {
+    for (auto& [name, tensor] : result.layers.back()) {
+      tensor = tensor.cpu();
       if (!at::isfinite(tensor).all().item<bool>()) {
         return absl::InternalError(absl::StrCat(
             "layer ", l, ": ", name,
@@ -354,6 +357,11 @@ absl::StatusOr<Recovered> Recover(
     const std::function<bool(const RecoverProgress&)>& on_step) {
   KVASIR_RETURN_IF_ERROR(CheckTeacher(student.spec(), teacher.spec()));
   KVASIR_RETURN_IF_ERROR(CheckOptions(options, student.spec(), text));
+  if (student.device() != teacher.device()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the teacher is on another device: ", teacher.device().str(),
+        ", the model on ", student.device().str()));
+  }
   return CatchTorch(
       [&] { return Recovery(student, teacher, text, options).Run(on_step); });
 }

@@ -50,7 +50,8 @@ struct RecoverProgress {
 };
 
 struct Recovered {
-  // Per layer the weights that had an adapter, float32 (docs/artifact.md).
+  // Per layer the weights that had an adapter, float32 on the CPU
+  // (docs/artifact.md).
   std::vector<TensorMap> layers;
   int64_t trained_parameters = 0;
   int64_t steps = 0;
@@ -65,8 +66,9 @@ struct Recovered {
 absl::Status CheckTeacher(const model::DecoderSpec& student,
                           const model::DecoderSpec& teacher);
 
-// The same result in every run with this number of threads. `on_step` stops
-// the run by returning false.
+// Works on the models' device, which is one. The same result in every run with
+// this number of threads on the CPU. `on_step` stops the run by returning
+// false.
 // Errors: InvalidArgument for options, or a text, that do not fit; Cancelled
 //   when stopped; Internal when the loss leaves the finite numbers.
 absl::StatusOr<Recovered> Recover(

@@ -72,8 +72,9 @@ AdapterSet::AdapterSet(const ReferenceDecoder& decoder,
           Uniform(rank * inputs, options.seed, kInitialDraw, adapter.index)
               .mul_(2.0 * bound)
               .sub_(bound)
-              .view({rank, inputs});
-      adapter.b = at::zeros({outputs, rank}, at::kFloat);
+              .view({rank, inputs})
+              .to(decoder.device());
+      adapter.b = at::zeros({outputs, rank}, adapter.a.options());
       for (const auto& [tensor, what] :
            {std::pair(adapter.a, "a"), std::pair(adapter.b, "b")}) {
         tensor.set_requires_grad(true);
@@ -92,7 +93,8 @@ at::Tensor AdapterSet::KeptInputs(const Adapter& adapter, uint64_t draw) const {
   return Uniform(adapter.a.size(1), options_.seed, draw, adapter.index)
       .lt(kept)
       .to(at::kFloat)
-      .div_(kept);
+      .div_(kept)
+      .to(decoder_.device());
 }
 
 TensorMap AdapterSet::AdaptLayer(int64_t layer, uint64_t draw) const {

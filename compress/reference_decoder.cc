@@ -75,10 +75,15 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
       decoder.programs_.push_back(std::move(program));
     }
     OuterTensors& outer = parts.outer;
-    for (at::Tensor* tensor :
-         {&outer.embedding, &outer.positions, &outer.final_norm,
-          &outer.final_norm_bias, &outer.head}) {
+    const bool tied = outer.head.is_same(outer.embedding);
+    for (at::Tensor* tensor : {&outer.embedding, &outer.positions,
+                               &outer.final_norm, &outer.final_norm_bias}) {
       if (tensor->defined()) MoveTo(options, *tensor);
+    }
+    if (tied) {
+      outer.head = outer.embedding;  // one copy on a GPU too
+    } else {
+      MoveTo(options, outer.head);
     }
     decoder.spec_ = std::move(parts.spec);
     decoder.plan_ = std::move(parts.plan);

@@ -11,6 +11,7 @@
 #include "base/status_matchers.h"
 #include "cache/plan.h"
 #include "compress/cache_shape.h"
+#include "compress/device.h"
 #include "compress/reference_decoder.h"
 #include "gmock/gmock.h"
 #include "model/checkpoint.h"
@@ -96,6 +97,21 @@ TEST_P(ReferenceDecoderGoldenTest, AFullRankPlanChangesNothing) {
   const auto logits = decoder->Logits(expected.ids);
   ASSERT_THAT(logits, base::IsOk());
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
+}
+
+TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
+  const auto device = OpenDevice("cuda");
+  if (!device.ok()) GTEST_SKIP() << device.status().message();
+  const Expected expected = ReadExpected(GetParam());
+  const auto checkpoint =
+      model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
+  ASSERT_THAT(checkpoint, base::IsOk());
+  const auto decoder =
+      ReferenceDecoder::Load(*checkpoint, std::nullopt, {.device = *device});
+  ASSERT_THAT(decoder, base::IsOk());
+  const auto logits = decoder->Logits(expected.ids);
+  ASSERT_THAT(logits, base::IsOk());
+  EXPECT_LE(RelativeError((*logits)[0].cpu(), expected.logits), 1e-4);
 }
 
 // A context may be of any length; tables are of what is asked for.

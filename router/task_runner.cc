@@ -79,15 +79,29 @@ bool Strand::Post(Task task) {
   return Schedule();
 }
 
-bool Strand::Schedule() {
-  if (runner_->Post([self = shared_from_this()] { self->RunSome(); })) {
-    return true;
+// The strand's place in the runner's queue.
+class Strand::Turn {
+ public:
+  explicit Turn(std::shared_ptr<Strand> strand) : strand_(std::move(strand)) {}
+  Turn(Turn&&) = default;
+  Turn& operator=(Turn&&) = delete;
+  ~Turn() {
+    if (strand_ != nullptr) strand_->DropAll();
   }
+
+  void operator()() { std::exchange(strand_, nullptr)->RunSome(); }
+
+ private:
+  std::shared_ptr<Strand> strand_;  // null: had its turn
+};
+
+bool Strand::Schedule() { return runner_->Post(Turn(shared_from_this())); }
+
+void Strand::DropAll() {
   std::deque<Task> dropped;  // destroyed outside the lock
   base::MutexLock lock(&mutex_);
   dropped.swap(tasks_);
   scheduled_ = false;
-  return false;
 }
 
 void Strand::RunSome() {

@@ -48,7 +48,8 @@ class TaskPool {
 };
 
 // Runs its tasks one at a time, in the order of their posts. Takes one place in
-// the underlying queue however many tasks wait.
+// the underlying queue however many tasks wait. Drops them when the runner
+// refuses, or drops that place: tasks may own what owns the strand.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:
@@ -59,9 +60,11 @@ class Strand final : public TaskRunner,
  private:
   explicit Strand(std::shared_ptr<TaskRunner> runner)
       : runner_(std::move(runner)) {}
-  // Drops all tasks when the runner refuses.
+  class Turn;
+
   bool Schedule();
   void RunSome();
+  void DropAll();
 
   const std::shared_ptr<TaskRunner> runner_;
   base::Mutex mutex_;

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -83,6 +84,29 @@ TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
     pool.reset();
     EXPECT_FALSE(strand->Post([strand] {}));
   }
+  EXPECT_TRUE(weak.expired());
+}
+
+// The same for tasks that wait when the pool ends, behind what runs.
+TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
+  std::weak_ptr<Strand> weak;
+  auto pool = std::make_unique<TaskPool>(1);
+  const std::shared_ptr<TaskRunner> runner = pool->runner();
+  Gate started, ended;
+  ASSERT_TRUE(runner->Post([&] {
+    started.Open();
+    ended.Wait();
+  }));
+  started.Wait();
+  // Gone when the pool drops what waits, and only then.
+  std::shared_ptr<void> waiting(nullptr, [&](void*) { ended.Open(); });
+  ASSERT_TRUE(runner->Post([waiting = std::move(waiting)] {}));
+  {
+    const std::shared_ptr<Strand> strand = Strand::Create(runner);
+    weak = strand;
+    ASSERT_TRUE(strand->Post([strand] {}));
+  }
+  pool.reset();
   EXPECT_TRUE(weak.expired());
 }
 

@@ -36,8 +36,19 @@ def test_wrong_usage_has_its_own_exit_code_and_writes_nothing(arguments, named, 
     assert not (tmp_path / "out").exists()
 
 
-def test_cuda_that_is_not_there_is_said_before_the_text_is_read(tmp_path):
-    done = compress(*PRETRAIN, "--steps", "1", "--device", "cuda", "--out", tmp_path / "out")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*PRETRAIN, "--steps", "1"],
+        ["plan", "--model", TINY, "--text", "/no/such/text", "--method", "palu", "--keep", "0.5"],
+        ["apply", "--model", TINY, "--text", "/no/such/text", "--method", "palu", "--keep", "0.5"],
+        ["recover", "--model", TINY, "--teacher", TINY, "--text", "/no/such/text"],
+        ["evaluate", "--teacher", TINY, "--text", "/no/such/text", "per-token:k4"],
+    ],
+)
+def test_cuda_that_is_not_there_is_said_before_the_text_is_read(arguments, tmp_path):
+    out = "--json" if arguments[0] == "evaluate" else "--out"
+    done = compress(*arguments, "--device", "cuda", out, tmp_path / "out")
     assert done.returncode == 1
     # On a machine with a GPU, what is missing is the text.
     assert "--device cuda" in done.stderr or "/no/such/text" in done.stderr

@@ -47,7 +47,16 @@ def test_combinations_are_paired_by_window():
     (-1.0, 0.5, "confirmed"), (-0.1, 0.5, "undecided"), (0.1, 0.5, "undecided"),
     (1.0, 0.5, "contradicted"), (1.0, math.inf, "undecided")])
 def test_a_claim_falls_only_where_the_interval_leaves_it_out(mean, half, said):
-    assert stats.verdict(stats.Interval(mean, half)) == said
+    assert stats.verdict(stats.Interval(mean, half), []) == said
+
+
+@pytest.mark.parametrize("mean, seeds, said", [
+    (-1.0, (-1.5, -0.6), "confirmed"), (-1.0, (-2.1, 0.1), "confirmed"),
+    (-1.0, (-2.6, 0.6), "seeds disagree"), (1.0, (2.6, -0.6), "seeds disagree"),
+    (1.0, (2.1, -0.1), "contradicted"), (0.1, (0.8, -0.6), "undecided")])
+def test_a_single_seed_that_says_the_opposite_leaves_a_claim_undecided(mean, seeds, said):
+    by_seed = [stats.Interval(seed, 0.5) for seed in seeds]
+    assert stats.verdict(stats.Interval(mean, 0.5), by_seed) == said
 
 
 def test_every_row_of_a_claim_is_measured_and_every_name_is_one_setting():
@@ -69,6 +78,8 @@ def test_every_row_of_a_claim_is_measured_and_every_name_is_one_setting():
 def test_charts_escape_names_and_keep_points_inside():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
                                "bytes", "nats")
+    # What lies below the scale is drawn on its floor, hollow.
+    assert svg.count('class="bg"><title>') == 1
     assert "a&lt;b &amp; c" in svg and "a<b" not in svg
     assert svg.count("<circle") == 2 and "nan" not in svg
 
