@@ -1,5 +1,5 @@
-"""What bench/quality.py measures and claims. Fixed before a run: a result
-counts against a paper's order only if its settings were."""
+"""What bench/quality.py measures and claims. Rows and claims are fixed before a
+run: a result counts against a paper's order only if its settings were."""
 
 from dataclasses import dataclass, field
 from typing import Callable
@@ -57,6 +57,10 @@ class Table:
     extra: list[Callable] = field(default_factory=list)
 
 
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
 def at_most(name, text, source, left, right):
     return Claim(name, text, source, ((1.0, left), (-1.0, right)))
 
@@ -83,11 +87,11 @@ SEARCH = {}
 for _keep in (0.7, 0.5, 0.3):
     SEARCH[_keep, "fisher"] = (
         PALU_50 if _keep == 0.5 else
-        palu(_keep, "--group-heads", 4, name=f"Palu {_keep * 100:.0f} %, Fisher"))
+        palu(_keep, "--group-heads", 4, name=f"Palu {percent(_keep)}, Fisher"))
     for _search in ("module", "uniform"):
         SEARCH[_keep, _search] = palu(_keep, "--group-heads", 4, "--search",
                                       _search,
-                                      name=f"Palu {_keep * 100:.0f} %, {_search}")
+                                      name=f"Palu {percent(_keep)}, {_search}")
 PLAIN = palu(0.5, "--group-heads", 4, "--decomposition", "svd",
              name="Palu 50 %, plain SVD")
 ESPACE = palu(0.5, "--group-heads", 4, "--decomposition", "espace",
@@ -118,7 +122,7 @@ PALU_TABLES = [
         "Groups of 4 heads. *Fisher* gives every group its own rank, *module* "
         "one rank per projection, *uniform* one for all (paper: table 8).",
         list(SEARCH.values()),
-        [at_most(f"fisher_{keep}", f"Fisher ≤ uniform at {keep * 100:.0f} %",
+        [at_most(f"fisher_{keep}", f"Fisher ≤ uniform at {percent(keep)}",
                  "Palu table 8", SEARCH[keep, "fisher"],
                  SEARCH[keep, "uniform"]) for keep in (0.7, 0.5, 0.3)]),
     Table(
@@ -193,11 +197,11 @@ for _ratio in RATIOS:
                                  ("uniform", "uniform")):
             RAP[_ratio, _score, _budget] = rap(
                 _ratio, "--pair-score", _score, "--search", _search,
-                name=f"RAP {_ratio * 100:.0f} %, {_score}, {_budget}")
+                name=f"RAP {percent(_ratio)}, {_score}, {_budget}")
 RAP_BEST = {ratio: RAP[ratio, "fisher", "adaptive"] for ratio in RATIOS}
 RAP_4BIT = {ratio: rap(ratio, "--key-bits", 4, "--value-bits", 4,
-                       name=f"RAP {ratio * 100:.0f} %, 4 bits") for ratio in RATIOS}
-RAP_RECOVERED = {ratio: rap(ratio, name=f"RAP {ratio * 100:.0f} %, recovered",
+                       name=f"RAP {percent(ratio)}, 4 bits") for ratio in RATIOS}
+RAP_RECOVERED = {ratio: rap(ratio, name=f"RAP {percent(ratio)}, recovered",
                             recover=RECOVERY) for ratio in RATIOS}
 RAP_LAYER = [rap(0.5, "--search", "uniform", "--only-layers", layer,
                  name=f"RAP 50 %, only layer {layer}")
@@ -244,11 +248,11 @@ RAP_TABLES = [
         "Keys lose RoPE pairs, values take per-head whitened factors (paper: "
         "figure 13 and appendix D.9).",
         list(RAP.values()),
-        [at_most(f"rap_fisher_{ratio}", f"Fisher ≤ magnitude at {ratio * 100:.0f} %, "
+        [at_most(f"rap_fisher_{ratio}", f"Fisher ≤ magnitude at {percent(ratio)}, "
                  "adaptive", "RAP figure 13",
                  RAP[ratio, "fisher", "adaptive"],
                  RAP[ratio, "magnitude", "adaptive"]) for ratio in RATIOS] +
-        [at_most(f"rap_adaptive_{ratio}", f"adaptive ≤ uniform at {ratio * 100:.0f} %, "
+        [at_most(f"rap_adaptive_{ratio}", f"adaptive ≤ uniform at {percent(ratio)}, "
                  "Fisher", "RAP figure 13", RAP[ratio, "fisher", "adaptive"],
                  RAP[ratio, "fisher", "uniform"]) for ratio in RATIOS]),
     Table(
@@ -260,7 +264,7 @@ RAP_TABLES = [
         "Both sides at 4 bits per token on top (paper: figure 12).",
         [*RAP_BEST.values(), *RAP_4BIT.values()],
         [Claim(f"rap_4bit_{ratio}", f"4 bits add at most 0.03 nats at "
-               f"{ratio * 100:.0f} %", "RAP figure 12",
+               f"{percent(ratio)}", "RAP figure 12",
                ((1.0, RAP_4BIT[ratio]), (-1.0, RAP_BEST[ratio])), -0.03)
          for ratio in RATIOS]),
     Table(
@@ -273,7 +277,7 @@ RAP_TABLES = [
         "evaluations.",
         [*RAP_BEST.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
          PALU_RECOVERED, COMMUTING_50, COMMUTING_RECOVERED],
-        [at_most(f"recovery_{ratio}", f"recovery helps RAP at {ratio * 100:.0f} %",
+        [at_most(f"recovery_{ratio}", f"recovery helps RAP at {percent(ratio)}",
                  "RAP figure 14", RAP_RECOVERED[ratio], RAP_BEST[ratio])
          for ratio in RATIOS],
         extra=[recovery_gains]),
@@ -292,12 +296,12 @@ def keys_only(name, method, ratio, *options):
 PAIRS = {}
 for _ratio in KEY_RATIOS:
     PAIRS[_ratio, "rap"] = keys_only(
-        f"{_ratio * 100:.1f} % of keys, RAP (Fisher)", "rap", _ratio)
+        f"{percent(_ratio, 1)} of keys, RAP (Fisher)", "rap", _ratio)
     PAIRS[_ratio, "one"] = keys_only(
-        f"{_ratio * 100:.1f} % of keys, pairs by query energy (s = 1)", "commuting",
+        f"{percent(_ratio, 1)} of keys, pairs by query energy (s = 1)", "commuting",
         _ratio, "--group-heads", 1)
     PAIRS[_ratio, "all"] = keys_only(
-        f"{_ratio * 100:.1f} % of keys, commuting (s = all)", "commuting", _ratio,
+        f"{percent(_ratio, 1)} of keys, commuting (s = all)", "commuting", _ratio,
         "--group-heads", "all")
 
 COMMUTING_TABLES = [
@@ -306,7 +310,7 @@ COMMUTING_TABLES = [
         "Keys only, values untouched. RAP as frozen above.",
         list(PAIRS.values()),
         [at_most(f"commuting_{ratio}", f"commuting (s = all) ≤ RAP at "
-                 f"{ratio * 100:.1f} %", "ours", PAIRS[ratio, "all"],
+                 f"{percent(ratio, 1)}", "ours", PAIRS[ratio, "all"],
                  PAIRS[ratio, "rap"]) for ratio in KEY_RATIOS],
         [[PAIRS[ratio, kind] for kind in ("rap", "one", "all")]
          for ratio in KEY_RATIOS]),
