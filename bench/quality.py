@@ -133,11 +133,10 @@ class Study:
         self.teacher = found["teacher"]
         self.rows[config.name, seed] = found["row"]
 
-    def row(self, config: settings.Config, field: str,
-            seeds: list[int] | None = None) -> float:
+    def row(self, config: settings.Config, field: str) -> float:
         """A field, averaged over seeds."""
         values = [self.rows[config.name, seed][field]
-                  for seed in seeds or self.seeds_of(config)]
+                  for seed in self.seeds_of(config)]
         return sum(values) / len(values)
 
     def losses(self, config: settings.Config,
@@ -215,14 +214,10 @@ class Judgement:
 
 
 def judge(study: Study, claim: settings.Claim) -> Judgement:
-    configs = [config for _, config in claim.terms]
-    # Recovered rows have one seed, so whatever they are set against takes it.
-    recovered = any(config.recover is not None for config in configs)
-    seeds = study.seeds[:1] if recovered else study.seeds
-    mean = difference(study, claim, seeds)
+    mean = difference(study, claim, study.seeds)
     by_seed = []
-    if not recovered and any(config.seeded for config in configs):
-        by_seed = [difference(study, claim, [seed]) for seed in seeds]
+    if any(config.seeded for _, config in claim.terms):
+        by_seed = [difference(study, claim, [seed]) for seed in study.seeds]
     return Judgement(mean, by_seed, stats.verdict(mean, by_seed))
 
 
@@ -296,9 +291,8 @@ def document(study: Study, tables: list[settings.Table]) -> str:
         "tokens, the same for every row.",
         f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
         f"`models/tiny/{study.calibration.name}`, seeds "
-        f"{', '.join(map(str, study.seeds))}; rows are means over seeds. "
-        f"Recovered rows have seed {study.seeds[0]} alone, and claims about "
-        "them compare rows of that seed; LoRC and quantization alone have none.",
+        f"{', '.join(map(str, study.seeds))}; rows are means over "
+        "seeds. LoRC and quantization alone have none.",
         "- Intervals: 95 %, paired over windows, given these calibrations; "
         "*by seed* are the differences of the single ones, and what one of them "
         "contradicts is undecided. *Over seeds* is the largest less the "
