@@ -44,6 +44,7 @@ class Study:
         self.results = self.work / "results"
         self.results.mkdir(parents=True, exist_ok=True)
         self.teacher: dict = {}
+        self.last_measured = 0.0  # seconds of the epoch
         self.rows: dict[tuple[str, int], dict] = {}
         identity = hashlib.sha256(self.tool.read_bytes())
         for path in (self.text, self.calibration,
@@ -95,7 +96,7 @@ class Study:
             for seed in self.seeds_of(config):
                 path = self.results / f"{self.key(config, seed)}.json"
                 if path.exists():
-                    self.keep(config, seed, json.loads(path.read_text()))
+                    self.keep(config, seed, path)
                 else:
                     todo.append((config, seed, path))
         batch_size = 8
@@ -118,22 +119,24 @@ class Study:
             report = json.loads(out.read_text())
             for (config, seed, path), row in zip(batch, report["rows"],
                                                  strict=True):
-                found = {"teacher": report["teacher"], "row": row}
-                path.write_text(json.dumps(found))
-                self.keep(config, seed, found)
+                path.write_text(json.dumps({"teacher": report["teacher"],
+                                            "row": row}))
+                self.keep(config, seed, path)
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             print(f"  {begin + len(batch)}/{len(todo)}", file=sys.stderr)
 
-    def keep(self, config: settings.Config, seed: int, found: dict) -> None:
+    def keep(self, config: settings.Config, seed: int,
+             path: pathlib.Path) -> None:
+        found = json.loads(path.read_text())
+        self.last_measured = max(self.last_measured, path.stat().st_mtime)
         self.teacher = found["teacher"]
         self.rows[config.name, seed] = found["row"]
 
-    def row(self, config: settings.Config, field: str,
-            seeds: list[int] | None = None) -> float:
+    def row(self, config: settings.Config, field: str) -> float:
         """A field, averaged over seeds."""
         values = [self.rows[config.name, seed][field]
-                  for seed in seeds or self.seeds_of(config)]
+                  for seed in self.seeds_of(config)]
         return sum(values) / len(values)
 
     def losses(self, config: settings.Config,
@@ -211,14 +214,10 @@ class Judgement:
 
 
 def judge(study: Study, claim: settings.Claim) -> Judgement:
-    configs = [config for _, config in claim.terms]
-    # Recovered rows have one seed, so whatever they are set against takes it.
-    recovered = any(config.recover is not None for config in configs)
-    seeds = study.seeds[:1] if recovered else study.seeds
-    mean = difference(study, claim, seeds)
+    mean = difference(study, claim, study.seeds)
     by_seed = []
-    if not recovered and any(config.seeded for config in configs):
-        by_seed = [difference(study, claim, [seed]) for seed in seeds]
+    if any(config.seeded for _, config in claim.terms):
+        by_seed = [difference(study, claim, [seed]) for seed in study.seeds]
     return Judgement(mean, by_seed, stats.verdict(mean, by_seed))
 
 
@@ -273,12 +272,15 @@ def chart(study: Study) -> str:
 
 def document(study: Study, tables: list[settings.Table]) -> str:
     teacher = study.teacher
+    exact = settings.BASELINES[0]
     lines = [
         "# Quality",
         "",
         "What each method costs on the built-in model. Written by "
-        "`bench/quality.sh`; every setting is in `bench/quality_settings.py`, "
-        "which was committed before the run.",
+        "`bench/quality.sh`; every row and claim is in "
+        "`bench/quality_settings.py`, committed before the run. How claims are "
+        "judged by seed, what recovery gains net of its control, and the "
+        "paragraphs below tables came after it.",
         "",
         f"- Model `models/{study.model.name}`: "
         f"{teacher['nats_per_token']:.4f} nats per token, "
@@ -289,27 +291,28 @@ def document(study: Study, tables: list[settings.Table]) -> str:
         "tokens, the same for every row.",
         f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
         f"`models/tiny/{study.calibration.name}`, seeds "
-        f"{', '.join(map(str, study.seeds))}; rows are means over seeds. "
-        f"Recovered rows have seed {study.seeds[0]} alone, and claims about "
-        "them compare rows of that seed; LoRC and quantization alone have none.",
+        f"{', '.join(map(str, study.seeds))}; rows are means over "
+        "seeds. LoRC and quantization alone have none.",
         "- Intervals: 95 %, paired over windows, given these calibrations; "
         "*by seed* are the differences of the single ones, and what one of them "
         "contradicts is undecided. *Over seeds* is the largest less the "
         "smallest loss.",
-        "- *Bytes/token* is what pages of 64 tokens take; in parentheses what a "
+        "- *Bytes/token* is what pages of the default size take; in parentheses what a "
         "sequence takes whatever its length, shared out over the "
         f"{study.window_tokens} tokens of a window. *Payload* has scales, minima "
         "and the padding of codes to whole bytes, but not of regions of a page "
         "to 128 bytes.",
         "- *Repeat* is the loss on the second copy of a passage, over "
-        f"{settings.REPEATS} of them. The rows that lose nothing have 4.23, no "
-        "less than text that is new: this model does not copy, so the column "
-        "says only what a cache destroys.",
-        "- The identities that these methods rest on are tests of the same "
-        "commit (`compress/*_test.cc`).",
-        f"- {datetime.date.today().isoformat()}, {platform.machine()}, "
-        f"{os.cpu_count()} CPUs, libtorch on the CPU in float32; "
-        f"{study.version}.",
+        f"{settings.REPEATS} of them. With {exact.name}, which loses next to "
+        f"nothing, it is {study.row(exact, 'repeat_nats_per_token'):.3f}: as far "
+        "as that is not below the loss on new text, the model does not copy, "
+        "and the column says only what a cache destroys.",
+        "- The identities that these methods rest on are tests "
+        "(`compress/*_test.cc`).",
+        "- Measured until "
+        f"{datetime.date.fromtimestamp(study.last_measured).isoformat()} by "
+        f"kvasir-compress {study.version}, {platform.machine()}, "
+        f"{os.cpu_count()} CPUs, libtorch on the CPU in float32.",
         "",
     ]
     if settings.CURVES:

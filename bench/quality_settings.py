@@ -1,7 +1,7 @@
-"""What bench/quality.py measures and claims. Fixed before a run: a result
-counts against a paper's order only if its settings were."""
+"""What bench/quality.py measures and claims. Rows and claims are fixed before a
+run: a result counts against a paper's order only if its settings were."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable
 
 import quality_stats as stats
@@ -14,8 +14,7 @@ KEY_ERROR_WINDOWS = 8
 CALIBRATION_TOKENS = 16384
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5)
 
-# The same adapters, data and steps for every arm of the recovery table, which
-# has one seed: an arm takes as long as twenty evaluations.
+# The same adapters, data and steps for every arm of the recovery table.
 RECOVERY = ("--steps", 60, "--batch-tokens", 4096, "--rank", 16, "--lr", 1e-3)
 
 
@@ -57,14 +56,22 @@ class Table:
     extra: list[Callable] = field(default_factory=list)
 
 
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
 def at_most(name, text, source, left, right):
     return Claim(name, text, source, ((1.0, left), (-1.0, right)))
 
 
-def apply(name, method, *options, seeded=True, recover=None):
+def apply(name, method, *options, seeded=True):
     tokens = ("--calibration-tokens", CALIBRATION_TOKENS)
-    return Config(name, ("--method", method, *options, *tokens), None, recover,
-                  seeded and recover is None)
+    return Config(name, ("--method", method, *options, *tokens), seeded=seeded)
+
+
+def recovered(config: Config, name: str | None = None) -> Config:
+    return replace(config, name=f"{name or config.name}, recovered",
+                   recover=RECOVERY)
 
 
 # ---------------------------------------------------------------------- Palu
@@ -83,11 +90,11 @@ SEARCH = {}
 for _keep in (0.7, 0.5, 0.3):
     SEARCH[_keep, "fisher"] = (
         PALU_50 if _keep == 0.5 else
-        palu(_keep, "--group-heads", 4, name=f"Palu {_keep * 100:.0f} %, Fisher"))
+        palu(_keep, "--group-heads", 4, name=f"Palu {percent(_keep)}, Fisher"))
     for _search in ("module", "uniform"):
         SEARCH[_keep, _search] = palu(_keep, "--group-heads", 4, "--search",
                                       _search,
-                                      name=f"Palu {_keep * 100:.0f} %, {_search}")
+                                      name=f"Palu {percent(_keep)}, {_search}")
 PLAIN = palu(0.5, "--group-heads", 4, "--decomposition", "svd",
              name="Palu 50 %, plain SVD")
 ESPACE = palu(0.5, "--group-heads", 4, "--decomposition", "espace",
@@ -118,7 +125,7 @@ PALU_TABLES = [
         "Groups of 4 heads. *Fisher* gives every group its own rank, *module* "
         "one rank per projection, *uniform* one for all (paper: table 8).",
         list(SEARCH.values()),
-        [at_most(f"fisher_{keep}", f"Fisher ≤ uniform at {keep * 100:.0f} %",
+        [at_most(f"fisher_{keep}", f"Fisher ≤ uniform at {percent(keep)}",
                  "Palu table 8", SEARCH[keep, "fisher"],
                  SEARCH[keep, "uniform"]) for keep in (0.7, 0.5, 0.3)]),
     Table(
@@ -181,9 +188,8 @@ LORC_TABLES = [
 # ----------------------------------------------------------------------- RAP
 
 
-def rap(keep, *options, name, recover=None):
-    return apply(name, "rap", "--keep", keep, "--rank-multiple", 2, *options,
-                 recover=recover)
+def rap(keep, *options, name):
+    return apply(name, "rap", "--keep", keep, "--rank-multiple", 2, *options)
 
 
 RAP = {}
@@ -193,49 +199,56 @@ for _ratio in RATIOS:
                                  ("uniform", "uniform")):
             RAP[_ratio, _score, _budget] = rap(
                 _ratio, "--pair-score", _score, "--search", _search,
-                name=f"RAP {_ratio * 100:.0f} %, {_score}, {_budget}")
+                name=f"RAP {percent(_ratio)}, {_score}, {_budget}")
 RAP_BEST = {ratio: RAP[ratio, "fisher", "adaptive"] for ratio in RATIOS}
 RAP_4BIT = {ratio: rap(ratio, "--key-bits", 4, "--value-bits", 4,
-                       name=f"RAP {ratio * 100:.0f} %, 4 bits") for ratio in RATIOS}
-RAP_RECOVERED = {ratio: rap(ratio, name=f"RAP {ratio * 100:.0f} %, recovered",
-                            recover=RECOVERY) for ratio in RATIOS}
+                       name=f"RAP {percent(ratio)}, 4 bits") for ratio in RATIOS}
+RAP_RECOVERED = {key: recovered(config) for key, config in RAP.items()}
 RAP_LAYER = [rap(0.5, "--search", "uniform", "--only-layers", layer,
                  name=f"RAP 50 %, only layer {layer}")
              for layer in range(LAYERS)]
-DENSE_RECOVERED = apply("dense, recovered", "uniform", "--keep", 1.0,
-                        "--group-heads", 1, recover=RECOVERY)
-PALU_RECOVERED = apply("Palu 50 %, groups of 4, recovered", "palu", "--keep",
-                       0.5, "--group-heads", 4, recover=RECOVERY)
+DENSE_RECOVERED = recovered(apply("dense", "uniform", "--keep", 1.0,
+                                  "--group-heads", 1))
+PALU_RECOVERED = recovered(PALU_50, "Palu 50 %, groups of 4")
 COMMUTING_50 = apply("commuting 50 %, all heads", "commuting", "--keep", 0.5,
                      "--group-heads", "all", "--rank-multiple", 2)
-COMMUTING_RECOVERED = apply("commuting 50 %, all heads, recovered",
-                            "commuting", "--keep", 0.5, "--group-heads", "all",
-                            "--rank-multiple", 2, recover=RECOVERY)
+COMMUTING_RECOVERED = recovered(COMMUTING_50)
 
-RECOVERED = [*((RAP_BEST[ratio], RAP_RECOVERED[ratio]) for ratio in RATIOS),
+RECOVERED = [*((RAP[key], RAP_RECOVERED[key]) for key in RAP),
              (PALU_50, PALU_RECOVERED), (COMMUTING_50, COMMUTING_RECOVERED)]
 
 
 def recovery_gains(study) -> str:
-    """Before and after on one seed, and what the dense control leaves of it."""
-    seed = study.seeds[:1]
+    """Before and after, and what the dense control leaves of it."""
     control = study.losses(DENSE_RECOVERED)
     teacher = study.teacher["window_nats"]
-    lines = ["Before and after on the same seed; *net* is without what the dense "
-             "row gains by the same training.", "",
+    lines = ["Before and after; *net* is without what the dense row gains by the "
+             "same training.", "",
              "| configuration | added before | after | net change | KL before | "
              "after |", "|---|--:|--:|--:|--:|--:|"]
     for before, after in RECOVERED:
-        plain, trained = study.losses(before, seed), study.losses(after)
+        plain, trained = study.losses(before), study.losses(after)
         net = stats.combine([(1, trained), (-1, plain), (-1, control),
                              (1, teacher)])
-        added = [stats.combine([(1, losses), (-1, teacher)]).mean
-                 for losses in (plain, trained)]
-        kl = [study.row(before, "kl_nats", seed), study.row(after, "kl_nats")]
+        added = [study.added(config).mean for config in (before, after)]
+        kl = [study.row(config, "kl_nats") for config in (before, after)]
         lines.append(f"| {before.name} | {added[0]:+.4f} | {added[1]:+.4f} | "
                      f"{net.mean:+.4f} ± {net.half:.4f} | {kl[0]:.4f} | "
                      f"{kl[1]:.4f} |")
     return "\n".join(lines)
+
+
+def pair_claims(rows, name, after=""):
+    """RAP figure 13's two orders over all ratios."""
+    return [at_most(f"{name}_fisher_{ratio}", f"Fisher ≤ magnitude at "
+                    f"{percent(ratio)}, adaptive{after}", "RAP figure 13",
+                    rows[ratio, "fisher", "adaptive"],
+                    rows[ratio, "magnitude", "adaptive"])
+            for ratio in RATIOS] + [
+            at_most(f"{name}_adaptive_{ratio}", f"adaptive ≤ uniform at "
+                    f"{percent(ratio)}, Fisher{after}", "RAP figure 13",
+                    rows[ratio, "fisher", "adaptive"],
+                    rows[ratio, "fisher", "uniform"]) for ratio in RATIOS]
 
 
 RAP_TABLES = [
@@ -244,13 +257,7 @@ RAP_TABLES = [
         "Keys lose RoPE pairs, values take per-head whitened factors (paper: "
         "figure 13 and appendix D.9).",
         list(RAP.values()),
-        [at_most(f"rap_fisher_{ratio}", f"Fisher ≤ magnitude at {ratio * 100:.0f} %, "
-                 "adaptive", "RAP figure 13",
-                 RAP[ratio, "fisher", "adaptive"],
-                 RAP[ratio, "magnitude", "adaptive"]) for ratio in RATIOS] +
-        [at_most(f"rap_adaptive_{ratio}", f"adaptive ≤ uniform at {ratio * 100:.0f} %, "
-                 "Fisher", "RAP figure 13", RAP[ratio, "fisher", "adaptive"],
-                 RAP[ratio, "fisher", "uniform"]) for ratio in RATIOS]),
+        pair_claims(RAP, "rap")),
     Table(
         "rap_layers", "RAP: layer sensitivity",
         "Half of one layer's numbers kept, all others whole.",
@@ -260,7 +267,7 @@ RAP_TABLES = [
         "Both sides at 4 bits per token on top (paper: figure 12).",
         [*RAP_BEST.values(), *RAP_4BIT.values()],
         [Claim(f"rap_4bit_{ratio}", f"4 bits add at most 0.03 nats at "
-               f"{ratio * 100:.0f} %", "RAP figure 12",
+               f"{percent(ratio)}", "RAP figure 12",
                ((1.0, RAP_4BIT[ratio]), (-1.0, RAP_BEST[ratio])), -0.03)
          for ratio in RATIOS]),
     Table(
@@ -268,14 +275,13 @@ RAP_TABLES = [
         "Adapters on the attention projections, distilled from the "
         "uncompressed model on the calibration text: the same for every row, "
         "the dense model too. What the dense row gains is what this training "
-        "gives without any compression to recover from. One seed, and of RAP's "
-        "four variants the frozen one alone: a row takes as long as twenty "
-        "evaluations.",
-        [*RAP_BEST.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
+        "gives without any compression to recover from.",
+        [*RAP.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
          PALU_RECOVERED, COMMUTING_50, COMMUTING_RECOVERED],
-        [at_most(f"recovery_{ratio}", f"recovery helps RAP at {ratio * 100:.0f} %",
-                 "RAP figure 14", RAP_RECOVERED[ratio], RAP_BEST[ratio])
-         for ratio in RATIOS],
+        [at_most(f"recovery_{ratio}", f"recovery helps RAP at {percent(ratio)}",
+                 "RAP figure 14", RAP_RECOVERED[ratio, "fisher", "adaptive"],
+                 RAP_BEST[ratio]) for ratio in RATIOS] +
+        pair_claims(RAP_RECOVERED, "recovered", ", recovered"),
         extra=[recovery_gains]),
 ]
 
@@ -292,12 +298,12 @@ def keys_only(name, method, ratio, *options):
 PAIRS = {}
 for _ratio in KEY_RATIOS:
     PAIRS[_ratio, "rap"] = keys_only(
-        f"{_ratio * 100:.1f} % of keys, RAP (Fisher)", "rap", _ratio)
+        f"{percent(_ratio, 1)} of keys, RAP (Fisher)", "rap", _ratio)
     PAIRS[_ratio, "one"] = keys_only(
-        f"{_ratio * 100:.1f} % of keys, pairs by query energy (s = 1)", "commuting",
+        f"{percent(_ratio, 1)} of keys, pairs by query energy (s = 1)", "commuting",
         _ratio, "--group-heads", 1)
     PAIRS[_ratio, "all"] = keys_only(
-        f"{_ratio * 100:.1f} % of keys, commuting (s = all)", "commuting", _ratio,
+        f"{percent(_ratio, 1)} of keys, commuting (s = all)", "commuting", _ratio,
         "--group-heads", "all")
 
 COMMUTING_TABLES = [
@@ -306,7 +312,7 @@ COMMUTING_TABLES = [
         "Keys only, values untouched. RAP as frozen above.",
         list(PAIRS.values()),
         [at_most(f"commuting_{ratio}", f"commuting (s = all) ≤ RAP at "
-                 f"{ratio * 100:.1f} %", "ours", PAIRS[ratio, "all"],
+                 f"{percent(ratio, 1)}", "ours", PAIRS[ratio, "all"],
                  PAIRS[ratio, "rap"]) for ratio in KEY_RATIOS],
         [[PAIRS[ratio, kind] for kind in ("rap", "one", "all")]
          for ratio in KEY_RATIOS]),
@@ -403,7 +409,8 @@ CURVES = {
     "Palu 50 %, 4-3-2 bits": [BITS[bits, "on"] for bits in (4, 3, 2)],
     "RAP": list(RAP_BEST.values()),
     "RAP, 4 bits": list(RAP_4BIT.values()),
-    "RAP, recovered": list(RAP_RECOVERED.values()),
+    "RAP, recovered": [RAP_RECOVERED[ratio, "fisher", "adaptive"]
+                       for ratio in RATIOS],
     "commuting keys": [PAIRS[ratio, "all"] for ratio in KEY_RATIOS],
     "SVDq, V4": [SVDQ[bits, "pre", 4] for bits in SCHEDULES],
     "8-4-3-2 bits per token": BASELINES[:4],
