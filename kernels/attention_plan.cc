@@ -6,9 +6,6 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr int64_t kScratchFloats =
-    kAttentionScratchBytes / static_cast<int64_t>(sizeof(float));
-
 // Whole cache lines.
 int64_t PadLine(int64_t floats) { return (floats + 15) / 16 * 16; }
 // Whole register tiles.
@@ -214,7 +211,6 @@ AttentionScratch AttentionPlan::Divide(int64_t rows) const {
   scratch.tile = divider.Take(kChunkChannels * block);
   scratch.scales = divider.Take(codes_ ? kChunkPieces * block : 0);
   scratch.minima = divider.Take(codes_ ? kChunkPieces * block : 0);
-  scratch.slot_minima = divider.Take(minima_width_ > 0 ? block * 32 : 0);
   scratch.key = divider.Take(dims * block);
   scratch.key_raw = divider.Take(raw_dims * block);
   scratch.cosines = divider.Take(pairs * block);
@@ -234,24 +230,26 @@ AttentionScratch AttentionPlan::Divide(int64_t rows) const {
   return scratch;
 }
 
-int64_t AttentionPlan::MostRows() const {
+int64_t AttentionPlan::MostRows(int64_t scratch_bytes) const {
+  const int64_t limit = scratch_bytes / static_cast<int64_t>(sizeof(float));
   constexpr int64_t kMany = 1024;
   const int64_t fixed = Divide(0).floats;
   const int64_t per_row = (Divide(kMany).floats - fixed + kMany - 1) / kMany;
   int64_t rows =
-      std::clamp<int64_t>((kScratchFloats - fixed) / per_row, 0,
+      std::clamp<int64_t>((limit - fixed) / per_row, 0,
                           rebuilds_ ? kAttentionMaxRows : kAbsorbedRows);
   // What is padded to lines may take a little more.
-  while (rows > 0 && Divide(rows).floats > kScratchFloats) --rows;
+  while (rows > 0 && Divide(rows).floats > limit) --rows;
   return rows;
 }
 
 void AttentionPlan::DivideScratch() {
-  int64_t rows = MostRows();
+  int64_t rows = MostRows(kAttentionScratchBytes);
   if (rebuilds_ && rows < kRowsWithAngles) {
     holds_angles_ = false;
-    rows = MostRows();
+    rows = MostRows(kAttentionScratchBytes);
   }
+  if (rebuilds_ && rows > 0) rows = MostRows(kRebuildScratchBytes);
   scratch_ = Divide(rows);
   max_rows_ = rows;
   int64_t queries = 0;
@@ -262,6 +260,18 @@ void AttentionPlan::DivideScratch() {
     part.sums_offset = sums;
     sums += rows * part.num_sums;
   }
+}
+
+// Keys turn by angles that are held and are those of every head.
+bool AttentionPlan::SharesAngles() const {
+  bool shares = false;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    if (rebuild == nullptr || rebuild->num_pairs == 0) continue;
+    if (rebuild->head_steps_stride != 0) return false;
+    shares = true;
+  }
+  return shares && holds_angles_;
 }
 
 // Heads that share a group in any part belong together.
@@ -288,6 +298,13 @@ void AttentionPlan::FindClusters() {
   }
   for (int64_t p = 0; p < params_.num_value_parts; ++p) {
     join(params_.values[p].group_of_head, params_.values[p].latents.num_groups);
+  }
+  if (SharesAngles()) {
+    for (size_t j = 1; j < heads; ++j) {
+      const size_t first_of_set = j / kHeadsPerAngles * kHeadsPerAngles;
+      if (root[j] != j || first_of_set == j) continue;
+      std::replace(root.begin(), root.end(), j, root[first_of_set]);
+    }
   }
   const int32_t* order = params_.keys[0].group_of_head;
   std::vector<int64_t> cluster;

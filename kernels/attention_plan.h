@@ -20,9 +20,15 @@ inline constexpr int64_t kChunkPieces = 16;
 inline constexpr int64_t kHeldQueryWidth = 512;
 // Runs whose sums over rows of `up` are held for the whole unit.
 inline constexpr int64_t kHeldLiftSums = 8192;
-inline constexpr int64_t kAttentionMaxRows = 256;
+inline constexpr int64_t kAttentionMaxRows = 512;
+// Scratch of one thread where keys are rebuilt: a rebuilt block serves as many
+// rows as fit, and half of a second-level cache holds them.
+inline constexpr int64_t kRebuildScratchBytes = 1 << 20;
 // Fewer rows than this are not worth holding the angles of a block.
 inline constexpr int64_t kRowsWithAngles = 4;
+// KV heads at most that are brought together only because their keys turn by
+// the same angles: fewer units, but angles cost as much as half a key.
+inline constexpr int64_t kHeadsPerAngles = 4;
 // Rows of units whose keys need no rebuilding: more would only take cache.
 inline constexpr int64_t kAbsorbedRows = 64;
 
@@ -70,10 +76,10 @@ struct HeadSlice {
 
 // Offsets in floats from the start of a thread's scratch.
 struct AttentionScratch {
-  int64_t tile;         // [kChunkChannels, 64], or [64, kChunkChannels]
+  // [kChunkChannels, 64], or [64, kChunkChannels], or words of codes [.., 64]
+  int64_t tile;
   int64_t scales;       // [kChunkPieces, 64]
   int64_t minima;       // [kChunkPieces, 64]
-  int64_t slot_minima;  // [64, 32]: the same, runs side by side
   int64_t key;          // [d, 64]: rebuilt
   int64_t key_raw;      // [d, 64]: a run of codes before its scale
   int64_t cosines;      // [pairs, 64]
@@ -129,7 +135,7 @@ class AttentionPlan {
   }
   int64_t heads_per_kv() const { return heads_per_kv_; }
   const int64_t* heads() const { return heads_.data(); }
-  // Fits kAttentionScratchBytes, with at least one row.
+  // At least one row fits kAttentionScratchBytes.
   bool fits() const { return max_rows_ > 0; }
   int64_t max_rows() const { return max_rows_; }
   int64_t out_width() const { return out_width_; }
@@ -179,10 +185,11 @@ class AttentionPlan {
   void AddChunks(const LatentPart& part);
   void DescribeParts();
   void FindClusters();
+  bool SharesAngles() const;
   void AddSlices(const std::vector<int64_t>& kv_heads);
   void AddSlice(int64_t first, int64_t count);
   void DivideScratch();
-  int64_t MostRows() const;
+  int64_t MostRows(int64_t scratch_bytes) const;
   AttentionScratch Divide(int64_t rows) const;
 
   const PagedAttentionParams& params_;

@@ -43,14 +43,42 @@ struct BlockSlots {
 // padded to a vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
-// Words [0, num_bytes / 4) of kVecLanes slots, side by side.
+#if HWY_TARGET <= HWY_AVX3
+// Eight words of each of 16 slots at most: two slots share a vector.
+HWY_INLINE void LoadFewWords(const char* const* rows, uint32_t* words,
+                             int64_t stride) {
+  const hn::Half<Words> half;
+  const auto load = [&](int slot) {
+    return hn::LoadU(half, reinterpret_cast<const uint32_t*>(rows[slot]));
+  };
+  WordVec lanes[8];
+  for (int i = 0; i < 8; ++i) {
+    lanes[i] = hn::Combine(kWords, load(i + 8), load(i));
+  }
+  TransposeBlocksOf4(lanes);
+  TransposeBlocksOf4(lanes + 4);
+  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, and then
+  // those of the slots 8 further.
+  for (int j = 0; j < 4; ++j) {
+    const WordVec first = lanes[j];
+    const WordVec second = lanes[4 + j];
+    hn::StoreU(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(second), first), kWords,
+               words + j * stride);
+    hn::StoreU(hn::OddEvenBlocks(second, hn::SwapAdjacentBlocks(first)), kWords,
+               words + (4 + j) * stride);
+  }
+}
+#endif
+
+// Words [0, num_bytes / 4) of kVecLanes slots side by side, in rows `stride`
+// apart.
 HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
-                          int64_t num_bytes, uint32_t* words) {
+                          int64_t num_bytes, uint32_t* words, int64_t stride) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
   constexpr int64_t kFew = 4;  // up to here, moving words one by one is faster
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
-    uint32_t* to = words + first / 4 * kVecLanes;
+    uint32_t* to = words + first / 4 * stride;
     if (bytes <= kFew * 4) {
       for (int lane = 0; lane < kVecLanes; ++lane) {
         uint32_t few[kFew] = {};
@@ -60,23 +88,37 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
         } else {
           std::memcpy(few, from, static_cast<size_t>(bytes));
         }
-        for (int i = 0; i < kFew; ++i) to[i * kVecLanes + lane] = few[i];
+        for (int i = 0; i < kFew; ++i) to[i * stride + lane] = few[i];
       }
       continue;
     }
+    const bool half = HWY_TARGET <= HWY_AVX3 && bytes <= kVecBytes / 2;
+    const int64_t loaded = half ? kVecBytes / 2 : kVecBytes;
+    HWY_ALIGN uint32_t staged[kVecLanes][kVecLanes];
+    const char* rows[kVecLanes];
+    int64_t room = loaded;
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      rows[lane] = slots[lane] + first;
+      room = std::min<int64_t>(room, readable[lane] - rows[lane]);
+    }
+    for (int lane = 0; room < loaded && lane < kVecLanes; ++lane) {
+      std::memcpy(staged[lane], rows[lane], static_cast<size_t>(bytes));
+      rows[lane] = reinterpret_cast<const char*>(staged[lane]);
+    }
+#if HWY_TARGET <= HWY_AVX3
+    if (half) {
+      LoadFewWords(rows, to, stride);
+      continue;
+    }
+#endif
     WordVec lanes[kVecLanes];
     for (int lane = 0; lane < kVecLanes; ++lane) {
-      const char* from = slots[lane] + first;
-      HWY_ALIGN uint32_t staged[kVecLanes];
-      if (from + kVecBytes > readable[lane]) {
-        std::memcpy(staged, from, static_cast<size_t>(bytes));
-        from = reinterpret_cast<const char*>(staged);
-      }
-      lanes[lane] = hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(from));
+      lanes[lane] =
+          hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(rows[lane]));
     }
     Transpose(lanes);
     for (int i = 0; i < kVecLanes; ++i) {
-      hn::StoreU(lanes[i], kWords, to + i * kVecLanes);
+      hn::StoreU(lanes[i], kWords, to + i * stride);
     }
   }
 }
@@ -132,30 +174,40 @@ inline int PlaneIndex(int bits) {
   return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
 }
 
+// Words of kVecLanes slots from `s` on, plane by plane; says where each plane
+// begins.
+HWY_INLINE void LoadPlanes(const BlockSlots& slots, const LatentChunk& chunk,
+                           int64_t s, uint32_t* words, int64_t stride,
+                           uint32_t* plane_words[4]) {
+  for (int plane = 0; plane < 4; ++plane) {
+    plane_words[plane] = words;
+    const int64_t begin = chunk.bytes.begin[plane];
+    const int64_t bytes = chunk.bytes.end[plane] - begin;
+    if (bytes == 0) continue;
+    const char* rows[kVecLanes];
+    const char* readable[kVecLanes];
+    const bool all = s >= slots.begin && s + kVecLanes <= slots.end;
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      rows[lane] = slots.codes[s + lane] + begin;
+      readable[lane] = slots.readable[s + lane];
+    }
+    for (int lane = 0; !all && lane < kVecLanes; ++lane) {
+      if (s + lane >= slots.begin && s + lane < slots.end) continue;
+      rows[lane] = kNoSlot;
+      readable[lane] = kNoSlot + sizeof(kNoSlot);
+    }
+    LoadWords(rows, readable, bytes, words, stride);
+    words += (bytes + 4 * kVecLanes - 1) / (4 * kVecLanes) * kVecLanes * stride;
+  }
+}
+
 // tile [chunk.width, 64]
 inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
                        const CodePiece* pieces, float* tile) {
   HWY_ALIGN uint32_t words[kMaxWords * kVecLanes];
   for (int64_t s = 0; s < kBlock; s += kVecLanes) {
     uint32_t* plane_words[4];
-    uint32_t* next = words;
-    for (int plane = 0; plane < 4; ++plane) {
-      plane_words[plane] = next;
-      const int64_t begin = chunk.bytes.begin[plane];
-      const int64_t bytes = chunk.bytes.end[plane] - begin;
-      if (bytes == 0) continue;
-      const char* rows[kVecLanes];
-      const char* readable[kVecLanes];
-      for (int lane = 0; lane < kVecLanes; ++lane) {
-        const bool needed = s + lane >= slots.begin && s + lane < slots.end;
-        rows[lane] = needed ? slots.codes[s + lane] + begin : kNoSlot;
-        readable[lane] =
-            needed ? slots.readable[s + lane] : kNoSlot + sizeof(kNoSlot);
-      }
-      LoadWords(rows, readable, bytes, next);
-      next +=
-          (bytes + 4 * kVecLanes - 1) / (4 * kVecLanes) * kVecLanes * kVecLanes;
-    }
+    LoadPlanes(slots, chunk, s, words, kVecLanes, plane_words);
     for (int64_t p = 0; p < chunk.num_pieces; ++p) {
       const CodePiece& piece = pieces[p];
       const int plane = PlaneIndex(piece.place.low_bits);
@@ -323,28 +375,45 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
 
 // ----- Ranges in slots.
 
-template <typename T>
-void ConvertRanges(const T (&raw)[2][kBlock], float* scale, float* minimum) {
-  for (int64_t s = 0; s < kBlock; s += kVecLanes) {
-    hn::StoreU(LoadFloats(raw[0] + s), kFloats, scale + s);
-    hn::StoreU(LoadFloats(raw[1] + s), kFloats, minimum + s);
-  }
+// The two numbers of 16 bits that stand in each word.
+HWY_INLINE void SplitPairs(WordVec words, Bf16, float* low, float* high) {
+  hn::StoreU(hn::BitCast(kFloats, hn::ShiftLeft<16>(words)), kFloats, low);
+  hn::StoreU(hn::BitCast(kFloats, hn::And(words, hn::Set(kWords, 0xffff0000u))),
+             kFloats, high);
+}
+HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
+  const hn::Rebind<uint16_t, Words> d16;
+  HWY_ALIGN F16 halves[2][kVecLanes];
+  hn::StoreU(hn::TruncateTo(d16, words), d16,
+             reinterpret_cast<uint16_t*>(halves[0]));
+  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(words)), d16,
+             reinterpret_cast<uint16_t*>(halves[1]));
+  hn::StoreU(LoadFloats(halves[0]), kFloats, low);
+  hn::StoreU(LoadFloats(halves[1]), kFloats, high);
 }
 
 // scale [64] and minimum [64] of one run; zeros where nobody looks.
 template <typename T>
 void LoadRanges(const BlockSlots& slots, int64_t run, float* scale,
                 float* minimum) {
-  HWY_ALIGN T raw[2][kBlock] = {};
-  for (int64_t s = slots.begin; s < slots.end; ++s) {
-    T pair[2];
-    std::memcpy(pair,
-                slots.ranges[s] + run * 2 * static_cast<int64_t>(sizeof(T)),
-                sizeof(pair));
-    raw[0][s] = pair[0];
-    raw[1][s] = pair[1];
+  const int64_t offset = run * 2 * static_cast<int64_t>(sizeof(T));
+  if constexpr (sizeof(T) == 2) {
+    HWY_ALIGN uint32_t pairs[kBlock];
+    if (slots.end - slots.begin < kBlock) std::fill_n(pairs, kBlock, 0u);
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      std::memcpy(pairs + s, slots.ranges[s] + offset, sizeof(pairs[0]));
+    }
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      SplitPairs(hn::Load(kWords, pairs + s), T(), scale + s, minimum + s);
+    }
+  } else {
+    std::fill_n(scale, kBlock, 0.0f);
+    std::fill_n(minimum, kBlock, 0.0f);
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      std::memcpy(scale + s, slots.ranges[s] + offset, sizeof(T));
+      std::memcpy(minimum + s, slots.ranges[s] + offset + sizeof(T), sizeof(T));
+    }
   }
-  ConvertRanges(raw, scale, minimum);
 }
 
 // ----- What a unit reads of a block.
@@ -360,7 +429,10 @@ class BlockLoader {
         slots_(slots),
         tile_(scratch + plan.scratch().tile),
         scales_(scratch + plan.scratch().scales),
-        minima_(scratch + plan.scratch().minima) {}
+        minima_(scratch + plan.scratch().minima) {
+    std::fill_n(found_.codes, kBlock, kNoSlot);
+    std::fill_n(found_.readable, kBlock, kNoSlot);
+  }
 
   // Slots `needed` (counted through the table) are those that a row sees.
   void StartBlock(int64_t block, VisibleRange needed) {
@@ -388,6 +460,32 @@ class BlockLoader {
     if (chunk.begin == 0) PrefetchNext(part, group);
     UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_);
     LoadChunkRanges(part, chunk);
+  }
+
+  // The codes of the chunk as words of the slots' bytes, [words, 64], and the
+  // ranges of its runs.
+  void LoadKeyWords(const LatentPart& part, const LatentGroup& group,
+                    const LatentChunk& chunk) {
+    loaded_ = nullptr;
+    Find(part, group);
+    if (chunk.begin == 0) PrefetchNext(part, group);
+    auto* words = reinterpret_cast<uint32_t*>(tile_);
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      LoadPlanes(found_, chunk, s, words + s, kBlock, plane_words_);
+    }
+    for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
+    LoadChunkRanges(part, chunk);
+  }
+  // Words that were loaded last, of the plane of codes of `bits` bits.
+  const uint32_t* key_words(int bits) const {
+    return plane_words_[PlaneIndex(bits)];
+  }
+
+  // Where the block's slots lie.
+  const BlockSlots& FindSlots(const LatentPart& part,
+                              const LatentGroup& group) {
+    Find(part, group);
+    return found_;
   }
 
   // The same without a transposition: numbers [64, stride].
@@ -523,7 +621,10 @@ class BlockLoader {
   const LatentPart* found_part_ = nullptr;
   const LatentGroup* found_group_ = nullptr;
   const LatentChunk* loaded_ = nullptr;
+  uint32_t* plane_words_[4] = {};
 };
+// The tile has room for a chunk's words.
+static_assert(kMaxWords <= kChunkChannels);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels

@@ -85,7 +85,6 @@ struct AttentionValuePart {
 //   codes with static ranges: the same chain over all channels with
 //     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c.
 //   rebuilt: each of the d numbers by these rules with a row of `up` in place
-//   rebuilt: each of the d numbers by these rules with a row of `up` in place
 //     of q (or the latent's number itself), plus bias; rotated as the op `rope`
 //     does it, to the bit: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)); then
 //     one FMA chain with q.
@@ -93,16 +92,17 @@ struct AttentionValuePart {
 // each with an online-softmax step; every kAttentionSplitSlots slots the
 // partial result is merged into the total, in order. Values of a block: for
 // each channel an FMA chain over its visible slots, continuing the blocks
-// before: numbers weight * v; ranges in slots (weight * scale) * code, and
-// beside it one chain of weight * minimum per run; static ranges weight * code.
-// At the end of a split the chains of minima are added to the channels of their
-// run; static channels become fma(sum, scale_c, total weight * minimum_c) at
-// the end of all. So a row's bits depend on its query and its visible slots
-// alone: not on chunks, batch, page size or threads. Slots that are not visible
-// to any row of a tile are never read.
+// before: numbers weight * v; static ranges weight * code; ranges in slots
+// (weight * scale) * code and, beside it per run, the sum of weight * minimum
+// (FMA chains in 16 lanes, slot s of the block in lane s % 16, then TreeSum) to
+// those of the blocks before. At the end of a split the sums of minima are
+// added to the channels of their run; static channels become fma(sum, scale_c,
+// total weight * minimum_c) at the end of all. So a row's bits depend on its
+// query and its visible slots alone: not on chunks, batch, page size or
+// threads. Slots that no row of a tile sees are never read.
 //
-// Workspace does not depend on the context: at most kAttentionScratchBytes for
-// each thread. Nothing rebuilt, lifted or decoded leaves it.
+// Workspace does not depend on the context: at most kAttentionScratchBytes, or
+// kRebuildScratchBytes, for each thread. Nothing rebuilt or decoded leaves it.
 struct PagedAttentionParams {
   const float* q = nullptr;  // [T, ...], rows q_row_stride apart
   int64_t q_row_stride = 0;  // in elements

@@ -17,6 +17,7 @@
 #define HWY_TARGET_INCLUDE "kernels/paged_attention_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/code_tile-inl.h"
 #include "kernels/latent_tile-inl.h"
 #include "kernels/rebuild-inl.h"
 #include "kernels/tile-inl.h"
@@ -248,25 +249,42 @@ class UnitWorker {
     const AttentionPlan::Chunks chunks =
         plan_.chunks(plan_.key(p).first_group, begin->group);
     const bool in_slots = group.num_runs > 0 && part.static_scale == nullptr;
+    int64_t num_rows = 0;
+    for (const HeadSpan* span = begin; span != end; ++span) {
+      num_rows += unit_.RowsOf(*span).size();
+    }
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
-      loader_.LoadKeys(part, group, *chunk);
+      const bool in_registers =
+          num_rows <= kCodeTileMostRows && TakesKeyCodesOf(*chunk);
+      if (in_registers) {
+        loader_.LoadKeyWords(part, group, *chunk);
+      } else {
+        loader_.LoadKeys(part, group, *chunk);
+      }
       for (const HeadSpan* span = begin; span != end; ++span) {
         int64_t first = chunk->begin;
         if (!HoldsQueries(p)) {
           CopyQueries(p, *span, chunk->begin, chunk->width);
           first = 0;
         }
+        const RowRange rows = unit_.RowsOf(*span);
         if (in_slots) {
-          ScoreCodes(p, unit_.RowsOf(*span), *chunk, first, to);
+          ScoreCodes(p, rows, *chunk, first, in_registers, to);
           continue;
         }
-        const RowRange rows = unit_.RowsOf(*span);
         TileArgs args = ScoreArgs(p, rows, first, to);
         args.b = loader_.tile();
         args.depth = chunk->width;
         args.accumulate = chunk->begin > 0;
-        if (group.num_runs == 0 && unit_.count() <= kStreamRows) {
+        if (in_registers) {
+          for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+            MultiplyCodes(args, *chunk, plan_.pieces(*chunk)[i], rows.size());
+            args.accumulate = true;
+          }
+          continue;
+        }
+        if (group.num_runs == 0 && num_rows <= kStreamRows) {
           // Two columns of tiles, width lines each: 64 slots of 2-byte numbers.
           args.ahead_step = 64;
           args.ahead = loader_.NextBlock(part, group) +
@@ -285,19 +303,60 @@ class UnitWorker {
     }
   }
 
+  // Where the codes of a piece lie among the words of its chunk.
+  static CodePlace PlaceInWords(const LatentChunk& chunk,
+                                const CodePiece& piece) {
+    CodePlace place = piece.place;
+    place.low_bit -= 8 * chunk.bytes.begin[PlaneIndex(place.low_bits)];
+    if (place.third_bit >= 0) {
+      place.third_bit -= 8 * chunk.bytes.begin[PlaneIndex(1)];
+    }
+    return place;
+  }
+  // Whether codes can be taken apart in registers.
+  bool TakesKeyCodesOf(const LatentChunk& chunk) const {
+    const CodePiece* pieces = plan_.pieces(chunk);
+    return chunk.num_pieces > 0 &&
+           std::all_of(pieces, pieces + chunk.num_pieces,
+                       [&](const CodePiece& piece) {
+                         return TakesKeyCodes(PlaceInWords(chunk, piece));
+                       });
+  }
+  // Adds the product with a piece of the words that were loaded last; args.a is
+  // that of the chunk.
+  void MultiplyCodes(const TileArgs& args, const LatentChunk& chunk,
+                     const CodePiece& piece, int64_t rows) const {
+    KeyCodesArgs codes = {};
+    codes.depth = piece.width;
+    codes.low = loader_.key_words(piece.place.low_bits);
+    codes.place = PlaceInWords(chunk, piece);
+    codes.third = loader_.key_words(1);
+    codes.a = args.a + (piece.begin - chunk.begin);
+    codes.a_stride = args.a_stride;
+    codes.c = args.c;
+    codes.c_stride = args.c_stride;
+    codes.accumulate = args.accumulate;
+    RunKeyCodes(rows, codes);
+  }
+
   // One chunk of codes with ranges in slots.
   void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
-                  int64_t first, float* to) const {
+                  int64_t first, bool in_registers, float* to) const {
     float* raw = scratch_ + plan_.scratch().raw;
     const CodePiece* pieces = plan_.pieces(chunk);
     for (int64_t i = 0; i < chunk.num_pieces; ++i) {
       const CodePiece& piece = pieces[i];
-      const int64_t in_chunk = piece.begin - chunk.begin;
-      TileArgs args = ScoreArgs(p, rows, first + in_chunk, raw);
-      args.b = loader_.tile() + in_chunk * kBlock;
-      args.depth = piece.width;
+      TileArgs args = ScoreArgs(p, rows, first, raw);
       args.accumulate = !piece.starts_run;
-      Multiply<float>(args, rows.size(), kBlock);
+      if (in_registers) {
+        MultiplyCodes(args, chunk, piece, rows.size());
+      } else {
+        const int64_t in_chunk = piece.begin - chunk.begin;
+        args.a += in_chunk;
+        args.b = loader_.tile() + in_chunk * kBlock;
+        args.depth = piece.width;
+        Multiply<float>(args, rows.size(), kBlock);
+      }
       if (!piece.ends_run) continue;
       for (int64_t r = rows.begin; r < rows.end; ++r) {
         ApplyRange(raw + r * kBlock, loader_.scales(i), loader_.minima(i),

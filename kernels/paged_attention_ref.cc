@@ -160,6 +160,9 @@ struct ValueSum {
     std::fill(minima.begin(), minima.end(), 0.0f);
   }
   void Add(float weight, const Latent& latent);
+  // Of a block: lane i adds slots i, i + 16, ...
+  void AddMinima(const float* weights, const std::vector<Latent>& latents,
+                 int64_t first);
 };
 
 void ValueSum::Add(float weight, const Latent& latent) {
@@ -180,10 +183,23 @@ void ValueSum::Add(float weight, const Latent& latent) {
       float& sum = out[static_cast<size_t>(run.begin + i)];
       sum = std::fma(factor, CodeOf(latent, place, i), sum);
     }
-    if (!in_slots) return;
-    float& minimum = minima[static_cast<size_t>(r)];
-    minimum = std::fma(weight, ReadRange(latent, 2 * r + 1), minimum);
   });
+}
+
+void ValueSum::AddMinima(const float* weights,
+                         const std::vector<Latent>& latents, int64_t first) {
+  if (part->latents.static_scale != nullptr) return;
+  for (size_t r = 0; r < minima.size(); ++r) {
+    float lanes[kLanes] = {};
+    for (size_t i = 0; i < latents.size(); ++i) {
+      const int64_t s = first + static_cast<int64_t>(i);
+      float& lane = lanes[s % kLanes];
+      lane = std::fma(weights[s],
+                      ReadRange(latents[i], 2 * static_cast<int64_t>(r) + 1),
+                      lane);
+    }
+    minima[r] = minima[r] + TreeSum(lanes);
+  }
 }
 
 // Softmax so far: maximum, sum and unnormalised output.
@@ -294,10 +310,12 @@ void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) const {
   for (ValueSum& value : partial->values) {
     for (float& sum : value.out) sum = sum * correction;
     for (float& sum : value.minima) sum = sum * correction;
+    std::vector<Latent> latents;
     for (int64_t s = begin; s < end; ++s) {
-      value.Add(scores[s - block],
-                At(value.part->latents, value.part->group_of_head, s));
+      latents.push_back(At(value.part->latents, value.part->group_of_head, s));
+      value.Add(scores[s - block], latents.back());
     }
+    value.AddMinima(scores, latents, begin - block);
   }
   partial->max = max;
 }

@@ -13,6 +13,7 @@
 #include "hwy/highway.h"
 #include "kernels/attention_plan.h"
 #include "kernels/attention_rows.h"
+#include "kernels/code_tile-inl.h"
 #include "kernels/latent_tile-inl.h"
 #include "kernels/rebuild-inl.h"
 #include "kernels/simd-inl.h"
@@ -113,7 +114,7 @@ class ValueSums {
     const LatentGroup& group = part.groups[span.group];
     const RowRange span_rows = unit_.RowsOf(span);
     const int64_t block = loader_.block();
-    if (unit_.count() <= kStreamRows && group.width % kTileColumns == 0) {
+    if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0) {
       // Few rows make little of a block: it is used where it lies.
       unit_.ForVisible(
           span_rows, block, [&](RowRange rows, VisibleRange visible) {
@@ -212,20 +213,43 @@ class ValueSums {
       weights = scratch_ + plan_.scratch().scores_part;
     }
     const bool streams = piece.place.low_bits == 8 &&
-                         unit_.count() <= kStreamRows &&
+                         span_rows.size() <= kStreamRows &&
                          piece.width % kTileColumns == 0;
+    const bool in_registers = span_rows.size() <= kCodeTileMostRows &&
+                              TakesValueCodes(piece.place, piece.width);
     const int64_t stride = PadTile(piece.width);
-    if (!streams) loader_.LoadValueCodes(part, group, piece, stride);
+    if (!streams && !in_registers) {
+      loader_.LoadValueCodes(part, group, piece, stride);
+    }
     unit_.ForVisible(
         span_rows, loader_.block(), [&](RowRange rows, VisibleRange visible) {
           float* to = OutRow(p, rows.begin) + piece.begin;
           if (streams) {
             Stream<uint8_t>(part, group, {piece.place.low_bit / 8, piece.width},
                             weights, rows, visible, to);
+          } else if (in_registers) {
+            AddCodes(weights, piece, loader_.FindSlots(part, group), rows,
+                     visible, to);
           } else {
             AddTile(weights, rows, visible, stride, piece.width, to);
           }
         });
+  }
+
+  // Few rows: codes are taken apart where they lie.
+  void AddCodes(const float* weights, const CodePiece& piece,
+                const BlockSlots& slots, RowRange rows, VisibleRange visible,
+                float* to) const {
+    ValueCodesArgs args = {};
+    args.depth = visible.end - visible.begin;
+    args.slots = slots.codes + visible.begin;
+    args.place = piece.place;
+    args.a = weights + rows.begin * kBlock + visible.begin;
+    args.a_stride = kBlock;
+    args.c = to;
+    args.c_stride = plan_.out_width();
+    args.columns = piece.width;
+    RunValueCodes(rows.size(), args);
   }
 
   void ScaleWeights(RowRange rows, const float* scale) const {
@@ -240,35 +264,35 @@ class ValueSums {
     }
   }
 
-  // The chains of weight * minimum of the runs that begin in a chunk.
+  // The sums of weight * minimum of the runs that begin in a chunk.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
     const CodePiece* pieces = plan_.pieces(chunk);
-    float* by_slot = scratch_ + plan_.scratch().slot_minima;
-    int64_t runs = 0;
-    int64_t first_run = 0;
-    for (int64_t i = 0; i < chunk.num_pieces; ++i) {
-      if (!pieces[i].starts_run) continue;
-      if (runs == 0) first_run = pieces[i].run;
-      const float* minima = loader_.minima(i);
-      for (int64_t s = 0; s < kBlock; ++s) {
-        by_slot[s * kTileColumns + runs] = minima[s];
-      }
-      ++runs;
-    }
-    if (runs == 0) return;
-    unit_.ForVisible(unit_.RowsOf(span), loader_.block(),
-                     [&](RowRange rows, VisibleRange visible) {
-                       TileArgs args =
-                           ValueArgs(Weights(), rows, visible,
-                                     MinimaRow(p, rows.begin) + first_run,
-                                     plan_.minima_width());
-                       args.b = by_slot + visible.begin * kTileColumns;
-                       args.b_stride = kTileColumns;
-                       MultiplyColumns<float>(args, rows.size(), runs);
-                     });
+    unit_.ForVisible(
+        unit_.RowsOf(span), loader_.block(), [&](RowRange rows, VisibleRange) {
+          for (int64_t i = 0; i < chunk.num_pieces; ++i) {
+            if (!pieces[i].starts_run) continue;
+            for (int64_t r = rows.begin; r < rows.end; ++r) {
+              float* sum = MinimaRow(p, r) + pieces[i].run;
+              *sum = *sum + Dot(Weights() + r * kBlock, loader_.minima(i));
+            }
+          }
+        });
   }
 
-  // The chains of minima come to the channels of their runs.
+  // Sum of the products of a block's slots.
+  static float Dot(const float* a, const float* b) {
+    Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
+    for (int64_t s = 0; s < kBlock; s += kLanes) {
+      for (int i = 0; i < kVecsPerWide; ++i) {
+        const int64_t at = s + i * kVecLanes;
+        lanes.part[i] =
+            Fma(LoadFloats(a + at), LoadFloats(b + at), lanes.part[i]);
+      }
+    }
+    return SumOf(lanes);
+  }
+
+  // The sums of minima come to the channels of their runs.
   void AddMinima(int64_t p, const HeadSpan& span) const {
     const LatentGroup& group = params_.values[p].latents.groups[span.group];
     const RowRange rows = unit_.RowsOf(span);

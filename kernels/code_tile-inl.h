@@ -1,0 +1,77 @@
+// Products of few rows with codes that are taken apart in registers: the tile
+// of tile-inl.h for cached codes, each element the same FMA chain. For
+// inclusion by
+// *_cpu.cc; code_tile_cpu.cc has the code.
+#if defined(KVASIR_KERNELS_CODE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_CODE_TILE_INL_H_
+#undef KVASIR_KERNELS_CODE_TILE_INL_H_
+#else
+#define KVASIR_KERNELS_CODE_TILE_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/code_pack.h"
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+// Most rows of a tile. With two vectors of codes, their accumulators are as
+// many chains as hide the latency of a multiply-add.
+inline constexpr int kCodeTileRows =
+    KVASIR_TILE_ROWS < 4 ? KVASIR_TILE_ROWS : 4;
+inline constexpr int kCodeTileVecs = 2;
+inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
+
+// Up to here a row's own unpacking costs less than a way through memory.
+inline constexpr int64_t kCodeTileMostRows = 8;
+
+// Rows of queries times codes of 64 slots: c += a b. b is given as words of a
+// slot's bytes, slots side by side [words, 64]; bits are counted from the first
+// word on.
+struct KeyCodesArgs {
+  int64_t depth;  // channels
+  const uint32_t* low;
+  CodePlace place;  // of the first code
+  const uint32_t* third;
+  const float* a;  // [rows, depth]
+  int64_t a_stride;
+  float* c;  // [rows, 64]
+  int64_t c_stride;
+  bool accumulate;
+};
+// Whether the tile can take codes that lie so.
+inline bool TakesKeyCodes(const CodePlace& place) {
+  return kVecLanes > 1 && (place.third_bit < 0 || (place.low_bit % 32 == 0 &&
+                                                   place.third_bit % 16 == 0));
+}
+void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
+
+// Rows of weights times codes of slots, where they lie: c += a b.
+struct ValueCodesArgs {
+  int64_t depth;             // slots
+  const char* const* slots;  // [depth]: each slot's bytes
+  CodePlace place;           // of the first code
+  const float* a;            // [rows, depth]
+  int64_t a_stride;
+  float* c;  // [rows, columns]
+  int64_t c_stride;
+  int64_t columns;
+};
+// Whether the tile can take codes that lie so: less than 8 bits, and vectors of
+// them are whole bytes.
+inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
+  return kVecLanes % 8 == 0 && place.low_bits < 8 &&
+         columns % kCodeTileColumns == 0 && place.low_bit % 8 == 0 &&
+         (place.third_bit < 0 || place.third_bit % 8 == 0);
+}
+void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_CODE_TILE_INL_H_

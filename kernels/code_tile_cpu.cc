@@ -1,0 +1,390 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/code_pack.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/code_tile_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/code_tile-inl.h"
+#include "kernels/codes-inl.h"
+#include "kernels/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+#if HWY_TARGET != HWY_SCALAR
+namespace {
+
+// What a word's lowest bits stand for, whatever lies above them.
+template <int kBits>
+class CodeNumbers {
+ public:
+#if HWY_TARGET <= HWY_AVX3
+  // A lane is looked up by the lowest four bits of its index.
+  static constexpr bool kByTable = kBits <= 4;
+  CodeNumbers() {
+    if constexpr (kByTable) {
+      HWY_ALIGN float numbers[kVecLanes];
+      for (int i = 0; i < kVecLanes; ++i) {
+        numbers[i] = static_cast<float>(i & ((1 << kBits) - 1));
+      }
+      table_ = hn::Load(kFloats, numbers);
+    }
+  }
+  HWY_INLINE Vec operator()(WordVec word) const {
+    if constexpr (kByTable) {
+      return Vec{_mm512_permutexvar_ps(word.raw, table_.raw)};
+    } else {
+      return Convert(word);
+    }
+  }
+
+ private:
+  Vec table_;
+#else
+  HWY_INLINE Vec operator()(WordVec word) const { return Convert(word); }
+
+ private:
+#endif
+  static HWY_INLINE Vec Convert(WordVec word) {
+    const hn::RebindToSigned<Floats> d32;
+    const WordVec code = hn::And(word, hn::Set(kWords, (1u << kBits) - 1u));
+    return hn::ConvertTo(kFloats, hn::BitCast(d32, code));
+  }
+};
+
+// Bits 0 and 1 of a word, and bit 2 of another.
+HWY_INLINE WordVec WithThirdBit(WordVec low, WordVec third) {
+  return hn::Or(hn::And(low, hn::Set(kWords, 3u)),
+                hn::And(third, hn::Set(kWords, 4u)));
+}
+
+inline constexpr int kVecs = kCodeTileVecs;
+
+// acc += numbers of each row times codes.
+template <int kRows>
+HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
+                            const Vec (&codes)[kVecs],
+                            Vec (&acc)[kRows][kVecs]) {
+  for (int r = 0; r < kRows; ++r) {
+    const Vec factor = Broadcast(a[r][index]);
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = Fma(factor, codes[v], acc[r][v]);
+    }
+  }
+}
+
+// ----- Keys: kVecs vectors of slots, channel after channel.
+
+inline constexpr int64_t kSlots = 64;
+
+HWY_INLINE void LoadWords(const uint32_t* from, WordVec (&words)[kVecs]) {
+  for (int v = 0; v < kVecs; ++v) {
+    words[v] = hn::LoadU(kWords, from + v * kVecLanes);
+  }
+}
+
+// Moves third bits so that the one at `bit` (0 or 16) becomes bit 2.
+HWY_INLINE void StartThird(int64_t bit, WordVec (&third)[kVecs]) {
+  for (int v = 0; v < kVecs; ++v) {
+    third[v] = bit == 0 ? hn::RotateRight<30>(third[v])
+                        : hn::RotateRight<14>(third[v]);
+  }
+}
+
+// The code in the lowest bits of `low`; the next third bit moves up.
+template <int kBits, bool kThird>
+HWY_INLINE void TakeCodes(const CodeNumbers<kThird ? 3 : kBits>& numbers,
+                          const WordVec (&low)[kVecs], WordVec (&third)[kVecs],
+                          Vec (&codes)[kVecs]) {
+  for (int v = 0; v < kVecs; ++v) {
+    if constexpr (kThird) {
+      codes[v] = numbers(WithThirdBit(low[v], third[v]));
+      third[v] = hn::RotateRight<1>(third[v]);
+    } else {
+      (void)third;
+      codes[v] = numbers(low[v]);
+    }
+  }
+}
+
+// A whole word of codes, from code kIndex on.
+template <int kBits, bool kThird, int kRows, int kIndex>
+HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
+                        const WordVec (&words)[kVecs], WordVec (&third)[kVecs],
+                        const float* const (&a)[kRows],
+                        Vec (&acc)[kRows][kVecs]) {
+  if constexpr (kIndex * kBits < 32) {
+    WordVec low[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+      low[v] = hn::ShiftRight<kIndex * kBits>(words[v]);
+    }
+    Vec codes[kVecs];
+    TakeCodes<kBits, kThird>(numbers, low, third, codes);
+    AddProducts(a, kIndex, codes, acc);
+    AddWord<kBits, kThird, kRows, kIndex + 1>(numbers, words, third, a, acc);
+  } else {
+    (void)numbers, (void)words, (void)third, (void)a, (void)acc;
+  }
+}
+
+template <int kBits, bool kThird, int kRows>
+void KeyTile(const KeyCodesArgs& args, int64_t column) {
+  constexpr int kPerWord = 32 / kBits;
+  const CodeNumbers<kThird ? 3 : kBits> numbers;
+  float* const c = args.c + column;
+  const float* a[kRows];
+  Vec acc[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    a[r] = args.a + r * args.a_stride;
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = args.accumulate
+                      ? LoadFloats(c + r * args.c_stride + v * kVecLanes)
+                      : hn::Zero(kFloats);
+    }
+  }
+  WordVec words[kVecs];
+  WordVec third[kVecs];
+  for (int v = 0; v < kVecs; ++v) third[v] = hn::Zero(kWords);
+  int64_t bit = args.place.low_bit;
+  int64_t i = 0;
+  const auto load_third = [&] {
+    if constexpr (kThird) {
+      const int64_t third_bit = args.place.third_bit + i;
+      LoadWords(args.third + third_bit / 32 * kSlots + column, third);
+      StartThird(third_bit % 32, third);
+    }
+  };
+  const auto one = [&] {
+    LoadWords(args.low + bit / 32 * kSlots + column, words);
+    for (int v = 0; v < kVecs; ++v) {
+      words[v] = hn::ShiftRightSame(words[v], static_cast<int>(bit % 32));
+    }
+    Vec codes[kVecs];
+    TakeCodes<kBits, kThird>(numbers, words, third, codes);
+    AddProducts(a, i, codes, acc);
+    bit += kBits;
+    ++i;
+  };
+  while (i < args.depth && bit % 32 != 0) one();
+  for (; i + kPerWord <= args.depth; i += kPerWord, bit += 32) {
+    LoadWords(args.low + bit / 32 * kSlots + column, words);
+    load_third();
+    const float* from[kRows];
+    for (int r = 0; r < kRows; ++r) from[r] = a[r] + i;
+    AddWord<kBits, kThird, kRows, 0>(numbers, words, third, from, acc);
+  }
+  if (i < args.depth) load_third();
+  while (i < args.depth) one();
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) {
+      hn::StoreU(acc[r][v], kFloats, c + r * args.c_stride + v * kVecLanes);
+    }
+  }
+}
+
+// ----- Values: kVecs vectors of channels, slot after slot.
+
+template <typename T>
+HWY_INLINE T ReadWord(const char* from) {
+  T word;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+
+// Codes of kVecLanes channels of a slot. Sixteen 4-bit codes stand in two
+// words: their lanes alternate between both.
+template <int kBits>
+class SlotCodes {
+ public:
+  static constexpr int64_t kBytes = kVecLanes * kBits / 8;
+  static constexpr bool kAlternate = kBytes == 8;
+
+  SlotCodes() {
+    HWY_ALIGN uint32_t shifts[kVecLanes];
+    for (uint32_t i = 0; i < kVecLanes; ++i) {
+      shifts[i] = kBits * (kAlternate ? i / 2 : i);
+    }
+    shifts_ = hn::Load(kWords, shifts);
+  }
+
+  // Codes in the lowest bits, whatever lies above them.
+  HWY_INLINE WordVec At(const char* from) const {
+    return hn::Shr(Spread(from), shifts_);
+  }
+
+  // From channel order to that of the lanes, and back.
+  static HWY_INLINE Vec ToLanes(Vec channels) {
+    if constexpr (kAlternate) {
+      HWY_ALIGN static constexpr int32_t kOrder[16] = {
+          0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15};
+      return Reorder(channels, kOrder);
+    } else {
+      return channels;
+    }
+  }
+  static HWY_INLINE Vec FromLanes(Vec lanes) {
+    if constexpr (kAlternate) {
+      HWY_ALIGN static constexpr int32_t kOrder[16] = {
+          0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15};
+      return Reorder(lanes, kOrder);
+    } else {
+      return lanes;
+    }
+  }
+
+ private:
+  static HWY_INLINE Vec Reorder(Vec numbers, const int32_t* order) {
+    return hn::TableLookupLanes(numbers, hn::SetTableIndices(kFloats, order));
+  }
+  static HWY_INLINE WordVec Spread(const char* from) {
+    if constexpr (kBytes == 8) {
+      const hn::Repartition<uint64_t, Words> d64;
+      return hn::BitCast(kWords, hn::Set(d64, ReadWord<uint64_t>(from)));
+    } else if constexpr (kBytes == 4) {
+      return hn::Set(kWords, ReadWord<uint32_t>(from));
+    } else if constexpr (kBytes == 2) {
+      return hn::Set(kWords, uint32_t{ReadWord<uint16_t>(from)});
+    } else {
+      return hn::Set(kWords, uint32_t{ReadWord<uint8_t>(from)});
+    }
+  }
+
+  WordVec shifts_;
+};
+
+// The third bits of as many channels, in bit 2.
+class SlotThirdBits {
+ public:
+  static constexpr int64_t kBytes = kVecLanes / 8;
+
+  SlotThirdBits() : shifts_(hn::Iota(kWords, 14u)) {}
+
+  HWY_INLINE WordVec At(const char* from) const {
+    uint32_t bits = 0;
+    std::memcpy(&bits, from, kBytes > 0 ? kBytes : 1);
+    return hn::Shr(hn::Set(kWords, bits << 16), shifts_);
+  }
+
+ private:
+  WordVec shifts_;
+};
+
+template <int kBits, bool kThird, int kRows>
+void ValueTile(const ValueCodesArgs& args, int64_t column) {
+  const CodeNumbers<kThird ? 3 : kBits> numbers;
+  const SlotCodes<kBits> low;
+  const SlotThirdBits high;
+  const int64_t low_byte = (args.place.low_bit + column * kBits) / 8;
+  const int64_t third_byte = kThird ? (args.place.third_bit + column) / 8 : 0;
+  float* const c = args.c + column;
+  const float* a[kRows];
+  Vec acc[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    a[r] = args.a + r * args.a_stride;
+    for (int v = 0; v < kVecs; ++v) {
+      acc[r][v] = SlotCodes<kBits>::ToLanes(
+          LoadFloats(c + r * args.c_stride + v * kVecLanes));
+    }
+  }
+  for (int64_t s = 0; s < args.depth; ++s) {
+    const char* slot = args.slots[s];
+    Vec codes[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+      WordVec word = low.At(slot + low_byte + v * SlotCodes<kBits>::kBytes);
+      if constexpr (kThird) {
+        word = WithThirdBit(
+            word, high.At(slot + third_byte + v * SlotThirdBits::kBytes));
+      }
+      codes[v] = numbers(word);
+    }
+    AddProducts(a, s, codes, acc);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) {
+      hn::StoreU(SlotCodes<kBits>::FromLanes(acc[r][v]), kFloats,
+                 c + r * args.c_stride + v * kVecLanes);
+    }
+  }
+}
+
+// ----- Choice of a tile.
+
+template <int kBits, bool kThird, int kRows>
+void KeyRow(int rows, const KeyCodesArgs& args) {
+  if (rows == kRows) {
+    for (int64_t s = 0; s < kSlots; s += kCodeTileColumns) {
+      KeyTile<kBits, kThird, kRows>(args, s);
+    }
+  } else if constexpr (kRows > 1) {
+    KeyRow<kBits, kThird, kRows - 1>(rows, args);
+  }
+}
+
+template <int kBits, bool kThird, int kRows>
+void ValueRow(int rows, const ValueCodesArgs& args) {
+  if (rows == kRows) {
+    for (int64_t i = 0; i < args.columns; i += kCodeTileColumns) {
+      ValueTile<kBits, kThird, kRows>(args, i);
+    }
+  } else if constexpr (kRows > 1) {
+    ValueRow<kBits, kThird, kRows - 1>(rows, args);
+  }
+}
+
+// Calls run(height, args) for tiles of rows of nearly one height.
+template <typename Args, typename Run>
+void ForTiles(int64_t rows, Args args, const Run& run) {
+  while (rows > 0) {
+    const int64_t tiles = (rows + kCodeTileRows - 1) / kCodeTileRows;
+    const int64_t height = rows / tiles;
+    run(static_cast<int>(height), args);
+    args.a += height * args.a_stride;
+    args.c += height * args.c_stride;
+    rows -= height;
+  }
+}
+
+}  // namespace
+
+void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
+  ForTiles(rows, args, [](int height, const KeyCodesArgs& tile) {
+    if (tile.place.third_bit >= 0) {
+      KeyRow<2, true, kCodeTileRows>(height, tile);
+    } else if (tile.place.low_bits == 8) {
+      KeyRow<8, false, kCodeTileRows>(height, tile);
+    } else if (tile.place.low_bits == 4) {
+      KeyRow<4, false, kCodeTileRows>(height, tile);
+    } else if (tile.place.low_bits == 2) {
+      KeyRow<2, false, kCodeTileRows>(height, tile);
+    } else {
+      KeyRow<1, false, kCodeTileRows>(height, tile);
+    }
+  });
+}
+
+void RunValueCodes(int64_t rows, const ValueCodesArgs& args) {
+  ForTiles(rows, args, [](int height, const ValueCodesArgs& tile) {
+    if (tile.place.third_bit >= 0) {
+      ValueRow<2, true, kCodeTileRows>(height, tile);
+    } else if (tile.place.low_bits == 4) {
+      ValueRow<4, false, kCodeTileRows>(height, tile);
+    } else if (tile.place.low_bits == 2) {
+      ValueRow<2, false, kCodeTileRows>(height, tile);
+    } else {
+      ValueRow<1, false, kCodeTileRows>(height, tile);
+    }
+  });
+}
+
+#else  // nobody calls them: see TakesKeyCodes
+void RunKeyCodes(int64_t, const KeyCodesArgs&) {}
+void RunValueCodes(int64_t, const ValueCodesArgs&) {}
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
