@@ -1,9 +1,12 @@
 // `kvasir bench decode`: how much of the machine's read bandwidth a decode step
 // achieves, and what a batch of 8 gains.
+#include "cli/bench_decode.h"
+
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,41 +19,64 @@
 #include "cli/progress.h"
 
 namespace kvasir::cli {
-namespace {
 
-using bench::Quantile;
-using bench::RatioOf;
-using bench::SecondsOf;
-
-struct DecodeFlags {
-  BenchFlags bench;
-  ModelOptions model;
-  int64_t context = 512;
-  int64_t batch = 8;
-  int64_t steps = 2;
-};
-
-// Seconds and bytes of some steps of one batch size.
-struct Sample {
-  double seconds = 0.0;
-  double bytes = 0.0;
-};
-
-absl::StatusOr<Sample> DecodeSteps(BenchEngine* engine, int64_t batch,
-                                   int64_t steps) {
-  const int64_t before = engine->weight_bytes_read() + engine->kv_bytes_read();
+absl::StatusOr<DecodeSample> DecodeSteps(BenchEngine* engine, int64_t batch,
+                                         int64_t steps) {
+  const int64_t weights_before = engine->weight_bytes_read();
+  const int64_t cache_before = engine->kv_bytes_read();
   absl::Status status;
-  Sample sample;
-  sample.seconds = SecondsOf([&] {
+  DecodeSample sample;
+  engine->profile().Start();
+  sample.seconds = bench::SecondsOf([&] {
     for (int64_t i = 0; i < steps && status.ok(); ++i) {
       status = engine->Decode(batch);
     }
   });
+  sample.parts = engine->profile().Stop();
   KVASIR_RETURN_IF_ERROR(status);
-  sample.bytes = static_cast<double>(engine->weight_bytes_read() +
-                                     engine->kv_bytes_read() - before);
+  sample.weight_bytes =
+      static_cast<double>(engine->weight_bytes_read() - weights_before);
+  sample.cache_bytes =
+      static_cast<double>(engine->kv_bytes_read() - cache_before);
   return sample;
 }
+
+nlohmann::ordered_json BreakdownOf(const worker::CpuStepProfile::Seconds& sum) {
+  double all = 0.0;
+  for (const double seconds : sum) all += seconds;
+  nlohmann::ordered_json shares = nlohmann::ordered_json::object();
+  for (size_t part = 0; part < sum.size(); ++part) {
+    const char* name =
+        worker::StepPartName(static_cast<worker::StepPart>(part));
+    shares[name] = all > 0.0 ? sum[part] / all : 0.0;
+  }
+  return shares;
+}
+
+void AddParts(const DecodeSample& sample,
+              worker::CpuStepProfile::Seconds* sum) {
+  for (size_t part = 0; part < sum->size(); ++part) {
+    (*sum)[part] += sample.parts[part];
+  }
+}
+
+absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine) {
+  if (flags.fill == "random") {
+    return engine->FillWithRandomLatents(flags.batch, flags.context);
+  }
+  Progress progress("prefill", flags.batch, "sequences", true);
+  for (int64_t i = 1; i <= flags.batch; ++i) {
+    KVASIR_RETURN_IF_ERROR(
+        engine->Prefill(static_cast<uint64_t>(i), flags.context));
+    progress.Update(i);
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+using bench::Quantile;
+using bench::RatioOf;
 
 // By pair: seconds a byte of the machine and of batch 1, seconds a token of
 // both batches.
@@ -61,6 +87,7 @@ struct DecodeTimes {
   std::vector<double> many_token;
   double bytes_per_step = 0.0;
   double many_bytes_per_step = 0.0;
+  worker::CpuStepProfile::Seconds many_parts = {};
 };
 
 // One case, by its medians.
@@ -83,18 +110,19 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
   // The first pair warms up.
   for (int pair = -1; pair < BenchPairs(flags.bench); ++pair) {
     const double bandwidth = ceilings->MeasureBytesPerSecond();
-    KVASIR_ASSIGN_OR_RETURN(const Sample one,
+    KVASIR_ASSIGN_OR_RETURN(const DecodeSample one,
                             DecodeSteps(engine, 1, flags.steps));
-    KVASIR_ASSIGN_OR_RETURN(const Sample many,
+    KVASIR_ASSIGN_OR_RETURN(const DecodeSample many,
                             DecodeSteps(engine, flags.batch, flags.steps));
     if (pair < 0) continue;
     times.read.push_back(1.0 / bandwidth);
-    times.one_byte.push_back(one.seconds / one.bytes);
+    times.one_byte.push_back(one.seconds / one.bytes());
     times.one_token.push_back(one.seconds / steps);
     times.many_token.push_back(many.seconds / steps /
                                static_cast<double>(flags.batch));
-    times.bytes_per_step = one.bytes / steps;
-    times.many_bytes_per_step = many.bytes / steps;
+    times.bytes_per_step = one.bytes() / steps;
+    AddParts(many, &times.many_parts);
+    times.many_bytes_per_step = many.bytes() / steps;
     progress.Update(pair + 1);
   }
   return times;
@@ -103,6 +131,9 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
 absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   DefaultBenchModel(flags.bench, &flags.model);
   UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
+  if (flags.fill == "auto")
+    flags.fill = flags.compares() ? "random" : "prefill";
+  if (flags.compares()) return RunDecodeComparison(std::move(flags));
   // Warm-up pair included; each sequence takes part in both batches.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
@@ -110,13 +141,7 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
       BenchEngine::Create({.model = flags.model,
                            .max_model_len = flags.context + decoded,
                            .max_num_seqs = flags.batch}));
-  Progress progress("prefill", flags.batch, "sequences", true);
-  for (int64_t i = 1; i <= flags.batch; ++i) {
-    KVASIR_RETURN_IF_ERROR(
-        engine->Prefill(static_cast<uint64_t>(i), flags.context));
-    progress.Update(i);
-  }
-  progress.Finish();
+  KVASIR_RETURN_IF_ERROR(FillEngine(flags, engine.get()));
 
   KVASIR_ASSIGN_OR_RETURN(
       MachineCeilings ceilings,
@@ -140,8 +165,10 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   report.AddFigure("bytes_read_per_step", times.bytes_per_step);
   report.AddRow(
       DecodeRow(1, Quantile(times.one_token, 0.5), times.bytes_per_step));
-  report.AddRow(DecodeRow(flags.batch, Quantile(times.many_token, 0.5),
-                          times.many_bytes_per_step));
+  nlohmann::ordered_json row = DecodeRow(
+      flags.batch, Quantile(times.many_token, 0.5), times.many_bytes_per_step);
+  if (flags.breakdown) row["breakdown"] = BreakdownOf(times.many_parts);
+  report.AddRow(std::move(row));
   const auto weights = static_cast<double>(engine->model().weight_bytes());
   report.AddFigure("weight_bytes", weights);
   report.AddFigure("context_tokens", static_cast<double>(flags.context));
@@ -172,6 +199,30 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       ->check(CLI::Range(2, 1024));
   AddFlag(command, "--steps", flags->steps, "steps of a sample")
       ->check(CLI::Range(1, 1000));
+  AddSwitch(command, "--breakdown", flags->breakdown,
+            "shares of a step of the larger batch by its parts");
+  AddFlag(
+      command, "--plan", flags->plans,
+      "compare the dense cache of the shape with these: kv_plan.json files, "
+      "or names of `kvasir bench attention --help`")
+      ->delimiter(',');
+  AddFlag(command, "--baseline", flags->baseline,
+          "compare --model with this checkpoint")
+      ->type_name("DIR");
+  AddFlag(command, "--fill", flags->fill,
+          "where the context comes from: a prefill, or random latents (auto: "
+          "random where caches are compared)")
+      ->check(CLI::IsMember({"auto", "prefill", "random"}));
+  AddSwitch(command, "--paced", flags->paced,
+            "with --plan NAME: a sample for each line of standard input, told "
+            "as a line of JSON");
+  command->footer(
+      "With --plan or --baseline the rows are caches: tokens_per_second,\n"
+      "bytes_per_step (weights by the stream's counter, cache by its layout),\n"
+      "speedup_over_dense and bytes_ratio (the dense cache's over its own).\n"
+      "The breakdown's parts are those of a step: projections, rotation,\n"
+      "append, lifts (what a compressed cache adds around attention),\n"
+      "attention, output, mlp, norms, sum (over ranks), head, sampling, rest.");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "bench/random_latents.h"
 #include "cli/progress.h"
 
 namespace kvasir::cli {
@@ -20,6 +21,9 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> BenchEngine::Create(
                          .max_num_seqs = options.max_num_seqs,
                          .max_batched_tokens = options.max_batched_tokens,
                          .prefix_reuse = false,
+                         .plan = options.plan,
+                         .stretch_positions = true,
+                         .profile = &engine->profile_,
                          .progress = [&progress](int64_t done, int64_t) {
                            progress.Update(done >> 20);
                          }}));
@@ -49,6 +53,32 @@ absl::Status BenchEngine::Prefill(uint64_t sequence_id, int64_t num_tokens) {
         static_cast<size_t>(done), static_cast<size_t>(count));
     if (done + count == num_tokens) step.sample = worker::GreedySample();
     KVASIR_RETURN_IF_ERROR(runner_->Run({step}).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
+                                                int64_t num_tokens) {
+  const worker::KvArenas& arenas = model_->rank().executor().arenas();
+  kernels::CpuStream stream(pool());
+  Progress progress("random latents",
+                    static_cast<int64_t>(arenas.layers().size()), "layers",
+                    true);
+  uint64_t seed = 1;
+  int64_t done = 0;
+  for (const worker::KvArenas::Layer& layer : arenas.layers()) {
+    KVASIR_RETURN_IF_ERROR(bench::FillWithRandomLatents(
+        layer, arenas.num_pages()[static_cast<size_t>(layer.page_group)],
+        model_->layout().page_tokens(), seed += 100, stream));
+    progress.Update(++done);
+  }
+  return Restart(count, num_tokens);
+}
+
+absl::Status BenchEngine::Restart(int64_t count, int64_t num_tokens) {
+  for (int64_t i = 1; i <= count; ++i) {
+    runner_->Release(static_cast<uint64_t>(i));
+    runner_->StartAt(static_cast<uint64_t>(i), num_tokens);
   }
   return absl::OkStatus();
 }

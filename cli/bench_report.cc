@@ -20,12 +20,11 @@ constexpr int64_t kQuickFootprintBytes = int64_t{16} << 20;
 // Where the CPU tells of no cache.
 constexpr int64_t kLeastCacheBytes = int64_t{64} << 20;
 
-int64_t FootprintBytes(bool quick) {
-  if (quick) return kQuickFootprintBytes;
+}  // namespace
+
+int64_t MachineCeilings::FootprintBytes() {
   return 4 * std::max(base::LastLevelCacheBytes(), kLeastCacheBytes);
 }
-
-}  // namespace
 
 void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
   flags->command = command;
@@ -53,15 +52,20 @@ void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model) {
 
 absl::StatusOr<MachineCeilings> MachineCeilings::Create(base::ThreadPool* pool,
                                                         bool quick) {
-  KVASIR_ASSIGN_OR_RETURN(auto probe, kernels::ReadBandwidthProbe::Create(
-                                          pool, FootprintBytes(quick)));
+  KVASIR_ASSIGN_OR_RETURN(
+      auto probe, kernels::ReadBandwidthProbe::Create(
+                      pool, quick ? kQuickFootprintBytes : FootprintBytes()));
   return MachineCeilings(pool, std::move(probe));
 }
 
 double MachineCeilings::MeasureBytesPerSecond() {
+  return Measure().bytes_per_second;
+}
+
+bench::Ceilings MachineCeilings::Measure() {
   flops_.push_back(kernels::MeasureFlops(pool_, 20));
   bytes_per_second_.push_back(probe_->BytesPerSecond());
-  return bytes_per_second_.back();
+  return {.bytes_per_second = bytes_per_second_.back(), .flops = flops_.back()};
 }
 
 nlohmann::ordered_json MachineCeilings::ToJson() {

@@ -13,6 +13,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
+#include "bench/floors.h"
 #include "bench/paired.h"
 #include "cli/options.h"
 #include "kernels/ceilings.h"
@@ -58,8 +59,14 @@ class MachineCeilings {
   static absl::StatusOr<MachineCeilings> Create(base::ThreadPool* pool,
                                                 bool quick);
 
-  // One pass over a buffer of four times the last-level cache.
+  // Four times the last-level cache: what is read in turn within so much comes
+  // from memory.
+  static int64_t FootprintBytes();
+
+  // One pass over a buffer of FootprintBytes.
   double MeasureBytesPerSecond();
+  // The same, and multiply-adds in registers.
+  bench::Ceilings Measure();
 
   // {cpu, threads, simd, llc_bytes, read_bandwidth_bytes_per_second,
   // f32_flops, ...}: medians of what was measured.
@@ -86,6 +93,10 @@ class BenchReport {
  public:
   explicit BenchReport(nlohmann::ordered_json machine)
       : machine_(std::move(machine)) {}
+  // For one that measures its ceilings while rows come in.
+  void SetMachine(nlohmann::ordered_json machine) {
+    machine_ = std::move(machine);
+  }
 
   void AddFigure(const std::string& name, double value,
                  std::optional<Target> target = std::nullopt,
@@ -101,6 +112,7 @@ class BenchReport {
   void AddNote(const std::string& note) { notes_.push_back(note); }
   void AddRow(nlohmann::ordered_json row) { rows_.push_back(std::move(row)); }
 
+  const std::vector<nlohmann::ordered_json>& rows() const { return rows_; }
   nlohmann::ordered_json ToJson() const;
   void Print(bool json) const;
 

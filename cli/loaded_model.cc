@@ -62,9 +62,14 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
 absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
     const LoadRequest& request) {
   auto model = std::unique_ptr<LoadedModel>(new LoadedModel());
-  KVASIR_ASSIGN_OR_RETURN(model->source_,
-                          OpenModelSource(request.model, PlanUse::kRun));
+  KVASIR_ASSIGN_OR_RETURN(
+      model->source_,
+      OpenModelSource(request.model, PlanUse::kRun, request.plan));
   const ModelSource& source = model->source_;
+  if (request.stretch_positions && source.shape.has_value()) {
+    int64_t& positions = model->source_.spec.max_position_embeddings;
+    positions = std::max(positions, request.max_model_len);
+  }
   KVASIR_RETURN_IF_ERROR(model->ChooseLength(request.max_model_len));
   model->num_threads_ = request.model.threads > 0
                             ? request.model.threads
@@ -79,6 +84,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   options.executor.max_model_len = model->max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
   options.executor.max_batched_tokens = request.max_batched_tokens;
+  options.executor.profile = request.profile;
   options.progress = request.progress;
   if (source.checkpoint.has_value()) {
     worker::CheckpointSource weights(&*source.checkpoint);

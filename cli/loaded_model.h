@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,12 @@ struct LoadRequest {
   // memory that is left after the weights.
   int64_t kv_cache_bytes = 0;
   bool prefix_reuse = true;
+  // In place of the options' plan: a benchmark's own.
+  std::optional<kvasir::v1::KvPlan> plan;
+  // With random weights: raise the shape's positions to max_model_len.
+  bool stretch_positions = false;
+  // ModelExecutorOptions'.
+  worker::StepProfile* profile = nullptr;
   // Bytes of weights packed so far and in all.
   std::function<void(int64_t done, int64_t total)> progress;
 };

@@ -115,8 +115,9 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
   return text;
 }
 
-absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options,
-                                            PlanUse use) {
+absl::StatusOr<ModelSource> OpenModelSource(
+    const ModelOptions& options, PlanUse use,
+    std::optional<kvasir::v1::KvPlan> plan) {
   KVASIR_RETURN_IF_ERROR(CheckModelOptions(options));
   ModelSource source;
   if (options.random_weights) {
@@ -135,7 +136,11 @@ absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options,
     source.name = source.checkpoint->name();
   }
   source.cache_shape = worker::CacheShapeOf(source.spec);
-  KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
+  if (plan.has_value()) {
+    source.plan = *std::move(plan);
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
+  }
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
   if (use == PlanUse::kRun) {
     KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(source.plan));

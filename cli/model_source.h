@@ -37,8 +37,10 @@ enum class PlanUse {
 
 // Opens what the flags name; reads headers, no weights. The plan is --kv-plan,
 // else the folder's kv_plan.json, else the full-rank plan in --kv-dtype.
-absl::StatusOr<ModelSource> OpenModelSource(const ModelOptions& options,
-                                            PlanUse use);
+// `plan` is used in place of any of these.
+absl::StatusOr<ModelSource> OpenModelSource(
+    const ModelOptions& options, PlanUse use,
+    std::optional<kvasir::v1::KvPlan> plan = std::nullopt);
 
 // Bytes of the model's weights, and those of attention among them: as the
 // checkpoint stores them; else what the plan's would take, as bf16 or in the

@@ -73,7 +73,8 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
                               .arena = &parts.arenas->layers()[index],
                               .rope_steps = decoder.rope_steps_.as<uint64_t>(),
                               .hadamard = decoder.hadamard_.get(),
-                              .page_tokens = parts.page_tokens});
+                              .page_tokens = parts.page_tokens,
+                              .profile = parts.profile});
   }
   return decoder;
 }
@@ -138,6 +139,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
 
 absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,
                            Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kNorms);
   const auto fill = [&](auto& norm) {
     norm.x = rows.x;
     norm.residual = rows.residual;
@@ -172,6 +174,7 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                              .positions = batch.positions,
                              .group = batch.groups[page_group]},
                             out, workspace));
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(
       stream, out, batch.num_tokens * spec().hidden_size, workspace);
 }
@@ -179,6 +182,7 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
 absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
                           const float* normed, float* out,
                           Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kMlp);
   const LayerWeights& weights =
       parts_.weights->layers[static_cast<size_t>(layer)];
   const int64_t features = parts_.weights->shard.num_features;
@@ -204,6 +208,7 @@ absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
   KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
                                      {gated, num_tokens, weights.down_bias},
                                      weights.down, out, workspace));
+  const StepPartScope summing(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(
       stream, out, num_tokens * spec().hidden_size, workspace);
 }

@@ -16,6 +16,7 @@
 #include "worker/collective.h"
 #include "worker/kv_arenas.h"
 #include "worker/layer_attention.h"
+#include "worker/step_profile.h"
 #include "worker/weights.h"
 
 namespace kvasir::worker {
@@ -45,6 +46,7 @@ class Decoder {
     const KvArenas* arenas = nullptr;
     Collective* collective = nullptr;
     int64_t page_tokens = 0;
+    StepProfile* profile = nullptr;  // or null
   };
 
   static absl::StatusOr<Decoder> Create(const Parts& parts,
@@ -63,6 +65,7 @@ class Decoder {
 
   const model::DecoderSpec& spec() const { return *parts_.spec; }
   const kernels::PackedMatrix& head() const { return parts_.weights->head; }
+  StepProfile* profile() const { return parts_.profile; }
 
  private:
   // One norm, with the addition before it.

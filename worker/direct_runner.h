@@ -40,6 +40,12 @@ class DirectRunner {
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 
+  // The sequence begins after `length` tokens whose slots hold what somebody
+  // else wrote there, or anything. Before its first step.
+  void StartAt(uint64_t sequence_id, int64_t length) {
+    sequences_[sequence_id].length = length;
+  }
+
   // The executor forgets it with the next step; its pages are free at once.
   void Release(uint64_t sequence_id);
 

@@ -220,6 +220,8 @@ absl::Status LayerAttention::Project(Stream& stream,
                                      const AttentionInput& input,
                                      const Rows& rows,
                                      Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream,
+                                   StepPart::kProjections);
   kernels::MatmulParams params;
   params.x = input.normed;
   params.x_row_stride = parts_.weights->qkv.k;
@@ -234,6 +236,7 @@ absl::Status LayerAttention::Project(Stream& stream,
 absl::Status LayerAttention::Rotate(Stream& stream, const AttentionInput& input,
                                     const Rows& rows,
                                     Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kRotation);
   for (const Turn& turn : turns_) {
     kernels::RopeParams params;
     if (turn.whole_queries.num_heads > 0) {
@@ -266,6 +269,8 @@ absl::Status LayerAttention::MakeLatents(Stream& stream,
                                          const PartWeights& weights,
                                          const Rows& rows,
                                          Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream,
+                                   StepPart::kProjections);
   if (!part.has_basis) return absl::OkStatus();
   kernels::MatmulParams params;
   params.x = Advance(rows.row, part.source_column);
@@ -281,6 +286,7 @@ absl::Status LayerAttention::MakeLatents(Stream& stream,
 absl::Status LayerAttention::LiftQueries(Stream& stream, size_t part,
                                          const Rows& rows,
                                          Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kLifts);
   const KeyProgram& key = program().key[part];
   if (key.lift == QueryLift::kNone) return absl::OkStatus();
   if (key.lift == QueryLift::kComplex) {
@@ -333,6 +339,7 @@ absl::Status LayerAttention::ComplexLiftQueries(Stream& stream, size_t part,
 absl::Status LayerAttention::TurnBySigns(
     Stream& stream, const std::vector<HadamardLatent>& latents, bool transposed,
     const Rows& rows, Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kLifts);
   if (latents.empty()) return absl::OkStatus();
   kernels::HadamardParams params;
   params.x = rows.row;
@@ -349,6 +356,7 @@ absl::Status LayerAttention::TurnBySigns(
 absl::Status LayerAttention::Append(Stream& stream, const AttentionInput& input,
                                     const Rows& rows,
                                     Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kAppend);
   std::vector<kernels::KvAppendPart> appended(keys_.size() + 1);
   for (size_t p = 0; p < appended.size(); ++p) {
     const bool key = p < keys_.size();
@@ -369,6 +377,8 @@ absl::Status LayerAttention::Append(Stream& stream, const AttentionInput& input,
 absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
                                     const Rows& rows, float* attended,
                                     Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream,
+                                   StepPart::kAttention);
   std::vector<kernels::AttentionKeyPart> keys(keys_.size());
   for (size_t p = 0; p < keys.size(); ++p) {
     const KeyProgram& part = program().key[p];
@@ -406,6 +416,7 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
 
 absl::Status LayerAttention::Output(Stream& stream, const Rows& attended,
                                     float* out, Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kOutput);
   const LayerWeights& weights = *parts_.weights;
   const int64_t num_heads = program().heads.query.count;
   const int64_t t = attended.num_tokens;
@@ -415,6 +426,7 @@ absl::Status LayerAttention::Output(Stream& stream, const Rows& attended,
     rows.stride = num_heads * program().head_dim;
     rows.row = workspace.Take<float>(t * rows.stride);
     KVASIR_RETURN_IF_ERROR(workspace.status());
+    const StepPartScope lifting(parts_.profile, stream, StepPart::kLifts);
     kernels::LiftParams lift;
     lift.x = attended.row;
     lift.x_row_stride = attended.stride;

@@ -14,6 +14,7 @@
 #include "model/decoder_spec.h"
 #include "worker/attention_program.h"
 #include "worker/kv_arenas.h"
+#include "worker/step_profile.h"
 #include "worker/weights.h"
 
 namespace kvasir::worker {
@@ -46,6 +47,7 @@ class LayerAttention {
     const uint64_t* rope_steps = nullptr;         // [rotary_dim / 2]
     kernels::HadamardTables* hadamard = nullptr;  // only in the constructor
     int64_t page_tokens = 0;
+    StepProfile* profile = nullptr;  // or null
   };
 
   explicit LayerAttention(const Parts& parts);

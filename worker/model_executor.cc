@@ -128,7 +128,8 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
                        .weights = &executor->weights_,
                        .arenas = &executor->arenas_,
                        .collective = parts.collective,
-                       .page_tokens = parts.layout->page_tokens()},
+                       .page_tokens = parts.layout->page_tokens(),
+                       .profile = executor->options_.profile},
                       parts.allocator, parts.stream));
   executor->decoder_ = std::make_unique<Decoder>(std::move(decoder));
   executor->output_ = std::make_unique<StepOutput>(

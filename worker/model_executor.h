@@ -28,6 +28,7 @@
 #include "worker/sequence_table.h"
 #include "worker/step_batch.h"
 #include "worker/step_output.h"
+#include "worker/step_profile.h"
 #include "worker/weights.h"
 
 namespace kvasir::worker {
@@ -52,6 +53,8 @@ struct ModelExecutorOptions {
   // For tests and debugging: hears every token's logits. Every row then meets
   // the head. Called from Execute.
   std::function<void(const LogitsRow&)> logits_tap;
+  // Takes the time of each part of a step, or null; outlives the executor.
+  StepProfile* profile = nullptr;
 };
 
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. What
@@ -95,6 +98,7 @@ class ModelExecutor final : public Executor {
   }
   // Of the arenas, as allocated.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
+  const KvArenas& arenas() const { return arenas_; }
   uint64_t last_step_id() const { return last_step_id_; }
 
  private:

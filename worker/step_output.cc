@@ -13,9 +13,11 @@ namespace {
 using kernels::Stream;
 using kernels::Workspace;
 
-absl::Status HeadColumns(Stream& stream, const kernels::PackedMatrix& head,
-                         const float* normed, int64_t num_rows, float* logits,
+absl::Status HeadColumns(const Decoder& decoder, Stream& stream,
+                         const kernels::PackedMatrix& head, const float* normed,
+                         int64_t num_rows, float* logits,
                          Workspace& workspace) {
+  const StepPartScope part_of_step(decoder.profile(), stream, StepPart::kHead);
   kernels::MatmulParams params;
   params.x = normed;
   params.x_row_stride = head.k;
@@ -54,8 +56,8 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
     KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(stream, hidden,
                                                Advance(batch.token_rows, row),
                                                count, normed, workspace));
-    KVASIR_RETURN_IF_ERROR(HeadColumns(stream, decoder_->head(), normed, count,
-                                       logits, workspace));
+    KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
+                                       normed, count, logits, workspace));
     kernels::SampleParams params;
     params.logits = logits;
     params.row_stride = vocab;
@@ -67,6 +69,8 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
     params.max_top = batch.max_top;
     params.top_ids = Advance(batch.top_ids, row * batch.max_top);
     params.top_logprobs = Advance(batch.top_logprobs, row * batch.max_top);
+    const StepPartScope part_of_step(decoder_->profile(), stream,
+                                     StepPart::kSampling);
     KVASIR_RETURN_IF_ERROR(kernels::Sample(stream, params, workspace));
   }
   return absl::OkStatus();
@@ -92,8 +96,8 @@ absl::Status StepOutput::ScoreTargets(Stream& stream,
   for (int64_t begin = 0; begin < vocab; begin += chunk) {
     const int64_t count = std::min(chunk, vocab - begin);
     KVASIR_RETURN_IF_ERROR(
-        HeadColumns(stream, decoder_->head().Columns(begin, count), normed,
-                    batch.num_rows, logits, workspace));
+        HeadColumns(*decoder_, stream, decoder_->head().Columns(begin, count),
+                    normed, batch.num_rows, logits, workspace));
     kernels::LogSoftmaxParams params;
     params.logits = logits;
     params.row_stride = count;
@@ -126,8 +130,8 @@ absl::Status StepOutput::ReadAllLogits(Stream& stream,
     const int64_t count = std::min(chunk, num_rows - row);
     KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
         stream, hidden, Advance(token_rows, row), count, normed, workspace));
-    KVASIR_RETURN_IF_ERROR(HeadColumns(stream, decoder_->head(), normed, count,
-                                       logits, workspace));
+    KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
+                                       normed, count, logits, workspace));
     if (workspace.counting()) continue;
     host.resize(static_cast<size_t>(count * vocab));
     KVASIR_RETURN_IF_ERROR(kernels::ReadBack(stream, host.data(), logits,

@@ -1,0 +1,210 @@
+#include "bench/attention_layers.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "bench/plan_presets.h"
+#include "bench/random_latents.h"
+#include "kernels/rope.h"
+#include "model/random_weights.h"
+#include "model/shape_config.h"
+#include "worker/rank.h"
+
+namespace kvasir::bench {
+namespace {
+
+// Everything beside attention as small as it gets.
+model::ModelShape AttentionShape(model::ModelShape shape, int64_t num_layers) {
+  shape.num_layers = num_layers;
+  shape.intermediate_size = 32;
+  shape.vocab_size = 32;
+  shape.bos_token_id = 1;
+  shape.eos_token_id = 2;
+  return shape;
+}
+
+absl::StatusOr<cache::PageLayout> LayoutOf(const model::DecoderSpec& spec,
+                                           const kvasir::v1::KvPlan& plan,
+                                           int64_t page_tokens) {
+  const cache::CacheShape shape = worker::CacheShapeOf(spec);
+  KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(plan, shape));
+  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
+  return cache::PageLayout::Create(plan, shape, {.page_tokens = page_tokens});
+}
+
+double LayerBytesPerSlot(const cache::PageLayout& layout) {
+  return layout.PayloadBytesPerToken(0, cache::Side::kKey) +
+         layout.PayloadBytesPerToken(0, cache::Side::kValue);
+}
+
+}  // namespace
+
+absl::StatusOr<double> AttentionLayers::BytesPerSlot(
+    const model::ModelShape& shape, const std::string& plan,
+    int64_t page_tokens) {
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::SpecOfShape(AttentionShape(shape, 1)));
+  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan made,
+                          MakePresetPlan(plan, spec));
+  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
+                          LayoutOf(spec, made, page_tokens));
+  return LayerBytesPerSlot(layout);
+}
+
+double AttentionLayers::bytes_per_slot() const {
+  return LayerBytesPerSlot(*layout_);
+}
+
+absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
+    const Options& options, kernels::CpuStream* stream) {
+  auto layers = std::unique_ptr<AttentionLayers>(new AttentionLayers());
+  layers->stream_ = stream;
+  KVASIR_ASSIGN_OR_RETURN(
+      layers->spec_,
+      model::SpecOfShape(AttentionShape(options.shape, options.num_arenas)));
+  KVASIR_ASSIGN_OR_RETURN(layers->plan_,
+                          MakePresetPlan(options.plan, layers->spec_));
+  KVASIR_ASSIGN_OR_RETURN(
+      cache::PageLayout layout,
+      LayoutOf(layers->spec_, layers->plan_, options.page_tokens));
+  layers->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
+  KVASIR_ASSIGN_OR_RETURN(layers->allocator_, kernels::DeviceAllocator::Create(
+                                                  kernels::DeviceKind::kCpu));
+  KVASIR_RETURN_IF_ERROR(layers->LoadWeights(options));
+  KVASIR_RETURN_IF_ERROR(layers->MakeArenas(options));
+  KVASIR_RETURN_IF_ERROR(layers->MakeLayers());
+  return layers;
+}
+
+absl::Status AttentionLayers::LoadWeights(const Options& options) {
+  const model::ModelShape shape = AttentionShape(options.shape, 1);
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::SpecOfShape(shape));
+  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan plan,
+                          MakePresetPlan(options.plan, spec));
+  KVASIR_ASSIGN_OR_RETURN(
+      const auto source,
+      worker::RandomSource::Create(shape, spec, plan, options.seed,
+                                   kernels::DType::kBf16));
+  KVASIR_ASSIGN_OR_RETURN(
+      weights_, worker::LoadWeights(spec, plan, source.get(), allocator_.get(),
+                                    {.pool = &stream_->pool()}));
+  return absl::OkStatus();
+}
+
+absl::Status AttentionLayers::MakeArenas(const Options& options) {
+  const int64_t pages =
+      (options.slots + options.page_tokens - 1) / options.page_tokens;
+  if (pages < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an arena of ", options.slots, " slots"));
+  }
+  const cache::PageCounts counts(layout_->page_groups().size(), pages);
+  KVASIR_ASSIGN_OR_RETURN(
+      worker::KvArenas arenas,
+      worker::KvArenas::Create(plan_, *layout_, counts, allocator_.get()));
+  arenas_ = std::make_unique<worker::KvArenas>(std::move(arenas));
+  uint64_t seed = options.seed;
+  for (const worker::KvArenas::Layer& layer : arenas_->layers()) {
+    KVASIR_RETURN_IF_ERROR(FillWithRandomLatents(
+        layer, pages, options.page_tokens, seed += 100, *stream_));
+  }
+  block_tables_.resize(static_cast<size_t>(pages));
+  std::iota(block_tables_.begin(), block_tables_.end(), 0);
+  std::shuffle(block_tables_.begin(), block_tables_.end(),
+               std::mt19937_64(options.seed));
+  return absl::OkStatus();
+}
+
+absl::Status AttentionLayers::MakeLayers() {
+  for (const double frequency : spec_.rope.frequencies) {
+    rope_steps_.push_back(kernels::RopeStep(frequency));
+  }
+  for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
+    attention_.emplace_back(worker::LayerAttention::Parts{
+        .spec = &spec_,
+        .layer = layer,
+        .weights = &weights_.layers.front(),
+        .arena = &arenas_->layers()[static_cast<size_t>(layer)],
+        .rope_steps = rope_steps_.data(),
+        .hadamard = &hadamard_,
+        .page_tokens = layout_->page_tokens(),
+        .profile = &profile_});
+  }
+  return absl::OkStatus();
+}
+
+void AttentionLayers::Prepare(const LaunchShape& launch) {
+  launch_ = launch;
+  const int64_t page_tokens = layout_->page_tokens();
+  const int64_t pages = (launch.context + page_tokens - 1) / page_tokens;
+  sequences_.clear();
+  slots_.clear();
+  positions_.clear();
+  for (int64_t b = 0; b < launch.batch; ++b) {
+    kernels::AttentionSequence sequence;
+    sequence.first_row = b * launch.new_tokens;
+    sequence.num_rows = launch.new_tokens;
+    sequence.first_slot = launch.context - launch.new_tokens;
+    sequence.block_table = block_tables_.data() + b * pages;
+    for (int64_t slot = sequence.first_slot; slot < launch.context; ++slot) {
+      positions_.push_back(slot);
+      slots_.push_back(sequence.block_table[slot / page_tokens] * page_tokens +
+                       slot % page_tokens);
+    }
+    sequences_.push_back(sequence);
+  }
+  normed_.resize(static_cast<size_t>(launch.tokens() * spec_.hidden_size));
+  out_.resize(normed_.size());
+  model::FillRandom({.name = "normed",
+                     .shape = {static_cast<int64_t>(normed_.size())},
+                     .deviation = 1.0},
+                    1, 0, normed_);
+}
+
+absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
+  return attention_[next_arena_].Run(
+      *stream_,
+      {.normed = normed_.data(),
+       .num_tokens = launch_.tokens(),
+       .num_sequences = launch_.batch,
+       .positions = positions_.data(),
+       .group = {.slots = slots_.data(), .sequences = sequences_.data()}},
+      out_.data(), workspace);
+}
+
+absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
+  const int64_t page_tokens = layout_->page_tokens();
+  const int64_t pages = (launch.context + page_tokens - 1) / page_tokens;
+  const auto have = static_cast<int64_t>(block_tables_.size());
+  if (launch.batch < 1 || launch.new_tokens < 1 ||
+      launch.new_tokens > launch.context || launch.batch * pages > have) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a launch of ", launch.batch, " sequences of ", launch.context,
+        " slots, ", launch.new_tokens, " of them new, over ", have, " pages"));
+  }
+  if (!(launch == launch_)) {
+    Prepare(launch);
+    kernels::Workspace counter = kernels::Workspace::Counting();
+    KVASIR_RETURN_IF_ERROR(Launch(counter));
+    workspace_.resize(counter.peak_bytes() +
+                      kernels::Workspace::kAlignmentBytes);
+  }
+  kernels::Workspace workspace(workspace_.data(), workspace_.size());
+  profile_.Start();
+  KVASIR_RETURN_IF_ERROR(Launch(workspace));
+  const worker::CpuStepProfile::Seconds seconds = profile_.Stop();
+  next_arena_ = (next_arena_ + 1) % attention_.size();
+  LaunchTime time;
+  time.layer_seconds = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  time.attention_seconds =
+      worker::SecondsOf(seconds, worker::StepPart::kAttention) +
+      worker::SecondsOf(seconds, worker::StepPart::kLifts);
+  return time;
+}
+
+}  // namespace kvasir::bench

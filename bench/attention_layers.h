@@ -1,0 +1,109 @@
+// One layer's attention over many arenas: what the engine runs for a layer
+// (projections, rotation, append, attention, lifts, output), with random
+// weights and a cache full of random latents, and nothing around it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cache/layout.h"
+#include "kernels/allocator.h"
+#include "kernels/stream.h"
+#include "model/shapes.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/kv_arenas.h"
+#include "worker/layer_attention.h"
+#include "worker/step_profile.h"
+#include "worker/weights.h"
+
+namespace kvasir::bench {
+
+// Sequences of one launch: each has `context` slots in the end, the last
+// `new_tokens` of them written by the launch.
+struct LaunchShape {
+  int64_t batch = 1;
+  int64_t context = 0;
+  int64_t new_tokens = 1;
+
+  int64_t tokens() const { return batch * new_tokens; }
+  int64_t slots() const { return batch * context; }
+  friend bool operator==(const LaunchShape&, const LaunchShape&) = default;
+};
+
+struct LaunchTime {
+  double layer_seconds = 0.0;      // all of the layer's attention
+  double attention_seconds = 0.0;  // over the cache, lifts included
+};
+
+// Owns: weights of one layer, arenas of `num_arenas` layers, and their tables.
+// Pages of a sequence lie in random order.
+// Threads: one at a time.
+class AttentionLayers {
+ public:
+  struct Options {
+    model::ModelShape
+        shape;         // its attention; layers, MLP and head do not count
+    std::string plan;  // a preset's name
+    int64_t page_tokens = 64;
+    // Slots of an arena: as many sequences as are launched must fit.
+    int64_t slots = 0;
+    int64_t num_arenas = 1;
+    uint64_t seed = 1;
+  };
+
+  // `stream` outlives it. Errors of the plan, the weights and the allocator.
+  static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
+      const Options& options, kernels::CpuStream* stream);
+
+  // One launch over the next arena. The first one of a shape also counts its
+  // workspace.
+  absl::StatusOr<LaunchTime> Run(const LaunchShape& launch);
+
+  const model::DecoderSpec& spec() const { return spec_; }
+  const kvasir::v1::KvPlan& plan() const { return plan_; }
+  const cache::PageLayout& layout() const { return *layout_; }
+  int64_t num_arenas() const { return static_cast<int64_t>(attention_.size()); }
+  // Payload of a slot in one layer's page.
+  double bytes_per_slot() const;
+
+  // The same without making anything: for a choice of num_arenas.
+  static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
+                                             const std::string& plan,
+                                             int64_t page_tokens);
+
+ private:
+  AttentionLayers() = default;
+  absl::Status LoadWeights(const Options& options);
+  absl::Status MakeArenas(const Options& options);
+  absl::Status MakeLayers();
+  void Prepare(const LaunchShape& launch);
+  absl::Status Launch(kernels::Workspace& workspace);
+
+  kernels::CpuStream* stream_ = nullptr;
+  model::DecoderSpec spec_;  // one layer for each arena
+  kvasir::v1::KvPlan plan_;
+  std::unique_ptr<cache::PageLayout> layout_;
+  std::unique_ptr<kernels::DeviceAllocator> allocator_;
+  worker::ModelWeights weights_;  // of one layer
+  std::unique_ptr<worker::KvArenas> arenas_;
+  std::vector<uint64_t> rope_steps_;
+  kernels::HadamardTables hadamard_;
+  worker::CpuStepProfile profile_;
+  std::vector<worker::LayerAttention> attention_;  // by arena
+
+  // Of the last launch.
+  LaunchShape launch_;
+  std::vector<int32_t> block_tables_;  // all pages of an arena, shuffled
+  std::vector<kernels::AttentionSequence> sequences_;
+  std::vector<int64_t> slots_;
+  std::vector<int64_t> positions_;
+  std::vector<float> normed_;
+  std::vector<float> out_;
+  std::vector<char> workspace_;
+  size_t next_arena_ = 0;
+};
+
+}  // namespace kvasir::bench

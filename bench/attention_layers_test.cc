@@ -1,0 +1,120 @@
+#include "bench/attention_layers.h"
+
+#include <cmath>
+#include <set>
+
+#include "base/status_matchers.h"
+#include "base/thread_pool.h"
+#include "bench/plan_presets.h"
+#include "bench/random_latents.h"
+#include "gtest/gtest.h"
+#include "model/shape_config.h"
+#include "worker/rank.h"
+
+namespace kvasir::bench {
+namespace {
+
+using ::kvasir::base::IsOk;
+using ::kvasir::base::StatusIs;
+
+constexpr int64_t kPageTokens = 16;
+
+AttentionLayers::Options OptionsOf(const std::string& plan) {
+  AttentionLayers::Options options;
+  options.shape = model::FindShape("kvasir-tiny").value();
+  options.plan = plan;
+  options.page_tokens = kPageTokens;
+  options.slots = 200;
+  options.num_arenas = 2;
+  return options;
+}
+
+class AttentionLayersTest : public ::testing::Test {
+ protected:
+  base::ThreadPool pool_{2};
+  kernels::CpuStream stream_{&pool_};
+};
+
+TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
+  for (const PlanPreset& preset : PlanPresets()) {
+    const auto layers =
+        AttentionLayers::Create(OptionsOf(preset.name), &stream_);
+    ASSERT_THAT(layers, IsOk()) << preset.name;
+    for (const LaunchShape& launch :
+         {LaunchShape{.batch = 3, .context = 50, .new_tokens = 1},
+          LaunchShape{.batch = 1, .context = 70, .new_tokens = 20}}) {
+      for (int run = 0; run < 3; ++run) {
+        const auto time = (*layers)->Run(launch);
+        ASSERT_THAT(time, IsOk()) << preset.name;
+        EXPECT_GT(time->attention_seconds, 0.0);
+        EXPECT_GT(time->layer_seconds, time->attention_seconds);
+      }
+    }
+  }
+}
+
+TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
+  for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
+    const auto layers = AttentionLayers::Create(OptionsOf(plan), &stream_);
+    ASSERT_THAT(layers, IsOk());
+    const auto alone = AttentionLayers::BytesPerSlot(
+        model::FindShape("kvasir-tiny").value(), plan, kPageTokens);
+    ASSERT_THAT(alone, IsOk());
+    EXPECT_EQ((*layers)->bytes_per_slot(), *alone);
+    EXPECT_EQ((*layers)->num_arenas(), 2);
+    EXPECT_DOUBLE_EQ((*layers)->layout().marginal_payload_bytes_per_token(),
+                     2 * *alone);
+  }
+}
+
+TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
+  const auto layers =
+      AttentionLayers::Create(OptionsOf("dense-bf16"), &stream_);
+  ASSERT_THAT(layers, IsOk());
+  // 13 pages of 16; four sequences of 50 take 16.
+  EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       ::testing::HasSubstr("over 13 pages")));
+  EXPECT_THAT((*layers)->Run({.batch = 1, .context = 5, .new_tokens = 6}),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
+}
+
+TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
+  const auto spec = model::SpecOfShape(model::FindShape("kvasir-tiny").value());
+  ASSERT_THAT(spec, IsOk());
+  const auto plan = MakePresetPlan("dense-bf16", *spec);
+  ASSERT_THAT(plan, IsOk());
+  const auto layout = cache::PageLayout::Create(
+      *plan, worker::CacheShapeOf(*spec), {.page_tokens = kPageTokens});
+  ASSERT_THAT(layout, IsOk());
+  const auto allocator =
+      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  ASSERT_THAT(allocator, IsOk());
+  constexpr int64_t kPages = 5;
+  const auto arenas =
+      worker::KvArenas::Create(*plan, *layout, {kPages}, allocator->get());
+  ASSERT_THAT(arenas, IsOk());
+  const worker::KvArenas::Layer& layer = arenas->layers().front();
+  ASSERT_THAT(FillWithRandomLatents(layer, kPages, kPageTokens, 7, stream_),
+              IsOk());
+  std::set<float> seen;
+  for (const auto* side : {&layer.key, &layer.value}) {
+    const kernels::LatentPart& part = side->front().latents;
+    for (int64_t g = 0; g < part.num_groups; ++g) {
+      for (int64_t slot = 0; slot < kPages * kPageTokens; ++slot) {
+        const auto* numbers =
+            reinterpret_cast<const kernels::Bf16*>(kernels::CodesAddress(
+                part, part.groups[g], slot / kPageTokens, slot % kPageTokens));
+        for (int64_t c = 0; c < part.groups[g].width; ++c) {
+          const float number = kernels::ToFloat(numbers[c]);
+          ASSERT_TRUE(std::isfinite(number));
+          seen.insert(number);
+        }
+      }
+    }
+  }
+  EXPECT_GT(seen.size(), 100u);
+}
+
+}  // namespace
+}  // namespace kvasir::bench

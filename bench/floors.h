@@ -1,0 +1,81 @@
+// How near a launch comes to what the machine can do at most, and to what it
+// is compared with.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "bench/paired.h"
+
+namespace kvasir::bench {
+
+// What the machine did at most, just before or after a launch.
+struct Ceilings {
+  double bytes_per_second = 0.0;
+  double flops = 0.0;  // floating-point operations per second
+};
+
+// What a launch cannot do without.
+struct LaunchCost {
+  double bytes = 0.0;
+  double flops = 0.0;
+};
+
+inline double ByteFloorSeconds(const LaunchCost& cost,
+                               const Ceilings& ceilings) {
+  return cost.bytes / ceilings.bytes_per_second;
+}
+inline double FlopFloorSeconds(const LaunchCost& cost,
+                               const Ceilings& ceilings) {
+  return cost.flops / ceilings.flops;
+}
+// No launch of this cost takes less.
+inline double FloorSeconds(const LaunchCost& cost, const Ceilings& ceilings) {
+  return std::max(ByteFloorSeconds(cost, ceilings),
+                  FlopFloorSeconds(cost, ceilings));
+}
+
+// Launches in turn with the baseline and the ceilings, pair by pair.
+struct FloorSamples {
+  std::vector<double> seconds;
+  std::vector<double> baseline_seconds;
+  std::vector<Ceilings> ceilings;
+
+  void Add(double took, double baseline, const Ceilings& most) {
+    seconds.push_back(took);
+    baseline_seconds.push_back(baseline);
+    ceilings.push_back(most);
+  }
+};
+
+// Time over the floor of the same pair.
+inline PairedRatio FloorRatio(const FloorSamples& samples,
+                              const LaunchCost& cost) {
+  std::vector<double> floors;
+  for (const Ceilings& most : samples.ceilings) {
+    floors.push_back(FloorSeconds(cost, most));
+  }
+  return RatioOf(samples.seconds, floors);
+}
+
+// Share of the read bandwidth of the same pair.
+inline PairedRatio BandwidthShare(const FloorSamples& samples,
+                                  const LaunchCost& cost) {
+  std::vector<double> floors;
+  for (const Ceilings& most : samples.ceilings) {
+    floors.push_back(ByteFloorSeconds(cost, most));
+  }
+  return RatioOf(floors, samples.seconds);
+}
+
+// The FLOP floor is the larger one in most pairs.
+inline bool IsComputeBound(const FloorSamples& samples,
+                           const LaunchCost& cost) {
+  size_t bound = 0;
+  for (const Ceilings& most : samples.ceilings) {
+    if (FlopFloorSeconds(cost, most) > ByteFloorSeconds(cost, most)) ++bound;
+  }
+  return 2 * bound > samples.ceilings.size();
+}
+
+}  // namespace kvasir::bench

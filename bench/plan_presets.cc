@@ -1,0 +1,299 @@
+#include "bench/plan_presets.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "cache/plan.h"
+
+namespace kvasir::bench {
+namespace {
+
+using kvasir::v1::Codec;
+using kvasir::v1::KvPlan;
+using kvasir::v1::LayerPlan;
+using kvasir::v1::Part;
+using model::DecoderSpec;
+
+Codec Numbers() {
+  Codec codec;
+  codec.set_dtype(kvasir::v1::BF16);
+  return codec;
+}
+
+Codec Codes(uint32_t bits) {
+  Codec codec;
+  codec.mutable_bits()->add_schedule(bits);
+  codec.mutable_per_token();
+  codec.set_param_dtype(kvasir::v1::F16);
+  return codec;
+}
+
+// Bits 0: numbers.
+Codec CodecOf(uint32_t bits) { return bits == 0 ? Numbers() : Codes(bits); }
+
+Codec FusedCodec(uint32_t bits) {
+  Codec codec = CodecOf(bits);
+  if (bits > 0) codec.mutable_hadamard_fused();
+  return codec;
+}
+
+Part Full(kvasir::v1::Stored stored, const Codec& codec) {
+  Part part;
+  part.mutable_full();
+  part.set_stored(stored);
+  *part.mutable_codec() = codec;
+  return part;
+}
+
+// Half of the numbers of each group of `share` heads.
+Part HalfRank(const DecoderSpec& spec, int64_t share, const Codec& codec) {
+  Part part;
+  for (int64_t head = 0; head < spec.num_kv_heads; head += share) {
+    auto* group = part.mutable_low_rank()->add_groups();
+    for (int64_t h = head; h < head + share; ++h) {
+      group->add_heads(static_cast<uint32_t>(h));
+    }
+    group->set_rank(static_cast<uint32_t>(share * spec.head_dim / 2));
+  }
+  *part.mutable_codec() = codec;
+  return part;
+}
+
+// Lifted in o_proj where that reads fewer weights than a lift of its own, as
+// the planners decide it.
+Part HalfRankValues(const DecoderSpec& spec, int64_t share,
+                    const Codec& codec) {
+  Part part = HalfRank(spec, share, codec);
+  part.set_stored(kvasir::v1::NO_ROPE);
+  const int64_t rank = share * spec.head_dim / 2;
+  const int64_t folded = spec.num_heads * rank * spec.hidden_size;
+  const int64_t at_runtime = spec.num_heads * spec.head_dim * spec.hidden_size +
+                             spec.num_kv_heads * spec.head_dim * rank;
+  if (folded < at_runtime) {
+    part.add_uses()->mutable_fold();
+  } else {
+    part.add_uses()->mutable_at_runtime();
+  }
+  return part;
+}
+
+LayerPlan Dense(uint32_t bits) {
+  LayerPlan layer;
+  *layer.mutable_key()->add_parts() =
+      Full(kvasir::v1::POST_ROPE, CodecOf(bits));
+  *layer.mutable_value()->add_parts() =
+      Full(kvasir::v1::NO_ROPE, CodecOf(bits));
+  return layer;
+}
+
+LayerPlan Palu(const DecoderSpec& spec, int64_t share, uint32_t bits) {
+  LayerPlan layer;
+  Part key = HalfRank(spec, share, FusedCodec(bits));
+  key.set_stored(kvasir::v1::PRE_ROPE);
+  key.add_uses()->mutable_reconstruct();
+  *layer.mutable_key()->add_parts() = std::move(key);
+  *layer.mutable_value()->add_parts() =
+      HalfRankValues(spec, share, FusedCodec(bits));
+  return layer;
+}
+
+// Of each two neighbouring pairs a head keeps one, each head others.
+LayerPlan Rap(const DecoderSpec& spec, uint32_t bits) {
+  LayerPlan layer;
+  Part key;
+  for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+    auto* kept = key.mutable_rope_pairs()->add_per_head();
+    for (int64_t i = 0; i < spec.head_dim / 4; ++i) {
+      const int64_t pair = 2 * i + (i * (head + 1) / 2) % 2;
+      kept->add_pair_indices(static_cast<uint32_t>(pair));
+    }
+  }
+  key.set_stored(kvasir::v1::POST_ROPE);
+  key.add_uses()->mutable_fold();
+  *key.mutable_codec() = CodecOf(bits);
+  *layer.mutable_key()->add_parts() = std::move(key);
+  *layer.mutable_value()->add_parts() =
+      HalfRankValues(spec, 1, FusedCodec(bits));
+  return layer;
+}
+
+LayerPlan Commuting(const DecoderSpec& spec) {
+  LayerPlan layer;
+  constexpr int64_t kShare = 4;  // heads of a group
+  Part key;
+  for (int64_t head = 0; head < spec.num_kv_heads; head += kShare) {
+    auto* group = key.mutable_rope_low_rank()->add_groups();
+    for (int64_t h = head; h < head + kShare; ++h) {
+      group->add_heads(static_cast<uint32_t>(h));
+    }
+    for (int64_t pair = 0; pair < spec.head_dim / 2; ++pair) {
+      group->add_pairs(static_cast<uint32_t>(pair));
+      group->add_rank_per_pair(kShare / 2);
+    }
+  }
+  key.set_stored(kvasir::v1::POST_ROPE);
+  key.add_uses()->mutable_at_runtime();
+  *key.mutable_codec() = Numbers();
+  *layer.mutable_key()->add_parts() = std::move(key);
+  *layer.mutable_value()->add_parts() = HalfRankValues(spec, 1, Numbers());
+  return layer;
+}
+
+// Keys in a basis over all heads, values in 4 bits.
+LayerPlan Svdq(const DecoderSpec& spec, const std::vector<uint32_t>& schedule) {
+  LayerPlan layer;
+  Part key;
+  auto* group = key.mutable_low_rank()->add_groups();
+  for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+    group->add_heads(static_cast<uint32_t>(head));
+  }
+  group->set_rank(static_cast<uint32_t>(
+      std::min(spec.num_kv_heads * spec.head_dim, spec.hidden_size)));
+  key.add_uses()->mutable_reconstruct();
+  key.set_stored(kvasir::v1::PRE_ROPE);
+  key.set_latent_bias(true);
+  key.set_mean(true);
+  Codec& codec = *key.mutable_codec();
+  codec.mutable_bits()->mutable_schedule()->Add(schedule.begin(),
+                                                schedule.end());
+  codec.mutable_channel_static();
+  codec.mutable_basis_static();
+  *layer.mutable_key()->add_parts() = std::move(key);
+  *layer.mutable_value()->add_parts() = Full(kvasir::v1::NO_ROPE, Codes(4));
+  return layer;
+}
+
+struct Entry {
+  PlanPreset preset;
+  std::function<LayerPlan(const DecoderSpec&)> make;
+  int64_t share = 1;  // heads of its groups
+};
+
+constexpr double kDenseTarget = 1.25;
+constexpr double kAbsorbedTarget = 1.3;
+constexpr double kAbsorbedCodesTarget = 1.6;
+constexpr double kRebuiltTarget = 1.5;
+
+Entry PaluEntry(int64_t share, uint32_t bits) {
+  Entry entry;
+  entry.preset = {
+      absl::StrCat("palu-50-g", share,
+                   bits > 0 ? absl::StrCat("-", bits, "bit") : ""),
+      absl::StrCat("Palu, half the numbers of groups of ", share,
+                   share == 1 ? " head" : " heads",
+                   bits > 0 ? absl::StrCat(", ", bits, " bits") : ", bf16",
+                   "; keys rebuilt"),
+      kRebuiltTarget};
+  entry.make = [share, bits](const DecoderSpec& spec) {
+    return Palu(spec, share, bits);
+  };
+  entry.share = share;
+  return entry;
+}
+
+Entry SvdqEntry(const std::vector<uint32_t>& schedule) {
+  Entry entry;
+  entry.preset = {
+      absl::StrCat("svdq-", absl::StrJoin(schedule, "")),
+      absl::StrCat("SVDq, key channels of ", absl::StrJoin(schedule, ","),
+                   " bits; keys rebuilt, values 4 bits"),
+      kRebuiltTarget};
+  entry.make = [schedule](const DecoderSpec& spec) {
+    return Svdq(spec, schedule);
+  };
+  return entry;
+}
+
+std::vector<Entry> MakeEntries() {
+  std::vector<Entry> entries;
+  const auto add = [&entries](PlanPreset preset, auto make, int64_t share) {
+    entries.push_back({std::move(preset), make, share});
+  };
+  add(
+      {kDensePreset, "whole keys and values, bf16", kDenseTarget},
+      [](const DecoderSpec&) { return Dense(0); }, 1);
+  add(
+      {"dense-8bit", "whole keys and values, 8 bits", std::nullopt},
+      [](const DecoderSpec&) { return Dense(8); }, 1);
+  add(
+      {"rap-50", "RAP, half of each head's RoPE pairs, values of half rank",
+       kAbsorbedTarget},
+      [](const DecoderSpec& spec) { return Rap(spec, 0); }, 1);
+  add(
+      {"rap-50-4bit", "the same in 4 bits", kAbsorbedCodesTarget},
+      [](const DecoderSpec& spec) { return Rap(spec, 4); }, 1);
+  add(
+      {"commuting-50", "low rank per RoPE pair over groups of 4 heads",
+       kAbsorbedTarget},
+      [](const DecoderSpec& spec) { return Commuting(spec); }, 4);
+  for (const int64_t share : {1, 2, 4}) entries.push_back(PaluEntry(share, 0));
+  for (const uint32_t bits : {4u, 3u, 2u}) {
+    entries.push_back(PaluEntry(4, bits));
+  }
+  entries.push_back(SvdqEntry({8, 4, 4, 4, 2, 2, 0, 0}));
+  entries.push_back(SvdqEntry({4, 4, 2, 2, 0, 0, 0, 0}));
+  return entries;
+}
+
+const std::vector<Entry>& Entries() {
+  static const auto* const kEntries = new std::vector<Entry>(MakeEntries());
+  return *kEntries;
+}
+
+absl::StatusOr<const Entry*> Find(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Entry& entry : Entries()) {
+    if (entry.preset.name == name) return &entry;
+    names.push_back(entry.preset.name);
+  }
+  return absl::NotFoundError(absl::StrCat("no plan is called \"", name,
+                                          "\"; there are ",
+                                          absl::StrJoin(names, ", ")));
+}
+
+}  // namespace
+
+const std::vector<PlanPreset>& PlanPresets() {
+  static const auto* const kPresets = [] {
+    auto* presets = new std::vector<PlanPreset>();
+    for (const Entry& entry : Entries()) presets->push_back(entry.preset);
+    return presets;
+  }();
+  return *kPresets;
+}
+
+absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name) {
+  KVASIR_ASSIGN_OR_RETURN(const Entry* const entry, Find(name));
+  return entry->preset;
+}
+
+absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
+                                      const DecoderSpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const Entry* const entry, Find(name));
+  if (spec.num_kv_heads % entry->share != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan ", name, ": ", spec.num_kv_heads,
+                     " KV heads are no groups of ", entry->share));
+  }
+  if (spec.rope.rotary_dim != spec.head_dim || spec.head_dim % 4 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan ", name,
+                     ": want heads that RoPE turns wholly, of a multiple of "
+                     "4 dims, have ",
+                     spec.rope.rotary_dim, " of ", spec.head_dim));
+  }
+  KvPlan plan;
+  plan.set_schema_version(cache::kPlanSchemaVersion);
+  plan.set_method(name);
+  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+    *plan.add_layers() = entry->make(spec);
+  }
+  return plan;
+}
+
+}  // namespace kvasir::bench

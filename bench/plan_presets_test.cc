@@ -1,0 +1,90 @@
+#include "bench/plan_presets.h"
+
+#include <set>
+
+#include "base/status_matchers.h"
+#include "bench/attention_layers.h"
+#include "cache/plan.h"
+#include "gtest/gtest.h"
+#include "model/shape_config.h"
+#include "worker/rank.h"
+
+namespace kvasir::bench {
+namespace {
+
+using ::kvasir::base::IsOk;
+using ::kvasir::base::StatusIs;
+
+model::ModelShape ShapeOf(const std::string& name) {
+  absl::StatusOr<model::ModelShape> shape = model::FindShape(name);
+  EXPECT_THAT(shape, IsOk());
+  return *shape;
+}
+
+TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
+  for (const char* name :
+       {"llama-2-7b", "llama-3-8b", "tinyllama-1.1b", "kvasir-tiny"}) {
+    const auto spec = model::SpecOfShape(ShapeOf(name));
+    ASSERT_THAT(spec, IsOk());
+    for (const PlanPreset& preset : PlanPresets()) {
+      const auto plan = MakePresetPlan(preset.name, *spec);
+      ASSERT_THAT(plan, IsOk()) << name << " " << preset.name;
+      EXPECT_THAT(cache::ValidatePlan(*plan, worker::CacheShapeOf(*spec)),
+                  IsOk())
+          << name << " " << preset.name;
+      EXPECT_THAT(cache::ServedByThisBuild(*plan), IsOk()) << preset.name;
+    }
+  }
+}
+
+TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
+  const model::ModelShape shape = ShapeOf("llama-3-8b");
+  const auto bytes = [&](const std::string& plan) {
+    const auto slot = AttentionLayers::BytesPerSlot(shape, plan, 64);
+    EXPECT_THAT(slot, IsOk()) << plan;
+    return slot.value_or(0);
+  };
+  const double dense = bytes("dense-bf16");
+  EXPECT_EQ(dense, 2 * 8 * 128 * 2);
+  for (const char* half :
+       {"rap-50", "commuting-50", "palu-50-g1", "palu-50-g2", "palu-50-g4"}) {
+    EXPECT_EQ(bytes(half), dense / 2) << half;
+  }
+  // Two groups of 256 numbers on each side; a scale and a minimum of each.
+  EXPECT_EQ(bytes("palu-50-g4-4bit"), 2 * 2 * (128 + 4));
+  EXPECT_EQ(bytes("palu-50-g4-3bit"), 2 * 2 * (96 + 4));
+  EXPECT_EQ(bytes("palu-50-g4-2bit"), 2 * 2 * (64 + 4));
+  EXPECT_EQ(bytes("rap-50-4bit"), 2 * 8 * (32 + 4));
+  EXPECT_EQ(bytes("dense-8bit"), 2 * 8 * (128 + 4));
+  // 1024 key channels of 3 bits on average; values of 4 with their ranges.
+  EXPECT_EQ(bytes("svdq-84442200"), 1024 * 3 / 8 + 8 * (64 + 4));
+}
+
+TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
+  std::set<std::string> names;
+  for (const PlanPreset& preset : PlanPresets()) names.insert(preset.name);
+  EXPECT_EQ(names.size(), PlanPresets().size());
+  EXPECT_EQ(PlanPresets().front().name, kDensePreset);
+  EXPECT_THAT(FindPlanPreset("palu"),
+              StatusIs(absl::StatusCode::kNotFound,
+                       ::testing::HasSubstr("palu-50-g4-3bit")));
+}
+
+TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
+  const auto spec = model::SpecOfShape(ShapeOf("qwen2.5-0.5b"));  // 2 KV heads
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_THAT(MakePresetPlan("palu-50-g4", *spec),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       ::testing::HasSubstr("2 KV heads")));
+  EXPECT_THAT(MakePresetPlan("palu-50-g2", *spec), IsOk());
+}
+
+TEST(PlanPresetsTest, HeadsThatTurnInPartAreRefused) {
+  const auto spec = model::SpecOfShape(ShapeOf("pythia-160m"));
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_THAT(MakePresetPlan("rap-50", *spec),
+              StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
+}
+
+}  // namespace
+}  // namespace kvasir::bench

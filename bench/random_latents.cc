@@ -1,0 +1,96 @@
+#include "bench/random_latents.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "kernels/ops.h"
+#include "model/random_weights.h"
+
+namespace kvasir::bench {
+namespace {
+
+// Rows of a launch. The next launch begins elsewhere in the same numbers, so
+// that no two pages are alike.
+constexpr int64_t kRows = 256;
+constexpr int64_t kShiftNumbers = 4093;
+constexpr float kSpan = 6.0f;  // from -3 to 3 deviations
+
+// Ranges of channels whose codes have none in their slots.
+struct StaticRanges {
+  std::vector<float> scale;
+  std::vector<float> minimum;
+};
+
+StaticRanges RangesOf(const kernels::LatentPart& part) {
+  StaticRanges ranges;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const kernels::LatentGroup& group = part.groups[g];
+    if (group.num_runs == 0 || group.params_stride_bytes > 0) return {};
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const auto levels = static_cast<float>((1 << group.runs[r].bits) - 1);
+      ranges.scale.insert(ranges.scale.end(),
+                          static_cast<size_t>(group.runs[r].width),
+                          kSpan / levels);
+    }
+  }
+  ranges.minimum.assign(ranges.scale.size(), -kSpan / 2);
+  return ranges;
+}
+
+absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
+                      int64_t page_tokens, uint64_t seed,
+                      kernels::Stream& stream) {
+  const int64_t width = kernels::RowWidth(latents);
+  std::vector<float> numbers(
+      static_cast<size_t>(kRows * width + kShiftNumbers));
+  model::FillRandom({.name = "latents",
+                     .shape = {static_cast<int64_t>(numbers.size())},
+                     .deviation = 1.0},
+                    seed, 0, numbers);
+  const StaticRanges ranges = RangesOf(latents);
+  kernels::KvAppendPart part;
+  part.row_stride = width;
+  part.part = latents;
+  if (!ranges.scale.empty()) {
+    part.part.static_scale = ranges.scale.data();
+    part.part.static_minimum = ranges.minimum.data();
+  }
+  std::vector<int64_t> slots(static_cast<size_t>(kRows));
+  kernels::KvAppendParams params;
+  params.parts = &part;
+  params.num_parts = 1;
+  params.slots = slots.data();
+  params.page_tokens = page_tokens;
+  int64_t shift = 0;
+  for (int64_t first = 0; first < num_slots; first += kRows) {
+    params.num_tokens = std::min(kRows, num_slots - first);
+    for (int64_t i = 0; i < params.num_tokens; ++i) {
+      slots[static_cast<size_t>(i)] = first + i;
+    }
+    part.rows = numbers.data() + shift;
+    shift = (shift + 1) % kShiftNumbers;
+    kernels::Workspace workspace(nullptr, 0);
+    KVASIR_RETURN_IF_ERROR(kernels::KvAppend(stream, params, workspace));
+    KVASIR_RETURN_IF_ERROR(stream.Synchronize());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
+                                   int64_t num_pages, int64_t page_tokens,
+                                   uint64_t seed, kernels::Stream& stream) {
+  for (const auto* side : {&layer.key, &layer.value}) {
+    for (const worker::KvArenas::Part& part : *side) {
+      KVASIR_RETURN_IF_ERROR(FillPart(part.latents, num_pages * page_tokens,
+                                      page_tokens, seed++, stream));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::bench

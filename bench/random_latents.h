@@ -1,0 +1,22 @@
+// Fills pages with random latents, for measurements of a cache whose content
+// does not matter as long as it is not all alike.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/latent_view.h"
+#include "kernels/stream.h"
+#include "worker/kv_arenas.h"
+
+namespace kvasir::bench {
+
+// Every slot of the first `num_pages` pages of a layer gets numbers of a normal
+// distribution, as kv_append writes them: numbers, or codes with their ranges
+// (channels' own ranges are taken to span three deviations). kv_append's
+// errors.
+absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
+                                   int64_t num_pages, int64_t page_tokens,
+                                   uint64_t seed, kernels::Stream& stream);
+
+}  // namespace kvasir::bench
