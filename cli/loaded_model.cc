@@ -66,7 +66,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
       model->source_,
       OpenModelSource(request.model, PlanUse::kRun, request.plan));
   const ModelSource& source = model->source_;
-  if (request.stretch_positions && source.shape.has_value()) {
+  if (request.stretch_positions && source.shape.has_value() &&
+      !source.spec.learned_positions) {
     int64_t& positions = model->source_.spec.max_position_embeddings;
     positions = std::max(positions, request.max_model_len);
   }

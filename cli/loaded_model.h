@@ -29,7 +29,8 @@ struct LoadRequest {
   bool prefix_reuse = true;
   // In place of the options' plan: a benchmark's own.
   std::optional<kvasir::v1::KvPlan> plan;
-  // With random weights: raise the shape's positions to max_model_len.
+  // With random weights: raise the shape's positions to max_model_len, but for
+  // learned ones.
   bool stretch_positions = false;
   // ModelExecutorOptions'.
   worker::StepProfile* profile = nullptr;

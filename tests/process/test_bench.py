@@ -20,6 +20,7 @@ MACHINE = {
     "f32_flops": numbers.Real,
 }
 FIGURES = {
+    "attention": ["rows_with_target"],
     "decode": ["read_bandwidth_share", "batch8_speedup", "bytes_read_per_step"],
     "prefill": ["prefill_tokens_per_second"],
     "rope": ["speedup_kept_50", "lookup_cost_kept_50"],
@@ -64,6 +65,118 @@ def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them()
     assert report["rows"][0]["bytes_per_step"] == read
     assert read < report["rows"][1]["bytes_per_step"] < 2 * read  # the caches of eight
     assert all(row["tokens_per_second"] > 0 for row in report["rows"])
+
+
+ATTENTION = {
+    "method": str, "shape": str, "context": int, "batch": int, "us_per_token": numbers.Real,
+    "bytes_per_token": numbers.Real, "flops_per_token": numbers.Real,
+    "bandwidth_share": numbers.Real, "floor_ratio": numbers.Real,
+    "speedup_over_dense": numbers.Real, "bytes_ratio": numbers.Real,
+    "footprint_bytes": numbers.Real, "arenas": int, "undecided": bool,
+}
+
+
+def test_attention_has_a_row_for_each_method_and_context():
+    rows = bench("attention")["rows"]
+    for row in rows:
+        for name, kind in ATTENTION.items():
+            assert isinstance(row[name], kind), (row["method"], name)
+        assert row["us_per_token"] > 0 and row["floor_ratio"] > 0
+        assert row["undecided"] and not row.get("met")  # two pairs
+        assert row["arenas"] >= 2  # the next launch finds nothing of the last in a cache
+    methods = {row["method"] for row in rows}
+    assert len(rows) == 2 * len(methods)  # contexts of 96 and 256
+    assert {"dense-bf16", "dense-8bit", "rap-50", "commuting-50", "palu-50-g1", "palu-50-g2",
+            "palu-50-g4", "palu-50-g4-4bit", "palu-50-g4-3bit", "palu-50-g4-2bit",
+            "svdq-84442200"} <= methods
+
+
+def test_attention_counts_the_bytes_of_the_slots_that_it_reads():
+    by = {(row["method"], row["context"]): row for row in bench("attention")["rows"]}
+    # kvasir-tiny: 8 KV heads of 32 dims, keys and values, bf16.
+    assert by["dense-bf16", 96]["bytes_per_token"] == 96 * 2 * 8 * 32 * 2
+    for context in (96, 256):
+        for half in ("rap-50", "commuting-50", "palu-50-g1", "palu-50-g4"):
+            assert by[half, context]["bytes_ratio"] == 2.0, half
+        dense = by["dense-bf16", context]
+        assert dense["bytes_ratio"] == 1.0 and dense["speedup_over_dense"] == 1.0
+        # Scores and sums of 16 query heads: two multiply-adds for each dim.
+        assert dense["flops_per_token"] == context * 16 * 32 * 2 * 2
+        # Rebuilding every key of a group of four from half of its numbers.
+        assert (by["palu-50-g4", context]["flops_per_token"]
+                > dense["flops_per_token"] + context * 8 * 2 * 32 * 64)
+    # 64 numbers of a group in 4 bits, and a scale and a minimum of 16.
+    assert by["palu-50-g4-4bit", 96]["bytes_per_token"] == 96 * 2 * 2 * (32 + 4)
+
+
+def test_attention_measures_what_was_asked_for():
+    report = bench("attention", "--method", "palu-50-g2", "--context", "70", "--batch", "3",
+                   "--page-tokens", "16", "--threads", "1")
+    (row,) = report["rows"]
+    assert (row["method"], row["context"], row["batch"]) == ("palu-50-g2", 70, 3)
+    assert report["machine"]["threads"] == 1
+
+
+def test_attention_of_a_chunk_is_compared_whole_layer_by_whole_layer():
+    rows = bench("attention", "--prefill", "--context", "100", "--chunk", "30",
+                 "--method", "dense-bf16,rap-50")["rows"]
+    assert [(row["method"], row["chunk"]) for row in rows] == [("dense-bf16", 30), ("rap-50", 30)]
+    assert rows[0]["over_dense"] == 1.0
+    assert all(row["target"] == 1.1 and row["us_per_token"] > 0 for row in rows)
+
+
+def test_a_method_that_is_none_is_refused_with_the_list():
+    done = run("bench", "attention", "--quick", "--method", "magic", check=False)
+    assert done.returncode == 1 and "magic" in done.stderr and "palu-50-g4-3bit" in done.stderr
+
+
+PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "output", "mlp",
+         "norms", "sum", "head", "sampling"}
+
+
+def test_the_breakdown_of_a_step_is_whole():
+    row = bench("decode", "--breakdown")["rows"][1]
+    assert set(row["breakdown"]) == PARTS
+    assert abs(sum(row["breakdown"].values()) - 1) < 1e-9
+    assert all(row["breakdown"][part] > 0 for part in PARTS - {"lifts", "sum"})
+
+
+def test_decode_compares_plans_with_the_dense_cache():
+    report = bench("decode", "--plan", "palu-50-g4-4bit,rap-50", "--breakdown", "--batch", "3")
+    dense, palu, rap = report["rows"]
+    assert [row["plan"] for row in report["rows"]] == ["dense-bf16", "palu-50-g4-4bit", "rap-50"]
+    # Three sequences of 64 tokens, each a few longer by the last sample.
+    layers_of_tiny = 6
+    slot_bytes = 2 * 8 * 32 * 2 * layers_of_tiny
+    assert 64 < dense["cache_bytes_per_step"] / 3 / slot_bytes < 64 + 16
+    assert abs(dense["cache_bytes_per_step"] / rap["cache_bytes_per_step"] - 2) < 1e-6
+    # A group of four heads: 128 numbers are 64, of 4 bits, and two of 16.
+    assert abs(dense["cache_bytes_per_step"] / palu["cache_bytes_per_step"] - 256 / 36) < 1e-6
+    assert dense["speedup_over_dense"] == 1.0 and dense["bytes_ratio"] == 1.0
+    for row in report["rows"]:
+        assert row["tokens_per_second"] > 0 and row["undecided"]
+        assert row["bytes_per_step"] == row["cache_bytes_per_step"] + row["weight_bytes_per_step"]
+        assert set(row["breakdown"]) == PARTS
+    assert palu["breakdown"]["attention"] > 0
+    assert any("random latents" in note for note in report["notes"])
+
+
+def test_a_paced_decode_takes_one_sample_for_each_line():
+    done = subprocess.run(
+        [str(BINARY), "bench", "decode", "--quick", "--json", "--paced", "--plan", "rap-50",
+         "--steps", "1"],
+        input="go\ngo\n", capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stdout.splitlines()
+    assert json.loads(lines[0]) == {"ready": True}
+    first, second = (json.loads(line) for line in lines[1:3])
+    assert second["seconds_per_step"] > 0
+    assert second["weight_bytes_per_step"] == first["weight_bytes_per_step"] > 0
+    assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # a token longer
+
+
+def test_plans_are_compared_with_random_weights_or_a_baseline():
+    done = run("bench", "decode", "--quick", "--plan", "rap-50", "--model", "/no/such", check=False)
+    assert done.returncode == 1 and "--baseline DIR" in done.stderr
 
 
 def test_quick_keeps_what_was_asked_for():

@@ -1,0 +1,65 @@
+"""The saved state of one sequence of llama.cpp's cache, made longer: a short
+prompt is run, and its rows are dealt out, in random order, over as many cells
+as are wanted. What a step reads is then the same as after a prompt of that
+length; what it says is not."""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+CELL = struct.Struct("<iIi")  # position, sequences of the cell, their id
+
+
+class Reader:
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    def take(self, form: str):
+        value, = struct.unpack("<" + form, self.bytes(struct.calcsize("<" + form)))
+        return value
+
+    def bytes(self, count: int) -> bytes:
+        if self.at + count > len(self.data):
+            raise ValueError(f"state of {len(self.data)} bytes ends before {self.at + count}")
+        self.at += count
+        return self.data[self.at - count:self.at]
+
+
+@dataclass
+class Longer:
+    state: bytes
+    cell_bytes: int  # of one token's keys and values, over all layers
+
+
+def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
+    """ValueError where the state is not laid out as this version's is."""
+    reader, out, deal = Reader(state), bytearray(), np.random.default_rng(seed)
+    cell_bytes = 0
+    out += reader.bytes(8)  # magic, sequence
+    streams = reader.take("I")
+    out += struct.pack("<I", streams)
+    for _ in range(streams):
+        count = reader.take("I")
+        out += struct.pack("<I", cells if count else 0)
+        if not count:
+            continue
+        for position in range(count):
+            have = CELL.unpack(reader.bytes(CELL.size))
+            if have[:2] != (position, 1):
+                raise ValueError(f"cell {position} of the state is {have}")
+        for position in range(cells):
+            out += CELL.pack(position, 1, 0)
+        transposed, layers = reader.take("I"), reader.take("I")
+        if transposed:
+            raise ValueError("values are stored transposed: flash attention is off")
+        out += struct.pack("<II", transposed, layers)
+        for _ in range(2 * layers):  # keys of all layers, then values
+            kind, row = reader.take("i"), reader.take("Q")
+            rows = np.frombuffer(reader.bytes(row * count), np.uint8).reshape(count, row)
+            out += struct.pack("<iQ", kind, row)
+            out += rows[deal.integers(count, size=cells)].tobytes()
+            cell_bytes += row
+    if reader.at != len(state):
+        raise ValueError(f"{len(state) - reader.at} bytes are left behind the state")
+    return Longer(bytes(out), cell_bytes)

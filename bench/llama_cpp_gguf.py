@@ -1,0 +1,82 @@
+"""A Llama checkpoint (safetensors, bf16) as the GGUF file that llama.cpp reads."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+
+LAYER = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def gguf_name(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    if stem in WHOLE:
+        return WHOLE[stem] + ".weight"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{LAYER[part]}.weight"
+
+
+def tensors(folder: Path):
+    """(name, float32 array), one at a time."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with open(file, "rb") as stream:
+            size, = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(size))
+        data = np.memmap(file, dtype=np.uint8, mode="r", offset=8 + size)
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            if entry["dtype"] != "BF16":
+                raise ValueError(f"{file}: {name} is {entry['dtype']}, want BF16")
+            begin, end = entry["data_offsets"]
+            bits = data[begin:end].view("<u2").astype(np.uint32) << 16
+            yield name, bits.view(np.float32).reshape(entry["shape"])
+
+
+def interleave_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp turns neighbouring rows of a head, the checkpoint rows half a
+    head apart."""
+    rows, columns = weight.shape
+    return (weight.reshape(heads, 2, rows // heads // 2, columns)
+            .swapaxes(1, 2).reshape(rows, columns))
+
+
+def convert(folder: Path, out: Path) -> None:
+    """Matrices as f16: two bytes a number, as in the checkpoint."""
+    import gguf
+    config = json.loads((folder / "config.json").read_text())
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    writer = gguf.GGUFWriter(out, "llama", use_temp_file=True)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    for name, weight in tensors(folder):
+        if ".q_proj." in name:
+            weight = interleave_pairs(weight, heads)
+        elif ".k_proj." in name:
+            weight = interleave_pairs(weight, kv_heads)
+        writer.add_tensor(gguf_name(name), weight if weight.ndim == 1 else
+                          np.ascontiguousarray(weight.astype(np.float16)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,101 @@
+"""Runs the benchmarks of docs/performance.md and writes the page: see
+bench/performance.sh."""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import performance_page as page
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    command: tuple
+    pairs: int = 9
+    quick: tuple = ()  # in place of sizes that no test has the time for
+
+
+PLANS = "dense-8bit,rap-50,rap-50-4bit,palu-50-g4,palu-50-g4-4bit,palu-50-g4-2bit"
+RUNS = [
+    Run("decode", ("decode", "--breakdown"), 15),
+    Run("prefill", ("prefill",), 15),
+    Run("rope", ("rope",), 15),
+    Run("scheduler", ("scheduler",)),
+    Run("serve", ("serve",)),
+    Run("load", ("load",)),
+    Run("attention", ("attention",), 7),
+    Run("attention_prefill", ("attention", "--prefill"), 7),
+    Run("decode_plans",
+        ("decode", "--breakdown", "--batch", "8", "--context", "16384", "--plan", PLANS), 9,
+        ("decode", "--breakdown", "--batch", "2", "--plan", "rap-50-4bit,palu-50-g4-4bit")),
+]
+
+
+def kvasir(options, run: Run) -> dict:
+    command = [str(options.kvasir), "bench", *run.command, "--json", "--pairs", str(run.pairs)]
+    if options.quick:
+        command = [str(options.kvasir), "bench", *(run.quick or run.command), "--json", "--quick"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def llama_cpp(file: Path) -> None:
+    part = file.with_suffix(".part")
+    subprocess.run([str(ROOT / "bench/vs_llama_cpp.sh"), "--json", str(part)], check=True)
+    part.rename(file)
+
+
+def measure(options) -> None:
+    options.results.mkdir(parents=True, exist_ok=True)
+    for run in RUNS:
+        file = options.results / f"{run.name}.json"
+        wanted = run.name in options.only if options.only else True
+        again = options.fresh or run.name in options.only
+        if not wanted or (file.exists() and not again):
+            continue
+        print(f"bench {' '.join(run.command)}", file=sys.stderr)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(kvasir(options, run), indent=1) + "\n")
+        part.rename(file)
+    file = options.results / "llama_cpp.json"
+    if options.llama_cpp and (options.fresh or not file.exists()):
+        llama_cpp(file)
+
+
+def main() -> None:
+    names = [run.name for run in RUNS]
+    parser = argparse.ArgumentParser(prog="bench/performance.sh")
+    parser.add_argument("--only", default=[], type=lambda text: text.split(","),
+                        help=f"of {', '.join(names)}: measure these again")
+    parser.add_argument("--fresh", action="store_true", help="measure all again")
+    parser.add_argument("--llama-cpp", action="store_true", help="with bench/vs_llama_cpp.sh")
+    parser.add_argument("--write", action="store_true", help="only write the page")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
+    parser.add_argument("--results", type=Path, default=ROOT / "build/performance")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/performance.md")
+    parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
+    options = parser.parse_args()
+    for name in options.only:
+        if name not in names:
+            parser.error(f"--only: {name} is none of {', '.join(names)}")
+    try:
+        if not options.write:
+            measure(options)
+        results = {file.stem: json.loads(file.read_text())
+                   for file in sorted(options.results.glob("*.json"))}
+        options.out.write_text(
+            page.fill((ROOT / "bench/performance_page.md").read_text(), results))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"performance: {' '.join(map(str, error.cmd))}: exit code {error.returncode}")
+    except (OSError, page.PageError) as error:
+        sys.exit(f"performance: {error}")
+
+
+if __name__ == "__main__":
+    main()

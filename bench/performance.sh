@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Measures everything that docs/performance.md shows, and writes the page. About
+# half an hour on two quiet cores. Results are kept in build/performance, so an
+# interrupted run goes on where it was; --fresh measures all again.
+#
+#   bench/performance.sh                      all but llama.cpp, and the page
+#   bench/performance.sh --llama-cpp          with bench/vs_llama_cpp.sh
+#   bench/performance.sh --only attention     one benchmark again, and the page
+#   bench/performance.sh --help               the options
+set -euo pipefail
+cd "$(dirname "$0")/.."
+case " $* " in *' --help '* | *' -h '* | *' --kvasir '*) ;; *)
+  cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
+  cmake --build --preset release --target kvasir -- --quiet
+  ;;
+esac
+PYTHONDONTWRITEBYTECODE=1 exec python3 bench/performance.py "$@"

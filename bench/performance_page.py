@@ -1,0 +1,198 @@
+"""Markdown of docs/performance.md from the benchmarks' JSON: every figure on the
+page comes from here, none is copied by hand."""
+
+import re
+
+
+class PageError(Exception):
+    """A result that the page's text asks for is not there."""
+
+
+def table(head, rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def number(value: float) -> str:
+    """Three digits that count; whole from 1000 on."""
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def size(value: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def verdict(row) -> str:
+    if row.get("undecided"):
+        return "undecided"
+    return {True: "met", False: "**missed**", None: ""}[row.get("met")]
+
+
+# -------------------------------------------------------------------- sections
+
+def machine(results) -> str:
+    for name in ("attention", "decode", "prefill"):
+        if name in results:
+            m = results[name]["machine"]
+            return (f"{m['time'][:10]}: {m['cpu']}, {m['threads']} threads, {m['simd']}, "
+                    f"last-level cache {m['llc_bytes'] / 2**20:.0f} MiB, memory "
+                    f"{size(m['memory_bytes'])}. Measured in the same run: "
+                    f"{m['read_bandwidth_bytes_per_second'] / 1e9:.3g} GB/s read bandwidth over "
+                    f"{size(m['read_bandwidth_footprint_bytes'])}, "
+                    f"{m['f32_flops'] / 1e9:.0f} GFLOP/s float32. Release build.")
+    raise PageError("no result names the machine")
+
+
+def figure_rows(name, report):
+    for figure, value in report["figures"].items():
+        target = report["targets"].get(figure)
+        spread = report["spread"].get(figure)
+        if target is None and spread is None:
+            continue
+        undecided = figure in report["undecided"]
+        row = {"undecided": undecided}
+        asked = ""
+        if target is not None:
+            (kind, limit), = target.items()
+            asked = f"{'≥' if kind == 'at_least' else '≤'} {limit:g}"
+            row["met"] = value >= limit if kind == "at_least" else value <= limit
+        yield [name, f"`{figure}`", asked, number(value),
+               "exact" if spread is None else f"{100 * spread:.1f} %", verdict(row)]
+
+
+def figures(results) -> str:
+    rows = []
+    for name in ("decode", "prefill", "rope", "scheduler", "serve", "load", "capacity"):
+        if name in results:
+            rows += figure_rows(name, results[name])
+    return table(["bench", "figure", "target", "measured", "spread", ""], rows)
+
+
+def summary(rows, value, name) -> str:
+    """What meets its target and what does not, in words."""
+    asked = [row for row in rows if "target" in row]
+    met = [row for row in asked if row.get("met")]
+    text = [f"{len(met)} of {len(asked)} rows meet their targets."]
+    missed = [row for row in asked if not row.get("met") and not row["undecided"]]
+    if missed:
+        text.append("Missed: " + ", ".join(
+            f"{name(row)} ({row[value]:.2f}, target {row['target']:.2f})" for row in missed) + ".")
+    undecided = [row for row in asked if row["undecided"]]
+    if undecided:
+        text.append("Undecided: " + ", ".join(map(name, undecided)) + ".")
+    return " ".join(text)
+
+
+def attention(results) -> str:
+    rows = results["attention"]["rows"]
+    parts = []
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        own = [row for row in rows if row["shape"] == shape]
+        parts.append(f"### {shape}\n")
+        parts.append(summary(own, "floor_ratio",
+                             lambda row: f"{row['method']} at {row['context']}"))
+        parts.append("")
+        parts.append(table(
+            ["method", "context", "batch", "µs/token", "bytes/token", "MFLOP/token",
+             "bandwidth share", "bound by", "time / floor", "target", "", "× dense",
+             "bytes ratio"],
+            [[row["method"], str(row["context"]), str(row["batch"]), number(row["us_per_token"]),
+              size(row["bytes_per_token"]), number(row["flops_per_token"] / 1e6),
+              f"{row['bandwidth_share']:.2f}", row["bound"], f"{row['floor_ratio']:.2f}",
+              f"≤ {row['target']:g}" if "target" in row else "", verdict(row),
+              f"{row['speedup_over_dense']:.2f}"
+              + (" (undecided)" if row.get("speedup_undecided") else ""),
+              f"{row['bytes_ratio']:.2f}"] for row in own]))
+        parts.append("")
+    least = min(row["footprint_over_llc"] for row in rows if "footprint_over_llc" in row)
+    parts.append(f"Every method's arenas together are {least:.1f} times the last-level cache or "
+                 "more.")
+    return "\n".join(parts + notes(results["attention"]))
+
+
+def notes(report):
+    return ["", *(f"- {note}" for note in report.get("notes", []))] if report.get("notes") else []
+
+
+def attention_prefill(results) -> str:
+    rows = results["attention_prefill"]["rows"]
+    return "\n".join([
+        summary(rows, "over_dense", lambda row: f"{row['method']} of {row['shape']}"), "",
+        table(["shape", "method", "context", "chunk", "µs/token", "× dense time", "target", ""],
+              [[row["shape"], row["method"], str(row["context"]), str(row["chunk"]),
+                number(row["us_per_token"]), f"{row['over_dense']:.2f}", f"≤ {row['target']:g}",
+                verdict(row)] for row in rows])])
+
+
+def decode_plans(results) -> str:
+    report = results["decode_plans"]
+    rows = report["rows"]
+    return "\n".join([
+        table(["cache", "batch", "context", "tokens/s", "ms/step", "weights/step", "cache/step",
+               "× dense", "spread", "bytes ratio", ""],
+              [[row["plan"], str(row["batch"]), str(row["context"]),
+                number(row["tokens_per_second"]), number(row["step_ms"]),
+                size(row["weight_bytes_per_step"]), size(row["cache_bytes_per_step"]),
+                f"{row['speedup_over_dense']:.2f}", f"{100 * row['speedup_spread']:.1f} %",
+                f"{row['bytes_ratio']:.2f}", verdict(row)] for row in rows]),
+        *notes(report)])
+
+
+def breakdown(results) -> str:
+    rows = results["decode_plans"]["rows"]
+    parts = [part for part in rows[0]["breakdown"] if any(row["breakdown"][part] for row in rows)]
+    return table(["cache", *parts],
+                 [[row["plan"], *(f"{100 * row['breakdown'][part]:.1f} %" for part in parts)]
+                  for row in rows])
+
+
+def llama_cpp(results) -> str:
+    if "llama_cpp" not in results:
+        return "Not measured in this run (`bench/performance.sh --llama-cpp`)."
+    report = results["llama_cpp"]
+    return "\n".join([
+        f"{report['shape']}, {report['batch']} sequences of {report['context']} tokens, "
+        f"{report['threads']} threads, {report['pairs']} pairs.", "",
+        summary(report["rows"], "ratio",
+                lambda row: f"{row['plan']} against {row['llama_cpp_cache']}"), "",
+        table(["our cache", "llama.cpp's", "ours, tokens/s", "theirs", "ours, bytes/step",
+               "theirs", "their bytes / ours", "our tokens/s / theirs", "target", ""],
+              [[row["plan"], row["llama_cpp_cache"], number(row["kvasir_tokens_per_second"]),
+                number(row["llama_cpp_tokens_per_second"]), size(row["kvasir_bytes_per_step"]),
+                size(row["llama_cpp_bytes_per_step"]), f"{row['bytes_ratio']:.2f}",
+                f"{row['ratio']:.2f}", f"≥ {row['target']:.2f}" if "target" in row else "",
+                verdict(row)] for row in report["rows"]])])
+
+
+def capacity(results) -> str:
+    if "capacity" not in results:
+        return "Not measured in this run."
+    rows = results["capacity"].get("rows", [])
+    head = [key for key, value in rows[0].items() if not isinstance(value, dict | list)]
+    cell = lambda value: number(value) if isinstance(value, float) else str(value)  # noqa: E731
+    return table(head, [[cell(row.get(key, "")) for key in head] for row in rows])
+
+
+SECTIONS = {
+    "machine": machine, "figures": figures, "attention": attention,
+    "attention_prefill": attention_prefill, "decode_plans": decode_plans, "breakdown": breakdown,
+    "llama_cpp": llama_cpp, "capacity": capacity,
+}
+
+
+def fill(text: str, results) -> str:
+    """`text` with {{section}} replaced; PageError for what has no result."""
+    def section(found):
+        name = found.group(1)
+        if name not in SECTIONS:
+            raise PageError(f"the page asks for {name}, which is none of {', '.join(SECTIONS)}")
+        try:
+            return SECTIONS[name](results)
+        except KeyError as error:
+            raise PageError(f"section {name}: no result has {error}") from error
+    return re.sub(r"\{\{(\w+)\}\}", section, text)

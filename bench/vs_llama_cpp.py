@@ -1,0 +1,301 @@
+"""Runs what bench/vs_llama_cpp.sh prepared: see there."""
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# ggml's numbers of the types.
+TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
+CACHES = tuple(TYPES)
+PROMPT_TOKENS = 64  # run for real; the rest of the context is made of them
+# Least tokens/s over llama.cpp's, as a share of what the bytes would give.
+DENSE_PLAN, DENSE_TARGET, PLAN_TARGET = "dense-bf16", 1.0, 0.85
+SPREAD, FEWEST_PAIRS = 0.15, 7
+
+
+# ------------------------------------------------------------------ arithmetic
+
+def quantile(values, q):
+    ordered = sorted(values)
+    return ordered[int(q * (len(ordered) - 1) + 0.5)]
+
+
+def paired(numerators, denominators):
+    """(median, spread, undecided) of the pairs' ratios, as bench/paired.h."""
+    ratios = [a / b for a, b in zip(numerators, denominators, strict=True)]
+    median = quantile(ratios, 0.5)
+    spread = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / median
+    return median, spread, spread > SPREAD or len(ratios) < FEWEST_PAIRS
+
+
+def target_of(plan: str, cache: str, bytes_ratio: float) -> float | None:
+    """Least ratio of tokens/s: the dense cache against f16 alone; the others by
+    their bytes."""
+    if plan == DENSE_PLAN:
+        return DENSE_TARGET if cache == "f16" else None
+    return PLAN_TARGET * bytes_ratio
+
+
+def row_of(plan, cache, batch, ours, theirs):
+    """`ours`, `theirs`: lists of samples with seconds and bytes of a step."""
+    ratio, spread, undecided = paired([s["seconds_per_step"] for s in theirs],
+                                      [s["seconds_per_step"] for s in ours])
+    bytes_of = lambda s: s["weight_bytes_per_step"] + s["cache_bytes_per_step"]  # noqa: E731
+    bytes_ratio = bytes_of(theirs[-1]) / bytes_of(ours[-1])
+    target = target_of(plan, cache, bytes_ratio)
+    row = {"plan": plan, "llama_cpp_cache": cache, "batch": batch}
+    for name, samples in (("kvasir", ours), ("llama_cpp", theirs)):
+        seconds = statistics.median(s["seconds_per_step"] for s in samples)
+        row[f"{name}_tokens_per_second"] = batch / seconds
+        row[f"{name}_bytes_per_step"] = bytes_of(samples[-1])
+    row |= {"bytes_ratio": bytes_ratio, "ratio": ratio, "spread": spread, "undecided": undecided}
+    if target is not None:
+        row |= {"target": target, "met": not undecided and ratio >= target}
+    return row
+
+
+# ------------------------------------------------------------------- llama.cpp
+
+class LlamaCache:
+    """Sequences in a cache of one type, over weights that caches share."""
+
+    def __init__(self, llama, model, options, cache):
+        self.llama, self.batch, self.context = llama, options.batch, options.context
+        params = llama.llama_context_default_params()
+        # Each sequence its own stream: with one for all, every query would be
+        # compared with the cells of all sequences.
+        cells = options.context + 256
+        params.n_ctx, params.n_seq_max = options.batch * cells, options.batch
+        params.n_batch = params.n_ubatch = max(512, options.batch)
+        params.n_threads = params.n_threads_batch = options.threads
+        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.kv_unified = False
+        params.type_k = params.type_v = TYPES[cache]
+        params.no_perf = True
+        self.ctx = llama.llama_init_from_model(model, params)
+        if not self.ctx:
+            raise RuntimeError(f"llama.cpp made no context of {options.batch} x {cells} cells, "
+                               f"{cache}")
+        self.weight_bytes = options.llama_weight_bytes
+        self.cell_bytes = self._fill()
+
+    def _decode(self, tokens, sequences, positions):
+        llama = self.llama
+        batch = llama.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for i, (token, sequence, position) in enumerate(
+                zip(tokens, sequences, positions, strict=True)):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0] = sequence
+            batch.logits[i] = 1
+        status = llama.llama_decode(self.ctx, batch)
+        llama.llama_batch_free(batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode: {status}")
+
+    def _fill(self):
+        from llama_cpp_cache import longer
+        llama = self.llama
+        count = min(PROMPT_TOKENS, self.context)
+        self._decode([(7 * i) % 1000 for i in range(count)], [0] * count, range(count))
+        size = llama.llama_state_seq_get_size(self.ctx, 0)
+        state = (ctypes.c_uint8 * size)()
+        llama.llama_state_seq_get_data(self.ctx, state, size, 0)
+        cell_bytes = 0
+        for sequence in range(self.batch):
+            filled = longer(bytes(state), self.context, seed=sequence)
+            cell_bytes = filled.cell_bytes
+            data = (ctypes.c_uint8 * len(filled.state)).from_buffer_copy(filled.state)
+            if llama.llama_state_seq_set_data(self.ctx, data, len(filled.state), sequence) == 0:
+                raise RuntimeError(f"llama.cpp refused the state of sequence {sequence}")
+            memory = llama.llama_get_memory(self.ctx)
+            last = llama.llama_memory_seq_pos_max(memory, sequence)
+            if last != self.context - 1:
+                raise RuntimeError(f"sequence {sequence} ends at {last}, want {self.context - 1}")
+        return cell_bytes
+
+    def sample(self, steps):
+        """Steps of one new token for each sequence; the cache is then as
+        before."""
+        start = time.perf_counter()
+        for step in range(steps):
+            self._decode([11 + step] * self.batch, range(self.batch),
+                         [self.context + step] * self.batch)
+            self.llama.llama_synchronize(self.ctx)
+        seconds = time.perf_counter() - start
+        memory = self.llama.llama_get_memory(self.ctx)
+        for sequence in range(self.batch):
+            self.llama.llama_memory_seq_rm(memory, sequence, self.context, -1)
+        tokens = self.batch * (self.context + (steps + 1) / 2)
+        return {"seconds_per_step": seconds / steps, "weight_bytes_per_step": self.weight_bytes,
+                "cache_bytes_per_step": tokens * self.cell_bytes}
+
+
+def load_llama(options, gguf_file):
+    import llama_cpp as llama
+    silent = llama.llama_log_callback(lambda level, text, user: None)
+    llama.llama_log_set(silent, ctypes.c_void_p(0))
+    options.keep_alive = silent
+    llama.llama_backend_init()
+    params = llama.llama_model_default_params()
+    params.use_mmap = False  # in memory before the first step
+    model = llama.llama_model_load_from_file(str(gguf_file).encode(), params)
+    if not model:
+        raise RuntimeError(f"llama.cpp did not load {gguf_file}")
+    import gguf
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(gguf_file).tensors}
+    # Rows of the embedding are looked up, unless it is the head, too; the other
+    # tensors are streamed.
+    if "output.weight" in sizes:
+        del sizes["token_embd.weight"]
+    options.llama_weight_bytes = sum(sizes.values())
+    return llama, model
+
+
+# ---------------------------------------------------------------------- kvasir
+
+class Kvasir:
+    """`kvasir bench decode --paced`: one sample when asked."""
+
+    def __init__(self, options, plan, samples):
+        self.plan = plan
+        command = [options.kvasir, "bench", "decode", "--json", "--paced", "--random-weights",
+                   "--shape", options.shape, "--weights-seed", str(options.seed),
+                   "--plan", plan, "--batch", str(options.batch),
+                   "--context", str(options.context), "--steps", str(options.steps),
+                   "--threads", str(options.threads), "--pairs", str(samples)]
+        self.process = subprocess.Popen([str(part) for part in command], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._read()
+
+    def _read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"kvasir bench decode --plan {self.plan} ended (above)")
+        return json.loads(line)
+
+    def sample(self):
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.read()
+        self.process.wait()
+
+
+# ------------------------------------------------------------------------ main
+
+@dataclass
+class Files:
+    folder: Path
+    gguf: Path
+
+
+def make_weights(options) -> Files:
+    from llama_cpp_gguf import convert
+    base = ROOT / "build" / "vs_llama_cpp" / f"{options.shape}-{options.seed}"
+    files = Files(base / "checkpoint", base / "model.gguf")
+    if not (files.folder / "config.json").exists():
+        base.mkdir(parents=True, exist_ok=True)
+        subprocess.run([options.compress, "init", "--like", options.shape, "--seed",
+                        str(options.seed), "--dtype", "bf16", "--out", files.folder], check=True)
+    if not files.gguf.exists():
+        part = files.gguf.with_suffix(".part")
+        convert(files.folder, part)
+        part.rename(files.gguf)
+    return files
+
+
+def table(rows) -> str:
+    head = ("plan", "llama.cpp cache", "ours, tok/s", "theirs, tok/s", "ours, MB/step",
+            "theirs, MB/step", "ratio", "target", "")
+    lines = [head]
+    for row in rows:
+        verdict = "undecided" if row["undecided"] else {True: "met", False: "missed", None: ""}[
+            row.get("met")]
+        lines.append((row["plan"], row["llama_cpp_cache"],
+                      f"{row['kvasir_tokens_per_second']:.1f}",
+                      f"{row['llama_cpp_tokens_per_second']:.1f}",
+                      f"{row['kvasir_bytes_per_step'] / 1e6:.0f}",
+                      f"{row['llama_cpp_bytes_per_step'] / 1e6:.0f}", f"{row['ratio']:.2f}",
+                      f"{row['target']:.2f}" if "target" in row else "", verdict))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+                     .rstrip() for line in lines)
+
+
+def measure(options) -> list[dict]:
+    files = make_weights(options)
+    llama, model = load_llama(options, files.gguf)
+    caches = {name: LlamaCache(llama, model, options, name) for name in options.caches}
+    rows = []
+    for plan in options.plans:
+        kvasir = Kvasir(options, plan, (options.pairs + 1) * len(caches))
+        ours = {name: [] for name in caches}
+        theirs = {name: [] for name in caches}
+        for pair in range(-1, options.pairs):  # the first warms up
+            for name, cache in caches.items():
+                samples = [None, None]
+                for turn in ((0, 1) if pair % 2 else (1, 0)):  # who goes first alternates
+                    samples[turn] = kvasir.sample() if turn == 0 else cache.sample(options.steps)
+                if pair < 0:
+                    continue
+                ours[name].append(samples[0])
+                theirs[name].append(samples[1])
+            print(f"{plan}: pair {pair + 1} of {options.pairs}", file=sys.stderr)
+        kvasir.close()
+        rows += [row_of(plan, name, options.batch, ours[name], theirs[name]) for name in caches]
+    return rows
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(
+        prog="bench/vs_llama_cpp.sh", description="decode steps of kvasir and of llama.cpp, in turn")
+    parser.add_argument("--shape", default="tinyllama-1.1b", help="model (random weights)")
+    parser.add_argument("--seed", type=int, default=1, help="of the weights")
+    parser.add_argument("--batch", type=int, default=8, help="sequences")
+    parser.add_argument("--context", type=int, default=16384, help="tokens of each, before a step")
+    parser.add_argument("--steps", type=int, default=2, help="steps of a sample")
+    parser.add_argument("--pairs", type=int, default=9, help="samples of each; below 7: undecided")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="of both")
+    parser.add_argument("--plans", default="dense-bf16,palu-50-g4-4bit,rap-50-4bit",
+                        type=lambda text: text.split(","), help="kvasir bench decode --plan")
+    parser.add_argument("--caches", default=",".join(CACHES), type=lambda text: text.split(","),
+                        help="llama.cpp's")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, too")
+    parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
+    parser.add_argument("--compress", type=Path, default=ROOT / "build/release/kvasir-compress")
+    options = parser.parse_args(arguments)
+    for name in options.caches:
+        if name not in CACHES:
+            parser.error(f"--caches: {name} is none of {', '.join(CACHES)}")
+    return options
+
+
+def main() -> None:
+    options = parse(sys.argv[1:])
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    try:
+        rows = measure(options)
+    except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"vs_llama_cpp: {error}")
+    print(table(rows))
+    if options.json:
+        report = {"shape": options.shape, "batch": options.batch, "context": options.context,
+                  "threads": options.threads, "pairs": options.pairs, "rows": rows}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

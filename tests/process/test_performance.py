@@ -1,0 +1,165 @@
+"""bench/performance.sh and bench/vs_llama_cpp.sh: their arithmetic, and the page
+from a smoke run of every benchmark. No time is asserted."""
+
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kvasir_process import BINARY
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import llama_cpp_cache  # noqa: E402
+import llama_cpp_gguf  # noqa: E402
+import performance_page as page  # noqa: E402
+import vs_llama_cpp as versus  # noqa: E402
+
+
+# ---------------------------------------------------------------- the page
+
+def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
+    out = tmp_path / "performance.md"
+    subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
+                    "--results", tmp_path / "results", "--out", out],
+                   check=True, timeout=300, cwd=tmp_path)
+    text = out.read_text()
+    assert "{{" not in text
+    for found in ("| palu-50-g4-3bit | 96 |", "`step_us`", "`rows_", "rap-50-4bit", "undecided"):
+        assert (found in text) == (found != "`rows_"), found  # counts have no target
+    # What is there is not measured again.
+    (tmp_path / "results" / "rope.json").write_text("broken")
+    again = subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir",
+                            BINARY, "--results", tmp_path / "results", "--out", out],
+                           capture_output=True, text=True)
+    assert again.returncode != 0
+
+
+def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
+    with pytest.raises(page.PageError, match="section attention: no result has 'attention'"):
+        page.fill("{{attention}}", {})
+    with pytest.raises(page.PageError, match="none of"):
+        page.fill("{{nothing}}", {})
+
+
+def figures_of(value, undecided=(), at_least=True):
+    return {"figures": {"share": value}, "spread": {"share": 0.02}, "undecided": list(undecided),
+            "targets": {"share": {"at_least" if at_least else "at_most": 0.75}}}
+
+
+@pytest.mark.parametrize("report, said", [
+    (figures_of(0.8), "| ≥ 0.75 | 0.8 | 2.0 % | met |"),
+    (figures_of(0.7), "| ≥ 0.75 | 0.7 | 2.0 % | **missed** |"),
+    (figures_of(0.8, ["share"]), "| undecided |"),
+    (figures_of(0.8, at_least=False), "| ≤ 0.75 | 0.8 | 2.0 % | **missed** |")])
+def test_a_figure_is_judged_by_its_target(report, said):
+    assert said in page.figures({"decode": report})
+
+
+def test_the_summary_names_what_is_missed_and_what_is_undecided():
+    rows = [{"name": "a", "value": 1.1, "target": 1.25, "met": True, "undecided": False},
+            {"name": "b", "value": 1.4, "target": 1.25, "met": False, "undecided": False},
+            {"name": "c", "value": 1.0, "target": 1.25, "met": False, "undecided": True},
+            {"name": "d", "value": 9.0, "undecided": False}]
+    assert page.summary(rows, "value", lambda row: row["name"]) == (
+        "1 of 3 rows meet their targets. Missed: b (1.40, target 1.25). Undecided: c.")
+
+
+# --------------------------------------------------------------- llama.cpp
+
+def samples(seconds, cache_bytes):
+    return [{"seconds_per_step": s, "weight_bytes_per_step": 100.0,
+             "cache_bytes_per_step": cache_bytes} for s in seconds]
+
+
+def test_a_row_is_the_median_of_pairs_against_what_the_bytes_give():
+    row = versus.row_of("palu-50-g4-4bit", "q8_0", 8, samples([1.0] * 7, 100.0),
+                        samples([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0], 300.0))
+    assert row["ratio"] == 2.0 and row["bytes_ratio"] == 2.0
+    assert row["target"] == pytest.approx(0.85 * 2.0)
+    assert row["met"] and not row["undecided"]
+    assert (row["kvasir_tokens_per_second"], row["llama_cpp_tokens_per_second"]) == (8.0, 4.0)
+
+
+def test_fewer_than_seven_pairs_or_a_wide_spread_decide_nothing():
+    few = versus.row_of("dense-bf16", "f16", 8, samples([1.0] * 6, 1.0), samples([2.0] * 6, 1.0))
+    assert few["undecided"] and not few["met"] and few["target"] == 1.0
+    wide = versus.row_of("dense-bf16", "f16", 8, samples([1.0] * 8, 1.0),
+                         samples([2.0, 3.0] * 4, 1.0))
+    assert wide["undecided"]
+
+
+def test_the_dense_cache_has_a_target_against_f16_alone():
+    assert versus.target_of("dense-bf16", "f16", 1.0) == 1.0
+    assert versus.target_of("dense-bf16", "q4_0", 0.3) is None
+    assert versus.target_of("rap-50-4bit", "q4_0", 1.2) == pytest.approx(1.02)
+
+
+def state(cells, rows, layers=2, streams=3, transposed=0):
+    """A state as llama.cpp saves it: keys of all layers, then values."""
+    out = struct.pack("<Iii", 0x1234, 0, streams)
+    for stream in range(streams):
+        out += struct.pack("<I", cells if stream == 0 else 0)
+        if stream:
+            continue
+        for position in range(cells):
+            out += struct.pack("<iIi", position, 1, 0)
+        out += struct.pack("<II", transposed, layers)
+        for part in range(2 * layers):
+            out += struct.pack("<iQ", 1, rows)
+            out += bytes((part * 50 + cell) % 251 for cell in range(cells) for _ in range(rows))
+    return out
+
+
+def test_a_longer_state_has_the_rows_of_the_short_one_in_another_order():
+    made = llama_cpp_cache.longer(state(4, 6), 100)
+    assert made.cell_bytes == 2 * 2 * 6
+    assert len(made.state) == len(state(100, 6))
+    # The same headers, positions and layers as a real one of that length.
+    again = llama_cpp_cache.longer(made.state, 100)
+    assert len(again.state) == len(made.state)
+    body = made.state[-100 * 6 - 8:-8]  # the last values; two streams are empty
+    kinds = {body[i:i + 6] for i in range(0, len(body), 6)}
+    assert len(kinds) == 4 and all(len(set(kind)) == 1 for kind in kinds)
+
+
+@pytest.mark.parametrize("broken, said", [
+    (state(4, 6, transposed=1), "transposed"), (state(4, 6)[:-1], "ends before"),
+    (state(4, 6) + b"x", "1 bytes are left"),
+    (state(4, 6)[:16] + struct.pack("<i", 7) + state(4, 6)[20:], "cell 0")])
+def test_a_state_of_another_layout_is_refused(broken, said):
+    with pytest.raises(ValueError, match=said):
+        llama_cpp_cache.longer(broken, 10)
+
+
+def test_rows_of_a_head_are_interleaved_for_llama_cpp():
+    weight = np.arange(8)[:, None] * np.ones((1, 3))
+    rows = llama_cpp_gguf.interleave_pairs(weight, 2)[:, 0]
+    assert rows.tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_tensors_have_llama_cpps_names():
+    assert llama_cpp_gguf.gguf_name("model.layers.11.self_attn.q_proj.weight") == (
+        "blk.11.attn_q.weight")
+    assert llama_cpp_gguf.gguf_name("model.norm.weight") == "output_norm.weight"
+
+
+def test_bf16_tensors_are_read_as_they_are(tmp_path):
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [0, 4]}}).encode()
+    numbers = np.array([1.5, -2.0], np.float32).view(np.uint32) >> 16
+    (tmp_path / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(header)) + header + numbers.astype("<u2").tobytes())
+    (name, read), = llama_cpp_gguf.tensors(tmp_path)
+    assert name == "a" and read.tolist() == [[1.5, -2.0]]
+
+
+@pytest.mark.parametrize("script", ["vs_llama_cpp.sh", "performance.sh"])
+def test_scripts_tell_their_options_without_building_anything(script):
+    done = subprocess.run([ROOT / "bench" / script, "--help"], capture_output=True, text=True,
+                          check=True, timeout=20)
+    assert "--json" in done.stdout or "--only" in done.stdout
