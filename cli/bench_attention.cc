@@ -174,7 +174,7 @@ class ShapeBench {
     }
     if (flags_.prefill) {
       return AddPrefillRow(method, launch,
-                           RatioOf(layer_seconds, dense_layer_seconds),
+                           bench::RatioOf(layer_seconds, dense_layer_seconds),
                            layer_seconds);
     }
     return AddRow(method, *layers, launch, samples);
