@@ -93,7 +93,7 @@ def main() -> None:
             page.fill((ROOT / "bench/performance_page.md").read_text(), results))
     except subprocess.CalledProcessError as error:
         sys.exit(f"performance: {' '.join(map(str, error.cmd))}: exit code {error.returncode}")
-    except (OSError, page.PageError) as error:
+    except (OSError, ValueError, page.PageError) as error:
         sys.exit(f"performance: {error}")
 
 
