@@ -22,6 +22,7 @@ struct Case {
   int64_t stride;
   bool transposed;
   bool in_place;
+  int64_t num_rows = kTokens;
 };
 
 std::vector<float> Multiply(TestStream& test, const Case& run,
@@ -33,7 +34,7 @@ std::vector<float> Multiply(TestStream& test, const Case& run,
   params.x_row_stride = run.stride;
   params.y = y.data();
   params.y_row_stride = run.stride;
-  params.num_rows = kTokens;
+  params.num_rows = run.num_rows;
   params.latents = run.latents;
   params.num_latents = run.num_latents;
   params.transposed = run.transposed;
@@ -97,8 +98,23 @@ TEST_P(HadamardTest, IsTheMatrixAndTheSameBitsEverywhere) {
 // Powers of two from one lane on, Paley I and II with long and short Sylvester
 // factors, and widths of several blocks.
 INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
-                         ::testing::Values(1, 2, 7, 8, 16, 24, 64, 96, 128, 160,
-                                           300, 512, 50, 52));
+                         ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
+                                           160, 288, 300, 512, 50, 52));
+
+TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
+  HadamardTables tables;
+  const std::vector<HadamardLatent> latents = {tables.Of(512, 0),
+                                               tables.Of(96, 512)};
+  // More numbers than one thread keeps for itself.
+  constexpr int64_t kRows = 61;
+  const Case run = {latents.data(), 2, 608, false, false, kRows};
+  const std::vector<float> x = RandomFloats(kRows * run.stride, 9);
+  TestStream reference(1, CpuBackend::kReference);
+  const std::vector<float> truth = Multiply(reference, run, x);
+  TestStream four(4);
+  ForEachSimdTarget(
+      [&] { EXPECT_TRUE(SameBits(truth, Multiply(four, run, x))); });
+}
 
 TEST(HadamardInverseTest, TransposedBringsLatentsBack) {
   HadamardTables tables;

@@ -301,6 +301,65 @@ TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
   EXPECT_GT(AppendOnAll(part, rows, 32).clamped, 500);
 }
 
+TEST(KvAppendThreadsTest, RowsOfAnyThreadAreTheSame) {
+  // More numbers than one thread keeps for itself.
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
+              16);
+    Rows rows;
+    rows.stride = 317;
+    rows.page_tokens = 16;
+    for (int64_t t = 0; t < 80; ++t) rows.slots.push_back(79 - t);
+    rows.numbers = RandomFloats(80 * 317, 17);
+    AppendOnAll(part, rows, 5);
+  }
+}
+
+TEST(KvAppendEmptyTest, WithoutTokensNothingIsWritten) {
+  Part part({Coded({{24, 4}}), {8, {}}}, DType::kF16, 4);
+  Rows rows;
+  rows.stride = 32;
+  rows.page_tokens = 4;
+  EXPECT_TRUE(AppendOnAll(part, rows, 2).memory == part.Memory(2));
+  rows.slots = {-1, -7, -1};
+  rows.numbers = RandomFloats(3 * 32, 5);
+  EXPECT_TRUE(AppendOnAll(part, rows, 2).memory == part.Memory(2));
+}
+
+TEST(KvAppendStaticTest, PartsMayShareACountOfClampedCodes) {
+  Part first({Coded({{64, 4}})}, DType::kF16, 16, true);
+  Part second({Coded({{31, 2}, {40, 8}})}, DType::kF16, 16, true);
+  Rows rows;
+  rows.stride = 71;
+  rows.page_tokens = 16;
+  for (int64_t t = 0; t < 300; ++t) rows.slots.push_back(t);
+  rows.numbers = RandomFloats(300 * 71, 6, 2.0f);
+  const int64_t alone = AppendOnAll(first, rows, 19).clamped;
+  const int64_t other = AppendOnAll(second, rows, 19).clamped;
+  ASSERT_GT(alone, 0);
+  ASSERT_GT(other, 0);
+  std::vector<char> first_memory = first.Memory(19);
+  std::vector<char> second_memory = second.Memory(19);
+  first.view.arena = first_memory.data();
+  second.view.arena = second_memory.data();
+  TestStream four(4, CpuBackend::kSimd, 0);
+  TestStream reference(1, CpuBackend::kReference, 0);
+  for (TestStream* test : {&reference, &four}) {
+    int64_t clamped = 5;
+    const KvAppendPart sides[] = {
+        {rows.numbers.data(), rows.stride, first.view, &clamped},
+        {rows.numbers.data(), rows.stride, second.view, &clamped}};
+    KvAppendParams params;
+    params.parts = sides;
+    params.num_parts = 2;
+    params.slots = rows.slots.data();
+    params.num_tokens = 300;
+    params.page_tokens = 16;
+    KVASIR_EXPECT_OK(KvAppend(test->stream(), params, test->workspace()));
+    EXPECT_EQ(5 + alone + other, clamped);
+  }
+}
+
 // A range that the type cannot hold, and numbers that are none.
 TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
   const float infinity = std::numeric_limits<float>::infinity();
@@ -503,6 +562,33 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
           "run 1: want channels from 4 on, have 4 from 5");
   refuses({9, {{0, 4, 3}}}, 8, "runs of 4 channels in a latent of 9");
+  refuses(Coded({{9, 3}}), 999, "page_bytes: want at least ");
+  refuses({8, {}}, 1,
+          "codes_offset_bytes and codes_stride_bytes: want multiples of 2, "
+          "have 25");
+}
+
+TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {
+  TestStream test;
+  const auto refuses = [&](const LatentPart& view, const char* why) {
+    const KvAppendPart side = {nullptr, 74, view, nullptr};
+    KvAppendParams params;
+    params.parts = &side;
+    params.num_parts = 1;
+    params.page_tokens = 4;
+    EXPECT_THAT(
+        KvAppend(test.stream(), params, test.workspace()),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  Part coded({Coded({{9, 3}})}, DType::kBf16, 4, true);
+  LatentPart half = coded.view;
+  half.static_minimum = nullptr;
+  refuses(half, "static ranges: want scales and minima, or neither");
+  half = coded.view;
+  half.static_scale = nullptr;
+  refuses(half, "static ranges: want scales and minima, or neither");
+  Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
+  refuses(mixed.view, "group 1 has static ranges, but no codes");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -50,7 +51,9 @@ struct LatentSpec {
   int64_t window = 0;
   bool causal = true;
   int64_t first_position = 0;  // of slot 0; above 0: positions are given
-  bool tables_only = false;    // nothing is computed: no lifts
+  // What the position first_position + i of slot i is in truth, if not that.
+  int64_t (*position_of)(int64_t) = nullptr;
+  bool tables_only = false;  // nothing is computed: no lifts
 };
 
 // What one sequence asks of a launch: new tokens after `start` cached ones.
@@ -58,6 +61,7 @@ struct LatentAsk {
   int64_t sequence;
   int64_t start;
   int64_t count;
+  int64_t dead_pages = 0;  // the first ones of its table
 };
 
 // A part with the tables and memory behind it.
@@ -290,7 +294,7 @@ class LatentCache {
       next += Pages(length);
       positions_.emplace_back();
       for (int64_t s = 0; s < length; ++s) {
-        positions_.back().push_back(spec.first_position + s);
+        positions_.back().push_back(PositionOf(spec.first_position + s));
       }
     }
     for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
@@ -300,6 +304,10 @@ class LatentCache {
       q_.push_back(RandomFloats(lengths_[i] * q_stride_,
                                 seed * 100 + static_cast<uint32_t>(i), 0.5f));
     }
+  }
+
+  std::vector<int32_t>& table(int64_t sequence) {
+    return tables_[static_cast<size_t>(sequence)];
   }
 
   void Write(int64_t sequence, int64_t begin, int64_t end) {
@@ -326,7 +334,8 @@ class LatentCache {
       sequence.num_rows = ask.count;
       sequence.first_slot = ask.start;
       sequence.block_table = tables_[i].data();
-      if (spec_.first_position > 0) {
+      sequence.first_live_index = ask.dead_pages;
+      if (spec_.first_position > 0 || spec_.position_of != nullptr) {
         sequence.positions = positions_[i].data();
       }
       sequences.push_back(sequence);
@@ -391,6 +400,10 @@ class LatentCache {
  private:
   static constexpr float kScale = 0.3f;
 
+  int64_t PositionOf(int64_t position) const {
+    return spec_.position_of != nullptr ? spec_.position_of(position)
+                                        : position;
+  }
   int64_t Pages(int64_t tokens) const {
     return (tokens + spec_.page_tokens - 1) / spec_.page_tokens;
   }
@@ -452,12 +465,14 @@ class LatentCache {
     }
     for (int64_t f = 0; f < spec.num_pairs; ++f) {
       const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
-      const double angle = from.radians[static_cast<size_t>(step + f)] *
-                           static_cast<double>(position);
-      const double c =
-          std::cos(angle) * static_cast<double>(spec.attention_factor);
-      const double s =
-          std::sin(angle) * static_cast<double>(spec.attention_factor);
+      // A double's angle is off by 1e-7 from 2^30 radians on.
+      const long double radians = from.radians[static_cast<size_t>(step + f)];
+      const long double angle =
+          radians * static_cast<long double>(PositionOf(position));
+      const double c = static_cast<double>(std::cos(angle)) *
+                       static_cast<double>(spec.attention_factor);
+      const double s = static_cast<double>(std::sin(angle)) *
+                       static_cast<double>(spec.attention_factor);
       double& first =
           key[static_cast<size_t>(from.pair_dims[static_cast<size_t>(2 * f)])];
       double& second = key[static_cast<size_t>(
@@ -475,7 +490,8 @@ class LatentCache {
     const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
     const int64_t own = ask.start + row;
     const int64_t begin =
-        spec_.window > 0 ? std::max<int64_t>(0, own + 1 - spec_.window) : 0;
+        std::max(ask.dead_pages * spec_.page_tokens,
+                 spec_.window > 0 ? own + 1 - spec_.window : int64_t{0});
     const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
     const float* q =
         q_[static_cast<size_t>(ask.sequence)].data() + own * q_stride_;
@@ -495,7 +511,9 @@ class LatentCache {
       }
       weights.push_back(score * static_cast<double>(kScale));
     }
-    const double max = *std::max_element(weights.begin(), weights.end());
+    const double max = weights.empty()
+                           ? 0.0
+                           : *std::max_element(weights.begin(), weights.end());
     double sum = 0.0;
     for (double& weight : weights) sum += weight = std::exp(weight - max);
     for (size_t p = spec_.keys.size(); p < parts_.size(); ++p) {
@@ -524,5 +542,40 @@ class LatentCache {
   int64_t out_stride_ = 0;
   std::vector<std::vector<float>> q_;
 };
+
+// The worst error of a row's part of one head, against what the definition has
+// there; endless where one of the two has a number and the other has none.
+inline double WorstError(const PagedAttentionParams& params,
+                         const std::vector<double>& expected,
+                         const std::vector<float>& got) {
+  const double endless = std::numeric_limits<double>::infinity();
+  if (expected.size() != got.size()) return endless;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(expected[i]) != std::isnan(got[i])) return endless;
+  }
+  double worst = 0.0;
+  const auto rows = static_cast<int64_t>(got.size()) / params.out_row_stride;
+  const int64_t queries = params.num_heads / params.num_kv_heads;
+  for (int64_t i = 0; i < rows * params.num_heads; ++i) {
+    const int64_t h = i % params.num_heads;
+    for (int64_t p = 0; p < params.num_value_parts; ++p) {
+      const AttentionValuePart& part = params.values[p];
+      const auto first = static_cast<size_t>(
+          i / params.num_heads * params.out_row_stride + part.out_column[h]);
+      const auto width = static_cast<size_t>(
+          part.latents.groups[part.group_of_head[h / queries]].width);
+      double error = 0.0;
+      double norm = 0.0;
+      for (size_t c = first; c < first + width; ++c) {
+        const double difference = expected[c] - static_cast<double>(got[c]);
+        error += difference * difference;
+        norm += expected[c] * expected[c];
+      }
+      // Where nothing is seen, all are 0.
+      if (error > 0.0) worst = std::max(worst, std::sqrt(error / norm));
+    }
+  }
+  return worst;
+}
 
 }  // namespace kvasir::kernels

@@ -32,6 +32,24 @@ absl::Status CheckHeads(const char* op, int64_t num_rows, int64_t num_heads,
   return absl::OkStatus();
 }
 
+absl::Status CheckChannels(const ComplexLiftParams& params) {
+  for (int64_t j = 0; j < params.num_kv_heads; ++j) {
+    const ComplexChannels& channels = params.channels[j];
+    if (channels.num_channels < 0) {
+      return Refuse(kComplexLift.op, "channels", 0, channels.num_channels);
+    }
+    for (int64_t c = 0; c < channels.num_channels; ++c) {
+      if (channels.pairs[c] >= 0 && channels.pairs[c] < params.num_pairs) {
+        continue;
+      }
+      return absl::InvalidArgumentError(absl::StrCat(
+          kComplexLift.op, ": KV head ", j, ": pair of channel ", c,
+          ": want 0 to ", params.num_pairs - 1, ", have ", channels.pairs[c]));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Lift(Stream& stream, const LiftParams& params,
@@ -64,10 +82,10 @@ absl::Status ComplexLift(Stream& stream, const ComplexLiftParams& params,
   if (params.num_pairs < 1) {
     return Refuse(kComplexLift.op, "pairs", 1, params.num_pairs);
   }
+  KVASIR_RETURN_IF_ERROR(CheckChannels(params));
   const int64_t queries = params.num_heads / params.num_kv_heads;
   for (int64_t h = 0; h < params.num_heads; ++h) {
     const int64_t channels = params.channels[h / queries].num_channels;
-    if (channels < 0) return Refuse(kComplexLift.op, "channels", 0, channels);
     KVASIR_RETURN_IF_ERROR(
         CheckColumns(kComplexLift.op, "x_row_stride", params.column_in[h],
                      2 * params.num_pairs, params.x_row_stride));

@@ -150,12 +150,12 @@ struct ComplexCase {
   RopePairing pairing;
   RopePairing out_pairing;
   bool selects_only;
+  int64_t tokens = 3;
 };
 
 class ComplexLiftTest : public ::testing::TestWithParam<ComplexCase> {};
 
 TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
-  constexpr int64_t kTokens = 3;
   constexpr int64_t kQueries = 2;
   constexpr int64_t kPairs = 32;
   const ComplexCase& c = GetParam();
@@ -184,15 +184,15 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
     }
   }
   const int64_t x_stride = column_in.back() + 2 * kPairs;
-  const std::vector<float> x = RandomFloats(kTokens * x_stride, 8);
+  const std::vector<float> x = RandomFloats(c.tokens * x_stride, 8);
   const auto run = [&](TestStream& test) {
-    std::vector<float> y(static_cast<size_t>(kTokens * y_stride), kPoison);
+    std::vector<float> y(static_cast<size_t>(c.tokens * y_stride), kPoison);
     ComplexLiftParams params;
     params.x = x.data();
     params.x_row_stride = x_stride;
     params.y = y.data();
     params.y_row_stride = y_stride;
-    params.num_rows = kTokens;
+    params.num_rows = c.tokens;
     params.num_kv_heads = static_cast<int64_t>(counts.size());
     params.num_heads = params.num_kv_heads * kQueries;
     params.channels = channels.data();
@@ -206,7 +206,7 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
   };
   TestStream reference(1, CpuBackend::kReference);
   const std::vector<float> truth = run(reference);
-  for (int64_t t = 0; t < kTokens; ++t) {
+  for (int64_t t = 0; t < c.tokens; ++t) {
     for (size_t h = 0; h < column_in.size(); ++h) {
       const ComplexChannels& head = channels[h / kQueries];
       const float* from = x.data() + t * x_stride + column_in[h];
@@ -245,7 +245,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(ComplexCase{kHalves, kHalves, false},
                       ComplexCase{kNeighbours, kHalves, false},
                       ComplexCase{kNeighbours, kNeighbours, true},
-                      ComplexCase{kHalves, kHalves, true}));
+                      ComplexCase{kHalves, kHalves, true},
+                      // More numbers than one thread keeps for itself.
+                      ComplexCase{kNeighbours, kHalves, false, 50}));
 
 TEST(PackColumnsTest, RefusesWhatDoesNotFit) {
   PackedMatrix shape;
@@ -287,6 +289,37 @@ TEST(LiftRefusalTest, NamesWhatIsWrong) {
   params.num_heads = 3;
   params.num_kv_heads = 2;
   expect("3 query heads are no multiple of 2 KV heads");
+}
+
+TEST(ComplexLiftRefusalTest, NamesAPairThatTheHeadHasNot) {
+  TestStream test;
+  std::vector<int32_t> pairs = {0, 7, 8};
+  const ComplexChannels channels = {3, pairs.data(), nullptr};
+  const int64_t column = 0;
+  const std::vector<float> x(16);
+  std::vector<float> y(6);
+  ComplexLiftParams params;
+  params.x = x.data();
+  params.x_row_stride = 16;
+  params.y = y.data();
+  params.y_row_stride = 6;
+  params.num_rows = 1;
+  params.num_heads = 1;
+  params.num_kv_heads = 1;
+  params.channels = &channels;
+  params.column_in = &column;
+  params.column_out = &column;
+  params.num_pairs = 8;
+  const auto expect = [&](const char* why) {
+    EXPECT_THAT(
+        ComplexLift(test.stream(), params, test.workspace()),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  expect("KV head 0: pair of channel 2: want 0 to 7, have 8");
+  pairs[2] = -1;
+  expect("pair of channel 2: want 0 to 7, have -1");
+  pairs[2] = 7;
+  KVASIR_EXPECT_OK(ComplexLift(test.stream(), params, test.workspace()));
 }
 
 }  // namespace

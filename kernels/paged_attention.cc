@@ -1,7 +1,10 @@
 #include "kernels/paged_attention.h"
 
+#include <utility>
+
 #include "base/status_macros.h"
 #include "kernels/dispatch.h"
+#include "kernels/latent_check.h"
 #include "kernels/ops.h"
 
 namespace kvasir::kernels {
@@ -17,48 +20,26 @@ absl::Status Invalid(const char* what, int64_t least, int64_t most,
                                                  ", have ", have));
 }
 
-// Runs follow each other and cover the latent.
-absl::Status CheckRuns(const LatentGroup& group) {
-  if (group.num_runs < 0 || group.num_runs > kAttentionMaxRuns) {
-    return Invalid("runs of codes", 0, kAttentionMaxRuns, group.num_runs);
-  }
-  int64_t begin = 0;
-  for (int64_t r = 0; r < group.num_runs; ++r) {
-    const CodeRun& run = group.runs[r];
-    if (run.begin != begin) {
-      return Invalid("first channel of a run", begin, begin, run.begin);
-    }
-    if (run.width < 1) return Refuse(kKernels.op, "run width", 1, run.width);
-    if (run.bits != 8 && (run.bits < 1 || run.bits > 4)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          kKernels.op, ": bits of a code: want 1 to 4 or 8, have ", run.bits));
-    }
-    begin += run.width;
-  }
-  if (group.num_runs > 0 && begin != group.width) {
-    return Invalid("channels of all runs", group.width, group.width, begin);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckLatents(const LatentPart& part, const int32_t* group_of_head,
-                          int64_t num_kv_heads) {
-  if (part.num_groups < 1) {
-    return Refuse(kKernels.op, "groups", 1, part.num_groups);
-  }
+absl::Status CheckLatents(const PagedAttentionParams& params,
+                          const LatentPart& part,
+                          const int32_t* group_of_head) {
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
-    if (group.width < 1 || group.width > kAttentionMaxWidth) {
+    if (group.width > kAttentionMaxWidth) {
       return Invalid("width", 1, kAttentionMaxWidth, group.width);
     }
-    KVASIR_RETURN_IF_ERROR(CheckRuns(group));
+    if (group.num_runs > kAttentionMaxRuns) {
+      return Invalid("runs of codes", 0, kAttentionMaxRuns, group.num_runs);
+    }
     if ((group.num_runs > 0) != (part.groups[0].num_runs > 0)) {
       return absl::InvalidArgumentError(absl::StrCat(
           kKernels.op, ": a part has codes in all groups or in none; group ", g,
           " has ", group.num_runs, " runs"));
     }
   }
-  for (int64_t j = 0; j < num_kv_heads; ++j) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatentPart(kKernels.op, part, params.page_tokens));
+  for (int64_t j = 0; j < params.num_kv_heads; ++j) {
     if (group_of_head[j] < 0 || group_of_head[j] >= part.num_groups) {
       return Invalid("group of a head", 0, part.num_groups - 1,
                      group_of_head[j]);
@@ -104,7 +85,7 @@ absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
 absl::Status CheckKeys(const PagedAttentionParams& params,
                        const AttentionKeyPart& part) {
   KVASIR_RETURN_IF_ERROR(
-      CheckLatents(part.latents, part.group_of_head, params.num_kv_heads));
+      CheckLatents(params, part.latents, part.group_of_head));
   if (part.rebuild != nullptr) {
     KVASIR_RETURN_IF_ERROR(CheckRebuild(*part.rebuild, part.latents));
   }
@@ -123,7 +104,7 @@ absl::Status CheckKeys(const PagedAttentionParams& params,
 absl::Status CheckValues(const PagedAttentionParams& params,
                          const AttentionValuePart& part) {
   KVASIR_RETURN_IF_ERROR(
-      CheckLatents(part.latents, part.group_of_head, params.num_kv_heads));
+      CheckLatents(params, part.latents, part.group_of_head));
   const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
   for (int64_t h = 0; h < params.num_heads; ++h) {
     const int32_t group = part.group_of_head[h / heads_per_kv];
@@ -163,6 +144,25 @@ absl::Status Check(const PagedAttentionParams& params) {
   return absl::OkStatus();
 }
 
+// What counting does not look at.
+absl::Status CheckSequences(const PagedAttentionParams& params) {
+  for (int64_t i = 0; i < params.num_sequences; ++i) {
+    const AttentionSequence& sequence = params.sequences[i];
+    const std::pair<const char*, int64_t> counts[] = {
+        {"first_row", sequence.first_row},
+        {"num_rows", sequence.num_rows},
+        {"first_slot", sequence.first_slot},
+        {"first_live_index", sequence.first_live_index}};
+    for (const auto& [name, count] : counts) {
+      if (count >= 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(kKernels.op, ": sequence ", i, ": ", name,
+                       ": want at least 0, have ", count));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status PagedAttention(Stream& stream, const PagedAttentionParams& params,
@@ -178,6 +178,7 @@ absl::Status PagedAttention(Stream& stream, const PagedAttentionParams& params,
   float* scratch = workspace.Take<float>(floats);
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
+  KVASIR_RETURN_IF_ERROR(CheckSequences(params));
   return Launch(kKernels, stream, params, scratch);
 }
 

@@ -12,17 +12,42 @@ namespace {
 constexpr OpKernels<const RopeParams&, float*> kKernels = {
     "rope", &RopeReference, &RopeSimd};
 
-absl::Status CheckHeads(const RopeTensor& tensor) {
+absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      kKernels.op, ": ", what, ": want 0 to ", most, ", have ", have));
+}
+
+// `known`: a list that was looked at already.
+absl::Status CheckHead(const RopeHead& head, const int32_t* known,
+                       const RopeTensor& tensor, int64_t angles) {
+  if (head.num_pairs < 0) {
+    return Refuse(kKernels.op, "pairs", 0, head.num_pairs);
+  }
+  if (head.begin < 0) return Refuse(kKernels.op, "begin", 0, head.begin);
+  if (tensor.row_stride < head.begin + 2 * head.num_pairs) {
+    return Refuse(kKernels.op, "row_stride", head.begin + 2 * head.num_pairs,
+                  tensor.row_stride);
+  }
+  if (head.pairs == nullptr) {
+    return head.num_pairs > angles
+               ? WrongPairs("pairs without a list", angles, head.num_pairs)
+               : absl::OkStatus();
+  }
+  for (int64_t i = 0; head.pairs != known && i < head.num_pairs; ++i) {
+    if (head.pairs[i] < 0 || head.pairs[i] >= angles) {
+      return WrongPairs("angle of a pair", angles - 1, head.pairs[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHeads(const RopeTensor& tensor, int64_t angles) {
   for (int64_t h = 0; h < tensor.num_heads; ++h) {
     const RopeHead& head = tensor.heads[h];
-    if (head.num_pairs < 0) {
-      return Refuse(kKernels.op, "pairs", 0, head.num_pairs);
-    }
-    if (head.begin < 0) return Refuse(kKernels.op, "begin", 0, head.begin);
-    if (tensor.row_stride < head.begin + 2 * head.num_pairs) {
-      return Refuse(kKernels.op, "row_stride", head.begin + 2 * head.num_pairs,
-                    tensor.row_stride);
-    }
+    // Heads that share a list follow each other.
+    const bool same = h > 0 && head.num_pairs <= tensor.heads[h - 1].num_pairs;
+    KVASIR_RETURN_IF_ERROR(CheckHead(
+        head, same ? tensor.heads[h - 1].pairs : nullptr, tensor, angles));
   }
   return absl::OkStatus();
 }
@@ -32,7 +57,7 @@ absl::Status CheckTensor(const RopeTensor& tensor, int64_t rotary_dim) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
   if (tensor.num_heads == 0) return absl::OkStatus();
-  if (tensor.heads != nullptr) return CheckHeads(tensor);
+  if (tensor.heads != nullptr) return CheckHeads(tensor, rotary_dim / 2);
   if (tensor.head_dim < rotary_dim) {
     return Refuse(kKernels.op, "head_dim", rotary_dim, tensor.head_dim);
   }

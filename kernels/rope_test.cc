@@ -141,13 +141,20 @@ ChosenHeads MakeHeads(std::vector<std::vector<int32_t>> lists) {
   return heads;
 }
 
+struct Turned {
+  std::vector<int64_t> positions;
+  std::vector<double> frequencies;
+  RopePairing pairing;
+};
+
 // The numbers of a tensor after float64 turns of what they were.
 void ExpectTurned(const std::vector<float>& before,
                   const std::vector<float>& after,
                   const std::vector<RopeHead>& heads, int64_t stride,
-                  RopePairing pairing, const std::vector<double>& frequencies) {
+                  const Turned& turned) {
+  const auto& [positions, frequencies, pairing] = turned;
   std::vector<float> expected = before;
-  for (size_t t = 0; t < kPositions.size(); ++t) {
+  for (size_t t = 0; t < positions.size(); ++t) {
     for (const RopeHead& head : heads) {
       for (int64_t i = 0; i < head.num_pairs; ++i) {
         const bool halves = pairing == RopePairing::kHalfSplit;
@@ -157,7 +164,7 @@ void ExpectTurned(const std::vector<float>& before,
         const size_t second =
             first + static_cast<size_t>(halves ? head.num_pairs : 1);
         const int64_t f = head.pairs != nullptr ? head.pairs[i] : i;
-        const double angle = static_cast<double>(kPositions[t]) *
+        const double angle = static_cast<double>(positions[t]) *
                              frequencies[static_cast<size_t>(f)];
         const double a = static_cast<double>(before[first]);
         const double b = static_cast<double>(before[second]);
@@ -193,18 +200,27 @@ std::vector<std::vector<int32_t>> ComplexChannels() {
   return lists;
 }
 
-class RopeHeadsTest : public ::testing::TestWithParam<RopePairing> {};
+struct HeadsCase {
+  RopePairing pairing;
+  int repeats;  // of the positions
+};
+
+class RopeHeadsTest : public ::testing::TestWithParam<HeadsCase> {};
 
 TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
   constexpr int64_t kRotary = 128;
-  const std::vector<double> frequencies = Frequencies(kRotary);
+  Turned turned = {{}, Frequencies(kRotary), GetParam().pairing};
+  for (int i = 0; i < GetParam().repeats; ++i) {
+    turned.positions.insert(turned.positions.end(), kPositions.begin(),
+                            kPositions.end());
+  }
   std::vector<uint64_t> steps;
-  for (const double frequency : frequencies) {
+  for (const double frequency : turned.frequencies) {
     steps.push_back(RopeStep(frequency));
   }
   for (const auto& lists : {KeptPairs(), ComplexChannels()}) {
     const ChosenHeads heads = MakeHeads(lists);
-    const auto tokens = static_cast<int64_t>(kPositions.size());
+    const auto tokens = static_cast<int64_t>(turned.positions.size());
     const Tensors before = {RandomFloats(tokens * heads.q_stride, 5),
                             RandomFloats(tokens * heads.k_stride, 6)};
     const auto rotate = [&](TestStream& test) {
@@ -215,19 +231,17 @@ TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
       params.k = {t.k.data(), heads.k_stride,
                   static_cast<int64_t>(heads.k.size()), 0, heads.k.data()};
       params.num_tokens = tokens;
-      params.positions = kPositions.data();
+      params.positions = turned.positions.data();
       params.steps = steps.data();
       params.rotary_dim = kRotary;
-      params.pairing = GetParam();
+      params.pairing = turned.pairing;
       KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
       return t;
     };
     TestStream reference(1, CpuBackend::kReference);
     const Tensors truth = rotate(reference);
-    ExpectTurned(before.q, truth.q, heads.q, heads.q_stride, GetParam(),
-                 frequencies);
-    ExpectTurned(before.k, truth.k, heads.k, heads.k_stride, GetParam(),
-                 frequencies);
+    ExpectTurned(before.q, truth.q, heads.q, heads.q_stride, turned);
+    ExpectTurned(before.k, truth.k, heads.k, heads.k_stride, turned);
     TestStream three(3);
     ForEachSimdTarget([&] {
       const Tensors got = rotate(three);
@@ -237,9 +251,12 @@ TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Pairings, RopeHeadsTest,
-                         ::testing::Values(RopePairing::kHalfSplit,
-                                           RopePairing::kInterleaved));
+// The last has more numbers than one thread keeps for itself.
+INSTANTIATE_TEST_SUITE_P(
+    Pairings, RopeHeadsTest,
+    ::testing::Values(HeadsCase{RopePairing::kHalfSplit, 1},
+                      HeadsCase{RopePairing::kInterleaved, 1},
+                      HeadsCase{RopePairing::kHalfSplit, 5}));
 
 TEST(RopeStepTest, IsTheFractionOfATurn) {
   // Multiples of pi in double are off by 2^-53 of themselves: 2^11 steps.
@@ -273,6 +290,25 @@ TEST(RopeRefusalTest, NamesWhatIsWrong) {
   EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("row_stride: want at least 102")));
+}
+
+TEST(RopeRefusalTest, NamesAnglesThatThereAreNot) {
+  TestStream test;
+  RopeParams params;
+  params.rotary_dim = 8;
+  const int32_t pairs[] = {0, 3, 1, 4};
+  RopeHead heads[] = {{0, 3, pairs}, {6, 4, pairs}};
+  params.q = {nullptr, 100, 2, 0, heads};
+  const auto expect = [&](const char* why) {
+    EXPECT_THAT(
+        Rope(test.stream(), params, test.workspace()),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  expect("angle of a pair: want 0 to 3, have 4");
+  heads[1] = {6, 5, nullptr};
+  expect("pairs without a list: want 0 to 4, have 5");
+  heads[1].num_pairs = 4;
+  KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
 }
 
 }  // namespace
