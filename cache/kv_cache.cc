@@ -384,15 +384,21 @@ void KvCache::TakePageCopies(
 // Forking and ending
 // ---------------------------------------------------------------------------
 
+bool KvCache::can_fork() const {
+  return std::all_of(config_.groups.begin(), config_.groups.end(),
+                     [](const KvCacheConfig::Group& group) {
+                       return group.side_pages_per_sequence == 0;
+                     });
+}
+
 void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
   Sequence& child = AddSequence(child_id);
   Sequence& parent = sequence(parent_id);
-  KVASIR_CHECK(parent.reserved_tokens == 0);
+  KVASIR_CHECK(parent.reserved_tokens == 0 && can_fork());
   child.publishes = parent.publishes;
   child.page_token_ids = parent.page_token_ids;
   if (parent.chain) child.chain = index_->Ref(parent.chain.node());
   for (size_t g = 0; g < pools_.size(); ++g) {
-    KVASIR_CHECK(config_.groups[g].side_pages_per_sequence == 0);
     const GroupState& from = parent.groups[g];
     GroupState& to = child.groups[g];
     const int64_t full = from.table.next_slot() / config_.page_tokens;

@@ -198,6 +198,8 @@ class KvCache {
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
   int64_t page_tokens() const { return config_.page_tokens; }
+  // Sequences hold nothing that cannot be shared: no side pages.
+  bool can_fork() const;
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());
   }

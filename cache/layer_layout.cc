@@ -201,8 +201,9 @@ class PageCursor {
   Bytes payload_;
 };
 
+// `basis_bytes` are those of the sequence's own basis, mean and ranges.
 PartLayout LayOutPart(const Part& part, const LayerContext& c,
-                      PageCursor& cursor, Bytes& sequence_bytes) {
+                      PageCursor& cursor, Bytes& basis_bytes) {
   const Codec& codec = part.codec();
   const bool basis = codec.has_basis_static() || codec.has_basis_sequence();
   PartLayout layout;
@@ -218,37 +219,88 @@ PartLayout LayOutPart(const Part& part, const LayerContext& c,
     GroupLayout group;
     group.heads = std::move(latent.heads);
     group.width = latent.width;
+    group.stored_width =
+        codec.has_basis_sequence() ? latent.width : stored.channels;
     group.codes = cursor.Take(c.options.page_tokens, stored.codes_bytes);
     group.params = cursor.Take(c.options.page_tokens, stored.params_bytes);
     layout.groups.push_back(std::move(group));
     if (codec.has_basis_sequence()) {
-      sequence_bytes.Add(stored.channels, latent.width, param_bytes);
-      sequence_bytes.Add(latent.width, param_bytes);  // the mean
+      basis_bytes.Add(stored.channels, latent.width, param_bytes);
+      basis_bytes.Add(latent.width, param_bytes);  // the mean
     }
     if (codec.has_channel_sequence()) {
-      sequence_bytes.Add(2, stored.channels, param_bytes);
+      basis_bytes.Add(2, stored.channels, param_bytes);
     }
   }
   return layout;
 }
 
 SideLayout LayOutSide(const SidePlan& side, const LayerContext& c,
-                      PageCursor& cursor, Bytes& sequence_bytes) {
+                      PageCursor& cursor, Bytes& basis_bytes) {
   SideLayout layout;
-  int64_t numbers = 0;
   for (int p = 0; p < side.parts_size(); ++p) {
-    layout.parts.push_back(
-        LayOutPart(side.parts(p), c, cursor, sequence_bytes));
+    layout.parts.push_back(LayOutPart(side.parts(p), c, cursor, basis_bytes));
     layout.parts.back().part_index = p;
-    for (const GroupLayout& group : layout.parts.back().groups) {
-      numbers += group.width;
-    }
   }
-  if (side.exact_window() > 0) {
-    sequence_bytes.Add(side.exact_window() + c.options.max_chunk_tokens,
-                       numbers, kExactNumberBytes);
-  }
+  layout.exact.window_tokens = side.exact_window();
   return layout;
+}
+
+template <typename Visit>
+void ForGroups(SideLayout& side, const Visit& visit) {
+  for (PartLayout& part : side.parts) {
+    for (GroupLayout& group : part.groups) visit(group);
+  }
+}
+
+int64_t ExactRowBytes(SideLayout& side) {
+  int64_t bytes = 0;
+  ForGroups(side, [&bytes](const GroupLayout& group) {
+    bytes += group.stored_width * kExactNumberBytes;
+  });
+  return bytes;
+}
+
+// Regions of `rows` exact rows from a side page's start; the bytes they take.
+int64_t PlaceExactRows(int64_t rows, SideLayout& side) {
+  PageCursor cursor;
+  ForGroups(side, [&](GroupLayout& group) {
+    group.exact = cursor.Take(rows, group.stored_width * kExactNumberBytes);
+  });
+  return cursor.page_bytes();
+}
+
+// The ring of a side: as many whole rows to a side page as it can hold.
+absl::Status LayOutExactWindow(int64_t page_bytes, int64_t first_page,
+                               SideLayout& side) {
+  ExactRing& ring = side.exact;
+  if (ring.window_tokens == 0) return absl::OkStatus();
+  const int64_t row_bytes = ExactRowBytes(side);
+  int64_t rows = std::min(page_bytes / row_bytes, ring.window_tokens);
+  while (rows > 0 && PlaceExactRows(rows, side) > page_bytes) --rows;
+  if (rows == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an exact row of ", row_bytes, " bytes does not fit into a page of ",
+        page_bytes, " bytes: raise page_tokens"));
+  }
+  ring.rows_per_page = rows;
+  ring.first_page = first_page;
+  ring.num_pages = (ring.window_tokens + rows - 1) / rows;
+  return absl::OkStatus();
+}
+
+// Where a sequence keeps what it has beside its tokens: rings of the exact
+// windows, then all else.
+absl::Status LayOutSidePages(const Bytes& other_bytes, LayerLayout& layer) {
+  layer.side_pages = 0;
+  for (SideLayout* side : {&layer.key, &layer.value}) {
+    KVASIR_RETURN_IF_ERROR(
+        LayOutExactWindow(layer.page_bytes, layer.side_pages, *side));
+    layer.side_pages += side->exact.num_pages;
+  }
+  layer.side_pages +=
+      (other_bytes.value() + layer.page_bytes - 1) / layer.page_bytes;
+  return absl::OkStatus();
 }
 
 // The finest sets of the rank's heads that no latent straddles.
@@ -298,7 +350,7 @@ int64_t EvictionUnits(const Eviction& eviction, const LayerLayout& layer,
 
 absl::Status LayOutSelection(const Selection& selection, const LayerContext& c,
                              int64_t layer_index, PageCursor& cursor,
-                             LayerLayout& layer, Bytes& sequence_bytes) {
+                             LayerLayout& layer, Bytes& outlier_bytes) {
   const int64_t chunk = selection.chunk_slots();
   if (c.options.page_tokens % chunk != 0) {
     return absl::InvalidArgumentError(
@@ -312,7 +364,7 @@ absl::Status LayOutSelection(const Selection& selection, const LayerContext& c,
   if (selection.exact_outliers()) {
     Bytes row;  // key and value
     row.Add(2 * kExactNumberBytes, c.kv_heads.count, c.head_dim);
-    sequence_bytes.Add(selection.outlier_chunks(), chunk, row.value());
+    outlier_bytes.Add(selection.outlier_chunks(), chunk, row.value());
   }
   return absl::OkStatus();
 }
@@ -329,19 +381,19 @@ absl::StatusOr<LayerLayout> LayOutLayer(const LayerPlan& plan,
                                         int64_t layer_index) {
   LayerLayout layer;
   PageCursor cursor;
-  Bytes sequence_bytes;
+  Bytes other_bytes;  // per sequence, but for exact windows
   for (const Side which : {Side::kKey, Side::kValue}) {
     KVASIR_RETURN_IF_ERROR(CheckWidthsOfRank(
         which == Side::kKey ? plan.key() : plan.value(), context,
         absl::StrCat("layer ", layer_index, " ", SideName(which))));
   }
-  layer.key = LayOutSide(plan.key(), context, cursor, sequence_bytes);
-  layer.value = LayOutSide(plan.value(), context, cursor, sequence_bytes);
+  layer.key = LayOutSide(plan.key(), context, cursor, other_bytes);
+  layer.value = LayOutSide(plan.value(), context, cursor, other_bytes);
   const int64_t latent_bytes =
       cursor.payload_bytes() / context.options.page_tokens;
   if (plan.has_selection()) {
     KVASIR_RETURN_IF_ERROR(LayOutSelection(
-        plan.selection(), context, layer_index, cursor, layer, sequence_bytes));
+        plan.selection(), context, layer_index, cursor, layer, other_bytes));
   }
   if (plan.has_eviction()) {
     const int64_t units =
@@ -351,6 +403,10 @@ absl::StatusOr<LayerLayout> LayOutLayer(const LayerPlan& plan,
   }
   layer.page_bytes = cursor.page_bytes();
   layer.payload_bytes = cursor.payload_bytes();
+  Bytes sequence_bytes = other_bytes;
+  for (SideLayout* side : {&layer.key, &layer.value}) {
+    sequence_bytes.Add(side->exact.window_tokens, ExactRowBytes(*side));
+  }
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||
       layer.sequence_bytes > kMaxPageIdBytes) {
@@ -358,6 +414,12 @@ absl::StatusOr<LayerLayout> LayOutLayer(const LayerPlan& plan,
         "layer ", layer_index, ": a page of ", context.options.page_tokens,
         " tokens or what a sequence keeps beside its tokens takes more than ",
         kMaxPageIdBytes, " bytes"));
+  }
+  const absl::Status side_pages = LayOutSidePages(other_bytes, layer);
+  if (!side_pages.ok()) {
+    return absl::Status(
+        side_pages.code(),
+        absl::StrCat("layer ", layer_index, ": ", side_pages.message()));
   }
   return layer;
 }

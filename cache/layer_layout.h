@@ -21,9 +21,9 @@ struct LayerContext {
 int64_t AlignRegion(int64_t bytes);
 
 // `plan` has passed ValidatePlan; page_group is left unset. INVALID_ARGUMENT
-// names the layer when a size exceeds kMaxPageIdBytes or a selection's chunk
-// does not divide the page, or the schedule or range group of a basis of the
-// rank's own heads its width.
+// names the layer when a size exceeds kMaxPageIdBytes, an exact row is longer
+// than a page, or a selection's chunk does not divide the page, or the schedule
+// or range group of a basis of the rank's own heads its width.
 absl::StatusOr<LayerLayout> LayOutLayer(const kvasir::v1::LayerPlan& plan,
                                         const LayerContext& context,
                                         int64_t layer);

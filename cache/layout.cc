@@ -47,6 +47,23 @@ bool Reusable(const LayerPlan& layer) {
          Reusable(layer.value());
 }
 
+// The most side pages that a layer needs on any rank.
+absl::StatusOr<int64_t> SidePagesOfAnyRank(const LayerPlan& plan,
+                                           LayerContext context,
+                                           int64_t layer) {
+  int64_t most = 0;
+  for (int rank = 0; rank < context.options.shard.size; ++rank) {
+    context.options.shard.rank = rank;
+    KVASIR_ASSIGN_OR_RETURN(
+        context.kv_heads,
+        base::KvHeadsOfRank(context.options.shard, context.num_kv_heads));
+    KVASIR_ASSIGN_OR_RETURN(const LayerLayout layout,
+                            LayOutLayer(plan, context, layer));
+    most = std::max(most, layout.side_pages);
+  }
+  return most;
+}
+
 std::string Mebibytes(int64_t bytes) {
   return absl::StrCat(bytes, " bytes (", bytes >> 20, " MiB)");
 }
@@ -127,9 +144,12 @@ absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
     group.layers.push_back(l);
     group.page_bytes += layer.page_bytes;
     group.payload_bytes += layer.payload_bytes;
-    group.side_pages_per_sequence =
-        std::max(group.side_pages_per_sequence,
-                 CeilDiv(layer.sequence_bytes, layer.page_bytes));
+    if (layer.side_pages > 0) {
+      KVASIR_ASSIGN_OR_RETURN(const int64_t side_pages,
+                              SidePagesOfAnyRank(plan.layers(l), context, l));
+      group.side_pages_per_sequence =
+          std::max(group.side_pages_per_sequence, side_pages);
+    }
     page_id_bytes += layer.page_bytes;
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {

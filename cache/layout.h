@@ -9,6 +9,11 @@
 // of a slot is contiguous, and slots of a region are slot_stride_bytes apart:
 //   address = arena + page * page_bytes + region.offset_bytes
 //                   + slot * region.slot_stride_bytes
+//
+// Exact windows: a sequence owns side pages beside those of its tokens. They
+// hold rings of the latest tokens' latents in 16-bit numbers, keys in the first
+// of a layer's, values in the next:
+//   side page of one layer: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
 
 #include <cstdint>
@@ -53,6 +58,9 @@ struct GroupLayout {
   Region codes;
   // Scale and minimum per slot; no slots where the codec needs none.
   Region params;
+  // In a side page: rows of the side's exact window; no slots without one.
+  Region exact;
+  int64_t stored_width = 0;  // numbers of a row: channels that have bits
 };
 
 struct PartLayout {
@@ -66,8 +74,21 @@ struct PartLayout {
   std::vector<GroupLayout> groups;
 };
 
+// The rows of a side's exact window: logical position p is row p %
+// rows_per_page of the sequence's side page
+//   first_page + p / rows_per_page % num_pages.
+struct ExactRing {
+  int64_t window_tokens = 0;  // 0: the side has none
+  int64_t rows_per_page = 0;
+  int64_t first_page = 0;  // among the sequence's side pages
+  int64_t num_pages = 0;   // of at least window_tokens rows
+
+  friend bool operator==(const ExactRing&, const ExactRing&) = default;
+};
+
 struct SideLayout {
   std::vector<PartLayout> parts;
+  ExactRing exact;
 };
 
 // A full-space side as strides: key or value of local head h (h counts from
@@ -92,6 +113,7 @@ struct LayerLayout {
   int64_t payload_bytes = 0;  // without padding
   // Beside the pages of tokens, per sequence: basis, mean, exact window.
   int64_t sequence_bytes = 0;
+  int64_t side_pages = 0;  // that hold them
 
   const SideLayout& side(Side which) const {
     return which == Side::kKey ? key : value;
@@ -109,16 +131,14 @@ struct PageGroupLayout {
   std::vector<int64_t> layers;  // ascending
   int64_t page_bytes = 0;       // of one page id, over all the group's layers
   int64_t payload_bytes = 0;
-  // Pages a sequence owns for what it holds beside its tokens.
+  // Pages a sequence owns for what it holds beside its tokens: the most that a
+  // layer needs, on any rank, because all ranks have the same page ids.
   int64_t side_pages_per_sequence = 0;
 };
 
 struct LayoutOptions {
   int64_t page_tokens = 64;  // P, 1 .. kMaxPageTokens
   base::TpShard shard;
-  // Longest run of tokens that one step writes for a sequence: what an exact
-  // window must keep beside its own length. 0: no exact window is used.
-  int64_t max_chunk_tokens = 0;
 };
 inline constexpr int64_t kMaxPageTokens = 4096;
 
@@ -155,8 +175,8 @@ class PageLayout {
  public:
   // INVALID_ARGUMENT for a plan that ValidatePlan refuses, a rank count that
   // does not suit the heads (or the widths of a basis per rank), page_tokens
-  // out of range or not a multiple of the selection's chunk, or a size that
-  // overflows int64.
+  // out of range or not a multiple of the selection's chunk, an exact row that
+  // is longer than a page, or a size that overflows int64.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const CacheShape& shape,
                                            const LayoutOptions& options);

@@ -300,16 +300,111 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   selection->set_chunk_slots(8);
   selection->set_budget(64);
   selection->mutable_landmark_codec()->set_dtype(BF16);
-  LayoutOptions options = PageTokens(16);
-  options.max_chunk_tokens = 8;
-  const PageLayout layout = LayOut(plan, shape, options);
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
   const LayerLayout& layer = layout.layer(0);
-  EXPECT_EQ(layer.sequence_bytes, (32 + 8) * 2 * 64 * 2);
+  EXPECT_EQ(layer.sequence_bytes, 32 * 2 * 64 * 2);
   EXPECT_EQ(layer.landmarks.num_slots, 2);
   EXPECT_EQ(layer.landmarks.slot_stride_bytes, 2 * 64 * 2);
   // Two units of 10 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
   EXPECT_EQ(layer.slot_metadata.slot_stride_bytes, 10);
   EXPECT_FALSE(layout.prefix_reusable());
+}
+
+// Where the rows of an exact window lie, region by region of a side page.
+void ExpectRowsHavePlaces(const LayerLayout& layer, Side which) {
+  const SideLayout& side = layer.side(which);
+  const ExactRing& ring = side.exact;
+  EXPECT_GE(ring.num_pages * ring.rows_per_page, ring.window_tokens);
+  EXPECT_LT((ring.num_pages - 1) * ring.rows_per_page, ring.window_tokens);
+  int64_t end = 0;
+  for (const PartLayout& part : side.parts) {
+    for (const GroupLayout& group : part.groups) {
+      EXPECT_EQ(group.exact.slot_stride_bytes, 2 * group.stored_width);
+      EXPECT_EQ(group.exact.num_slots, ring.rows_per_page);
+      EXPECT_EQ(group.exact.offset_bytes % kRegionAlignmentBytes, 0);
+      EXPECT_GE(group.exact.offset_bytes, end);
+      end = group.exact.offset_bytes + group.exact.size_bytes();
+    }
+  }
+  EXPECT_LE(end, layer.page_bytes);
+}
+
+TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
+  const CacheShape shape = Shape(1, 4, 64);
+  KvPlan plan = PlanWithKey(shape, R"({
+      "low_rank":{"groups":[{"heads":[0,2],"rank":48},
+                            {"heads":[1,3],"rank":16}]},
+      "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"bits":{"schedule":[8,4,4,2,0,0,0,0]},"per_token":{},
+               "param_dtype":"F16"}})");
+  auto* value = plan.mutable_layers(0)->mutable_value();
+  auto* codec = value->mutable_parts(0)->mutable_codec();
+  codec->mutable_bits()->add_schedule(3);
+  codec->mutable_per_token();
+  codec->set_param_dtype(F16);
+  value->set_exact_window(100);
+  for (const uint32_t key_window : {0u, 1u, 7u, 64u, 1000u}) {
+    plan.mutable_layers(0)->mutable_key()->set_exact_window(key_window);
+    for (const int64_t page_tokens : {16, 32, 64}) {
+      const PageLayout layout = LayOut(plan, shape, PageTokens(page_tokens));
+      const LayerLayout& layer = layout.layer(0);
+      ExpectRowsHavePlaces(layer, Side::kValue);
+      if (key_window > 0) {
+        ExpectRowsHavePlaces(layer, Side::kKey);
+        // Of what has bits: half of the channels.
+        EXPECT_EQ(layer.key.parts[0].groups[0].stored_width, 24);
+        EXPECT_EQ(layer.key.parts[0].groups[1].stored_width, 8);
+      }
+      EXPECT_EQ(layer.key.exact.first_page, 0);
+      EXPECT_EQ(layer.value.exact.first_page, layer.key.exact.num_pages);
+      EXPECT_EQ(layer.side_pages,
+                layer.key.exact.num_pages + layer.value.exact.num_pages);
+      EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence,
+                layer.side_pages);
+      EXPECT_EQ(layer.sequence_bytes, 2 * (32 * key_window + 256 * 100));
+      EXPECT_LE(layer.sequence_bytes, layout.fixed_bytes_per_sequence());
+      EXPECT_FALSE(layout.prefix_reusable());
+    }
+  }
+}
+
+TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
+  const CacheShape shape = Shape(1, 4, 64);
+  KvPlan plan = PlanWithKey(shape, R"({
+      "low_rank":{"groups":[{"heads":[0,1],"rank":128},
+                            {"heads":[2,3],"rank":8}]},
+      "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"bits":{"schedule":[1]},"per_token":{},"param_dtype":"F16"}})");
+  plan.mutable_layers(0)->mutable_key()->set_exact_window(200);
+  std::vector<int64_t> own;
+  std::vector<int64_t> granted;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    LayoutOptions options = PageTokens(16);
+    options.shard = {.rank = rank, .size = 2};
+    const PageLayout layout = LayOut(plan, shape, options);
+    own.push_back(layout.layer(0).side_pages);
+    granted.push_back(layout.page_groups()[0].side_pages_per_sequence);
+  }
+  EXPECT_NE(own[0], own[1]);
+  EXPECT_EQ(granted[0], std::max(own[0], own[1]));
+  EXPECT_EQ(granted[1], granted[0]);
+}
+
+TEST(PageLayoutTest, RefusesAnExactRowThatIsLongerThanAPage) {
+  const CacheShape shape = Shape(1, 1, 128);
+  KvPlan plan = PlanWithKey(shape, R"({
+      "full":{},"stored":"POST_ROPE",
+      "codec":{"bits":{"schedule":[1]},"channel_static":{}}})");
+  auto* value = plan.mutable_layers(0)->mutable_value();
+  *value->mutable_parts(0)->mutable_codec() =
+      plan.layers(0).key().parts(0).codec();
+  value->set_exact_window(4);
+  KVASIR_EXPECT_OK(PageLayout::Create(plan, shape, PageTokens(16)));
+  const CacheShape wide = Shape(1, 1, 512);
+  EXPECT_THAT(PageLayout::Create(plan, wide, PageTokens(1)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layer 0: an exact row of 1024 bytes does not "
+                                 "fit into a page of 256 bytes")));
 }
 
 TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {

@@ -143,7 +143,6 @@ std::string BeyondThisBuild(const Part& part) {
 }
 
 std::string BeyondThisBuild(const SidePlan& side) {
-  if (side.exact_window() != 0) return "an exact window";
   for (const Part& part : side.parts()) {
     std::string what = BeyondThisBuild(part);
     if (!what.empty()) return what;

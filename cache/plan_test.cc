@@ -240,7 +240,7 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
            kFullValue,
            R"(]},"selection":{"chunk_slots":8,"budget":128,"outlier_chunks":2,
            "local":32,"landmark_codec":{"dtype":"BF16"}})")),
-       Shape(), "layer 0 key: the plan asks for an exact window"},
+       Shape(), "layer 0: the plan asks for selection"},
       {"low-rank keys without RoPE",
        PlanOfKeys(LowRank(R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
            "codec":{"bits":{"schedule":[2]},"per_token":{},"param_dtype":"F16",

@@ -16,7 +16,6 @@ using kvasir::v1::KvPlan;
 
 // As `kvasir inspect` takes them unless told otherwise.
 constexpr int64_t kPageTokens = 64;
-constexpr int64_t kChunkTokens = 512;
 
 constexpr int64_t kRangeBytes = 8;   // minimum and scale, float32
 constexpr int64_t kFactorBytes = 2;  // a number of a basis, as stored
@@ -50,9 +49,8 @@ void CountPart(const kvasir::v1::Part& part, const cache::PartLayout& layout,
 
 absl::StatusOr<cache::PageLayout> LayoutOfPlan(const KvPlan& plan,
                                                const model::DecoderSpec& spec) {
-  return cache::PageLayout::Create(
-      plan, compress::CacheShapeOf(spec),
-      {.page_tokens = kPageTokens, .max_chunk_tokens = kChunkTokens});
+  return cache::PageLayout::Create(plan, compress::CacheShapeOf(spec),
+                                   {.page_tokens = kPageTokens});
 }
 
 absl::StatusOr<double> BytesPerToken(const KvPlan& plan,

@@ -197,10 +197,8 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(
-          source.plan, source.cache_shape,
-          {.page_tokens = options.page_tokens,
-           .max_chunk_tokens = options.max_batched_tokens}));
+      cache::PageLayout::Create(source.plan, source.cache_shape,
+                                {.page_tokens = options.page_tokens}));
   const model::DecoderSpec& spec = source.spec;
   InspectReport report;
   report.name = source.name;

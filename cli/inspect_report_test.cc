@@ -19,10 +19,8 @@ const ReportOptions kOptions = {
     .page_tokens = 16, .max_batched_tokens = 32, .lengths = {1, 100, 512}};
 
 cache::PageLayout LayoutOf(const ModelSource& source) {
-  return cache::PageLayout::Create(
-             source.plan, source.cache_shape,
-             {.page_tokens = kOptions.page_tokens,
-              .max_chunk_tokens = kOptions.max_batched_tokens})
+  return cache::PageLayout::Create(source.plan, source.cache_shape,
+                                   {.page_tokens = kOptions.page_tokens})
       .value();
 }
 

@@ -26,10 +26,8 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
     const LoadRequest& request) const {
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(
-          source_.plan, source_.cache_shape,
-          {.page_tokens = request.model.page_tokens,
-           .max_chunk_tokens = request.max_batched_tokens}));
+      cache::PageLayout::Create(source_.plan, source_.cache_shape,
+                                {.page_tokens = request.model.page_tokens}));
   const int64_t available = base::ReadMachineLimits().available_bytes;
   const int64_t weights = WeightBytes(source_).bytes;
   int64_t budget = request.kv_cache_bytes;

@@ -67,10 +67,8 @@ absl::StatusOr<Candidate> MakeCandidate(std::string model,
   const kvasir::v1::KvPlan plan = decoder.plan().has_value()
                                       ? *decoder.plan()
                                       : FullRankPlan(shape, kvasir::v1::BF16);
-  KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(plan, shape,
-                                {.max_chunk_tokens = kServedChunkTokens}));
+  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
+                          cache::PageLayout::Create(plan, shape, {}));
   Candidate candidate;
   candidate.model = std::move(model);
   candidate.method = plan.method();
@@ -460,7 +458,6 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"text", evaluation.text},
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
-      {"chunk_tokens", kServedChunkTokens},
       {"rows", std::move(rows)}};
   // A name may hold any bytes. What is infinite becomes null.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,

@@ -70,13 +70,8 @@ struct Candidate {
   int64_t fixed_bytes_per_sequence = 0;
 };
 
-// Longest run of tokens that a step of the server writes by default: what an
-// exact window keeps beside its own length. Reports name it.
-inline constexpr int64_t kServedChunkTokens = 512;
-
-// A model on its own, with bytes by cache::PageLayout for chunks of
-// kServedChunkTokens. An uncompressed one is a cache of whole bf16 keys and
-// values.
+// A model on its own, with bytes by cache::PageLayout. An uncompressed one is a
+// cache of whole bf16 keys and values.
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder);
 

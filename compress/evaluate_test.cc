@@ -307,15 +307,14 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
   part->mutable_codec()->mutable_bits()->add_schedule(4);
   part->mutable_codec()->mutable_per_token();
   part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
-  // Rows of 16 numbers of 2 bytes, of the window and of one chunk.
+  // Rows of 16 numbers of 2 bytes.
   plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);
   ASSERT_THAT(candidate, IsOk());
-  EXPECT_GE(candidate->fixed_bytes_per_sequence,
-            (8 + kServedChunkTokens) * 16 * 2);
-  const auto layout = cache::PageLayout::Create(
-      plan, CacheShapeOf(TestSpec()), {.max_chunk_tokens = kServedChunkTokens});
+  EXPECT_GE(candidate->fixed_bytes_per_sequence, 8 * 16 * 2);
+  const auto layout =
+      cache::PageLayout::Create(plan, CacheShapeOf(TestSpec()), {});
   ASSERT_THAT(layout, IsOk());
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());
@@ -335,7 +334,7 @@ TEST(EvaluateTest, TheReportHasTheAgreedFields) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.push_back(key);
   EXPECT_THAT(keys, testing::ElementsAre("teacher", "text", "window_tokens",
-                                         "windows", "chunk_tokens", "rows"));
+                                         "windows", "rows"));
   keys.clear();
   for (const auto& [key, value] : json["teacher"].items()) keys.push_back(key);
   EXPECT_THAT(keys,

@@ -64,25 +64,55 @@ class Divider {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const PagedAttentionParams& params)
-    : params_(params), heads_per_kv_(params.num_heads / params.num_kv_heads) {
+    : AttentionPlan(params, ScratchOnly()) {
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
-  DescribeParts();
-  DivideScratch();
   if (!fits()) return;
-  for (int64_t p = 0; p < params.num_key_parts; ++p) {
-    AddChunks(params.keys[p].latents);
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    AddChunks(params_.keys[p].latents);
   }
-  for (int64_t p = 0; p < params.num_value_parts; ++p) {
-    AddChunks(params.values[p].latents);
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    AddChunks(params_.values[p].latents);
   }
   FindClusters();
 }
 
 AttentionPlan::AttentionPlan(const PagedAttentionParams& params, ScratchOnly)
-    : params_(params), heads_per_kv_(params.num_heads / params.num_kv_heads) {
+    : params_(params),
+      num_stored_keys_(params.num_key_parts),
+      num_stored_values_(params.num_value_parts),
+      heads_per_kv_(params.num_heads / params.num_kv_heads) {
+  AddExactParts();
   DescribeParts();
   DivideScratch();
+}
+
+void AttentionPlan::AddExactParts() {
+  // Parts with exact rows behind those of the cache.
+  const auto extend = [](const auto* parts, int64_t count, auto* all) {
+    all->assign(parts, parts + count);
+    for (int64_t p = 0; p < count; ++p) {
+      all->push_back(parts[p]);
+      all->back().latents = parts[p].exact->ring;
+    }
+  };
+  const auto remember = [this](const auto& all, const ExactWindow& window) {
+    for (size_t p = all.size() / 2; p < all.size(); ++p) {
+      exact_.push_back({&all[p].latents, &all[p].exact->fresh, &window});
+    }
+  };
+  if (params_.key_exact.tokens > 0) {
+    extend(params_.keys, num_stored_keys_, &key_parts_);
+    params_.keys = key_parts_.data();
+    params_.num_key_parts = 2 * num_stored_keys_;
+    remember(key_parts_, params_.key_exact);
+  }
+  if (params_.value_exact.tokens > 0) {
+    extend(params_.values, num_stored_values_, &value_parts_);
+    params_.values = value_parts_.data();
+    params_.num_value_parts = 2 * num_stored_values_;
+    remember(value_parts_, params_.value_exact);
+  }
 }
 
 int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads) {
@@ -139,51 +169,70 @@ void AttentionPlan::AddChunks(const LatentPart& part) {
 }
 
 void AttentionPlan::DescribeParts() {
-  int64_t groups = 0;
-  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-    const AttentionKeyPart& from = params_.keys[p];
-    KeyPart part;
-    part.codes = MostRuns(from.latents) > 0;
-    part.fixed_ranges = from.latents.static_scale != nullptr;
-    part.first_group = groups;
-    groups += from.latents.num_groups;
-    if (from.rebuild == nullptr) {
-      part.width = WidestGroup(from.latents);
-      if (part.codes) {
-        part.num_sums = part.fixed_ranges ? 1 : MostRuns(from.latents);
-      }
-    } else {
-      rebuilds_ = true;
-      part.width = from.rebuild->dims;
-      if (part.codes && from.rebuild->up != nullptr) {
-        part.lift_runs = part.fixed_ranges ? 1 : MostRuns(from.latents);
-        const int64_t sums =
-            params_.num_kv_heads * from.rebuild->dims * part.lift_runs;
-        if (held_lift_sums_ + sums <= kHeldLiftSums) {
-          part.lift_offset = held_lift_sums_;
-          held_lift_sums_ += sums;
-        }
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) DescribeKey(p);
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) DescribeValue(p);
+}
+
+void AttentionPlan::DescribeKey(int64_t index) {
+  const AttentionKeyPart& from = params_.keys[index];
+  KeyPart part;
+  part.codes = MostRuns(from.latents) > 0;
+  part.fixed_ranges = from.latents.static_scale != nullptr;
+  part.first_group = num_groups_;
+  num_groups_ += from.latents.num_groups;
+  if (from.rebuild == nullptr) {
+    part.width = WidestGroup(from.latents);
+    if (part.codes) {
+      part.num_sums = part.fixed_ranges ? 1 : MostRuns(from.latents);
+    }
+  } else {
+    rebuilds_ = true;
+    part.width = from.rebuild->dims;
+    if (part.codes && from.rebuild->up != nullptr) {
+      part.lift_runs = part.fixed_ranges ? 1 : MostRuns(from.latents);
+      const int64_t sums =
+          params_.num_kv_heads * from.rebuild->dims * part.lift_runs;
+      if (held_lift_sums_ + sums <= kHeldLiftSums) {
+        part.lift_offset = held_lift_sums_;
+        held_lift_sums_ += sums;
       }
     }
-    part.held_width =
-        part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
-    codes_ = codes_ || part.codes;
-    keys_.push_back(part);
   }
-  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
-    const LatentPart& from = params_.values[p].latents;
-    ValuePart part;
-    part.codes = MostRuns(from) > 0;
-    part.fixed_ranges = from.static_scale != nullptr;
-    part.first_group = groups;
-    groups += from.num_groups;
+  part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
+  if (index >= num_stored_keys_) {
+    // Queries are the same, unless static ranges are inside the others.
+    const KeyPart& stored = key(index - num_stored_keys_);
+    part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
+  }
+  codes_ = codes_ || part.codes;
+  keys_.push_back(part);
+}
+
+void AttentionPlan::DescribeValue(int64_t index) {
+  const LatentPart& from = params_.values[index].latents;
+  ValuePart part;
+  part.codes = MostRuns(from) > 0;
+  part.fixed_ranges = from.static_scale != nullptr;
+  part.first_group = num_groups_;
+  num_groups_ += from.num_groups;
+  part.sums_weights =
+      part.codes && part.fixed_ranges && params_.value_exact.tokens > 0;
+  const ValuePart* stored =
+      index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
+  if (stored != nullptr && !stored->sums_weights) {
+    part.out_offset = stored->out_offset;  // the same sums go on
+  } else {
     part.out_offset = out_width_;
     out_width_ += PadTile(WidestGroup(from));
-    part.minima_offset = minima_width_;
-    if (!part.fixed_ranges) minima_width_ += PadLine(MostRuns(from));
-    codes_ = codes_ || part.codes;
-    values_.push_back(part);
   }
+  part.minima_offset = minima_width_;
+  if (part.sums_weights) {
+    minima_width_ += PadLine(1);
+  } else if (!part.fixed_ranges) {
+    minima_width_ += PadLine(MostRuns(from));
+  }
+  codes_ = codes_ || part.codes;
+  values_.push_back(part);
 }
 
 AttentionScratch AttentionPlan::Divide(int64_t rows) const {
@@ -195,7 +244,7 @@ AttentionScratch AttentionPlan::Divide(int64_t rows) const {
   int64_t query_sums = 0;
   for (size_t p = 0; p < keys_.size(); ++p) {
     const KeyPart& part = keys_[p];
-    queries += rows * part.held_width;
+    queries += part.shares_queries ? 0 : rows * part.held_width;
     query_sums += rows * part.num_sums;
     const KeyRebuild* rebuild = params_.keys[p].rebuild;
     if (rebuild == nullptr) continue;
@@ -221,6 +270,8 @@ AttentionScratch AttentionPlan::Divide(int64_t rows) const {
   scratch.scores = divider.Take(rows * block);
   scratch.scores_part =
       divider.Take(keys_.size() > 1 || codes_ ? rows * block : 0);
+  scratch.scores_exact =
+      divider.Take(params_.key_exact.tokens > 0 ? rows * block : 0);
   scratch.raw = divider.Take(codes_ ? rows * block : 0);
   scratch.out = divider.Take(rows * out_width_);
   scratch.out_minima = divider.Take(rows * minima_width_);
@@ -254,11 +305,16 @@ void AttentionPlan::DivideScratch() {
   max_rows_ = rows;
   int64_t queries = 0;
   int64_t sums = 0;
-  for (KeyPart& part : keys_) {
-    part.q_offset = queries;
-    queries += rows * part.held_width;
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    KeyPart& part = keys_[p];
     part.sums_offset = sums;
     sums += rows * part.num_sums;
+    if (part.shares_queries) {
+      part.q_offset = keys_[p - static_cast<size_t>(num_stored_keys_)].q_offset;
+      continue;
+    }
+    part.q_offset = queries;
+    queries += rows * part.held_width;
   }
 }
 

@@ -78,25 +78,28 @@ struct HeadSlice {
 struct AttentionScratch {
   // [kChunkChannels, 64], or [64, kChunkChannels], or words of codes [.., 64]
   int64_t tile;
-  int64_t scales;       // [kChunkPieces, 64]
-  int64_t minima;       // [kChunkPieces, 64]
-  int64_t key;          // [d, 64]: rebuilt
-  int64_t key_raw;      // [d, 64]: a run of codes before its scale
-  int64_t cosines;      // [pairs, 64]
-  int64_t sines;        // [pairs, 64]
-  int64_t lift_sums;    // of runs over rows of `up`
-  int64_t q;            // [parts][rows, width of the part]
-  int64_t query_sums;   // [parts][rows, runs of the part]
-  int64_t scores;       // [rows, 64]
-  int64_t scores_part;  // [rows, 64]: of one part; scaled weights
-  int64_t raw;          // [rows, 64]: a run of codes before its scale
-  int64_t out;          // [rows, out_width], of the current split
-  int64_t out_minima;   // [rows, minima_width]
-  int64_t max;          // [rows]
-  int64_t sum;          // [rows]
-  int64_t floats;       // of all
+  int64_t scales;        // [kChunkPieces, 64]
+  int64_t minima;        // [kChunkPieces, 64]
+  int64_t key;           // [d, 64]: rebuilt
+  int64_t key_raw;       // [d, 64]: a run of codes before its scale
+  int64_t cosines;       // [pairs, 64]
+  int64_t sines;         // [pairs, 64]
+  int64_t lift_sums;     // of runs over rows of `up`
+  int64_t q;             // [parts][rows, width of the part]
+  int64_t query_sums;    // [parts][rows, runs of the part]
+  int64_t scores;        // [rows, 64]
+  int64_t scores_part;   // [rows, 64]: of one part; scaled weights
+  int64_t scores_exact;  // [rows, 64]: of exact rows, beside codes
+  int64_t raw;           // [rows, 64]: a run of codes before its scale
+  int64_t out;           // [rows, out_width], of the current split
+  int64_t out_minima;    // [rows, minima_width]
+  int64_t max;           // [rows]
+  int64_t sum;           // [rows]
+  int64_t floats;        // of all
 };
 
+// Exact rows are parts like others, of numbers: those of key part p are key
+// part num_stored_keys() + p, and values likewise.
 // Threads: immutable after construction.
 class AttentionPlan {
  public:
@@ -104,6 +107,8 @@ class AttentionPlan {
   // Without chunks and slices.
   struct ScratchOnly {};
   AttentionPlan(const PagedAttentionParams& params, ScratchOnly);
+  AttentionPlan(const AttentionPlan&) = delete;
+  AttentionPlan& operator=(const AttentionPlan&) = delete;
 
   // What every part needs to know of itself.
   struct KeyPart {
@@ -117,16 +122,37 @@ class AttentionPlan {
     int64_t sums_offset = 0;   // behind scratch.query_sums
     int64_t lift_offset = -1;  // behind scratch.lift_sums; below 0: not held
     int64_t first_group = 0;   // in the table of chunks
+    // Exact rows: a row's queries are those of the part they stand beside.
+    bool shares_queries = false;
   };
   struct ValuePart {
     bool codes = false;
     bool fixed_ranges = false;
+    // Static ranges beside exact rows: the first of its minima is the sum of
+    // weights, and ranges are applied at the end of a split.
+    bool sums_weights = false;
     int64_t out_offset = 0;     // in a row of `out`
     int64_t minima_offset = 0;  // in a row of `out_minima`
     int64_t first_group = 0;
   };
+  // Where the rows of a part of exact rows lie.
+  struct ExactPart {
+    const LatentPart* ring = nullptr;  // the part's own view
+    const LatentPart* fresh = nullptr;
+    const ExactWindow* window = nullptr;
+  };
 
+  // With the parts of exact rows.
   const PagedAttentionParams& params() const { return params_; }
+  int64_t num_stored_keys() const { return num_stored_keys_; }
+  int64_t num_stored_values() const { return num_stored_values_; }
+  // Null for a part of the cache.
+  const ExactPart* exact(const LatentPart& part) const {
+    for (const ExactPart& each : exact_) {
+      if (each.ring == &part) return &each;
+    }
+    return nullptr;
+  }
   const KeyPart& key(int64_t part) const {
     return keys_[static_cast<size_t>(part)];
   }
@@ -182,8 +208,11 @@ class AttentionPlan {
   Cut CutOf(const AttentionSequence& sequence) const;
 
  private:
+  void AddExactParts();
   void AddChunks(const LatentPart& part);
   void DescribeParts();
+  void DescribeKey(int64_t index);
+  void DescribeValue(int64_t index);
   void FindClusters();
   bool SharesAngles() const;
   void AddSlices(const std::vector<int64_t>& kv_heads);
@@ -192,8 +221,15 @@ class AttentionPlan {
   int64_t MostRows(int64_t scratch_bytes) const;
   AttentionScratch Divide(int64_t rows) const;
 
-  const PagedAttentionParams& params_;
+  PagedAttentionParams params_;
+  const int64_t num_stored_keys_;
+  const int64_t num_stored_values_;
+  // Behind params_, where there are exact rows.
+  std::vector<AttentionKeyPart> key_parts_;
+  std::vector<AttentionValuePart> value_parts_;
+  std::vector<ExactPart> exact_;
   const int64_t heads_per_kv_;
+  int64_t num_groups_ = 0;  // of the parts described so far
   bool rebuilds_ = false;
   bool codes_ = false;
   int64_t max_rows_ = 0;

@@ -8,8 +8,9 @@
 
 namespace kvasir::kernels {
 
-// Token t goes to page slots[t] / P, slot slots[t] % P. A negative slot is
-// skipped. No two tokens of one launch have the same slot.
+// Token t goes to page slots[t] / P, slot slots[t] % P; without slots, to page
+// t / P, slot t % P. A negative slot is skipped. No two tokens of one launch
+// have the same slot.
 //
 // Numbers are rounded to the part's dtype (nearest, ties to even). Codes, in
 // float32 with IEEE division (docs/artifact.md, Codes), b bits, levels = 2^b-1:
@@ -35,10 +36,14 @@ struct KvAppendPart {
 struct KvAppendParams {
   const KvAppendPart* parts = nullptr;  // of both sides
   int64_t num_parts = 0;
-  const int64_t* slots = nullptr;  // [T]: page * P + slot in the page
+  const int64_t* slots = nullptr;  // [T]: page * P + slot in the page; or null
   int64_t num_tokens = 0;          // T
   int64_t page_tokens = 0;         // P
 };
+
+inline int64_t SlotOfToken(const KvAppendParams& params, int64_t token) {
+  return params.slots != nullptr ? params.slots[token] : token;
+}
 
 class CpuStream;
 void KvAppendReference(const KvAppendParams& params, CpuStream& stream);

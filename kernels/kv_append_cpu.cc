@@ -272,9 +272,10 @@ int64_t AppendRows(const KvAppendParams& params, const KvAppendPart& side,
     const CodeCursor cursor(group);
     const auto codes_bytes = static_cast<size_t>(CodesBytes(part, group));
     for (int64_t t = begin; t < end; ++t) {
-      if (params.slots[t] < 0) continue;
-      const int64_t page = params.slots[t] / params.page_tokens;
-      const int64_t in_page = params.slots[t] % params.page_tokens;
+      const int64_t to = SlotOfToken(params, t);
+      if (to < 0) continue;
+      const int64_t page = to / params.page_tokens;
+      const int64_t in_page = to % params.page_tokens;
       const float* from = side.rows + t * side.row_stride + group.column;
       const SlotAddresses slot = {CodesAddress(part, group, page, in_page),
                                   ParamsAddress(part, group, page, in_page)};

@@ -108,9 +108,10 @@ void KvAppendReference(const KvAppendParams& params, CpuStream&) {
     const KvAppendPart& side = params.parts[p];
     int64_t clamped = 0;
     for (int64_t t = 0; t < params.num_tokens; ++t) {
-      if (params.slots[t] < 0) continue;
-      const int64_t page = params.slots[t] / params.page_tokens;
-      const int64_t slot = params.slots[t] % params.page_tokens;
+      const int64_t to = SlotOfToken(params, t);
+      if (to < 0) continue;
+      const int64_t page = to / params.page_tokens;
+      const int64_t slot = to % params.page_tokens;
       for (int64_t g = 0; g < side.part.num_groups; ++g) {
         const LatentGroup& group = side.part.groups[g];
         clamped += AppendLatent(side.part, group,

@@ -1,5 +1,6 @@
 // A cache of latents for tests: any parts, random contents, pages in random
-// order; slots that were not written are NaN.
+// order; slots that were not written are NaN, and so are exact rows that have
+// left their window.
 #pragma once
 
 #include <algorithm>
@@ -54,6 +55,9 @@ struct LatentSpec {
   // What the position first_position + i of slot i is in truth, if not that.
   int64_t (*position_of)(int64_t) = nullptr;
   bool tables_only = false;  // nothing is computed: no lifts
+  int64_t key_exact = 0;     // windows of exact rows
+  int64_t value_exact = 0;
+  int64_t exact_page_rows = 3;
 };
 
 // What one sequence asks of a launch: new tokens after `start` cached ones.
@@ -200,6 +204,39 @@ class TestPart {
     return numbers;
   }
 
+  // Room for exact rows, of which none is there.
+  void MakeRing(int64_t page_rows, int64_t pages) {
+    MakeRows(page_rows, pages, &exact.ring, &ring_groups_, &ring_memory_);
+  }
+  void MakeFresh(int64_t rows) {
+    MakeRows(rows, 1, &exact.fresh, &fresh_groups_, &fresh_memory_);
+  }
+  // What an exact row of a token holds: nothing like its codes.
+  std::vector<float> ExactNumbers(size_t group, uint32_t token) const {
+    std::vector<float> numbers = RandomFloats(
+        groups_[group].width,
+        seed_ * 104729u + token * 37u + static_cast<uint32_t>(group), 0.5f);
+    for (float& number : numbers) number = ToFloat(ToBf16(number));
+    return numbers;
+  }
+  void WriteExact(const LatentPart& rows, int64_t page, int64_t slot,
+                  uint32_t token) const {
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const std::vector<float> numbers = ExactNumbers(g, token);
+      char* to = CodesAddress(rows, rows.groups[g], page, slot);
+      for (size_t i = 0; i < numbers.size(); ++i) {
+        const Bf16 stored = ToBf16(numbers[i]);
+        std::memcpy(to + i * sizeof(stored), &stored, sizeof(stored));
+      }
+    }
+  }
+  std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const {
+    const std::vector<float> numbers = ExactNumbers(
+        static_cast<size_t>(group_of_head[static_cast<size_t>(kv_head)]),
+        token);
+    return {numbers.begin(), numbers.end()};
+  }
+
   int64_t WidthOf(int64_t kv_head) const {
     return groups_[static_cast<size_t>(
                        group_of_head[static_cast<size_t>(kv_head)])]
@@ -210,8 +247,30 @@ class TestPart {
   LatentPart part;
   std::vector<int32_t> group_of_head;
   std::vector<int64_t> columns;  // of query heads, in q or out
+  ExactRows exact;
 
  private:
+  void MakeRows(int64_t page_rows, int64_t pages, LatentPart* rows,
+                std::vector<LatentGroup>* groups, std::vector<char>* memory) {
+    int64_t offset = 64;
+    groups->clear();
+    for (const LatentGroup& from : groups_) {
+      LatentGroup group;
+      group.width = from.width;
+      group.column = from.column;
+      group.codes_offset_bytes = offset;
+      group.codes_stride_bytes = 2 * from.width;
+      offset += page_rows * group.codes_stride_bytes;
+      groups->push_back(group);
+    }
+    rows->page_bytes = offset;
+    memory->assign(static_cast<size_t>(pages * offset),
+                   static_cast<char>(0xff));
+    rows->arena = memory->data();
+    rows->groups = groups->data();
+    rows->num_groups = static_cast<int64_t>(groups->size());
+  }
+
   void AddRuns(int64_t width) {
     std::vector<CodeRun> runs;
     const int64_t step = spec.run_width > 0 ? spec.run_width : width;
@@ -228,6 +287,10 @@ class TestPart {
   std::vector<float> scale_;
   std::vector<float> minimum_;
   std::vector<char> memory_;
+  std::vector<LatentGroup> ring_groups_;
+  std::vector<LatentGroup> fresh_groups_;
+  std::vector<char> ring_memory_;
+  std::vector<char> fresh_memory_;
 };
 
 // A KeyRebuild with what it points to.
@@ -297,8 +360,10 @@ class LatentCache {
         positions_.back().push_back(PositionOf(spec.first_position + s));
       }
     }
+    MakeSidePages();
     for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
     for (const PartSpec& part : spec.values) AddPart(part, pages, false);
+    WriteExact({}, 0);
     PlaceColumns();
     for (size_t i = 0; i < lengths_.size(); ++i) {
       q_.push_back(RandomFloats(lengths_[i] * q_stride_,
@@ -314,12 +379,13 @@ class LatentCache {
     for (int64_t t = begin; t < end; ++t) {
       for (TestPart& part : parts_) {
         part.Write(PageOf(sequence, t), t % spec_.page_tokens,
-                   static_cast<uint32_t>(sequence * 100000 + t));
+                   TokenId(sequence, t));
       }
     }
   }
 
-  // Output rows of the asked tokens, one after the other.
+  // Output rows of the asked tokens, one after the other. Only exact rows that
+  // they see are there.
   std::vector<float> Attend(TestStream& test,
                             const std::vector<LatentAsk>& asks) {
     std::vector<float> q;
@@ -338,9 +404,11 @@ class LatentCache {
       if (spec_.first_position > 0 || spec_.position_of != nullptr) {
         sequence.positions = positions_[i].data();
       }
+      sequence.side_pages = side_tables_[i].data();
       sequences.push_back(sequence);
       rows += ask.count;
     }
+    WriteExact(asks, rows);
     std::vector<float> out(static_cast<size_t>(rows * out_stride_), kPoison);
     PagedAttentionParams params = Params();
     params.q = q.data();
@@ -360,12 +428,12 @@ class LatentCache {
       const TestPart& part = parts_[p];
       if (p < spec_.keys.size()) {
         const bool rebuilds = part.spec.rebuild.dims > 0;
-        keys_.push_back({part.part, part.group_of_head.data(),
-                         part.columns.data(),
-                         rebuilds ? &rebuilds_[rebuild++].rebuild : nullptr});
+        keys_.push_back(
+            {part.part, part.group_of_head.data(), part.columns.data(),
+             rebuilds ? &rebuilds_[rebuild++].rebuild : nullptr, &part.exact});
       } else {
-        values_.push_back(
-            {part.part, part.group_of_head.data(), part.columns.data()});
+        values_.push_back({part.part, part.group_of_head.data(),
+                           part.columns.data(), &part.exact});
       }
     }
     PagedAttentionParams params;
@@ -381,6 +449,8 @@ class LatentCache {
     params.scale = kScale;
     params.causal = spec_.causal;
     params.window = spec_.window;
+    params.key_exact = WindowOf(true);
+    params.value_exact = WindowOf(false);
     return params;
   }
 
@@ -412,6 +482,73 @@ class LatentCache {
                   [static_cast<size_t>(token / spec_.page_tokens)];
   }
 
+  // The ring of a side; a page that belongs to nobody is the first.
+  ExactWindow WindowOf(bool is_key) const {
+    const auto pages = [this](int64_t tokens) {
+      return tokens == 0 ? 0
+                         : std::max<int64_t>(
+                               1, (tokens - 2) / spec_.exact_page_rows + 1);
+    };
+    ExactWindow window;
+    window.tokens = is_key ? spec_.key_exact : spec_.value_exact;
+    window.page_rows = spec_.exact_page_rows;
+    window.first_page = is_key ? 1 : 1 + pages(spec_.key_exact);
+    window.num_pages = pages(window.tokens);
+    return window;
+  }
+  void MakeSidePages() {
+    const ExactWindow last = WindowOf(false);
+    const int64_t each = last.first_page + last.num_pages;
+    std::vector<int32_t> ids(static_cast<size_t>(each) * lengths_.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed_ + 1));
+    for (auto next = ids.begin(); next != ids.end(); next += each) {
+      side_tables_.emplace_back(next, next + each);
+    }
+  }
+  static uint32_t TokenId(int64_t sequence, int64_t token) {
+    return static_cast<uint32_t>(sequence * 100000 + token);
+  }
+
+  void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows) {
+    for (size_t p = 0; p < parts_.size(); ++p) {
+      const ExactWindow window = WindowOf(p < spec_.keys.size());
+      TestPart& part = parts_[p];
+      if (window.tokens == 0) continue;
+      part.MakeRing(
+          window.page_rows,
+          static_cast<int64_t>(side_tables_.size() * side_tables_[0].size()));
+      part.MakeFresh(num_rows);
+      int64_t row = 0;
+      for (const LatentAsk& ask : asks) {
+        for (int64_t t = std::max<int64_t>(0, ask.start + 1 - window.tokens);
+             t < ask.start; ++t) {
+          const int64_t page =
+              window.first_page + t / window.page_rows % window.num_pages;
+          part.WriteExact(part.exact.ring,
+                          side_tables_[static_cast<size_t>(ask.sequence)]
+                                      [static_cast<size_t>(page)],
+                          t % window.page_rows, TokenId(ask.sequence, t));
+        }
+        for (int64_t r = 0; r < ask.count; ++r) {
+          part.WriteExact(part.exact.fresh, 0, row++,
+                          TokenId(ask.sequence, ask.start + r));
+        }
+      }
+    }
+  }
+
+  // What query `own` reads of a slot.
+  std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
+                           int64_t own, int64_t slot) const {
+    const int64_t tokens =
+        p < spec_.keys.size() ? spec_.key_exact : spec_.value_exact;
+    return tokens > 0 && slot > own - tokens
+               ? parts_[p].ReadExact(kv_head, TokenId(sequence, slot))
+               : parts_[p].Read(kv_head, PageOf(sequence, slot),
+                                slot % spec_.page_tokens);
+  }
+
   void AddPart(const PartSpec& spec, int64_t pages, bool is_key) {
     const auto seed =
         seed_ * 1000 + static_cast<uint32_t>(parts_.size()) * 50 + 7;
@@ -441,10 +578,9 @@ class LatentCache {
   }
 
   std::vector<double> KeyOf(size_t p, size_t rebuild_index, int64_t kv_head,
-                            int64_t page, int64_t slot,
+                            const std::vector<double>& latent,
                             int64_t position) const {
     const TestPart& part = parts_[p];
-    std::vector<double> latent = part.Read(kv_head, page, slot);
     const RebuildSpec& spec = part.spec.rebuild;
     if (spec.dims == 0) return latent;
     const TestRebuild& from = rebuilds_[rebuild_index];
@@ -501,8 +637,8 @@ class LatentCache {
       size_t rebuild = 0;
       for (size_t p = 0; p < spec_.keys.size(); ++p) {
         const std::vector<double> key =
-            KeyOf(p, rebuild, kv_head, PageOf(ask.sequence, s),
-                  s % spec_.page_tokens, spec_.first_position + s);
+            KeyOf(p, rebuild, kv_head, Read(p, kv_head, ask.sequence, own, s),
+                  spec_.first_position + s);
         if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
         const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
         for (size_t i = 0; i < key.size(); ++i) {
@@ -520,8 +656,8 @@ class LatentCache {
       double* to = out + parts_[p].columns[static_cast<size_t>(head)];
       std::fill_n(to, parts_[p].WidthOf(kv_head), 0.0);
       for (int64_t s = begin; s < end; ++s) {
-        const std::vector<double> value = parts_[p].Read(
-            kv_head, PageOf(ask.sequence, s), s % spec_.page_tokens);
+        const std::vector<double> value =
+            Read(p, kv_head, ask.sequence, own, s);
         for (size_t i = 0; i < value.size(); ++i) {
           to[i] += weights[static_cast<size_t>(s - begin)] / sum * value[i];
         }
@@ -533,6 +669,7 @@ class LatentCache {
   const std::vector<int64_t> lengths_;
   const uint32_t seed_;
   std::vector<std::vector<int32_t>> tables_;
+  std::vector<std::vector<int32_t>> side_tables_;
   std::vector<std::vector<int64_t>> positions_;
   std::deque<TestPart> parts_;  // keys, then values
   std::deque<TestRebuild> rebuilds_;

@@ -530,7 +530,7 @@ class BlockLoader {
   const char* NextBlock(const LatentPart& part,
                         const LatentGroup& group) const {
     const int64_t next = block_ + kBlock;
-    if (next >= slots_.end) return kNoSlot;
+    if (next >= slots_.end || plan_.exact(part) != nullptr) return kNoSlot;
     return RunAt(part, group, next, slots_.end).codes;
   }
 
@@ -539,6 +539,9 @@ class BlockLoader {
     if (found_part_ == &part && found_group_ == &group) return;
     found_part_ = &part;
     found_group_ = &group;
+    if (const AttentionPlan::ExactPart* exact = plan_.exact(part)) {
+      return FindExact(*exact, &group - part.groups);
+    }
     const int64_t end = block_ + found_.end;
     for (int64_t s = block_ + found_.begin; s < end;) {
       const int64_t in_page = s % params_.page_tokens;
@@ -557,6 +560,25 @@ class BlockLoader {
         found_.readable[first + i] = readable;
       }
       s += count;
+    }
+  }
+
+  // Rows of the launch's own tokens, and of the ring before them.
+  void FindExact(const AttentionPlan::ExactPart& exact, int64_t index) {
+    const ExactWindow& window = *exact.window;
+    for (int64_t i = found_.begin; i < found_.end; ++i) {
+      const int64_t s = block_ + i;
+      const int64_t fresh = s - sequence_.first_slot;
+      if (fresh >= 0) {
+        found_.codes[i] = CodesAddress(*exact.fresh, exact.fresh->groups[index],
+                                       0, sequence_.first_row + fresh);
+        continue;
+      }
+      const int64_t page =
+          window.first_page + s / window.page_rows % window.num_pages;
+      found_.codes[i] =
+          CodesAddress(*exact.ring, exact.ring->groups[index],
+                       sequence_.side_pages[page], s % window.page_rows);
     }
   }
 

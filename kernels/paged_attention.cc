@@ -1,5 +1,6 @@
 #include "kernels/paged_attention.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -72,6 +73,55 @@ absl::Status CheckRebuild(const KeyRebuild& rebuild, const LatentPart& part) {
   return absl::OkStatus();
 }
 
+absl::Status CheckWindow(const ExactWindow& window) {
+  if (window.tokens < 0) {
+    return Refuse(kKernels.op, "exact window", 0, window.tokens);
+  }
+  if (window.tokens == 0) return absl::OkStatus();
+  if (window.page_rows < 1) {
+    return Refuse(kKernels.op, "exact rows of a page", 1, window.page_rows);
+  }
+  const int64_t want =
+      std::max<int64_t>(1, (window.tokens - 2) / window.page_rows + 1);
+  if (window.num_pages < want) {
+    return Refuse(kKernels.op, "pages of exact rows", want, window.num_pages);
+  }
+  return window.first_page < 0 ? Refuse(kKernels.op, "first page of exact rows",
+                                        0, window.first_page)
+                               : absl::OkStatus();
+}
+
+// Exact rows stand beside every part of a side that has a window.
+absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
+                        const ExactRows* exact) {
+  if (window.tokens == 0) return absl::OkStatus();
+  if (exact == nullptr) {
+    return Refuse(kKernels.op, "parts with exact rows", 1, 0);
+  }
+  for (const LatentPart* rows : {&exact->ring, &exact->fresh}) {
+    if (rows->num_groups != part.num_groups) {
+      return Invalid("groups of exact rows", part.num_groups, part.num_groups,
+                     rows->num_groups);
+    }
+    for (int64_t g = 0; g < part.num_groups; ++g) {
+      const int64_t width = part.groups[g].width;
+      if (rows->groups[g].width != width) {
+        return Invalid("width of exact rows", width, width,
+                       rows->groups[g].width);
+      }
+      if (rows->groups[g].num_runs != 0 || rows->static_scale != nullptr) {
+        return Invalid("runs of codes in exact rows", 0, 0,
+                       rows->groups[g].num_runs);
+      }
+    }
+    if (rows->dtype != exact->ring.dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kKernels.op, ": exact rows of two number types"));
+    }
+  }
+  return CheckLatentPart(kKernels.op, exact->ring, window.page_rows);
+}
+
 // Columns [column, column + width) lie in a row.
 absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
                           int64_t row_stride) {
@@ -86,6 +136,8 @@ absl::Status CheckKeys(const PagedAttentionParams& params,
                        const AttentionKeyPart& part) {
   KVASIR_RETURN_IF_ERROR(
       CheckLatents(params, part.latents, part.group_of_head));
+  KVASIR_RETURN_IF_ERROR(
+      CheckExact(params.key_exact, part.latents, part.exact));
   if (part.rebuild != nullptr) {
     KVASIR_RETURN_IF_ERROR(CheckRebuild(*part.rebuild, part.latents));
   }
@@ -105,6 +157,8 @@ absl::Status CheckValues(const PagedAttentionParams& params,
                          const AttentionValuePart& part) {
   KVASIR_RETURN_IF_ERROR(
       CheckLatents(params, part.latents, part.group_of_head));
+  KVASIR_RETURN_IF_ERROR(
+      CheckExact(params.value_exact, part.latents, part.exact));
   const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
   for (int64_t h = 0; h < params.num_heads; ++h) {
     const int32_t group = part.group_of_head[h / heads_per_kv];
@@ -135,6 +189,8 @@ absl::Status Check(const PagedAttentionParams& params) {
   if (params.num_value_parts < 1) {
     return Refuse(kKernels.op, "value parts", 1, params.num_value_parts);
   }
+  KVASIR_RETURN_IF_ERROR(CheckWindow(params.key_exact));
+  KVASIR_RETURN_IF_ERROR(CheckWindow(params.value_exact));
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     KVASIR_RETURN_IF_ERROR(CheckKeys(params, params.keys[p]));
   }

@@ -27,6 +27,28 @@ struct AttentionSequence {
   // Position of every slot, for keys that are rotated when they are read
   // [first_slot + num_rows]; null: slot i has position i.
   const int64_t* positions = nullptr;
+  // Pages of the sequence beside those of its tokens: rings of exact windows.
+  const int32_t* side_pages = nullptr;
+};
+
+// Of a side: the slots s > p - tokens that a query at slot p sees are read as
+// exact rows, plain numbers beside the codes; older ones through the codec.
+struct ExactWindow {
+  int64_t tokens = 0;  // 0: none
+  // Rows of the slots before first_slot lie in a ring: slot s is row
+  // s % page_rows of the sequence's side page
+  //   first_page + s / page_rows % num_pages.
+  int64_t page_rows = 0;
+  int64_t first_page = 0;
+  int64_t num_pages = 0;  // of at least tokens - 1 rows
+};
+
+// Exact rows of a part: groups as wide as its own, numbers. A launch finds
+// those of its own tokens apart, because in the ring they would take the place
+// of rows that the first of them still see.
+struct ExactRows {
+  LatentPart ring;   // "slots" are rows of a side page
+  LatentPart fresh;  // one page: row r of q in slot r
 };
 
 // How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
@@ -58,6 +80,7 @@ struct AttentionKeyPart {
   // as the latent of its KV head's group has (absorbed), or d (rebuilt).
   const int64_t* query_column = nullptr;
   const KeyRebuild* rebuild = nullptr;  // null: absorbed
+  const ExactRows* exact = nullptr;     // if the keys have a window
 };
 
 struct AttentionValuePart {
@@ -65,6 +88,7 @@ struct AttentionValuePart {
   const int32_t* group_of_head = nullptr;  // [Hkv]
   // Where query head h's sum of latents begins in a row of out [Hq].
   const int64_t* out_column = nullptr;
+  const ExactRows* exact = nullptr;  // if the values have a window
 };
 
 // For row r of a sequence, at slot p = first_slot + r, and query head h of KV
@@ -74,8 +98,8 @@ struct AttentionValuePart {
 //   score_s = scale * sum over key parts of q[r, h] . key(s, j)
 //   out[r, h] = softmax(score) . value, per value part
 // The query is already rotated (and lifted, where the part is absorbed), and
-// the new tokens' latents are already in the cache. out is 0 where no slot is
-// visible.
+// the new tokens' latents are already in the cache (exact rows in `fresh`). out
+// is 0 where no slot is visible.
 //
 // The arithmetic, identical for every back end. The score of a part:
 //   numbers: one FMA chain over the channels, from 0.
@@ -97,9 +121,15 @@ struct AttentionValuePart {
 // (FMA chains in 16 lanes, slot s of the block in lane s % 16, then TreeSum) to
 // those of the blocks before. At the end of a split the sums of minima are
 // added to the channels of their run; static channels become fma(sum, scale_c,
-// total weight * minimum_c) at the end of all. So a row's bits depend on its
-// query and its visible slots alone: not on chunks, batch, page size or
-// threads. Slots that no row of a tile sees are never read.
+// total weight * minimum_c) at the end of all.
+// Slots of an exact window: their scores are those of numbers. A value's chains
+// go on over them with weight * v, but for static ranges, where they have a
+// chain of their own, and beside the codes' there is the sum of their weights
+// (as that of minima): at the end of a split the channel becomes
+// fma(sum, scale_c, weights * minimum_c) + the exact rows' sum.
+// So a row's bits depend on its query and its visible slots alone: not on
+// chunks, batch, page size or threads. Slots that no row of a tile sees are
+// never read.
 //
 // Workspace does not depend on the context: at most kAttentionScratchBytes, or
 // kRebuildScratchBytes, for each thread. Nothing rebuilt or decoded leaves it.
@@ -120,6 +150,8 @@ struct PagedAttentionParams {
   float scale = 1.0f;
   bool causal = true;
   int64_t window = 0;  // slots that a query sees at most, its own included
+  ExactWindow key_exact;
+  ExactWindow value_exact;
 };
 
 // Slots per online-softmax step, and per independently computed part of a long

@@ -81,7 +81,7 @@ class UnitWorker {
     for (; block < end; block += kBlock) {
       AddBlock(block, {std::max(begin, block), std::min(end, block + kBlock)});
     }
-    values_.AddMinima();
+    values_.EndSplit();
   }
 
   void ClearTotal(AttentionTotal* total) const {
@@ -123,7 +123,7 @@ class UnitWorker {
       if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;
       const LatentPart& part = params_.values[p].latents;
       float* out = unit_.OutOf(p, r);
-      if (part.static_scale != nullptr) {
+      if (part.static_scale != nullptr && !plan_.value(p).sums_weights) {
         for (int64_t i = 0; i < group.width; ++i) {
           out[i] =
               std::fma(out[i], part.static_scale[group.column + i],
@@ -367,26 +367,62 @@ class UnitWorker {
 
   // ----- One block.
 
-  void AddBlock(int64_t block, VisibleRange needed) {
-    loader_.StartBlock(block, needed);
+  // Scores of slots that the keys' parts from `first` on hold.
+  void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
+    loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
-    float* scores = scratch_ + plan_.scratch().scores;
     float* part_scores = scratch_ + plan_.scratch().scores_part;
-    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-      ScorePart(p, p == 0 ? scores : part_scores);
+    for (int64_t p = 0; p < plan_.num_stored_keys(); ++p) {
+      ScorePart(first + p, p == 0 ? to : part_scores);
       if (p == 0) continue;
       for (int64_t i = 0; i < unit_.count() * kBlock; i += kVecLanes) {
-        hn::StoreU(hn::Add(LoadFloats(scores + i), LoadFloats(part_scores + i)),
-                   kFloats, scores + i);
+        hn::StoreU(hn::Add(LoadFloats(to + i), LoadFloats(part_scores + i)),
+                   kFloats, to + i);
       }
     }
+  }
+
+  // Through the codec, and of exact rows where those are nearer.
+  void Score(int64_t block, VisibleRange needed) {
+    const ExactWindow& window = params_.key_exact;
+    const VisibleRange stored = unit_.Stored(window, needed);
+    const VisibleRange exact = unit_.Exact(window, needed);
+    const bool both = stored.begin < stored.end && exact.begin < exact.end;
+    float* scores = scratch_ + plan_.scratch().scores;
+    if (stored.begin < stored.end) ScoreSlots(block, stored, 0, scores);
+    if (exact.begin >= exact.end) return;
+    float* nearer = both ? scratch_ + plan_.scratch().scores_exact : scores;
+    ScoreSlots(block, exact, plan_.num_stored_keys(), nearer);
+    for (int64_t r = 0; both && r < unit_.count(); ++r) {
+      const int64_t first =
+          std::clamp<int64_t>(unit_.FirstExactOf(window, r) - block, 0, kBlock);
+      std::copy(nearer + r * kBlock + first, nearer + (r + 1) * kBlock,
+                scores + r * kBlock + first);
+    }
+  }
+
+  void AddValues(int64_t block, VisibleRange needed) {
+    const VisibleRange stored = unit_.Stored(params_.value_exact, needed);
+    if (stored.begin < stored.end) {
+      loader_.StartBlock(block, stored);
+      values_.AddBlock();
+    }
+    const VisibleRange exact = unit_.Exact(params_.value_exact, needed);
+    if (exact.begin < exact.end) {
+      loader_.StartBlock(block, exact);
+      values_.AddExactBlock();
+    }
+  }
+
+  void AddBlock(int64_t block, VisibleRange needed) {
+    Score(block, needed);
     unit_.ForVisible({0, unit_.count()}, block,
                      [&](RowRange rows, VisibleRange visible) {
                        for (int64_t r = rows.begin; r < rows.end; ++r) {
                          Softmax(r, visible);
                        }
                      });
-    values_.AddBlock();
+    AddValues(block, needed);
   }
 
   // Scores become weights; what was summed before is brought to the new

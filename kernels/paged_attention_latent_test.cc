@@ -44,8 +44,16 @@ PartSpec Rebuilt(PartSpec part, RebuildSpec rebuild) {
   return part;
 }
 
+LatentSpec Exact(const char* name, int64_t key, int64_t value,
+                 LatentSpec spec) {
+  spec.name = name;
+  spec.key_exact = key;
+  spec.value_exact = value;
+  return spec;
+}
+
 // name, Hq, Hkv, keys, values, P, window, causal, first position
-std::vector<LatentSpec> Specs() {
+std::vector<LatentSpec> StoredSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   return {
       {"codes_4", 8, 2, {Codes({64}, {4})}, {Codes({64}, {4})}},
@@ -219,6 +227,81 @@ std::vector<LatentSpec> Specs() {
   };
 }
 
+// Exact windows of 1, 7, 64 and more slots than there are, of both sides or
+// one.
+std::vector<LatentSpec> ExactSpecs() {
+  const std::vector<int> schedule = {8, 4, 3, 2, 1};
+  const LatentSpec codes = {"", 8, 2, {Codes({64}, {4})}, {Codes({96}, {3})}};
+  const LatentSpec fixed = {
+      "", 4, 2, {Fixed(Codes({64}, {4}))}, {Fixed(Codes({96}, schedule, 24))}};
+  const LatentSpec rebuilt = {
+      "",
+      4,
+      2,
+      {Rebuilt(Groups(Codes({96}, {4}, 32), {0, 0}), {32, 16, true})},
+      {Codes({32}, {8})},
+      16,
+      0,
+      true,
+      500};
+  LatentSpec narrow = codes;
+  narrow.window = 50;
+  LatentSpec ahead = codes;
+  ahead.causal = false;
+  return {
+      Exact("exact_1", 1, 1, codes),
+      Exact("exact_7", 7, 7, codes),
+      Exact("exact_64", 64, 64, codes),
+      Exact("exact_all", 5000, 5000, codes),
+      Exact("exact_unlike", 100, 3, codes),
+      Exact("exact_keys", 64, 0, codes),
+      Exact("exact_values", 0, 64, codes),
+      Exact("exact_behind_a_window", 20, 80, narrow),
+      Exact("exact_not_causal", 9, 30, ahead),
+      Exact("exact_static", 64, 64, fixed),
+      Exact("exact_static_1", 1, 1, fixed),
+      Exact("exact_static_all", 5000, 5000, fixed),
+      Exact("exact_static_unlike", 3, 700, fixed),
+      Exact("exact_rebuilt", 64, 7, rebuilt),
+      Exact("exact_rebuilt_all", 5000, 7, rebuilt),
+      Exact("exact_rebuilt_static", 70, 70,
+            {"",
+             4,
+             2,
+             {Rebuilt(Fixed(Codes({160}, schedule, 20)), {32, 16, true})},
+             {Fixed(Codes({32}, {4}))}}),
+      Exact("exact_turned", 70, 70,
+            {"",
+             4,
+             2,
+             {Rebuilt(Codes({40}, {4, 8}, 20), {40, 12, false, true, true})},
+             {Numbers({32}), Codes({40}, {2})}}),
+      Exact("exact_parts", 30, 65,
+            {"",
+             4,
+             4,
+             {Groups(Fixed(Codes({40}, {3})), {0, 0, 1, 1}),
+              Rebuilt(Groups(Codes({24}, {8}), {0, 1, 1, 0}), {16, 8}),
+              Numbers({8}, DType::kF32)},
+             {Groups(Codes({33, 24}, {1, 3, 2}, 11), {0, 1, 2, 0}),
+              Fixed(Codes({40}, {8}, 20))}}),
+      Exact("exact_wide", 64, 64,
+            {"",
+             4,
+             2,
+             {Groups(Fixed(Codes({640}, {2})), {0, 0})},
+             {Groups(Codes({520}, {4}, 64), {0, 0})}}),
+      Exact("exact_many_heads", 64, 64,
+            {"", 70, 1, {Codes({16}, {4})}, {Codes({16}, {4})}}),
+  };
+}
+
+std::vector<LatentSpec> Specs() {
+  std::vector<LatentSpec> specs = StoredSpecs();
+  for (LatentSpec& spec : ExactSpecs()) specs.push_back(std::move(spec));
+  return specs;
+}
+
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
@@ -271,16 +354,28 @@ LatentSpec Mixed() {
   return spec;
 }
 
-class LatentChunkingTest : public ::testing::TestWithParam<int64_t> {};
+LatentSpec MixedExact(int64_t key, int64_t value) {
+  LatentSpec spec = Exact("", key, value, Mixed());
+  spec.values.push_back(Fixed(Codes({24}, {2})));
+  return spec;
+}
+
+struct Chunks {
+  LatentSpec spec;
+  int64_t tokens;
+};
+
+class LatentChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
 TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
-  const int64_t chunk = GetParam();
+  const LatentSpec& spec = GetParam().spec;
+  const int64_t chunk = GetParam().tokens;
   constexpr int64_t kTokens = 140;
-  LatentCache whole(Mixed(), {kTokens, 40}, 2);
+  LatentCache whole(spec, {kTokens, 40}, 2);
   whole.Write(0, 0, kTokens);
   TestStream one(1);
   const std::vector<float> expected = whole.Attend(one, {{0, 0, kTokens}});
-  LatentCache chunked(Mixed(), {kTokens, 40}, 2);
+  LatentCache chunked(spec, {kTokens, 40}, 2);
   chunked.Write(1, 0, 40);
   TestStream three(3);
   const size_t row = expected.size() / kTokens;
@@ -300,14 +395,24 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Chunks, LatentChunkingTest,
-                         ::testing::Values(1, 7, 64, 139));
+std::vector<Chunks> ChunksOf(const LatentSpec& spec) {
+  return {{spec, 1}, {spec, 7}, {spec, 64}, {spec, 139}};
+}
+INSTANTIATE_TEST_SUITE_P(Stored, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(Mixed())));
+INSTANTIATE_TEST_SUITE_P(Exact, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(MixedExact(30, 45))));
+INSTANTIATE_TEST_SUITE_P(ExactOwn, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(MixedExact(1, 1))));
 
-TEST(LatentPagesTest, PageSizeDoesNotChangeBits) {
+class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
   std::vector<float> first;
   for (const int64_t page_tokens : {5, 16, 32, 64}) {
-    LatentSpec spec = Mixed();
+    LatentSpec spec = GetParam();
     spec.page_tokens = page_tokens;
+    spec.exact_page_rows = 3 * page_tokens - 8;
     LatentCache cache(spec, {1100}, 3);
     cache.Write(0, 0, 1100);
     TestStream test(2);
@@ -316,6 +421,9 @@ TEST(LatentPagesTest, PageSizeDoesNotChangeBits) {
     EXPECT_TRUE(SameBits(first, out)) << page_tokens;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, LatentPagesTest,
+                         ::testing::Values(Mixed(), MixedExact(64, 100)));
 
 TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
   LatentSpec spec;
@@ -375,11 +483,16 @@ TEST(LatentWorkspaceTest, IsBoundedWhateverTheShapeAndTheContext) {
       }
     }
   }
+  const size_t num_stored = specs.size();
+  for (size_t i = StoredSpecs().size(); i < num_stored; ++i) {
+    specs.push_back(Exact(specs[i].name, 64, 64, specs[i]));
+  }
   for (const LatentSpec& spec : specs) {
     const size_t bytes = WorkspaceBytes(spec, 1 << 10);
     EXPECT_GT(bytes, size_t{0}) << spec.name;
     const bool rebuilds =
-        spec.keys[0].rebuild.dims > 0 || spec.keys.back().rebuild.dims > 0;
+        std::any_of(spec.keys.begin(), spec.keys.end(),
+                    [](const PartSpec& part) { return part.rebuild.dims > 0; });
     EXPECT_LE(bytes, static_cast<size_t>(rebuilds ? kRebuildScratchBytes
                                                   : kAttentionScratchBytes))
         << spec.name;
@@ -446,6 +559,49 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   rebuild = *good.keys[0].rebuild;
   rebuild.num_pairs = 9;
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
+}
+
+TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
+  LatentSpec spec;
+  spec.key_exact = 8;
+  spec.value_exact = 8;
+  LatentCache cache(spec, {16}, 6);
+  cache.Write(0, 0, 16);
+  TestStream test;
+  cache.Attend(test, {{0, 15, 1}});
+  const PagedAttentionParams good = cache.Params();
+  KVASIR_EXPECT_OK(Try(good));
+
+  PagedAttentionParams params = good;
+  params.key_exact.tokens = -1;
+  ExpectRefusal(params, "exact window: want at least 0, have -1");
+  params = good;
+  params.key_exact.page_rows = 0;
+  ExpectRefusal(params, "exact rows of a page: want at least 1, have 0");
+  params = good;
+  params.value_exact.num_pages = 2;
+  ExpectRefusal(params, "pages of exact rows: want at least 3, have 2");
+  params = good;
+  params.value_exact.first_page = -1;
+  ExpectRefusal(params, "first page of exact rows: want at least 0, have -1");
+
+  AttentionValuePart value = good.values[0];
+  params = good;
+  params.values = &value;
+  value.exact = nullptr;
+  ExpectRefusal(params, "parts with exact rows: want at least 1, have 0");
+  ExactRows rows = *good.values[0].exact;
+  value.exact = &rows;
+  rows.fresh.num_groups = 1;
+  ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");
+  rows = *good.values[0].exact;
+  rows.fresh.dtype = DType::kF16;
+  ExpectRefusal(params, "exact rows of two number types");
+  rows = *good.values[0].exact;
+  LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
+  rows.ring.groups = groups;
+  groups[1].width = 31;
+  ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
 TEST_F(LatentRefusalTest, PartsThatAreTooWideTogether) {

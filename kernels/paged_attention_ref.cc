@@ -152,29 +152,39 @@ std::vector<float> RebuildKey(const KeyRebuild& rebuild, int64_t kv_head,
 struct ValueSum {
   const AttentionValuePart* part;
   const LatentGroup* group;
-  std::vector<float> out;     // [R']
-  std::vector<float> minima;  // [runs], of ranges in slots
+  // Static ranges beside exact rows.
+  bool sums_weights = false;
+  std::vector<float> out = {};     // [R']
+  std::vector<float> minima = {};  // [runs], of ranges in slots; weights
+  std::vector<float> exact = {};   // [R'], with sums_weights
 
-  void Clear() {
-    std::fill(out.begin(), out.end(), 0.0f);
-    std::fill(minima.begin(), minima.end(), 0.0f);
-  }
   void Add(float weight, const Latent& latent);
+  void AddNumbers(float weight, const Latent& latent, std::vector<float>* to);
+  // Brings what is summed to another maximum.
+  void Correct(float factor) {
+    for (std::vector<float>* sums : {&out, &minima, &exact}) {
+      for (float& sum : *sums) sum = sum * factor;
+    }
+  }
   // Of a block: lane i adds slots i, i + 16, ...
   void AddMinima(const float* weights, const std::vector<Latent>& latents,
                  int64_t first);
+  void EndSplit();
 };
 
+void ValueSum::AddNumbers(float weight, const Latent& latent,
+                          std::vector<float>* to) {
+  VisitDType(latent.part->dtype, [&](auto type) {
+    const auto* numbers = reinterpret_cast<const decltype(type)*>(latent.codes);
+    for (size_t c = 0; c < to->size(); ++c) {
+      (*to)[c] = std::fma(weight, ToFloat(numbers[c]), (*to)[c]);
+    }
+  });
+}
+
 void ValueSum::Add(float weight, const Latent& latent) {
-  if (group->num_runs == 0) {
-    VisitDType(part->latents.dtype, [&](auto type) {
-      const auto* numbers =
-          reinterpret_cast<const decltype(type)*>(latent.codes);
-      for (size_t c = 0; c < out.size(); ++c) {
-        out[c] = std::fma(weight, ToFloat(numbers[c]), out[c]);
-      }
-    });
-    return;
+  if (latent.group->num_runs == 0) {
+    return AddNumbers(weight, latent, sums_weights ? &exact : &out);
   }
   const bool in_slots = part->latents.static_scale == nullptr;
   ForRuns(*group, [&](const CodeRun& run, int64_t r, CodePlace place) {
@@ -186,19 +196,41 @@ void ValueSum::Add(float weight, const Latent& latent) {
   });
 }
 
+// `latents` are of the block's slots from `first` on; only codes count.
 void ValueSum::AddMinima(const float* weights,
                          const std::vector<Latent>& latents, int64_t first) {
-  if (part->latents.static_scale != nullptr) return;
-  for (size_t r = 0; r < minima.size(); ++r) {
+  const bool in_slots = part->latents.static_scale == nullptr;
+  if (!in_slots && !sums_weights) return;
+  for (size_t r = 0; r < (in_slots ? minima.size() : 1); ++r) {
     float lanes[kLanes] = {};
     for (size_t i = 0; i < latents.size(); ++i) {
+      if (latents[i].group->num_runs == 0) continue;
       const int64_t s = first + static_cast<int64_t>(i);
+      const float factor =
+          in_slots ? ReadRange(latents[i], 2 * static_cast<int64_t>(r) + 1)
+                   : 1.0f;
       float& lane = lanes[s % kLanes];
-      lane = std::fma(weights[s],
-                      ReadRange(latents[i], 2 * static_cast<int64_t>(r) + 1),
-                      lane);
+      lane = std::fma(weights[s], factor, lane);
     }
     minima[r] = minima[r] + TreeSum(lanes);
+  }
+}
+
+void ValueSum::EndSplit() {
+  const LatentPart& latents = part->latents;
+  for (size_t i = 0; sums_weights && i < out.size(); ++i) {
+    const auto c = static_cast<size_t>(group->column) + i;
+    out[i] = std::fma(out[i], latents.static_scale[c],
+                      minima[0] * latents.static_minimum[c]) +
+             exact[i];
+  }
+  if (latents.static_scale != nullptr) return;
+  for (int64_t r = 0; r < group->num_runs; ++r) {
+    const CodeRun& run = group->runs[r];
+    for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+      float& sum = out[static_cast<size_t>(c)];
+      sum = sum + minima[static_cast<size_t>(r)];
+    }
   }
 }
 
@@ -218,6 +250,7 @@ class Row {
         sequence_(sequence),
         head_(head),
         kv_head_(head / (params.num_heads / params.num_kv_heads)),
+        row_(row),
         q_(params.q + (sequence.first_row + row) * params.q_row_stride),
         out_(params.out + (sequence.first_row + row) * params.out_row_stride),
         slots_(VisibleSlots(params, sequence, row)) {}
@@ -225,6 +258,29 @@ class Row {
   void Attend() const;
 
  private:
+  // What a slot's latent is read from, with the window of its side.
+  template <typename Part>
+  Latent Find(const Part& part, const ExactWindow& window, int64_t slot) const {
+    const int64_t own = sequence_.first_slot + row_;
+    if (window.tokens == 0 || slot <= own - window.tokens) {
+      return At(part.latents, part.group_of_head, slot);
+    }
+    const int32_t group = part.group_of_head[kv_head_];
+    const int64_t fresh = slot - sequence_.first_slot;
+    const LatentPart& rows = fresh >= 0 ? part.exact->fresh : part.exact->ring;
+    if (fresh >= 0) {
+      return {&rows, &rows.groups[group],
+              CodesAddress(rows, rows.groups[group], 0,
+                           sequence_.first_row + fresh),
+              nullptr};
+    }
+    const int64_t page =
+        window.first_page + slot / window.page_rows % window.num_pages;
+    return {&rows, &rows.groups[group],
+            CodesAddress(rows, rows.groups[group], sequence_.side_pages[page],
+                         slot % window.page_rows),
+            nullptr};
+  }
   Latent At(const LatentPart& part, const int32_t* group_of_head,
             int64_t slot) const {
     const LatentGroup& group = part.groups[group_of_head[kv_head_]];
@@ -244,6 +300,7 @@ class Row {
   const AttentionSequence& sequence_;
   const int64_t head_;
   const int64_t kv_head_;
+  const int64_t row_;
   const float* const q_;
   float* const out_;
   const VisibleRange slots_;
@@ -256,8 +313,12 @@ Partial Row::EmptyPartial() const {
     ValueSum value;
     value.part = &part;
     value.group = &part.latents.groups[part.group_of_head[kv_head_]];
+    value.sums_weights = value.group->num_runs > 0 &&
+                         part.latents.static_scale != nullptr &&
+                         params_.value_exact.tokens > 0;
     value.out.resize(static_cast<size_t>(value.group->width));
     value.minima.resize(static_cast<size_t>(value.group->num_runs));
+    if (value.sums_weights) value.exact.resize(value.out.size());
     partial.values.push_back(std::move(value));
   }
   return partial;
@@ -267,7 +328,7 @@ float Row::Score(int64_t slot) const {
   float score = 0.0f;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     const AttentionKeyPart& part = params_.keys[p];
-    const Latent latent = At(part.latents, part.group_of_head, slot);
+    const Latent latent = Find(part, params_.key_exact, slot);
     const float* q = q_ + part.query_column[head_];
     float dot = 0.0f;
     if (part.rebuild == nullptr) {
@@ -308,11 +369,10 @@ void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) const {
   }
   partial->sum = std::fma(partial->sum, correction, TreeSum(lanes));
   for (ValueSum& value : partial->values) {
-    for (float& sum : value.out) sum = sum * correction;
-    for (float& sum : value.minima) sum = sum * correction;
+    value.Correct(correction);
     std::vector<Latent> latents;
     for (int64_t s = begin; s < end; ++s) {
-      latents.push_back(At(value.part->latents, value.part->group_of_head, s));
+      latents.push_back(Find(*value.part, params_.value_exact, s));
       value.Add(scores[s - block], latents.back());
     }
     value.AddMinima(scores, latents, begin - block);
@@ -328,16 +388,7 @@ Partial Row::ComputeSplit(int64_t begin, int64_t end) const {
     AddBlock(begin, block_end, &part);
     begin = block_end;
   }
-  for (ValueSum& value : part.values) {
-    if (value.part->latents.static_scale != nullptr) continue;
-    for (int64_t r = 0; r < value.group->num_runs; ++r) {
-      const CodeRun& run = value.group->runs[r];
-      for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
-        float& sum = value.out[static_cast<size_t>(c)];
-        sum = sum + value.minima[static_cast<size_t>(r)];
-      }
-    }
-  }
+  for (ValueSum& value : part.values) value.EndSplit();
   return part;
 }
 
@@ -362,7 +413,7 @@ void Row::Finish(const Partial& total) const {
     float* out = out_ + value.part->out_column[head_];
     for (int64_t i = 0; i < value.group->width; ++i) {
       float sum = value.out[static_cast<size_t>(i)];
-      if (latents.static_scale != nullptr) {
+      if (latents.static_scale != nullptr && !value.sums_weights) {
         const int64_t c = value.group->column + i;
         sum = std::fma(sum, latents.static_scale[c],
                        total.sum * latents.static_minimum[c]);

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "hwy/highway.h"
@@ -75,11 +76,18 @@ class ValueSums {
       }
     });
   }
+  // The same of exact rows.
+  void AddExactBlock() {
+    unit_.ForExactValueSpans(
+        [&](int64_t p, const HeadSpan& span) { AddValues(p, span); });
+  }
 
-  // At the end of a split.
-  void AddMinima() const {
+  // What ranges add when all slots of a split are summed.
+  void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
-      if (plan_.value(p).codes && !plan_.value(p).fixed_ranges) {
+      if (plan_.value(p).sums_weights) {
+        ApplyFixedRanges(p, span);
+      } else if (plan_.value(p).codes && !plan_.value(p).fixed_ranges) {
         AddMinima(p, span);
       }
     });
@@ -114,10 +122,11 @@ class ValueSums {
     const LatentGroup& group = part.groups[span.group];
     const RowRange span_rows = unit_.RowsOf(span);
     const int64_t block = loader_.block();
-    if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0) {
+    if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
+        plan_.exact(part) == nullptr) {
       // Few rows make little of a block: it is used where it lies.
-      unit_.ForVisible(
-          span_rows, block, [&](RowRange rows, VisibleRange visible) {
+      unit_.ForValueSlots(
+          p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             VisitDType(part.dtype, [&](auto type) {
               Stream<decltype(type)>(part, group, {0, group.width}, Weights(),
                                      rows, visible, OutRow(p, rows.begin));
@@ -131,11 +140,11 @@ class ValueSums {
          ++chunk) {
       const int64_t stride = PadTile(chunk->width);
       loader_.LoadValues(part, group, *chunk, stride);
-      unit_.ForVisible(span_rows, block,
-                       [&](RowRange rows, VisibleRange visible) {
-                         AddTile(Weights(), rows, visible, stride, chunk->width,
-                                 OutRow(p, rows.begin) + chunk->begin);
-                       });
+      unit_.ForValueSlots(
+          p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
+            AddTile(Weights(), rows, visible, stride, chunk->width,
+                    OutRow(p, rows.begin) + chunk->begin);
+          });
     }
   }
 
@@ -188,6 +197,7 @@ class ValueSums {
     const bool in_slots = part.static_scale == nullptr;
     const AttentionPlan::Chunks chunks =
         plan_.chunks(plan_.value(p).first_group, span.group);
+    if (plan_.value(p).sums_weights) SumWeights(p, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       if (in_slots) {
@@ -221,8 +231,9 @@ class ValueSums {
     if (!streams && !in_registers) {
       loader_.LoadValueCodes(part, group, piece, stride);
     }
-    unit_.ForVisible(
-        span_rows, loader_.block(), [&](RowRange rows, VisibleRange visible) {
+    unit_.ForValueSlots(
+        p, span_rows, loader_.block(),
+        [&](RowRange rows, VisibleRange visible) {
           float* to = OutRow(p, rows.begin) + piece.begin;
           if (streams) {
             Stream<uint8_t>(part, group, {piece.place.low_bit / 8, piece.width},
@@ -267,16 +278,65 @@ class ValueSums {
   // The sums of weight * minimum of the runs that begin in a chunk.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
     const CodePiece* pieces = plan_.pieces(chunk);
-    unit_.ForVisible(
-        unit_.RowsOf(span), loader_.block(), [&](RowRange rows, VisibleRange) {
-          for (int64_t i = 0; i < chunk.num_pieces; ++i) {
-            if (!pieces[i].starts_run) continue;
-            for (int64_t r = rows.begin; r < rows.end; ++r) {
-              float* sum = MinimaRow(p, r) + pieces[i].run;
-              *sum = *sum + Dot(Weights() + r * kBlock, loader_.minima(i));
-            }
-          }
-        });
+    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          for (int64_t i = 0; i < chunk.num_pieces; ++i) {
+                            if (!pieces[i].starts_run) continue;
+                            SumProducts(
+                                rows, visible, loader_.minima(i),
+                                MinimaRow(p, rows.begin) + pieces[i].run);
+                          }
+                        });
+  }
+
+  // The sums of weights alone.
+  void SumWeights(int64_t p, const HeadSpan& span) {
+    HWY_ALIGN float ones[kBlock];
+    std::fill_n(ones, kBlock, 1.0f);
+    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          SumProducts(rows, visible, ones,
+                                      MinimaRow(p, rows.begin));
+                        });
+  }
+
+  // Adds the products of the rows' weights with `factors` [64]; `sums` is of
+  // the first row.
+  void SumProducts(RowRange rows, VisibleRange visible, const float* factors,
+                   float* sums) const {
+    HWY_ALIGN float masked[kBlock];
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      *sums = *sums + Dot(WeightsOf(r, visible, masked), factors);
+      sums += plan_.minima_width();
+    }
+  }
+
+  // A row's weights; zeros where it reads exact rows.
+  const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
+    const float* weights = Weights() + r * kBlock;
+    if (params_.value_exact.tokens == 0) return weights;
+    std::fill_n(masked, kBlock, 0.0f);
+    std::copy(weights + visible.begin, weights + visible.end,
+              masked + visible.begin);
+    return masked;
+  }
+
+  // Static ranges beside exact rows: sums of codes become those of latents, and
+  // those of exact rows are added.
+  void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const float* scale = part.static_scale + group.column;
+    const float* minimum = part.static_minimum + group.column;
+    const RowRange rows = unit_.RowsOf(span);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      const float weights = MinimaRow(p, r)[0];
+      const float* exact = OutRow(p + plan_.num_stored_values(), r);
+      float* out = OutRow(p, r);
+      for (int64_t i = 0; i < group.width; ++i) {
+        out[i] = std::fma(out[i], scale[i], weights * minimum[i]) + exact[i];
+      }
+    }
   }
 
   // Sum of the products of a block's slots.

@@ -71,6 +71,7 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
                               .layer = layer,
                               .weights = &parts.weights->layers[index],
                               .arena = &parts.arenas->layers()[index],
+                              .rings = &parts.arenas->rings(),
                               .rope_steps = decoder.rope_steps_.as<uint64_t>(),
                               .hadamard = decoder.hadamard_.get(),
                               .page_tokens = parts.page_tokens,
@@ -164,15 +165,20 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                                 int64_t layer, const float* normed, float* out,
                                 Workspace& workspace) const {
   const auto index = static_cast<size_t>(layer);
-  const auto page_group =
-      static_cast<size_t>(parts_.arenas->layers()[index].page_group);
+  const KvArenas::Layer& arena = parts_.arenas->layers()[index];
+  const auto page_group = static_cast<size_t>(arena.page_group);
+  const auto ring_slots = [&batch](int64_t ring) {
+    return ring < 0 ? nullptr : batch.ring_slots[static_cast<size_t>(ring)];
+  };
   KVASIR_RETURN_IF_ERROR(
       attention_[index].Run(stream,
                             {.normed = normed,
                              .num_tokens = batch.num_tokens,
                              .num_sequences = batch.num_sequences,
                              .positions = batch.positions,
-                             .group = batch.groups[page_group]},
+                             .group = batch.groups[page_group],
+                             .key_ring_slots = ring_slots(arena.key_ring),
+                             .value_ring_slots = ring_slots(arena.value_ring)},
                             out, workspace));
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(

@@ -28,6 +28,7 @@ struct TokenBatch {
   const int32_t* ids = nullptr;        // [T]
   const int64_t* positions = nullptr;  // [T], logical
   absl::Span<const AttentionBatch> groups;
+  absl::Span<const int64_t* const> ring_slots;  // [T] each
 };
 
 // The residual stream after the last layer is x + delta, [T, M] each.

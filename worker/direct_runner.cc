@@ -36,15 +36,26 @@ absl::Status DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
     delta->set_first_live_index(static_cast<uint32_t>(table.first_live));
-    while (static_cast<int64_t>(table.pages.size()) < wanted) {
-      if (free_[group].empty()) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("sequence of ", sequence->length + num_tokens,
-                         " tokens: page group ", group, " has no free page"));
-      }
-      table.pages.push_back(free_[group].back());
+    const int64_t side_pages =
+        layout_->page_groups()[group].side_pages_per_sequence;
+    const int64_t missing = wanted - static_cast<int64_t>(table.pages.size()) +
+                            side_pages -
+                            static_cast<int64_t>(table.side_pages.size());
+    if (missing > static_cast<int64_t>(free_[group].size())) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("sequence of ", sequence->length + num_tokens,
+                       " tokens: page group ", group, " has no free page"));
+    }
+    const auto take = [&](std::vector<int32_t>* pages) {
+      pages->push_back(free_[group].back());
       free_[group].pop_back();
-      delta->add_appended_pages(table.pages.back());
+      return pages->back();
+    };
+    while (static_cast<int64_t>(table.pages.size()) < wanted) {
+      delta->add_appended_pages(take(&table.pages));
+    }
+    while (static_cast<int64_t>(table.side_pages.size()) < side_pages) {
+      delta->add_side_pages(take(&table.side_pages));
     }
   }
   return absl::OkStatus();
@@ -107,6 +118,8 @@ void DirectRunner::Release(uint64_t sequence_id) {
     free_[group].insert(free_[group].end(),
                         table.pages.begin() + table.first_live,
                         table.pages.end());
+    free_[group].insert(free_[group].end(), table.side_pages.begin(),
+                        table.side_pages.end());
   }
   if (found->second.known) released_.push_back(sequence_id);
   sequences_.erase(found);

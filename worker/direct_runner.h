@@ -59,6 +59,7 @@ class DirectRunner {
   struct Table {
     std::vector<int32_t> pages;
     int64_t first_live = 0;
+    std::vector<int32_t> side_pages;
   };
   struct Sequence {
     int64_t length = 0;

@@ -1,5 +1,6 @@
 #include "worker/kv_arenas.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -45,6 +46,23 @@ std::vector<kernels::CodeRun> CodeRuns(const kvasir::v1::Codec& codec,
   return runs;
 }
 
+// Rows of an exact window: the same groups as plain numbers, in side pages.
+void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
+  for (size_t g = 0; g < part->groups.size(); ++g) {
+    const cache::Region& rows = layout.groups[g].exact;
+    if (rows.num_slots == 0) return;
+    kernels::LatentGroup group;
+    group.width = part->groups[g].width;
+    group.column = part->groups[g].column;
+    group.codes_offset_bytes = rows.offset_bytes;
+    group.codes_stride_bytes = rows.slot_stride_bytes;
+    part->exact_groups.push_back(group);
+  }
+  part->exact.dtype = kernels::DType::kBf16;
+  part->exact.groups = part->exact_groups.data();
+  part->exact.num_groups = part->latents.num_groups;
+}
+
 // Groups and heads of a part; the caller says where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
                                         const kvasir::v1::Codec& codec,
@@ -82,6 +100,7 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   }
   part.latents.groups = part.groups.data();
   part.latents.num_groups = static_cast<int64_t>(part.groups.size());
+  AddExactView(layout, &part);
   return part;
 }
 
@@ -146,10 +165,14 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
                                 layout.kv_heads()));
         view.latents.arena = arena.data();
         view.latents.page_bytes = layer.page_bytes;
+        view.exact.arena = arena.data();
+        view.exact.page_bytes = layer.page_bytes;
         (which == cache::Side::kKey ? out.key : out.value)
             .push_back(std::move(view));
       }
     }
+    out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
+    out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
     const int64_t slots =
         pages[static_cast<size_t>(out.page_group)] * layout.page_tokens();
     arenas.bytes_per_token_ +=
@@ -158,6 +181,15 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
     arenas.layers_.push_back(std::move(out));
   }
   return arenas;
+}
+
+int64_t KvArenas::RingOf(int64_t page_group, const cache::ExactRing& rows) {
+  if (rows.window_tokens == 0) return -1;
+  const Ring ring{page_group, rows};
+  const auto found = std::find(rings_.begin(), rings_.end(), ring);
+  const auto index = static_cast<int64_t>(found - rings_.begin());
+  if (found == rings_.end()) rings_.push_back(ring);
+  return index;
 }
 
 absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {

@@ -33,11 +33,23 @@ class KvArenas {
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by group
     std::vector<int32_t> group_of_head;               // by this rank's KV heads
+    // Rows in side pages, where the side has an exact window.
+    kernels::LatentPart exact;
+    std::vector<kernels::LatentGroup> exact_groups;
+  };
+  // Rows of exact windows that lie alike in the side pages of a page group.
+  struct Ring {
+    int64_t page_group = 0;
+    cache::ExactRing rows;
+
+    friend bool operator==(const Ring&, const Ring&) = default;
   };
   struct Layer {
     int64_t page_group = 0;
     std::vector<Part> key;
     std::vector<Part> value;
+    int64_t key_ring = -1;  // in rings(); below 0: no exact window
+    int64_t value_ring = -1;
   };
 
   // Ranges that lie in no page are the caller's to add to the views. `plan` is
@@ -50,6 +62,8 @@ class KvArenas {
                                          kernels::DeviceAllocator* allocator);
 
   const std::vector<Layer>& layers() const { return layers_; }
+  // Without repetitions: layers that are alike share one.
+  const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {
     return static_cast<int64_t>(pages_.size());
@@ -69,10 +83,12 @@ class KvArenas {
 
  private:
   KvArenas() = default;
+  int64_t RingOf(int64_t page_group, const cache::ExactRing& rows);
 
   cache::PageCounts pages_;
   double bytes_per_token_ = 0;
   std::vector<Layer> layers_;
+  std::vector<Ring> rings_;
   std::vector<kernels::DeviceBuffer> buffers_;
 };
 

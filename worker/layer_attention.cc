@@ -209,8 +209,13 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
       MakeLatents(stream, plan.value, parts_.weights->value, rows, workspace));
   KVASIR_RETURN_IF_ERROR(
       TurnBySigns(stream, value_.hadamard, false, rows, workspace));
+  const std::vector<Exact> exact = PlaceExact(t, workspace);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Append(stream, input, rows, workspace));
-  KVASIR_RETURN_IF_ERROR(Attend(stream, input, rows, attended.row, workspace));
+  KVASIR_RETURN_IF_ERROR(AppendFresh(stream, rows, exact, workspace));
+  KVASIR_RETURN_IF_ERROR(
+      Attend(stream, input, rows, exact, attended.row, workspace));
+  KVASIR_RETURN_IF_ERROR(KeepExact(stream, input, rows, exact, workspace));
   KVASIR_RETURN_IF_ERROR(
       TurnBySigns(stream, value_.sum_hadamard, true, attended, workspace));
   return Output(stream, attended, out, workspace);
@@ -357,13 +362,10 @@ absl::Status LayerAttention::Append(Stream& stream, const AttentionInput& input,
                                     const Rows& rows,
                                     Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kAppend);
-  std::vector<kernels::KvAppendPart> appended(keys_.size() + 1);
-  for (size_t p = 0; p < appended.size(); ++p) {
-    const bool key = p < keys_.size();
-    appended[p].rows = Advance(rows.row, key ? program().key[p].latent_column
-                                             : program().value.latent_column);
-    appended[p].row_stride = rows.stride;
-    appended[p].part = key ? keys_[p].latents : value_.latents;
+  std::vector<kernels::KvAppendPart> appended;
+  for (size_t p = 0; p < num_parts(); ++p) {
+    appended.push_back(
+        Appended(p, rows, is_key(p) ? keys_[p].latents : value_.latents));
   }
   kernels::KvAppendParams params;
   params.parts = appended.data();
@@ -374,8 +376,99 @@ absl::Status LayerAttention::Append(Stream& stream, const AttentionInput& input,
   return kernels::KvAppend(stream, params, workspace);
 }
 
+kernels::KvAppendPart LayerAttention::Appended(
+    size_t part, const Rows& rows, const kernels::LatentPart& to) const {
+  kernels::KvAppendPart appended;
+  appended.rows =
+      Advance(rows.row, is_key(part) ? program().key[part].latent_column
+                                     : program().value.latent_column);
+  appended.row_stride = rows.stride;
+  appended.part = to;
+  return appended;
+}
+
+std::vector<LayerAttention::Exact> LayerAttention::PlaceExact(
+    int64_t num_tokens, Workspace& workspace) const {
+  std::vector<Exact> exact(num_parts());
+  for (size_t p = 0; p < num_parts(); ++p) {
+    const KvArenas::Layer& arena = *parts_.arena;
+    if ((is_key(p) ? arena.key_ring : arena.value_ring) < 0) continue;
+    const KvArenas::Part& part = is_key(p) ? arena.key[p] : arena.value.front();
+    exact[p].rows.ring = part.exact;
+    kernels::LatentPart& fresh = exact[p].rows.fresh;
+    fresh = part.exact;
+    fresh.page_bytes = 0;
+    for (kernels::LatentGroup group : part.exact_groups) {
+      group.codes_offset_bytes = fresh.page_bytes;
+      fresh.page_bytes += num_tokens * group.codes_stride_bytes;
+      exact[p].fresh_groups.push_back(group);
+    }
+    fresh.groups = exact[p].fresh_groups.data();
+    fresh.arena = workspace.Take<char>(fresh.page_bytes);
+  }
+  return exact;
+}
+
+absl::Status LayerAttention::AppendFresh(Stream& stream, const Rows& rows,
+                                         const std::vector<Exact>& exact,
+                                         Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kAppend);
+  std::vector<kernels::KvAppendPart> appended;
+  for (size_t p = 0; p < num_parts(); ++p) {
+    if (exact[p].fresh_groups.empty()) continue;
+    appended.push_back(Appended(p, rows, exact[p].rows.fresh));
+  }
+  if (appended.empty()) return absl::OkStatus();
+  kernels::KvAppendParams params;
+  params.parts = appended.data();
+  params.num_parts = static_cast<int64_t>(appended.size());
+  params.num_tokens = rows.num_tokens;
+  params.page_tokens = rows.num_tokens;  // all in one page
+  return kernels::KvAppend(stream, params, workspace);
+}
+
+absl::Status LayerAttention::KeepExact(Stream& stream,
+                                       const AttentionInput& input,
+                                       const Rows& rows,
+                                       const std::vector<Exact>& exact,
+                                       Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kAppend);
+  for (const bool keys : {true, false}) {
+    std::vector<kernels::KvAppendPart> appended;
+    for (size_t p = 0; p < num_parts(); ++p) {
+      if (is_key(p) != keys || exact[p].fresh_groups.empty()) continue;
+      appended.push_back(Appended(p, rows, exact[p].rows.ring));
+    }
+    if (appended.empty()) continue;
+    kernels::KvAppendParams params;
+    params.parts = appended.data();
+    params.num_parts = static_cast<int64_t>(appended.size());
+    params.slots = keys ? input.key_ring_slots : input.value_ring_slots;
+    params.num_tokens = rows.num_tokens;
+    params.page_tokens =
+        WindowOf(keys ? parts_.arena->key_ring : parts_.arena->value_ring)
+            .page_rows;
+    KVASIR_RETURN_IF_ERROR(kernels::KvAppend(stream, params, workspace));
+  }
+  return absl::OkStatus();
+}
+
+kernels::ExactWindow LayerAttention::WindowOf(int64_t ring) const {
+  kernels::ExactWindow window;
+  if (ring < 0) return window;
+  const cache::ExactRing& rows =
+      (*parts_.rings)[static_cast<size_t>(ring)].rows;
+  window.tokens = rows.window_tokens;
+  window.page_rows = rows.rows_per_page;
+  window.first_page = rows.first_page;
+  window.num_pages = rows.num_pages;
+  return window;
+}
+
 absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
-                                    const Rows& rows, float* attended,
+                                    const Rows& rows,
+                                    const std::vector<Exact>& exact,
+                                    float* attended,
                                     Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream,
                                    StepPart::kAttention);
@@ -386,12 +479,14 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
     keys[p].group_of_head = part.group_of_head.data();
     keys[p].query_column = part.query.column.data();
     if (part.rebuild.has_value()) keys[p].rebuild = &keys_[p].rebuild;
+    keys[p].exact = &exact[p].rows;
   }
   const ValueProgram& from = program().value;
   kernels::AttentionValuePart value;
   value.latents = value_.latents;
   value.group_of_head = from.group_of_head.data();
   value.out_column = from.attended.column.data();
+  value.exact = &exact.back().rows;
 
   kernels::PagedAttentionParams params;
   params.q = rows.row;
@@ -411,6 +506,8 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
       1.0 / std::sqrt(static_cast<double>(program().head_dim)));
   params.window =
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
+  params.key_exact = WindowOf(parts_.arena->key_ring);
+  params.value_exact = WindowOf(parts_.arena->value_ring);
   return kernels::PagedAttention(stream, params, workspace);
 }
 

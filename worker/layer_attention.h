@@ -32,6 +32,9 @@ struct AttentionInput {
   int64_t num_sequences = 0;           // B
   const int64_t* positions = nullptr;  // [T], logical
   AttentionBatch group;                // of the layer's page group
+  // Where exact rows are kept, if the layer's sides have a window. [T]
+  const int64_t* key_ring_slots = nullptr;
+  const int64_t* value_ring_slots = nullptr;
 };
 
 // Owns: the program's tables.
@@ -44,6 +47,7 @@ class LayerAttention {
     int64_t layer = 0;
     const LayerWeights* weights = nullptr;
     const KvArenas::Layer* arena = nullptr;
+    const std::vector<KvArenas::Ring>* rings = nullptr;
     const uint64_t* rope_steps = nullptr;         // [rotary_dim / 2]
     kernels::HadamardTables* hadamard = nullptr;  // only in the constructor
     int64_t page_tokens = 0;
@@ -80,6 +84,11 @@ class LayerAttention {
     std::vector<std::vector<int32_t>> channel_place;  // by latent
     std::vector<kernels::HadamardLatent> hadamard;
     std::vector<kernels::HadamardLatent> query_hadamard;
+  };
+  // Exact rows of a part in one step; no groups without a window.
+  struct Exact {
+    std::vector<kernels::LatentGroup> fresh_groups;
+    kernels::ExactRows rows;
   };
   struct Value {
     kernels::LatentPart latents;
@@ -121,9 +130,26 @@ class LayerAttention {
                            kernels::Workspace& workspace) const;
   absl::Status Append(kernels::Stream& stream, const AttentionInput& input,
                       const Rows& rows, kernels::Workspace& workspace) const;
+  // Parts of the cache: those of the keys, then the value's.
+  size_t num_parts() const { return keys_.size() + 1; }
+  bool is_key(size_t part) const { return part < keys_.size(); }
+  // A part's latents in the rows; `to` says where they go.
+  kernels::KvAppendPart Appended(size_t part, const Rows& rows,
+                                 const kernels::LatentPart& to) const;
+  // Takes memory for the step's own exact rows. [parts]
+  std::vector<Exact> PlaceExact(int64_t num_tokens,
+                                kernels::Workspace& workspace) const;
+  absl::Status AppendFresh(kernels::Stream& stream, const Rows& rows,
+                           const std::vector<Exact>& exact,
+                           kernels::Workspace& workspace) const;
+  // Puts what the next step sees into the rings.
+  absl::Status KeepExact(kernels::Stream& stream, const AttentionInput& input,
+                         const Rows& rows, const std::vector<Exact>& exact,
+                         kernels::Workspace& workspace) const;
+  kernels::ExactWindow WindowOf(int64_t ring) const;
   absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
-                      const Rows& rows, float* attended,
-                      kernels::Workspace& workspace) const;
+                      const Rows& rows, const std::vector<Exact>& exact,
+                      float* attended, kernels::Workspace& workspace) const;
   absl::Status Output(kernels::Stream& stream, const Rows& attended, float* out,
                       kernels::Workspace& workspace) const;
 

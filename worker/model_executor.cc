@@ -112,7 +112,7 @@ ModelExecutor::ModelExecutor(const Parts& parts, ModelWeights weights,
                   std::min(options_.max_logprobs, parts.spec->vocab_size)},
       weights_(std::move(weights)),
       arenas_(std::move(arenas)),
-      batch_(limits_, arenas_.num_page_groups()) {}
+      batch_(limits_, arenas_) {}
 
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const Parts& parts, ModelWeights weights, ModelExecutorOptions options) {
@@ -147,6 +147,7 @@ absl::Status ModelExecutor::CreateTables() {
   limits.page_tokens = parts_.layout->page_tokens();
   for (const cache::PageGroupLayout& group : parts_.layout->page_groups()) {
     limits.windows.push_back(group.sliding_window);
+    limits.side_pages.push_back(group.side_pages_per_sequence);
   }
   KVASIR_ASSIGN_OR_RETURN(
       SequenceTable table,
@@ -159,6 +160,7 @@ absl::Status ModelExecutor::CreateTables() {
       parts_.allocator->Allocate(static_cast<size_t>(sources) * sizeof(int32_t),
                                  kernels::MemoryTag::kOther));
   attention_.resize(static_cast<size_t>(arenas_.num_page_groups()));
+  ring_slots_.resize(arenas_.rings().size());
   return absl::OkStatus();
 }
 
@@ -344,6 +346,12 @@ absl::Status ModelExecutor::PlaceTokens(const StepSizes& sizes,
         Place(stream, host.sequences, sizes.sequences, workspace));
   }
   batch->groups = attention_;
+  for (size_t ring = 0; ring < ring_slots_.size(); ++ring) {
+    KVASIR_ASSIGN_OR_RETURN(
+        ring_slots_[ring],
+        Place(stream, batch_.ring_slots()[ring], sizes.tokens, workspace));
+  }
+  batch->ring_slots = ring_slots_;
 
   // Ids from the plan and from the last sample come together on the device.
   int32_t* const ids = workspace.Take<int32_t>(sizes.tokens);

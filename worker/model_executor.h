@@ -161,7 +161,8 @@ class ModelExecutor final : public Executor {
   // The executing thread's.
   std::unique_ptr<SequenceTable> table_;
   StepBatch batch_;
-  std::vector<AttentionBatch> attention_;  // by page group
+  std::vector<AttentionBatch> attention_;   // by page group
+  std::vector<const int64_t*> ring_slots_;  // by ring
   std::vector<std::unique_ptr<PenaltyCounts>> idle_penalties_;
   uint64_t last_step_id_ = 0;
   absl::Status failure_;

@@ -13,6 +13,7 @@
 
 #include "base/status_matchers.h"
 #include "worker/direct_runner.h"
+#include "worker/plan_cases.h"
 #include "worker/tiny_rank.h"
 
 namespace kvasir::worker {
@@ -372,12 +373,10 @@ TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
   auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
-  auto* side = plan.mutable_layers(1)->mutable_value();
-  auto* codec = side->mutable_parts(0)->mutable_codec();
-  codec->mutable_bits()->add_schedule(4);
-  codec->mutable_per_token()->set_group(8);
-  codec->set_param_dtype(kvasir::v1::F16);
-  side->set_exact_window(16);
+  auto* selection = plan.mutable_layers(1)->mutable_selection();
+  selection->set_chunk_slots(8);
+  selection->set_budget(64);
+  selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
   RandomSource source(TinyShape(), 1, kernels::DType::kBf16);
   EXPECT_THAT(Rank::Create(*spec, plan, &source, TinyOptions()),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("layer 1")));
@@ -486,6 +485,35 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
+// A sequence of a plan with exact windows starts with these side pages.
+absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
+  for (const PlanCase& plan_case : PlanCases()) {
+    if (plan_case.name != "ExactPaluJoint") continue;
+    const auto rank = MakePlannedRank(plan_case, TinyOptions());
+    if (!rank.ok()) return rank.status();
+    EXPECT_EQ((*rank)->layout().page_groups()[0].side_pages_per_sequence, 2);
+    StepPlan plan;
+    plan.set_step_id(1);
+    auto* table = AddFresh(&plan, 1, 4)->mutable_block_tables(0);
+    table->mutable_side_pages()->Add(side_pages.begin(), side_pages.end());
+    return (*rank)->executor().Execute(plan).status();
+  }
+  return absl::NotFoundError("there is no such case");
+}
+
+TEST(SidePagesTest, AreASequencesOwn) {
+  KVASIR_EXPECT_OK(StartWithSidePages({5, 6}));
+  const auto refuses = [](const std::vector<int32_t>& pages, const char* why) {
+    EXPECT_THAT(StartWithSidePages(pages),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  refuses({}, "sequence 1: 0 side pages in group 0, want 2");
+  refuses({5, 6, 7}, "sequence 1: 3 side pages in group 0, want 2");
+  refuses({5, -1}, "page -1 of group 0 is outside");
+  refuses({5, 5}, "page 5 of group 0 is written twice");
+  refuses({5, 4}, "page 4 of group 0 is written twice");
+}
+
 struct BrokenPlan {
   const char* name;
   std::function<void(StepPlan*)> change;
@@ -553,6 +581,12 @@ INSTANTIATE_TEST_SUITE_P(
                    "page group 3"},
         BrokenPlan{"PageWrittenTwice", [](StepPlan* p) { AddFresh(p, 2, 8); },
                    "page 8 of group 0 is written twice"},
+        BrokenPlan{"SidePagesThatNobodyHas",
+                   [](StepPlan* p) {
+                     AddFresh(p, 2, 9)->mutable_block_tables(0)->add_side_pages(
+                         10);
+                   },
+                   "1 side pages in group 0, want 0"},
         BrokenPlan{"TableTooLong",
                    [](StepPlan* p) {
                      auto* table = First(p)->add_block_tables();

@@ -16,7 +16,9 @@ struct PlanCase {
   std::string name;  // letters only: part of a test's name
   std::string key;   // parts
   std::string value;
-  bool codes = false;  // quantized
+  bool codes = false;      // quantized
+  uint32_t key_exact = 0;  // exact windows
+  uint32_t value_exact = 0;
 };
 
 namespace plan_cases {
@@ -125,6 +127,20 @@ inline std::vector<PlanCase> PlanCases() {
        Full("NO_ROPE", Codes("8", R"("channel_static":{})")), true},
       {"WholeUnrotatedCodes", Full("PRE_ROPE", Codes("8", token)),
        Full("NO_ROPE", Codes("8", token)), true},
+      {"ExactPaluJoint",
+       LowRank(all, reconstruct, "PRE_ROPE", Codes("4", fused)),
+       LowRank(all, runtime, "NO_ROPE", Codes("3", fused)), true, 7, 5},
+      {"ExactPairs", Pairs("at_runtime", "POST_ROPE", Codes("4", online)),
+       Full("NO_ROPE", Codes("2", online)), true, 3, 10},
+      {"ExactBasis", Full("PRE_ROPE", Codes("8,4,4,3,2,1,0,0", basis), mean),
+       Full("NO_ROPE", Codes("8,8,4,4,2,2,0,0", basis), mean), true, 9, 6},
+      {"ExactKeysOfParts",
+       absl::StrCat(fast, ",",
+                    LowRank(all, R"("pairs":[2,3],"reconstruct":{})",
+                            "PRE_ROPE", Codes("4", fused))),
+       Full("NO_ROPE"), true, 12, 0},
+      {"ExactValues", Full("POST_ROPE"),
+       LowRank(two, fold, "NO_ROPE", Codes("2", token)), true, 0, 1},
   };
 }
 
@@ -142,10 +158,11 @@ inline kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
   kvasir::v1::KvPlan plan;
   plan.set_schema_version(cache::kPlanSchemaVersion);
   for (int64_t l = 0; l < spec.num_layers(); ++l) {
-    EXPECT_TRUE(
-        google::protobuf::util::JsonStringToMessage(layer, plan.add_layers())
-            .ok())
+    kvasir::v1::LayerPlan* const added = plan.add_layers();
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(layer, added).ok())
         << layer;
+    added->mutable_key()->set_exact_window(plan_case.key_exact);
+    added->mutable_value()->set_exact_window(plan_case.value_exact);
   }
   return plan;
 }

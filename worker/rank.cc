@@ -55,8 +55,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                           cache::PageLayout::Create(
                               plan, CacheShapeOf(spec),
                               {.page_tokens = options.page_tokens,
-                               .shard = collective->shard(),
-                               .max_chunk_tokens = limits.max_batched_tokens}));
+                               .shard = collective->shard()}));
   rank->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
   rank->pages_ = options.pages;
   if (rank->pages_.empty()) {

@@ -332,6 +332,10 @@ void Scheduler::ForkIfReady(Sequence* leader) {
   for (size_t i = 1; i < state.samples.size(); ++i) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
+    if (!deps_.cache->can_fork()) {
+      Enqueue(&child);  // runs the prompt for itself, when its turn comes
+      continue;
+    }
     child.computed = leader->computed;
     child.id = next_sequence_id_++;
     deps_.cache->Fork(leader->cache_id(), child.cache_id());

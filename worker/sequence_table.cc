@@ -44,6 +44,15 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(
                                 sizeof(int32_t),
                             kernels::MemoryTag::kOther));
     table.device_tables_.push_back(std::move(buffer));
+    kernels::DeviceBuffer& side_pages = table.device_side_pages_.emplace_back();
+    const int64_t count = table.limits_.side_pages[static_cast<size_t>(group)];
+    if (count == 0) continue;
+    KVASIR_ASSIGN_OR_RETURN(
+        side_pages,
+        allocator->Allocate(
+            static_cast<size_t>(table.limits_.max_sequences * count) *
+                sizeof(int32_t),
+            kernels::MemoryTag::kOther));
   }
   for (int64_t row = table.limits_.max_sequences; row-- > 0;) {
     table.free_rows_.push_back(static_cast<int32_t>(row));
@@ -97,6 +106,7 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
     table = Table{};
     sequence->is_fresh = true;
   }
+  KVASIR_RETURN_IF_ERROR(ApplySidePages(delta, stream, sequence));
   const int64_t old_size = static_cast<int64_t>(table.pages.size());
   const int64_t new_size = old_size + delta.appended_pages_size();
   if (new_size > max_pages_) {
@@ -125,6 +135,28 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   return kernels::Upload(
       stream, row + old_size, table.pages.data() + old_size,
       static_cast<size_t>(new_size - old_size) * sizeof(int32_t));
+}
+
+absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
+                                           kernels::Stream& stream,
+                                           Sequence* sequence) {
+  const uint32_t group = delta.page_group();
+  const int64_t count = limits_.side_pages[group];
+  const int64_t want = delta.reset() ? count : 0;
+  if (delta.side_pages_size() != want) {
+    return absl::InvalidArgumentError(absl::StrCat(delta.side_pages_size(),
+                                                   " side pages in group ",
+                                                   group, ", want ", want));
+  }
+  if (want == 0) return absl::OkStatus();
+  for (const int32_t page : delta.side_pages()) {
+    KVASIR_RETURN_IF_ERROR(arenas_->CheckPage(group, page));
+  }
+  std::vector<int32_t>& pages = sequence->tables[group].side_pages;
+  pages.assign(delta.side_pages().begin(), delta.side_pages().end());
+  return kernels::Upload(
+      stream, device_side_pages_[group].as<int32_t>() + sequence->row * count,
+      pages.data(), pages.size() * sizeof(int32_t));
 }
 
 absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
@@ -176,14 +208,23 @@ absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
     }
     for (int64_t index = start / limits_.page_tokens;
          index <= (end - 1) / limits_.page_tokens; ++index) {
-      const int32_t page = table.pages[static_cast<size_t>(index)];
-      if (!written_pages_.insert({static_cast<int64_t>(group), page}).second) {
-        return Wrong(id, absl::StrCat("page ", page, " of group ", group,
-                                      " is written twice in one step"));
-      }
+      KVASIR_RETURN_IF_ERROR(
+          AddWrittenPage(id, group, table.pages[static_cast<size_t>(index)]));
+    }
+    for (const int32_t page : table.side_pages) {
+      KVASIR_RETURN_IF_ERROR(AddWrittenPage(id, group, page));
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status SequenceTable::AddWrittenPage(uint64_t sequence_id, size_t group,
+                                           int32_t page) {
+  if (written_pages_.insert({static_cast<int64_t>(group), page}).second) {
+    return absl::OkStatus();
+  }
+  return Wrong(sequence_id, absl::StrCat("page ", page, " of group ", group,
+                                         " is written twice in one step"));
 }
 
 absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
@@ -207,6 +248,14 @@ const int32_t* SequenceTable::DeviceTable(const Sequence& sequence,
                                           int64_t group) const {
   return device_tables_[static_cast<size_t>(group)].as<int32_t>() +
          sequence.row * max_pages_;
+}
+
+const int32_t* SequenceTable::DeviceSidePages(const Sequence& sequence,
+                                              int64_t group) const {
+  const int64_t count = limits_.side_pages[static_cast<size_t>(group)];
+  if (count == 0) return nullptr;
+  return device_side_pages_[static_cast<size_t>(group)].as<int32_t>() +
+         sequence.row * count;
 }
 
 int64_t SequenceTable::SlotOf(const Sequence& sequence, int64_t group,

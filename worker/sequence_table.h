@@ -24,6 +24,8 @@ struct SequenceTableLimits {
   int64_t page_tokens = 0;    // P
   // By page group: keys that a query sees at most; 0: all.
   std::vector<int64_t> windows;
+  // By page group: pages of a sequence beside those of its tokens.
+  std::vector<int64_t> side_pages;
 };
 
 // Counts of ids for the sampler's penalties; kept only for who asks.
@@ -32,7 +34,9 @@ struct PenaltyCounts {
   kernels::DeviceBuffer output;  // [V] int32
 };
 
-// Owns: the device tables [max_sequences, pages of max_model_len] per group.
+// Owns: the device tables [max_sequences, pages of max_model_len] per group,
+// and
+//   those of side pages.
 // Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming sequence, value and limit.
 class SequenceTable {
@@ -40,6 +44,7 @@ class SequenceTable {
   struct Table {
     std::vector<int32_t> pages;
     int64_t first_live = 0;
+    std::vector<int32_t> side_pages;
   };
   struct Sequence {
     int32_t row = 0;       // of the device tables
@@ -69,6 +74,8 @@ class SequenceTable {
 
   // The sequence's device table of a group.
   const int32_t* DeviceTable(const Sequence& sequence, int64_t group) const;
+  // The device table of its side pages there; null if the group has none.
+  const int32_t* DeviceSidePages(const Sequence& sequence, int64_t group) const;
   // Slot of a token in its group's arenas: page * P + slot in the page.
   int64_t SlotOf(const Sequence& sequence, int64_t group,
                  int64_t position) const;
@@ -82,15 +89,19 @@ class SequenceTable {
   absl::StatusOr<Sequence*> FindOrStart(const kvasir::v1::SequenceStep& step);
   absl::Status ApplyDelta(const kvasir::v1::BlockTableDelta& delta,
                           kernels::Stream& stream, Sequence* sequence);
+  absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
+                              kernels::Stream& stream, Sequence* sequence);
   absl::Status CheckPositions(const kvasir::v1::SequenceStep& step,
                               const Sequence& sequence) const;
   absl::Status CheckSlots(const kvasir::v1::SequenceStep& step,
                           const Sequence& sequence);
+  absl::Status AddWrittenPage(uint64_t sequence_id, size_t group, int32_t page);
 
   SequenceTableLimits limits_;
   const KvArenas* arenas_ = nullptr;
   int64_t max_pages_ = 0;                             // of one sequence
   std::vector<kernels::DeviceBuffer> device_tables_;  // by page group
+  std::vector<kernels::DeviceBuffer> device_side_pages_;
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
   // (group, page) that this step writes.

@@ -124,6 +124,7 @@ void StepBatch::Clear() {
     group.slots.clear();
     group.sequences.clear();
   }
+  for (std::vector<int64_t>& slots : ring_slots_) slots.clear();
   sample_rows_.clear();
   samples_.clear();
   bias_ids_.clear();
@@ -227,10 +228,34 @@ void StepBatch::AddAttention(const SequenceTable& table,
     attention.block_table =
         table.DeviceTable(sequence, static_cast<int64_t>(group));
     attention.first_live_index = sequence.tables[group].first_live;
+    attention.side_pages =
+        table.DeviceSidePages(sequence, static_cast<int64_t>(group));
     groups_[group].sequences.push_back(attention);
     for (int64_t i = 0; i < num_rows; ++i) {
       groups_[group].slots.push_back(
           table.SlotOf(sequence, static_cast<int64_t>(group), start + i));
+    }
+  }
+  AddRings(sequence, start, num_rows);
+}
+
+// The last tokens of a window stay; what came before them would fall into the
+// places of these.
+void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
+                         int64_t num_rows) {
+  for (size_t r = 0; r < rings_.size(); ++r) {
+    const cache::ExactRing& ring = rings_[r].rows;
+    const std::vector<int32_t>& pages =
+        sequence.tables[static_cast<size_t>(rings_[r].page_group)].side_pages;
+    const int64_t first_kept = start + num_rows - ring.window_tokens;
+    for (int64_t p = start; p < start + num_rows; ++p) {
+      const int64_t page =
+          ring.first_page + p / ring.rows_per_page % ring.num_pages;
+      ring_slots_[r].push_back(p < first_kept
+                                   ? -1
+                                   : pages[static_cast<size_t>(page)] *
+                                             ring.rows_per_page +
+                                         p % ring.rows_per_page);
     }
   }
 }

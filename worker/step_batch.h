@@ -66,8 +66,11 @@ class StepBatch {
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
 
-  StepBatch(StepLimits limits, int64_t num_page_groups)
-      : limits_(limits), groups_(static_cast<size_t>(num_page_groups)) {}
+  StepBatch(StepLimits limits, const KvArenas& arenas)
+      : limits_(limits),
+        rings_(arenas.rings()),
+        groups_(static_cast<size_t>(arenas.num_page_groups())),
+        ring_slots_(rings_.size()) {}
 
   // Applies the plan's sequences to the table and lays out their tokens.
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
@@ -81,6 +84,11 @@ class StepBatch {
   const std::vector<int32_t>& token_sources() const { return token_sources_; }
   const std::vector<int64_t>& positions() const { return positions_; }
   const std::vector<Group>& groups() const { return groups_; }
+  // By ring of the arenas: where each token's exact row is kept, side page *
+  // rows of a page + row [T]; below 0: behind the window before the next step.
+  const std::vector<std::vector<int64_t>>& ring_slots() const {
+    return ring_slots_;
+  }
 
   // Token rows that are sampled after, and those with a target.
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
@@ -101,6 +109,8 @@ class StepBatch {
   void AddAttention(const SequenceTable& table,
                     const SequenceTable::Sequence& sequence, int64_t first_row,
                     int64_t start);
+  void AddRings(const SequenceTable::Sequence& sequence, int64_t start,
+                int64_t num_rows);
   absl::Status AddTargets(const kvasir::v1::SequenceStep& step,
                           int64_t first_row, Output* output);
   absl::Status AddSample(const kvasir::v1::SequenceStep& step,
@@ -108,10 +118,12 @@ class StepBatch {
                          PrepareSample prepare);
 
   const StepLimits limits_;
+  const std::vector<KvArenas::Ring> rings_;
   std::vector<int32_t> ids_;
   std::vector<int32_t> token_sources_;
   std::vector<int64_t> positions_;
   std::vector<Group> groups_;
+  std::vector<std::vector<int64_t>> ring_slots_;
   std::vector<int32_t> sample_rows_;
   std::vector<Sample> samples_;
   std::vector<int32_t> bias_ids_;

@@ -131,15 +131,17 @@ def test_it_runs(artifact):
 @pytest.mark.parametrize(
     "command", [("serve",), ("generate", "--prompt", "x"), ("perplexity", "--text", "x")]
 )
-def test_what_is_not_served_is_named_with_layer_and_side(artifact, command):
+def test_what_is_not_served_is_named_with_its_layer(artifact, command):
     plan = json.loads((artifact / "kv_plan.json").read_text())
     plan["layers"][2] = json.loads(json.dumps(plan["layers"][2]))
-    plan["layers"][2]["value"]["exact_window"] = 16
+    plan["layers"][2]["selection"] = {
+        "chunk_slots": 8, "budget": 64, "landmark_codec": {"dtype": "BF16"},
+    }
     (artifact / "kv_plan.json").write_text(json.dumps(plan))
     run("inspect", artifact)
     refused = run(*command, "--model", artifact, check=False)
     assert refused.returncode == 1
-    assert "UNIMPLEMENTED: layer 2 value: the plan asks for an exact window" in refused.stderr
+    assert "UNIMPLEMENTED: layer 2: the plan asks for selection" in refused.stderr
 
 
 def test_a_full_plan_beside_full_weights_is_served(tmp_path):
