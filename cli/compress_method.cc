@@ -249,6 +249,31 @@ absl::Status KeepOtherLayers(const MethodFlags& flags,
   return absl::OkStatus();
 }
 
+// Of every side that has codes.
+absl::Status AddExactWindow(uint32_t tokens, KvPlan& plan) {
+  if (tokens == 0) return absl::OkStatus();
+  bool any = false;
+  for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
+    for (kvasir::v1::SidePlan* side :
+         {layer.mutable_key(), layer.mutable_value()}) {
+      const bool coded =
+          std::any_of(side->parts().begin(), side->parts().end(),
+                      [](const auto& part) { return part.codec().has_bits(); });
+      if (coded) side->set_exact_window(tokens);
+      any = any || coded;
+    }
+  }
+  if (!any) {
+    return absl::InvalidArgumentError(
+        "--exact-window keeps numbers beside codes, and the plan has none: "
+        "give --key-bits or --value-bits");
+  }
+  auto* options = plan.mutable_provenance()->mutable_options();
+  absl::StrAppend(options, options->empty() ? "" : " ", "--exact-window ",
+                  tokens);
+  return absl::OkStatus();
+}
+
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
@@ -302,6 +327,9 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       "as the weights, or the method's schedule")
       ->check(bits);
   add("--value-bits", flags.value_bits, "The same of values")->check(bits);
+  add("--exact-window", flags.exact_window,
+      "Latest tokens that are kept in bf16 beside their codes, in every side "
+      "that has codes: bytes per sequence, not per token");
   add("--group-heads", flags.group_heads,
       "KV heads that share a latent (palu, uniform, commuting): a number, all, "
       "or auto")
@@ -439,6 +467,7 @@ absl::StatusOr<KvPlan> MakePlan(
     KVASIR_ASSIGN_OR_RETURN(const double bytes, bytes_of(plan));
     plan.mutable_target()->set_kv_bytes_per_token(bytes);
   }
+  KVASIR_RETURN_IF_ERROR(AddExactWindow(flags.exact_window, plan));
   plan.set_base_model(checkpoint.name());
   return plan;
 }

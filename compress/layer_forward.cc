@@ -227,12 +227,24 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, cache::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Latents as the rows of an exact window hold them. Gradients pass as through a
-// codec.
-at::Tensor RoundExact(const Call& call, const at::Tensor& latent) {
+// Latents as the rows of an exact window hold them: as the codec takes them,
+// behind an online Hadamard transform. Gradients pass as through a codec.
+at::Tensor RoundExact(const Call& call, const ProgramPart& part,
+                      const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
-  const at::Tensor rounded =
-      latent.detach().to(at::kBFloat16).to(latent.scalar_type());
+  std::vector<at::Tensor> pieces;
+  for (const ProgramLatent& one : part.latents) {
+    at::Tensor rows = latent.slice(-1, one.offset, one.offset + one.width())
+                          .detach()
+                          .to(at::kFloat);
+    const bool turned = one.codec.hadamard.defined();
+    const at::Tensor signs =
+        turned ? one.codec.hadamard.to(rows.device()) : at::Tensor();
+    if (turned) rows = at::matmul(rows, signs.transpose(0, 1));
+    rows = rows.to(at::kBFloat16).to(at::kFloat);
+    pieces.push_back(turned ? at::matmul(rows, signs) : rows);
+  }
+  const at::Tensor rounded = at::cat(pieces, -1).to(latent.scalar_type());
   if (!latent.requires_grad()) return rounded;
   return latent + (rounded - latent).detach();
 }
@@ -385,7 +397,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
     KVASIR_ASSIGN_OR_RETURN(at::Tensor decoded,
                             CodeLatents(call, cache::Side::kKey, part, latent));
     if (program.key_exact_window > 0) {
-      exact.push_back(RoundExact(call, latent));
+      exact.push_back(RoundExact(call, part, latent));
     }
     coded.push_back(std::move(decoded));
   }
@@ -426,8 +438,9 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, decoded));
   values.exact_window = program.value_exact_window;
   if (values.exact_window > 0) {
-    KVASIR_ASSIGN_OR_RETURN(values.exact,
-                            AssembleValue(call, RoundExact(call, latent)));
+    KVASIR_ASSIGN_OR_RETURN(
+        values.exact,
+        AssembleValue(call, RoundExact(call, program.value, latent)));
   }
   if (call.hooks.transform != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(

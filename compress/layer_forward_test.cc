@@ -676,21 +676,27 @@ TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
   }
 }
 
-// A window over all tokens leaves nothing of the codes, but for its own type.
+// A window over all tokens leaves nothing of the codes, but for its own type
+// and what stands before the codec.
 TEST_P(IdentityTest, RowsOfAnExactWindowAreBf16) {
-  kvasir::v1::LayerPlan coded = FullPlan(layer_);
-  kvasir::v1::LayerPlan rounded = coded;
-  for (auto* side : {coded.mutable_key(), coded.mutable_value()}) {
-    kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
-    codec->mutable_bits()->add_schedule(1);
-    codec->mutable_per_token();
-    codec->set_param_dtype(kvasir::v1::F16);
-    side->set_exact_window(kLength);
+  for (const bool hadamard : {false, true}) {
+    kvasir::v1::LayerPlan coded = FullPlan(layer_);
+    kvasir::v1::LayerPlan rounded = coded;
+    for (auto* side : {coded.mutable_key(), coded.mutable_value()}) {
+      kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+      codec->mutable_bits()->add_schedule(1);
+      codec->mutable_per_token();
+      codec->set_param_dtype(kvasir::v1::F16);
+      if (hadamard) codec->mutable_hadamard_online();
+      side->set_exact_window(kLength);
+    }
+    for (auto* side : {rounded.mutable_key(), rounded.mutable_value()}) {
+      kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+      codec->set_dtype(kvasir::v1::BF16);
+      if (hadamard) codec->mutable_hadamard_online();
+    }
+    ExpectSame(Attention(layer_, &coded), Attention(layer_, &rounded));
   }
-  for (auto* side : {rounded.mutable_key(), rounded.mutable_value()}) {
-    side->mutable_parts(0)->mutable_codec()->set_dtype(kvasir::v1::BF16);
-  }
-  ExpectSame(Attention(layer_, &coded), Attention(layer_, &rounded));
 }
 
 // The order and shapes that an observer sees, and codes of every latent.

@@ -36,6 +36,14 @@ METHODS = {
     "svdq": (["svdq", "--value-bits", 4], CODES),
     "svdq-rotated": (["svdq", "--post-rope"], CODES),
     "channel": (["channel", "--average-bits", 4.5], CODES),
+    "palu-2-exact": (
+        PALU + ["--key-bits", 2, "--value-bits", 2, "--group-heads", 4, "--exact-window", 48],
+        CODES,
+    ),
+    "svdq-exact": (["svdq", "--value-bits", 4, "--exact-window", 20], CODES),
+    "rap-exact": (
+        ["rap", "--keep", 0.7, "--key-bits", 3, "--value-bits", 3, "--exact-window", 7], CODES,
+    ),
 }
 
 
@@ -91,7 +99,16 @@ def test_the_loss_is_the_oracles(artifacts, name):
         assert perplexity(folder, *flags)["perplexity"] == whole["perplexity"]
 
 
-@pytest.mark.parametrize("name", ["palu-3", "rap-4", "commuting", "svdq"])
+def test_an_exact_window_costs_bytes_and_gives_quality(artifacts):
+    plain, exact = (artifacts[name] for name in ("palu-2", "palu-2-exact"))
+    assert exact[1] < plain[1]
+    assert exact[2] == plain[2]
+    fixed = [json.loads(run("inspect", folder, "--json").stdout)["kv_fixed_bytes_per_sequence"]
+             for folder, _, _ in (plain, exact)]
+    assert fixed[0] == 0 and fixed[1] > 0
+
+
+@pytest.mark.parametrize("name", ["palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
 def test_it_generates(artifacts, name):
     folder, _, _ = artifacts[name]
     told = run("generate", "--model", folder, "--prompt", "Once upon a time", "--max-tokens", 8)
