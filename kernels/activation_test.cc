@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/op_test_util.h"
@@ -74,6 +76,35 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kGeluTanh, 16, 1003},
                       Case{ActivationKind::kRelu, 5, 77},
                       Case{ActivationKind::kRelu, 33, 1003}));
+
+// Vectors of what is far away, in every lane, and the numbers behind them.
+TEST(ActivationEndsTest, FarInputsAreTheSameOnEveryBackEnd) {
+  std::vector<float> x;
+  for (const float far : {13.0f, 14.0f, 88.0f, 88.5f, 1e4f, 1e20f, 1e38f,
+                          std::numeric_limits<float>::infinity()}) {
+    for (int i = 0; i < 37; ++i) x.push_back(i % 3 == 0 ? far : -far);
+  }
+  const auto count = static_cast<int64_t>(x.size());
+  for (const ActivationKind kind :
+       {ActivationKind::kGelu, ActivationKind::kGeluTanh,
+        ActivationKind::kRelu}) {
+    const auto run = [&](TestStream& test) {
+      std::vector<float> out(x.size(), kPoison);
+      const ActivationParams params = {x.data(), out.data(), 1, count, kind};
+      KVASIR_EXPECT_OK(Activation(test.stream(), params, test.workspace()));
+      return out;
+    };
+    TestStream reference(1, CpuBackend::kReference);
+    const std::vector<float> truth = run(reference);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const float limit = std::max(x[i], 0.0f);
+      EXPECT_TRUE(truth[i] == limit || std::abs(truth[i] - limit) < 1e-30f)
+          << x[i] << " gives " << truth[i];
+    }
+    TestStream one(1);
+    ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, run(one))); });
+  }
+}
 
 TEST(ActivationRefusalTest, NamesTheColumns) {
   TestStream test;

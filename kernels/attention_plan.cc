@@ -465,4 +465,16 @@ bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
   return false;
 }
 
+bool TakesSplits(const AttentionPlan& plan, int threads) {
+  bool any_long = false;
+  UnitCursor cursor(plan);
+  AttentionUnit unit;
+  for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) {
+    const VisibleRange slots = UnitSlots(plan.params(), unit);
+    if (i + 1 >= threads || slots.begin >= slots.end) return false;
+    any_long = any_long || slots.end - slots.begin > kAttentionSplitSlots;
+  }
+  return any_long;
+}
+
 }  // namespace kvasir::kernels

@@ -159,11 +159,9 @@ class AttentionPlan {
   const ValuePart& value(int64_t part) const {
     return values_[static_cast<size_t>(part)];
   }
-  int64_t heads_per_kv() const { return heads_per_kv_; }
   const int64_t* heads() const { return heads_.data(); }
   // At least one row fits kAttentionScratchBytes.
   bool fits() const { return max_rows_ > 0; }
-  int64_t max_rows() const { return max_rows_; }
   int64_t out_width() const { return out_width_; }
   int64_t minima_width() const { return minima_width_; }
   // Angles of a block are held for all heads; else there is room for those of
@@ -281,6 +279,10 @@ inline VisibleRange UnitSlots(const PagedAttentionParams& params,
       params, *unit.sequence, unit.query_begin + unit.num_queries - 1);
   return {first.begin, last.end};
 }
+
+// Whether threads take splits of long contexts, not whole units: there are
+// fewer units than threads, and all of them see something.
+bool TakesSplits(const AttentionPlan& plan, int threads);
 
 // Softmax of a unit's rows over the splits merged so far; the output itself is
 // in params.out.

@@ -71,6 +71,10 @@ inline float CountedAs(float x) { return std::isfinite(x) ? x + 0.0f : 0.0f; }
 inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
+// Whether static ranges clamp it: it is beyond what rounds to an end.
+inline bool IsClamped(float exact, float levels) {
+  return exact < -0.5f || exact >= levels + 0.5f;
+}
 inline unsigned RoundCode(float exact, float levels) {
   const float below = exact < levels ? exact : levels;
   return static_cast<unsigned>(std::nearbyint(below > 0.0f ? below : 0.0f));

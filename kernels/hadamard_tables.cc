@@ -14,7 +14,6 @@ HadamardBlock HadamardTables::BlockOf(int64_t order) {
   const auto [entry, is_new] = kernels_.try_emplace(signs.order);
   Kernel& kernel = entry->second;
   if (is_new) {
-    kernel.order = signs.order;
     kernel.stride = (signs.order + kLanes - 1) / kLanes * kLanes;
     const auto size = static_cast<size_t>(signs.order * kernel.stride);
     kernel.columns.assign(size, 0.0f);

@@ -24,7 +24,6 @@ class HadamardTables {
 
  private:
   struct Kernel {
-    int64_t order = 1;
     int64_t stride = 0;
     std::vector<float> columns;
     std::vector<float> rows;

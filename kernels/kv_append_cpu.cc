@@ -187,7 +187,7 @@ int64_t MakeStaticCodes(const float* from, int64_t count,
     if (!(ranges.scale[i] > 0.0f)) continue;
     const float exact =
         ExactCode(CountedAs(from[i]), ranges.minimum[i], ranges.scale[i]);
-    clamped += exact < -0.5f || exact >= ranges.levels + 0.5f ? 1 : 0;
+    clamped += IsClamped(exact, ranges.levels) ? 1 : 0;
     codes[i] = static_cast<uint8_t>(RoundCode(exact, ranges.levels));
   }
   return clamped;

@@ -77,7 +77,7 @@ int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
       const float exact =
           ExactCode(CountedAs(latent.from[c]),
                     part.static_minimum[group.column + c], scale);
-      clamped += exact < -0.5f || exact >= levels + 0.5f ? 1 : 0;
+      clamped += IsClamped(exact, levels) ? 1 : 0;
       codes[c] = static_cast<uint8_t>(RoundCode(exact, levels));
     }
   }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -371,6 +372,9 @@ class LatentCache {
     }
   }
 
+  // Looks at what is launched.
+  std::function<void(const PagedAttentionParams&)> on_launch;
+
   std::vector<int32_t>& table(int64_t sequence) {
     return tables_[static_cast<size_t>(sequence)];
   }
@@ -415,6 +419,7 @@ class LatentCache {
     params.out = out.data();
     params.sequences = sequences.data();
     params.num_sequences = static_cast<int64_t>(sequences.size());
+    if (on_launch) on_launch(params);
     KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, test.workspace()));
     return out;
   }

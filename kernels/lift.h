@@ -20,7 +20,7 @@ namespace kvasir::kernels {
 struct LiftParams {
   const float* x = nullptr;                // [T, ...], rows x_row_stride apart
   int64_t x_row_stride = 0;                // in elements
-  float* y = nullptr;                      // [T, ...], not overlapping x
+  float* y = nullptr;                      // [T, ...], no column that is read
   int64_t y_row_stride = 0;                // in elements
   int64_t num_rows = 0;                    // T
   int64_t num_heads = 0;                   // Hq
@@ -46,7 +46,7 @@ struct ComplexChannels {
 struct ComplexLiftParams {
   const float* x = nullptr;  // [T, ...], rows x_row_stride apart
   int64_t x_row_stride = 0;  // in elements
-  float* y = nullptr;        // [T, ...], not overlapping x
+  float* y = nullptr;        // [T, ...], no column that is read
   int64_t y_row_stride = 0;  // in elements
   int64_t num_rows = 0;      // T
   int64_t num_heads = 0;     // Hq

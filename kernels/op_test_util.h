@@ -2,6 +2,7 @@
 // vector targets of this machine.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -70,17 +71,28 @@ class TestStream {
                       size_t workspace_bytes = size_t{16} << 20)
       : pool_(threads),
         stream_(&pool_, backend),
-        memory_(workspace_bytes),
+        memory_(workspace_bytes, kPoisons[0]),
         workspace_(memory_.data(), memory_.size()) {}
 
   CpuStream& stream() { return stream_; }
-  Workspace& workspace() { return workspace_; }
+  // For one op, which finds what it has not written yet full of NaN or, in the
+  // next call, of small numbers.
+  Workspace& workspace() {
+    const size_t used = workspace_.peak_bytes() + Workspace::kAlignmentBytes;
+    std::fill_n(memory_.begin(),
+                static_cast<int64_t>(std::min(used, memory_.size())),
+                kPoisons[calls_++ % 2]);
+    return workspace_;
+  }
 
  private:
+  static constexpr char kPoisons[2] = {'\xff', '\x3c'};
+
   base::ThreadPool pool_;
   CpuStream stream_;
   std::vector<char> memory_;
   Workspace workspace_;
+  size_t calls_ = 0;
 };
 
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {

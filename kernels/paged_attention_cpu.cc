@@ -187,7 +187,7 @@ class UnitWorker {
     const LatentPart& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
     float* sums = SumsOf(p, r);
-    if (part.static_minimum != nullptr) {
+    if (part.static_scale != nullptr) {
       const float* minimum = part.static_minimum + group.column;
       float sum = 0.0f;
       for (int64_t c = 0; c < group.width; ++c) {
@@ -623,19 +623,9 @@ class SplitRunner {
 void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
                         CpuStream& stream) {
   const AttentionPlan plan(params);
-  const int threads = stream.pool().num_threads();
-  int64_t units = 0;
-  bool splits = false;
-  {
-    UnitCursor cursor(plan);
-    AttentionUnit unit;
-    for (; units < threads && cursor.MoveTo(units, &unit); ++units) {
-      const VisibleRange slots = UnitSlots(params, unit);
-      if (slots.begin >= slots.end) return RunByUnits(plan, scratch, stream);
-      splits = splits || slots.end - slots.begin > kAttentionSplitSlots;
-    }
+  if (!TakesSplits(plan, stream.pool().num_threads())) {
+    return RunByUnits(plan, scratch, stream);
   }
-  if (units >= threads || !splits) return RunByUnits(plan, scratch, stream);
   SplitRunner runner(plan, scratch, stream);
   UnitCursor cursor(plan);
   AttentionUnit unit;

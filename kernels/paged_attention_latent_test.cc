@@ -335,6 +335,14 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
     EXPECT_TRUE(SameBits(truth, cache.Attend(three, asks)));
     EXPECT_TRUE(SameBits(truth, cache.Attend(many, asks)));
   });
+  const bool sees_all = GetParam().window == 0;
+  cache.on_launch = [&](const PagedAttentionParams& params) {
+    const AttentionPlan plan(params);
+    EXPECT_FALSE(TakesSplits(plan, 1));
+    EXPECT_FALSE(TakesSplits(plan, 3));
+    EXPECT_EQ(sees_all, TakesSplits(plan, 16));
+  };
+  cache.Attend(one, asks);
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, LatentAttentionTest,

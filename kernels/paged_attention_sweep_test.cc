@@ -68,22 +68,26 @@ LatentSpec Spec(std::vector<PartSpec> keys, std::vector<PartSpec> values) {
   return spec;
 }
 
+struct Streams {
+  TestStream reference{1, CpuBackend::kReference};
+  TestStream one{1};
+  TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
+};
+
 // The reference is the definition; every target and any threads have its bits.
-void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
+void ExpectDefinition(Streams& streams, LatentCache& cache,
+                      const std::vector<LatentAsk>& asks) {
   std::vector<double> expected;
   for (const LatentAsk& ask : asks) {
     const std::vector<double> rows = cache.Expected(ask);
     expected.insert(expected.end(), rows.begin(), rows.end());
   }
-  TestStream reference(1, CpuBackend::kReference);
-  const std::vector<float> truth = cache.Attend(reference, asks);
+  const std::vector<float> truth = cache.Attend(streams.reference, asks);
   // Chains of up to 160 float32 products of numbers up to 12.
   EXPECT_LT(WorstError(cache.Params(), expected, truth), 5e-5);
-  TestStream one(1);
-  TestStream many(16, CpuBackend::kSimd, size_t{24} << 20);
   ForEachSimdTarget([&] {
-    EXPECT_TRUE(SameBits(truth, cache.Attend(one, asks)));
-    EXPECT_TRUE(SameBits(truth, cache.Attend(many, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
   });
 }
 
@@ -107,6 +111,7 @@ std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
 class CodecSweepTest : public ::testing::TestWithParam<Reads> {};
 
 TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
+  Streams streams;
   uint32_t seed = Seed();
   const int64_t page_tokens[] = {16, 32, 64};
   for (const int64_t rank : {8, 24, 96, 160}) {
@@ -121,7 +126,7 @@ TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
       spec.page_tokens = page_tokens[seed % 3];
       LatentCache cache(spec, {70}, seed++);
       cache.Write(0, 0, 70);
-      ExpectDefinition(cache, {{0, 68, 2}});
+      ExpectDefinition(streams, cache, {{0, 68, 2}});
     }
   }
 }
@@ -131,11 +136,12 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                                            Reads::kAsStored));
 
 TEST(RebuiltContextTest, AcrossSplits) {
+  Streams streams;
   LatentSpec spec = Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8, true})},
                          {OneGroup(Part({24}, {3}))});
   LatentCache cache(spec, {1001}, Seed());
   cache.Write(0, 0, 1001);
-  ExpectDefinition(cache, {{0, 1000, 1}});
+  ExpectDefinition(streams, cache, {{0, 1000, 1}});
 }
 
 // ----- What is not visible.
@@ -162,6 +168,7 @@ TEST_P(VisibilityTest, OnlyWhatIsSeenIsRead) {
       Spec({Rebuilt(Part({16}, {4}), {16, 4, true, true})}, {Part({33})}),
       Spec({Part({24}), Rebuilt(Part({40}, {8}), {16, 8})},
            {Typed(Part({24}), DType::kF32), Part({40}, {1}, 20)})};
+  Streams streams;
   uint32_t seed = 30;
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
@@ -173,7 +180,7 @@ TEST_P(VisibilityTest, OnlyWhatIsSeenIsRead) {
     for (int64_t i = 0; i < view.dead_pages; ++i) {
       cache.table(0)[static_cast<size_t>(i)] = kNoPage;
     }
-    ExpectDefinition(cache,
+    ExpectDefinition(streams, cache,
                      {{0, view.length - 2, 2, view.dead_pages}, {1, 37, 3}});
   }
 }
@@ -187,13 +194,14 @@ INSTANTIATE_TEST_SUITE_P(
                       View{1300, 600, true, 40}));
 
 TEST(GonePagesTest, RowsThatSeeNothingElseAreZero) {
+  Streams streams;
   const LatentSpec spec =
       Spec({Rebuilt(Part({24}, {4}), {16, 8})}, {Static(Part({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
   cache.Write(0, 0, 40);
   cache.table(0)[0] = kNoPage;
   cache.table(0)[1] = kNoPage;
-  ExpectDefinition(cache, {{0, 10, 1, 2}, {0, 30, 4, 2}});
+  ExpectDefinition(streams, cache, {{0, 10, 1, 2}, {0, 30, 4, 2}});
 }
 
 TEST(EmptySequenceTest, StandsBesideOthers) {
@@ -222,6 +230,7 @@ struct Positions {
 class PositionsTest : public ::testing::TestWithParam<Positions> {};
 
 TEST_P(PositionsTest, EverySlotTurnsByItsOwn) {
+  Streams streams;
   const std::vector<LatentSpec> specs = {
       Spec({Rebuilt(Part({24}, {4}, 8), {32, 16, true})}, {Part({24})}),
       Spec({Rebuilt(Part({40}), {40, 12, false, true, true, 1.25f})},
@@ -230,7 +239,7 @@ TEST_P(PositionsTest, EverySlotTurnsByItsOwn) {
     spec.position_of = GetParam().of;
     LatentCache cache(spec, {150}, 50);
     cache.Write(0, 0, 150);
-    ExpectDefinition(cache, {{0, 50, 1}, {0, 147, 3}});
+    ExpectDefinition(streams, cache, {{0, 50, 1}, {0, 147, 3}});
   }
 }
 

@@ -173,8 +173,10 @@ class KeyRebuilder {
     const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
-    const float* minima = Latents(part_index).static_minimum;
-    if (minima != nullptr) minima += group.column;
+    const float* minima =
+        plan_.key(part_index).fixed_ranges
+            ? Latents(part_index).static_minimum + group.column
+            : nullptr;
     const int64_t begin = minima != nullptr ? 0 : group.runs[run].begin;
     const int64_t end =
         minima != nullptr ? group.width : begin + group.runs[run].width;

@@ -67,8 +67,10 @@ inline float Exp(float x) {
   return p * FloatOf(static_cast<uint32_t>(exponent) << 23);
 }
 
-// x / (1 + exp(-x))
-inline float Silu(float x) { return x / (1.0f + Exp(-x)); }
+// x / (1 + exp(-x)); 0 where that exponential would end.
+inline float Silu(float x) {
+  return x < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-x));
+}
 
 // 1 minus the normal distribution function at a >= 0, within 4e-7 of itself:
 // exp(-a^2/2) with the rounding of a^2 put right, times a degree-9 polynomial
@@ -109,14 +111,15 @@ inline float NormalTail(float a) {
   return power * (p * t);
 }
 
-// x times the normal distribution function at x.
+// x times the normal distribution function at x; 0 where that is 0.
 inline float Gelu(float x) {
+  if (x < -normal_constants::kFarthest) return 0.0f;
   const float tail = NormalTail(std::fabs(x));
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
 // x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is
-// x / (1 + exp(-2u)).
+// x / (1 + exp(-2u)); 0 where that exponential would end.
 namespace gelu_constants {
 inline constexpr float kLinear = 1.59576912f;  // 2 sqrt(2/pi)
 inline constexpr float kCubic = 0.0713548163f;
@@ -125,7 +128,7 @@ inline constexpr float kCubic = 0.0713548163f;
 inline float GeluTanh(float x) {
   namespace c = gelu_constants;
   const float twice = x * std::fma(x * x, c::kCubic, c::kLinear);
-  return x / (1.0f + Exp(-twice));
+  return twice < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-twice));
 }
 
 inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }

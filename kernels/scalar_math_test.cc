@@ -72,11 +72,15 @@ TEST(GeluTanhTest, IsNearTheDefinition) {
 TEST(ActivationEndsTest, NaNStaysAndFarInputsAreTheirLimits) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
-  for (float (*activate)(float) : {&Gelu, &GeluTanh, &Relu}) {
+  for (float (*activate)(float) : {&Gelu, &GeluTanh, &Relu, &Silu}) {
     EXPECT_TRUE(std::isnan(activate(nan)));
     EXPECT_EQ(1e4f, activate(1e4f));
     EXPECT_EQ(infinity, activate(infinity));
-    EXPECT_NEAR(0.0f, activate(-1e4f), 1e-30f);
+    for (const float far :
+         {1e4f, 1e20f, 1e38f, std::numeric_limits<float>::max(), infinity}) {
+      EXPECT_EQ(0.0f, activate(-far));
+      EXPECT_EQ(far, activate(far));
+    }
     EXPECT_EQ(0.0f, activate(0.0f));
   }
 }

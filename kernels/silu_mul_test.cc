@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/op_test_util.h"
@@ -50,6 +51,30 @@ TEST_P(SiluMulTest, IsTheDefinitionAndTheSameOnEveryBackEnd) {
 INSTANTIATE_TEST_SUITE_P(Shapes, SiluMulTest,
                          ::testing::Values(Case{0, 3}, Case{1, 1}, Case{1, 256},
                                            Case{5, 77}, Case{16, 1000}));
+
+TEST(SiluMulEndsTest, FarGatesAreTheirLimitsOnEveryBackEnd) {
+  const float gates[] = {88.0f, 88.5f, 1e20f, 1e38f,
+                         std::numeric_limits<float>::infinity()};
+  constexpr int64_t kFeatures = 37;
+  std::vector<float> gate_up;
+  for (const float gate : gates) {
+    for (const float side : {gate, -gate}) {
+      gate_up.insert(gate_up.end(), kFeatures, side);
+      gate_up.insert(gate_up.end(), kFeatures, 1.0f);
+    }
+  }
+  TestStream reference(1, CpuBackend::kReference);
+  const auto truth = Gate(reference, 10, kFeatures, gate_up);
+  for (size_t i = 0; i < truth.size(); ++i) {
+    const size_t row = i / kFeatures;
+    const float limit = row % 2 == 0 ? gates[row / 2] : 0.0f;
+    EXPECT_TRUE(truth[i] == limit || std::abs(truth[i] - limit) < 1e-30f)
+        << gates[row / 2] << " gives " << truth[i];
+  }
+  TestStream one(1);
+  ForEachSimdTarget(
+      [&] { EXPECT_TRUE(SameBits(truth, Gate(one, 10, kFeatures, gate_up))); });
+}
 
 }  // namespace
 }  // namespace kvasir::kernels

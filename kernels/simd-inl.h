@@ -94,7 +94,9 @@ HWY_INLINE Vec ExpVec(Vec x) {
 }
 
 HWY_INLINE Vec SiluVec(Vec x) {
-  return hn::Div(x, hn::Add(Broadcast(1.0f), ExpVec(hn::Neg(x))));
+  const Vec quotient = hn::Div(x, hn::Add(Broadcast(1.0f), ExpVec(hn::Neg(x))));
+  return hn::IfThenZeroElse(hn::Lt(x, Broadcast(-exp_constants::kHighest)),
+                            quotient);
 }
 
 HWY_INLINE Vec NormalTailVec(Vec a) {
@@ -125,14 +127,18 @@ HWY_INLINE Vec GeluVec(Vec x) {
   const Vec tail = NormalTailVec(hn::Abs(x));
   const Vec share = hn::IfThenElse(hn::Lt(x, hn::Zero(kFloats)), tail,
                                    hn::Sub(Broadcast(1.0f), tail));
-  return hn::Mul(x, share);
+  return hn::IfThenZeroElse(hn::Lt(x, Broadcast(-normal_constants::kFarthest)),
+                            hn::Mul(x, share));
 }
 
 HWY_INLINE Vec GeluTanhVec(Vec x) {
   namespace c = gelu_constants;
   const Vec twice = hn::Mul(
       x, Fma(hn::Mul(x, x), Broadcast(c::kCubic), Broadcast(c::kLinear)));
-  return hn::Div(x, hn::Add(Broadcast(1.0f), ExpVec(hn::Neg(twice))));
+  const Vec quotient =
+      hn::Div(x, hn::Add(Broadcast(1.0f), ExpVec(hn::Neg(twice))));
+  return hn::IfThenZeroElse(hn::Lt(twice, Broadcast(-exp_constants::kHighest)),
+                            quotient);
 }
 
 HWY_INLINE Vec ReluVec(Vec x) {

@@ -109,7 +109,7 @@ HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
   }
 }
 
-// out[i * num_rows + s] = row s, number i; num_rows a multiple of 16.
+// out[i * num_rows + s] = row s, number i; num_rows a multiple of kVecLanes.
 template <typename T>
 void TransposeRows(const char* const* rows, int64_t num_rows, int64_t width,
                    float* out) {
