@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/bench.h"
@@ -134,8 +135,24 @@ absl::Status Measure(const RopeFlags& flags,
   return absl::OkStatus();
 }
 
+absl::Status CheckSizes(const RopeFlags& flags) {
+  if (flags.head_dim % 2 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--head-dim ", flags.head_dim, " is odd; a rotation turns pairs"));
+  }
+  // Of three rotations; the flags' ranges keep it far below 64 bits.
+  const int64_t bytes = 3 * flags.tokens * (flags.heads + flags.kv_heads) *
+                        flags.head_dim * static_cast<int64_t>(sizeof(float));
+  const int64_t available = base::ReadMachineLimits().available_bytes;
+  if (bytes <= available / 2) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--tokens, --heads, --kv-heads and --head-dim together take ", bytes,
+      " bytes, more than half of the ", available, " available"));
+}
+
 absl::StatusOr<BenchReport> RunRope(RopeFlags flags) {
   UseQuick<int64_t>(flags.bench, "--tokens", 64, &flags.tokens);
+  KVASIR_RETURN_IF_ERROR(CheckSizes(flags));
   base::ThreadPool pool(base::ReadMachineLimits().cpus);
   kernels::CpuStream stream(&pool);
   KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,

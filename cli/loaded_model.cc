@@ -10,6 +10,19 @@
 #include "worker/weight_source.h"
 
 namespace kvasir::cli {
+namespace {
+
+// `source` outlives it.
+absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
+    const ModelSource& source, uint64_t seed) {
+  if (source.checkpoint.has_value()) {
+    return std::make_unique<worker::CheckpointSource>(&*source.checkpoint);
+  }
+  return worker::RandomSource::Create(*source.shape, source.spec, source.plan,
+                                      seed, kernels::DType::kBf16);
+}
+
+}  // namespace
 
 absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   const int64_t own = source_.spec.max_position_embeddings;
@@ -23,16 +36,15 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
 }
 
 absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
-    const LoadRequest& request) const {
+    const LoadRequest& request, int64_t weight_bytes) const {
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
       cache::PageLayout::Create(source_.plan, source_.cache_shape,
                                 {.page_tokens = request.model.page_tokens}));
   const int64_t available = base::ReadMachineLimits().available_bytes;
-  const int64_t weights = WeightBytes(source_).bytes;
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
-    const int64_t left = std::max(int64_t{0}, available - weights);
+    const int64_t left = std::max(int64_t{0}, available - weight_bytes);
     const int64_t one =
         layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
     // Compared by division: the product may not fit into 64 bits.
@@ -41,7 +53,7 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
   }
   KVASIR_RETURN_IF_ERROR(
       worker::CheckPoolFitsMemory({.pool_bytes = budget,
-                                   .weight_bytes = weights,
+                                   .weight_bytes = weight_bytes,
                                    .available_bytes = available}));
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = budget,
@@ -77,29 +89,22 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   worker::RankOptions options;
   options.num_threads = model->num_threads_;
   options.page_tokens = request.model.page_tokens;
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<worker::WeightSource> weights,
+                          OpenWeights(source, request.model.weights_seed));
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t weight_bytes,
+      worker::CountWeightBytes(source.spec, source.plan, weights.get(), {}));
   KVASIR_ASSIGN_OR_RETURN(options.kv_cache_bytes,
-                          model->ChoosePoolBytes(request));
+                          model->ChoosePoolBytes(request, weight_bytes));
   options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
   options.executor.max_model_len = model->max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
   options.executor.max_batched_tokens = request.max_batched_tokens;
   options.executor.profile = request.profile;
   options.progress = request.progress;
-  if (source.checkpoint.has_value()) {
-    worker::CheckpointSource weights(&*source.checkpoint);
-    KVASIR_ASSIGN_OR_RETURN(
-        model->rank_,
-        worker::Rank::Create(source.spec, source.plan, &weights, options));
-  } else {
-    KVASIR_ASSIGN_OR_RETURN(
-        const auto weights,
-        worker::RandomSource::Create(*source.shape, source.spec, source.plan,
-                                     request.model.weights_seed,
-                                     kernels::DType::kBf16));
-    KVASIR_ASSIGN_OR_RETURN(
-        model->rank_,
-        worker::Rank::Create(source.spec, source.plan, weights.get(), options));
-  }
+  KVASIR_ASSIGN_OR_RETURN(
+      model->rank_,
+      worker::Rank::Create(source.spec, source.plan, weights.get(), options));
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
       model->layout(), model->pages(), model->rank_->cache_id());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;

@@ -71,7 +71,9 @@ class LoadedModel {
  private:
   LoadedModel() = default;
   absl::Status ChooseLength(int64_t max_model_len);
-  absl::StatusOr<int64_t> ChoosePoolBytes(const LoadRequest& request) const;
+  // `weight_bytes`: that will be held.
+  absl::StatusOr<int64_t> ChoosePoolBytes(const LoadRequest& request,
+                                          int64_t weight_bytes) const;
 
   ModelSource source_;
   int64_t max_model_len_ = 0;

@@ -42,9 +42,10 @@ absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt);
 
-// Bytes of the model's weights, and those of attention among them: as the
-// checkpoint stores them; else what the plan's would take, as bf16 or in the
-// type of the embedding of the checkpoint that is to be compressed.
+// Bytes of the model's weights in a file, and those of attention among them
+// (worker::CountWeightBytes counts what memory holds): as the checkpoint stores
+// them; else what the plan's would take, as bf16 or in the type of the
+// embedding of the checkpoint that is to be compressed.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;

@@ -192,7 +192,6 @@ class Maker {
     const PartTensors& tensors = tensors_.key[static_cast<size_t>(index)];
     KeyProgram part;
     static_cast<PartProgram&>(part) = MakePart(plan, tensors);
-    part.index = index;
     const bool unrotated = plan.stored() == kvasir::v1::PRE_ROPE;
     // A lift of keys that do not rotate stands on either side of the product;
     // a Hadamard transform has to be taken back there.

@@ -1,8 +1,8 @@
 // What one rank does for a layer's attention under a compression plan: which
 // rows of which tensors make one fused projection, where every number lies in a
 // token's row, and what happens to it before and after paged_attention. Pure:
-// it names tensors and columns, and holds no numbers (worker/weights loads
-// them, worker/attention runs the program).
+// it names tensors and columns, and holds no numbers (attention_weights loads
+// them, layer_attention runs the program).
 //
 // A token's row: the columns of the fused projection, and behind them what is
 // made of them.
@@ -87,7 +87,6 @@ struct LatentProgram {
 // What one part of a side does with the fused projection.
 struct PartProgram {
   std::string prefix;  // of tensor names, after "model.layers.{l}."
-  int index = 0;       // in the plan's side
   // Those that have a head on the rank, in the plan's order.
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // [Hkv]: in `latents`

@@ -1,6 +1,7 @@
 #include "worker/attention_weights.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <set>
 #include <string>
@@ -9,52 +10,71 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "worker/advance.h"
 
 namespace kvasir::worker {
 namespace {
 
 using kernels::PackedMatrix;
 
-// What is made of a basis [width, keys] and its mean once both are read.
+// What is made of a basis [width, keys], row by row, and of its mean, which is
+// read before it.
 struct BasisParts {
-  int64_t keys = 0;   // KV heads of the model * D
-  int64_t width = 0;  // R'
-  int64_t head_dim = 0;
+  int64_t width = 0;     // R'
+  int64_t head_dim = 0;  // D
   RankHeads heads;
-  std::shared_ptr<std::vector<float>> basis;
-  std::shared_ptr<std::vector<float>> mean;  // null: none
-  float* up = nullptr;                       // [Hkv, D, R'], or null
-  float* basis_bias = nullptr;               // [R']
-  float* up_bias = nullptr;                  // [Hkv, D], or null
-  float* lift_bias = nullptr;                // [Hq, D], or null
+  std::vector<float> mean;      // [keys]; empty: none
+  float* up = nullptr;          // [Hkv, D, R'], or null
+  float* basis_bias = nullptr;  // [R']
+  float* up_bias = nullptr;     // [Hkv, D], or null
+  float* lift_bias = nullptr;   // [Hq, D], or null
 
-  void Finish() const {
-    const int64_t first = heads.kv.first * head_dim;
-    const int64_t own = heads.kv.count * head_dim;
-    for (int64_t r = 0; r < width; ++r) {
-      const float* const row = basis->data() + r * keys;
-      for (int64_t i = 0; up != nullptr && i < own; ++i) {
-        up[i * width + r] = row[first + i];
-      }
-      if (mean == nullptr) continue;
-      double sum = 0;
-      for (int64_t c = 0; c < keys; ++c) {
-        sum += static_cast<double>(row[c]) *
-               static_cast<double>((*mean)[static_cast<size_t>(c)]);
-      }
-      basis_bias[r] = static_cast<float>(-sum);
+  int64_t first_key() const { return heads.kv.first * head_dim; }
+
+  // Row r of the basis.
+  void Add(int64_t r, const float* row) const {
+    for (int64_t i = 0; up != nullptr && i < heads.kv.count * head_dim; ++i) {
+      up[i * width + r] = row[first_key() + i];
     }
-    *basis = {};
+    if (mean.empty()) return;
+    double sum = 0;
+    for (size_t c = 0; c < mean.size(); ++c) {
+      sum += static_cast<double>(row[c]) * static_cast<double>(mean[c]);
+    }
+    basis_bias[r] = static_cast<float>(-sum);
+  }
+
+  void AddMean() const {
+    const float* const own = mean.data() + first_key();
     if (up_bias != nullptr) {
-      std::copy_n(mean->begin() + first, own, up_bias);
+      std::copy_n(own, heads.kv.count * head_dim, up_bias);
     }
     const int64_t share = heads.query.count / heads.kv.count;
     for (int64_t h = 0; lift_bias != nullptr && h < heads.query.count; ++h) {
-      std::copy_n(mean->begin() + first + h / share * head_dim, head_dim,
+      std::copy_n(own + h / share * head_dim, head_dim,
                   lift_bias + h * head_dim);
     }
   }
 };
+
+enum class RangeEnd { kMinimum, kScale };
+
+// Every token's codes are made with them.
+absl::Status CheckRange(const std::string& tensor, RangeEnd end,
+                        const std::vector<RowTake>& takes, const float* range) {
+  const bool scale = end == RangeEnd::kScale;
+  for (const RowTake& take : takes) {
+    for (int64_t i = 0; i < take.count; ++i) {
+      const float value = range[take.column + i];
+      if (std::isfinite(value) && (!scale || value >= 0)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", tensor, ": channel ", take.row + i,
+                       ": want a finite number", scale ? " of 0 or more" : "",
+                       ", have ", value));
+    }
+  }
+  return absl::OkStatus();
+}
 
 class AttentionPlanner {
  public:
@@ -185,7 +205,7 @@ class AttentionPlanner {
                            static_cast<int64_t>(sizeof(float)));
       for (int64_t i = 0; i < count; ++i) {
         own->up[static_cast<size_t>(latent.heads[static_cast<size_t>(i)])] =
-            up + i * head_size;
+            Advance(up, i * head_size);
       }
     }
     return absl::OkStatus();
@@ -225,21 +245,27 @@ class AttentionPlanner {
   // round) for rebuilt keys. Its mean as what both leave out.
   absl::Status Basis(const PartProgram& part, WeightSink::Kind kind,
                      PartWeights* own) {
+    auto parts = std::make_shared<BasisParts>();
+    parts->width = part.latent_columns;
+    parts->head_dim = spec_.head_dim;
+    parts->heads = program_.heads;
+    WeightJob job;
+    if (part.has_mean) {
+      KVASIR_ASSIGN_OR_RETURN(TensorRead mean,
+                              BasisMean(part, kind, parts, own));
+      job.reads.push_back(std::move(mean));
+    }
     const int64_t d = spec_.head_dim;
-    const int64_t width = part.latent_columns;
-    BasisParts parts;
-    parts.keys = spec_.num_kv_heads * d;
-    parts.width = width;
-    parts.head_dim = d;
-    parts.heads = program_.heads;
+    const base::HeadRange& heads = program_.heads.kv;
     TensorRead read;
     read.tensor = Name(part.prefix + ".basis.weight");
-    read.columns = parts.keys;
+    read.columns = spec_.num_kv_heads * d;
+    const std::vector<RowTake> all = {{0, parts->width, 0}};
     const auto pack = [&](WeightSink::Kind how, int64_t first_column, int64_t k,
                           int64_t n, PackedMatrix* matrix) -> absl::Status {
       WeightSink sink;
       sink.kind = how;
-      sink.takes = {{0, width, 0}};
+      sink.takes = all;
       sink.first_column = first_column;
       matrix->k = k;
       matrix->n = n;
@@ -249,48 +275,72 @@ class AttentionPlanner {
       read.sinks.push_back(std::move(sink));
       return absl::OkStatus();
     };
-    KVASIR_RETURN_IF_ERROR(
-        pack(WeightSink::Kind::kPack, 0, parts.keys, width, &own->basis));
-    WeightJob job;
+    KVASIR_RETURN_IF_ERROR(pack(WeightSink::Kind::kPack, 0, read.columns,
+                                parts->width, &own->basis));
     job.bytes = own->basis.bytes();
     if (kind == WeightSink::Kind::kFloats) {
-      const int64_t size = parts.heads.kv.count * d * width;
-      KVASIR_ASSIGN_OR_RETURN(parts.up, Floats(size));
+      const int64_t size = heads.count * d * parts->width;
+      KVASIR_ASSIGN_OR_RETURN(parts->up, Floats(size));
       jobs_->CountAsMatrix(size * static_cast<int64_t>(sizeof(float)));
-      for (int64_t j = 0; j < parts.heads.kv.count; ++j) {
-        own->up.push_back(parts.up + j * d * width);
+      for (int64_t j = 0; j < heads.count; ++j) {
+        own->up.push_back(Advance(parts->up, j * d * parts->width));
       }
     } else {
-      own->lift.resize(static_cast<size_t>(parts.heads.kv.count));
-      for (int64_t j = 0; j < parts.heads.kv.count; ++j) {
+      own->lift.resize(static_cast<size_t>(heads.count));
+      for (int64_t j = 0; j < heads.count; ++j) {
         const bool query = kind == WeightSink::Kind::kPack;
-        KVASIR_RETURN_IF_ERROR(pack(kind, (parts.heads.kv.first + j) * d,
-                                    query ? d : width, query ? width : d,
-                                    &own->lift[static_cast<size_t>(j)]));
+        KVASIR_RETURN_IF_ERROR(
+            pack(kind, (heads.first + j) * d, query ? d : parts->width,
+                 query ? parts->width : d, &own->lift[static_cast<size_t>(j)]));
       }
     }
-    parts.basis = Passing(parts.width, parts.keys, &read);
+    if (parts->up != nullptr || part.has_mean) {
+      WeightSink sink;
+      sink.kind = WeightSink::Kind::kVisit;
+      sink.takes = all;
+      sink.visit = [parts, columns = read.columns](int64_t first, int64_t count,
+                                                   const float* numbers) {
+        for (int64_t i = 0; i < count; ++i) {
+          parts->Add(first + i, numbers + i * columns);
+        }
+      };
+      read.sinks.push_back(std::move(sink));
+    }
     job.reads.push_back(std::move(read));
-    if (part.has_mean) {
-      TensorRead mean;
-      mean.tensor = Name(part.prefix + ".basis.mean");
-      parts.mean = Passing(parts.keys, 1, &mean);
-      job.reads.push_back(std::move(mean));
-      KVASIR_ASSIGN_OR_RETURN(parts.basis_bias, Floats(width));
-      own->basis_bias = parts.basis_bias;
-      if (kind == WeightSink::Kind::kFloats) {
-        KVASIR_ASSIGN_OR_RETURN(parts.up_bias,
-                                Floats(parts.heads.kv.count * d));
-        own->up_bias = parts.up_bias;
-      } else if (kind == WeightSink::Kind::kPackRows) {
-        KVASIR_ASSIGN_OR_RETURN(parts.lift_bias,
-                                Floats(parts.heads.query.count * d));
-        own->lift_bias = parts.lift_bias;
-      }
-    }
-    job.finish = [parts] { parts.Finish(); };
     jobs_->Add(std::move(job));
     return absl::OkStatus();
+  }
+
+  // Reads the mean into `parts`, and makes the memory of what it becomes.
+  absl::StatusOr<TensorRead> BasisMean(const PartProgram& part,
+                                       WeightSink::Kind kind,
+                                       std::shared_ptr<BasisParts> parts,
+                                       PartWeights* own) {
+    const int64_t d = spec_.head_dim;
+    const int64_t keys = spec_.num_kv_heads * d;
+    KVASIR_ASSIGN_OR_RETURN(parts->basis_bias, Floats(parts->width));
+    own->basis_bias = parts->basis_bias;
+    if (kind == WeightSink::Kind::kFloats) {
+      KVASIR_ASSIGN_OR_RETURN(parts->up_bias,
+                              Floats(program_.heads.kv.count * d));
+      own->up_bias = parts->up_bias;
+    } else if (kind == WeightSink::Kind::kPackRows) {
+      KVASIR_ASSIGN_OR_RETURN(parts->lift_bias,
+                              Floats(program_.heads.query.count * d));
+      own->lift_bias = parts->lift_bias;
+    }
+    WeightSink sink;
+    sink.kind = WeightSink::Kind::kVisit;
+    sink.takes = {{0, keys, 0}};
+    sink.visit = [parts, keys](int64_t first, int64_t count,
+                               const float* numbers) {
+      parts->mean.insert(parts->mean.end(), numbers, numbers + count);
+      if (first + count == keys) parts->AddMean();
+    };
+    TensorRead mean;
+    mean.tensor = Name(part.prefix + ".basis.mean");
+    mean.sinks.push_back(std::move(sink));
+    return mean;
   }
 
   absl::StatusOr<float*> Floats(int64_t size) {
@@ -300,25 +350,31 @@ class AttentionPlanner {
     return static_cast<float*>(memory);
   }
 
-  static std::shared_ptr<std::vector<float>> Passing(int64_t rows,
-                                                     int64_t columns,
-                                                     TensorRead* read) {
-    WeightSink sink;
-    sink.takes = {{0, rows, 0}};
-    sink.passing = std::make_shared<std::vector<float>>();
-    sink.passing_size = rows * columns;
-    read->sinks.push_back(sink);
-    return sink.passing;
-  }
-
   absl::Status Ranges(const PartProgram& part, PartWeights* own) {
     if (!part.static_ranges) return absl::OkStatus();
     KVASIR_RETURN_IF_ERROR(
-        jobs_->Floats({{Name(part.prefix + ".range.min"), 1, part.range_takes}},
-                      part.latent_columns, &own->range_minimum));
-    return jobs_->Floats(
-        {{Name(part.prefix + ".range.scale"), 1, part.range_takes}},
-        part.latent_columns, &own->range_scale);
+        Range(part, RangeEnd::kMinimum, &own->range_minimum));
+    return Range(part, RangeEnd::kScale, &own->range_scale);
+  }
+
+  absl::Status Range(const PartProgram& part, RangeEnd end, const float** out) {
+    KVASIR_ASSIGN_OR_RETURN(float* const range, Floats(part.latent_columns));
+    *out = range;
+    WeightSink sink;
+    sink.takes = part.range_takes;
+    sink.memory = range;
+    TensorRead read;
+    read.tensor = Name(part.prefix + (end == RangeEnd::kScale ? ".range.scale"
+                                                              : ".range.min"));
+    read.sinks.push_back(std::move(sink));
+    WeightJob job;
+    job.bytes = part.latent_columns * static_cast<int64_t>(sizeof(float));
+    job.finish = [tensor = read.tensor, end, takes = part.range_takes, range] {
+      return CheckRange(tensor, end, takes, range);
+    };
+    job.reads.push_back(std::move(read));
+    jobs_->Add(std::move(job));
+    return absl::OkStatus();
   }
 
   const AttentionLoad& load_;

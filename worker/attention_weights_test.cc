@@ -1,13 +1,21 @@
 // What LoadWeights makes of the tensors of a compressed layer, number by
 // number, on one rank and on two.
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "google/protobuf/util/json_util.h"
+#include "worker/family_plan_cases.h"
 #include "worker/tiny_rank.h"
 #include "worker/weights.h"
 #include "worker/weights_test_util.h"
@@ -15,8 +23,11 @@
 namespace kvasir::worker {
 namespace {
 
+using base::StatusIs;
 using kernels::DType;
+using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::HasSubstr;
 using ::testing::Pair;
 
 constexpr int64_t kModelDim = 32;
@@ -123,23 +134,193 @@ void ExpectColumns(const kernels::PackedMatrix& matrix, int64_t first_column,
   }
 }
 
+void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
+  SCOPED_TRACE(each.name);
+  Model model;
+  model.spec = *model::SpecOfShape(shape);
+  model.plan = PlanOf(each, model.spec);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      model.source,
+      RandomSource::Create(shape, model.spec, model.plan, 1, DType::kBf16));
+  const auto wanted = model::RequiredTensors(model.spec, model.plan);
+  KVASIR_ASSERT_OK(wanted);
+  for (const base::TpShard shard :
+       {base::TpShard{0, 1}, base::TpShard{0, 4}, base::TpShard{3, 4}}) {
+    const Loaded loaded = Load(model, shard);
+    EXPECT_EQ(loaded.reads.size(), wanted->size());
+    EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
+    // What is counted before is what is allocated.
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const int64_t counted,
+        CountWeightBytes(model.spec, model.plan, model.source.get(), shard));
+    EXPECT_EQ(counted,
+              loaded.allocator->use(kernels::MemoryTag::kWeights).bytes);
+  }
+}
+
 TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
-  const std::string basis = R"({"full":{},"stored":"NO_ROPE","mean":true,)"
-                            R"("codec":{"dtype":"BF16","basis_static":{}}})";
-  for (const std::string& key :
-       {std::string(kFullKey), LowRank("reconstruct", "PRE_ROPE")}) {
-    for (const std::string& value : {LowRank("fold", "NO_ROPE"),
-                                     LowRank("at_runtime", "NO_ROPE"), basis}) {
-      const Model model = MakeModel(key, value);
-      const auto wanted = model::RequiredTensors(model.spec, model.plan);
-      ASSERT_TRUE(wanted.ok());
-      for (const base::TpShard shard :
-           {base::TpShard{0, 1}, base::TpShard{0, 4}, base::TpShard{3, 4}}) {
-        const Loaded loaded = Load(model, shard);
-        EXPECT_EQ(loaded.reads.size(), wanted->size());
-        EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
-      }
-    }
+  for (const PlanCase& each : PlanCases()) ExpectReadOnce(TinyShape(), each);
+  for (const FamilyCase& each : FamilyCases(0)) {
+    ExpectReadOnce(each.shape, each.plan_case);
+  }
+}
+
+// Gives the rows of some tensors as another function says.
+class ChangedSource final : public WeightSource {
+ public:
+  using Change = std::function<absl::Status(
+      const std::string& name, const WeightBlock& block, Consumer consume)>;
+  ChangedSource(WeightSource* source, Change change)
+      : source_(source), change_(std::move(change)) {}
+  absl::StatusOr<DType> TypeOf(const std::string& name) const override {
+    return source_->TypeOf(name);
+  }
+  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
+                    Consumer consume) override {
+    return source_->Read(name, buffer, [&](const WeightBlock& block) {
+      return change_(name, block, consume);
+    });
+  }
+  std::string WeightsId() const override { return "changed"; }
+
+ private:
+  WeightSource* const source_;
+  const Change change_;
+};
+
+absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
+  ChangedSource source(model.source.get(), std::move(change));
+  auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  base::ThreadPool pool(1);
+  return LoadWeights(model.spec, model.plan, &source, allocator.get(),
+                     {.pool = &pool})
+      .status();
+}
+
+TEST(AttentionWeightsTest, RangesThatAreNoneAreRefused) {
+  const std::string codec =
+      R"("codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
+  Model model = MakeModel(R"({"full":{},"stored":"POST_ROPE",)" + codec,
+                          R"({"full":{},"stored":"NO_ROPE",)" + codec);
+  const std::string name = "model.layers.0.self_attn.v_proj.range.";
+  const auto with = [&](const std::string& which, float value) {
+    return LoadChanged(model, [&, value](const std::string& tensor,
+                                         const WeightBlock& block,
+                                         WeightSource::Consumer consume) {
+      if (tensor != name + which) return consume(block);
+      // bf16: the upper half of a float32.
+      std::vector<uint16_t> numbers(static_cast<size_t>(block.num_rows));
+      std::memcpy(numbers.data(), block.data,
+                  numbers.size() * sizeof(uint16_t));
+      numbers[5] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+      WeightBlock changed = block;
+      changed.data = numbers.data();
+      return consume(changed);
+    });
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  KVASIR_EXPECT_OK(with("min", -2.0f));
+  KVASIR_EXPECT_OK(with("scale", 0.0f));
+  for (const auto& [which, value, text] :
+       std::vector<std::tuple<std::string, float, std::string>>{
+           {"min", -infinity, "-inf"},
+           {"min", std::nanf(""), "nan"},
+           {"scale", infinity, "inf"},
+           {"scale", -0.5f, "-0.5"}}) {
+    EXPECT_THAT(with(which, value),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(name + which), HasSubstr("channel 5"),
+                               HasSubstr(text))));
+  }
+}
+
+TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
+  const Model model = MakeModel(kFullKey, kFullValue);
+  const std::string name = "model.layers.1.self_attn.v_proj.weight";
+  const auto with = [&](int64_t columns, int64_t missing_rows) {
+    return LoadChanged(
+        model, [&, columns, missing_rows](const std::string& tensor,
+                                          const WeightBlock& block,
+                                          WeightSource::Consumer consume) {
+          WeightBlock changed = block;
+          if (tensor == name) {
+            changed.columns = columns;
+            changed.num_rows -= missing_rows;
+          }
+          return consume(changed);
+        });
+  };
+  KVASIR_EXPECT_OK(with(kModelDim, 0));
+  EXPECT_THAT(
+      with(kModelDim - 1, 0),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr(name), HasSubstr("31"), HasSubstr("32"))));
+  EXPECT_THAT(with(kModelDim, 3),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(name), HasSubstr("29 rows"))));
+}
+
+// What the kernels cannot do is refused before a tensor is read.
+TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
+  struct Case {
+    model::ModelShape shape;
+    std::string key;
+    std::string value;
+    std::string text;
+  };
+  model::ModelShape wide = TinyShape();  // heads of 264
+  wide.head_dim = 264;
+  wide.num_query_heads = wide.num_kv_heads = 4;
+  model::ModelShape widest = wide;  // 32 of them: 8448 numbers
+  widest.num_query_heads = widest.num_kv_heads = 32;
+  const std::string basis =
+      R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",)"
+      R"("basis_static":{}}})";
+  const std::string groups = R"("groups":[{"heads":[0,1,2,3],"rank":1028}]},)";
+  for (const Case& each : {
+           Case{wide, kFullKey,
+                R"({"low_rank":{)" + groups +
+                    R"("uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{)"
+                    R"("bits":{"schedule":[4]},"per_token":{"group":4},)"
+                    R"("param_dtype":"F16"}})",
+                "layer 1 value part 0: runs of codes in a latent: this build "
+                "serves at most 256, have 257"},
+           Case{widest, kFullKey, basis,
+                "layer 1 value part 0: numbers of a latent: this build serves "
+                "at most 8192, have 8448"},
+           Case{wide,
+                R"({"low_rank":{)" + groups +
+                    R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",)"
+                    R"("codec":{"dtype":"BF16"}})",
+                kFullValue,
+                "layer 1 key part 0: numbers of a key that is rebuilt: this "
+                "build serves at most 256, have 264"},
+       }) {
+    SCOPED_TRACE(each.text);
+    auto spec = model::SpecOfShape(each.shape);
+    KVASIR_ASSERT_OK(spec);
+    auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+    const std::string json =
+        absl::StrCat(R"({"key":{"parts":[)", each.key,
+                     R"(]},"value":{"parts":[)", each.value, "]}}");
+    plan.mutable_layers(1)->Clear();
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
+                    json, plan.mutable_layers(1))
+                    .ok());
+    KVASIR_ASSERT_OK(cache::ValidatePlan(plan, CacheShapeOf(*spec)));
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        auto random,
+        RandomSource::Create(each.shape, *spec, plan, 1, DType::kBf16));
+    CountingSource source(random.get());
+    auto allocator =
+        *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+    base::ThreadPool pool(1);
+    EXPECT_THAT(
+        LoadWeights(*spec, plan, &source, allocator.get(), {.pool = &pool})
+            .status(),
+        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(each.text)));
+    EXPECT_TRUE(source.reads().empty());
+    EXPECT_EQ(allocator->total_use().peak_bytes, 0);
   }
 }
 

@@ -10,7 +10,7 @@
 #include "base/status_matchers.h"
 #include "base/thread_pool.h"
 #include "worker/direct_runner.h"
-#include "worker/plan_cases.h"
+#include "worker/family_plan_cases.h"
 
 namespace kvasir::worker {
 namespace {
@@ -115,24 +115,28 @@ std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
   return outcomes;
 }
 
-// Ranks together do what one does, up to the order of the sums.
+// Ranks together do what one does, up to the order of the sums. Of codes a last
+// bit may be another code: only the ranks of a group are compared.
 void ExpectSameAsOne(const model::ModelShape& shape,
-                     std::initializer_list<int64_t> sizes) {
-  const Outcome one = RunRanks(1, shape)[0];
+                     std::initializer_list<int64_t> sizes,
+                     const PlanCase* plan_case = nullptr) {
+  const Outcome one = RunRanks(1, shape, plan_case)[0];
   float largest = 0;
   for (const float logit : one.logits) {
     largest = std::max(largest, std::abs(logit));
   }
   for (const int64_t size : sizes) {
-    const std::vector<Outcome> outcomes = RunRanks(size, shape);
-    const std::vector<Outcome> again = RunRanks(size, shape);
-    for (size_t r = 0; r < outcomes.size(); ++r) {
-      EXPECT_EQ(outcomes[r].tokens, one.tokens) << size << " ranks";
-      // The same bits on every rank and in every run.
-      EXPECT_EQ(outcomes[r].logits, outcomes[0].logits);
-      EXPECT_EQ(outcomes[r].logits, again[0].logits);
-    }
+    const std::vector<Outcome> outcomes = RunRanks(size, shape, plan_case);
+    const std::vector<Outcome> again = RunRanks(size, shape, plan_case);
     ASSERT_EQ(outcomes[0].logits.size(), one.logits.size());
+    for (size_t r = 0; r < outcomes.size(); ++r) {
+      // The same bits on every rank and in every run.
+      EXPECT_EQ(outcomes[r].tokens, outcomes[0].tokens) << size << " ranks";
+      EXPECT_EQ(outcomes[r].logits, outcomes[0].logits) << size << " ranks";
+      EXPECT_EQ(again[r].logits, outcomes[0].logits) << size << " ranks";
+    }
+    if (plan_case != nullptr && plan_case->codes) continue;
+    EXPECT_EQ(outcomes[0].tokens, one.tokens) << size << " ranks";
     for (size_t i = 0; i < one.logits.size(); ++i) {
       ASSERT_NEAR(outcomes[0].logits[i], one.logits[i], 1e-5f * largest);
     }
@@ -145,36 +149,22 @@ TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
 
 // Two sums a layer into one stream, each with a bias that rank 0 adds.
 TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
-  model::ModelShape shape = TinyShape();
-  shape.num_query_heads = shape.num_kv_heads = 4;
-  shape.qkv_bias = true;
-  shape.family = model::ShapeFamily::kNeox;
-  shape.rotary_part = 0.5;
-  ExpectSameAsOne(shape, {2, 4});
-  shape.family = model::ShapeFamily::kOpt;
-  shape.rotary_part = 0.0;
-  shape.tied_embedding = true;
-  ExpectSameAsOne(shape, {2, 4});
+  ExpectSameAsOne(TinyNeoxShape(), {2, 4});
+  ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
-// Of codes a last bit may be another code: numbers only.
 TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
   for (const PlanCase& plan_case : PlanCases()) {
-    if (plan_case.codes) continue;
     SCOPED_TRACE(plan_case.name);
-    const Outcome one = RunRanks(1, TinyShape(), &plan_case)[0];
-    float largest = 0;
-    for (const float logit : one.logits) {
-      largest = std::max(largest, std::abs(logit));
-    }
-    for (const int64_t size : {2, 8}) {
-      const Outcome together = RunRanks(size, TinyShape(), &plan_case)[0];
-      EXPECT_EQ(together.tokens, one.tokens) << size << " ranks";
-      ASSERT_EQ(together.logits.size(), one.logits.size());
-      for (size_t i = 0; i < one.logits.size(); ++i) {
-        ASSERT_NEAR(together.logits[i], one.logits[i], 1e-5f * largest);
-      }
-    }
+    ExpectSameAsOne(TinyShape(), {2, 8}, &plan_case);
+  }
+}
+
+TEST(TensorParallelTest, AndUnderPlansOfOtherFamilies) {
+  constexpr int64_t kWindow = 7;
+  for (const FamilyCase& each : FamilyCases(kWindow)) {
+    SCOPED_TRACE(each.plan_case.name);
+    ExpectSameAsOne(each.shape, {2, 4}, &each.plan_case);
   }
 }
 

@@ -37,11 +37,13 @@ struct Sample {
 // Model, cache and scheduler of one worker.
 class Worker {
  public:
-  // `plan_case` null: a full-rank plan.
+  // `sliding_window`: of layer 1 alone, 0: none. `plan_case` null: a full-rank
+  // plan.
   Worker(const Conditions& conditions, int64_t sliding_window,
-         const PlanCase* plan_case = nullptr)
+         const PlanCase* plan_case = nullptr,
+         const model::ModelShape& shape = TinyShape())
       : conditions_(conditions) {
-    auto spec = model::SpecOfShape(TinyShape());
+    auto spec = model::SpecOfShape(shape);
     EXPECT_THAT(spec, base::IsOk());
     if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
     const auto plan =
@@ -55,8 +57,8 @@ class Worker {
     options.executor.max_model_len = kMaxLen;
     options.executor.max_num_seqs = conditions.max_num_seqs;
     options.executor.max_batched_tokens = conditions.max_batched_tokens;
-    auto source = RandomSource::Create(TinyShape(), *spec, plan, 20260,
-                                       kernels::DType::kBf16);
+    auto source =
+        RandomSource::Create(shape, *spec, plan, 20260, kernels::DType::kBf16);
     EXPECT_THAT(source.status(), base::IsOk());
     auto rank = Rank::Create(*spec, plan, source->get(), options);
     EXPECT_THAT(rank, base::IsOk());

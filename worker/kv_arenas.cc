@@ -63,10 +63,9 @@ void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
   part->exact.num_groups = part->latents.num_groups;
 }
 
-// Groups and heads of a part; the caller says where its pages are.
+// Groups of a part; the caller says where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
-                                        const kvasir::v1::Codec& codec,
-                                        base::HeadRange heads) {
+                                        const kvasir::v1::Codec& codec) {
   KvArenas::Part part;
   if (codec.has_dtype()) {
     KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(codec.dtype()));
@@ -74,7 +73,6 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     KVASIR_ASSIGN_OR_RETURN(part.latents.param_dtype,
                             StoredType(codec.param_dtype()));
   }
-  part.group_of_head.assign(static_cast<size_t>(heads.count), -1);
   int64_t column = 0;
   for (const cache::GroupLayout& from : layout.groups) {
     const std::vector<kernels::CodeRun>& runs =
@@ -90,12 +88,6 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     group.runs = runs.data();  // stays where it is when `part.runs` grows
     group.num_runs = static_cast<int64_t>(runs.size());
     column += group.width;
-    for (const int64_t head : from.heads) {
-      const int64_t local = head - heads.first;
-      if (local < 0 || local >= heads.count) continue;  // another rank's
-      part.group_of_head[static_cast<size_t>(local)] =
-          static_cast<int32_t>(part.groups.size());
-    }
     part.groups.push_back(group);
   }
   part.latents.groups = part.groups.data();
@@ -161,8 +153,7 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
           which == cache::Side::kKey ? planned.key() : planned.value();
       for (const cache::PartLayout& part : layer.side(which).parts) {
         KVASIR_ASSIGN_OR_RETURN(
-            Part view, PartView(part, side.parts(part.part_index).codec(),
-                                layout.kv_heads()));
+            Part view, PartView(part, side.parts(part.part_index).codec()));
         view.latents.arena = arena.data();
         view.latents.page_bytes = layer.page_bytes;
         view.exact.arena = arena.data();

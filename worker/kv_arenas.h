@@ -32,7 +32,6 @@ class KvArenas {
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by group
-    std::vector<int32_t> group_of_head;               // by this rank's KV heads
     // Rows in side pages, where the side has an exact window.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "worker/advance.h"
 
@@ -28,6 +29,16 @@ kernels::LatentPart Latents(const KvArenas::Part& arena,
   latents.static_minimum = weights.range_minimum;
   latents.static_scale = weights.range_scale;
   return latents;
+}
+
+// The program and the pages are worked out apart: latents of both lie at the
+// same columns.
+void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
+  KVASIR_CHECK(part.latents.size() == arena.groups.size());
+  for (size_t g = 0; g < arena.groups.size(); ++g) {
+    KVASIR_CHECK(part.latents[g].width == arena.groups[g].width);
+    KVASIR_CHECK(part.latents[g].column == arena.groups[g].column);
+  }
 }
 
 // All heads turn every pair of the model by its own angle.
@@ -125,6 +136,7 @@ void LayerAttention::AddTurn(const Rotation& rotation, bool query) {
 
 void LayerAttention::MakeKey(const KeyProgram& part, const PartWeights& weights,
                              const KvArenas::Part& arena, Key* key) {
+  CheckAlike(part, arena);
   key->latents = Latents(arena, weights);
   if (part.rebuild.has_value()) MakeRebuild(part, weights, key);
   if (part.lift == QueryLift::kComplex) {
@@ -173,6 +185,7 @@ void LayerAttention::MakeRebuild(const KeyProgram& part,
 void LayerAttention::MakeValue(const PartWeights& weights,
                                const KvArenas::Part& arena) {
   const ValueProgram& value = program().value;
+  CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
     value_.hadamard = HadamardOfLatents(value, parts_.hadamard);

@@ -57,6 +57,13 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
         options.max_batched_tokens, ", ", options.max_num_seqs, ", ",
         options.max_model_len));
   }
+  if (parts.spec->learned_positions &&
+      options.max_model_len > parts.spec->max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("executor: a max_model_len of ", options.max_model_len,
+                     " is more than the ", parts.spec->max_position_embeddings,
+                     " positions that the model has learned"));
+  }
   const auto& layers = parts.layout->layers();
   if (layers.size() != parts.spec->layers.size()) {
     return absl::InvalidArgumentError(

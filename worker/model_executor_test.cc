@@ -24,6 +24,7 @@ using kvasir::v1::SampleRequest;
 using kvasir::v1::SequenceStep;
 using kvasir::v1::StepPlan;
 using kvasir::v1::StepResult;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::unique_ptr<Rank> TinyRank(const RankOptions& options = TinyOptions()) {
@@ -421,6 +422,17 @@ TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
       EXPECT_LT(difference, 1e-5f);
     }
   }
+}
+
+TEST(ModelExecutorTest, AModelOfLearnedPositionsServesNoMoreThanThose) {
+  RankOptions options = TinyOptions();
+  model::ModelShape shape = TinyOptShape();
+  shape.max_position = options.executor.max_model_len - 1;
+  EXPECT_THAT(MakeTinyRank(options, nullptr, shape),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("128"), HasSubstr("127 positions"))));
+  shape.max_position = options.executor.max_model_len;
+  KVASIR_EXPECT_OK(MakeTinyRank(options, nullptr, shape));
 }
 
 TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {

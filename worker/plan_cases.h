@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
+#include "gtest/gtest.h"
 #include "worker/tiny_rank.h"
 
 namespace kvasir::worker {

@@ -12,7 +12,7 @@
 
 namespace kvasir::worker {
 
-// 4 query heads, 4 KV heads, 2 layers: splits over 2 or 4 ranks.
+// 8 query heads, 4 KV heads, 2 layers: splits over 2 or 4 ranks.
 inline model::ModelShape TinyShape() {
   return {.name = "tiny-test",
           .num_layers = 2,
@@ -23,6 +23,34 @@ inline model::ModelShape TinyShape() {
           .head_dim = 8,
           .vocab_size = 1237,
           .max_position = 512};
+}
+
+// The same in two families of LayerNorm, with biases and a KV head for each
+// query head: half of a GPT-NeoX head turns (2 pairs), nothing in OPT.
+inline model::ModelShape TinyNeoxShape() {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-neox-test";
+  shape.family = model::ShapeFamily::kNeox;
+  shape.num_query_heads = shape.num_kv_heads;
+  shape.rotary_part = 0.5;
+  shape.qkv_bias = true;
+  return shape;
+}
+inline model::ModelShape TinyOptShape() {
+  model::ModelShape shape = TinyNeoxShape();
+  shape.name = "tiny-opt-test";
+  shape.family = model::ShapeFamily::kOpt;
+  shape.rotary_part = 0.0;
+  shape.tied_embedding = true;
+  return shape;
+}
+// All layers see so many tokens back.
+inline model::ModelShape TinyWindowShape(int64_t sliding_window) {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-window-test";
+  shape.family = model::ShapeFamily::kMistral;
+  shape.sliding_window = sliding_window;
+  return shape;
 }
 
 inline RankOptions TinyOptions() {

@@ -56,6 +56,7 @@ struct Rows {
   const char* data = nullptr;
   DType dtype = DType::kF32;
   int64_t columns = 0;
+  int64_t first = 0;  // of the tensor
   int64_t count = 0;
   int64_t to = 0;  // as RowTake.column
 };
@@ -71,21 +72,40 @@ class JobRunner {
       const auto row_bytes =
           static_cast<size_t>(read.columns * kernels::DTypeBytes(dtype));
       if (buffer_.size() < row_bytes) buffer_.resize(row_bytes);
-      const absl::Status status = source_->Read(
+      int64_t num_rows = 0;
+      absl::Status status = source_->Read(
           read.tensor, buffer_, [&](const WeightBlock& block) -> absl::Status {
+            if (block.columns != read.columns) {
+              return absl::InvalidArgumentError(absl::StrCat(
+                  "rows of ", block.columns, " numbers, want ", read.columns));
+            }
+            num_rows = block.first_row + block.num_rows;
             for (const WeightSink& sink : read.sinks) {
               KVASIR_RETURN_IF_ERROR(
                   TakeRows(sink, block, dtype, read.columns));
             }
             return absl::OkStatus();
           });
+      if (status.ok()) status = CheckRows(read, num_rows);
       if (!status.ok()) return WithName(read.tensor, status);
     }
-    if (job.finish) job.finish();
-    return absl::OkStatus();
+    return job.finish ? job.finish() : absl::OkStatus();
   }
 
  private:
+  // Rows that are not there would be left out of a matrix.
+  static absl::Status CheckRows(const TensorRead& read, int64_t num_rows) {
+    int64_t want = 0;
+    for (const WeightSink& sink : read.sinks) {
+      for (const RowTake& take : sink.takes) {
+        want = std::max(want, take.row + take.count);
+      }
+    }
+    if (num_rows >= want) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(num_rows, " rows, want at least ", want));
+  }
+
   absl::Status TakeRows(const WeightSink& sink, const WeightBlock& block,
                         DType dtype, int64_t columns) {
     for (const RowTake& take : sink.takes) {
@@ -96,6 +116,7 @@ class JobRunner {
       Rows rows{static_cast<const char*>(block.data), dtype, columns};
       rows.data +=
           (begin - block.first_row) * columns * kernels::DTypeBytes(dtype);
+      rows.first = begin;
       rows.count = end - begin;
       rows.to = take.column + begin - take.row;
       KVASIR_RETURN_IF_ERROR(Put(sink, rows));
@@ -107,15 +128,13 @@ class JobRunner {
     const int64_t numbers = rows.count * rows.columns;
     const int64_t width = kernels::DTypeBytes(rows.dtype);
     switch (sink.kind) {
-      case WeightSink::Kind::kFloats: {
-        float* out = static_cast<float*>(sink.memory);
-        if (sink.passing != nullptr) {
-          sink.passing->resize(static_cast<size_t>(sink.passing_size));
-          out = sink.passing->data();
-        }
-        Widen(rows.data, rows.dtype, numbers, out + rows.to * rows.columns);
+      case WeightSink::Kind::kFloats:
+        Widen(rows.data, rows.dtype, numbers,
+              static_cast<float*>(sink.memory) + rows.to * rows.columns);
         return absl::OkStatus();
-      }
+      case WeightSink::Kind::kVisit:
+        sink.visit(rows.first, rows.count, Widened(rows));
+        return absl::OkStatus();
       case WeightSink::Kind::kTable:
         std::memcpy(
             static_cast<char*>(sink.memory) + rows.to * rows.columns * width,
@@ -130,15 +149,21 @@ class JobRunner {
     if (rows.dtype == sink.shape.dtype) {
       block.data = rows.data + sink.first_column * width;
     } else {
-      wide_.resize(static_cast<size_t>(numbers));
-      Widen(rows.data, rows.dtype, numbers, wide_.data());
-      block.data = wide_.data() + sink.first_column;
+      block.data = Widened(rows) + sink.first_column;
     }
     if (sink.kind == WeightSink::Kind::kPackRows) {
       PackAsTheyLie(sink.shape, block, rows.to, sink.memory);
       return absl::OkStatus();
     }
     return kernels::PackRows(sink.shape, block, rows.to, sink.memory);
+  }
+
+  // Valid until the next call.
+  const float* Widened(const Rows& rows) {
+    const int64_t numbers = rows.count * rows.columns;
+    wide_.resize(static_cast<size_t>(numbers));
+    Widen(rows.data, rows.dtype, numbers, wide_.data());
+    return wide_.data();
   }
 
   WeightSource* const source_;
@@ -149,6 +174,8 @@ class JobRunner {
 }  // namespace
 
 absl::StatusOr<void*> WeightJobs::Allocate(int64_t bytes) {
+  bytes_ += bytes;
+  if (allocator_ == nullptr) return static_cast<void*>(nullptr);
   KVASIR_ASSIGN_OR_RETURN(kernels::DeviceBuffer buffer,
                           allocator_->Allocate(static_cast<size_t>(bytes),
                                                kernels::MemoryTag::kWeights));
@@ -160,7 +187,7 @@ absl::StatusOr<void*> WeightJobs::AllocateMatrix(const std::string& tensor,
                                                  PackedMatrix* matrix) {
   KVASIR_ASSIGN_OR_RETURN(matrix->dtype, source_->TypeOf(tensor));
   KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(matrix->bytes()));
-  kernels::ZeroPadding(*matrix, memory);
+  if (memory != nullptr) kernels::ZeroPadding(*matrix, memory);
   matrix->data = memory;
   CountAsMatrix(matrix->bytes());
   return memory;
@@ -178,7 +205,7 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
     for (const RowTake& take : parts[i].takes) shape.n += take.count;
   }
   KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(shape.bytes()));
-  kernels::ZeroPadding(shape, memory);
+  if (memory != nullptr) kernels::ZeroPadding(shape, memory);
   WeightJob job;
   job.bytes = shape.bytes();
   for (TensorRows& part : parts) {
@@ -203,7 +230,9 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
   WeightJob job;
   job.bytes = size * static_cast<int64_t>(sizeof(float));
   KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(job.bytes));
-  std::memset(memory, 0, static_cast<size_t>(job.bytes));
+  if (memory != nullptr) {
+    std::memset(memory, 0, static_cast<size_t>(job.bytes));
+  }
   for (TensorRows& part : parts) {
     WeightSink sink;
     sink.takes = std::move(part.takes);

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -34,17 +33,18 @@ struct WeightSink {
     kPackRows,  // row i stays row i of a packed matrix
     kTable,     // copied as it is
     kFloats,    // widened to float32, row behind row
+    kVisit,     // widened, shown to `visit` and not kept
   };
+  // Rows [first, first + count) of the tensor, front to back.
+  using Visit =
+      std::function<void(int64_t first, int64_t count, const float* numbers)>;
   Kind kind = Kind::kFloats;
   std::vector<RowTake> takes;
   // Of packed matrices: numbers of a row from here on, as many as fit.
   int64_t first_column = 0;
   kernels::PackedMatrix shape;
   void* memory = nullptr;
-  // kFloats that are needed only to make something else: grows when it is read,
-  // and `memory` is not used.
-  std::shared_ptr<std::vector<float>> passing;
-  int64_t passing_size = 0;
+  Visit visit;
 };
 
 // A tensor on its way; without sinks it is read for its fingerprint alone.
@@ -57,15 +57,21 @@ struct TensorRead {
 // Work of one thread. Sinks of one matrix may share a panel, so a matrix is
 // never split between threads.
 struct WeightJob {
-  std::vector<TensorRead> reads;
-  std::function<void()> finish;  // after all reads; or null
-  int64_t bytes = 0;             // made
+  std::vector<TensorRead> reads;         // in this order
+  std::function<absl::Status()> finish;  // after all reads; or null
+  int64_t bytes = 0;                     // made
 };
 
 // A list of jobs and the memory they fill.
 // Threads: one until Run.
+// Errors: the source's and the allocator's; INVALID_ARGUMENT for a tensor of
+//   other rows than are asked for. All name the tensor.
 class WeightJobs {
  public:
+  // Only counts the bytes that would be allocated: pointers are null, and the
+  // jobs are not to be run.
+  explicit WeightJobs(WeightSource* source)
+      : WeightJobs(source, nullptr, nullptr) {}
   // All outlive it; `buffers` owns the memory, under the tag "weights".
   WeightJobs(WeightSource* source, kernels::DeviceAllocator* allocator,
              std::vector<kernels::DeviceBuffer>* buffers)
@@ -90,6 +96,8 @@ class WeightJobs {
   absl::StatusOr<void*> AllocateMatrix(const std::string& tensor,
                                        kernels::PackedMatrix* matrix);
 
+  // Of all that was allocated, or would have been.
+  int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 
@@ -106,6 +114,7 @@ class WeightJobs {
   kernels::DeviceAllocator* const allocator_;
   std::vector<kernels::DeviceBuffer>* const buffers_;
   std::vector<WeightJob> jobs_;
+  int64_t bytes_ = 0;
   int64_t matrix_bytes_ = 0;
 };
 

@@ -51,8 +51,12 @@ absl::Status CheckpointSource::Read(const std::string& name,
     KVASIR_ASSIGN_OR_RETURN(const model::TensorStream::Block block,
                             stream.Next());
     if (block.num_rows == 0) break;
+    const int64_t numbers =
+        static_cast<int64_t>(block.bytes.size()) /
+        kernels::DTypeBytes(DTypeOfTensor(entry.info->type));
     KVASIR_RETURN_IF_ERROR(
-        consume({block.first_row, block.num_rows, block.bytes.data()}));
+        consume({block.first_row, block.num_rows, numbers / block.num_rows,
+                 block.bytes.data()}));
   }
   base::MutexLock lock(&mutex_);
   fingerprints_[name] = stream.fingerprint();
@@ -151,7 +155,7 @@ absl::Status RandomSource::Read(const std::string& name,
         out += sizeof(stored);
       }
     });
-    KVASIR_RETURN_IF_ERROR(consume({row, count, buffer.data()}));
+    KVASIR_RETURN_IF_ERROR(consume({row, count, columns, buffer.data()}));
   }
   return absl::OkStatus();
 }

@@ -24,6 +24,7 @@ namespace kvasir::worker {
 struct WeightBlock {
   int64_t first_row = 0;
   int64_t num_rows = 0;
+  int64_t columns = 0;  // as the source has them
   const void* data = nullptr;
 };
 

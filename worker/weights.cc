@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/checkpoint.h"
+#include "worker/attention_limits.h"
 #include "worker/attention_weights.h"
 #include "worker/weight_jobs.h"
 
@@ -32,9 +33,13 @@ class Planner {
                        " layers, the model has ", spec_.num_layers()));
     }
     weights_->layers.resize(spec_.layers.size());
+    // Whatever a plan asks for that is not served, before anything is made.
     for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
       KVASIR_RETURN_IF_ERROR(
-          PlanLayer(layer, plan.layers(static_cast<int>(layer))));
+          MakeProgram(layer, plan.layers(static_cast<int>(layer))));
+    }
+    for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
+      KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
     }
     const int64_t m = spec_.hidden_size;
     KVASIR_RETURN_IF_ERROR(
@@ -59,8 +64,16 @@ class Planner {
   }
 
  private:
-  absl::Status PlanLayer(int64_t index, const kvasir::v1::LayerPlan& plan) {
-    const ShardSizes& shard = weights_->shard;
+  absl::Status MakeProgram(int64_t index, const kvasir::v1::LayerPlan& plan) {
+    AttentionProgram& program =
+        weights_->layers[static_cast<size_t>(index)].attention;
+    KVASIR_ASSIGN_OR_RETURN(
+        program,
+        MakeAttentionProgram(spec_, index, plan, weights_->shard.heads()));
+    return CheckAttentionLimits(program, index, plan);
+  }
+
+  absl::Status PlanLayer(int64_t index) {
     LayerWeights& layer = weights_->layers[static_cast<size_t>(index)];
     const auto name = [index](const char* part) {
       return model::LayerTensorName(index, part);
@@ -75,9 +88,6 @@ class Planner {
       KVASIR_RETURN_IF_ERROR(
           Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
     }
-    KVASIR_ASSIGN_OR_RETURN(
-        layer.attention,
-        MakeAttentionProgram(spec_, index, plan, shard.heads()));
     KVASIR_RETURN_IF_ERROR(PlanAttention(
         {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
         &layer));
@@ -150,6 +160,17 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
   sizes.num_features = spec.intermediate_size / shard.size;
   sizes.first_feature = shard.rank * sizes.num_features;
   return sizes;
+}
+
+absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
+                                         WeightSource* source,
+                                         base::TpShard shard) {
+  ModelWeights weights;
+  KVASIR_ASSIGN_OR_RETURN(weights.shard, ShardSizes::Create(spec, shard));
+  WeightJobs jobs(source);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, shard, &jobs, &weights).PlanAll(plan));
+  return jobs.bytes();
 }
 
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,

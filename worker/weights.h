@@ -105,10 +105,19 @@ struct LoadOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
+// What LoadWeights would allocate. Reads nothing; its errors but those of
+// reading and memory.
+absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
+                                         WeightSource* source,
+                                         base::TpShard shard);
+
 // Reads every tensor once, and packs it while it is read: no second copy is
 // held. The plan was judged for the model and is served
-// (cache::ServedByThisBuild). The source's and the allocator's errors, with the
-// tensor's name, and MakeAttentionProgram's.
+// (cache::ServedByThisBuild). Before anything is read: MakeAttentionProgram's
+// and CheckAttentionLimits' errors; then those of WeightJobs, and
+// INVALID_ARGUMENT for ranges of codes that are none, with tensor, channel and
+// value.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          WeightSource* source,

@@ -1,0 +1,108 @@
+#include "worker/attention_limits.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/paged_attention.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::Codec;
+
+// Runs of codes in a latent of so many stored channels: one for each entry of
+// the schedule that has bits, or one for each range of the token.
+int64_t NumRuns(const Codec& codec, int64_t width) {
+  if (codec.per_token().group() > 0) return width / codec.per_token().group();
+  const auto& schedule = codec.bits().schedule();
+  return schedule.size() - std::count(schedule.begin(), schedule.end(), 0u);
+}
+
+absl::Status AtMost(int64_t limit, int64_t value, const std::string& where,
+                    const char* what) {
+  if (value <= limit) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(where, ": ", what,
+                                               ": this build "
+                                               "serves at most ",
+                                               limit, ", have ", value));
+}
+
+// The latents of a part as the op sees them; points to the groups.
+struct Latents {
+  Latents(const PartProgram& part, const Codec& codec) {
+    for (const LatentProgram& latent : part.latents) {
+      kernels::LatentGroup& group = groups.emplace_back();
+      group.width = latent.width;
+      group.num_runs = NumRuns(codec, latent.width);
+    }
+    view.groups = groups.data();
+    view.num_groups = static_cast<int64_t>(groups.size());
+    if (part.static_ranges) view.static_scale = &kPresent;
+  }
+  Latents(const Latents&) = delete;
+  Latents(Latents&&) = default;
+
+  // Stands for numbers that are not looked at.
+  static constexpr float kPresent = 0.0f;
+
+  std::vector<kernels::LatentGroup> groups;
+  kernels::LatentPart view;
+};
+
+absl::Status CheckLatents(const Latents& latents, const std::string& where) {
+  for (const kernels::LatentGroup& group : latents.groups) {
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxWidth, group.width,
+                                  where, "numbers of a latent"));
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxRuns, group.num_runs,
+                                  where, "runs of codes in a latent"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckAttentionLimits(const AttentionProgram& program,
+                                  int64_t layer,
+                                  const kvasir::v1::LayerPlan& plan) {
+  const std::string name = absl::StrCat("layer ", layer);
+  std::vector<Latents> latents;
+  std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
+  std::vector<kernels::AttentionKeyPart> keys(program.key.size());
+  const float* const lift = &Latents::kPresent;
+  for (size_t p = 0; p < program.key.size(); ++p) {
+    const KeyProgram& part = program.key[p];
+    const std::string where = absl::StrCat(name, " key part ", p);
+    latents.emplace_back(part, plan.key().parts(static_cast<int>(p)).codec());
+    KVASIR_RETURN_IF_ERROR(CheckLatents(latents.back(), where));
+    keys[p].latents = latents.back().view;
+    if (!part.rebuild.has_value()) continue;
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxHeadDim,
+                                  part.rebuild->dims, where,
+                                  "numbers of a key that is rebuilt"));
+    rebuilds[p].dims = part.rebuild->dims;
+    rebuilds[p].num_pairs = part.rebuild->rotation.num_pairs;
+    if (part.rebuild->lifted) rebuilds[p].up = &lift;
+    keys[p].rebuild = &rebuilds[p];
+  }
+  const Latents value(program.value, plan.value().parts(0).codec());
+  KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
+  kernels::AttentionValuePart values;
+  values.latents = value.view;
+
+  kernels::PagedAttentionParams params;
+  params.num_heads = program.heads.query.count;
+  params.num_kv_heads = program.heads.kv.count;
+  params.keys = keys.data();
+  params.num_key_parts = static_cast<int64_t>(keys.size());
+  params.values = &values;
+  params.num_value_parts = 1;
+  if (kernels::PagedAttentionScratch(params, 1) >= 0) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      name, ": one query's numbers of all parts take more than the ",
+      kernels::kAttentionScratchBytes, " bytes that this build keeps of them"));
+}
+
+}  // namespace kvasir::worker
