@@ -236,13 +236,10 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   KVASIR_ASSERT_OK(spec);
   kvasir::v1::KvPlan plan =
       cache::FullRankPlan(worker::CacheShapeOf(*spec), kvasir::v1::BF16);
-  auto* part = plan.mutable_layers(3)->mutable_value()->mutable_parts(0);
-  auto* group = part->mutable_low_rank()->add_groups();
-  for (int head = 0; head < spec->num_kv_heads; ++head) {
-    group->add_heads(static_cast<uint32_t>(head));
-  }
-  group->set_rank(40);
-  part->add_uses()->mutable_fold();
+  auto* selection = plan.mutable_layers(3)->mutable_selection();
+  selection->set_chunk_slots(8);
+  selection->set_budget(64);
+  selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
   std::ofstream(path) << cache::PlanToJson(plan);
   ModelOptions options;
   options.random_weights = true;
@@ -251,8 +248,7 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   KVASIR_EXPECT_OK(OpenModelSource(options, PlanUse::kLook));
   EXPECT_THAT(OpenModelSource(options, PlanUse::kRun),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("layer 3 value: the plan asks for a low_rank "
-                                 "space")));
+                       HasSubstr("layer 3: the plan asks for selection")));
   std::filesystem::remove(path);
 }
 
