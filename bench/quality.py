@@ -25,6 +25,7 @@ import subprocess
 import sys
 
 import quality_chart
+import quality_engine
 import quality_settings as settings
 import quality_stats as stats
 
@@ -34,6 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 class Study:
     def __init__(self, args: argparse.Namespace):
         self.tool = args.tool.resolve()
+        self.engine = args.engine.resolve()
         self.model = args.model.resolve()
         self.text = args.evaluation.resolve()
         self.calibration = args.calibration.resolve()
@@ -51,6 +53,8 @@ class Study:
                      self.model / "model.safetensors"):
             identity.update(path.read_bytes())
         self.identity = identity.hexdigest()[:16]
+        self.engine_identity = hashlib.sha256(
+            self.engine.read_bytes()).hexdigest()[:16]
         done = subprocess.run([str(self.tool), "--version"], text=True,
                               capture_output=True, check=True)
         self.version = done.stdout.strip()
@@ -125,6 +129,28 @@ class Study:
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             print(f"  {begin + len(batch)}/{len(todo)}", file=sys.stderr)
+
+    def compare(self, table: settings.Table
+                ) -> list[quality_engine.Comparison]:
+        """The engine beside the oracle, on every artifact of one seed."""
+        found = []
+        todo = [config for config in table.configs if config.baseline is None]
+        for config in todo:
+            seed = self.seeds_of(config)[-1]
+            name = f"engine-{self.engine_identity}-{self.key(config, seed)}"
+            path = self.results / f"{name}.json"
+            if not path.exists():
+                folder = self.work / "artifact-engine"
+                self.apply(config, seed, folder)
+                path.write_text(json.dumps(quality_engine.measure(
+                    self.engine, folder, self.text, self.windows,
+                    self.window_tokens)))
+                shutil.rmtree(folder)
+            found.append(quality_engine.compare(
+                config.name, json.loads(path.read_text()),
+                self.rows[config.name, seed]))
+            print(f"  engine {len(found)}/{len(todo)}", file=sys.stderr)
+        return found
 
     def keep(self, config: settings.Config, seed: int,
              path: pathlib.Path) -> None:
@@ -270,7 +296,8 @@ def chart(study: Study) -> str:
                                 "added nats per token")
 
 
-def document(study: Study, tables: list[settings.Table]) -> str:
+def document(study: Study, tables: list[settings.Table],
+             compared: dict[str, list[quality_engine.Comparison]]) -> str:
     teacher = study.teacher
     exact = settings.BASELINES[0]
     lines = [
@@ -323,6 +350,7 @@ def document(study: Study, tables: list[settings.Table]) -> str:
         judged = claim_lines(study, table.claims)
         if judged:
             lines += judged + [""]
+    lines += quality_engine.lines(compared, study.seeds[-1])
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -331,6 +359,8 @@ def main() -> None:
     tiny = ROOT / "models" / "tiny"
     parser.add_argument("--tool", type=pathlib.Path, default=ROOT / "build" /
                         "release" / "kvasir-compress")
+    parser.add_argument("--engine", type=pathlib.Path, default=ROOT / "build" /
+                        "release" / "kvasir")
     parser.add_argument("--model", type=pathlib.Path, default=tiny)
     parser.add_argument("--evaluation", type=pathlib.Path,
                         default=tiny / "evaluation.txt")
@@ -352,19 +382,26 @@ def main() -> None:
     if not tables:
         parser.error("no such table; there are " +
                      ", ".join(table.name for table in settings.TABLES))
+    compared = {}
     for table in tables:
         print(table.title, file=sys.stderr)
         study.measure(table.configs)
         check_bytes(study, table)
+        compared[table.title] = study.compare(table)
         if args.only:
             print("\n".join(table_lines(study, table) + [""] +
-                            claim_lines(study, table.claims)))
+                            claim_lines(study, table.claims) + [""] +
+                            quality_engine.lines(compared, study.seeds[-1])))
     if args.only:
         return
-    (args.out / "quality.md").write_text(document(study, tables),
+    (args.out / "quality.md").write_text(document(study, tables, compared),
                                          encoding="utf-8")
     (args.out / "quality.svg").write_text(chart(study), encoding="utf-8")
     print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
+    wrong = [row.name for rows in compared.values() for row in rows
+             if not row.sound]
+    if wrong:
+        raise SystemExit("the engine is not the oracle: " + ", ".join(wrong))
 
 
 if __name__ == "__main__":

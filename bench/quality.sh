@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 case " $* " in *' --help '* | *' -h '* | *' --tool '*) ;; *)
   cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
-  cmake --build --preset release --target kvasir-compress -- --quiet
+  cmake --build --preset release --target kvasir-compress kvasir -- --quiet
   ;;
 esac
 PYTHONDONTWRITEBYTECODE=1 exec python3 bench/quality.py "$@"

@@ -327,6 +327,9 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}));
   AddBytes(command, "--max-shard-bytes", artifact.max_shard_bytes,
            "Larger checkpoints become several files", {.least = 1});
+  AddSwitch(command, "--link-base", artifact.link_base,
+            "Link what is as in the base model instead of copying it: a small "
+            "folder, which needs the base's where it is");
   AddSwitch(command, "--overwrite", artifact.overwrite,
             "Replace a checkpoint that is there");
   AddSwitch(command, "--dry-run", flags->dry_run,

@@ -1,6 +1,7 @@
 #include "compress/artifact_writer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -166,6 +167,16 @@ class ShardSequence {
     return writer_->Append(bytes);
   }
 
+  // The tensor stays where it is, behind a link of this folder.
+  absl::Status Link(const model::TensorStore::Entry& entry) {
+    const fs::path file = entry.file->path();
+    const std::string link = absl::StrCat("base-", file.filename().string());
+    KVASIR_RETURN_IF_ERROR(LinkFile(file, folder_, link));
+    linked_[entry.info->name] = link;
+    total_bytes_ += static_cast<int64_t>(entry.info->size_bytes);
+    return absl::OkStatus();
+  }
+
   // Gives the files their names, and writes the index of several.
   absl::Status Finish() {
     KVASIR_RETURN_IF_ERROR(FinishShard());
@@ -177,12 +188,13 @@ class ShardSequence {
       return absl::UnavailableError(absl::StrCat(
           "cannot rename a file in ", folder_.string(), ": ", error.message()));
     }
-    if (shards_ == 1) return absl::OkStatus();
+    if (shards_ == 1 && linked_.empty()) return absl::OkStatus();
     nlohmann::ordered_json index;
     index["metadata"] = {{"total_size", total_bytes_}};
     for (const auto& [name, shard] : shard_of_) {
       index["weight_map"][name] = FinalName(shard);
     }
+    for (const auto& [name, file] : linked_) index["weight_map"][name] = file;
     return WriteFileAtomically(folder_ / kIndexFile, index.dump(2) + "\n");
   }
 
@@ -197,6 +209,8 @@ class ShardSequence {
   }
 
   absl::Status FinishShard() {
+    // Nothing but links.
+    if (!writer_) return absl::OkStatus();
     KVASIR_RETURN_IF_ERROR(writer_->Finish());
     writer_.reset();
     ++shards_;
@@ -210,6 +224,7 @@ class ShardSequence {
   int shards_ = 0;  // finished
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
+  std::map<std::string, std::string> linked_;  // file by tensor
 };
 
 absl::Status CopyTensor(const model::TensorStore::Entry& entry,
@@ -226,7 +241,28 @@ absl::Status CopyTensor(const model::TensorStore::Entry& entry,
   return absl::OkStatus();
 }
 
-absl::Status AppendTensor(const std::string& name, const at::Tensor& tensor,
+// Where the base model stores just these numbers under this name.
+const model::TensorStore::Entry* FindEqual(const model::Checkpoint& base,
+                                           const std::string& name,
+                                           StoredDtype dtype,
+                                           const at::Tensor& values) {
+  const auto found = base.tensors().stored().find(name);
+  if (found == base.tensors().stored().end()) return nullptr;
+  const model::TensorInfo& info = *found->second.info;
+  if (!model::IsWeightType(info.type) || StoredTypeOf(info.type) != dtype ||
+      values.sizes() != at::IntArrayRef(info.shape)) {
+    return nullptr;
+  }
+  std::vector<std::byte> stored(info.size_bytes);
+  if (!found->second.file->Read(info, 0, stored).ok()) return nullptr;
+  return std::memcmp(stored.data(), values.data_ptr(), stored.size()) == 0
+             ? &found->second
+             : nullptr;
+}
+
+absl::Status AppendTensor(const model::Checkpoint& base,
+                          const ArtifactOptions& options,
+                          const std::string& name, const at::Tensor& tensor,
                           StoredDtype dtype, ShardSequence& shards) {
   const StoredDtype stored = IsRange(name) ? StoredDtype::kF32 : dtype;
   const at::Tensor values = tensor.to(ScalarTypeOf(stored)).contiguous();
@@ -234,6 +270,9 @@ absl::Status AppendTensor(const std::string& name, const at::Tensor& tensor,
     return absl::InvalidArgumentError(absl::StrCat(
         name, ": a value is not finite as ", values.dtype().name().data()));
   }
+  const model::TensorStore::Entry* equal =
+      options.link_base ? FindEqual(base, name, stored, values) : nullptr;
+  if (equal != nullptr) return shards.Link(*equal);
   KVASIR_RETURN_IF_ERROR(shards.Begin({name, stored, values.sizes().vec()}));
   return shards.Append({static_cast<const std::byte*>(values.data_ptr()),
                         static_cast<size_t>(values.nbytes())});
@@ -252,18 +291,23 @@ absl::Status WriteWeights(
   const CopyList copies = ListCopies(base);
   std::vector<std::byte> buffer(kCopyBytes);
   ShardSequence shards(folder, options.max_shard_bytes, HeaderRoom(base, plan));
+  const auto take = [&](const model::TensorStore::Entry& entry) {
+    return options.link_base ? shards.Link(entry)
+                             : CopyTensor(entry, buffer, shards);
+  };
   for (const model::TensorStore::Entry* entry : copies.outer) {
-    KVASIR_RETURN_IF_ERROR(CopyTensor(*entry, buffer, shards));
+    KVASIR_RETURN_IF_ERROR(take(*entry));
   }
   ArtifactProgress progress{.total_layers = base.spec().num_layers()};
   for (int64_t layer = 0; layer < progress.total_layers; ++layer) {
     for (const model::TensorStore::Entry* entry :
          copies.layers[static_cast<size_t>(layer)]) {
-      KVASIR_RETURN_IF_ERROR(CopyTensor(*entry, buffer, shards));
+      KVASIR_RETURN_IF_ERROR(take(*entry));
     }
     KVASIR_ASSIGN_OR_RETURN(const TensorMap tensors, source(layer));
     for (const auto& [name, tensor] : tensors) {
-      KVASIR_RETURN_IF_ERROR(AppendTensor(model::LayerTensorName(layer, name),
+      KVASIR_RETURN_IF_ERROR(AppendTensor(base, options,
+                                          model::LayerTensorName(layer, name),
                                           tensor, dtype, shards));
     }
     progress.layers = layer + 1;
@@ -299,7 +343,7 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
       NewFolder::Create(out, options.overwrite, InputsOf(base, options)));
   std::error_code error;
   const fs::space_info space = fs::space(trial->path(), error);
-  const int64_t copied = ListCopies(base).bytes;
+  const int64_t copied = options.link_base ? 0 : ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
     return absl::ResourceExhaustedError(
         absl::StrCat(out.string(), ": want at least ", copied, " bytes, ",
@@ -319,8 +363,10 @@ absl::Status WriteArtifact(
                                             InputsOf(base, options)));
   const fs::path& folder = partial->path();
   KVASIR_RETURN_IF_ERROR(CopyConfigFiles(base.folder(), folder));
-  KVASIR_RETURN_IF_ERROR(CopyTokenizerFiles(
-      options.tokenizer.value_or(fs::path(base.folder())), folder));
+  const fs::path tokenizer = options.tokenizer.value_or(base.folder());
+  KVASIR_RETURN_IF_ERROR(options.link_base
+                             ? LinkTokenizerFiles(tokenizer, folder)
+                             : CopyTokenizerFiles(tokenizer, folder));
   KVASIR_RETURN_IF_ERROR(CatchTorch([&] {
     return WriteWeights(base, plan, options, folder, source, on_progress);
   }));

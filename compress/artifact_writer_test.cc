@@ -173,6 +173,46 @@ TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
   ExpectEqualToBase(options_.out);
 }
 
+// Whole keys are the base's own: nothing is written but links. One other tensor
+// makes a file with it alone.
+TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
+  options_.link_base = true;
+  KVASIR_ASSERT_OK(Write());
+  ExpectEqualToBase(options_.out);
+  EXPECT_FALSE(fs::exists(options_.out / "model.safetensors"));
+  for (const char* link : {"base-model.safetensors", "tokenizer.json"}) {
+    EXPECT_TRUE(fs::read_symlink(options_.out / link).is_relative()) << link;
+  }
+
+  const std::string changed = "model.layers.1.self_attn.k_proj.weight";
+  options_.overwrite = true;
+  KVASIR_ASSERT_OK(WriteArtifact(
+      *base_, plan_, options_,
+      [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+        KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+        at::Tensor& keys = tensors["self_attn.k_proj.weight"];
+        if (layer == 1) keys = keys + 1.0;
+        return tensors;
+      },
+      GoOn));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::Checkpoint written,
+                              model::Checkpoint::Open(options_.out.string()));
+  for (const auto& [name, entry] : written.tensors().stored()) {
+    EXPECT_EQ(fs::path(entry.file->path()).filename(),
+              name == changed ? "model.safetensors" : "base-model.safetensors")
+        << name;
+  }
+  EXPECT_LT(fs::file_size(options_.out / "model.safetensors"),
+            fs::file_size(folder_ / "base" / "model.safetensors"));
+
+  // Both folders in another place.
+  const fs::path moved = folder_ / "moved";
+  fs::create_directory(moved);
+  fs::rename(folder_ / "base", moved / "base");
+  fs::rename(options_.out, moved / "out");
+  KVASIR_EXPECT_OK(model::Checkpoint::Open((moved / "out").string()).status());
+}
+
 TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {
   options_.dtype = StoredDtype::kF32;
   KVASIR_ASSERT_OK(Write());

@@ -328,4 +328,29 @@ absl::Status CopyTokenizerFiles(const fs::path& from, const fs::path& to) {
   return CopyFiles(from, to, kTokenizerFiles);
 }
 
+absl::Status LinkTokenizerFiles(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  for (const char* name : kTokenizerFiles) {
+    if (!fs::exists(from / name, error)) continue;
+    KVASIR_RETURN_IF_ERROR(LinkFile(from / name, to, name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LinkFile(const fs::path& file, const fs::path& folder,
+                      const std::string& name) {
+  const fs::path link = folder / name;
+  if (Exists(link)) return absl::OkStatus();
+  std::error_code error;
+  const fs::path target = fs::canonical(file, error);
+  const fs::path here = error ? fs::path() : fs::canonical(folder, error);
+  if (!error) {
+    fs::create_symlink(target.lexically_relative(here), link, error);
+  }
+  if (!error) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot make ", link.string(),
+                                             " a link to ", file.string(), ": ",
+                                             error.message()));
+}
+
 }  // namespace kvasir::compress

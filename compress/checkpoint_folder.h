@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -64,5 +65,13 @@ absl::Status CopyConfigFiles(const std::filesystem::path& from,
                              const std::filesystem::path& to);
 absl::Status CopyTokenizerFiles(const std::filesystem::path& from,
                                 const std::filesystem::path& to);
+absl::Status LinkTokenizerFiles(const std::filesystem::path& from,
+                                const std::filesystem::path& to);
+
+// Makes `folder`/`name` a link to a file, or leaves the one that is there.
+// Relative, so that both folders may be moved together.
+absl::Status LinkFile(const std::filesystem::path& file,
+                      const std::filesystem::path& folder,
+                      const std::string& name);
 
 }  // namespace kvasir::compress

@@ -193,8 +193,6 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
       shard.file = store.files_.back().get();
       for (const TensorInfo& info : shard.file->tensors()) {
         shard.tensors[info.name] = &info;
-        // Tensors that the index does not list are found too.
-        store.entries_.try_emplace(info.name, Entry{shard.file, &info});
       }
     }
     const auto found = shard.tensors.find(name);
@@ -204,7 +202,6 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
                                         "not have it",
                                         name, shard_name));
     }
-    // Where a tensor lies in two shards, the index decides.
     store.entries_[name] = Entry{shard.file, found->second};
   }
   store.stored_ = store.entries_;

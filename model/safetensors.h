@@ -127,7 +127,7 @@ struct TensorView {
 };
 
 // The tensors of a checkpoint folder, by name, wherever they lie:
-// model.safetensors, or the shards of model.safetensors.index.json.
+// model.safetensors, or what model.safetensors.index.json lists of its shards.
 // Threads: const methods from any thread.
 // Errors: NOT_FOUND for a folder without either file.
 class TensorStore {

@@ -239,6 +239,19 @@ TEST_F(SafetensorsTest, AFolderOfShardsIsReadByItsIndex) {
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
+TEST_F(SafetensorsTest, AShardMayHoldMoreThanTheIndexLists) {
+  WriteFile("s1.safetensors",
+            R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+            R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+            "xy");
+  Write("model.safetensors.index.json",
+        R"({"weight_map":{"b":"s1.safetensors"}})");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore store,
+                              TensorStore::Open(folder_));
+  EXPECT_NE(store.Find("b"), nullptr);
+  EXPECT_EQ(store.Find("a"), nullptr);
+}
+
 TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
   for (const char* shard :
        {"../s1.safetensors", "/etc/x.safetensors", "sub/s1.safetensors",

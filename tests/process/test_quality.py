@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import quality_chart  # noqa: E402
+import quality_engine as engine  # noqa: E402
 import quality_settings as settings  # noqa: E402
 import quality_stats as stats  # noqa: E402
 
@@ -75,6 +76,31 @@ def test_every_row_of_a_claim_is_measured_and_every_name_is_one_setting():
     assert len(names) == len(set(names))
 
 
+def compared(kind, nats, kv_bytes=864.0):
+    oracle = {"nats_per_token": 4.0, "kv_bytes_per_token": 864.0}
+    return engine.compare("row", {"kind": kind, "nats_per_token": nats,
+                                  "kv_bytes_per_token": kv_bytes}, oracle)
+
+
+@pytest.mark.parametrize("row, sound", [
+    (compared("numbers", 4.0019), True), (compared("numbers", 4.0021), False),
+    (compared("numbers", 3.9979), False), (compared("codes", 4.019), True),
+    (compared("codes", 3.979), False), (compared("codes", 4.0, 865.0), False)])
+def test_the_engine_is_held_to_the_loss_and_the_bytes_of_the_oracle(row, sound):
+    assert row.sound == sound
+
+
+def test_the_row_farthest_off_stands_for_its_table():
+    rows = [compared("codes", 4.001), compared("codes", 4.0, 865.0), compared("codes", 4.01)]
+    text = engine.lines({"a table": rows}, 3)[-1]
+    assert text == "| a table | codes | 3 | 0.0000 % | row | **over the limit** |"
+
+
+def test_codes_are_told_by_the_plan():
+    assert engine.kind_of('{"layers":[{"key":{"parts":[{"codec":{"bits":[4]}}]}}]}') == "codes"
+    assert engine.kind_of('{"layers":[{"key":{"parts":[{"codec":{"dtype":"BF16"}}]}}]}') == "numbers"
+
+
 def test_charts_escape_names_and_keep_points_inside():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
                                "bytes", "nats")
@@ -86,13 +112,16 @@ def test_charts_escape_names_and_keep_points_inside():
 
 def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
     command = [sys.executable, ROOT / "bench" / "quality.py", "--tool",
-               BINARY.with_name("kvasir-compress"), "--model", TINY, "--work", tmp_path,
-               "--windows", "2", "--window-tokens", "32", "--only", "lorc"]
+               BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model", TINY,
+               "--work", tmp_path, "--windows", "2", "--window-tokens", "32", "--only", "lorc"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert first.returncode == 0, first.stderr
     assert "| LoRC 60 %, progressive |" in first.stdout
     assert "progressive ≤ uniform" in first.stdout
-    kept = sorted((tmp_path / "results").iterdir())
+    assert "| LoRC: progressive ranks | numbers | 2 |" in first.stdout
+    assert first.stdout.rstrip().endswith("| holds |")
+    kept = sorted(path for path in (tmp_path / "results").iterdir()
+                  if not path.name.startswith("engine-"))
     assert len(kept) == 2
     row = json.loads(kept[0].read_text())["row"]
     assert row["method"] == "lorc" and len(row["window_nats"]) == 2
@@ -103,6 +132,7 @@ def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
 
 def test_an_unknown_table_is_named(tmp_path):
     done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
-                           BINARY.with_name("kvasir-compress"), "--work", tmp_path, "--only",
-                           "palu_group"], capture_output=True, text=True, timeout=20)
+                           BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--work",
+                           tmp_path, "--only", "palu_group"],
+                          capture_output=True, text=True, timeout=20)
     assert done.returncode == 2 and "palu_groups" in done.stderr

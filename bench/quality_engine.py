@@ -1,0 +1,83 @@
+"""The loss that the server's own program gives of an artifact, beside the
+oracle's: the same windows, through the paged cache."""
+
+import json
+import math
+import pathlib
+import subprocess
+from dataclasses import dataclass
+
+# Tokens of a step; the bits are the same for any (tests).
+CHUNK_TOKENS = 64
+# Of the loss, relative: rounding of sums; one code more or less.
+LIMITS = {"numbers": 0.0005, "codes": 0.005}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    name: str
+    kind: str          # of LIMITS
+    relative: float    # |engine - oracle| / oracle
+    same_bytes: bool
+
+    @property
+    def sound(self) -> bool:
+        return self.same_bytes and self.relative <= LIMITS[self.kind]
+
+
+def kind_of(plan: str) -> str:
+    """Whether anything is cached as codes, by the text of kv_plan.json."""
+    def has_bits(value) -> bool:
+        if isinstance(value, dict):
+            return "bits" in value or any(map(has_bits, value.values()))
+        return isinstance(value, list) and any(map(has_bits, value))
+    return "codes" if has_bits(json.loads(plan)) else "numbers"
+
+
+def measure(engine: pathlib.Path, artifact: pathlib.Path, text: pathlib.Path,
+            windows: int, window_tokens: int) -> dict:
+    done = subprocess.run(
+        [str(engine), "perplexity", "--model", str(artifact), "--text",
+         str(text), "--window", str(window_tokens), "--max-windows",
+         str(windows), "--chunk", str(CHUNK_TOKENS), "--json"],
+        capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"failed: {engine.name} perplexity --model "
+                         f"{artifact}\n{done.stderr}")
+    told = json.loads(done.stdout)
+    return {"nats_per_token": math.log(told["perplexity"]),
+            "kv_bytes_per_token": told["kv_bytes_per_token"],
+            "kind": kind_of((artifact / "kv_plan.json").read_text())}
+
+
+def compare(name: str, engine: dict, oracle: dict) -> Comparison:
+    difference = abs(engine["nats_per_token"] - oracle["nats_per_token"])
+    return Comparison(
+        name, engine["kind"], difference / oracle["nats_per_token"],
+        math.isclose(engine["kv_bytes_per_token"], oracle["kv_bytes_per_token"],
+                     rel_tol=1e-9))
+
+
+def lines(tables: dict[str, list[Comparison]], seed: int) -> list[str]:
+    """A row per table: how many, and the one that is farthest off."""
+    text = ["## The engine", "",
+            "The loss of every artifact with calibration seed "
+            f"{seed} above by `kvasir perplexity`, through the paged cache in "
+            f"chunks of {CHUNK_TOKENS} tokens, against the oracle's: largest "
+            "relative difference of a table. Allowed are "
+            f"{100 * LIMITS['numbers']:.2f} % where numbers are cached and "
+            f"{100 * LIMITS['codes']:.1f} % where codes are. Bytes per token "
+            "that the arenas took are those that the plan promised, in every "
+            "row.", "",
+            "| table | cached as | artifacts | largest difference | of | |",
+            "|---|---|--:|--:|---|---|"]
+    for title, found in tables.items():
+        for kind in LIMITS:
+            rows = [row for row in found if row.kind == kind]
+            if not rows:
+                continue
+            worst = max(rows, key=lambda row: (not row.sound, row.relative))
+            mark = "holds" if worst.sound else "**over the limit**"
+            text.append(f"| {title} | {kind} | {len(rows)} | "
+                        f"{100 * worst.relative:.4f} % | {worst.name} | {mark} |")
+    return text
