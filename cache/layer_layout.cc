@@ -205,9 +205,7 @@ class PageCursor {
 PartLayout LayOutPart(const Part& part, const LayerContext& c,
                       PageCursor& cursor, Bytes& basis_bytes) {
   const Codec& codec = part.codec();
-  const bool basis = codec.has_basis_static() || codec.has_basis_sequence();
   PartLayout layout;
-  layout.per_head = part.has_full() && !basis;
   if (codec.has_dtype()) layout.dtype = codec.dtype();
   layout.bits.assign(codec.bits().schedule().begin(),
                      codec.bits().schedule().end());

@@ -112,7 +112,6 @@ absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
   layout.shard_ = options.shard;
   KVASIR_ASSIGN_OR_RETURN(
       layout.kv_heads_, base::KvHeadsOfRank(options.shard, shape.num_kv_heads));
-  layout.head_dim_ = shape.head_dim;
   layout.dense_bf16_bytes_ = 2 * shape.num_layers() * layout.kv_heads_.count *
                              shape.head_dim * DataTypeBytes(kvasir::v1::BF16);
 
@@ -171,27 +170,6 @@ const LayerLayout& PageLayout::layer(int64_t index) const {
 const PageGroupLayout& PageLayout::page_group(PageGroupId id) const {
   KVASIR_CHECK(id.valid() && id.value() < static_cast<int32_t>(groups_.size()));
   return groups_[static_cast<size_t>(id.value())];
-}
-
-absl::StatusOr<DenseSide> PageLayout::Dense(int64_t layer_index,
-                                            Side side) const {
-  const SideLayout& layout = layer(layer_index).side(side);
-  const PartLayout& part = layout.parts.front();
-  if (layout.parts.size() != 1 || !part.per_head ||
-      part.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("layer ", layer_index, " ", SideName(side),
-                     " is not stored as whole heads of one number type"));
-  }
-  const Region& first = part.groups.front().codes;
-  DenseSide dense;
-  dense.dtype = part.dtype;
-  dense.num_heads = kv_heads_.count;
-  dense.head_dim = head_dim_;
-  dense.offset_bytes = first.offset_bytes;
-  dense.slot_stride_bytes = first.slot_stride_bytes;
-  dense.head_stride_bytes = AlignRegion(first.size_bytes());
-  return dense;
 }
 
 double PageLayout::marginal_bytes_per_token() const {

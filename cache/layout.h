@@ -69,8 +69,6 @@ struct PartLayout {
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   // Bits per channel group (1 or 8 entries); empty for a dtype codec.
   std::vector<int64_t> bits;
-  // Each group is one whole head of a full space.
-  bool per_head = false;
   std::vector<GroupLayout> groups;
 };
 
@@ -89,18 +87,6 @@ struct ExactRing {
 struct SideLayout {
   std::vector<PartLayout> parts;
   ExactRing exact;
-};
-
-// A full-space side as strides: key or value of local head h (h counts from
-// the rank's first head), slot s, channel d is number
-//   offset_bytes + h * head_stride_bytes + s * slot_stride_bytes, [D] of dtype.
-struct DenseSide {
-  kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  int64_t num_heads = 0;
-  int64_t head_dim = 0;
-  int64_t offset_bytes = 0;
-  int64_t head_stride_bytes = 0;
-  int64_t slot_stride_bytes = 0;
 };
 
 struct LayerLayout {
@@ -189,10 +175,6 @@ class PageLayout {
   const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
   const PageGroupLayout& page_group(PageGroupId id) const;
 
-  // The strides of a full-space side with a number codec; FAILED_PRECONDITION
-  // for any other side.
-  absl::StatusOr<DenseSide> Dense(int64_t layer, Side side) const;
-
   // Bytes that one more token costs while nothing is given up (no window
   // exceeded), pages' padding included, and without it. A fraction of a byte
   // where a page's bytes do not divide by its tokens.
@@ -246,7 +228,6 @@ class PageLayout {
   int64_t page_tokens_ = 0;
   base::TpShard shard_;
   base::HeadRange kv_heads_;
-  int64_t head_dim_ = 0;
   int64_t dense_bf16_bytes_ = 0;
   bool prefix_reusable_ = true;
   std::vector<LayerLayout> layers_;

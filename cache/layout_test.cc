@@ -61,15 +61,15 @@ TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
   const PageLayout layout =
       LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
   // 16 slots x 64 numbers x 2 bytes = 2048 per head; K0 K1 V0 V1.
-  KVASIR_ASSERT_OK_AND_ASSIGN(DenseSide key, layout.Dense(1, Side::kKey));
-  KVASIR_ASSERT_OK_AND_ASSIGN(DenseSide value, layout.Dense(1, Side::kValue));
-  EXPECT_EQ(key.offset_bytes, 0);
-  EXPECT_EQ(key.head_stride_bytes, 2048);
-  EXPECT_EQ(key.slot_stride_bytes, 128);
-  EXPECT_EQ(key.num_heads, 2);
-  EXPECT_EQ(key.head_dim, 64);
+  const PartLayout& key = layout.layer(1).key.parts[0];
+  const PartLayout& value = layout.layer(1).value.parts[0];
+  ASSERT_EQ(key.groups.size(), 2u);
+  EXPECT_EQ(key.groups[0].codes.offset_bytes, 0);
+  EXPECT_EQ(key.groups[1].codes.offset_bytes, 2048);
+  EXPECT_EQ(key.groups[0].codes.slot_stride_bytes, 128);
+  EXPECT_EQ(key.groups[0].width, 64);
   EXPECT_EQ(key.dtype, BF16);
-  EXPECT_EQ(value.offset_bytes, 4096);
+  EXPECT_EQ(value.groups[0].codes.offset_bytes, 4096);
   EXPECT_EQ(layout.layer(1).page_bytes, 8192);
   EXPECT_EQ(layout.layer(1).payload_bytes, 8192);
   EXPECT_THAT(layout.marginal_bytes_per_token(), DoubleEq(1024));
@@ -83,9 +83,9 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
   const CacheShape shape = Shape(1, 3, 10);
   const PageLayout layout =
       LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
-  KVASIR_ASSERT_OK_AND_ASSIGN(DenseSide key, layout.Dense(0, Side::kKey));
-  EXPECT_EQ(key.slot_stride_bytes, 20);
-  EXPECT_EQ(key.head_stride_bytes, 384);  // 320 rounded up
+  const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
+  EXPECT_EQ(heads[0].codes.slot_stride_bytes, 20);
+  EXPECT_EQ(heads[1].codes.offset_bytes, 384);  // 320 rounded up
   for (const SideLayout* side :
        {&layout.layer(0).key, &layout.layer(0).value}) {
     for (const GroupLayout& group : side->parts[0].groups) {
@@ -114,8 +114,8 @@ TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
   const PageLayout layout = LayOut(plan, shape, PageTokens(16));
   EXPECT_EQ(layout.layer(0).page_bytes, 16 * 64 * (2 + 2));
   EXPECT_EQ(layout.layer(1).page_bytes, 16 * 64 * (4 + 2));
-  EXPECT_EQ(layout.Dense(1, Side::kKey)->dtype, F32);
-  EXPECT_EQ(layout.Dense(1, Side::kValue)->dtype, F16);
+  EXPECT_EQ(layout.layer(1).key.parts[0].dtype, F32);
+  EXPECT_EQ(layout.layer(1).value.parts[0].dtype, F16);
   EXPECT_EQ(layout.page_groups().size(), 1u);
   EXPECT_EQ(layout.page_groups()[0].page_bytes, 16 * 64 * 10);
 }
@@ -173,9 +173,6 @@ TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
   EXPECT_EQ(layout.layer(0).key.parts[0].groups[0].width, 96);
   EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kKey), DoubleEq(192));
   EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kValue), DoubleEq(256));
-  EXPECT_THAT(layout.Dense(0, Side::kKey),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("layer 0 key")));
 }
 
 TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {

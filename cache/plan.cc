@@ -1,9 +1,13 @@
 #include "cache/plan.h"
 
+#include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace kvasir::cache {
@@ -112,16 +116,16 @@ std::string PlanToJson(const KvPlan& plan) {
 
 namespace {
 
-// Complex channels of each group of a rope_low_rank space are as many.
-bool AreAlike(const kvasir::v1::RopeLowRankSpace& space) {
-  int64_t first = 0;
-  for (int g = 0; g < space.groups_size(); ++g) {
-    int64_t terms = 0;
-    for (const uint32_t rank : space.groups(g).rank_per_pair()) terms += rank;
-    if (g == 0) first = terms;
-    if (terms != first) return false;
+// Numbers of each group of a rope_low_rank space.
+std::vector<int64_t> Widths(const kvasir::v1::RopeLowRankSpace& space) {
+  std::vector<int64_t> widths;
+  for (const auto& group : space.groups()) {
+    int64_t& width = widths.emplace_back(0);
+    for (const uint32_t rank : group.rank_per_pair()) {
+      width += 2 * int64_t{rank};
+    }
   }
-  return true;
+  return widths;
 }
 
 // What a part asks for that no kernel does; empty: nothing.
@@ -135,19 +139,28 @@ std::string BeyondThisBuild(const Part& part) {
   if (part.has_low_rank() && part.stored() == kvasir::v1::POST_ROPE) {
     return "a low_rank space of keys stored POST_ROPE";
   }
-  if (part.has_rope_low_rank() && part.stored() == kvasir::v1::PRE_ROPE &&
-      !AreAlike(part.rope_low_rank())) {
-    return "a rope_low_rank space stored PRE_ROPE with groups of unlike width";
+  if (part.has_rope_low_rank() && part.stored() == kvasir::v1::PRE_ROPE) {
+    const std::vector<int64_t> widths = Widths(part.rope_low_rank());
+    if (std::adjacent_find(widths.begin(), widths.end(),
+                           std::not_equal_to<>()) != widths.end()) {
+      return absl::StrCat(
+          "a rope_low_rank space stored PRE_ROPE with groups of unlike width (",
+          absl::StrJoin(widths, ", "), " numbers)");
+    }
   }
   return "";
 }
 
-std::string BeyondThisBuild(const SidePlan& side) {
-  for (const Part& part : side.parts()) {
-    std::string what = BeyondThisBuild(part);
-    if (!what.empty()) return what;
+// `where`: layer and side.
+absl::Status CheckServed(const SidePlan& side, const std::string& where) {
+  for (int p = 0; p < side.parts_size(); ++p) {
+    const std::string what = BeyondThisBuild(side.parts(p));
+    if (what.empty()) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(where, ": the plan asks for ", what, " in part ", p,
+                     ", which this build does not serve"));
   }
-  return "";
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -156,14 +169,9 @@ absl::Status ServedByThisBuild(const KvPlan& plan) {
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& layer = plan.layers(l);
     for (Side side : {Side::kKey, Side::kValue}) {
-      const std::string what =
-          BeyondThisBuild(side == Side::kKey ? layer.key() : layer.value());
-      if (!what.empty()) {
-        return absl::UnimplementedError(absl::StrCat(
-            "layer ", l, " ", SideName(side), ": the plan asks for ", what,
-            ", which this build "
-            "does not serve"));
-      }
+      KVASIR_RETURN_IF_ERROR(
+          CheckServed(side == Side::kKey ? layer.key() : layer.value(),
+                      absl::StrCat("layer ", l, " ", SideName(side))));
     }
     if (layer.has_eviction() || layer.has_selection()) {
       return absl::UnimplementedError(

@@ -79,10 +79,14 @@ absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const CacheShape& shape);
 
 // Whether this build's engine serves a plan that ValidatePlan accepted: all but
-// what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE, an exact
-// window, eviction, selection), ANCHORED keys, and keys that no tensors are
-// defined for. UNIMPLEMENTED names the first layer and side that asks for such,
-// and what it asks for.
+//   - what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
+//     eviction, selection);
+//   - ANCHORED keys;
+//   - low_rank keys stored POST_ROPE, for which no tensors are defined;
+//   - rope_low_rank keys stored PRE_ROPE whose groups are of unlike width.
+// UNIMPLEMENTED names the first layer, side and part that asks for such, and
+// what it asks for. Sizes that no kernel does are refused by the engine
+// (worker/attention_limits.h).
 absl::Status ServedByThisBuild(const kvasir::v1::KvPlan& plan);
 
 }  // namespace kvasir::cache

@@ -277,10 +277,13 @@ TEST(PlanTest, WhatIsNotServedIsNamed) {
           "bits":{"schedule":[4]},"channel_sequence":{},"param_dtype":"F16"}})")
                              .layers(0);
   for (const Case& c : {
-           Case{second, "layer 1 value: the plan asks for ranges of the seq"},
+           Case{second,
+                "layer 1 value: the plan asks for ranges of the sequence in "
+                "part 0"},
            Case{PlanOfKeys(absl::StrCat(alike, "1", stored)),
-                "layer 0 key: the plan asks for a rope_low_rank space stored "
-                "PRE_ROPE with groups of unlike width"},
+                "layer 0 key: the plan asks for a rope_low_rank space "
+                "stored PRE_ROPE with groups of unlike width (4, 2 numbers) "
+                "in part 0"},
            Case{PlanOfKeys(LowRank(R"("uses":[{"at_runtime":{}}],
                     "stored":"POST_ROPE","codec":{"dtype":"BF16"})")),
                 "low_rank space of keys stored POST_ROPE"},
