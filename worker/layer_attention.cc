@@ -213,15 +213,15 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
     KVASIR_RETURN_IF_ERROR(MakeLatents(
         stream, plan.key[p], parts_.weights->key[p], rows, workspace));
     KVASIR_RETURN_IF_ERROR(
-        TurnBySigns(stream, keys_[p].hadamard, false, rows, workspace));
+        Hadamard(stream, keys_[p].hadamard, false, rows, workspace));
     KVASIR_RETURN_IF_ERROR(LiftQueries(stream, p, rows, workspace));
     KVASIR_RETURN_IF_ERROR(
-        TurnBySigns(stream, keys_[p].query_hadamard, false, rows, workspace));
+        Hadamard(stream, keys_[p].query_hadamard, false, rows, workspace));
   }
   KVASIR_RETURN_IF_ERROR(
       MakeLatents(stream, plan.value, parts_.weights->value, rows, workspace));
   KVASIR_RETURN_IF_ERROR(
-      TurnBySigns(stream, value_.hadamard, false, rows, workspace));
+      Hadamard(stream, value_.hadamard, false, rows, workspace));
   const std::vector<Exact> exact = PlaceExact(t, workspace);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Append(stream, input, rows, workspace));
@@ -230,7 +230,7 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
       Attend(stream, input, rows, exact, attended.row, workspace));
   KVASIR_RETURN_IF_ERROR(KeepExact(stream, input, rows, exact, workspace));
   KVASIR_RETURN_IF_ERROR(
-      TurnBySigns(stream, value_.sum_hadamard, true, attended, workspace));
+      Hadamard(stream, value_.sum_hadamard, true, attended, workspace));
   return Output(stream, attended, out, workspace);
 }
 
@@ -354,7 +354,7 @@ absl::Status LayerAttention::ComplexLiftQueries(Stream& stream, size_t part,
   return absl::OkStatus();
 }
 
-absl::Status LayerAttention::TurnBySigns(
+absl::Status LayerAttention::Hadamard(
     Stream& stream, const std::vector<HadamardLatent>& latents, bool transposed,
     const Rows& rows, Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kLifts);

@@ -124,10 +124,10 @@ class LayerAttention {
   absl::Status ComplexLiftQueries(kernels::Stream& stream, size_t part,
                                   const Rows& rows,
                                   kernels::Workspace& workspace) const;
-  absl::Status TurnBySigns(kernels::Stream& stream,
-                           const std::vector<kernels::HadamardLatent>& latents,
-                           bool transposed, const Rows& rows,
-                           kernels::Workspace& workspace) const;
+  absl::Status Hadamard(kernels::Stream& stream,
+                        const std::vector<kernels::HadamardLatent>& latents,
+                        bool transposed, const Rows& rows,
+                        kernels::Workspace& workspace) const;
   absl::Status Append(kernels::Stream& stream, const AttentionInput& input,
                       const Rows& rows, kernels::Workspace& workspace) const;
   // Parts of the cache: those of the keys, then the value's.
