@@ -108,7 +108,9 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
   rank_options.backend = options.backend;
   rank_options.page_tokens = options.page_tokens;
   rank_options.kv_cache_bytes = 16 << 20;
-  rank_options.executor.max_model_len = 128;
+  // Learned positions end with their table.
+  rank_options.executor.max_model_len =
+      std::min<int64_t>(128, checkpoint->spec().max_position_embeddings);
   rank_options.executor.max_num_seqs = 4;
   rank_options.executor.max_batched_tokens = 128;
   rank_options.executor.logits_tap = [&](const LogitsRow& row) {
@@ -135,7 +137,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     const absl::Span<const int32_t> others(other_ids);
     // A prefill chunk before it, and a sequence that decodes behind it.
     if (options.with_others && start < 20) {
-      steps.push_back({.sequence_id = 3, .token_ids = others.subspan(0, 5)});
+      steps.push_back({.sequence_id = 3, .token_ids = others.subspan(0, 3)});
     }
     steps.push_back({.sequence_id = kSubject,
                      .token_ids = absl::MakeConstSpan(expected.input_ids)
