@@ -275,7 +275,9 @@ RAP_TABLES = [
         "Adapters on the attention projections, distilled from the "
         "uncompressed model on the calibration text: the same for every row, "
         "the dense model too. What the dense row gains is what this training "
-        "gives without any compression to recover from.",
+        "gives without any compression to recover from. The first seed of Fisher-"
+        "adaptive, dense, Palu and commuting is of the first run; all else is of a "
+        "second one, whose settings were committed when that was known.",
         [*RAP.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
          PALU_RECOVERED, COMMUTING_50, COMMUTING_RECOVERED],
         [at_most(f"recovery_{ratio}", f"recovery helps RAP at {percent(ratio)}",
