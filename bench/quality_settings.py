@@ -257,7 +257,9 @@ RAP_TABLES = [
         "Keys lose RoPE pairs, values take per-head whitened factors (paper: "
         "figure 13 and appendix D.9).",
         list(RAP.values()),
-        pair_claims(RAP, "rap")),
+        pair_claims(RAP, "rap"),
+        [[config for key, config in RAP.items() if key[0] == ratio]
+         for ratio in RATIOS]),
     Table(
         "rap_layers", "RAP: layer sensitivity",
         "Half of one layer's numbers kept, all others whole.",
@@ -275,9 +277,7 @@ RAP_TABLES = [
         "Adapters on the attention projections, distilled from the "
         "uncompressed model on the calibration text: the same for every row, "
         "the dense model too. What the dense row gains is what this training "
-        "gives without any compression to recover from. The first seed of Fisher-"
-        "adaptive, dense, Palu and commuting is of the first run; all else is of a "
-        "second one, whose settings were committed when that was known.",
+        "gives without any compression to recover from.",
         [*RAP.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
          PALU_RECOVERED, COMMUTING_50, COMMUTING_RECOVERED],
         [at_most(f"recovery_{ratio}", f"recovery helps RAP at {percent(ratio)}",
