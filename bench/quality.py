@@ -248,7 +248,8 @@ def judge(study: Study, claim: settings.Claim) -> Judgement:
 
 
 def notes() -> dict[str, str]:
-    """Paragraphs of quality_notes.md by the id of their claim."""
+    """Paragraphs of quality_notes.md by the id of their claim; "run" is of the
+    run as a whole."""
     found: dict[str, str] = {}
     name = None
     path = ROOT / "bench" / "quality_notes.md"
@@ -305,9 +306,7 @@ def document(study: Study, tables: list[settings.Table],
         "",
         "What each method costs on the built-in model. Written by "
         "`bench/quality.sh`; every row and claim is in "
-        "`bench/quality_settings.py`, committed before the run. How claims are "
-        "judged by seed, what recovery gains net of its control, and the "
-        "paragraphs below tables came after it.",
+        "`bench/quality_settings.py`, committed before the run. " + notes()["run"],
         "",
         f"- Model `models/{study.model.name}`: "
         f"{teacher['nats_per_token']:.4f} nats per token, "

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes docs/quality.md and docs/quality.svg from nothing: builds the tool, makes
 # every artifact of bench/quality_settings.py, evaluates it, judges the claims.
-# An interrupted run goes on where it was. About an hour and a half on 2 cores.
+# An interrupted run goes on where it was. A little over three hours on 2 cores.
 #
 #   bench/quality.sh                    everything
 #   bench/quality.sh --only palu_bits   one table, printed; docs stay

@@ -257,7 +257,9 @@ RAP_TABLES = [
         "Keys lose RoPE pairs, values take per-head whitened factors (paper: "
         "figure 13 and appendix D.9).",
         list(RAP.values()),
-        pair_claims(RAP, "rap")),
+        pair_claims(RAP, "rap"),
+        [[config for key, config in RAP.items() if key[0] == ratio]
+         for ratio in RATIOS]),
     Table(
         "rap_layers", "RAP: layer sensitivity",
         "Half of one layer's numbers kept, all others whole.",
