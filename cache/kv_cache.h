@@ -94,8 +94,10 @@ struct PageGroupStats {
   int64_t pool_bytes = 0;
   int64_t used_bytes = 0;
   int64_t cached_bytes = 0;
-  // Bytes of used pages that hold nothing: padding, and slots without a token.
-  int64_t waste_bytes = 0;
+  // Bytes of used token pages that hold nothing: padding of regions, and slots
+  // without a token.
+  int64_t padding_bytes = 0;
+  int64_t unfilled_bytes = 0;
 };
 
 // Counts since construction, but for the gauges.

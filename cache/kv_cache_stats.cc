@@ -28,8 +28,10 @@ PageGroupStats KvCache::GroupStats(size_t group) const {
   stats.pool_bytes = stats.num_pages * config.page_bytes;
   stats.used_bytes = stats.used_pages * config.page_bytes;
   stats.cached_bytes = stats.cached_pages * config.page_bytes;
-  stats.waste_bytes =
-      token_pages * config.page_bytes -
+  stats.padding_bytes =
+      token_pages * (config.page_bytes - config.payload_bytes);
+  stats.unfilled_bytes =
+      token_pages * config.payload_bytes -
       stats.filled_slots * config.payload_bytes / config_.page_tokens;
   return stats;
 }

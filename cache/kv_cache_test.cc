@@ -605,7 +605,8 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(all.physical_tokens, 19);
   EXPECT_EQ(all.pool_bytes, 8 * kPageBytes);
   EXPECT_EQ(all.used_bytes, 4 * kPageBytes);
-  EXPECT_EQ(all.waste_bytes, 4 * kPageBytes - 11 * kPayloadBytes / 4);
+  EXPECT_EQ(all.padding_bytes, 4 * (kPageBytes - kPayloadBytes));
+  EXPECT_EQ(all.unfilled_bytes, 4 * kPayloadBytes - 11 * kPayloadBytes / 4);
   const PageGroupStats& windowed = stats.groups[1];
   EXPECT_EQ(windowed.used_pages, 3);  // page 1 shared, one each
   EXPECT_EQ(windowed.cached_pages, 1);

@@ -17,6 +17,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
       "than 7 pairs. --json prints one object {machine, figures, spread,\n"
       "targets, undecided, rows, notes}.");
   AddBenchAttention(group, exit_code);
+  AddBenchCapacity(group, exit_code);
   AddBenchDecode(group, exit_code);
   AddBenchPrefill(group, exit_code);
   AddBenchRope(group, exit_code);

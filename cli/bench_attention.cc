@@ -13,12 +13,12 @@
 #include "bench/attention_layers.h"
 #include "bench/floors.h"
 #include "bench/plan_presets.h"
-#include "cli/attention_flops.h"
 #include "cli/bench.h"
 #include "cli/bench_report.h"
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "worker/attention_flops.h"
 
 namespace kvasir::cli {
 namespace {
@@ -182,13 +182,12 @@ class ShapeBench {
 
   bench::LaunchCost CostOfSlot(const AttentionLayers& layers) const {
     bench::LaunchCost cost;
-    const cache::LayerLayout& layout = layers.layout().layers().front();
     for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
       const kvasir::v1::LayerPlan& plan = layers.plan().layers(0);
-      const SideFlops flops =
-          FlopsPerSlot(layers.spec(), 0, side,
-                       side == cache::Side::kKey ? plan.key() : plan.value(),
-                       layout.side(side));
+      const worker::SideFlops flops = worker::FlopsPerSlot(
+          layers.spec(), 0, side,
+          side == cache::Side::kKey ? plan.key() : plan.value(),
+          layers.layout());
       cost.flops += static_cast<double>(flops.attention + flops.reconstruction);
     }
     cost.bytes = layers.bytes_per_slot();

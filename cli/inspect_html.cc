@@ -121,11 +121,15 @@ std::string Header(const InspectReport& report) {
                     "are the figures that the plan would have once it is "
                     "applied.</p>\n");
   }
+  if (!report.not_served.empty()) {
+    absl::StrAppend(&out, "<p class=\"note\">Not served: ",
+                    EscapeXml(report.not_served), ".</p>\n");
+  }
   return out;
 }
 
 std::string Tiles(const InspectReport& report) {
-  const SideFlops flops = report.flops();
+  const worker::SideFlops flops = report.flops();
   const int64_t dense_flops = 2 * report.num_layers * report.dense_side_flops;
   std::string out = "<div class=\"tiles\">\n";
   absl::StrAppend(
@@ -142,7 +146,7 @@ std::string Tiles(const InspectReport& report) {
       Tile("attention FLOPs per cached token", Count(flops.attention),
            absl::StrCat("for each query token; dense: ", Count(dense_flops))),
       Tile("reconstruction FLOPs", Count(flops.reconstruction),
-           "per cached token and step"));
+           "per cached token, each time it is read"));
   return out + "</div>\n";
 }
 
@@ -470,8 +474,8 @@ std::string TableSection(const InspectReport& report) {
   return absl::StrCat(
       "<section><details><summary>Rank table</summary>\n<p class=\"note\">"
       "Scales and minima are counted in bytes/token. Attention: FLOPs per "
-      "query token and cached token; rebuild: per cached token and step; a "
-      "dense side has ",
+      "query token and cached token; rebuild: per cached token, each time it "
+      "is read; a dense side has ",
       Count(report.dense_side_flops), " and 0.</p>\n", out, kTableEnd,
       "</details></section>\n");
 }

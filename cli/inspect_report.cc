@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cache/layout.h"
+#include "cache/plan.h"
 #include "cli/flags.h"
 #include "model/plan_tensors.h"
 #include "nlohmann/json.hpp"
@@ -114,6 +115,9 @@ void AppendHead(const InspectReport& report, std::string* out) {
     absl::StrAppendFormat(out, ", made for %s", report.base_model);
   }
   out->push_back('\n');
+  if (!report.not_served.empty()) {
+    absl::StrAppendFormat(out, "not served            %s\n", report.not_served);
+  }
   const auto& provenance = report.provenance;
   for (const auto& [label, value] :
        {std::pair{"made by", provenance.tool_version()},
@@ -141,11 +145,11 @@ void AppendBytes(const InspectReport& report, std::string* out) {
                         report.compression_ratio);
   absl::StrAppendFormat(out, "fixed per sequence    %s\n",
                         Human(report.fixed_bytes_per_sequence));
-  const SideFlops flops = report.flops();
+  const worker::SideFlops flops = report.flops();
   absl::StrAppendFormat(
       out,
       "attention FLOPs       %d per query token and cached token (dense %d)\n"
-      "reconstruction FLOPs  %d per cached token and step\n",
+      "reconstruction FLOPs  %d per cached token, each time it is read\n",
       flops.attention, 2 * report.num_layers * report.dense_side_flops,
       flops.reconstruction);
 }
@@ -184,8 +188,8 @@ void AppendTable(const InspectReport& report, std::string* out) {
 
 }  // namespace
 
-SideFlops InspectReport::flops() const {
-  SideFlops sum;
+worker::SideFlops InspectReport::flops() const {
+  worker::SideFlops sum;
   for (const ReportSide& side : sides) {
     sum.attention += side.flops.attention;
     sum.reconstruction += side.flops.reconstruction;
@@ -213,6 +217,8 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.target = source.plan.target();
   report.provenance = source.plan.provenance();
   report.weights_fit = source.weights_fit;
+  report.not_served =
+      std::string(cache::ServedByThisBuild(source.plan).message());
 
   report.page_tokens = layout.page_tokens();
   report.bytes_per_token = layout.marginal_bytes_per_token();
@@ -229,12 +235,11 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
     const bool key = summary.side == cache::SideName(cache::Side::kKey);
     const cache::Side side = key ? cache::Side::kKey : cache::Side::kValue;
     const kvasir::v1::LayerPlan& plan = source.plan.layers(layer);
-    const SideFlops flops =
-        FlopsPerSlot(spec, layer, side, key ? plan.key() : plan.value(),
-                     layout.layer(layer).side(side));
+    const worker::SideFlops flops = worker::FlopsPerSlot(
+        spec, layer, side, key ? plan.key() : plan.value(), layout);
     report.sides.push_back({std::move(summary), flops});
   }
-  report.dense_side_flops = DenseFlopsPerSlot(spec);
+  report.dense_side_flops = worker::DenseFlopsPerSlot(spec);
   for (const int64_t length : options.lengths) {
     report.at_length.push_back(AtLength(layout, options, length));
   }
@@ -257,7 +262,7 @@ ordered_json ReportToJson(const InspectReport& report) {
          {"dense_bf16_kv_bytes", length.dense_bytes},
          {"components", ToJson(length.cache)}});
   }
-  const SideFlops flops = report.flops();
+  const worker::SideFlops flops = report.flops();
   const auto& provenance = report.provenance;
   return {{"model", report.name},
           {"model_type", report.model_type},
@@ -279,6 +284,8 @@ ordered_json ReportToJson(const InspectReport& report) {
           {"attention_weight_bytes", report.weights.attention_bytes},
           {"dense_bf16_weight_bytes", report.dense_weights.bytes},
           {"weights_fit", report.weights_fit},
+          {"served", report.not_served.empty()},
+          {"not_served", report.not_served},
           {"page_tokens", report.page_tokens},
           {"kv_bytes_per_token", report.bytes_per_token},
           {"kv_payload_bytes_per_token", report.payload_bytes_per_token},

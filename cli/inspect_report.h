@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/attention_flops.h"
 #include "cli/cache_bytes.h"
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "nlohmann/json_fwd.hpp"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/attention_flops.h"
 
 namespace kvasir::cli {
 
@@ -25,7 +25,7 @@ struct ReportOptions {
 // A row of the rank table.
 struct ReportSide {
   LayerSideSummary summary;
-  SideFlops flops;
+  worker::SideFlops flops;
 };
 
 struct ReportLength {
@@ -48,6 +48,8 @@ struct InspectReport {
   kvasir::v1::KvPlan::Provenance provenance;
   // The folder has other weights: a plan that is still to be applied.
   bool weights_fit = true;
+  // What the plan asks for that this build does not serve; empty: it does.
+  std::string not_served;
 
   int64_t page_tokens = 0;
   double bytes_per_token = 0;  // padded
@@ -66,7 +68,7 @@ struct InspectReport {
   std::vector<ReportLength> curve;  // from 0 to max_positions
 
   // Over all layers.
-  SideFlops flops() const;
+  worker::SideFlops flops() const;
 };
 
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,

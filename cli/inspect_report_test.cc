@@ -78,8 +78,8 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
   const struct {
     const char* name;
     ModelSource source;
-    SideFlops key;
-    SideFlops value;
+    worker::SideFlops key;
+    worker::SideFlops value;
   } cases[] = {
       {"full", SourceWith(kFullKey, kFullValue), {dense, 0}, {dense, 0}},
       {"low rank",
@@ -89,10 +89,10 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
        // 4 query heads over 6 channels, 4 over 5.
        {2 * (4 * 6 + 4 * 5), 0}},
-      {"rebuilt values",
+      {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
        {dense, 0},
-       {dense, 2 * 11 * 2 * 8}},
+       {2 * (4 * 6 + 4 * 5), 0}},
       {"rope pairs",
        SourceWith(R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},
            {"pair_indices":[0,1,3]},{"pair_indices":[0,1,3]},
@@ -109,6 +109,22 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
                   kFullValue),
        {2 * 8 * 12, 0},
        {dense, 0}},
+      {"commuting, turned for each of its heads",
+       SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0,1,2,3],"rank_per_pair":[2,2,1,1]}]},
+           "uses":[{"at_runtime":{}}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"}})",
+                  kFullValue),
+       {2 * 8 * 12, 3 * 4 * 12},
+       {dense, 0}},
+      {"a basis of rotated keys moves to the query",
+       SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{
+           "schedule":[8,4,4,4,2,2,0,0]},"channel_static":{},
+           "basis_static":{}}})",
+                  R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
+           "basis_static":{}}})"),
+       {2 * 8 * 24, 0},
+       {2 * 8 * 32, 0}},
       {"anchored slow pairs, rebuilt fast ones",
        SourceWith(R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":10}]},
            "uses":[{"pairs":[0],"reconstruct":{}},{"pairs":[1,2,3],
@@ -143,8 +159,8 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
     const ModelSource with = SourceWith(
         R"({"full":{},"stored":")" + stored + R"(","codec":{"dtype":"F16"}})",
         kFullValue);
-    return FlopsPerSlot(source.spec, layer, cache::Side::kKey,
-                        with.plan.layers(0).key(), LayoutOf(with).layer(0).key);
+    return worker::FlopsPerSlot(source.spec, layer, cache::Side::kKey,
+                                with.plan.layers(0).key(), LayoutOf(with));
   };
   EXPECT_EQ(flops(0, "PRE_ROPE").reconstruction, 3 * 32);
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
@@ -177,6 +193,18 @@ TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
                 layout.PayloadBytesPerToken(row / 2, side));
     }
   }
+}
+
+TEST(InspectReportTest, SaysWhatIsNotServed) {
+  const InspectReport served =
+      ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
+  EXPECT_EQ(served.not_served, "");
+  EXPECT_EQ(ReportToJson(served)["served"], true);
+  const InspectReport other = ReportOf(WithEverything());
+  EXPECT_THAT(ReportToText(other),
+              AllOf(HasSubstr("not served            layer 0 key"),
+                    HasSubstr("a basis of the sequence")));
+  EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
 TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {

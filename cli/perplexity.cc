@@ -110,7 +110,12 @@ absl::Status Run(const PerplexityFlags& flags) {
         {"tokens", result.tokens},
         {"bytes", result.bytes},
         {"kv_bytes_per_token", result.kv_bytes_per_token},
-        {"kv_compression_ratio", result.kv_compression_ratio}};
+        {"kv_compression_ratio", result.kv_compression_ratio},
+        {"kv_fixed_bytes_per_sequence", result.kv_fixed_bytes_per_sequence},
+        {"kv_pool_bytes", result.kv_pool_bytes},
+        {"kv_pool_pages", result.kv_pool_pages},
+        {"kv_held_tokens", result.kv_held_tokens},
+        {"kv_held_bytes", result.kv_held_bytes}};
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }

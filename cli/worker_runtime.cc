@@ -20,7 +20,10 @@ namespace {
 
 constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
-worker::CacheSample SampleOf(const cache::KvCacheStats& stats) {
+// `before`: what the executor did to warm up, which is nobody's.
+worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
+                             const worker::ExecutorTotals& totals,
+                             const worker::ExecutorTotals& before) {
   worker::CacheSample sample;
   for (const cache::PageGroupStats& group : stats.groups) {
     sample.free_pages += group.free_pages - group.cached_pages;
@@ -28,13 +31,19 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats) {
     sample.cached_pages += group.cached_pages;
     sample.physical_tokens =
         std::max(sample.physical_tokens, group.physical_tokens);
-    sample.waste_bytes += group.waste_bytes;
+    sample.used_bytes += group.used_bytes;
+    sample.padding_bytes += group.padding_bytes;
+    sample.unfilled_bytes += group.unfilled_bytes;
   }
   sample.leaked_pages = stats.leaked_pages;
   sample.logical_tokens = stats.logical_tokens;
   sample.prefix_query_tokens = stats.query_tokens;
   sample.prefix_hit_tokens = stats.hit_tokens;
   sample.window_pages_reclaimed = stats.pages_window_released;
+  sample.reconstruction_flops =
+      totals.reconstruction_flops - before.reconstruction_flops;
+  sample.static_codes = totals.static_codes - before.static_codes;
+  sample.clamped_codes = totals.clamped_codes - before.clamped_codes;
   return sample;
 }
 
@@ -146,7 +155,10 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   LoadedModel& model = *runtime->model_;
   runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
       ConstantsOf(model),
-      [&cache = model.cache()] { return SampleOf(cache.Stats()); });
+      [&cache = model.cache(), &executor = model.rank().executor(),
+       &before = runtime->warm_up_] {
+        return SampleOf(cache.Stats(), executor.totals(), before);
+      });
 
   worker::EngineOptions engine = EngineOptionsOf(options, model);
   engine.observer = runtime->metrics_.get();
@@ -155,6 +167,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       worker::Engine::Create(std::move(engine), &model.cache(),
                              &model.rank().executor()));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
+  // Nothing is sampled before the metrics hear of the load.
+  runtime->warm_up_ = model.rank().executor().totals();
   runtime->engine_->SubscribeLoad(runtime->metrics_);
   runtime->served_ =
       std::make_unique<worker::EngineAdapter>(runtime->engine_.get());

@@ -54,6 +54,7 @@ class WorkerRuntime {
   WorkerRuntime() = default;
   kvasir::v1::WorkerInfo Info(const WorkerRuntimeOptions& options) const;
 
+  worker::ExecutorTotals warm_up_;  // what the executor did before it served
   // Destroyed from last to first: listener, engine, model.
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;

@@ -75,7 +75,8 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
                               .rope_steps = decoder.rope_steps_.as<uint64_t>(),
                               .hadamard = decoder.hadamard_.get(),
                               .page_tokens = parts.page_tokens,
-                              .profile = parts.profile});
+                              .profile = parts.profile,
+                              .clamped_codes = parts.clamped_codes});
   }
   return decoder;
 }

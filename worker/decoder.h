@@ -47,7 +47,8 @@ class Decoder {
     const KvArenas* arenas = nullptr;
     Collective* collective = nullptr;
     int64_t page_tokens = 0;
-    StepProfile* profile = nullptr;  // or null
+    StepProfile* profile = nullptr;    // or null
+    int64_t* clamped_codes = nullptr;  // LayerAttention::Parts
   };
 
   static absl::StatusOr<Decoder> Create(const Parts& parts,
@@ -58,6 +59,13 @@ class Decoder {
   // `out` is taken from the workspace, in the caller's scope.
   absl::Status Run(kernels::Stream& stream, const TokenBatch& batch,
                    HiddenStates* out, kernels::Workspace& workspace) const;
+
+  // LayerAttention's.
+  int64_t SlotsRebuilt(
+      int64_t layer,
+      absl::Span<const kernels::AttentionSequence> sequences) const {
+    return attention_[static_cast<size_t>(layer)].SlotsRebuilt(sequences);
+  }
 
   // out[r] = the final norm of the stream's row rows[r]. [num_rows, M]
   absl::Status FinalNorm(kernels::Stream& stream, const HiddenStates& hidden,

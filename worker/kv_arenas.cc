@@ -129,6 +129,7 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
                                           kernels::DeviceAllocator* allocator) {
   KvArenas arenas;
   arenas.pages_ = pages;
+  arenas.page_bytes_.resize(pages.size());
   if (pages.size() != layout.page_groups().size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("cache: page counts of ", pages.size(), " groups, want ",
@@ -138,11 +139,15 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
     const cache::LayerLayout& layer = layout.layers()[index];
     Layer out;
     out.page_group = layer.page_group.value();
+    const auto group = static_cast<size_t>(out.page_group);
+    if (pages[group] < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cache: page group ", group, " has no pages"));
+    }
     KVASIR_ASSIGN_OR_RETURN(
         kernels::DeviceBuffer arena,
         allocator->Allocate(
-            static_cast<size_t>(layer.page_bytes *
-                                pages[static_cast<size_t>(out.page_group)]),
+            static_cast<size_t>(layer.page_bytes * pages[group]),
             kernels::MemoryTag::kKvCache,
             {.alignment_bytes = cache::kRegionAlignmentBytes,
              .prefault = true}));
@@ -164,10 +169,11 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
     }
     out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
     out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
-    const int64_t slots =
-        pages[static_cast<size_t>(out.page_group)] * layout.page_tokens();
-    arenas.bytes_per_token_ +=
-        static_cast<double>(arena.bytes()) / static_cast<double>(slots);
+    const int64_t page_bytes =
+        static_cast<int64_t>(arena.bytes()) / pages[group];
+    arenas.page_bytes_[group] += page_bytes;
+    arenas.bytes_per_token_ += static_cast<double>(page_bytes) /
+                               static_cast<double>(layout.page_tokens());
     arenas.buffers_.push_back(std::move(arena));
     arenas.layers_.push_back(std::move(out));
   }

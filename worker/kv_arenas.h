@@ -71,6 +71,11 @@ class KvArenas {
   // Bytes that were allocated for one token's slots in every layer.
   double bytes_per_token() const { return bytes_per_token_; }
 
+  // Bytes that were allocated for one page id of a group, over its layers.
+  int64_t page_bytes(int64_t group) const {
+    return page_bytes_[static_cast<size_t>(group)];
+  }
+
   // INVALID_ARGUMENT for a group or page that does not exist.
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
 
@@ -85,6 +90,7 @@ class KvArenas {
   int64_t RingOf(int64_t page_group, const cache::ExactRing& rows);
 
   cache::PageCounts pages_;
+  std::vector<int64_t> page_bytes_;  // by page group
   double bytes_per_token_ = 0;
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/attention_tiles.h"
 #include "worker/advance.h"
 
 namespace kvasir::worker {
@@ -78,6 +79,7 @@ LayerAttention::LayerAttention(const Parts& parts) : parts_(parts) {
     MakeKey(program().key[p], weights.key[p], parts.arena->key[p], &keys_[p]);
   }
   MakeValue(weights.value, parts.arena->value.front());
+  MakeLaunch();
   parts_.hadamard = nullptr;
 }
 
@@ -195,6 +197,60 @@ void LayerAttention::MakeValue(const PartWeights& weights,
   for (int64_t h = 0; h < program().heads.query.count; ++h) {
     value_.lifted_column.push_back(h * program().head_dim);
   }
+}
+
+void LayerAttention::MakeLaunch() {
+  launch_ = std::make_unique<Launch>();
+  launch_->keys.resize(keys_.size());
+  launch_->exact.resize(num_parts());
+  for (size_t p = 0; p < num_parts(); ++p) {
+    const kernels::LatentPart& rows =
+        (is_key(p) ? parts_.arena->key[p] : parts_.arena->value.front()).exact;
+    launch_->exact[p].ring = rows;
+    launch_->exact[p].fresh = rows;
+  }
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    const KeyProgram& part = program().key[p];
+    kernels::AttentionKeyPart& key = launch_->keys[p];
+    key.latents = keys_[p].latents;
+    key.group_of_head = part.group_of_head.data();
+    key.query_column = part.query.column.data();
+    key.exact = &launch_->exact[p];
+    if (!part.rebuild.has_value()) continue;
+    key.rebuild = &keys_[p].rebuild;
+    launch_->rebuilds = true;
+  }
+  const ValueProgram& from = program().value;
+  launch_->value.latents = value_.latents;
+  launch_->value.group_of_head = from.group_of_head.data();
+  launch_->value.out_column = from.attended.column.data();
+  launch_->value.exact = &launch_->exact.back();
+
+  kernels::PagedAttentionParams& params = launch_->params;
+  params.num_heads = program().heads.query.count;
+  params.num_kv_heads = program().heads.kv.count;
+  params.keys = launch_->keys.data();
+  params.num_key_parts = static_cast<int64_t>(launch_->keys.size());
+  params.values = &launch_->value;
+  params.num_value_parts = 1;
+  params.page_tokens = parts_.page_tokens;
+  params.scale = static_cast<float>(
+      1.0 / std::sqrt(static_cast<double>(program().head_dim)));
+  params.window =
+      parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
+  params.key_exact = WindowOf(parts_.arena->key_ring);
+  params.value_exact = WindowOf(parts_.arena->value_ring);
+  launch_->plan = std::make_unique<kernels::AttentionPlan>(params);
+}
+
+int64_t LayerAttention::SlotsRebuilt(
+    absl::Span<const kernels::AttentionSequence> sequences) const {
+  if (!launch_->rebuilds) return 0;
+  int64_t slots = 0;
+  for (const kernels::AttentionSequence& sequence : sequences) {
+    slots += kernels::SlotsReadByTiles(*launch_->plan, sequence);
+  }
+  return slots;
 }
 
 absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
@@ -397,6 +453,7 @@ kernels::KvAppendPart LayerAttention::Appended(
                                      : program().value.latent_column);
   appended.row_stride = rows.stride;
   appended.part = to;
+  appended.clamped = parts_.clamped_codes;
   return appended;
 }
 
@@ -485,42 +542,20 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
                                     Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream,
                                    StepPart::kAttention);
-  std::vector<kernels::AttentionKeyPart> keys(keys_.size());
-  for (size_t p = 0; p < keys.size(); ++p) {
-    const KeyProgram& part = program().key[p];
-    keys[p].latents = keys_[p].latents;
-    keys[p].group_of_head = part.group_of_head.data();
-    keys[p].query_column = part.query.column.data();
-    if (part.rebuild.has_value()) keys[p].rebuild = &keys_[p].rebuild;
-    keys[p].exact = &exact[p].rows;
-  }
-  const ValueProgram& from = program().value;
-  kernels::AttentionValuePart value;
-  value.latents = value_.latents;
-  value.group_of_head = from.group_of_head.data();
-  value.out_column = from.attended.column.data();
+  std::vector<kernels::AttentionKeyPart> keys = launch_->keys;
+  for (size_t p = 0; p < keys.size(); ++p) keys[p].exact = &exact[p].rows;
+  kernels::AttentionValuePart value = launch_->value;
   value.exact = &exact.back().rows;
 
-  kernels::PagedAttentionParams params;
+  kernels::PagedAttentionParams params = launch_->params;
+  params.keys = keys.data();
+  params.values = &value;
   params.q = rows.row;
   params.q_row_stride = rows.stride;
   params.out = attended;
-  params.out_row_stride = from.attended_columns;
-  params.num_heads = program().heads.query.count;
-  params.num_kv_heads = program().heads.kv.count;
-  params.keys = keys.data();
-  params.num_key_parts = static_cast<int64_t>(keys.size());
-  params.values = &value;
-  params.num_value_parts = 1;
-  params.page_tokens = parts_.page_tokens;
+  params.out_row_stride = program().value.attended_columns;
   params.sequences = input.group.sequences;
   params.num_sequences = input.num_sequences;
-  params.scale = static_cast<float>(
-      1.0 / std::sqrt(static_cast<double>(program().head_dim)));
-  params.window =
-      parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
-  params.key_exact = WindowOf(parts_.arena->key_ring);
-  params.value_exact = WindowOf(parts_.arena->value_ring);
   return kernels::PagedAttention(stream, params, workspace);
 }
 

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/attention_plan.h"
 #include "kernels/hadamard_tables.h"
 #include "kernels/ops.h"
 #include "kernels/paged_attention.h"
@@ -52,6 +55,8 @@ class LayerAttention {
     kernels::HadamardTables* hadamard = nullptr;  // only in the constructor
     int64_t page_tokens = 0;
     StepProfile* profile = nullptr;  // or null
+    // Device memory: codes that static ranges clamped are added to it.
+    int64_t* clamped_codes = nullptr;
   };
 
   explicit LayerAttention(const Parts& parts);
@@ -61,6 +66,11 @@ class LayerAttention {
   // [T, M] is this rank's share of the sum.
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    float* out, kernels::Workspace& workspace) const;
+
+  // Slots that a launch over these sequences (host memory) rebuilds keys for,
+  // each as often as it does; 0: the layer rebuilds none.
+  int64_t SlotsRebuilt(
+      absl::Span<const kernels::AttentionSequence> sequences) const;
 
  private:
   // Heads that turn by the same pairing, in one launch.
@@ -96,6 +106,16 @@ class LayerAttention {
     std::vector<kernels::HadamardLatent> sum_hadamard;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
+  // What every launch of paged_attention has in common. Points to itself.
+  struct Launch {
+    std::vector<kernels::AttentionKeyPart> keys;
+    kernels::AttentionValuePart value;
+    // Layouts of exact rows; a step has rows of its own.
+    std::vector<kernels::ExactRows> exact;  // [parts]
+    kernels::PagedAttentionParams params;   // without a step's rows
+    std::unique_ptr<kernels::AttentionPlan> plan;
+    bool rebuilds = false;
+  };
   // A token's rows of one step.
   struct Rows {
     float* row = nullptr;  // [T, row_columns]
@@ -110,6 +130,7 @@ class LayerAttention {
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
   void MakeValue(const PartWeights& weights, const KvArenas::Part& arena);
+  void MakeLaunch();
 
   absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
                        const Rows& rows, kernels::Workspace& workspace) const;
@@ -162,6 +183,7 @@ class LayerAttention {
   std::vector<Turn> turns_;
   std::vector<Key> keys_;
   Value value_;
+  std::unique_ptr<Launch> launch_;
 };
 
 }  // namespace kvasir::worker

@@ -99,9 +99,15 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
                                "Tokens that the live sequences have seen")),
       physical_tokens_(AddGauge("kvasir_kv_cache_physical_tokens",
                                 "Slots that the live sequences hold")),
-      waste_bytes_(AddGauge("kvasir_kv_cache_waste_bytes",
-                            "Bytes of held pages that hold no token: padding "
-                            "and unfilled slots")),
+      used_bytes_(AddGauge("kvasir_kv_cache_used_bytes",
+                           "Bytes of pages held by at least one sequence")),
+      waste_bytes_(prometheus::BuildGauge()
+                       .Name("kvasir_kv_cache_waste_bytes")
+                       .Help("Bytes of held pages that hold no token, by kind: "
+                             "padding between regions, unfilled slots")
+                       .Register(*registry_)),
+      padding_bytes_(waste_bytes_.Add({{"kind", "padding"}})),
+      unfilled_bytes_(waste_bytes_.Add({{"kind", "unfilled"}})),
       prefix_queries_(
           AddCounter("kvasir_prefix_cache_query_tokens_total",
                      "Prompt tokens looked up in the prefix index")),
@@ -110,6 +116,15 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       window_pages_reclaimed_(
           AddCounter("kvasir_window_pages_reclaimed_total",
                      "Pages given back because a sliding window passed them")),
+      reconstruction_flops_(
+          AddCounter("kvasir_reconstruction_flops_total",
+                     "Operations that lifted and rotated cached keys where "
+                     "they were read")),
+      static_codes_(AddCounter("kvasir_kv_static_codes_total",
+                               "Codes written with the channel's own range")),
+      clamped_codes_(AddCounter("kvasir_kv_clamped_codes_total",
+                                "Of those, codes whose number lay outside of "
+                                "the range")),
       steps_(AddCounter("kvasir_steps_total", "Forward passes")),
       prompt_tokens_(AddCounter("kvasir_prompt_tokens_total",
                                 "Prompt tokens of requests that ended")),
@@ -293,10 +308,15 @@ void WorkerMetrics::SetCache(bool at_rest) {
   leaked_pages_.Set(static_cast<double>(sample.leaked_pages));
   logical_tokens_.Set(static_cast<double>(sample.logical_tokens));
   physical_tokens_.Set(static_cast<double>(sample.physical_tokens));
-  waste_bytes_.Set(static_cast<double>(sample.waste_bytes));
+  used_bytes_.Set(static_cast<double>(sample.used_bytes));
+  padding_bytes_.Set(static_cast<double>(sample.padding_bytes));
+  unfilled_bytes_.Set(static_cast<double>(sample.unfilled_bytes));
   RaiseTo(prefix_queries_, sample.prefix_query_tokens);
   RaiseTo(prefix_hits_, sample.prefix_hit_tokens);
   RaiseTo(window_pages_reclaimed_, sample.window_pages_reclaimed);
+  RaiseTo(reconstruction_flops_, sample.reconstruction_flops);
+  RaiseTo(static_codes_, sample.static_codes);
+  RaiseTo(clamped_codes_, sample.clamped_codes);
 }
 
 }  // namespace kvasir::worker

@@ -22,7 +22,7 @@
 
 namespace kvasir::worker {
 
-// What the cache's own counters say at one moment.
+// What the counters of the cache and of the executor say at one moment.
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
@@ -30,10 +30,15 @@ struct CacheSample {
   int64_t leaked_pages = 0;  // held although no request lives
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t waste_bytes = 0;
+  int64_t used_bytes = 0;              // of used pages
+  int64_t padding_bytes = 0;           // of those: between regions
+  int64_t unfilled_bytes = 0;          // of those: slots without a token
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
+  int64_t reconstruction_flops = 0;    // since start
+  int64_t static_codes = 0;            // since start
+  int64_t clamped_codes = 0;           // since start, of those
 };
 
 // What does not change after start.
@@ -63,9 +68,9 @@ struct WorkerConstants {
 // and Collect from any.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` is called on the engine's thread only: whenever the load is
-  // at rest, and at most every kCacheSampleInterval while it is not, because it
-  // looks at every sequence.
+  // `sample_cache` is called on the engine's thread only, between steps:
+  // whenever the load is at rest, and at most every kCacheSampleInterval while
+  // it is not, because it looks at every sequence.
   static constexpr absl::Duration kCacheSampleInterval =
       absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
@@ -106,10 +111,16 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Gauge& leaked_pages_;
   prometheus::Gauge& logical_tokens_;
   prometheus::Gauge& physical_tokens_;
-  prometheus::Gauge& waste_bytes_;
+  prometheus::Gauge& used_bytes_;
+  prometheus::Family<prometheus::Gauge>& waste_bytes_;  // of the next two
+  prometheus::Gauge& padding_bytes_;
+  prometheus::Gauge& unfilled_bytes_;
   prometheus::Counter& prefix_queries_;
   prometheus::Counter& prefix_hits_;
   prometheus::Counter& window_pages_reclaimed_;
+  prometheus::Counter& reconstruction_flops_;
+  prometheus::Counter& static_codes_;
+  prometheus::Counter& clamped_codes_;
   prometheus::Counter& steps_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Counter& cached_tokens_;

@@ -60,6 +60,27 @@ TEST_F(WorkerMetricsTest, CacheCountersNeverFallAndCountOnce) {
             std::string::npos);
 }
 
+TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
+  sample_.used_bytes = 4096;
+  sample_.padding_bytes = 96;
+  sample_.unfilled_bytes = 1000;
+  sample_.reconstruction_flops = int64_t{1} << 40;
+  sample_.static_codes = 500;
+  sample_.clamped_codes = 3;
+  metrics_.OnLoad({});
+  const std::string text = Text(*metrics_.registry());
+  for (const char* line :
+       {"kvasir_kv_cache_used_bytes 4096\n",
+        "kvasir_kv_cache_waste_bytes{kind=\"padding\"} 96\n",
+        "kvasir_kv_cache_waste_bytes{kind=\"unfilled\"} 1000\n",
+        "kvasir_reconstruction_flops_total 1099511627776\n",
+        "kvasir_kv_static_codes_total 500\n",
+        "kvasir_kv_clamped_codes_total 3\n"}) {
+    EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
+        << line << text;
+  }
+}
+
 TEST_F(WorkerMetricsTest, BusyStepsSampleTheCacheNowAndThenAndRestAlways) {
   const LoadSnapshot busy = {.running = 1};
   for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});

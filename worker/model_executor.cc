@@ -9,6 +9,7 @@
 #include "kernels/ops.h"
 #include "kernels/read_back.h"
 #include "worker/advance.h"
+#include "worker/attention_flops.h"
 
 namespace kvasir::worker {
 namespace {
@@ -129,22 +130,48 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
                                         parts.allocator));
   std::unique_ptr<ModelExecutor> executor(new ModelExecutor(
       parts, std::move(weights), std::move(options), std::move(arenas)));
-  KVASIR_ASSIGN_OR_RETURN(
-      Decoder decoder,
-      Decoder::Create({.spec = parts.spec,
-                       .weights = &executor->weights_,
-                       .arenas = &executor->arenas_,
-                       .collective = parts.collective,
-                       .page_tokens = parts.layout->page_tokens(),
-                       .profile = executor->options_.profile},
-                      parts.allocator, parts.stream));
-  executor->decoder_ = std::make_unique<Decoder>(std::move(decoder));
+  KVASIR_RETURN_IF_ERROR(executor->CreateDecoder());
   executor->output_ = std::make_unique<StepOutput>(
       executor->decoder_.get(), executor->options_.max_batched_tokens,
       executor->options_.logits_bytes);
   KVASIR_RETURN_IF_ERROR(executor->CreateTables());
   KVASIR_RETURN_IF_ERROR(executor->PlanWorkspace());
   return executor;
+}
+
+absl::Status ModelExecutor::CreateDecoder() {
+  KVASIR_ASSIGN_OR_RETURN(
+      clamped_codes_,
+      parts_.allocator->Allocate(sizeof(int64_t), kernels::MemoryTag::kOther));
+  KVASIR_RETURN_IF_ERROR(kernels::Upload(*parts_.stream, clamped_codes_.data(),
+                                         &totals_.clamped_codes,
+                                         sizeof(int64_t)));
+  KVASIR_ASSIGN_OR_RETURN(
+      Decoder decoder,
+      Decoder::Create({.spec = parts_.spec,
+                       .weights = &weights_,
+                       .arenas = &arenas_,
+                       .collective = parts_.collective,
+                       .page_tokens = parts_.layout->page_tokens(),
+                       .profile = options_.profile,
+                       .clamped_codes = clamped_codes_.as<int64_t>()},
+                      parts_.allocator, parts_.stream));
+  decoder_ = std::make_unique<Decoder>(std::move(decoder));
+  const auto count = [this](const PartProgram& part) {
+    if (part.static_ranges) static_codes_per_token_ += part.latent_columns;
+  };
+  for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
+    const AttentionProgram& program =
+        weights_.layers[static_cast<size_t>(layer)].attention;
+    for (const KeyProgram& part : program.key) count(part);
+    count(program.value);
+    rebuild_flops_.push_back(
+        FlopsPerSlot(*parts_.spec, layer, cache::Side::kKey,
+                     parts_.plan->layers(static_cast<int>(layer)).key(),
+                     *parts_.layout)
+            .reconstruction);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ModelExecutor::CreateTables() {
@@ -211,7 +238,10 @@ absl::StatusOr<StepResult> ModelExecutor::Execute(const StepPlan& plan) {
     Workspace workspace(workspace_memory_.data(), workspace_memory_.bytes());
     Results results;
     KVASIR_RETURN_IF_ERROR(RunStep(sizes, workspace, &results));
-    return ReadResults(plan.step_id(), sizes, results);
+    KVASIR_ASSIGN_OR_RETURN(StepResult read,
+                            ReadResults(plan.step_id(), sizes, results));
+    KVASIR_RETURN_IF_ERROR(CountStep(sizes.tokens));
+    return read;
   };
   absl::StatusOr<StepResult> result = run();
   if (!result.ok()) {
@@ -550,6 +580,21 @@ absl::StatusOr<StepResult> ModelExecutor::ReadResults(uint64_t step_id,
     }
   }
   return out;
+}
+
+absl::Status ModelExecutor::CountStep(int64_t num_tokens) {
+  for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    if (rebuild_flops_[index] == 0) continue;
+    const auto group = static_cast<size_t>(arenas_.layers()[index].page_group);
+    totals_.reconstruction_flops +=
+        rebuild_flops_[index] *
+        decoder_->SlotsRebuilt(layer, batch_.groups()[group].sequences);
+  }
+  if (static_codes_per_token_ == 0) return absl::OkStatus();
+  totals_.static_codes += static_codes_per_token_ * num_tokens;
+  return kernels::ReadBack(*parts_.stream, &totals_.clamped_codes,
+                           clamped_codes_.data(), sizeof(int64_t));
 }
 
 absl::Status ModelExecutor::RegisterTokenMask(

@@ -43,6 +43,16 @@ struct LogitsRow {
   absl::Span<const float> logits;  // [V]
 };
 
+// What steps have done since the executor was made, on its rank.
+struct ExecutorTotals {
+  // Keys lifted and rotated where they are read.
+  int64_t reconstruction_flops = 0;
+  // Codes written whose range is the channel's own; of those, the ones that it
+  // clamped.
+  int64_t static_codes = 0;
+  int64_t clamped_codes = 0;
+};
+
 struct ModelExecutorOptions {
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 0;
@@ -100,6 +110,7 @@ class ModelExecutor final : public Executor {
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
   uint64_t last_step_id() const { return last_step_id_; }
+  const ExecutorTotals& totals() const { return totals_; }
 
  private:
   // Results of a step on the device.
@@ -110,6 +121,7 @@ class ModelExecutor final : public Executor {
   ModelExecutor(const Parts& parts, ModelWeights weights,
                 ModelExecutorOptions options, KvArenas arenas);
 
+  absl::Status CreateDecoder();
   absl::Status CreateTables();
   absl::Status PlanWorkspace();
 
@@ -141,6 +153,9 @@ class ModelExecutor final : public Executor {
                                                      const StepSizes& sizes,
                                                      const Results& results);
 
+  // Adds a step that has run to the totals.
+  absl::Status CountStep(int64_t num_tokens);
+
   // The table of token sources on the device, int32:
   //   | ids of the step [max tokens] | last sampled [max seqs, by table row] |
   //   | sampled in this step [max seqs] |
@@ -157,6 +172,10 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<StepOutput> output_;
   kernels::DeviceBuffer workspace_memory_;
   kernels::DeviceBuffer token_sources_;
+  kernels::DeviceBuffer clamped_codes_;  // one int64, counts up
+  // By layer: of keys, for each slot that they are rebuilt for.
+  std::vector<int64_t> rebuild_flops_;
+  int64_t static_codes_per_token_ = 0;
 
   // The executing thread's.
   std::unique_ptr<SequenceTable> table_;
@@ -165,6 +184,7 @@ class ModelExecutor final : public Executor {
   std::vector<const int64_t*> ring_slots_;  // by ring
   std::vector<std::unique_ptr<PenaltyCounts>> idle_penalties_;
   uint64_t last_step_id_ = 0;
+  ExecutorTotals totals_;
   absl::Status failure_;
   absl::flat_hash_map<std::string, kernels::DeviceBuffer> masks_;
 };

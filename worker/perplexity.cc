@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "worker/direct_runner.h"
@@ -16,10 +17,38 @@ struct Loss {
   int64_t tokens = 0;
 };
 
+// Bytes of pages that are not in the pool now.
+int64_t HeldBytes(Rank& rank, const DirectRunner& runner) {
+  int64_t bytes = 0;
+  for (size_t g = 0; g < rank.pages().size(); ++g) {
+    const auto group = static_cast<int64_t>(g);
+    bytes += (rank.pages()[g] - runner.free_pages(group)) *
+             rank.executor().arenas().page_bytes(group);
+  }
+  return bytes;
+}
+
+void CountPool(Rank& rank, PerplexityResult* result) {
+  ModelExecutor& executor = rank.executor();
+  result->kv_bytes_per_token = executor.kv_bytes_per_token();
+  result->kv_compression_ratio =
+      static_cast<double>(rank.layout().dense_bf16_bytes_per_token()) /
+      result->kv_bytes_per_token;
+  result->kv_pool_bytes =
+      rank.allocator().use(kernels::MemoryTag::kKvCache).bytes;
+  for (const cache::PageGroupLayout& group : rank.layout().page_groups()) {
+    const int64_t id = group.id.value();
+    result->kv_pool_pages += rank.pages()[static_cast<size_t>(id)];
+    result->kv_fixed_bytes_per_sequence +=
+        group.side_pages_per_sequence * executor.arenas().page_bytes(id);
+  }
+}
+
 // Loss of ids[1..] of one window, each after those before it. The last id is
-// only a target: nothing follows it.
+// only a target: nothing follows it. `held` hears of every step.
 absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
-                                absl::Span<const int32_t> ids, int64_t chunk) {
+                                absl::Span<const int32_t> ids, int64_t chunk,
+                                absl::FunctionRef<void(int64_t tokens)> held) {
   Loss loss;
   const auto num_inputs = static_cast<int64_t>(ids.size()) - 1;
   for (int64_t start = 0; start < num_inputs; start += chunk) {
@@ -34,6 +63,7 @@ absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
       loss.nats -= static_cast<double>(logprob);
       ++loss.tokens;
     }
+    held(start + static_cast<int64_t>(count));
   }
   runner->Release(sequence_id);
   return loss;
@@ -87,8 +117,14 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
     ids.clear();
     if (has_bos) ids.push_back(*options.bos_token_id);
     ids.insert(ids.end(), first, first + count);
-    KVASIR_ASSIGN_OR_RETURN(const Loss loss,
-                            WindowLoss(&runner, ++sequence_id, ids, chunk));
+    KVASIR_ASSIGN_OR_RETURN(
+        const Loss loss,
+        WindowLoss(&runner, ++sequence_id, ids, chunk, [&](int64_t tokens) {
+          const int64_t bytes = HeldBytes(*rank, runner);
+          if (bytes < result.kv_held_bytes) return;
+          result.kv_held_bytes = bytes;
+          result.kv_held_tokens = std::max(result.kv_held_tokens, tokens);
+        }));
     nats += loss.nats;
     result.tokens += loss.tokens;
     for (int64_t i = start + (has_bos ? 0 : 1); i < start + count; ++i) {
@@ -104,10 +140,7 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);
-  result.kv_bytes_per_token = rank->executor().kv_bytes_per_token();
-  result.kv_compression_ratio =
-      static_cast<double>(rank->layout().dense_bf16_bytes_per_token()) /
-      result.kv_bytes_per_token;
+  CountPool(*rank, &result);
   return result;
 }
 

@@ -40,6 +40,13 @@ struct PerplexityResult {
   // Of the page pool as allocated.
   double kv_bytes_per_token = 0;
   double kv_compression_ratio = 0;  // against a dense bf16 cache
+  int64_t kv_pool_bytes = 0;        // by the allocator's counter
+  int64_t kv_pool_pages = 0;
+  int64_t kv_fixed_bytes_per_sequence = 0;
+  // Of the window that held most: tokens it had run then, and bytes of the
+  // pages taken from the pool.
+  int64_t kv_held_tokens = 0;
+  int64_t kv_held_bytes = 0;
 };
 
 // INVALID_ARGUMENT for a window or chunk out of the executor's limits, or a

@@ -20,6 +20,7 @@ MACHINE = {
     "f32_flops": numbers.Real,
 }
 FIGURES = {
+    "capacity": ["pool_bytes", "sequence_tokens"],
     "attention": ["rows_with_target"],
     "decode": ["read_bandwidth_share", "batch8_speedup", "bytes_read_per_step"],
     "prefill": ["prefill_tokens_per_second"],

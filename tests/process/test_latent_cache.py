@@ -5,14 +5,16 @@ all of them generate."""
 import json
 import math
 import os
+import shutil
 import struct
 import subprocess
+import threading
 
 import numpy as np
 import pytest
 
 import triton
-from kvasir_process import BINARY, TINY, KvasirProcess, run
+from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
 
 COMPRESS = BINARY.with_name("kvasir-compress")
 EVALUATION = TINY / "evaluation.txt"
@@ -204,3 +206,127 @@ def test_a_server_gives_what_generate_does(artifacts):
             server.grpc, server.ready["model"], PROMPT, max_tokens=8, temperature=0,
             ignore_eos=True)
     assert (text, reason, tokens) == (generated(folder), "length", 8)
+
+
+POOL_PAGES, PAGE_TOKENS, LONGEST = 40, 64, 1024
+SAMPLED = {
+    "tokens": "kvasir_kv_cache_logical_tokens",
+    "bytes": "kvasir_kv_cache_used_bytes",
+    "leaked": "kvasir_cache_leaked_pages",
+}
+
+
+def sample(server):
+    """The cache at one moment, as the engine last told it."""
+    metrics = server.metrics()
+    told = {key: metrics[(name, frozenset())] for key, name in SAMPLED.items()}
+    for kind in ("padding", "unfilled"):
+        told[kind] = metrics[("kvasir_kv_cache_waste_bytes", frozenset({("kind", kind)}))]
+    return told
+
+
+def while_it_runs(server):
+    """Samples of one long answer, which nobody stops."""
+    model = server.ready["model"]
+    client = threading.Thread(
+        target=triton.generate, args=(server.grpc, model, "Once upon a time"),
+        kwargs={"max_tokens": LONGEST - 64, "ignore_eos": True, "timeout": 120},
+    )
+    client.start()
+    samples = []
+    while client.is_alive():
+        told = sample(server)
+        if told["tokens"] > 0 and told not in samples:
+            samples.append(told)
+    client.join()
+    return samples
+
+
+@pytest.mark.parametrize("name", ["dense", "palu-4", "rap", "svdq", "lorc"])
+def test_all_four_tell_the_same_bytes(artifacts, name):
+    """inspect, perplexity, the metrics and the allocator, to the byte."""
+    folder = TINY if name == "dense" else artifacts[name][0]
+    lengths = ",".join(map(str, range(1, LONGEST + 1)))
+    inspect = json.loads(run("inspect", folder, "--json", "--lengths", lengths).stdout)
+    at_length = {row["tokens"]: row for row in inspect["at_length"]}
+    per_token = inspect["kv_bytes_per_token"]
+    fixed = inspect["kv_fixed_bytes_per_sequence"]
+    page_bytes = per_token * PAGE_TOKENS
+
+    measured = perplexity(folder)
+    assert measured["kv_bytes_per_token"] == per_token
+    assert measured["kv_compression_ratio"] == inspect["kv_compression_ratio"]
+    assert measured["kv_fixed_bytes_per_sequence"] == fixed
+    assert measured["kv_pool_bytes"] == measured["kv_pool_pages"] * page_bytes
+    assert measured["kv_held_bytes"] == at_length[measured["kv_held_tokens"]]["kv_bytes"]
+
+    pool = int(POOL_PAGES * page_bytes)
+    with KvasirProcess("serve", "--kv-cache-bytes", pool, model=folder) as server:
+        assert server.metric("kvasir_kv_cache_bytes_per_token") == per_token
+        assert server.metric("kvasir_kv_cache_fixed_bytes_per_sequence") == fixed
+        assert server.metric("kvasir_kv_cache_compression_ratio") == inspect["kv_compression_ratio"]
+        assert server.metric("kvasir_kv_cache_pool_bytes") == pool
+        layers = [key for key in server.metrics() if key[0] == "kvasir_kv_layer_info"]
+        assert {tuple(sorted(labels)) for _, labels in layers} == {
+            tuple(sorted({
+                ("layer", str(row["layer"])), ("side", row["side"]), ("method", row["method"]),
+                ("rank", str(row["rank"])), ("bits", row["bits"]),
+            }))
+            for row in inspect["layers"]
+        }
+
+        exact = []
+        for told in while_it_runs(server):
+            row = at_length[int(told["tokens"])]
+            assert told["leaked"] == 0
+            exact.append(
+                told["bytes"] == row["kv_bytes"]
+                and told["padding"] == row["components"]["padding"]
+                and told["unfilled"] == row["components"]["unfilled"]
+            )
+        # A scrape may come while the gauges of one moment are being set.
+        assert sum(exact) >= 1 and len(exact) - sum(exact) <= 1, exact
+        wait_until(lambda: sample(server)["tokens"] == 0, "no sequence is live")
+        assert set(sample(server).values()) == {0}
+        free = server.metric("kvasir_kv_cache_free_pages")
+        assert free + server.metric("kvasir_kv_cache_cached_pages") == POOL_PAGES
+
+        rebuilds = inspect["reconstruction_flops"] > 0
+        assert rebuilds == (name not in ("dense", "rap"))
+        flops = server.metric("kvasir_reconstruction_flops_total")
+        assert (flops >= inspect["reconstruction_flops"] * LONGEST) == rebuilds
+        codes = server.metric("kvasir_kv_static_codes_total")
+        clamped = server.metric("kvasir_kv_clamped_codes_total")
+        assert (codes > 0) == (name == "svdq")
+        assert 0 <= clamped <= codes / 10
+
+
+SHORT, LONG = 1024, 8192
+# Whole keys of one layer at LONG, in float32, are 8 MiB.
+UNEXPLAINED_BYTES = 3 << 20
+
+
+def peak_and_pool(model, window):
+    """Peak resident bytes of a run over one window, and those of its pool."""
+    command = [BINARY, "perplexity", "--model", model, "--text", EVALUATION, "--window", window,
+               "--max-windows", 1, "--json"]
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
+        told = json.loads(process.stdout.read())
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert told["kv_held_tokens"] == window - 1
+    return usage.ru_maxrss * 1024, told["kv_pool_bytes"]
+
+
+@pytest.mark.parametrize("name", ["palu-3", "rap-4"])
+def test_peak_memory_grows_by_the_pool_alone(artifacts, tmp_path, name):
+    folder = tmp_path / name
+    shutil.copytree(artifacts[name][0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = LONG
+    (folder / "config.json").write_text(json.dumps(config))
+    short_peak, short_pool = peak_and_pool(folder, SHORT)
+    long_peak, long_pool = peak_and_pool(folder, LONG)
+    assert long_pool > short_pool
+    assert abs((long_peak - short_peak) - (long_pool - short_pool)) < UNEXPLAINED_BYTES

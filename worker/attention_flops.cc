@@ -1,23 +1,22 @@
-#include "cli/attention_flops.h"
+#include "worker/attention_flops.h"
+
+#include <algorithm>
 
 #include "model/plan_tensors.h"
 
-namespace kvasir::cli {
+namespace kvasir::worker {
 namespace {
 
 using kvasir::v1::Part;
 
 // A complex product of two components is 6 operations, 3 a dim.
 constexpr int64_t kRotationFlopsPerDim = 3;
-// A complex multiply-add is 8 operations, 4 a real channel.
-constexpr int64_t kComplexFlopsPerChannel = 4;
 
 // One latent and the heads that read it.
 struct Latent {
   int64_t channels = 0;
   int64_t kv_heads = 0;
   int64_t query_heads = 0;
-  int64_t pairs = 0;  // rope_low_rank
 };
 
 // Dims of a head, and how many of them are rotated after the lift.
@@ -26,9 +25,9 @@ struct HeadDims {
   int64_t rotated = 0;
 };
 
-class PartCounter {
+class KeyCounter {
  public:
-  PartCounter(const Part& part, int64_t head_dim, int64_t rotary_dims)
+  KeyCounter(const Part& part, int64_t head_dim, int64_t rotary_dims)
       : part_(part),
         head_dim_(head_dim),
         rotary_dims_(rotary_dims),
@@ -44,12 +43,16 @@ class PartCounter {
         for (const Part::Use& use : part_.uses()) LowRankUse(latent, use);
         break;
       case Part::kRopePairs:
-        Absorb(latent, 1);
-        if (pre_rope_) Rotate(latent.channels);
+        Channels(latent, 1);
         break;
-      case Part::kRopeLowRank:
-        RopeLowRank(latent);
+      case Part::kRopeLowRank: {
+        int64_t terms = 1;
+        for (const Part::Use& use : part_.uses()) {
+          terms = std::max(terms, Terms(use));
+        }
+        Channels(latent, terms);
         break;
+      }
       case Part::SPACE_NOT_SET:
         break;
     }
@@ -57,26 +60,38 @@ class PartCounter {
   }
 
  private:
+  static int64_t Terms(const Part::Use& use) {
+    return use.has_anchored() ? use.anchored().order() + 1 : 1;
+  }
+
   void Absorb(const Latent& latent, int64_t terms) {
     flops_.attention += 2 * latent.query_heads * latent.channels * terms;
   }
-  void Rotate(int64_t dims) {
-    flops_.reconstruction += kRotationFlopsPerDim * dims;
+  void Rotate(const Latent& latent, int64_t dims) {
+    flops_.reconstruction += kRotationFlopsPerDim * latent.kv_heads * dims;
   }
   void Rebuild(const Latent& latent, HeadDims dims) {
     flops_.reconstruction += 2 * latent.channels * latent.kv_heads * dims.all;
-    if (pre_rope_) Rotate(latent.kv_heads * dims.rotated);
+    if (pre_rope_) Rotate(latent, dims.rotated);
     flops_.attention += 2 * latent.query_heads * dims.all;
+  }
+  // Channels that stand for pairs: they turn as they are, for each head anew.
+  void Channels(const Latent& latent, int64_t terms) {
+    Absorb(latent, terms);
+    if (pre_rope_) Rotate(latent, latent.channels);
   }
 
   void Full(const Latent& latent) {
-    if (part_.codec().has_basis_static() ||
-        part_.codec().has_basis_sequence()) {
+    const bool basis =
+        part_.codec().has_basis_static() || part_.codec().has_basis_sequence();
+    if (!pre_rope_) {
+      Absorb(latent, 1);  // a basis moves to the query
+    } else if (basis) {
       Rebuild(latent, {head_dim_, rotary_dims_});
-      return;
+    } else {
+      Absorb(latent, 1);
+      Rotate(latent, rotary_dims_);
     }
-    flops_.attention += 2 * latent.query_heads * head_dim_;
-    if (pre_rope_) Rotate(latent.kv_heads * rotary_dims_);
   }
 
   HeadDims DimsOf(const Part::Use& use) const {
@@ -89,59 +104,52 @@ class PartCounter {
   }
 
   void LowRankUse(const Latent& latent, const Part::Use& use) {
-    if (use.has_reconstruct()) {
+    // Keys that do not rotate and have signs to take back absorb their lift.
+    const bool absorbs = !pre_rope_ && part_.codec().has_hadamard_online();
+    if (use.has_reconstruct() && !absorbs) {
       Rebuild(latent, DimsOf(use));
     } else {
-      Absorb(latent, use.has_anchored() ? use.anchored().order() + 1 : 1);
+      Absorb(latent, Terms(use));
     }
-  }
-
-  void RopeLowRank(const Latent& latent) {
-    if (pre_rope_) Rotate(latent.channels);
-    int64_t terms = 1;
-    for (const Part::Use& use : part_.uses()) {
-      if (use.has_reconstruct()) {
-        flops_.reconstruction +=
-            kComplexFlopsPerChannel * latent.channels * latent.kv_heads;
-        flops_.attention += 2 * latent.query_heads * 2 * latent.pairs;
-        return;
-      }
-      if (use.has_anchored()) terms = use.anchored().order() + 1;
-    }
-    Absorb(latent, terms);
   }
 
   const Part& part_;
   const int64_t head_dim_;
-  const int64_t rotary_dims_;  // of a head of this layer's side
+  const int64_t rotary_dims_;  // of a head of this layer
   const bool pre_rope_;
   SideFlops flops_;
 };
+
+int64_t CountContained(const std::vector<int64_t>& heads,
+                       base::HeadRange of_rank) {
+  return std::count_if(heads.begin(), heads.end(), [of_rank](int64_t head) {
+    return of_rank.Contains(head);
+  });
+}
 
 }  // namespace
 
 SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
                        cache::Side side, const kvasir::v1::SidePlan& plan,
-                       const cache::SideLayout& layout) {
-  const bool rotates =
-      side == cache::Side::kKey && spec.layers[static_cast<size_t>(layer)].rope;
+                       const cache::PageLayout& layout) {
+  const bool rotates = spec.layers[static_cast<size_t>(layer)].rope;
   const int64_t queries = spec.num_heads / spec.num_kv_heads;
   SideFlops sum;
-  for (const cache::PartLayout& laid_out : layout.parts) {
+  for (const cache::PartLayout& laid_out :
+       layout.layer(layer).side(side).parts) {
     const Part& part = plan.parts(laid_out.part_index);
-    PartCounter counter(part, spec.head_dim,
-                        rotates ? spec.rope.rotary_dim : 0);
-    for (size_t g = 0; g < laid_out.groups.size(); ++g) {
-      const cache::GroupLayout& group = laid_out.groups[g];
+    KeyCounter keys(part, spec.head_dim, rotates ? spec.rope.rotary_dim : 0);
+    for (const cache::GroupLayout& group : laid_out.groups) {
       Latent latent;
       latent.channels = model::StoredChannels(part.codec(), group.width);
-      latent.kv_heads = static_cast<int64_t>(group.heads.size());
+      latent.kv_heads = CountContained(group.heads, layout.kv_heads());
       latent.query_heads = latent.kv_heads * queries;
-      if (part.has_rope_low_rank()) {
-        latent.pairs =
-            part.rope_low_rank().groups(static_cast<int>(g)).pairs_size();
+      if (side == cache::Side::kValue) {
+        // Whatever lifts a value stands behind the sum.
+        sum.attention += 2 * latent.query_heads * latent.channels;
+        continue;
       }
-      const SideFlops flops = counter.Count(latent);
+      const SideFlops flops = keys.Count(latent);
       sum.attention += flops.attention;
       sum.reconstruction += flops.reconstruction;
     }
@@ -153,4 +161,4 @@ int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec) {
   return 2 * spec.num_heads * spec.head_dim;
 }
 
-}  // namespace kvasir::cli
+}  // namespace kvasir::worker

@@ -9,25 +9,26 @@
 #include "model/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
-namespace kvasir::cli {
+namespace kvasir::worker {
 
 // Of one layer's side, per cached token.
 struct SideFlops {
   // Scores (keys) or the weighted sum (values), for each query token.
   int64_t attention = 0;
-  // Lifting the latent and rotating what was stored before its rotation: once
-  // per step, whatever the number of query tokens.
+  // Lifting keys and rotating what was stored before its rotation, each time
+  // they are read: once in a step that decodes, once for each tile of a prompt
+  // chunk's queries (kernels::AttentionTiles).
   int64_t reconstruction = 0;
 
   friend bool operator==(const SideFlops&, const SideFlops&) = default;
 };
 
-// `layout` of the whole model (one rank).
+// Of the heads of the layout's rank.
 SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
                        cache::Side side, const kvasir::v1::SidePlan& plan,
-                       const cache::SideLayout& layout);
+                       const cache::PageLayout& layout);
 
-// The same of a side of whole keys (after RoPE) or values.
+// The same of a side of whole keys (after RoPE) or values, of all heads.
 int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec);
 
-}  // namespace kvasir::cli
+}  // namespace kvasir::worker

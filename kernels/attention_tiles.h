@@ -1,0 +1,17 @@
+// How often paged_attention reads a sequence's slots: what its keys' rebuilding
+// costs. Host arithmetic. C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention_plan.h"
+
+namespace kvasir::kernels {
+
+// Slots that a launch reads for one KV head of the sequence, those of every
+// tile of its queries together: a tile rebuilds for itself. `plan` fits; the
+// sequence's tables are not looked at.
+int64_t SlotsReadByTiles(const AttentionPlan& plan,
+                         const AttentionSequence& sequence);
+
+}  // namespace kvasir::kernels

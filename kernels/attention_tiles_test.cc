@@ -1,0 +1,74 @@
+#include "kernels/attention_tiles.h"
+
+#include "kernels/latent_cache_for_test.h"
+
+namespace kvasir::kernels {
+namespace {
+
+// Slots that the units of a launch read for the KV head of the first query
+// head.
+int64_t SlotsOfUnits(const PagedAttentionParams& params) {
+  const AttentionPlan plan(params);
+  UnitCursor cursor(plan);
+  AttentionUnit unit;
+  int64_t slots = 0;
+  for (int64_t index = 0; cursor.MoveTo(index, &unit); ++index) {
+    const int64_t* heads = plan.heads() + unit.slice->first_head;
+    if (std::count(heads, heads + unit.slice->num_heads, 0) == 0) continue;
+    const VisibleRange range = UnitSlots(params, unit);
+    slots += range.end - range.begin;
+  }
+  return slots;
+}
+
+LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
+  LatentSpec spec;
+  spec.num_heads = 8;
+  spec.num_kv_heads = 4;
+  spec.keys[0].rebuild = rebuild;
+  spec.keys[0].widths = {96};
+  spec.keys[0].group_of_head = groups;
+  spec.values[0].widths = {512};
+  spec.values[0].group_of_head = groups;
+  spec.tables_only = true;
+  return spec;
+}
+
+TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
+  const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
+  for (const int64_t window : {0, 100}) {
+    for (const LatentSpec& each :
+         {Spec(whole, {0, 1, 2, 3}), Spec(whole, {0, 0, 1, 1}),
+          Spec(whole, {0, 0, 0, 0}), Spec({}, {})}) {
+      LatentSpec spec = each;
+      spec.window = window;
+      LatentCache cache(spec, {1}, 4);
+      PagedAttentionParams params = cache.Params();
+      for (const AttentionSequence& sequence :
+           {AttentionSequence{.num_rows = 1, .first_slot = 0},
+            AttentionSequence{.num_rows = 1, .first_slot = 999},
+            AttentionSequence{.num_rows = 65, .first_slot = 0},
+            AttentionSequence{.num_rows = 512, .first_slot = 300}}) {
+        params.sequences = &sequence;
+        params.num_sequences = 1;
+        EXPECT_EQ(SlotsReadByTiles(AttentionPlan(params), sequence),
+                  SlotsOfUnits(params))
+            << window << " " << sequence.num_rows;
+      }
+    }
+  }
+}
+
+TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
+  LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
+  const PagedAttentionParams params = cache.Params();
+  const AttentionPlan plan(params);
+  EXPECT_EQ(SlotsReadByTiles(plan, {.num_rows = 1, .first_slot = 999}), 1000);
+  const int64_t chunk =
+      SlotsReadByTiles(plan, {.num_rows = 1000, .first_slot = 0});
+  EXPECT_GT(chunk, 1000);
+  EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
+}
+
+}  // namespace
+}  // namespace kvasir::kernels
