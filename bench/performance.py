@@ -29,6 +29,7 @@ RUNS = [
     Run("scheduler", ("scheduler",)),
     Run("serve", ("serve",)),
     Run("load", ("load",)),
+    Run("capacity", ("capacity", "--shape", "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
     Run("decode_plans",

@@ -170,12 +170,19 @@ def llama_cpp(results) -> str:
 
 
 def capacity(results) -> str:
-    if "capacity" not in results:
-        return "Not measured in this run."
-    rows = results["capacity"].get("rows", [])
-    head = [key for key, value in rows[0].items() if not isinstance(value, dict | list)]
-    cell = lambda value: number(value) if isinstance(value, float) else str(value)  # noqa: E731
-    return table(head, [[cell(row.get(key, "")) for key in head] for row in rows])
+    report = results["capacity"]
+    tokens = report["figures"]["sequence_tokens"]
+    return "\n".join([
+        f"Sequences of {tokens:.0f} tokens in a pool of "
+        f"{report['figures']['pool_bytes'] / 2**30:g} GiB.", "",
+        table(["model", "cache", "bytes/token", "MB/sequence", "predicted", "reached",
+               "dense bf16 reaches", "× dense"],
+              [[row["model"], row["plan"] or row["method"], number(row["kv_bytes_per_token"]),
+                f"{row['bytes_per_sequence'] / 1e6:.1f}", str(row["predicted"]),
+                str(row["reached"]), str(row["dense_reached"]),
+                "" if row["reached_over_dense"] is None else f"{row['reached_over_dense']:.2f}"]
+               for row in report["rows"]]),
+        *notes(report)])
 
 
 SECTIONS = {

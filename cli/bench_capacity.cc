@@ -10,9 +10,11 @@
 #include "base/thread_pool.h"
 #include "cache/plan.h"
 #include "cli/bench.h"
+#include "cli/bench_plans.h"
 #include "cli/bench_report.h"
 #include "cli/flags.h"
 #include "cli/model_source.h"
+#include "model/shape_config.h"
 #include "worker/capacity.h"
 #include "worker/rank.h"
 
@@ -29,29 +31,41 @@ struct CapacityFlags {
                                      .sequence_tokens = 4096};
 };
 
-// Everything that was asked for: folders, shapes in the full-rank plan, shapes
-// under each plan.
-std::vector<ModelOptions> Sources(const CapacityFlags& flags) {
-  std::vector<ModelOptions> sources;
-  ModelOptions source;
-  source.kv_dtype = flags.kv_dtype;
-  source.page_tokens = flags.options.page_tokens;
+struct Source {
+  ModelOptions model;
+  std::string plan;  // empty: the folder's own, or the full-rank one
+};
+
+// Everything that was asked for: folders, and shapes under each plan.
+std::vector<Source> Sources(const CapacityFlags& flags) {
+  std::vector<Source> sources;
+  ModelOptions model;
+  model.kv_dtype = flags.kv_dtype;
+  model.page_tokens = flags.options.page_tokens;
   for (const std::string& folder : flags.models) {
-    source.model = folder;
-    sources.push_back(source);
+    model.model = folder;
+    sources.push_back({model, ""});
   }
-  source.model.clear();
-  source.random_weights = true;
+  model.model.clear();
+  model.random_weights = true;
   for (const std::string& shape : flags.shapes) {
-    source.shape = shape;
-    source.kv_plan.clear();
-    if (flags.plans.empty()) sources.push_back(source);
-    for (const std::string& plan : flags.plans) {
-      source.kv_plan = plan;
-      sources.push_back(source);
-    }
+    model.shape = shape;
+    if (flags.plans.empty()) sources.push_back({model, ""});
+    for (const std::string& plan : flags.plans)
+      sources.push_back({model, plan});
   }
   return sources;
+}
+
+absl::StatusOr<ModelSource> Open(const Source& source) {
+  if (source.plan.empty()) return OpenModelSource(source.model, PlanUse::kRun);
+  KVASIR_ASSIGN_OR_RETURN(const model::ModelShape shape,
+                          model::FindShape(source.model.shape));
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
+                          model::SpecOfShape(shape));
+  KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
+                          PlanNamed(source.plan, spec));
+  return OpenModelSource(source.model, PlanUse::kRun, std::move(plan));
 }
 
 absl::StatusOr<worker::Capacity> Measure(const kvasir::v1::KvPlan& plan,
@@ -63,10 +77,9 @@ absl::StatusOr<worker::Capacity> Measure(const kvasir::v1::KvPlan& plan,
   return worker::MeasureCapacity(plan, shape, flags.options);
 }
 
-absl::StatusOr<nlohmann::ordered_json> CapacityRow(const ModelOptions& options,
+absl::StatusOr<nlohmann::ordered_json> CapacityRow(const Source& asked,
                                                    const CapacityFlags& flags) {
-  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
-                          OpenModelSource(options, PlanUse::kRun));
+  KVASIR_ASSIGN_OR_RETURN(const ModelSource source, Open(asked));
   KVASIR_ASSIGN_OR_RETURN(const worker::Capacity own,
                           Measure(source.plan, source.cache_shape, flags));
   KVASIR_ASSIGN_OR_RETURN(
@@ -75,7 +88,7 @@ absl::StatusOr<nlohmann::ordered_json> CapacityRow(const ModelOptions& options,
               source.cache_shape, flags));
   nlohmann::ordered_json row = {
       {"model", source.name},
-      {"kv_plan", options.kv_plan},
+      {"plan", asked.plan},
       {"method", source.plan.method()},
       {"kv_bytes_per_token", own.kv_bytes_per_token},
       {"bytes_per_sequence", own.bytes_per_sequence},
@@ -113,7 +126,7 @@ absl::StatusOr<BenchReport> RunCapacity(CapacityFlags flags) {
   report.AddFigure("pool_bytes", static_cast<double>(flags.options.pool_bytes));
   report.AddFigure("sequence_tokens",
                    static_cast<double>(flags.options.sequence_tokens));
-  for (const ModelOptions& source : Sources(flags)) {
+  for (const Source& source : Sources(flags)) {
     KVASIR_ASSIGN_OR_RETURN(nlohmann::ordered_json row,
                             CapacityRow(source, flags));
     if (row["predicted"] != row["reached"]) {
@@ -148,9 +161,10 @@ void AddBenchCapacity(CLI::App* group, int* exit_code) {
       command, "--shape", flags->shapes,
       "shapes in place of folders: tinyllama-1.1b, llama-3-8b, ...; several")
       ->check(ShapeName());
-  AddFlag(command, "--kv-plan", flags->plans,
-          "plans for each --shape, in place of the full-rank one; several")
-      ->type_name("FILE");
+  AddFlag(command, "--plan", flags->plans,
+          "plans for each --shape, in place of the full-rank one: kv_plan.json "
+          "files, or names of `kvasir bench attention --help`")
+      ->delimiter(',');
   AddFlag(command, "--kv-dtype", flags->kv_dtype,
           "cache type where no plan says it; auto: the weights' type")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));

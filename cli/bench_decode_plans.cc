@@ -8,12 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "bench/plan_presets.h"
-#include "cache/plan.h"
 #include "cli/bench_decode.h"
+#include "cli/bench_plans.h"
 #include "cli/progress.h"
 #include "model/shape_config.h"
 
@@ -30,14 +29,6 @@ struct Candidate {
   ModelOptions model;
   std::optional<KvPlan> plan;
 };
-
-absl::StatusOr<KvPlan> PlanNamed(const std::string& name,
-                                 const model::DecoderSpec& spec) {
-  if (!absl::EndsWith(name, ".json")) return bench::MakePresetPlan(name, spec);
-  KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          ReadTextFile(name, cache::kMaxPlanJsonBytes));
-  return cache::ParsePlanJson(text, name);
-}
 
 // The dense one first.
 absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
