@@ -41,6 +41,7 @@ struct PartSpec {
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
   RebuildSpec rebuild = {};
+  int64_t lift_dims = 0;  // values lifted, if > 0
 };
 
 struct LatentSpec {
@@ -342,6 +343,28 @@ struct TestRebuild {
   TestRebuild& operator=(const TestRebuild&) = delete;
 };
 
+// A ValueLift with what it points to.
+struct TestLift {
+  ValueLift lift;
+  std::vector<std::vector<float>> up;
+  std::vector<const float*> up_pointers;
+
+  TestLift(const TestPart& part, int64_t num_kv_heads, bool tables_only,
+           uint32_t seed) {
+    lift.dims = part.spec.lift_dims;
+    for (int64_t j = 0; j < num_kv_heads; ++j) {
+      const int64_t width = tables_only ? 0 : part.WidthOf(j);
+      up.push_back(RandomFloats(lift.dims * width,
+                                seed + static_cast<uint32_t>(j),
+                                1.0f / std::sqrt(static_cast<float>(width))));
+      up_pointers.push_back(up.back().data());
+    }
+    lift.up = up_pointers.data();
+  }
+  TestLift(const TestLift&) = delete;
+  TestLift& operator=(const TestLift&) = delete;
+};
+
 class LatentCache {
  public:
   LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
@@ -429,6 +452,7 @@ class LatentCache {
     keys_.clear();
     values_.clear();
     size_t rebuild = 0;
+    size_t lift = 0;
     for (size_t p = 0; p < parts_.size(); ++p) {
       const TestPart& part = parts_[p];
       if (p < spec_.keys.size()) {
@@ -437,8 +461,10 @@ class LatentCache {
             {part.part, part.group_of_head.data(), part.columns.data(),
              rebuilds ? &rebuilds_[rebuild++].rebuild : nullptr, &part.exact});
       } else {
-        values_.push_back({part.part, part.group_of_head.data(),
-                           part.columns.data(), &part.exact});
+        values_.push_back(
+            {part.part, part.group_of_head.data(), part.columns.data(),
+             &part.exact,
+             part.spec.lift_dims > 0 ? &lifts_[lift++].lift : nullptr});
       }
     }
     PagedAttentionParams params;
@@ -563,6 +589,10 @@ class LatentCache {
       rebuilds_.emplace_back(parts_.back(), spec_.num_kv_heads,
                              spec_.tables_only, seed + 10);
     }
+    if (!is_key && spec.lift_dims > 0) {
+      lifts_.emplace_back(parts_.back(), spec_.num_kv_heads, spec_.tables_only,
+                          seed + 10);
+    }
   }
 
   // Head by head, part after part, with some columns that belong to nobody.
@@ -573,8 +603,10 @@ class LatentCache {
         const bool is_key = p < spec_.keys.size();
         int64_t* next = is_key ? &q_stride_ : &out_stride_;
         part.columns.push_back(*next);
-        *next += is_key && part.spec.rebuild.dims > 0
-                     ? part.spec.rebuild.dims
+        const int64_t dims =
+            is_key ? part.spec.rebuild.dims : part.spec.lift_dims;
+        *next += dims > 0
+                     ? dims
                      : part.WidthOf(h / (spec_.num_heads / spec_.num_kv_heads));
       }
     }
@@ -626,6 +658,19 @@ class LatentCache {
     return key;
   }
 
+  static std::vector<double> ValueOf(const TestLift* lift, int64_t kv_head,
+                                     const std::vector<double>& latent) {
+    if (lift == nullptr) return latent;
+    std::vector<double> value(static_cast<size_t>(lift->lift.dims));
+    const float* up = lift->lift.up[kv_head];
+    for (size_t c = 0; c < latent.size(); ++c) {
+      for (double& number : value) {
+        number += static_cast<double>(*up++) * latent[c];
+      }
+    }
+    return value;
+  }
+
   void AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
                    double* out) const {
     const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
@@ -657,12 +702,18 @@ class LatentCache {
                            : *std::max_element(weights.begin(), weights.end());
     double sum = 0.0;
     for (double& weight : weights) sum += weight = std::exp(weight - max);
+    size_t lift = 0;
     for (size_t p = spec_.keys.size(); p < parts_.size(); ++p) {
       double* to = out + parts_[p].columns[static_cast<size_t>(head)];
-      std::fill_n(to, parts_[p].WidthOf(kv_head), 0.0);
+      const TestLift* lifted =
+          parts_[p].spec.lift_dims > 0 ? &lifts_[lift++] : nullptr;
+      std::fill_n(
+          to,
+          lifted != nullptr ? lifted->lift.dims : parts_[p].WidthOf(kv_head),
+          0.0);
       for (int64_t s = begin; s < end; ++s) {
         const std::vector<double> value =
-            Read(p, kv_head, ask.sequence, own, s);
+            ValueOf(lifted, kv_head, Read(p, kv_head, ask.sequence, own, s));
         for (size_t i = 0; i < value.size(); ++i) {
           to[i] += weights[static_cast<size_t>(s - begin)] / sum * value[i];
         }
@@ -678,6 +729,7 @@ class LatentCache {
   std::vector<std::vector<int64_t>> positions_;
   std::deque<TestPart> parts_;  // keys, then values
   std::deque<TestRebuild> rebuilds_;
+  std::deque<TestLift> lifts_;
   std::vector<AttentionKeyPart> keys_;
   std::vector<AttentionValuePart> values_;
   int64_t q_stride_ = 0;
@@ -704,8 +756,8 @@ inline double WorstError(const PagedAttentionParams& params,
       const AttentionValuePart& part = params.values[p];
       const auto first = static_cast<size_t>(
           i / params.num_heads * params.out_row_stride + part.out_column[h]);
-      const auto width = static_cast<size_t>(
-          part.latents.groups[part.group_of_head[h / queries]].width);
+      const auto width =
+          static_cast<size_t>(OutWidth(part, part.group_of_head[h / queries]));
       double error = 0.0;
       double norm = 0.0;
       for (size_t c = first; c < first + width; ++c) {

@@ -73,6 +73,15 @@ absl::Status CheckRebuild(const KeyRebuild& rebuild, const LatentPart& part) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLift(const ValueLift& lift) {
+  if (lift.dims < 1 || lift.dims > kAttentionMaxHeadDim) {
+    return Invalid("dims of lifted values", 1, kAttentionMaxHeadDim, lift.dims);
+  }
+  return lift.up == nullptr
+             ? Refuse(kKernels.op, "lifts of a part of lifted values", 1, 0)
+             : absl::OkStatus();
+}
+
 absl::Status CheckWindow(const ExactWindow& window) {
   if (window.tokens < 0) {
     return Refuse(kKernels.op, "exact window", 0, window.tokens);
@@ -159,11 +168,12 @@ absl::Status CheckValues(const PagedAttentionParams& params,
       CheckLatents(params, part.latents, part.group_of_head));
   KVASIR_RETURN_IF_ERROR(
       CheckExact(params.value_exact, part.latents, part.exact));
+  if (part.lift != nullptr) KVASIR_RETURN_IF_ERROR(CheckLift(*part.lift));
   const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
   for (int64_t h = 0; h < params.num_heads; ++h) {
     const int32_t group = part.group_of_head[h / heads_per_kv];
     KVASIR_RETURN_IF_ERROR(CheckColumns("out_row_stride", part.out_column[h],
-                                        part.latents.groups[group].width,
+                                        OutWidth(part, group),
                                         params.out_row_stride));
   }
   return absl::OkStatus();

@@ -83,13 +83,31 @@ struct AttentionKeyPart {
   const ExactRows* exact = nullptr;     // if the keys have a window
 };
 
+// How the values of a part are lifted inside the loop over slots, which pays
+// where many rows share them:
+//   value_j = up_j^T h
+// d numbers.
+struct ValueLift {
+  int64_t dims = 0;  // d
+  // One matrix [R', d] per KV head, R' of the head's group; float32.
+  const float* const* up = nullptr;  // [Hkv]
+};
+
 struct AttentionValuePart {
   LatentPart latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // Where query head h's sum of latents begins in a row of out [Hq].
+  // Where query head h's sum begins in a row of out [Hq]: as many numbers as
+  // the latent of its KV head's group has (absorbed), or d (lifted).
   const int64_t* out_column = nullptr;
   const ExactRows* exact = nullptr;  // if the values have a window
+  const ValueLift* lift = nullptr;   // null: absorbed
 };
+
+// Numbers of a head's sum.
+inline int64_t OutWidth(const AttentionValuePart& part, int64_t group) {
+  return part.lift != nullptr ? part.lift->dims
+                              : part.latents.groups[group].width;
+}
 
 // For row r of a sequence, at slot p = first_slot + r, and query head h of KV
 // head j = h / (Hq / Hkv):
@@ -127,6 +145,9 @@ struct AttentionValuePart {
 // chain of their own, and beside the codes' there is the sum of their weights
 // (as that of minima): at the end of a split the channel becomes
 // fma(sum, scale_c, weights * minimum_c) + the exact rows' sum.
+// Lifted values: each of the d numbers is found by the rules of scores with a
+// column of `up` in place of q, an exact row's by those of numbers; then they
+// are values that are numbers, whatever the codec.
 // So a row's bits depend on its query and its visible slots alone: not on
 // chunks, batch, page size or threads. Slots that no row of a tile sees are
 // never read.

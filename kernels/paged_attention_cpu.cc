@@ -622,6 +622,11 @@ class SplitRunner {
 
 void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
                         CpuStream& stream) {
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    if (params.values[p].lift != nullptr) {
+      return PagedAttentionReference(params, scratch, stream);
+    }
+  }
   const AttentionPlan plan(params);
   if (!TakesSplits(plan, stream.pool().num_threads())) {
     return RunByUnits(plan, scratch, stream);

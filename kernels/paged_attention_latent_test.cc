@@ -44,6 +44,11 @@ PartSpec Rebuilt(PartSpec part, RebuildSpec rebuild) {
   return part;
 }
 
+PartSpec Lifted(PartSpec part, int64_t dims) {
+  part.lift_dims = dims;
+  return part;
+}
+
 LatentSpec Exact(const char* name, int64_t key, int64_t value,
                  LatentSpec spec) {
   spec.name = name;
@@ -227,6 +232,86 @@ std::vector<LatentSpec> StoredSpecs() {
   };
 }
 
+// Values lifted: every codec, ragged dims, beside absorbed ones, exact rows.
+std::vector<LatentSpec> LiftedSpecs() {
+  const std::vector<int> schedule = {8, 4, 3, 2, 1};
+  std::vector<LatentSpec> specs = {
+      {"lifted",
+       8,
+       4,
+       {Rebuilt(Groups(Numbers({160}), {0, 0, 1, 1}), {32, 16})},
+       {Lifted(Groups(Numbers({160, 96}), {0, 0, 1, 1}), 32)}},
+      {"lifted_alone",
+       4,
+       2,
+       {Numbers({24})},
+       {Lifted(Numbers({33}, DType::kF32), 37)},
+       32},
+      {"lifted_codes",
+       4,
+       2,
+       {Codes({64}, {4})},
+       {Lifted(Groups(Codes({96}, {4}, 32), {0, 0}), 40)}},
+      {"lifted_codes_8", 4, 1, {Numbers({24})}, {Lifted(Codes({40}, {8}), 5)}},
+      {"lifted_wide_run",
+       4,
+       2,
+       {Numbers({24})},
+       {Lifted(Codes({300}, {3}), 64)}},
+      {"lifted_schedule",
+       4,
+       2,
+       {Codes({35}, schedule, 7)},
+       {Lifted(Codes({160}, schedule, 20), 24)},
+       64},
+      {"lifted_many_runs",
+       4,
+       2,
+       {Numbers({24})},
+       {Lifted(Codes({161}, {1, 2}, 3), 33)}},
+      {"lifted_static",
+       4,
+       2,
+       {Rebuilt(Fixed(Codes({160}, schedule, 20)), {32, 16, true})},
+       {Lifted(Groups(Fixed(Codes({160}, {4, 2}, 80)), {0, 0}), 32)}},
+      {"lifted_head_of_256",
+       2,
+       1,
+       {Rebuilt(Numbers({96}), {256, 128})},
+       {Lifted(Codes({40}, {3}), 256)}},
+      {"lifted_beside_absorbed",
+       4,
+       4,
+       {Numbers({24}),
+        Rebuilt(Groups(Codes({40}, {8}), {0, 1, 1, 0}), {16, 8})},
+       {Groups(Codes({40}, {4}), {0, 0, 1, 1}),
+        Lifted(Groups(Numbers({24}), {0, 1, 0, 1}), 17),
+        Lifted(Fixed(Codes({24}, {1})), 16)}},
+      {"lifted_not_causal",
+       4,
+       2,
+       {Codes({64}, {4})},
+       {Lifted(Codes({64}, {2}), 24)},
+       16,
+       30,
+       false}};
+  for (size_t i : {0, 2, 5, 7, 9}) {
+    static const char* const kNames[] = {"exact_lifted",
+                                         "",
+                                         "exact_lifted_codes",
+                                         "",
+                                         "",
+                                         "exact_lifted_schedule",
+                                         "",
+                                         "exact_lifted_static",
+                                         "",
+                                         "exact_lifted_beside_absorbed"};
+    specs.push_back(
+        Exact(kNames[i], 70, 30 + 5 * static_cast<int64_t>(i), specs[i]));
+  }
+  return specs;
+}
+
 // Exact windows of 1, 7, 64 and more slots than there are, of both sides or
 // one.
 std::vector<LatentSpec> ExactSpecs() {
@@ -299,16 +384,20 @@ std::vector<LatentSpec> ExactSpecs() {
 std::vector<LatentSpec> Specs() {
   std::vector<LatentSpec> specs = StoredSpecs();
   for (LatentSpec& spec : ExactSpecs()) specs.push_back(std::move(spec));
+  for (LatentSpec& spec : LiftedSpecs()) specs.push_back(std::move(spec));
   return specs;
 }
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
-  // The longest crosses a split; rebuilt keys take the reference long.
+  // The longest crosses a split; rebuilt keys and lifted values take the
+  // reference long.
   bool rebuilds = false;
-  for (const PartSpec& part : GetParam().keys) {
-    rebuilds = rebuilds || part.rebuild.dims > 0;
+  for (const auto* parts : {&GetParam().keys, &GetParam().values}) {
+    for (const PartSpec& part : *parts) {
+      rebuilds = rebuilds || part.rebuild.dims > 0 || part.lift_dims > 0;
+    }
   }
   const int64_t longest = rebuilds ? 520 : 1000;
   LatentCache cache(GetParam(), {1, 65, longest + 1}, 1);
@@ -567,6 +656,25 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   rebuild = *good.keys[0].rebuild;
   rebuild.num_pairs = 9;
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
+}
+
+TEST_F(LatentRefusalTest, NamesWhatIsWrongOfALift) {
+  LatentSpec spec;
+  spec.values = {Lifted(Codes({24}, {4}), 16)};
+  LatentCache cache(spec, {16}, 6);
+  PagedAttentionParams params = cache.Params();
+  KVASIR_EXPECT_OK(Try(params));
+  AttentionValuePart value = params.values[0];
+  params.values = &value;
+  ValueLift lift = *value.lift;
+  value.lift = &lift;
+  lift.dims = 257;
+  ExpectRefusal(params, "dims of lifted values: want 1 to 256, have 257");
+  lift.dims = 22;
+  ExpectRefusal(params, "out_row_stride: want at least 70, have 69");
+  lift.dims = 16;
+  lift.up = nullptr;
+  ExpectRefusal(params, "lifts of a part of lifted values: want at least 1");
 }
 
 TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {

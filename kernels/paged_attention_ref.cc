@@ -148,13 +148,28 @@ std::vector<float> RebuildKey(const KeyRebuild& rebuild, int64_t kv_head,
   return key;
 }
 
+// value_j of the contract, [d].
+std::vector<float> LiftValue(const ValueLift& lift, int64_t kv_head,
+                             const Latent& latent) {
+  std::vector<float> value(static_cast<size_t>(lift.dims));
+  std::vector<float> column(static_cast<size_t>(latent.group->width));
+  for (size_t i = 0; i < value.size(); ++i) {
+    for (size_t c = 0; c < column.size(); ++c) {
+      column[c] = lift.up[kv_head][c * value.size() + i];
+    }
+    value[i] = Dot(column.data(), latent);
+  }
+  return value;
+}
+
 // One value part of a row: what is summed so far, not yet normalised.
 struct ValueSum {
   const AttentionValuePart* part;
   const LatentGroup* group;
+  int64_t kv_head;
   // Static ranges beside exact rows.
   bool sums_weights = false;
-  std::vector<float> out = {};     // [R']
+  std::vector<float> out = {};     // [R'], or [d] where values are lifted
   std::vector<float> minima = {};  // [runs], of ranges in slots; weights
   std::vector<float> exact = {};   // [R'], with sums_weights
 
@@ -183,6 +198,13 @@ void ValueSum::AddNumbers(float weight, const Latent& latent,
 }
 
 void ValueSum::Add(float weight, const Latent& latent) {
+  if (part->lift != nullptr) {
+    const std::vector<float> value = LiftValue(*part->lift, kv_head, latent);
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = std::fma(weight, value[i], out[i]);
+    }
+    return;
+  }
   if (latent.group->num_runs == 0) {
     return AddNumbers(weight, latent, sums_weights ? &exact : &out);
   }
@@ -200,7 +222,7 @@ void ValueSum::Add(float weight, const Latent& latent) {
 void ValueSum::AddMinima(const float* weights,
                          const std::vector<Latent>& latents, int64_t first) {
   const bool in_slots = part->latents.static_scale == nullptr;
-  if (!in_slots && !sums_weights) return;
+  if (part->lift != nullptr || (!in_slots && !sums_weights)) return;
   for (size_t r = 0; r < (in_slots ? minima.size() : 1); ++r) {
     float lanes[kLanes] = {};
     for (size_t i = 0; i < latents.size(); ++i) {
@@ -218,6 +240,7 @@ void ValueSum::AddMinima(const float* weights,
 
 void ValueSum::EndSplit() {
   const LatentPart& latents = part->latents;
+  if (part->lift != nullptr) return;
   for (size_t i = 0; sums_weights && i < out.size(); ++i) {
     const auto c = static_cast<size_t>(group->column) + i;
     out[i] = std::fma(out[i], latents.static_scale[c],
@@ -311,12 +334,14 @@ Partial Row::EmptyPartial() const {
   for (int64_t p = 0; p < params_.num_value_parts; ++p) {
     const AttentionValuePart& part = params_.values[p];
     ValueSum value;
+    const int32_t group = part.group_of_head[kv_head_];
     value.part = &part;
-    value.group = &part.latents.groups[part.group_of_head[kv_head_]];
-    value.sums_weights = value.group->num_runs > 0 &&
+    value.group = &part.latents.groups[group];
+    value.kv_head = kv_head_;
+    value.sums_weights = part.lift == nullptr && value.group->num_runs > 0 &&
                          part.latents.static_scale != nullptr &&
                          params_.value_exact.tokens > 0;
-    value.out.resize(static_cast<size_t>(value.group->width));
+    value.out.resize(static_cast<size_t>(OutWidth(part, group)));
     value.minima.resize(static_cast<size_t>(value.group->num_runs));
     if (value.sums_weights) value.exact.resize(value.out.size());
     partial.values.push_back(std::move(value));
@@ -411,9 +436,10 @@ void Row::Finish(const Partial& total) const {
   for (const ValueSum& value : total.values) {
     const LatentPart& latents = value.part->latents;
     float* out = out_ + value.part->out_column[head_];
-    for (int64_t i = 0; i < value.group->width; ++i) {
+    const bool lifted = value.part->lift != nullptr;
+    for (int64_t i = 0; i < static_cast<int64_t>(value.out.size()); ++i) {
       float sum = value.out[static_cast<size_t>(i)];
-      if (latents.static_scale != nullptr && !value.sums_weights) {
+      if (latents.static_scale != nullptr && !value.sums_weights && !lifted) {
         const int64_t c = value.group->column + i;
         sum = std::fma(sum, latents.static_scale[c],
                        total.sum * latents.static_minimum[c]);
