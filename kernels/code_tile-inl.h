@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/ahead_lines.h"
 #include "kernels/code_pack.h"
 #include "kernels/simd-inl.h"
 
@@ -29,9 +30,9 @@ inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 // Up to here a row's own unpacking costs less than a way through memory.
 inline constexpr int64_t kCodeTileMostRows = 8;
 
-// Rows of queries times codes of 64 slots: c += a b. b is given as words of a
-// slot's bytes, slots side by side [words, 64]; bits are counted from the first
-// word on.
+// Rows of queries times codes (or bfloat16s, as if they were codes of 16 bits)
+// of 64 slots: c += a b. b is given as words of a slot's bytes, slots side by
+// side [words, 64]; bits are counted from the first word on.
 struct KeyCodesArgs {
   int64_t depth;  // channels
   const uint32_t* low;
@@ -42,8 +43,10 @@ struct KeyCodesArgs {
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
+  AheadLines* ahead;  // asked meanwhile
 };
-// Whether the tile can take codes that lie so.
+// Whether the tile can take bfloat16s, and codes that lie so.
+inline constexpr bool kTakesKeyPairs = kVecLanes > 1;
 inline bool TakesKeyCodes(const CodePlace& place) {
   return kVecLanes > 1 && (place.third_bit < 0 || (place.low_bit % 32 == 0 &&
                                                    place.third_bit % 16 == 0));
@@ -60,6 +63,7 @@ struct ValueCodesArgs {
   float* c;  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
+  AheadLines* ahead;  // asked meanwhile
 };
 // Whether the tile can take codes that lie so: less than 8 bits, and vectors of
 // them are whole bytes.

@@ -18,7 +18,8 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
-// What a word's lowest bits stand for, whatever lies above them.
+// What a word's lowest bits stand for, whatever lies above them: a code, or, of
+// 16 bits, a bfloat16.
 template <int kBits>
 class CodeNumbers {
  public:
@@ -50,9 +51,13 @@ class CodeNumbers {
  private:
 #endif
   static HWY_INLINE Vec Convert(WordVec word) {
-    const hn::RebindToSigned<Floats> d32;
-    const WordVec code = hn::And(word, hn::Set(kWords, (1u << kBits) - 1u));
-    return hn::ConvertTo(kFloats, hn::BitCast(d32, code));
+    if constexpr (kBits == 16) {
+      return hn::BitCast(kFloats, hn::ShiftLeft<16>(word));
+    } else {
+      const hn::RebindToSigned<Floats> d32;
+      const WordVec code = hn::And(word, hn::Set(kWords, (1u << kBits) - 1u));
+      return hn::ConvertTo(kFloats, hn::BitCast(d32, code));
+    }
   }
 };
 
@@ -63,6 +68,10 @@ HWY_INLINE WordVec WithThirdBit(WordVec low, WordVec third) {
 }
 
 inline constexpr int kVecs = kCodeTileVecs;
+
+// Lines to ask for during so many AddProducts of one row: about as fast as they
+// come.
+constexpr int LinesIn(int products) { return (products + 7) / 8; }
 
 // acc += numbers of each row times codes.
 template <int kRows>
@@ -118,12 +127,19 @@ HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
                         const float* const (&a)[kRows],
                         Vec (&acc)[kRows][kVecs]) {
   if constexpr (kIndex * kBits < 32) {
-    WordVec low[kVecs];
-    for (int v = 0; v < kVecs; ++v) {
-      low[v] = hn::ShiftRight<kIndex * kBits>(words[v]);
-    }
     Vec codes[kVecs];
-    TakeCodes<kBits, kThird>(numbers, low, third, codes);
+    if constexpr (kBits == 16 && kIndex == 1) {
+      for (int v = 0; v < kVecs; ++v) {
+        codes[v] = hn::BitCast(kFloats,
+                               hn::And(words[v], hn::Set(kWords, 0xffff0000u)));
+      }
+    } else {
+      WordVec low[kVecs];
+      for (int v = 0; v < kVecs; ++v) {
+        low[v] = hn::ShiftRight<kIndex * kBits>(words[v]);
+      }
+      TakeCodes<kBits, kThird>(numbers, low, third, codes);
+    }
     AddProducts(a, kIndex, codes, acc);
     AddWord<kBits, kThird, kRows, kIndex + 1>(numbers, words, third, a, acc);
   } else {
@@ -134,6 +150,7 @@ HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
 template <int kBits, bool kThird, int kRows>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
   constexpr int kPerWord = 32 / kBits;
+  constexpr int kLinesPerWord = LinesIn(kPerWord * kRows);
   const CodeNumbers<kThird ? 3 : kBits> numbers;
   float* const c = args.c + column;
   const float* a[kRows];
@@ -175,6 +192,7 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
     load_third();
     const float* from[kRows];
     for (int r = 0; r < kRows; ++r) from[r] = a[r] + i;
+    args.ahead->Ask(kLinesPerWord);
     AddWord<kBits, kThird, kRows, 0>(numbers, words, third, from, acc);
   }
   if (i < args.depth) load_third();
@@ -280,6 +298,7 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   const SlotThirdBits high;
   const int64_t low_byte = (args.place.low_bit + column * kBits) / 8;
   const int64_t third_byte = kThird ? (args.place.third_bit + column) / 8 : 0;
+  constexpr int64_t kSlotsPerLine = 2;
   float* const c = args.c + column;
   const float* a[kRows];
   Vec acc[kRows][kVecs];
@@ -302,6 +321,7 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
       codes[v] = numbers(word);
     }
     AddProducts(a, s, codes, acc);
+    if (s % kSlotsPerLine == 0) args.ahead->Ask();
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) {
@@ -354,6 +374,8 @@ void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
   ForTiles(rows, args, [](int height, const KeyCodesArgs& tile) {
     if (tile.place.third_bit >= 0) {
       KeyRow<2, true, kCodeTileRows>(height, tile);
+    } else if (tile.place.low_bits == 16) {
+      KeyRow<16, false, kCodeTileRows>(height, tile);
     } else if (tile.place.low_bits == 8) {
       KeyRow<8, false, kCodeTileRows>(height, tile);
     } else if (tile.place.low_bits == 4) {

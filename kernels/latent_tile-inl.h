@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
+#include "kernels/ahead_lines.h"
 #include "kernels/attention_plan.h"
 #include "kernels/codes-inl.h"
 #include "kernels/simd-inl.h"
@@ -71,14 +71,16 @@ HWY_INLINE void LoadFewWords(const char* const* rows, uint32_t* words,
 #endif
 
 // Words [0, num_bytes / 4) of kVecLanes slots side by side, in rows `stride`
-// apart.
+// apart. Asks for half as many lines as it reads: products ask for the others.
 HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
-                          int64_t num_bytes, uint32_t* words, int64_t stride) {
+                          int64_t num_bytes, uint32_t* words, int64_t stride,
+                          AheadLines* ahead) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
   constexpr int64_t kFew = 4;  // up to here, moving words one by one is faster
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
     uint32_t* to = words + first / 4 * stride;
+    ahead->Ask(bytes * kVecLanes / (2 * AheadLines::kLineBytes));
     if (bytes <= kFew * 4) {
       for (int lane = 0; lane < kVecLanes; ++lane) {
         uint32_t few[kFew] = {};
@@ -176,13 +178,13 @@ inline int PlaneIndex(int bits) {
 
 // Words of kVecLanes slots from `s` on, plane by plane; says where each plane
 // begins.
-HWY_INLINE void LoadPlanes(const BlockSlots& slots, const LatentChunk& chunk,
+HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
-                           uint32_t* plane_words[4]) {
+                           uint32_t* plane_words[4], AheadLines* ahead) {
   for (int plane = 0; plane < 4; ++plane) {
     plane_words[plane] = words;
-    const int64_t begin = chunk.bytes.begin[plane];
-    const int64_t bytes = chunk.bytes.end[plane] - begin;
+    const int64_t begin = chunk.begin[plane];
+    const int64_t bytes = chunk.end[plane] - begin;
     if (bytes == 0) continue;
     const char* rows[kVecLanes];
     const char* readable[kVecLanes];
@@ -196,18 +198,19 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const LatentChunk& chunk,
       rows[lane] = kNoSlot;
       readable[lane] = kNoSlot + sizeof(kNoSlot);
     }
-    LoadWords(rows, readable, bytes, words, stride);
+    LoadWords(rows, readable, bytes, words, stride, ahead);
     words += (bytes + 4 * kVecLanes - 1) / (4 * kVecLanes) * kVecLanes * stride;
   }
 }
 
 // tile [chunk.width, 64]
 inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
-                       const CodePiece* pieces, float* tile) {
+                       const CodePiece* pieces, float* tile,
+                       AheadLines* ahead) {
   HWY_ALIGN uint32_t words[kMaxWords * kVecLanes];
   for (int64_t s = 0; s < kBlock; s += kVecLanes) {
     uint32_t* plane_words[4];
-    LoadPlanes(slots, chunk, s, words, kVecLanes, plane_words);
+    LoadPlanes(slots, chunk.bytes, s, words, kVecLanes, plane_words, ahead);
     for (int64_t p = 0; p < chunk.num_pieces; ++p) {
       const CodePiece& piece = pieces[p];
       const int plane = PlaneIndex(piece.place.low_bits);
@@ -445,6 +448,9 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
+  // Memory of the next block.
+  AheadLines* ahead() { return &ahead_; }
+
   float* tile() const { return tile_; }
   // Of the piece with this index in the chunk that was loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
@@ -456,30 +462,34 @@ class BlockLoader {
     if (loaded_ == &chunk) return;
     loaded_ = &chunk;
     Find(part, group);
+    if (chunk.begin == 0) AddNext(part, group, true);
     if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
-    if (chunk.begin == 0) PrefetchNext(part, group);
-    UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_);
+    UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_, &ahead_);
     LoadChunkRanges(part, chunk);
   }
 
   // The codes of the chunk as words of the slots' bytes, [words, 64], and the
-  // ranges of its runs.
+  // ranges of its runs; of bfloat16s, pairs of them.
   void LoadKeyWords(const LatentPart& part, const LatentGroup& group,
                     const LatentChunk& chunk) {
     loaded_ = nullptr;
     Find(part, group);
-    if (chunk.begin == 0) PrefetchNext(part, group);
+    if (chunk.begin == 0) AddNext(part, group, true);
+    const ChunkBytes bytes =
+        chunk.num_pieces > 0 ? chunk.bytes : BytesOfPairs(chunk);
     auto* words = reinterpret_cast<uint32_t*>(tile_);
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
-      LoadPlanes(found_, chunk, s, words + s, kBlock, plane_words_);
+      LoadPlanes(found_, bytes, s, words + s, kBlock, plane_words_, &ahead_);
     }
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
-    LoadChunkRanges(part, chunk);
+    if (chunk.num_pieces > 0) LoadChunkRanges(part, chunk);
   }
   // Words that were loaded last, of the plane of codes of `bits` bits.
   const uint32_t* key_words(int bits) const {
     return plane_words_[PlaneIndex(bits)];
   }
+  // Pairs of bfloat16s.
+  const uint32_t* key_pairs() const { return plane_words_[0]; }
 
   // Where the block's slots lie.
   const BlockSlots& FindSlots(const LatentPart& part,
@@ -505,9 +515,9 @@ class BlockLoader {
     UnpackValues(found_, piece, stride, tile_);
   }
   void LoadValueRanges(const LatentPart& part, const LatentGroup& group,
-                       const LatentChunk& chunk) {
+                       const LatentChunk& chunk, bool streams) {
     Find(part, group);
-    if (chunk.begin == 0) PrefetchNext(part, group);
+    if (chunk.begin == 0) AddNext(part, group, !streams);
     LoadChunkRanges(part, chunk);
   }
 
@@ -535,6 +545,13 @@ class BlockLoader {
   }
 
  private:
+  static ChunkBytes BytesOfPairs(const LatentChunk& chunk) {
+    ChunkBytes bytes;
+    bytes.begin[0] = 2 * chunk.begin;
+    bytes.end[0] = 2 * (chunk.begin + chunk.width);
+    return bytes;
+  }
+
   void Find(const LatentPart& part, const LatentGroup& group) {
     if (found_part_ == &part && found_group_ == &group) return;
     found_part_ = &part;
@@ -555,9 +572,9 @@ class BlockLoader {
       for (int64_t i = 0; i < count; ++i) {
         found_.codes[first + i] = codes + i * group.codes_stride_bytes;
       }
+      std::fill_n(found_.readable + first, count, readable);
       for (int64_t i = 0; group.num_runs > 0 && i < count; ++i) {
         found_.ranges[first + i] = ranges + i * group.params_stride_bytes;
-        found_.readable[first + i] = readable;
       }
       s += count;
     }
@@ -582,7 +599,7 @@ class BlockLoader {
     }
   }
 
-  void TransposeChunk(DType dtype, const LatentChunk& chunk) const {
+  void TransposeChunk(DType dtype, const LatentChunk& chunk) {
     const char* rows[kBlock];
     const int64_t offset = chunk.begin * DTypeBytes(dtype);
     std::fill_n(rows, kBlock, kNoSlot);
@@ -591,11 +608,11 @@ class BlockLoader {
     }
     switch (dtype) {
       case DType::kF32:
-        return TransposeRows<float>(rows, kBlock, chunk.width, tile_);
+        return TransposeRows<float>(rows, kBlock, chunk.width, tile_, &ahead_);
       case DType::kF16:
-        return TransposeRows<F16>(rows, kBlock, chunk.width, tile_);
+        return TransposeRows<F16>(rows, kBlock, chunk.width, tile_, &ahead_);
       case DType::kBf16:
-        return TransposeRows<Bf16>(rows, kBlock, chunk.width, tile_);
+        return TransposeRows<Bf16>(rows, kBlock, chunk.width, tile_, &ahead_);
     }
   }
 
@@ -610,22 +627,20 @@ class BlockLoader {
     });
   }
 
-  // Codes take so little memory that asking for them costs nothing.
-  void PrefetchNext(const LatentPart& part, const LatentGroup& group) const {
-    for (int64_t s = block_ + kBlock;
-         s < std::min(block_ + 2 * kBlock, slots_.end);) {
-      const Run run =
-          RunAt(part, group, s, std::min(block_ + 2 * kBlock, slots_.end));
-      const int64_t bytes = run.count * group.codes_stride_bytes;
-      for (int64_t i = 0; i < bytes; i += 64) hwy::Prefetch(run.codes + i);
-      if (part.static_scale == nullptr) {
-        const char* ranges = ParamsAddress(
-            part, group, sequence_.block_table[s / params_.page_tokens],
-            s % params_.page_tokens);
-        const int64_t range_bytes = run.count * group.params_stride_bytes;
-        for (int64_t i = 0; i < range_bytes; i += 64) {
-          hwy::Prefetch(ranges + i);
-        }
+  // Adds what the next block reads of a group: its ranges, and what they are
+  // of.
+  void AddNext(const LatentPart& part, const LatentGroup& group, bool codes) {
+    ahead_.AskAll();
+    if (plan_.exact(part) != nullptr) return;
+    const int64_t end = std::min(block_ + 2 * kBlock, slots_.end);
+    for (int64_t s = block_ + kBlock; s < end;) {
+      const Run run = RunAt(part, group, s, end);
+      if (codes) ahead_.Add(run.codes, run.count * group.codes_stride_bytes);
+      if (group.num_runs > 0 && part.static_scale == nullptr) {
+        ahead_.Add(ParamsAddress(part, group,
+                                 sequence_.block_table[s / params_.page_tokens],
+                                 s % params_.page_tokens),
+                   run.count * group.params_stride_bytes);
       }
       s += run.count;
     }
@@ -639,6 +654,7 @@ class BlockLoader {
   float* const scales_;
   float* const minima_;
   int64_t block_ = 0;
+  AheadLines ahead_;
   BlockSlots found_;
   const LatentPart* found_part_ = nullptr;
   const LatentGroup* found_group_ = nullptr;

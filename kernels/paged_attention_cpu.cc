@@ -256,7 +256,7 @@ class UnitWorker {
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       const bool in_registers =
-          num_rows <= kCodeTileMostRows && TakesKeyCodesOf(*chunk);
+          num_rows <= kCodeTileMostRows && TakesKeyWords(p, *chunk);
       if (in_registers) {
         loader_.LoadKeyWords(part, group, *chunk);
       } else {
@@ -277,18 +277,19 @@ class UnitWorker {
         args.b = loader_.tile();
         args.depth = chunk->width;
         args.accumulate = chunk->begin > 0;
+        if (in_registers && chunk->num_pieces == 0) {
+          KeyCodesArgs pairs = WordsArgs(args, chunk->width);
+          pairs.low = loader_.key_pairs();
+          pairs.place.low_bits = 16;
+          RunKeyCodes(rows.size(), pairs);
+          continue;
+        }
         if (in_registers) {
           for (int64_t i = 0; i < chunk->num_pieces; ++i) {
             MultiplyCodes(args, *chunk, plan_.pieces(*chunk)[i], rows.size());
             args.accumulate = true;
           }
           continue;
-        }
-        if (group.num_runs == 0 && num_rows <= kStreamRows) {
-          // Two columns of tiles, width lines each: 64 slots of 2-byte numbers.
-          args.ahead_step = 64;
-          args.ahead = loader_.NextBlock(part, group) +
-                       (chunk->begin > 0 ? 2 * kBlock * chunk->begin : 0);
         }
         Multiply<float>(args, rows.size(), kBlock);
       }
@@ -313,35 +314,47 @@ class UnitWorker {
     }
     return place;
   }
-  // Whether codes can be taken apart in registers.
-  bool TakesKeyCodesOf(const LatentChunk& chunk) const {
+  // Whether words can be taken apart in registers.
+  bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
+    if (chunk.num_pieces == 0) {
+      const LatentPart& part = params_.keys[p].latents;
+      return kTakesKeyPairs && part.dtype == DType::kBf16 &&
+             plan_.exact(part) == nullptr;
+    }
     const CodePiece* pieces = plan_.pieces(chunk);
-    return chunk.num_pieces > 0 &&
-           std::all_of(pieces, pieces + chunk.num_pieces,
+    return std::all_of(pieces, pieces + chunk.num_pieces,
                        [&](const CodePiece& piece) {
                          return TakesKeyCodes(PlaceInWords(chunk, piece));
                        });
   }
+  // Products of args' rows with words that were loaded last; which ones is set
+  // by the caller.
+  KeyCodesArgs WordsArgs(const TileArgs& args, int64_t depth) {
+    KeyCodesArgs words = {};
+    words.depth = depth;
+    words.a = args.a;
+    words.a_stride = args.a_stride;
+    words.c = args.c;
+    words.c_stride = args.c_stride;
+    words.accumulate = args.accumulate;
+    words.ahead = loader_.ahead();
+    return words;
+  }
   // Adds the product with a piece of the words that were loaded last; args.a is
   // that of the chunk.
   void MultiplyCodes(const TileArgs& args, const LatentChunk& chunk,
-                     const CodePiece& piece, int64_t rows) const {
-    KeyCodesArgs codes = {};
-    codes.depth = piece.width;
+                     const CodePiece& piece, int64_t rows) {
+    KeyCodesArgs codes = WordsArgs(args, piece.width);
     codes.low = loader_.key_words(piece.place.low_bits);
     codes.place = PlaceInWords(chunk, piece);
     codes.third = loader_.key_words(1);
-    codes.a = args.a + (piece.begin - chunk.begin);
-    codes.a_stride = args.a_stride;
-    codes.c = args.c;
-    codes.c_stride = args.c_stride;
-    codes.accumulate = args.accumulate;
+    codes.a += piece.begin - chunk.begin;
     RunKeyCodes(rows, codes);
   }
 
   // One chunk of codes with ranges in slots.
   void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
-                  int64_t first, bool in_registers, float* to) const {
+                  int64_t first, bool in_registers, float* to) {
     float* raw = scratch_ + plan_.scratch().raw;
     const CodePiece* pieces = plan_.pieces(chunk);
     for (int64_t i = 0; i < chunk.num_pieces; ++i) {

@@ -1,10 +1,10 @@
 #include <cstdint>
 
+#include "kernels/ahead_lines.h"
 #include "kernels/dtype.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/tile_cpu.cc"
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/codes-inl.h"
@@ -39,7 +39,7 @@ void Tile(const TileArgs& args) {
                           : reinterpret_cast<const char*>(args.a);
   const int64_t ahead_step = args.ahead != nullptr ? args.ahead_step : 0;
   for (int64_t k = 0; k < args.depth; ++k) {
-    hwy::Prefetch(ahead);
+    AskForLine(ahead);
     ahead += ahead_step;
     Vec column[kTileVecs];
     for (int v = 0; v < kTileVecs; ++v) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/ahead_lines.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -92,11 +93,13 @@ HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
 // The same for twice as many bfloat16: pairs move as one word and are taken
 // apart afterwards, which halves the moves.
 HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
-                                   float* out, int64_t out_stride) {
+                                   float* out, int64_t out_stride,
+                                   AheadLines* ahead) {
   WordVec lanes[kVecLanes];
   for (int s = 0; s < kVecLanes; ++s) {
     lanes[s] = hn::LoadU(
         kWords, reinterpret_cast<const uint32_t*>(rows[s] + 2 * first));
+    if (ahead != nullptr) ahead->Ask();
   }
   Transpose(lanes);
   const WordVec high_half = hn::Set(kWords, 0xffff0000u);
@@ -110,14 +113,16 @@ HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
 }
 
 // out[i * num_rows + s] = row s, number i; num_rows a multiple of kVecLanes.
+// Asks for the lines `ahead` meanwhile, about as many as it reads.
 template <typename T>
 void TransposeRows(const char* const* rows, int64_t num_rows, int64_t width,
-                   float* out) {
+                   float* out, AheadLines* ahead = nullptr) {
   for (int64_t s = 0; s < num_rows; s += kVecLanes) {
     int64_t i = 0;
     if constexpr (sizeof(T) == 2 && DTypeOf<T>::kValue == DType::kBf16) {
       for (; i + 2 * kVecLanes <= width; i += 2 * kVecLanes) {
-        TransposeBf16Pairs(rows + s, i, out + i * num_rows + s, num_rows);
+        TransposeBf16Pairs(rows + s, i, out + i * num_rows + s, num_rows,
+                           ahead);
       }
     }
     for (; i + kVecLanes <= width; i += kVecLanes) {

@@ -201,7 +201,9 @@ class ValueSums {
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       if (in_slots) {
-        loader_.LoadValueRanges(part, group, *chunk);
+        loader_.LoadValueRanges(
+            part, group, *chunk,
+            Streams(plan_.pieces(*chunk)[0], unit_.RowsOf(span)));
         SumMinima(p, span, *chunk);
       }
       const CodePiece* pieces = plan_.pieces(*chunk);
@@ -209,6 +211,12 @@ class ValueSums {
         AddPiece(p, span, pieces[i], in_slots ? loader_.scales(i) : nullptr);
       }
     }
+  }
+
+  // Codes are read where they lie, and those of the next block asked for.
+  static bool Streams(const CodePiece& piece, RowRange rows) {
+    return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
+           piece.width % kTileColumns == 0;
   }
 
   // scale [64]: of the piece's run; null: static.
@@ -222,9 +230,7 @@ class ValueSums {
       ScaleWeights(span_rows, scale);
       weights = scratch_ + plan_.scratch().scores_part;
     }
-    const bool streams = piece.place.low_bits == 8 &&
-                         span_rows.size() <= kStreamRows &&
-                         piece.width % kTileColumns == 0;
+    const bool streams = Streams(piece, span_rows);
     const bool in_registers = span_rows.size() <= kCodeTileMostRows &&
                               TakesValueCodes(piece.place, piece.width);
     const int64_t stride = PadTile(piece.width);
@@ -260,6 +266,7 @@ class ValueSums {
     args.c = to;
     args.c_stride = plan_.out_width();
     args.columns = piece.width;
+    args.ahead = loader_.ahead();
     RunValueCodes(rows.size(), args);
   }
 
