@@ -63,8 +63,8 @@ class Divider {
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const PagedAttentionParams& params)
-    : AttentionPlan(params, ScratchOnly()) {
+AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads)
+    : AttentionPlan(params, threads, ScratchOnly()) {
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
   if (!fits()) return;
@@ -77,11 +77,13 @@ AttentionPlan::AttentionPlan(const PagedAttentionParams& params)
   FindClusters();
 }
 
-AttentionPlan::AttentionPlan(const PagedAttentionParams& params, ScratchOnly)
+AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads,
+                             ScratchOnly)
     : params_(params),
       num_stored_keys_(params.num_key_parts),
       num_stored_values_(params.num_value_parts),
-      heads_per_kv_(params.num_heads / params.num_kv_heads) {
+      heads_per_kv_(params.num_heads / params.num_kv_heads),
+      threads_(threads) {
   AddExactParts();
   DescribeParts();
   DivideScratch();
@@ -116,7 +118,7 @@ void AttentionPlan::AddExactParts() {
 }
 
 int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads) {
-  const AttentionPlan plan(params, AttentionPlan::ScratchOnly());
+  const AttentionPlan plan(params, threads, AttentionPlan::ScratchOnly());
   return plan.fits() ? plan.scratch().floats * threads : -1;
 }
 
@@ -185,6 +187,7 @@ void AttentionPlan::DescribeKey(int64_t index) {
     if (part.codes) {
       part.num_sums = part.fixed_ranges ? 1 : MostRuns(from.latents);
     }
+    scores_codes_ = scores_codes_ || (part.codes && !part.fixed_ranges);
   } else {
     rebuilds_ = true;
     part.width = from.rebuild->dims;
@@ -210,111 +213,184 @@ void AttentionPlan::DescribeKey(int64_t index) {
 
 void AttentionPlan::DescribeValue(int64_t index) {
   const LatentPart& from = params_.values[index].latents;
+  const ValueLift* lift = params_.values[index].lift;
   ValuePart part;
   part.codes = MostRuns(from) > 0;
+  part.lifted = lift != nullptr;
+  lifts_ = lifts_ || part.lifted;
   part.fixed_ranges = from.static_scale != nullptr;
   part.first_group = num_groups_;
   num_groups_ += from.num_groups;
-  part.sums_weights =
-      part.codes && part.fixed_ranges && params_.value_exact.tokens > 0;
+  part.sums_weights = !part.lifted && part.codes && part.fixed_ranges &&
+                      params_.value_exact.tokens > 0;
   const ValuePart* stored =
       index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
   if (stored != nullptr && !stored->sums_weights) {
     part.out_offset = stored->out_offset;  // the same sums go on
   } else {
     part.out_offset = out_width_;
-    out_width_ += PadTile(WidestGroup(from));
+    out_width_ += PadTile(part.lifted ? lift->dims : WidestGroup(from));
   }
   part.minima_offset = minima_width_;
   if (part.sums_weights) {
     minima_width_ += PadLine(1);
-  } else if (!part.fixed_ranges) {
+  } else if (!part.fixed_ranges && !part.lifted) {
     minima_width_ += PadLine(MostRuns(from));
+    sums_codes_ = sums_codes_ || part.codes;
   }
   codes_ = codes_ || part.codes;
   values_.push_back(part);
 }
 
-AttentionScratch AttentionPlan::Divide(int64_t rows) const {
-  int64_t dims = 0;
-  int64_t raw_dims = 0;
-  int64_t pairs = 0;
-  int64_t run_sums = 0;
-  int64_t queries = 0;
-  int64_t query_sums = 0;
+// Tiles of rebuilt keys and lifted values: one for each part, or one for all of
+// a side.
+void AttentionPlan::PlaceTiles(bool own) {
+  own_tiles_ = own;
+  key_tiles_ = 0;
+  value_tiles_ = 0;
+  const auto place = [own](int64_t floats, int64_t* offset, int64_t* all) {
+    *offset = own ? *all : 0;
+    *all = std::max(*all, *offset + PadLine(floats));
+  };
   for (size_t p = 0; p < keys_.size(); ++p) {
-    const KeyPart& part = keys_[p];
-    queries += part.shares_queries ? 0 : rows * part.held_width;
-    query_sums += rows * part.num_sums;
     const KeyRebuild* rebuild = params_.keys[p].rebuild;
     if (rebuild == nullptr) continue;
-    dims = std::max(dims, rebuild->dims);
+    place(rebuild->dims * kAttentionBlockSlots, &keys_[p].tile_offset,
+          &key_tiles_);
+  }
+  for (size_t p = 0; p < values_.size(); ++p) {
+    if (!values_[p].lifted) continue;
+    values_[p].tile_stride = PadTile(params_.values[p].lift->dims);
+    place(values_[p].tile_stride * kAttentionBlockSlots,
+          &values_[p].tile_offset, &value_tiles_);
+  }
+}
+
+AttentionScratch AttentionPlan::Divide(int64_t rows) const {
+  const int64_t block = kAttentionBlockSlots;
+  int64_t raw = 0;
+  int64_t pairs = 0;
+  int64_t row_sums = 0;
+  int64_t column_sums = 0;
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    const KeyPart& part = keys_[p];
+    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    if (rebuild == nullptr) continue;
     pairs = std::max(pairs, holds_angles_ ? rebuild->num_pairs : 1);
     if (part.lift_runs == 0) continue;
-    raw_dims = std::max(raw_dims, rebuild->dims);
-    if (part.lift_offset < 0) run_sums = std::max(run_sums, rebuild->dims);
+    raw = std::max(raw, rebuild->dims * block);
+    if (part.lift_offset < 0) row_sums = std::max(row_sums, rebuild->dims);
   }
-  const int64_t block = kAttentionBlockSlots;
+  for (const ValuePart& part : values_) {
+    if (!part.lifted || !part.codes) continue;
+    raw = std::max(raw, part.tile_stride * block);
+    column_sums = std::max(column_sums, part.tile_stride);
+  }
   Divider divider;
   AttentionScratch scratch;
   scratch.tile = divider.Take(kChunkChannels * block);
   scratch.scales = divider.Take(codes_ ? kChunkPieces * block : 0);
   scratch.minima = divider.Take(codes_ ? kChunkPieces * block : 0);
-  scratch.key = divider.Take(dims * block);
-  scratch.key_raw = divider.Take(raw_dims * block);
+  scratch.keys = divider.Take(key_tiles_);
+  scratch.values = divider.Take(value_tiles_);
+  scratch.lift_raw = divider.Take(raw);
   scratch.cosines = divider.Take(pairs * block);
   scratch.sines = divider.Take(pairs * block);
-  scratch.lift_sums = divider.Take(held_lift_sums_ + run_sums);
-  scratch.q = divider.Take(queries);
-  scratch.query_sums = divider.Take(query_sums);
+  scratch.lift_sums = divider.Take(held_lift_sums_ + row_sums);
+  scratch.column_sums = divider.Take(column_sums);
   scratch.scores = divider.Take(rows * block);
   scratch.scores_part =
-      divider.Take(keys_.size() > 1 || codes_ ? rows * block : 0);
+      divider.Take(keys_.size() > 1 || sums_codes_ ? rows * block : 0);
   scratch.scores_exact =
       divider.Take(params_.key_exact.tokens > 0 ? rows * block : 0);
-  scratch.raw = divider.Take(codes_ ? rows * block : 0);
-  scratch.out = divider.Take(rows * out_width_);
-  scratch.out_minima = divider.Take(rows * minima_width_);
-  scratch.max = divider.Take(rows);
-  scratch.sum = divider.Take(rows);
+  scratch.raw = divider.Take(scores_codes_ ? rows * block : 0);
+  scratch.states = divider.taken();
   scratch.floats = divider.taken();
   return scratch;
 }
 
-int64_t AttentionPlan::MostRows(int64_t scratch_bytes) const {
-  const int64_t limit = scratch_bytes / static_cast<int64_t>(sizeof(float));
-  constexpr int64_t kMany = 1024;
-  const int64_t fixed = Divide(0).floats;
-  const int64_t per_row = (Divide(kMany).floats - fixed + kMany - 1) / kMany;
-  int64_t rows =
-      std::clamp<int64_t>((limit - fixed) / per_row, 0,
-                          rebuilds_ ? kAttentionMaxRows : kAbsorbedRows);
-  // What is padded to lines may take a little more.
-  while (rows > 0 && Divide(rows).floats > limit) --rows;
-  return rows;
+PanelState AttentionPlan::DivideState(int64_t rows) const {
+  int64_t queries = 0;
+  int64_t query_sums = 0;
+  for (const KeyPart& part : keys_) {
+    queries += part.shares_queries ? 0 : rows * part.held_width;
+    query_sums += rows * part.num_sums;
+  }
+  Divider divider;
+  PanelState state;
+  state.q = divider.Take(queries);
+  state.out = divider.Take(rows * out_width_);
+  state.out_minima = divider.Take(rows * minima_width_);
+  state.query_sums = divider.Take(query_sums);
+  state.max = divider.Take(rows);
+  state.sum = divider.Take(rows);
+  state.total_max = divider.Take(rows);
+  state.total_sum = divider.Take(rows);
+  state.floats = divider.taken();
+  return state;
+}
+
+bool AttentionPlan::Fits(int64_t rows) const {
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  const int64_t scratch_bytes = Divide(rows).floats * kFloat;
+  const int64_t state_bytes = DivideState(rows).floats * kFloat;
+  return makes_tiles() ? scratch_bytes <= kAttentionScratchBytes &&
+                             state_bytes <= kRowStateBytes
+                       : scratch_bytes + state_bytes <= kAttentionScratchBytes;
+}
+
+int64_t AttentionPlan::MostRows() const {
+  int64_t fit = 0;
+  int64_t beyond = (makes_tiles() ? kAttentionMaxRows : kAbsorbedRows) + 1;
+  while (fit + 1 < beyond) {
+    const int64_t rows = (fit + beyond) / 2;
+    (Fits(rows) ? fit : beyond) = rows;
+  }
+  return fit;
+}
+
+// Rather no tiles of their own than no angles, which decoding needs more; but
+// values are lifted for prompts.
+void AttentionPlan::ChooseRows() {
+  PlaceTiles(true);
+  max_rows_ = MostRows();
+  if (max_rows_ >= kLeastPanelRows || !makes_tiles()) return;
+  if (lifts_) {
+    holds_angles_ = false;
+    max_rows_ = MostRows();
+    if (max_rows_ >= kLeastPanelRows) return;
+    holds_angles_ = true;
+  }
+  PlaceTiles(false);
+  max_rows_ = MostRows();
+  if (max_rows_ >= kRowsWithAngles) return;
+  holds_angles_ = false;
+  max_rows_ = MostRows();
 }
 
 void AttentionPlan::DivideScratch() {
-  int64_t rows = MostRows(kAttentionScratchBytes);
-  if (rebuilds_ && rows < kRowsWithAngles) {
-    holds_angles_ = false;
-    rows = MostRows(kAttentionScratchBytes);
+  ChooseRows();
+  scratch_ = Divide(max_rows_);
+  state_ = DivideState(max_rows_);
+  if (makes_tiles() && own_tiles_ && fits()) {
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    max_panels_ =
+        std::clamp<int64_t>(kRowStateBytes / (state_.floats * kFloat), 1,
+                            (kMostUnitRows + max_rows_ - 1) / max_rows_);
   }
-  if (rebuilds_ && rows > 0) rows = MostRows(kRebuildScratchBytes);
-  scratch_ = Divide(rows);
-  max_rows_ = rows;
+  scratch_.floats += max_panels_ * state_.floats;
   int64_t queries = 0;
   int64_t sums = 0;
   for (size_t p = 0; p < keys_.size(); ++p) {
     KeyPart& part = keys_[p];
     part.sums_offset = sums;
-    sums += rows * part.num_sums;
+    sums += max_rows_ * part.num_sums;
     if (part.shares_queries) {
       part.q_offset = keys_[p - static_cast<size_t>(num_stored_keys_)].q_offset;
       continue;
     }
     part.q_offset = queries;
-    queries += rows * part.held_width;
+    queries += max_rows_ * part.held_width;
   }
 }
 
@@ -377,7 +453,7 @@ void AttentionPlan::FindClusters() {
     AddSlices(cluster);
   }
   num_cluster_slices_ = slices_.size();
-  if (!rebuilds_) return;
+  if (!makes_tiles()) return;
   for (int64_t j = 0; j < params_.num_kv_heads; ++j) AddSlices({j});
 }
 
@@ -402,10 +478,11 @@ void AttentionPlan::AddSlice(int64_t first, int64_t count) {
   const int64_t num_parts = params_.num_key_parts + params_.num_value_parts;
   for (int64_t p = 0; p < num_parts; ++p) {
     const bool is_key = p < params_.num_key_parts;
-    const int32_t* group_of_head =
-        is_key ? params_.keys[p].group_of_head
-               : params_.values[p - params_.num_key_parts].group_of_head;
-    const bool by_head = is_key && params_.keys[p].rebuild != nullptr;
+    const int64_t v = p - params_.num_key_parts;
+    const int32_t* group_of_head = is_key ? params_.keys[p].group_of_head
+                                          : params_.values[v].group_of_head;
+    const bool by_head = is_key ? params_.keys[p].rebuild != nullptr
+                                : params_.values[v].lift != nullptr;
     const auto begin = static_cast<std::ptrdiff_t>(spans_.size());
     for (int64_t i = 0; i < count; ++i) {
       const int64_t kv_head =
@@ -432,9 +509,9 @@ void AttentionPlan::AddSlice(int64_t first, int64_t count) {
 
 AttentionPlan::Cut AttentionPlan::CutOf(
     const AttentionSequence& sequence) const {
-  // Many rows pay for a rebuilt key best if they are of one head.
+  // Many rows pay for a tile that was made best if they are of one head.
   const bool by_head =
-      rebuilds_ && sequence.num_rows * widest_cluster_ > max_rows_;
+      makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
   Cut cut;
   cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
   cut.num_slices = static_cast<int64_t>(
@@ -442,8 +519,34 @@ AttentionPlan::Cut AttentionPlan::CutOf(
   const int64_t heads =
       std::min(max_rows_, by_head ? heads_per_kv_ : widest_cluster_);
   const int64_t queries = max_rows_ / heads;
-  cut.num_tiles = (sequence.num_rows + queries - 1) / queries;
+  const int64_t panels = (sequence.num_rows + queries - 1) / queries;
+  cut.num_tiles = by_head ? SharesOf(panels, cut.num_slices) : panels;
   return cut;
+}
+
+// In how many units the panels of a sequence are divided for each slice: as few
+// as hold them and leave threads idle for a small part of the time.
+int64_t AttentionPlan::SharesOf(int64_t panels, int64_t num_slices) const {
+  int64_t shares = (panels + max_panels_ - 1) / max_panels_;
+  for (; shares < panels; ++shares) {
+    const int64_t units = shares * num_slices;
+    const int64_t rounds = (units + threads_ - 1) / threads_;
+    if (rounds * threads_ - units <= units / kIdleShare) break;
+  }
+  return shares;
+}
+
+int64_t AttentionPlan::PanelsOf(const AttentionUnit& unit) const {
+  const int64_t queries = max_rows_ / unit.slice->num_heads;
+  return (unit.num_queries + queries - 1) / queries;
+}
+
+AttentionUnit AttentionPlan::PanelOf(const AttentionUnit& unit,
+                                     int64_t panel) const {
+  const int64_t panels = PanelsOf(unit);
+  const int64_t begin = unit.num_queries * panel / panels;
+  const int64_t end = unit.num_queries * (panel + 1) / panels;
+  return {unit.sequence, unit.slice, unit.query_begin + begin, end - begin};
 }
 
 bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
@@ -471,6 +574,7 @@ bool TakesSplits(const AttentionPlan& plan, int threads) {
   AttentionUnit unit;
   for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) {
     const VisibleRange slots = UnitSlots(plan.params(), unit);
+    if (plan.PanelsOf(unit) > 1) return false;
     if (i + 1 >= threads || slots.begin >= slots.end) return false;
     any_long = any_long || slots.end - slots.begin > kAttentionSplitSlots;
   }

@@ -20,10 +20,19 @@ inline constexpr int64_t kChunkPieces = 16;
 inline constexpr int64_t kHeldQueryWidth = 512;
 // Runs whose sums over rows of `up` are held for the whole unit.
 inline constexpr int64_t kHeldLiftSums = 8192;
-inline constexpr int64_t kAttentionMaxRows = 512;
-// Scratch of one thread where keys are rebuilt: a rebuilt block serves as many
-// rows as fit, and half of a second-level cache holds them.
-inline constexpr int64_t kRebuildScratchBytes = 1 << 20;
+// Rows of a panel.
+inline constexpr int64_t kAttentionMaxRows = 128;
+// What a thread keeps of the rows of a unit of many panels from block to block
+// (sums so far: no keys, no values), beside kAttentionScratchBytes. Keys that
+// were rebuilt and values that were lifted serve as many rows as fit.
+inline constexpr int64_t kRowStateBytes = 1 << 20;
+inline constexpr int64_t kMostUnitRows = 2048;
+// Panels of fewer rows waste the register tile: then tiles that were made are
+// not kept for others.
+inline constexpr int64_t kLeastPanelRows = 8;
+// Units are divided further if more than one part in as many of the threads'
+// time would be idle.
+inline constexpr int64_t kIdleShare = 8;
 // Fewer rows than this are not worth holding the angles of a block.
 inline constexpr int64_t kRowsWithAngles = 4;
 // KV heads at most that are brought together only because their keys turn by
@@ -78,24 +87,44 @@ struct HeadSlice {
 struct AttentionScratch {
   // [kChunkChannels, 64], or [64, kChunkChannels], or words of codes [.., 64]
   int64_t tile;
-  int64_t scales;        // [kChunkPieces, 64]
-  int64_t minima;        // [kChunkPieces, 64]
-  int64_t key;           // [d, 64]: rebuilt
-  int64_t key_raw;       // [d, 64]: a run of codes before its scale
+  int64_t scales;  // [kChunkPieces, 64]
+  int64_t minima;  // [kChunkPieces, 64]
+  int64_t keys;    // [parts][d, 64]: rebuilt
+  int64_t values;  // [parts][64, d padded]: lifted
+  // [d, 64] or [64, d padded]: a run of codes before its scale; scaled lifts
+  int64_t lift_raw;
   int64_t cosines;       // [pairs, 64]
   int64_t sines;         // [pairs, 64]
   int64_t lift_sums;     // of runs over rows of `up`
-  int64_t q;             // [parts][rows, width of the part]
-  int64_t query_sums;    // [parts][rows, runs of the part]
+  int64_t column_sums;   // [d]: of a run over columns of `up`
   int64_t scores;        // [rows, 64]
   int64_t scores_part;   // [rows, 64]: of one part; scaled weights
   int64_t scores_exact;  // [rows, 64]: of exact rows, beside codes
   int64_t raw;           // [rows, 64]: a run of codes before its scale
-  int64_t out;           // [rows, out_width], of the current split
-  int64_t out_minima;    // [rows, minima_width]
-  int64_t max;           // [rows]
-  int64_t sum;           // [rows]
+  int64_t states;        // [panels] of PanelState
   int64_t floats;        // of all
+};
+
+// What stays of a panel's rows from block to block. Offsets in floats from the
+// start of the panel's state.
+struct PanelState {
+  int64_t q;           // [parts][rows, width of the part]
+  int64_t out;         // [rows, out_width], of the current split
+  int64_t out_minima;  // [rows, minima_width]
+  int64_t query_sums;  // [parts][rows, runs of the part]
+  int64_t max;         // [rows]
+  int64_t sum;         // [rows]
+  int64_t total_max;   // [rows]: of the splits before
+  int64_t total_sum;   // [rows]
+  int64_t floats;      // of all
+};
+
+struct AttentionUnit {
+  const AttentionSequence* sequence;
+  const HeadSlice* slice;
+  int64_t query_begin;
+  int64_t num_queries;
+  int64_t rows() const { return slice->num_heads * num_queries; }
 };
 
 // Exact rows are parts like others, of numbers: those of key part p are key
@@ -103,10 +132,11 @@ struct AttentionScratch {
 // Threads: immutable after construction.
 class AttentionPlan {
  public:
-  explicit AttentionPlan(const PagedAttentionParams& params);
+  // Units are as many as keep `threads` threads busy, if there are rows enough.
+  explicit AttentionPlan(const PagedAttentionParams& params, int threads = 1);
   // Without chunks and slices.
   struct ScratchOnly {};
-  AttentionPlan(const PagedAttentionParams& params, ScratchOnly);
+  AttentionPlan(const PagedAttentionParams& params, int threads, ScratchOnly);
   AttentionPlan(const AttentionPlan&) = delete;
   AttentionPlan& operator=(const AttentionPlan&) = delete;
 
@@ -118,8 +148,9 @@ class AttentionPlan {
     int64_t held_width = 0;
     int64_t num_sums = 0;      // of a row's queries
     int64_t lift_runs = 0;     // sums for each row of `up`
-    int64_t q_offset = 0;      // behind scratch.q, in floats
-    int64_t sums_offset = 0;   // behind scratch.query_sums
+    int64_t tile_offset = 0;   // behind scratch.keys, in floats
+    int64_t q_offset = 0;      // behind a panel's q
+    int64_t sums_offset = 0;   // behind a panel's query_sums
     int64_t lift_offset = -1;  // behind scratch.lift_sums; below 0: not held
     int64_t first_group = 0;   // in the table of chunks
     // Exact rows: a row's queries are those of the part they stand beside.
@@ -131,6 +162,9 @@ class AttentionPlan {
     // Static ranges beside exact rows: the first of its minima is the sum of
     // weights, and ranges are applied at the end of a split.
     bool sums_weights = false;
+    bool lifted = false;
+    int64_t tile_stride = 0;    // of lifted values: d padded
+    int64_t tile_offset = 0;    // behind scratch.values, in floats
     int64_t out_offset = 0;     // in a row of `out`
     int64_t minima_offset = 0;  // in a row of `out_minima`
     int64_t first_group = 0;
@@ -160,6 +194,7 @@ class AttentionPlan {
     return values_[static_cast<size_t>(part)];
   }
   const int64_t* heads() const { return heads_.data(); }
+  int64_t heads_per_kv() const { return heads_per_kv_; }
   // At least one row fits kAttentionScratchBytes.
   bool fits() const { return max_rows_ > 0; }
   int64_t out_width() const { return out_width_; }
@@ -170,6 +205,7 @@ class AttentionPlan {
   // Sums of lifts that are held; behind them is room for those of one run.
   int64_t held_lift_sums() const { return held_lift_sums_; }
   const AttentionScratch& scratch() const { return scratch_; }
+  const PanelState& state() const { return state_; }
 
   // Spans of a slice in a part (key parts first), those of a group adjacent.
   struct Spans {
@@ -205,6 +241,10 @@ class AttentionPlan {
   };
   Cut CutOf(const AttentionSequence& sequence) const;
 
+  // A unit's rows are computed panel by panel: those of as many queries as fit.
+  int64_t PanelsOf(const AttentionUnit& unit) const;
+  AttentionUnit PanelOf(const AttentionUnit& unit, int64_t panel) const;
+
  private:
   void AddExactParts();
   void AddChunks(const LatentPart& part);
@@ -216,8 +256,14 @@ class AttentionPlan {
   void AddSlices(const std::vector<int64_t>& kv_heads);
   void AddSlice(int64_t first, int64_t count);
   void DivideScratch();
-  int64_t MostRows(int64_t scratch_bytes) const;
+  void ChooseRows();
+  int64_t MostRows() const;
+  bool Fits(int64_t rows) const;
   AttentionScratch Divide(int64_t rows) const;
+  PanelState DivideState(int64_t rows) const;
+  void PlaceTiles(bool own);
+  int64_t SharesOf(int64_t panels, int64_t num_slices) const;
+  bool makes_tiles() const { return rebuilds_ || lifts_; }
 
   PagedAttentionParams params_;
   const int64_t num_stored_keys_;
@@ -227,15 +273,26 @@ class AttentionPlan {
   std::vector<AttentionValuePart> value_parts_;
   std::vector<ExactPart> exact_;
   const int64_t heads_per_kv_;
+  const int threads_;
   int64_t num_groups_ = 0;  // of the parts described so far
   bool rebuilds_ = false;
+  bool lifts_ = false;
   bool codes_ = false;
-  int64_t max_rows_ = 0;
+  // Codes with ranges in slots that are multiplied as they are.
+  bool scores_codes_ = false;
+  bool sums_codes_ = false;
+  // Every part has tiles of its own, which may serve many panels.
+  bool own_tiles_ = true;
+  int64_t key_tiles_ = 0;    // floats
+  int64_t value_tiles_ = 0;  // floats
+  int64_t max_rows_ = 0;     // of a panel
+  int64_t max_panels_ = 1;   // of a unit
   int64_t out_width_ = 0;
   int64_t minima_width_ = 0;
   int64_t held_lift_sums_ = 0;
   bool holds_angles_ = true;
   AttentionScratch scratch_ = {};
+  PanelState state_ = {};
   std::vector<KeyPart> keys_;
   std::vector<ValuePart> values_;
   std::vector<int64_t> heads_;  // query heads, slice after slice
@@ -247,14 +304,6 @@ class AttentionPlan {
   std::vector<LatentChunk> chunks_;
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
-};
-
-struct AttentionUnit {
-  const AttentionSequence* sequence;
-  const HeadSlice* slice;
-  int64_t query_begin;
-  int64_t num_queries;
-  int64_t rows() const { return slice->num_heads * num_queries; }
 };
 
 // Walks over all units of a launch, in one fixed order.
@@ -281,14 +330,14 @@ inline VisibleRange UnitSlots(const PagedAttentionParams& params,
 }
 
 // Whether threads take splits of long contexts, not whole units: there are
-// fewer units than threads, and all of them see something.
+// fewer units than threads, each of one panel, and all of them see something.
 bool TakesSplits(const AttentionPlan& plan, int threads);
 
 // Softmax of a unit's rows over the splits merged so far; the output itself is
 // in params.out.
 struct AttentionTotal {
-  float max[kAttentionMaxRows];
-  float sum[kAttentionMaxRows];
+  float* max;  // [rows]
+  float* sum;  // [rows]
 };
 
 }  // namespace kvasir::kernels

@@ -1,5 +1,5 @@
-// The rows of a unit of attention: which token and head each is, and where its
-// numbers are. C++17.
+// The rows of a unit of attention, or of a panel of it: which token and head
+// each is, and where its numbers are. C++17.
 #pragma once
 
 #include <algorithm>
@@ -47,6 +47,9 @@ class UnitRows {
   AttentionPlan::Spans KeySpans(int64_t part) const {
     return plan_.spans(*unit_.slice, part);
   }
+  AttentionPlan::Spans ValueSpans(int64_t part) const {
+    return plan_.spans(*unit_.slice, params_.num_key_parts + part);
+  }
   // Calls function(part, span) for every value part of the cache.
   template <typename Function>
   void ForValueSpans(const Function& function) const {
@@ -57,14 +60,20 @@ class UnitRows {
   void ForExactValueSpans(const Function& function) const {
     ForSpans({plan_.num_stored_values(), params_.num_value_parts}, function);
   }
-  // Calls function(part, group, row) for every value part of the cache.
+  // Calls function(part, width, row) for every value part of the cache: where a
+  // row's sum is, and how many numbers it has.
   template <typename Function>
   void ForValueRows(const Function& function) const {
     ForValueSpans([&](int64_t p, const HeadSpan& span) {
-      const LatentGroup& group = params_.values[p].latents.groups[span.group];
+      const int64_t width = OutWidth(params_.values[p], span.group);
       const RowRange rows = RowsOf(span);
-      for (int64_t r = rows.begin; r < rows.end; ++r) function(p, group, r);
+      for (int64_t r = rows.begin; r < rows.end; ++r) function(p, width, r);
     });
+  }
+  const LatentGroup& ValueGroup(int64_t part, int64_t r) const {
+    const AttentionValuePart& value = params_.values[part];
+    return value.latents
+        .groups[value.group_of_head[HeadOf(r) / plan_.heads_per_kv()]];
   }
 
   // Of slots that some row sees, those that some row reads through the codec,
@@ -110,8 +119,7 @@ class UnitRows {
   template <typename Function>
   void ForSpans(RowRange parts, const Function& function) const {
     for (int64_t p = parts.begin; p < parts.end; ++p) {
-      const AttentionPlan::Spans spans =
-          plan_.spans(*unit_.slice, params_.num_key_parts + p);
+      const AttentionPlan::Spans spans = ValueSpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
         function(p, *span);
       }

@@ -1,6 +1,9 @@
 // A unit of work is some query heads of some tokens of a sequence: the latents
 // that they share are brought into cache once per block of slots, keys with
 // slots side by side, and all products run on the register tile of matmul.
+// Where keys are rebuilt or values lifted, a unit is one KV head and as many
+// tokens as can be, cut into panels: each block is rebuilt once for all of
+// them.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -35,27 +38,99 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A unit at work on one thread.
-class UnitWorker {
+// What all panels of a unit share: a block's slots, and the keys and values
+// that are made of them.
+class BlockTiles {
  public:
-  UnitWorker(const AttentionPlan& plan, const AttentionUnit& unit,
+  BlockTiles(const AttentionPlan& plan, const AttentionUnit& unit,
              float* scratch)
       : params_(plan.params()),
         plan_(plan),
         unit_(plan, unit),
-        scratch_(scratch),
-        slots_(UnitSlots(params_, unit)),
-        loader_(plan, *unit.sequence, slots_, scratch),
+        loader_(plan, *unit.sequence, UnitSlots(plan.params(), unit), scratch),
         rebuilder_(plan, *unit.sequence, scratch, &loader_),
-        values_(plan, unit_, scratch, &loader_) {}
+        lifter_(plan, scratch, &loader_) {}
 
+  BlockLoader& loader() { return loader_; }
+  KeyRebuilder& rebuilder() { return rebuilder_; }
+  ValueLifter& lifter() { return lifter_; }
+
+  // Before the first block.
+  void Start() const {
+    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+      if (params_.keys[p].rebuild == nullptr) continue;
+      const AttentionPlan::Spans spans = unit_.KeySpans(p);
+      for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+        rebuilder_.HoldSums(p, *span);
+      }
+    }
+  }
+
+  // Makes the tiles of the slots that any panel needs, for all panels.
+  void Hold(int64_t block, VisibleRange needed) {
+    rebuilder_.set_holds(false);
+    lifter_.set_holds(false);
+    const ExactWindow& keys = params_.key_exact;
+    const ExactWindow& values = params_.value_exact;
+    const int64_t stored_keys = plan_.num_stored_keys();
+    const int64_t stored_values = plan_.num_stored_values();
+    HoldKeys({0, stored_keys}, block, unit_.Stored(keys, needed));
+    HoldKeys({stored_keys, params_.num_key_parts}, block,
+             unit_.Exact(keys, needed));
+    HoldValues({0, stored_values}, block, unit_.Stored(values, needed));
+    HoldValues({stored_values, params_.num_value_parts}, block,
+               unit_.Exact(values, needed));
+    rebuilder_.set_holds(true);
+    lifter_.set_holds(true);
+  }
+
+ private:
+  void HoldKeys(RowRange parts, int64_t block, VisibleRange slots) {
+    if (slots.begin >= slots.end) return;
+    loader_.StartBlock(block, slots);
+    rebuilder_.StartBlock();
+    for (int64_t p = parts.begin; p < parts.end; ++p) {
+      if (params_.keys[p].rebuild == nullptr) continue;
+      rebuilder_.Rebuild(p, *unit_.KeySpans(p).begin);
+    }
+  }
+  void HoldValues(RowRange parts, int64_t block, VisibleRange slots) {
+    if (slots.begin >= slots.end) return;
+    loader_.StartBlock(block, slots);
+    for (int64_t p = parts.begin; p < parts.end; ++p) {
+      if (params_.values[p].lift == nullptr) continue;
+      lifter_.Lift(p, *unit_.ValueSpans(p).begin);
+    }
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionPlan& plan_;
+  const UnitRows unit_;
+  BlockLoader loader_;
+  KeyRebuilder rebuilder_;
+  ValueLifter lifter_;
+};
+
+// A panel at work on one thread. `state` is where its rows are kept.
+class PanelWorker {
+ public:
+  PanelWorker(const AttentionPlan& plan, const AttentionUnit& panel,
+              float* scratch, float* state, BlockTiles* tiles)
+      : params_(plan.params()),
+        plan_(plan),
+        unit_(plan, panel),
+        slots_(UnitSlots(params_, panel)),
+        scratch_(scratch),
+        state_(state),
+        loader_(tiles->loader()),
+        rebuilder_(tiles->rebuilder()),
+        values_(plan, unit_, scratch, state, &loader_, &tiles->lifter()) {}
+
+  // Before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionPlan::Spans spans = unit_.KeySpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
-        if (params_.keys[p].rebuild != nullptr) {
-          rebuilder_.HoldSums(p, *span);
-        }
         const RowRange rows = unit_.RowsOf(*span);
         if (HoldsQueries(p)) CopyQueries(p, *span, 0, WidthOf(p, *span));
         if (plan_.key(p).num_sums == 0) continue;
@@ -66,76 +141,86 @@ class UnitWorker {
     }
   }
 
-  // Leaves the result over the slots of one split in the scratch.
-  void ComputeSplit(int64_t split) {
-    const AttentionScratch& at = plan_.scratch();
-    std::fill_n(scratch_ + at.out, unit_.count() * plan_.out_width(), 0.0f);
-    std::fill_n(scratch_ + at.out_minima, unit_.count() * plan_.minima_width(),
+  void StartSplit() const {
+    const PanelState& at = plan_.state();
+    std::fill_n(state_ + at.out, unit_.count() * plan_.out_width(), 0.0f);
+    std::fill_n(state_ + at.out_minima, unit_.count() * plan_.minima_width(),
                 0.0f);
-    std::fill_n(scratch_ + at.max, unit_.count(), kNothing);
-    std::fill_n(scratch_ + at.sum, unit_.count(), 0.0f);
-    const int64_t begin = std::max(slots_.begin, split * kAttentionSplitSlots);
-    const int64_t end =
-        std::min(slots_.end, (split + 1) * kAttentionSplitSlots);
-    int64_t block = begin / kBlock * kBlock;
-    for (; block < end; block += kBlock) {
-      AddBlock(block, {std::max(begin, block), std::min(end, block + kBlock)});
-    }
-    values_.EndSplit();
+    std::fill_n(state_ + at.max, unit_.count(), kNothing);
+    std::fill_n(state_ + at.sum, unit_.count(), 0.0f);
   }
+  // Slots of the block that some row of the panel sees.
+  VisibleRange SlotsIn(int64_t block) const {
+    return {std::max(slots_.begin, block),
+            std::min(slots_.end, block + kBlock)};
+  }
+  void AddBlock(int64_t block, VisibleRange needed) {
+    Score(block, needed);
+    unit_.ForVisible({0, unit_.count()}, block,
+                     [&](RowRange rows, VisibleRange visible) {
+                       for (int64_t r = rows.begin; r < rows.end; ++r) {
+                         Softmax(r, visible);
+                       }
+                     });
+    AddValues(block, needed);
+  }
+  void EndSplit() const { values_.EndSplit(); }
 
-  void ClearTotal(AttentionTotal* total) const {
-    std::fill_n(total->max, unit_.count(), kNothing);
-    std::fill_n(total->sum, unit_.count(), 0.0f);
-    unit_.ForValueRows([&](int64_t p, const LatentGroup& group, int64_t r) {
-      std::fill_n(unit_.OutOf(p, r), group.width, 0.0f);
+  AttentionTotal Total() const {
+    return {state_ + plan_.state().total_max, state_ + plan_.state().total_sum};
+  }
+  void ClearTotal(const AttentionTotal& total) const {
+    std::fill_n(total.max, unit_.count(), kNothing);
+    std::fill_n(total.sum, unit_.count(), 0.0f);
+    unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
+      std::fill_n(unit_.OutOf(p, r), width, 0.0f);
     });
   }
 
-  // Adds a split's result, which may be in another thread's scratch.
-  void Merge(const float* part, AttentionTotal* total) const {
-    const float* maxima = part + plan_.scratch().max;
-    const float* sums = part + plan_.scratch().sum;
+  // Adds the result of a split.
+  void Merge(const AttentionTotal& total) const {
+    const float* maxima = state_ + plan_.state().max;
+    const float* sums = state_ + plan_.state().sum;
     float old_factor[kAttentionMaxRows];
     float new_factor[kAttentionMaxRows];
     bool any[kAttentionMaxRows];
     for (int64_t r = 0; r < unit_.count(); ++r) {
       any[r] = maxima[r] != kNothing || sums[r] != 0.0f;
       if (!any[r]) continue;
-      const float max = total->max[r] > maxima[r] ? total->max[r] : maxima[r];
-      old_factor[r] = Exp(total->max[r] - max);
+      const float max = total.max[r] > maxima[r] ? total.max[r] : maxima[r];
+      old_factor[r] = Exp(total.max[r] - max);
       new_factor[r] = Exp(maxima[r] - max);
-      total->sum[r] =
-          std::fma(total->sum[r], old_factor[r], sums[r] * new_factor[r]);
-      total->max[r] = max;
+      total.sum[r] =
+          std::fma(total.sum[r], old_factor[r], sums[r] * new_factor[r]);
+      total.max[r] = max;
     }
-    unit_.ForValueRows([&](int64_t p, const LatentGroup& group, int64_t r) {
+    unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
       if (!any[r]) return;
-      const float* from = part + plan_.scratch().out + r * plan_.out_width() +
+      const float* from = state_ + plan_.state().out + r * plan_.out_width() +
                           plan_.value(p).out_offset;
-      MergeOut(from, group.width, old_factor[r], new_factor[r],
-               unit_.OutOf(p, r));
+      MergeOut(from, width, old_factor[r], new_factor[r], unit_.OutOf(p, r));
     });
   }
 
   void Finish(const AttentionTotal& total) const {
-    unit_.ForValueRows([&](int64_t p, const LatentGroup& group, int64_t r) {
+    unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
       if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;
       const LatentPart& part = params_.values[p].latents;
+      const AttentionPlan::ValuePart& value = plan_.value(p);
       float* out = unit_.OutOf(p, r);
-      if (part.static_scale != nullptr && !plan_.value(p).sums_weights) {
-        for (int64_t i = 0; i < group.width; ++i) {
-          out[i] =
-              std::fma(out[i], part.static_scale[group.column + i],
-                       total.sum[r] * part.static_minimum[group.column + i]);
+      if (value.fixed_ranges && !value.sums_weights && !value.lifted) {
+        const int64_t column = unit_.ValueGroup(p, r).column;
+        for (int64_t i = 0; i < width; ++i) {
+          out[i] = std::fma(out[i], part.static_scale[column + i],
+                            total.sum[r] * part.static_minimum[column + i]);
         }
       }
       const Vec sum = Broadcast(total.sum[r]);
       int64_t i = 0;
-      for (; i + kVecLanes <= group.width; i += kVecLanes) {
+      for (; i + kVecLanes <= width; i += kVecLanes) {
         hn::StoreU(hn::Div(LoadFloats(out + i), sum), kFloats, out + i);
       }
-      for (; i < group.width; ++i) out[i] = out[i] / total.sum[r];
+      for (; i < width; ++i) out[i] = out[i] / total.sum[r];
     });
   }
 
@@ -151,11 +236,11 @@ class UnitWorker {
     return plan_.key(p).held_width == plan_.key(p).width;
   }
   float* QueriesOf(int64_t p) const {
-    return scratch_ + plan_.scratch().q + plan_.key(p).q_offset;
+    return state_ + plan_.state().q + plan_.key(p).q_offset;
   }
   float* SumsOf(int64_t p, int64_t r) const {
     const AttentionPlan::KeyPart& part = plan_.key(p);
-    return scratch_ + plan_.scratch().query_sums + part.sums_offset +
+    return state_ + plan_.state().query_sums + part.sums_offset +
            r * part.num_sums;
   }
 
@@ -427,24 +512,13 @@ class UnitWorker {
     }
   }
 
-  void AddBlock(int64_t block, VisibleRange needed) {
-    Score(block, needed);
-    unit_.ForVisible({0, unit_.count()}, block,
-                     [&](RowRange rows, VisibleRange visible) {
-                       for (int64_t r = rows.begin; r < rows.end; ++r) {
-                         Softmax(r, visible);
-                       }
-                     });
-    AddValues(block, needed);
-  }
-
   // Scores become weights; what was summed before is brought to the new
   // maximum.
   void Softmax(int64_t r, VisibleRange visible) const {
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
     float* scores = scratch_ + plan_.scratch().scores + r * kBlock;
-    float* row_max = scratch_ + plan_.scratch().max + r;
-    float* row_sum = scratch_ + plan_.scratch().sum + r;
+    float* row_max = state_ + plan_.state().max + r;
+    float* row_sum = state_ + plan_.state().sum + r;
     const Vec scale = Broadcast(params_.scale);
     Vec vecs[kVecs];
     for (int v = 0; v < kVecs; ++v) {
@@ -478,11 +552,11 @@ class UnitWorker {
     }
     *row_sum = std::fma(*row_sum, correction, SumOf(lanes));
     *row_max = max;
-    const AttentionScratch& at = plan_.scratch();
+    const PanelState& at = plan_.state();
     Scale(correction, plan_.out_width(),
-          scratch_ + at.out + r * plan_.out_width());
+          state_ + at.out + r * plan_.out_width());
     Scale(correction, plan_.minima_width(),
-          scratch_ + at.out_minima + r * plan_.minima_width());
+          state_ + at.out_minima + r * plan_.minima_width());
   }
 
   // `count` is a multiple of 16.
@@ -511,44 +585,113 @@ class UnitWorker {
   const PagedAttentionParams& params_;
   const AttentionPlan& plan_;
   const UnitRows unit_;
+  const VisibleRange slots_;
+  float* const scratch_;
+  float* const state_;
+  BlockLoader& loader_;
+  KeyRebuilder& rebuilder_;
+  ValueSums values_;
+};
+
+// A unit on one thread: of each block, what is made of it is made once, and
+// panel after panel passes over it.
+class UnitWorker {
+ public:
+  UnitWorker(const AttentionPlan& plan, const AttentionUnit& unit,
+             float* scratch)
+      : plan_(plan),
+        unit_(unit),
+        scratch_(scratch),
+        slots_(UnitSlots(plan.params(), unit)),
+        num_panels_(plan.PanelsOf(unit)),
+        tiles_(plan, unit, scratch),
+        first_(plan, plan.PanelOf(unit, 0), scratch, StateOf(0), &tiles_) {}
+
+  void Compute() {
+    ForPanels([](PanelWorker& panel) { panel.ClearTotal(panel.Total()); });
+    if (slots_.begin >= slots_.end) return;
+    Start();
+    for (int64_t split = slots_.begin / kAttentionSplitSlots;
+         split * kAttentionSplitSlots < slots_.end; ++split) {
+      ComputeSplit(split);
+      ForPanels([](PanelWorker& panel) { panel.Merge(panel.Total()); });
+    }
+    ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
+  }
+
+  // Before the first split.
+  void Start() {
+    tiles_.Start();
+    ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
+  }
+
+  // Leaves the result over the slots of one split in the panels' states.
+  void ComputeSplit(int64_t split) {
+    ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
+    const int64_t begin = std::max(slots_.begin, split * kAttentionSplitSlots);
+    const int64_t end =
+        std::min(slots_.end, (split + 1) * kAttentionSplitSlots);
+    for (int64_t block = begin / kBlock * kBlock; block < end;
+         block += kBlock) {
+      if (num_panels_ > 1) {
+        tiles_.Hold(block,
+                    {std::max(begin, block), std::min(end, block + kBlock)});
+      }
+      ForPanels([&](PanelWorker& panel) {
+        const VisibleRange needed = panel.SlotsIn(block);
+        if (needed.begin < needed.end) panel.AddBlock(block, needed);
+      });
+    }
+    ForPanels([](PanelWorker& panel) { panel.EndSplit(); });
+  }
+
+  const PanelWorker& first_panel() const { return first_; }
+
+ private:
+  float* StateOf(int64_t panel) const {
+    return scratch_ + plan_.scratch().states + panel * plan_.state().floats;
+  }
+  template <typename Function>
+  void ForPanels(const Function& function) {
+    function(first_);
+    for (int64_t i = 1; i < num_panels_; ++i) {
+      PanelWorker panel(plan_, plan_.PanelOf(unit_, i), scratch_, StateOf(i),
+                        &tiles_);
+      function(panel);
+    }
+  }
+
+  const AttentionPlan& plan_;
+  const AttentionUnit unit_;
   float* const scratch_;
   const VisibleRange slots_;
-  BlockLoader loader_;
-  KeyRebuilder rebuilder_;
-  ValueSums values_;
+  const int64_t num_panels_;
+  BlockTiles tiles_;
+  PanelWorker first_;
 };
 
 void ComputeUnit(const AttentionPlan& plan, const AttentionUnit& unit,
                  float* scratch) {
-  UnitWorker worker(plan, unit, scratch);
-  const VisibleRange slots = UnitSlots(plan.params(), unit);
-  AttentionTotal total;
-  worker.ClearTotal(&total);
-  if (slots.begin >= slots.end) return;
-  worker.LoadQueries();
-  for (int64_t split = slots.begin / kAttentionSplitSlots;
-       split * kAttentionSplitSlots < slots.end; ++split) {
-    worker.ComputeSplit(split);
-    worker.Merge(scratch, &total);
-  }
-  worker.Finish(total);
+  UnitWorker(plan, unit, scratch).Compute();
 }
 
 void ComputeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
                   int64_t split, float* scratch) {
   UnitWorker worker(plan, unit, scratch);
-  worker.LoadQueries();
+  worker.Start();
   worker.ComputeSplit(split);
 }
 
 // Merges splits computed by others: `first` starts the unit's total, `last`
 // ends it.
 void MergeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
-                float* part, bool first, bool last, AttentionTotal* total) {
+                float* part, bool first, bool last,
+                const AttentionTotal& total) {
   const UnitWorker worker(plan, unit, part);
-  if (first) worker.ClearTotal(total);
-  worker.Merge(part, total);
-  if (last) worker.Finish(*total);
+  const PanelWorker& panel = worker.first_panel();
+  if (first) panel.ClearTotal(total);
+  panel.Merge(total);
+  if (last) panel.Finish(total);
 }
 
 }  // namespace
@@ -605,7 +748,7 @@ class SplitRunner {
     for (int64_t i = 0; i < count_; ++i) {
       HWY_DYNAMIC_DISPATCH(MergeSplit)
       (plan_, wave_[i].unit, MemoryOf(i), wave_[i].first, wave_[i].last,
-       &total_);
+       {max_, sum_});
     }
     count_ = 0;
   }
@@ -628,19 +771,16 @@ class SplitRunner {
   CpuStream& stream_;
   Task wave_[kMaxWave];
   int count_ = 0;
-  AttentionTotal total_;
+  // Of the unit whose splits are being merged.
+  float max_[kAttentionMaxRows];
+  float sum_[kAttentionMaxRows];
 };
 
 }  // namespace
 
 void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
                         CpuStream& stream) {
-  for (int64_t p = 0; p < params.num_value_parts; ++p) {
-    if (params.values[p].lift != nullptr) {
-      return PagedAttentionReference(params, scratch, stream);
-    }
-  }
-  const AttentionPlan plan(params);
+  const AttentionPlan plan(params, stream.pool().num_threads());
   if (!TakesSplits(plan, stream.pool().num_threads())) {
     return RunByUnits(plan, scratch, stream);
   }

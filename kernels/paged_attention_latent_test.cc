@@ -590,8 +590,12 @@ TEST(LatentWorkspaceTest, IsBoundedWhateverTheShapeAndTheContext) {
     const bool rebuilds =
         std::any_of(spec.keys.begin(), spec.keys.end(),
                     [](const PartSpec& part) { return part.rebuild.dims > 0; });
-    EXPECT_LE(bytes, static_cast<size_t>(rebuilds ? kRebuildScratchBytes
-                                                  : kAttentionScratchBytes))
+    const bool lifts =
+        std::any_of(spec.values.begin(), spec.values.end(),
+                    [](const PartSpec& part) { return part.lift_dims > 0; });
+    EXPECT_LE(bytes,
+              static_cast<size_t>(kAttentionScratchBytes +
+                                  (rebuilds || lifts ? kRowStateBytes : 0)))
         << spec.name;
     EXPECT_EQ(bytes, WorkspaceBytes(spec, 1 << 16)) << spec.name;
   }

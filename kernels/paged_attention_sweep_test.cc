@@ -60,6 +60,10 @@ PartSpec Rebuilt(PartSpec part, RebuildSpec rebuild) {
   part.rebuild = rebuild;
   return part;
 }
+PartSpec Lifted(PartSpec part, int64_t dims) {
+  part.lift_dims = dims;
+  return part;
+}
 
 LatentSpec Spec(std::vector<PartSpec> keys, std::vector<PartSpec> values) {
   LatentSpec spec;
@@ -91,9 +95,9 @@ void ExpectDefinition(Streams& streams, LatentCache& cache,
   });
 }
 
-// ----- Every codec, rank and way to read keys.
+// ----- Every codec, rank and way to read keys and values.
 
-enum class Reads { kAbsorbed, kRebuilt, kAsStored };
+enum class Reads { kAbsorbed, kRebuilt, kAsStored, kLifted };
 
 std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
   return {{"f32", Typed(Part({rank}), DType::kF32)},
@@ -122,7 +126,12 @@ TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
       if (GetParam() == Reads::kAsStored) {
         keys.rebuild = {rank, rank / 4, false, true, true};
       }
-      LatentSpec spec = Spec({keys}, {codec});
+      PartSpec values = codec;
+      if (GetParam() == Reads::kLifted) {
+        values.lift_dims = seed % 2 == 0 ? 32 : 1 + seed % 41;
+      }
+      LatentSpec spec = Spec({keys}, {values});
+      if (GetParam() == Reads::kLifted) spec.value_exact = seed % 5 * 9;
       spec.page_tokens = page_tokens[seed % 3];
       LatentCache cache(spec, {70}, seed++);
       cache.Write(0, 0, 70);
@@ -133,7 +142,7 @@ TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
-                                           Reads::kAsStored));
+                                           Reads::kAsStored, Reads::kLifted));
 
 TEST(RebuiltContextTest, AcrossSplits) {
   Streams streams;
@@ -167,7 +176,9 @@ TEST_P(VisibilityTest, OnlyWhatIsSeenIsRead) {
       Spec({Static(Part({24}, {8}))}, {OneGroup(Part({40}, schedule, 8))}),
       Spec({Rebuilt(Part({16}, {4}), {16, 4, true, true})}, {Part({33})}),
       Spec({Part({24}), Rebuilt(Part({40}, {8}), {16, 8})},
-           {Typed(Part({24}), DType::kF32), Part({40}, {1}, 20)})};
+           {Typed(Part({24}), DType::kF32), Part({40}, {1}, 20)}),
+      Spec({OneGroup(Part({24}))},
+           {Lifted(OneGroup(Part({40}, schedule, 8)), 20)})};
   Streams streams;
   uint32_t seed = 30;
   for (LatentSpec spec : specs) {
@@ -271,18 +282,31 @@ TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
       Spec({Rebuilt(OneGroup(Static(Part({24}, schedule, 5))), {16, 4, true})},
            {OneGroup(Static(Part({24}, {4})))}),
       Spec({Rebuilt(OneGroup(Part({16}, {8}, 8)), {16, 8, true, true, true})},
-           {OneGroup(Part({24}, {1}))})};
-  uint32_t seed = 60;
-  for (const LatentSpec& spec : specs) {
+           {OneGroup(Part({24}, {1}))}),
+      Spec({OneGroup(Part({24}, {4}, 8))}, {Lifted(OneGroup(Part({24})), 16)}),
+      Spec({Rebuilt(OneGroup(Part({24}, {4})), {16, 8}), Part({8}, {2})},
+           {Lifted(OneGroup(Part({40}, {4, 3}, 20)), 19), Part({8}, {3})})};
+  uint32_t seed = Seed();
+  for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
+    // Windows of both kinds, or none.
+    if (seed % 3 == 0) spec.window = 50;
+    if (seed % 3 == 1) spec.key_exact = 70;
+    if (seed % 2 == 1) spec.value_exact = 20;
     LatentCache cache(spec, {kRows, 30}, seed++);
     cache.Write(0, 0, kRows);
     cache.Write(1, 0, 30);
-    const PagedAttentionParams params = cache.Params();
-    const AttentionPlan plan(params);
     AttentionSequence sequence;
     sequence.num_rows = kRows;
+    PagedAttentionParams params = cache.Params();
+    params.sequences = &sequence;
+    params.num_sequences = 1;
+    const AttentionPlan plan(params);
     EXPECT_EQ(2, plan.CutOf(sequence).num_slices);
+    EXPECT_EQ(1, plan.CutOf(sequence).num_tiles);
+    AttentionUnit unit;
+    EXPECT_TRUE(UnitCursor(plan).MoveTo(0, &unit));
+    EXPECT_LT(1, plan.PanelsOf(unit));
     sequence.num_rows = 1;
     EXPECT_EQ(1, plan.CutOf(sequence).num_slices);
     const std::vector<LatentAsk> asks = {{0, 0, kRows}, {1, 29, 1}};
@@ -295,6 +319,33 @@ TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
       EXPECT_TRUE(SameBits(truth, cache.Attend(three, asks)));
     });
   }
+}
+
+// Several panels over several splits give what one row alone gives.
+TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
+  constexpr int64_t kRows = 700;
+  LatentSpec spec = Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8})},
+                         {Lifted(OneGroup(Part({24}, {8, 3}, 12)), 16)});
+  spec.value_exact = 30;
+  LatentCache cache(spec, {kRows}, Seed());
+  cache.Write(0, 0, kRows);
+  TestStream one(1);
+  TestStream three(3);
+  const std::vector<float> whole = cache.Attend(one, {{0, 0, kRows}});
+  EXPECT_TRUE(SameBits(whole, cache.Attend(three, {{0, 0, kRows}})));
+  const auto columns = static_cast<int64_t>(whole.size()) / kRows;
+  const auto part = [&](int64_t begin, int64_t count) {
+    return std::vector<float>(whole.begin() + begin * columns,
+                              whole.begin() + (begin + count) * columns);
+  };
+  for (const LatentAsk& ask : std::vector<LatentAsk>{
+           {0, 0, 300}, {0, 300, 290}, {0, 590, 1}, {0, 591, 109}}) {
+    EXPECT_TRUE(
+        SameBits(part(ask.start, ask.count), cache.Attend(three, {ask})))
+        << ask.start;
+  }
+  TestStream reference(1, CpuBackend::kReference);
+  EXPECT_TRUE(SameBits(part(690, 2), cache.Attend(reference, {{0, 690, 2}})));
 }
 
 // ----- Workspace.

@@ -98,8 +98,8 @@ class KeyRebuilder {
         plan_(plan),
         sequence_(sequence),
         loader_(*loader),
-        key_(scratch + plan.scratch().key),
-        raw_(scratch + plan.scratch().key_raw),
+        keys_(scratch + plan.scratch().keys),
+        raw_(scratch + plan.scratch().lift_raw),
         cosines_(scratch + plan.scratch().cosines),
         sines_(scratch + plan.scratch().sines),
         lift_sums_(scratch + plan.scratch().lift_sums) {}
@@ -116,10 +116,14 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
+  // Whether the keys of the block were all rebuilt and are only to be named.
+  void set_holds(bool holds) { holds_ = holds; }
 
-  // key_j of the block's slots, [d, 64]; stays until the next call.
+  // key_j of the block's slots, [d, 64]; stays until the part's next call.
   const float* Rebuild(int64_t part_index, const HeadSpan& span) {
     const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    key_ = keys_ + plan_.key(part_index).tile_offset;
+    if (holds_) return key_;
     if (rebuild.up == nullptr) {
       CopyKey(part_index, span);
     } else if (!plan_.key(part_index).codes) {
@@ -385,11 +389,13 @@ class KeyRebuilder {
   const AttentionPlan& plan_;
   const AttentionSequence& sequence_;
   BlockLoader& loader_;
-  float* const key_;
+  float* const keys_;
   float* const raw_;
   float* const cosines_;
   float* const sines_;
   float* const lift_sums_;
+  float* key_ = nullptr;  // the tile at work
+  bool holds_ = false;
   int64_t angles_part_ = -1;  // whose angles are there
   int64_t angles_step_ = 0;
 };

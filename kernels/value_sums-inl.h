@@ -19,6 +19,7 @@
 #include "kernels/rebuild-inl.h"
 #include "kernels/simd-inl.h"
 #include "kernels/tile-inl.h"
+#include "kernels/value_lift-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
@@ -58,18 +59,23 @@ void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
 // Threads: one.
 class ValueSums {
  public:
+  // `state`: the panel's.
   ValueSums(const AttentionPlan& plan, const UnitRows& unit, float* scratch,
-            BlockLoader* loader)
+            float* state, BlockLoader* loader, ValueLifter* lifter)
       : params_(plan.params()),
         plan_(plan),
         unit_(unit),
         scratch_(scratch),
-        loader_(*loader) {}
+        state_(state),
+        loader_(*loader),
+        lifter_(*lifter) {}
 
   // Adds the loader's block, with the weights that stand in scores.
   void AddBlock() {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
-      if (plan_.value(p).codes) {
+      if (plan_.value(p).lifted) {
+        AddLifted(p, span);
+      } else if (plan_.value(p).codes) {
         AddValueCodes(p, span);
       } else {
         AddValues(p, span);
@@ -78,13 +84,19 @@ class ValueSums {
   }
   // The same of exact rows.
   void AddExactBlock() {
-    unit_.ForExactValueSpans(
-        [&](int64_t p, const HeadSpan& span) { AddValues(p, span); });
+    unit_.ForExactValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).lifted) {
+        AddLifted(p, span);
+      } else {
+        AddValues(p, span);
+      }
+    });
   }
 
   // What ranges add when all slots of a split are summed.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).lifted) return;
       if (plan_.value(p).sums_weights) {
         ApplyFixedRanges(p, span);
       } else if (plan_.value(p).codes && !plan_.value(p).fixed_ranges) {
@@ -95,11 +107,11 @@ class ValueSums {
 
  private:
   float* OutRow(int64_t p, int64_t r) const {
-    return scratch_ + plan_.scratch().out + r * plan_.out_width() +
+    return state_ + plan_.state().out + r * plan_.out_width() +
            plan_.value(p).out_offset;
   }
   float* MinimaRow(int64_t p, int64_t r) const {
-    return scratch_ + plan_.scratch().out_minima + r * plan_.minima_width() +
+    return state_ + plan_.state().out_minima + r * plan_.minima_width() +
            plan_.value(p).minima_offset;
   }
 
@@ -116,6 +128,17 @@ class ValueSums {
     return args;
   }
   const float* Weights() const { return scratch_ + plan_.scratch().scores; }
+
+  void AddLifted(int64_t p, const HeadSpan& span) {
+    const float* tile = lifter_.Lift(p, span);
+    const int64_t stride = plan_.value(p).tile_stride;
+    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          AddTile(Weights(), rows, visible, {tile, stride},
+                                  params_.values[p].lift->dims,
+                                  OutRow(p, rows.begin));
+                        });
+  }
 
   void AddValues(int64_t p, const HeadSpan& span) {
     const LatentPart& part = params_.values[p].latents;
@@ -142,8 +165,8 @@ class ValueSums {
       loader_.LoadValues(part, group, *chunk, stride);
       unit_.ForValueSlots(
           p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
-            AddTile(Weights(), rows, visible, stride, chunk->width,
-                    OutRow(p, rows.begin) + chunk->begin);
+            AddTile(Weights(), rows, visible, {loader_.tile(), stride},
+                    chunk->width, OutRow(p, rows.begin) + chunk->begin);
           });
     }
   }
@@ -152,12 +175,18 @@ class ValueSums {
     return (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
   }
 
-  // Many rows: values were brought into the tile once for all of them.
+  // Values of a block, [64, stride].
+  struct ValueTile {
+    const float* values;
+    int64_t stride;
+  };
+
+  // Many rows: values were brought into a tile once for all of them.
   void AddTile(const float* weights, RowRange rows, VisibleRange visible,
-               int64_t stride, int64_t columns, float* to) const {
+               ValueTile tile, int64_t columns, float* to) const {
     TileArgs args = ValueArgs(weights, rows, visible, to, plan_.out_width());
-    args.b = loader_.tile() + visible.begin * stride;
-    args.b_stride = stride;
+    args.b = tile.values + visible.begin * tile.stride;
+    args.b_stride = tile.stride;
     MultiplyColumns<float>(args, rows.size(), columns);
   }
 
@@ -248,7 +277,8 @@ class ValueSums {
             AddCodes(weights, piece, loader_.FindSlots(part, group), rows,
                      visible, to);
           } else {
-            AddTile(weights, rows, visible, stride, piece.width, to);
+            AddTile(weights, rows, visible, {loader_.tile(), stride},
+                    piece.width, to);
           }
         });
   }
@@ -378,7 +408,9 @@ class ValueSums {
   const AttentionPlan& plan_;
   const UnitRows& unit_;
   float* const scratch_;
+  float* const state_;
   BlockLoader& loader_;
+  ValueLifter& lifter_;
 };
 
 }  // namespace HWY_NAMESPACE
