@@ -93,6 +93,16 @@ class Study:
                      *config.recover, "--out", folder)
             shutil.rmtree(plain)
 
+    def artifact(self, config: settings.Config, seed: int) -> pathlib.Path:
+        """Stays in the work folder: another engine may be compared with it."""
+        folder = self.work / "artifacts" / self.key(config, seed)
+        if not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            part = folder.with_suffix(".part")
+            self.apply(config, seed, part)
+            part.rename(folder)
+        return folder
+
     def measure(self, configs: list[settings.Config]) -> None:
         """Evaluates what is not in the work folder yet, a few at a time."""
         todo = []
@@ -140,12 +150,9 @@ class Study:
             name = f"engine-{self.engine_identity}-{self.key(config, seed)}"
             path = self.results / f"{name}.json"
             if not path.exists():
-                folder = self.work / "artifact-engine"
-                self.apply(config, seed, folder)
                 path.write_text(json.dumps(quality_engine.measure(
-                    self.engine, folder, self.text, self.windows,
-                    self.window_tokens)))
-                shutil.rmtree(folder)
+                    self.engine, self.artifact(config, seed), self.text,
+                    self.windows, self.window_tokens)))
             found.append(quality_engine.compare(
                 config.name, json.loads(path.read_text()),
                 self.rows[config.name, seed]))

@@ -156,10 +156,12 @@ void AddBenchCapacity(CLI::App* group, int* exit_code) {
       "and no weight is read.");
   AddFlag(command, "--model", flags->models,
           "folders of Hugging Face checkpoints; several")
+      ->delimiter(',')
       ->type_name("DIR");
   AddFlag(
       command, "--shape", flags->shapes,
       "shapes in place of folders: tinyllama-1.1b, llama-3-8b, ...; several")
+      ->delimiter(',')
       ->check(ShapeName());
   AddFlag(command, "--plan", flags->plans,
           "plans for each --shape, in place of the full-rank one: kv_plan.json "

@@ -243,3 +243,14 @@ def test_an_interrupted_load_leaves_no_checkpoint_behind(tmp_path):
     bench.send_signal(signal.SIGINT)
     assert bench.wait(timeout=60) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_capacity_takes_each_shape_with_each_plan():
+    report = bench("capacity", "--shape", "kvasir-tiny,tinyllama-1.1b",
+                   "--plan", "dense-8bit,rap-50")
+    assert [(row["model"], row["plan"]) for row in report["rows"]] == [
+        (model, plan) for model in ("kvasir-tiny", "tinyllama-1.1b")
+        for plan in ("dense-8bit", "rap-50")]
+    for row in report["rows"]:
+        assert row["reached"] == row["predicted"] > 0
+        assert row["bytes_per_sequence"] < row["dense_bytes_per_sequence"]
