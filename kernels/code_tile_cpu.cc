@@ -67,14 +67,16 @@ HWY_INLINE WordVec WithThirdBit(WordVec low, WordVec third) {
                 hn::And(third, hn::Set(kWords, 4u)));
 }
 
-inline constexpr int kVecs = kCodeTileVecs;
+// Vectors of codes beside each other: one row alone has too few accumulators.
+template <int kRows>
+inline constexpr int kVecsOf = kRows == 1 ? 2 * kCodeTileVecs : kCodeTileVecs;
 
 // Lines to ask for during so many AddProducts of one row: about as fast as they
 // come.
 constexpr int LinesIn(int products) { return (products + 7) / 8; }
 
 // acc += numbers of each row times codes.
-template <int kRows>
+template <int kRows, int kVecs>
 HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
                             const Vec (&codes)[kVecs],
                             Vec (&acc)[kRows][kVecs]) {
@@ -86,10 +88,11 @@ HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
   }
 }
 
-// ----- Keys: kVecs vectors of slots, channel after channel.
+// ----- Keys: vectors of slots, channel after channel.
 
 inline constexpr int64_t kSlots = 64;
 
+template <int kVecs>
 HWY_INLINE void LoadWords(const uint32_t* from, WordVec (&words)[kVecs]) {
   for (int v = 0; v < kVecs; ++v) {
     words[v] = hn::LoadU(kWords, from + v * kVecLanes);
@@ -97,6 +100,7 @@ HWY_INLINE void LoadWords(const uint32_t* from, WordVec (&words)[kVecs]) {
 }
 
 // Moves third bits so that the one at `bit` (0 or 16) becomes bit 2.
+template <int kVecs>
 HWY_INLINE void StartThird(int64_t bit, WordVec (&third)[kVecs]) {
   for (int v = 0; v < kVecs; ++v) {
     third[v] = bit == 0 ? hn::RotateRight<30>(third[v])
@@ -105,7 +109,7 @@ HWY_INLINE void StartThird(int64_t bit, WordVec (&third)[kVecs]) {
 }
 
 // The code in the lowest bits of `low`; the next third bit moves up.
-template <int kBits, bool kThird>
+template <int kBits, bool kThird, int kVecs>
 HWY_INLINE void TakeCodes(const CodeNumbers<kThird ? 3 : kBits>& numbers,
                           const WordVec (&low)[kVecs], WordVec (&third)[kVecs],
                           Vec (&codes)[kVecs]) {
@@ -121,7 +125,7 @@ HWY_INLINE void TakeCodes(const CodeNumbers<kThird ? 3 : kBits>& numbers,
 }
 
 // A whole word of codes, from code kIndex on.
-template <int kBits, bool kThird, int kRows, int kIndex>
+template <int kBits, bool kThird, int kRows, int kVecs, int kIndex>
 HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
                         const WordVec (&words)[kVecs], WordVec (&third)[kVecs],
                         const float* const (&a)[kRows],
@@ -138,10 +142,11 @@ HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
       for (int v = 0; v < kVecs; ++v) {
         low[v] = hn::ShiftRight<kIndex * kBits>(words[v]);
       }
-      TakeCodes<kBits, kThird>(numbers, low, third, codes);
+      TakeCodes<kBits, kThird, kVecs>(numbers, low, third, codes);
     }
     AddProducts(a, kIndex, codes, acc);
-    AddWord<kBits, kThird, kRows, kIndex + 1>(numbers, words, third, a, acc);
+    AddWord<kBits, kThird, kRows, kVecs, kIndex + 1>(numbers, words, third, a,
+                                                     acc);
   } else {
     (void)numbers, (void)words, (void)third, (void)a, (void)acc;
   }
@@ -150,7 +155,9 @@ HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
 template <int kBits, bool kThird, int kRows>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
   constexpr int kPerWord = 32 / kBits;
-  constexpr int kLinesPerWord = LinesIn(kPerWord * kRows);
+  constexpr int kVecs = kVecsOf<kRows>;
+  constexpr int kLinesPerWord =
+      LinesIn(kPerWord * kRows * kVecs / kCodeTileVecs);
   const CodeNumbers<kThird ? 3 : kBits> numbers;
   float* const c = args.c + column;
   const float* a[kRows];
@@ -181,7 +188,7 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
       words[v] = hn::ShiftRightSame(words[v], static_cast<int>(bit % 32));
     }
     Vec codes[kVecs];
-    TakeCodes<kBits, kThird>(numbers, words, third, codes);
+    TakeCodes<kBits, kThird, kVecs>(numbers, words, third, codes);
     AddProducts(a, i, codes, acc);
     bit += kBits;
     ++i;
@@ -193,7 +200,7 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
     const float* from[kRows];
     for (int r = 0; r < kRows; ++r) from[r] = a[r] + i;
     args.ahead->Ask(kLinesPerWord);
-    AddWord<kBits, kThird, kRows, 0>(numbers, words, third, from, acc);
+    AddWord<kBits, kThird, kRows, kVecs, 0>(numbers, words, third, from, acc);
   }
   if (i < args.depth) load_third();
   while (i < args.depth) one();
@@ -204,7 +211,7 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
   }
 }
 
-// ----- Values: kVecs vectors of channels, slot after slot.
+// ----- Values: vectors of channels, slot after slot.
 
 template <typename T>
 HWY_INLINE T ReadWord(const char* from) {
@@ -291,7 +298,7 @@ class SlotThirdBits {
   WordVec shifts_;
 };
 
-template <int kBits, bool kThird, int kRows>
+template <int kBits, bool kThird, int kRows, int kVecs>
 void ValueTile(const ValueCodesArgs& args, int64_t column) {
   const CodeNumbers<kThird ? 3 : kBits> numbers;
   const SlotCodes<kBits> low;
@@ -336,7 +343,7 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
 template <int kBits, bool kThird, int kRows>
 void KeyRow(int rows, const KeyCodesArgs& args) {
   if (rows == kRows) {
-    for (int64_t s = 0; s < kSlots; s += kCodeTileColumns) {
+    for (int64_t s = 0; s < kSlots; s += kVecsOf<kRows> * kVecLanes) {
       KeyTile<kBits, kThird, kRows>(args, s);
     }
   } else if constexpr (kRows > 1) {
@@ -347,8 +354,13 @@ void KeyRow(int rows, const KeyCodesArgs& args) {
 template <int kBits, bool kThird, int kRows>
 void ValueRow(int rows, const ValueCodesArgs& args) {
   if (rows == kRows) {
-    for (int64_t i = 0; i < args.columns; i += kCodeTileColumns) {
-      ValueTile<kBits, kThird, kRows>(args, i);
+    int64_t i = 0;
+    constexpr int64_t kColumns = kVecsOf<kRows> * kVecLanes;
+    for (; i + kColumns <= args.columns; i += kColumns) {
+      ValueTile<kBits, kThird, kRows, kVecsOf<kRows>>(args, i);
+    }
+    for (; i < args.columns; i += kCodeTileColumns) {
+      ValueTile<kBits, kThird, kRows, kCodeTileVecs>(args, i);
     }
   } else if constexpr (kRows > 1) {
     ValueRow<kBits, kThird, kRows - 1>(rows, args);

@@ -32,6 +32,10 @@ alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
 struct BlockSlots {
   int64_t begin = 0;  // relative to the block
   int64_t end = 0;
+  // All slots are needed, and each vector of them lies in one page.
+  bool regular = false;
+  // Bytes that may be read from the start of any slot on, at least.
+  int64_t room = 0;
   const char* codes[kBlock];
   const char* ranges[kBlock];
   const char* readable[kBlock];  // end of the slot's page
@@ -45,11 +49,12 @@ inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
 // Eight words of each of 16 slots at most: two slots share a vector.
-HWY_INLINE void LoadFewWords(const char* const* rows, uint32_t* words,
-                             int64_t stride) {
+HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
+                             uint32_t* words, int64_t stride) {
   const hn::Half<Words> half;
   const auto load = [&](int slot) {
-    return hn::LoadU(half, reinterpret_cast<const uint32_t*>(rows[slot]));
+    return hn::LoadU(half,
+                     reinterpret_cast<const uint32_t*>(rows[slot] + offset));
   };
   WordVec lanes[8];
   for (int i = 0; i < 8; ++i) {
@@ -111,7 +116,7 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
     }
 #if HWY_TARGET <= HWY_AVX3
     if (half) {
-      LoadFewWords(rows, to, stride);
+      LoadFewWords(rows, 0, to, stride);
       continue;
     }
 #endif
@@ -178,6 +183,33 @@ inline int PlaneIndex(int bits) {
   return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
 }
 
+// The same of slots that may be read a vector of words beyond their bytes.
+HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
+                               int64_t num_bytes, uint32_t* words,
+                               int64_t stride, AheadLines* ahead) {
+  constexpr int64_t kVecBytes = kVecLanes * 4;
+  for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
+    const int64_t bytes = std::min(kVecBytes, num_bytes - first);
+    uint32_t* to = words + first / 4 * stride;
+    ahead->Ask(bytes * kVecLanes / (2 * AheadLines::kLineBytes));
+#if HWY_TARGET <= HWY_AVX3
+    if (bytes <= kVecBytes / 2) {
+      LoadFewWords(slots, begin + first, to, stride);
+      continue;
+    }
+#endif
+    WordVec lanes[kVecLanes];
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      lanes[lane] = hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(
+                                          slots[lane] + begin + first));
+    }
+    Transpose(lanes);
+    for (int i = 0; i < kVecLanes; ++i) {
+      hn::StoreU(lanes[i], kWords, to + i * stride);
+    }
+  }
+}
+
 // Words of kVecLanes slots from `s` on, plane by plane; says where each plane
 // begins.
 HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
@@ -188,6 +220,13 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
     const int64_t begin = chunk.begin[plane];
     const int64_t bytes = chunk.end[plane] - begin;
     if (bytes == 0) continue;
+    constexpr int64_t kVecBytes = kVecLanes * 4;
+    const int64_t whole = (bytes + kVecBytes - 1) / kVecBytes * kVecBytes;
+    if (slots.regular && slots.room >= begin + whole) {
+      LoadRoomyWords(slots.codes + s, begin, bytes, words, stride, ahead);
+      words += whole / 4 * stride;
+      continue;
+    }
     const char* rows[kVecLanes];
     const char* readable[kVecLanes];
     const bool all = s >= slots.begin && s + kVecLanes <= slots.end;
@@ -201,7 +240,7 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
       readable[lane] = kNoSlot + sizeof(kNoSlot);
     }
     LoadWords(rows, readable, bytes, words, stride, ahead);
-    words += (bytes + 4 * kVecLanes - 1) / (4 * kVecLanes) * kVecLanes * stride;
+    words += whole / 4 * stride;
   }
 }
 
@@ -399,10 +438,18 @@ HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
 
 // scale [64] and minimum [64] of one run; zeros where nobody looks.
 template <typename T>
-void LoadRanges(const BlockSlots& slots, int64_t run, float* scale,
-                float* minimum) {
+void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
+                float* scale, float* minimum) {
   const int64_t offset = run * 2 * static_cast<int64_t>(sizeof(T));
   if constexpr (sizeof(T) == 2) {
+    if (slots.regular && stride_bytes == 4) {
+      for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+        SplitPairs(hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(
+                                         slots.ranges[s])),
+                   T(), scale + s, minimum + s);
+      }
+      return;
+    }
     HWY_ALIGN uint32_t pairs[kBlock];
     if (slots.end - slots.begin < kBlock) std::fill_n(pairs, kBlock, 0u);
     for (int64_t s = slots.begin; s < slots.end; ++s) {
@@ -467,7 +514,7 @@ class BlockLoader {
     if (chunk.begin == 0) AddNext(part, group, true);
     if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
     UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_, &ahead_);
-    LoadChunkRanges(part, chunk);
+    LoadChunkRanges(part, group, chunk);
   }
 
   // The codes of the chunk as words of the slots' bytes, [words, 64], and the
@@ -484,7 +531,7 @@ class BlockLoader {
       LoadPlanes(found_, bytes, s, words + s, kBlock, plane_words_, &ahead_);
     }
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
-    if (chunk.num_pieces > 0) LoadChunkRanges(part, chunk);
+    if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
   }
   // Words that were loaded last, of the plane of codes of `bits` bits.
   const uint32_t* key_words(int bits) const {
@@ -520,7 +567,7 @@ class BlockLoader {
                        const LatentChunk& chunk, bool streams) {
     Find(part, group);
     if (chunk.begin == 0) AddNext(part, group, !streams);
-    LoadChunkRanges(part, chunk);
+    LoadChunkRanges(part, group, chunk);
   }
 
   // The slots from `slot` to the end of its page, or to `end`.
@@ -554,13 +601,22 @@ class BlockLoader {
     return bytes;
   }
 
+  static void FillAddresses(const char* first, int64_t stride, int64_t count,
+                            const char** to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = first + i * stride;
+  }
+
   void Find(const LatentPart& part, const LatentGroup& group) {
     if (found_part_ == &part && found_group_ == &group) return;
     found_part_ = &part;
     found_group_ = &group;
+    found_.regular = false;
     if (const AttentionPlan::ExactPart* exact = plan_.exact(part)) {
       return FindExact(*exact, &group - part.groups);
     }
+    found_.regular = found_.begin == 0 && found_.end == kBlock &&
+                     params_.page_tokens % kVecLanes == 0;
+    found_.room = part.page_bytes;
     const int64_t end = block_ + found_.end;
     for (int64_t s = block_ + found_.begin; s < end;) {
       const int64_t in_page = s % params_.page_tokens;
@@ -571,12 +627,14 @@ class BlockLoader {
       const char* readable =
           static_cast<const char*>(part.arena) + (page + 1) * part.page_bytes;
       const int64_t first = s - block_;
-      for (int64_t i = 0; i < count; ++i) {
-        found_.codes[first + i] = codes + i * group.codes_stride_bytes;
-      }
+      FillAddresses(codes, group.codes_stride_bytes, count,
+                    found_.codes + first);
       std::fill_n(found_.readable + first, count, readable);
-      for (int64_t i = 0; group.num_runs > 0 && i < count; ++i) {
-        found_.ranges[first + i] = ranges + i * group.params_stride_bytes;
+      found_.room = std::min<int64_t>(
+          found_.room, readable - found_.codes[first + count - 1]);
+      if (group.num_runs > 0) {
+        FillAddresses(ranges, group.params_stride_bytes, count,
+                      found_.ranges + first);
       }
       s += count;
     }
@@ -618,12 +676,14 @@ class BlockLoader {
     }
   }
 
-  void LoadChunkRanges(const LatentPart& part, const LatentChunk& chunk) const {
+  void LoadChunkRanges(const LatentPart& part, const LatentGroup& group,
+                       const LatentChunk& chunk) const {
     if (part.static_scale != nullptr) return;
     const CodePiece* pieces = plan_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       for (int64_t p = 0; p < chunk.num_pieces; ++p) {
-        LoadRanges<decltype(type)>(found_, pieces[p].run, scales_ + p * kBlock,
+        LoadRanges<decltype(type)>(found_, group.params_stride_bytes,
+                                   pieces[p].run, scales_ + p * kBlock,
                                    minima_ + p * kBlock);
       }
     });

@@ -541,7 +541,10 @@ class PanelWorker {
     }
     const float block_max = MaxOf(lanes);
     const float max = *row_max > block_max ? *row_max : block_max;
-    const float correction = hn::GetLane(ExpVec(Broadcast(*row_max - max)));
+    // Most blocks bring no new maximum: what was summed stays as it is.
+    const bool stays = *row_max - max == 0.0f;
+    const float correction =
+        stays ? 1.0f : hn::GetLane(ExpVec(Broadcast(*row_max - max)));
     const Vec max_vec = Broadcast(max);
     lanes = MakeWide([](int) { return hn::Zero(kFloats); });
     for (int v = 0; v < kVecs; ++v) {
@@ -552,6 +555,7 @@ class PanelWorker {
     }
     *row_sum = std::fma(*row_sum, correction, SumOf(lanes));
     *row_max = max;
+    if (stays) return;
     const PanelState& at = plan_.state();
     Scale(correction, plan_.out_width(),
           state_ + at.out + r * plan_.out_width());
