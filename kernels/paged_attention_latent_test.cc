@@ -388,6 +388,19 @@ std::vector<LatentSpec> Specs() {
   return specs;
 }
 
+// Streams of all cases: their memory takes longer to make than most cases.
+struct Streams {
+  TestStream reference{1, CpuBackend::kReference, size_t{2} << 20};
+  TestStream one{1, CpuBackend::kSimd, size_t{2} << 20};
+  TestStream three{3, CpuBackend::kSimd, size_t{6} << 20};
+  // More threads than units: long contexts are taken split by split.
+  TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
+};
+Streams& SharedStreams() {
+  static Streams streams;
+  return streams;
+}
+
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
@@ -405,8 +418,8 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
   for (const LatentAsk& ask : asks) {
     cache.Write(ask.sequence, 0, ask.start + ask.count);
   }
-  TestStream reference(1, CpuBackend::kReference);
-  const std::vector<float> truth = cache.Attend(reference, asks);
+  Streams& streams = SharedStreams();
+  const std::vector<float> truth = cache.Attend(streams.reference, asks);
   std::vector<double> expected;
   for (const LatentAsk& ask : asks) {
     const std::vector<double> rows = cache.Expected(ask);
@@ -415,14 +428,10 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
   // float32 chains of some hundred products, of which scales and minima of
   // opposite sign leave a tenth; angles exact to 1e-7.
   EXPECT_LT(WorstError(cache.Params(), expected, truth), 5e-5);
-  TestStream one(1);
-  TestStream three(3);
-  // More threads than units: long contexts are taken split by split.
-  TestStream many(16, CpuBackend::kSimd, size_t{24} << 20);
   ForEachSimdTarget([&] {
-    EXPECT_TRUE(SameBits(truth, cache.Attend(one, asks)));
-    EXPECT_TRUE(SameBits(truth, cache.Attend(three, asks)));
-    EXPECT_TRUE(SameBits(truth, cache.Attend(many, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.three, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
   });
   const bool sees_all = GetParam().window == 0;
   cache.on_launch = [&](const PagedAttentionParams& params) {
@@ -431,7 +440,7 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
     EXPECT_FALSE(TakesSplits(plan, 3));
     EXPECT_EQ(sees_all, TakesSplits(plan, 16));
   };
-  cache.Attend(one, asks);
+  cache.Attend(streams.one, asks);
 }
 
 INSTANTIATE_TEST_SUITE_P(Specs, LatentAttentionTest,
@@ -470,18 +479,18 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
   constexpr int64_t kTokens = 140;
   LatentCache whole(spec, {kTokens, 40}, 2);
   whole.Write(0, 0, kTokens);
-  TestStream one(1);
-  const std::vector<float> expected = whole.Attend(one, {{0, 0, kTokens}});
+  Streams& streams = SharedStreams();
+  const std::vector<float> expected =
+      whole.Attend(streams.one, {{0, 0, kTokens}});
   LatentCache chunked(spec, {kTokens, 40}, 2);
   chunked.Write(1, 0, 40);
-  TestStream three(3);
   const size_t row = expected.size() / kTokens;
   for (int64_t t = 0; t < kTokens; t += chunk) {
     const int64_t count = std::min(chunk, kTokens - t);
     // Written only now: what lies ahead is NaN.
     chunked.Write(0, t, t + count);
     const std::vector<float> got =
-        chunked.Attend(three, {{1, 30, 10}, {0, t, count}});
+        chunked.Attend(streams.three, {{1, 30, 10}, {0, t, count}});
     const auto same = [&](size_t from, size_t to) {
       return SameBits({got.begin() + static_cast<int64_t>(10 * row), got.end()},
                       {expected.begin() + static_cast<int64_t>(from * row),
