@@ -61,6 +61,53 @@ HWY_INLINE void AddToRow(float number, float* row) {
   }
 }
 
+// Halves of 64-bit numbers.
+struct WordHalves {
+  WordVec low;
+  WordVec high;
+};
+
+// step * positions, modulo 2^64.
+HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
+  const WordVec step_low = hn::Set(kWords, static_cast<uint32_t>(step));
+  const WordVec step_high = hn::Set(kWords, static_cast<uint32_t>(step >> 32));
+  const WordVec rest = hn::Add(hn::Mul(step_high, positions.low),
+                               hn::Mul(step_low, positions.high));
+#if HWY_TARGET == HWY_SCALAR
+  const uint64_t product = (step & 0xffffffffu) * hn::GetLane(positions.low);
+  return {hn::Set(kWords, static_cast<uint32_t>(product)),
+          hn::Add(rest, hn::Set(kWords, static_cast<uint32_t>(product >> 32)))};
+#else
+  const hn::Repartition<uint64_t, Words> d64;
+  const auto even = hn::MulEven(step_low, positions.low);
+  const auto odd = hn::MulEven(
+      step_low,
+      hn::BitCast(kWords, hn::ShiftRight<32>(hn::BitCast(d64, positions.low))));
+  const WordVec low = hn::OddEven(hn::BitCast(kWords, hn::ShiftLeft<32>(odd)),
+                                  hn::BitCast(kWords, even));
+  const WordVec high = hn::OddEven(
+      hn::BitCast(kWords, odd), hn::BitCast(kWords, hn::ShiftRight<32>(even)));
+  return {low, hn::Add(high, rest)};
+#endif
+}
+
+// ReduceTurns for vectors.
+struct ReducedAngles {
+  WordVec quarter;
+  Vec remainder;
+};
+HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
+  constexpr uint32_t kEighth = 1u << 29;
+  const hn::RebindToSigned<Floats> d32;
+  const WordVec quarter =
+      hn::ShiftRight<30>(hn::Add(turns.high, hn::Set(kWords, kEighth)));
+  const WordVec rest = hn::Sub(turns.high, hn::ShiftLeft<30>(quarter));
+  // Rounded to 32 bits.
+  const WordVec top = hn::Add(rest, hn::ShiftRight<31>(turns.low));
+  return {quarter, hn::Mul(hn::ConvertTo(kFloats, hn::BitCast(d32, top)),
+                           Broadcast(trig_constants::kRadiansPerUnit))};
+}
+
 // cos and sin of a reduced angle turned by its quarter, times the factor.
 HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
                           float* sine) {
@@ -334,8 +381,8 @@ class KeyRebuilder {
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
     const bool known = plan_.holds_angles() && angles_part_ == part_index &&
                        angles_step_ == first_step;
-    uint64_t positions[kBlock] = {};
-    if (!known) FindPositions(positions);
+    Positions positions;
+    if (!known) FindPositions(&positions);
     for (int64_t f = 0; f < rebuild.num_pairs; ++f) {
       const int64_t row = plan_.holds_angles() ? f * kBlock : 0;
       if (!known) {
@@ -349,28 +396,32 @@ class KeyRebuilder {
     angles_step_ = first_step;
   }
 
-  void FindPositions(uint64_t* positions) const {
+  // Of the slots of the block; 0 where none is needed.
+  struct Positions {
+    HWY_ALIGN uint32_t low[kBlock] = {};
+    HWY_ALIGN uint32_t high[kBlock] = {};
+  };
+  void FindPositions(Positions* positions) const {
     const BlockSlots& slots = loader_.slots();
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       const int64_t slot = loader_.block() + s;
-      positions[s] = static_cast<uint64_t>(
+      const auto position = static_cast<uint64_t>(
           sequence_.positions != nullptr ? sequence_.positions[slot] : slot);
+      positions->low[s] = static_cast<uint32_t>(position);
+      positions->high[s] = static_cast<uint32_t>(position >> 32);
     }
   }
 
   // cosines, sines [64] of one pair.
-  void FindAngles(uint64_t step, const uint64_t* positions, float factor,
+  void FindAngles(uint64_t step, const Positions& positions, float factor,
                   int64_t row) const {
-    HWY_ALIGN uint32_t quarters[kBlock];
-    HWY_ALIGN float remainders[kBlock];
-    for (int64_t s = 0; s < kBlock; ++s) {
-      const ReducedAngle angle = ReduceTurns(step * positions[s]);
-      quarters[s] = angle.quarter;
-      remainders[s] = angle.remainder;
-    }
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
-      CosSinVec(LoadFloats(remainders + s), hn::Load(kWords, quarters + s),
-                factor, cosines_ + row + s, sines_ + row + s);
+      const WordHalves turns =
+          TurnsAt(step, {hn::Load(kWords, positions.low + s),
+                         hn::Load(kWords, positions.high + s)});
+      const ReducedAngles angles = ReduceTurnsVec(turns);
+      CosSinVec(angles.remainder, angles.quarter, factor, cosines_ + row + s,
+                sines_ + row + s);
     }
   }
 

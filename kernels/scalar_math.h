@@ -135,6 +135,7 @@ inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 // sin and cos of r in [-pi/4, pi/4], within 1 ulp of the larger one.
 namespace trig_constants {
+inline constexpr float kRadiansPerUnit = 1.46291807926716e-9f;  // 2 pi / 2^32
 inline constexpr float kS3 = -1.9515295891e-4f;
 inline constexpr float kS2 = 8.3321608736e-3f;
 inline constexpr float kS1 = -1.6666654611e-1f;
@@ -163,13 +164,12 @@ struct ReducedAngle {
 
 inline ReducedAngle ReduceTurns(uint64_t turns) {
   constexpr uint64_t kEighth = uint64_t{1} << 61;
-  constexpr float kRadiansPerUnit = 1.46291807926716e-9f;  // 2 pi / 2^32
   const uint64_t quarter = (turns + kEighth) >> 62;
   const int64_t rest = static_cast<int64_t>(turns - (quarter << 62));
   // 32 bits of the remainder: steps of 1.5e-9 rad, far below float's own.
   const int32_t top = static_cast<int32_t>((rest + (int64_t{1} << 31)) >> 32);
   return {static_cast<uint32_t>(quarter),
-          static_cast<float>(top) * kRadiansPerUnit};
+          static_cast<float>(top) * trig_constants::kRadiansPerUnit};
 }
 
 // cos and sin of the whole angle from those of the remainder.
