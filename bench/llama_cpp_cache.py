@@ -32,6 +32,25 @@ class Longer:
     cell_bytes: int  # of one token's keys and values, over all layers
 
 
+def longer_rows(reader: Reader, out: bytearray, pick: np.ndarray, count: int) -> int:
+    """A row for each cell; bytes of one."""
+    kind, row = reader.take("i"), reader.take("Q")
+    rows = np.frombuffer(reader.bytes(row * count), np.uint8).reshape(count, row)
+    out += struct.pack("<iQ", kind, row)
+    out += rows[pick].tobytes()
+    return row
+
+
+def longer_columns(reader: Reader, out: bytearray, pick: np.ndarray, count: int) -> int:
+    """Values without flash attention, stored transposed: for each number of a
+    row its cells."""
+    kind, element, width = reader.take("i"), reader.take("I"), reader.take("I")
+    columns = np.frombuffer(reader.bytes(width * element * count), np.uint8)
+    out += struct.pack("<iII", kind, element, width)
+    out += columns.reshape(width, count, element)[:, pick].tobytes()
+    return width * element
+
+
 def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
     """ValueError where the state is not laid out as this version's is."""
     reader, out, deal = Reader(state), bytearray(), np.random.default_rng(seed)
@@ -51,15 +70,13 @@ def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
         for position in range(cells):
             out += CELL.pack(position, 1, 0)
         transposed, layers = reader.take("I"), reader.take("I")
-        if transposed:
-            raise ValueError("values are stored transposed: flash attention is off")
+        if transposed not in (0, 1):
+            raise ValueError(f"whether values are transposed: want 0 or 1, have {transposed}")
         out += struct.pack("<II", transposed, layers)
-        for _ in range(2 * layers):  # keys of all layers, then values
-            kind, row = reader.take("i"), reader.take("Q")
-            rows = np.frombuffer(reader.bytes(row * count), np.uint8).reshape(count, row)
-            out += struct.pack("<iQ", kind, row)
-            out += rows[deal.integers(count, size=cells)].tobytes()
-            cell_bytes += row
+        for part in range(2 * layers):  # keys of all layers, then values
+            pick = deal.integers(count, size=cells)
+            is_columns = transposed and part >= layers
+            cell_bytes += (longer_columns if is_columns else longer_rows)(reader, out, pick, count)
     if reader.at != len(state):
         raise ValueError(f"{len(state) - reader.at} bytes are left behind the state")
     return Longer(bytes(out), cell_bytes)

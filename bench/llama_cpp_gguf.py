@@ -12,7 +12,30 @@ LAYER = {
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# Keys of config.json that are written or change no output, and those that must
+# have one value here: what else a model computes would be lost in silence.
+READ = {
+    "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "head_dim",
+    "hidden_size", "initializer_range", "intermediate_size", "max_position_embeddings",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "pad_token_id",
+    "rms_norm_eps", "rope_theta", "tie_word_embeddings", "torch_dtype", "transformers_version",
+    "use_cache", "vocab_size",
+}
+ONE_VALUE = {"model_type": "llama", "hidden_act": "silu", "rope_scaling": None,
+             "attention_bias": False, "mlp_bias": False}
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def check_config(config: dict) -> None:
+    """ValueError for a model that is not converted."""
+    for key, value in config.items():
+        if key in ONE_VALUE:
+            if value != ONE_VALUE[key]:
+                raise ValueError(f"config.json: {key}: want {json.dumps(ONE_VALUE[key])}, have "
+                                 f"{json.dumps(value)}: such models are not converted")
+        elif key not in READ:
+            raise ValueError(f"config.json: {key} is not known here: what it asks for would be "
+                             "lost")
 
 
 def gguf_name(name: str) -> str:
@@ -52,6 +75,7 @@ def convert(folder: Path, out: Path) -> None:
     """Matrices as f16: two bytes a number, as in the checkpoint."""
     import gguf
     config = json.loads((folder / "config.json").read_text())
+    check_config(config)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(out, "llama", use_temp_file=True)
     writer.add_block_count(config["num_hidden_layers"])

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import performance_page as page
+import provenance
+import vs_llama_cpp as versus
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +23,8 @@ class Run:
     quick: tuple = ()  # in place of sizes that no test has the time for
 
 
-PLANS = "dense-8bit,rap-50,rap-50-4bit,palu-50-g4,palu-50-g4-4bit,palu-50-g4-2bit"
+PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
+         "palu-50-g4,palu-50-g4-4bit,palu-50-g4-2bit")
 RUNS = [
     Run("decode", ("decode", "--breakdown"), 15),
     Run("prefill", ("prefill",), 15),
@@ -39,35 +42,50 @@ RUNS = [
 ]
 
 
-def kvasir(options, run: Run) -> dict:
-    command = [str(options.kvasir), "bench", *run.command, "--json", "--pairs", str(run.pairs)]
-    if options.quick:
-        command = [str(options.kvasir), "bench", *(run.quick or run.command), "--json", "--quick"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+def arguments_of(run: Run, quick: bool) -> list[str]:
+    if quick:
+        return ["bench", *(run.quick or run.command), "--json", "--quick"]
+    return ["bench", *run.command, "--json", "--pairs", str(run.pairs)]
+
+
+def kvasir(binary: Path, arguments) -> dict:
+    done = subprocess.run([binary, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
-def llama_cpp(file: Path) -> None:
+def llama_cpp(binary: Path, file: Path) -> None:
     part = file.with_suffix(".part")
-    subprocess.run([str(ROOT / "bench/vs_llama_cpp.sh"), "--json", str(part)], check=True)
+    subprocess.run([str(ROOT / "bench/vs_llama_cpp.sh"), "--kvasir", str(binary),
+                    "--json", str(part)], check=True)
     part.rename(file)
+
+
+def is_there(file: Path, source: dict) -> bool:
+    """A result of just this binary, host and arguments."""
+    return file.exists() and json.loads(file.read_text()).get("run") == source
 
 
 def measure(options) -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     for run in RUNS:
+        if options.only and run.name not in options.only:
+            continue
         file = options.results / f"{run.name}.json"
-        wanted = run.name in options.only if options.only else True
+        arguments = arguments_of(run, options.quick)
+        source = provenance.of(options.kvasir, arguments)
         again = options.fresh or run.name in options.only
-        if not wanted or (file.exists() and not again):
+        if not again and is_there(file, source):
             continue
         print(f"bench {' '.join(run.command)}", file=sys.stderr)
         part = file.with_suffix(".part")
-        part.write_text(json.dumps(kvasir(options, run), indent=1) + "\n")
+        report = kvasir(options.kvasir, arguments) | {"run": source}
+        part.write_text(json.dumps(report, indent=1) + "\n")
         part.rename(file)
     file = options.results / "llama_cpp.json"
-    if options.llama_cpp and (options.fresh or not file.exists()):
-        llama_cpp(file)
+    if options.llama_cpp:
+        source = versus.source_of(versus.parse(["--kvasir", str(options.kvasir)]))
+        if options.fresh or not is_there(file, source):
+            llama_cpp(options.kvasir, file)
 
 
 def main() -> None:
@@ -83,6 +101,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs/performance.md")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     options = parser.parse_args()
+    options.kvasir = options.kvasir.resolve()
     for name in options.only:
         if name not in names:
             parser.error(f"--only: {name} is none of {', '.join(names)}")
@@ -91,6 +110,7 @@ def main() -> None:
             measure(options)
         results = {file.stem: json.loads(file.read_text())
                    for file in sorted(options.results.glob("*.json"))}
+        page.check_sources(results)
         options.out.write_text(
             page.fill((ROOT / "bench/performance_page.md").read_text(), results))
     except subprocess.CalledProcessError as error:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Measures everything that docs/performance.md shows, and writes the page. About
 # half an hour on two quiet cores. Results are kept in build/performance, so an
-# interrupted run goes on where it was; --fresh measures all again.
+# interrupted run goes on where it was; what another binary, host or other
+# arguments gave is measured again, and --fresh measures all again.
 #
 #   bench/performance.sh                      all but llama.cpp, and the page
 #   bench/performance.sh --llama-cpp          with bench/vs_llama_cpp.sh

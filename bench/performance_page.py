@@ -35,16 +35,33 @@ def verdict(row) -> str:
 
 # -------------------------------------------------------------------- sections
 
+def check_sources(results) -> None:
+    """PageError where the results are not all of one binary on one host."""
+    found = {}
+    for name, report in results.items():
+        run = report.get("run", {})
+        source = f"{run.get('binary', 'unknown')[:12]} on {run.get('host', 'unknown')}"
+        found.setdefault(source, []).append(name)
+    if len(found) > 1:
+        told = "; ".join(f"{source}: {', '.join(names)}" for source, names in found.items())
+        raise PageError(f"results of several binaries or hosts, which no page may mix: {told}; "
+                        "measure again what is old, or remove its file")
+
+
 def machine(results) -> str:
     for name in ("attention", "decode", "prefill"):
         if name in results:
             m = results[name]["machine"]
-            return (f"{m['time'][:10]}: {m['cpu']}, {m['threads']} threads, {m['simd']}, "
-                    f"last-level cache {m['llc_bytes'] / 2**20:.0f} MiB, memory "
-                    f"{size(m['memory_bytes'])}. Measured in the same run: "
+            days = sorted(report["machine"]["time"][:10] for report in results.values())
+            span = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+            cache = (f"last-level cache {m['llc_bytes'] / 2**20:.0f} MiB" if m["llc_bytes"]
+                     else "no cache size told")
+            return (f"{span}: {m['cpu']}, {m['threads']} threads, {m['simd']}, {cache}, memory "
+                    f"{size(m['memory_bytes'])}. Measured beside `bench {name}`: "
                     f"{m['read_bandwidth_bytes_per_second'] / 1e9:.3g} GB/s read bandwidth over "
                     f"{size(m['read_bandwidth_footprint_bytes'])}, "
-                    f"{m['f32_flops'] / 1e9:.0f} GFLOP/s float32. Release build.")
+                    f"{m['f32_flops'] / 1e9:.0f} GFLOP/s float32. Release build, all results of "
+                    f"one binary (SHA-256 `{results[name]['run']['binary'][:12]}`).")
     raise PageError("no result names the machine")
 
 
@@ -109,9 +126,13 @@ def attention(results) -> str:
               + (" (undecided)" if row.get("speedup_undecided") else ""),
               f"{row['bytes_ratio']:.2f}"] for row in own]))
         parts.append("")
-    least = min(row["footprint_over_llc"] for row in rows if "footprint_over_llc" in row)
-    parts.append(f"Every method's arenas together are {least:.1f} times the last-level cache or "
-                 "more.")
+    shares = [row["footprint_over_llc"] for row in rows if "footprint_over_llc" in row]
+    least = min(row["footprint_bytes"] for row in rows)
+    parts.append(
+        f"Every method's arenas together are {min(shares):.1f} times the last-level cache or more."
+        if shares else
+        f"This machine tells of no cache; every method's arenas together are {size(least)} or "
+        "more.")
     return "\n".join(parts + notes(results["attention"]))
 
 
@@ -157,7 +178,8 @@ def llama_cpp(results) -> str:
     report = results["llama_cpp"]
     return "\n".join([
         f"{report['shape']}, {report['batch']} sequences of {report['context']} tokens, "
-        f"{report['threads']} threads, {report['pairs']} pairs.", "",
+        f"{report['threads']} threads, {report['pairs']} pairs, {report['machine']['time'][:10]}, "
+        f"llama-cpp-python {report['llama_cpp_python']}.", "",
         summary(report["rows"], "ratio",
                 lambda row: f"{row['plan']} against {row['llama_cpp_cache']}"), "",
         table(["our cache", "llama.cpp's", "ours, tokens/s", "theirs", "ours, bytes/step",

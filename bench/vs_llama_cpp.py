@@ -2,8 +2,9 @@
 
 import argparse
 import ctypes
+import hashlib
+import importlib.metadata
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -11,10 +12,20 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import provenance
+
 ROOT = Path(__file__).resolve().parent.parent
-# ggml's numbers of the types.
-TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
-CACHES = tuple(TYPES)
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    type: int  # ggml's number
+    flash_attention: bool = True  # values in codes need it
+
+
+# What is faster for f16 depends on the machine and the version.
+CACHES = {"f16": CacheKind(1), "f16-no-flash": CacheKind(1, False),
+          "q8_0": CacheKind(8), "q4_0": CacheKind(2)}
 PROMPT_TOKENS = 64  # run for real; the rest of the context is made of them
 # Least tokens/s over llama.cpp's, as a share of what the bytes would give.
 DENSE_PLAN, DENSE_TARGET, PLAN_TARGET = "dense-bf16", 1.0, 0.85
@@ -37,10 +48,10 @@ def paired(numerators, denominators):
 
 
 def target_of(plan: str, cache: str, bytes_ratio: float) -> float | None:
-    """Least ratio of tokens/s: the dense cache against f16 alone; the others by
-    their bytes."""
+    """Least ratio of tokens/s: the dense cache against f16 alone, but with and
+    without flash attention; the others by their bytes."""
     if plan == DENSE_PLAN:
-        return DENSE_TARGET if cache == "f16" else None
+        return DENSE_TARGET if CACHES[cache].type == CACHES["f16"].type else None
     return PLAN_TARGET * bytes_ratio
 
 
@@ -74,11 +85,13 @@ class LlamaCache:
         # compared with the cells of all sequences.
         cells = options.context + 256
         params.n_ctx, params.n_seq_max = options.batch * cells, options.batch
-        params.n_batch = params.n_ubatch = max(512, options.batch)
+        params.n_batch = params.n_ubatch = max(PROMPT_TOKENS, options.batch)
         params.n_threads = params.n_threads_batch = options.threads
-        params.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        kind = CACHES[cache]
+        params.flash_attn_type = (llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.flash_attention
+                                  else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED)
         params.kv_unified = False
-        params.type_k = params.type_v = TYPES[cache]
+        params.type_k = params.type_v = kind.type
         params.no_perf = True
         self.ctx = llama.llama_init_from_model(model, params)
         if not self.ctx:
@@ -190,7 +203,9 @@ class Kvasir:
     def close(self):
         self.process.stdin.close()
         self.process.stdout.read()
-        self.process.wait()
+        if self.process.wait() != 0:
+            raise RuntimeError(f"kvasir bench decode --plan {self.plan}: exit code "
+                               f"{self.process.returncode} (above)")
 
 
 # ------------------------------------------------------------------------ main
@@ -202,16 +217,20 @@ class Files:
 
 
 def make_weights(options) -> Files:
-    from llama_cpp_gguf import convert
+    import llama_cpp_gguf
     base = ROOT / "build" / "vs_llama_cpp" / f"{options.shape}-{options.seed}"
-    files = Files(base / "checkpoint", base / "model.gguf")
+    # Another converter makes its file again.
+    converter = hashlib.sha256(Path(llama_cpp_gguf.__file__).read_bytes()).hexdigest()[:8]
+    files = Files(base / "checkpoint", base / f"model-{converter}.gguf")
     if not (files.folder / "config.json").exists():
         base.mkdir(parents=True, exist_ok=True)
         subprocess.run([options.compress, "init", "--like", options.shape, "--seed",
                         str(options.seed), "--dtype", "bf16", "--out", files.folder], check=True)
     if not files.gguf.exists():
+        for old in base.glob("model*.gguf"):
+            old.unlink()
         part = files.gguf.with_suffix(".part")
-        convert(files.folder, part)
+        llama_cpp_gguf.convert(files.folder, part)
         part.rename(files.gguf)
     return files
 
@@ -234,7 +253,17 @@ def table(rows) -> str:
                      .rstrip() for line in lines)
 
 
+def machine_of(options) -> dict:
+    """As Kvasir tells it; its threads are those that the cgroup allows."""
+    done = subprocess.run([options.kvasir, "bench", "rope", "--quick", "--json"],
+                          stdout=subprocess.PIPE, text=True, check=True)
+    machine = json.loads(done.stdout)["machine"]
+    return {name: machine[name]
+            for name in ("time", "cpu", "threads", "simd", "llc_bytes", "memory_bytes")}
+
+
 def measure(options) -> list[dict]:
+    print(f"{options.threads} threads each", file=sys.stderr)
     files = make_weights(options)
     llama, model = load_llama(options, files.gguf)
     caches = {name: LlamaCache(llama, model, options, name) for name in options.caches}
@@ -267,12 +296,12 @@ def parse(arguments):
     parser.add_argument("--context", type=int, default=16384, help="tokens of each, before a step")
     parser.add_argument("--steps", type=int, default=2, help="steps of a sample")
     parser.add_argument("--pairs", type=int, default=9, help="samples of each; below 7: undecided")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
-                        help="of both")
+    parser.add_argument("--threads", type=int, default=0,
+                        help="of both; 0: as many as the cgroup allows")
     parser.add_argument("--plans", default="dense-bf16,palu-50-g4-4bit,rap-50-4bit",
                         type=lambda text: text.split(","), help="kvasir bench decode --plan")
     parser.add_argument("--caches", default=",".join(CACHES), type=lambda text: text.split(","),
-                        help="llama.cpp's")
+                        help=f"llama.cpp's, of {', '.join(CACHES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows here, too")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     parser.add_argument("--compress", type=Path, default=ROOT / "build/release/kvasir-compress")
@@ -280,20 +309,32 @@ def parse(arguments):
     for name in options.caches:
         if name not in CACHES:
             parser.error(f"--caches: {name} is none of {', '.join(CACHES)}")
+    options.kvasir = options.kvasir.resolve()
     return options
+
+
+def source_of(options) -> dict:
+    """What a result depends on, machine apart."""
+    names = ("shape", "seed", "batch", "context", "steps", "pairs", "threads", "plans", "caches")
+    return provenance.of(options.kvasir, [f"{name}={getattr(options, name)}" for name in names])
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     try:
+        source = source_of(options)
+        machine = machine_of(options)
+        options.threads = options.threads or machine["threads"]
         rows = measure(options)
     except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"vs_llama_cpp: {error}")
     print(table(rows))
     if options.json:
         report = {"shape": options.shape, "batch": options.batch, "context": options.context,
-                  "threads": options.threads, "pairs": options.pairs, "rows": rows}
+                  "threads": options.threads, "pairs": options.pairs, "machine": machine,
+                  "llama_cpp_python": importlib.metadata.version("llama-cpp-python"),
+                  "rows": rows, "run": source}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

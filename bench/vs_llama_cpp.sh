@@ -8,14 +8,23 @@
 #   bench/vs_llama_cpp.sh --context 512 --shape tinyllama-1.1b --pairs 2
 #   bench/vs_llama_cpp.sh --help            all options
 #
-# Needs PyPI once, about 15 GB of memory and 5 GB of disk under build/, a
-# compiler and CMake. JOBS=1 builds on one core.
+# Needs PyPI once, about 18 GB of memory and 5 GB of disk under build/, and what
+# `scripts/setup compress` installs. JOBS=1 builds on one core.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in *' --help '* | *' -h '*)
   sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'
   PYTHONDONTWRITEBYTECODE=1 exec python3 bench/vs_llama_cpp.py --help ;;
 esac
+
+jobs=${JOBS:-$(nproc)}
+# Ours first: it is there soon, or says soon what is missing.
+cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
+cmake --build --preset release --parallel "$jobs" --target kvasir kvasir-compress -- --quiet || {
+  echo "vs_llama_cpp.sh: no kvasir or kvasir-compress, which needs libtorch (above);" \
+    "scripts/setup compress installs what they need" >&2
+  exit 1
+}
 
 # Another version may lay its state out otherwise (bench/llama_cpp_cache.py).
 packages=(llama-cpp-python==0.3.36 gguf==0.19.0)
@@ -26,7 +35,7 @@ if [ "$(cat "$venv/installed.txt" 2>/dev/null)" != "${packages[*]}" ]; then
     exit 1
   }
   echo "building llama.cpp from ${packages[0]} (10 minutes and more on 2 cores)" >&2
-  CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} \
+  CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
     "$venv/bin/pip" install --quiet --disable-pip-version-check \
     --no-binary llama-cpp-python "${packages[@]}" || {
     echo "vs_llama_cpp.sh: pip could not build or reach ${packages[*]} (above)" >&2
@@ -34,6 +43,4 @@ if [ "$(cat "$venv/installed.txt" 2>/dev/null)" != "${packages[*]}" ]; then
   }
   echo "${packages[*]}" >"$venv/installed.txt"
 fi
-cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
-cmake --build --preset release --target kvasir kvasir-compress -- --quiet
 PYTHONDONTWRITEBYTECODE=1 exec "$venv/bin/python" bench/vs_llama_cpp.py "$@"

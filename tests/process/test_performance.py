@@ -33,12 +33,22 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
     for found in ("| palu-50-g4-3bit | 96 |", "`step_us`", "`rows_", "rap-50-4bit", "undecided",
                   "| MB/sequence |"):
         assert (found in text) == (found != "`rows_"), found  # counts have no target
-    # What is there is not measured again.
-    (tmp_path / "results" / "rope.json").write_text("broken")
-    again = subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir",
-                            BINARY, "--results", tmp_path / "results", "--out", out],
-                           capture_output=True, text=True)
-    assert again.returncode != 0
+    # What is there is not measured again, what is of another binary is.
+    rope, scheduler = (tmp_path / "results" / f"{name}.json" for name in ("rope", "scheduler"))
+    stamp = scheduler.stat().st_mtime_ns
+    old = json.loads(rope.read_text())
+    assert old["run"]["argv"] == ["bench", "rope", "--json", "--quick"]
+    rope.write_text(json.dumps(old | {"run": old["run"] | {"binary": "0" * 64}}))
+    command = [sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
+               "--results", tmp_path / "results", "--out", out]
+    told = subprocess.run([*command, "--write"], capture_output=True, text=True)
+    assert told.returncode != 0 and "several binaries or hosts" in told.stderr
+    assert "000000000000 on " in told.stderr
+    subprocess.run(command, check=True, timeout=100)
+    assert json.loads(rope.read_text())["run"] == old["run"]
+    assert scheduler.stat().st_mtime_ns == stamp
+    rope.write_text("broken")
+    assert subprocess.run(command, capture_output=True).returncode != 0
 
 
 def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
@@ -46,6 +56,21 @@ def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
         page.fill("{{attention}}", {})
     with pytest.raises(page.PageError, match="none of"):
         page.fill("{{nothing}}", {})
+
+
+def attention_row(**others):
+    return {"shape": "s", "method": "m", "context": 1, "batch": 1, "us_per_token": 1.0,
+            "bytes_per_token": 1.0, "flops_per_token": 1.0, "bandwidth_share": 1.0,
+            "bound": "bytes", "floor_ratio": 1.0, "undecided": False, "speedup_over_dense": 1.0,
+            "bytes_ratio": 1.0, "footprint_bytes": 3e9} | others
+
+
+def test_a_machine_that_tells_of_no_cache_has_a_page():
+    with_one = page.attention({"attention": {"rows": [
+        attention_row(footprint_over_llc=4.5), attention_row(footprint_over_llc=9.0)]}})
+    assert with_one.endswith("together are 4.5 times the last-level cache or more.")
+    none = page.attention({"attention": {"rows": [attention_row()]}})
+    assert none.endswith("tells of no cache; every method's arenas together are 3 GB or more.")
 
 
 def figures_of(value, undecided=(), at_least=True):
@@ -97,8 +122,35 @@ def test_fewer_than_seven_pairs_or_a_wide_spread_decide_nothing():
 
 def test_the_dense_cache_has_a_target_against_f16_alone():
     assert versus.target_of("dense-bf16", "f16", 1.0) == 1.0
+    # The faster of both is the one that counts.
+    assert versus.target_of("dense-bf16", "f16-no-flash", 1.0) == 1.0
     assert versus.target_of("dense-bf16", "q4_0", 0.3) is None
     assert versus.target_of("rap-50-4bit", "q4_0", 1.2) == pytest.approx(1.02)
+
+
+def test_options_say_what_a_result_depends_on(tmp_path):
+    binary = tmp_path / "kvasir"
+    binary.write_bytes(b"1")
+    asked = ["--kvasir", str(binary), "--json", str(tmp_path / "out")]
+    source = versus.source_of(versus.parse(asked))
+    assert source == versus.source_of(versus.parse(asked[:2]))
+    assert source != versus.source_of(versus.parse([*asked, "--pairs", "2"]))
+    versus.provenance.binary_hash.cache_clear()
+    binary.write_bytes(b"2")
+    assert source["binary"] != versus.source_of(versus.parse(asked))["binary"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_kvasir_must_end_well(tmp_path, code):
+    program = tmp_path / "kvasir"
+    program.write_text(f"#!/bin/sh\necho '{{}}'; read line; exit {code}\n")
+    program.chmod(0o755)
+    kvasir = versus.Kvasir(versus.parse(["--kvasir", str(program)]), "dense-bf16", 1)
+    if code == 0:
+        kvasir.close()
+    else:
+        with pytest.raises(RuntimeError, match="exit code 3"):
+            kvasir.close()
 
 
 def state(cells, rows, layers=2, streams=3, transposed=0):
@@ -112,6 +164,11 @@ def state(cells, rows, layers=2, streams=3, transposed=0):
             out += struct.pack("<iIi", position, 1, 0)
         out += struct.pack("<II", transposed, layers)
         for part in range(2 * layers):
+            if transposed and part >= layers:  # numbers of two bytes
+                out += struct.pack("<iII", 1, 2, rows // 2)
+                out += bytes((part * 50 + cell) % 251 for _ in range(rows // 2)
+                             for cell in range(cells) for _ in range(2))
+                continue
             out += struct.pack("<iQ", 1, rows)
             out += bytes((part * 50 + cell) % 251 for cell in range(cells) for _ in range(rows))
     return out
@@ -129,8 +186,18 @@ def test_a_longer_state_has_the_rows_of_the_short_one_in_another_order():
     assert len(kinds) == 4 and all(len(set(kind)) == 1 for kind in kinds)
 
 
+def test_values_without_flash_attention_are_columns_of_cells():
+    made = llama_cpp_cache.longer(state(4, 6, transposed=1), 100)
+    assert made.cell_bytes == 2 * 2 * 6
+    assert len(made.state) == len(state(100, 6, transposed=1))
+    columns = np.frombuffer(made.state[-3 * 100 * 2 - 8:-8], np.uint8).reshape(3, 100, 2)
+    # Of a cell all numbers come from the same one of the prompt.
+    assert (columns == columns[:1, :, :1]).all()
+    assert set(columns[0, :, 0]) == {(3 * 50 + cell) % 251 for cell in range(4)}
+
+
 @pytest.mark.parametrize("broken, said", [
-    (state(4, 6, transposed=1), "transposed"), (state(4, 6)[:-1], "ends before"),
+    (state(4, 6, transposed=2), "transposed: want 0 or 1, have 2"), (state(4, 6)[:-1], "ends before"),
     (state(4, 6) + b"x", "1 bytes are left"),
     (state(4, 6)[:16] + struct.pack("<i", 7) + state(4, 6)[20:], "cell 0")])
 def test_a_state_of_another_layout_is_refused(broken, said):
@@ -148,6 +215,19 @@ def test_tensors_have_llama_cpps_names():
     assert llama_cpp_gguf.gguf_name("model.layers.11.self_attn.q_proj.weight") == (
         "blk.11.attn_q.weight")
     assert llama_cpp_gguf.gguf_name("model.norm.weight") == "output_norm.weight"
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 8, "rope_scaling": None, "attention_bias": False}
+
+
+@pytest.mark.parametrize("other, said", [
+    ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling: want null"),
+    ({"attention_bias": True}, "attention_bias: want false, have true"),
+    ({"model_type": "mistral"}, "model_type"), ({"sliding_window": 4}, "sliding_window is not")])
+def test_models_that_the_converter_does_not_know_are_refused(other, said):
+    llama_cpp_gguf.check_config(LLAMA)
+    with pytest.raises(ValueError, match=said):
+        llama_cpp_gguf.check_config(LLAMA | other)
 
 
 def test_bf16_tensors_are_read_as_they_are(tmp_path):

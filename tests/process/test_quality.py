@@ -91,9 +91,17 @@ def test_the_engine_is_held_to_the_loss_and_the_bytes_of_the_oracle(row, sound):
 
 
 def test_the_row_farthest_off_stands_for_its_table():
-    rows = [compared("codes", 4.001), compared("codes", 4.0, 865.0), compared("codes", 4.01)]
-    text = engine.lines({"a table": rows}, 3)[-1]
-    assert text == "| a table | codes | 3 | 0.0000 % | row | **over the limit** |"
+    rows = [compared("codes", 4.001), compared("codes", 4.01)]
+    text = "\n".join(engine.lines({"a table": rows}, 3))
+    assert text.endswith("| a table | codes | 2 | 0.2500 % | row | holds |")
+    assert "promised, in every row." in text
+    # Before those in bytes that were not promised, and these before the rest.
+    rows.append(compared("codes", 4.0, 865.0))
+    text = "\n".join(engine.lines({"a table": rows}, 3))
+    assert text.endswith("| a table | codes | 3 | 0.0000 % | row | **other bytes** |")
+    assert "differ from the plan's in 1 rows:** row." in text and "promised" not in text
+    rows.append(compared("codes", 4.1))
+    assert engine.lines({"a table": rows}, 3)[-1].endswith("| 2.5000 % | row | **over the limit** |")
 
 
 def test_codes_are_told_by_the_plan():
