@@ -22,10 +22,7 @@ inline constexpr int64_t kHeldQueryWidth = 512;
 inline constexpr int64_t kHeldLiftSums = 8192;
 // Rows of a panel.
 inline constexpr int64_t kAttentionMaxRows = 128;
-// What a thread keeps of the rows of a unit of many panels from block to block
-// (sums so far: no keys, no values), beside kAttentionScratchBytes. Keys that
-// were rebuilt and values that were lifted serve as many rows as fit.
-inline constexpr int64_t kRowStateBytes = 1 << 20;
+// Rows of all panels of a unit.
 inline constexpr int64_t kMostUnitRows = 2048;
 // Panels of fewer rows waste the register tile: then tiles that were made are
 // not kept for others.

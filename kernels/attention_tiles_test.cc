@@ -59,6 +59,41 @@ TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
   }
 }
 
+TEST(AttentionPlanTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
+  LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 1, 2, 3}), {1}, 4);
+  PagedAttentionParams params = cache.Params();
+  const AttentionSequence sequence = {.num_rows = 600};
+  params.sequences = &sequence;
+  params.num_sequences = 1;
+  const auto units = [&](int threads) {
+    const AttentionPlan plan(params, threads);
+    UnitCursor cursor(plan);
+    AttentionUnit unit;
+    int64_t count = 0;
+    int64_t rows = 0;
+    for (; cursor.MoveTo(count, &unit); ++count) {
+      int64_t panel_rows = 0;
+      for (int64_t i = 0; i < plan.PanelsOf(unit); ++i) {
+        const AttentionUnit panel = plan.PanelOf(unit, i);
+        EXPECT_EQ(panel.query_begin * unit.slice->num_heads,
+                  unit.query_begin * unit.slice->num_heads + panel_rows);
+        EXPECT_LE(panel.rows(), kAttentionMaxRows);
+        panel_rows += panel.rows();
+      }
+      EXPECT_EQ(panel_rows, unit.rows());
+      rows += unit.rows();
+    }
+    EXPECT_EQ(rows, 600 * params.num_heads);
+    return count;
+  };
+  const int64_t fewest = units(1);
+  EXPECT_EQ(fewest, units(2));
+  EXPECT_EQ(fewest, units(4));
+  EXPECT_LT(fewest, units(32));
+  // Enough for any number of threads, but no less than a panel each.
+  EXPECT_EQ(units(1000), units(2000));
+}
+
 TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
   const PagedAttentionParams params = cache.Params();

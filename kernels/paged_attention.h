@@ -152,8 +152,9 @@ inline int64_t OutWidth(const AttentionValuePart& part, int64_t group) {
 // chunks, batch, page size or threads. Slots that no row of a tile sees are
 // never read.
 //
-// Workspace does not depend on the context: at most kAttentionScratchBytes, or
-// kRebuildScratchBytes, for each thread. Nothing rebuilt or decoded leaves it.
+// Workspace does not depend on the context: at most kAttentionScratchBytes for
+// each thread and, where keys are rebuilt or values lifted, kRowStateBytes for
+// the queries and sums of its rows. Nothing rebuilt or decoded leaves it.
 struct PagedAttentionParams {
   const float* q = nullptr;  // [T, ...], rows q_row_stride apart
   int64_t q_row_stride = 0;  // in elements
@@ -187,6 +188,10 @@ inline constexpr int64_t kAttentionMaxHeadDim = 256;
 inline constexpr int64_t kAttentionMaxRuns = 256;
 // Of one thread.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
+// What it keeps beside them of the rows of a unit of many panels from block to
+// block. Keys that were rebuilt and values that were lifted serve as many rows
+// as fit.
+inline constexpr int64_t kRowStateBytes = 1 << 20;
 
 // Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
 struct VisibleRange {
