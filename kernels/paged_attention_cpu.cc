@@ -156,12 +156,15 @@ class PanelWorker {
   }
   void AddBlock(int64_t block, VisibleRange needed) {
     Score(block, needed);
-    unit_.ForVisible({0, unit_.count()}, block,
-                     [&](RowRange rows, VisibleRange visible) {
-                       for (int64_t r = rows.begin; r < rows.end; ++r) {
-                         Softmax(r, visible);
-                       }
-                     });
+    unit_.ForVisible(
+        {0, unit_.count()}, block, [&](RowRange rows, VisibleRange visible) {
+          constexpr int kTogether = kBlock <= 4 * kVecLanes ? 2 : 1;
+          int64_t r = rows.begin;
+          for (; r + kTogether <= rows.end; r += kTogether) {
+            Softmax<kTogether>(r, visible);
+          }
+          for (; r < rows.end; ++r) Softmax<1>(r, visible);
+        });
     AddValues(block, needed);
   }
   void EndSplit() const { values_.EndSplit(); }
@@ -513,54 +516,70 @@ class PanelWorker {
   }
 
   // Scores become weights; what was summed before is brought to the new
-  // maximum.
-  void Softmax(int64_t r, VisibleRange visible) const {
+  // maximum. Rows together hide each other's latencies.
+  template <int kRows>
+  void Softmax(int64_t first, VisibleRange visible) const {
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
-    float* scores = scratch_ + plan_.scratch().scores + r * kBlock;
-    float* row_max = state_ + plan_.state().max + r;
-    float* row_sum = state_ + plan_.state().sum + r;
+    float* scores = scratch_ + plan_.scratch().scores + first * kBlock;
+    float* row_max = state_ + plan_.state().max + first;
+    float* row_sum = state_ + plan_.state().sum + first;
     const Vec scale = Broadcast(params_.scale);
-    Vec vecs[kVecs];
-    for (int v = 0; v < kVecs; ++v) {
-      vecs[v] = hn::Mul(LoadFloats(scores + v * kVecLanes), scale);
-    }
-    if (visible.end - visible.begin < kBlock) {
-      const Vec begin = Broadcast(static_cast<float>(visible.begin));
-      const Vec end = Broadcast(static_cast<float>(visible.end));
+    Vec vecs[kRows][kVecs];
+    for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVecs; ++v) {
-        const Vec slot = hn::Iota(kFloats, static_cast<float>(v * kVecLanes));
-        vecs[v] =
-            hn::IfThenElse(hn::And(hn::Ge(slot, begin), hn::Lt(slot, end)),
-                           vecs[v], Broadcast(kNothing));
+        vecs[r][v] =
+            hn::Mul(LoadFloats(scores + r * kBlock + v * kVecLanes), scale);
+      }
+      if (visible.end - visible.begin < kBlock) HideOthers(visible, vecs[r]);
+    }
+    float max[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      Wide lanes = MakeWide([](int) { return Broadcast(kNothing); });
+      for (int v = 0; v < kVecs; ++v) {
+        Vec& lane = lanes.part[v % kVecsPerWide];
+        lane = Larger(vecs[r][v], lane);
+      }
+      const float block_max = MaxOf(lanes);
+      max[r] = row_max[r] > block_max ? row_max[r] : block_max;
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const Vec max_vec = Broadcast(max[r]);
+      for (int v = 0; v < kVecs; ++v) {
+        vecs[r][v] = ExpVec(hn::Sub(vecs[r][v], max_vec));
+        hn::StoreU(vecs[r][v], kFloats, scores + r * kBlock + v * kVecLanes);
       }
     }
-    Wide lanes = MakeWide([](int) { return Broadcast(kNothing); });
-    for (int v = 0; v < kVecs; ++v) {
-      Vec& lane = lanes.part[v % kVecsPerWide];
-      lane = Larger(vecs[v], lane);
+    for (int r = 0; r < kRows; ++r) {
+      // Most blocks bring no new maximum: what was summed stays as it is.
+      const float down = row_max[r] - max[r];
+      const float correction =
+          down == 0.0f ? 1.0f : hn::GetLane(ExpVec(Broadcast(down)));
+      Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
+      for (int v = 0; v < kVecs; ++v) {
+        Vec& lane = lanes.part[v % kVecsPerWide];
+        lane = hn::Add(lane, vecs[r][v]);
+      }
+      row_sum[r] = std::fma(row_sum[r], correction, SumOf(lanes));
+      row_max[r] = max[r];
+      if (down == 0.0f) continue;
+      const PanelState& at = plan_.state();
+      Scale(correction, plan_.out_width(),
+            state_ + at.out + (first + r) * plan_.out_width());
+      Scale(correction, plan_.minima_width(),
+            state_ + at.out_minima + (first + r) * plan_.minima_width());
     }
-    const float block_max = MaxOf(lanes);
-    const float max = *row_max > block_max ? *row_max : block_max;
-    // Most blocks bring no new maximum: what was summed stays as it is.
-    const bool stays = *row_max - max == 0.0f;
-    const float correction =
-        stays ? 1.0f : hn::GetLane(ExpVec(Broadcast(*row_max - max)));
-    const Vec max_vec = Broadcast(max);
-    lanes = MakeWide([](int) { return hn::Zero(kFloats); });
-    for (int v = 0; v < kVecs; ++v) {
-      const Vec weight = ExpVec(hn::Sub(vecs[v], max_vec));
-      hn::StoreU(weight, kFloats, scores + v * kVecLanes);
-      Vec& lane = lanes.part[v % kVecsPerWide];
-      lane = hn::Add(lane, weight);
+  }
+
+  // Scores of slots that a row does not see count for nothing.
+  static void HideOthers(VisibleRange visible, Vec* scores) {
+    const Vec begin = Broadcast(static_cast<float>(visible.begin));
+    const Vec end = Broadcast(static_cast<float>(visible.end));
+    for (int v = 0; v < kBlock / kVecLanes; ++v) {
+      const Vec slot = hn::Iota(kFloats, static_cast<float>(v * kVecLanes));
+      scores[v] =
+          hn::IfThenElse(hn::And(hn::Ge(slot, begin), hn::Lt(slot, end)),
+                         scores[v], Broadcast(kNothing));
     }
-    *row_sum = std::fma(*row_sum, correction, SumOf(lanes));
-    *row_max = max;
-    if (stays) return;
-    const PanelState& at = plan_.state();
-    Scale(correction, plan_.out_width(),
-          state_ + at.out + r * plan_.out_width());
-    Scale(correction, plan_.minima_width(),
-          state_ + at.out_minima + r * plan_.minima_width());
   }
 
   // `count` is a multiple of 16.
