@@ -173,6 +173,7 @@ class ShardSequence {
     const std::string link = absl::StrCat("base-", file.filename().string());
     KVASIR_RETURN_IF_ERROR(LinkFile(file, folder_, link));
     linked_[entry.info->name] = link;
+    linked_files_[link] = entry.file;
     total_bytes_ += static_cast<int64_t>(entry.info->size_bytes);
     return absl::OkStatus();
   }
@@ -191,6 +192,10 @@ class ShardSequence {
     if (shards_ == 1 && linked_.empty()) return absl::OkStatus();
     nlohmann::ordered_json index;
     index["metadata"] = {{"total_size", total_bytes_}};
+    for (const auto& [link, file] : linked_files_) {
+      KVASIR_ASSIGN_OR_RETURN(index["metadata"]["linked_files"][link],
+                              file->Fingerprint());
+    }
     for (const auto& [name, shard] : shard_of_) {
       index["weight_map"][name] = FinalName(shard);
     }
@@ -225,6 +230,7 @@ class ShardSequence {
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
   std::map<std::string, std::string> linked_;  // file by tensor
+  std::map<std::string, const model::SafetensorsFile*> linked_files_;
 };
 
 absl::Status CopyTensor(const model::TensorStore::Entry& entry,
@@ -241,11 +247,10 @@ absl::Status CopyTensor(const model::TensorStore::Entry& entry,
   return absl::OkStatus();
 }
 
-// Where the base model stores just these numbers under this name.
-const model::TensorStore::Entry* FindEqual(const model::Checkpoint& base,
-                                           const std::string& name,
-                                           StoredDtype dtype,
-                                           const at::Tensor& values) {
+// Where the base model stores just these numbers under this name, or nullptr.
+absl::StatusOr<const model::TensorStore::Entry*> FindEqual(
+    const model::Checkpoint& base, const std::string& name, StoredDtype dtype,
+    const at::Tensor& values) {
   const auto found = base.tensors().stored().find(name);
   if (found == base.tensors().stored().end()) return nullptr;
   const model::TensorInfo& info = *found->second.info;
@@ -254,7 +259,7 @@ const model::TensorStore::Entry* FindEqual(const model::Checkpoint& base,
     return nullptr;
   }
   std::vector<std::byte> stored(info.size_bytes);
-  if (!found->second.file->Read(info, 0, stored).ok()) return nullptr;
+  KVASIR_RETURN_IF_ERROR(found->second.file->Read(info, 0, stored));
   return std::memcmp(stored.data(), values.data_ptr(), stored.size()) == 0
              ? &found->second
              : nullptr;
@@ -270,8 +275,10 @@ absl::Status AppendTensor(const model::Checkpoint& base,
     return absl::InvalidArgumentError(absl::StrCat(
         name, ": a value is not finite as ", values.dtype().name().data()));
   }
-  const model::TensorStore::Entry* equal =
-      options.link_base ? FindEqual(base, name, stored, values) : nullptr;
+  const model::TensorStore::Entry* equal = nullptr;
+  if (options.link_base) {
+    KVASIR_ASSIGN_OR_RETURN(equal, FindEqual(base, name, stored, values));
+  }
   if (equal != nullptr) return shards.Link(*equal);
   KVASIR_RETURN_IF_ERROR(shards.Begin({name, stored, values.sizes().vec()}));
   return shards.Append({static_cast<const std::byte*>(values.data_ptr()),

@@ -211,6 +211,16 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
   fs::rename(folder_ / "base", moved / "base");
   fs::rename(options_.out, moved / "out");
   KVASIR_EXPECT_OK(model::Checkpoint::Open((moved / "out").string()).status());
+
+  // The base, trained again: the same shapes, other numbers.
+  const fs::path weights = moved / "base" / "model.safetensors";
+  const auto size = static_cast<std::streamoff>(fs::file_size(weights));
+  std::fstream(weights, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(size - 1)
+      .put('\x7e');
+  EXPECT_THAT(model::Checkpoint::Open((moved / "out").string()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("base-model.safetensors: this is not")));
 }
 
 TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {

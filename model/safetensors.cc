@@ -1,5 +1,7 @@
 #include "model/safetensors.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -18,6 +20,9 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 // Names of every tensor of the largest models fit many times over.
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
+// Of a fingerprint.
+constexpr uint64_t kPieces = 256;
+constexpr uint64_t kPieceBytes = 64 << 10;
 
 uint64_t LittleEndian64(const std::array<std::byte, kLengthBytes>& bytes) {
   uint64_t value = 0;
@@ -132,10 +137,71 @@ void SafetensorsFile::Release(const TensorInfo& tensor, uint64_t offset_bytes,
       .IgnoreError();  // advice only
 }
 
+absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {
+  const uint64_t size = file_.size_bytes();
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
+      XXH3_createState(), &XXH3_freeState);
+  XXH3_128bits_reset(state.get());
+  XXH3_128bits_update(state.get(), &size, sizeof(size));
+  std::vector<std::byte> buffer(kPieceBytes);
+  // Where the last piece begins: it ends with the file.
+  const uint64_t last = size - std::min(size, kPieceBytes);
+  uint64_t end = 0;
+  for (uint64_t i = 0; i < kPieces && end < size; ++i) {
+    // No byte twice, and none left out where pieces touch.
+    const uint64_t begin = std::max(last * i / (kPieces - 1), end);
+    end = std::min(begin + kPieceBytes, size);
+    const std::span<std::byte> piece = std::span(buffer).first(end - begin);
+    KVASIR_RETURN_IF_ERROR(file_.Read(begin, piece));
+    XXH3_128bits_update(state.get(), piece.data(), piece.size());
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
+}
+
 const TensorStore::Entry* TensorStore::Find(std::string_view name) const {
   const auto found = entries_.find(name);
   return found == entries_.end() ? nullptr : &found->second;
 }
+
+namespace {
+
+// Of an artifact beside its base model: metadata.linked_files has the
+// fingerprint of each file that belongs to the base.
+absl::Status CheckLinkedFiles(
+    const JsonFields& index,
+    const std::vector<std::unique_ptr<SafetensorsFile>>& files) {
+  const nlohmann::json* metadata = index.Find("metadata");
+  if (metadata == nullptr || !metadata->is_object()) return absl::OkStatus();
+  const JsonFields fields(*metadata, absl::StrCat(index.where(), ": metadata"));
+  const nlohmann::json* linked = fields.Find("linked_files");
+  if (linked == nullptr) return absl::OkStatus();
+  if (!linked->is_object()) {
+    return fields.Error("linked_files", "want an object of fingerprints");
+  }
+  for (const auto& [name, want] : linked->items()) {
+    const auto file =
+        std::find_if(files.begin(), files.end(), [&name](const auto& one) {
+          return one->path().ends_with(absl::StrCat("/", name));
+        });
+    if (!want.is_string() || file == files.end()) {
+      return fields.Error(
+          "linked_files",
+          absl::StrFormat("%s: want the fingerprint of a file of weight_map, "
+                          "have %s",
+                          name, JsonExcerpt(want)));
+    }
+    KVASIR_ASSIGN_OR_RETURN(const std::string have, (*file)->Fingerprint());
+    if (have == want.get_ref<const std::string&>()) continue;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: this is not the base model that the checkpoint was made from: "
+        "want fingerprint %s, have %s; make the checkpoint again",
+        (*file)->path(), want.get_ref<const std::string&>(), have));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
   const std::string single = absl::StrCat(folder, "/model.safetensors");
@@ -204,6 +270,7 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
     }
     store.entries_[name] = Entry{shard.file, found->second};
   }
+  KVASIR_RETURN_IF_ERROR(CheckLinkedFiles(fields, store.files_));
   store.stored_ = store.entries_;
   return store;
 }

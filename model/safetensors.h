@@ -91,6 +91,12 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
 
+  // Tells another file of the same name from this one: 128 bits of its size and
+  // of pieces spread evenly over it, as hex. All bytes of a file below 16 MiB,
+  // 16 MiB of a larger one: a model that was trained on differs in every piece,
+  // a change of a single tensor may stay unseen.
+  absl::StatusOr<std::string> Fingerprint() const;
+
   // Bytes of a tensor of this file, or of a choice of its rows, `offset_bytes`
   // from its start.
   absl::Status Read(const TensorInfo& tensor, uint64_t offset_bytes,
@@ -129,7 +135,8 @@ struct TensorView {
 // The tensors of a checkpoint folder, by name, wherever they lie:
 // model.safetensors, or what model.safetensors.index.json lists of its shards.
 // Threads: const methods from any thread.
-// Errors: NOT_FOUND for a folder without either file.
+// Errors: NOT_FOUND for a folder without either file, FAILED_PRECONDITION for a
+// shard whose fingerprint the index names otherwise (docs/artifact.md).
 class TensorStore {
  public:
   struct Entry {

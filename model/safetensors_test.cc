@@ -289,6 +289,61 @@ TEST_F(SafetensorsTest, AnIndexMustTellTheTruth) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not JSON")));
 }
 
+TEST_F(SafetensorsTest, AFingerprintDependsOnEveryByteOfASmallFile) {
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[200000],"data_offsets":[0,200000]}})";
+  std::string data(200000, 'x');
+  const auto fingerprint = [&] {
+    WriteFile("model.safetensors", header, data);
+    auto file = SafetensorsFile::Open(folder_ + "/model.safetensors");
+    KVASIR_EXPECT_OK(file.status());
+    auto text = file->Fingerprint();
+    KVASIR_EXPECT_OK(text.status());
+    return *text;
+  };
+  const std::string first = fingerprint();
+  EXPECT_EQ(first.size(), 32u);
+  EXPECT_EQ(fingerprint(), first);
+  for (const size_t place : {size_t{0}, size_t{65536}, size_t{99999},
+                             size_t{131071}, data.size() - 1}) {
+    data[place] = 'y';
+    EXPECT_NE(fingerprint(), first) << place;
+    data[place] = 'x';
+  }
+}
+
+TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
+  WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const SafetensorsFile file,
+      SafetensorsFile::Open(folder_ + "/s1.safetensors"));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string fingerprint,
+                              file.Fingerprint());
+  const auto open = [&](const std::string& linked) {
+    Write("model.safetensors.index.json",
+          absl::StrCat(R"({"metadata":{"linked_files":)", linked,
+                       R"(},"weight_map":{"a":"s1.safetensors"}})"));
+    return TensorStore::Open(folder_).status();
+  };
+  const std::string right =
+      absl::StrFormat(R"({"s1.safetensors":"%s"})", fingerprint);
+  KVASIR_EXPECT_OK(open(right));
+  EXPECT_THAT(open("[]"), StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("linked_files")));
+  EXPECT_THAT(open(R"({"s1.safetensors":1})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("s1.safetensors: want the fingerprint")));
+  EXPECT_THAT(open(R"({"s2.safetensors":""})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("s2.safetensors: want the fingerprint")));
+  // The same header and size, other weights.
+  WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "y");
+  EXPECT_THAT(open(right),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("s1.safetensors"),
+                             HasSubstr("want fingerprint " + fingerprint))));
+}
+
 TEST_F(SafetensorsTest, AFolderWithoutTensorsSaysWhatIsWanted) {
   EXPECT_THAT(
       TensorStore::Open(folder_),

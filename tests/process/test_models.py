@@ -1,0 +1,58 @@
+"""What the repository says of its own models: models/tiny, and its compressed
+form, models/tiny-palu, which scripts/serve serves."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from kvasir_process import ROOT, TINY, run
+
+PALU = TINY.with_name("tiny-palu")
+
+
+def readme():
+    """{folder: (bytes a token, nats per byte)}"""
+    rows = re.findall(r"\(`models/([\w-]+)`\) \| (\d+) bytes a token, ([\d.]+) nats per byte \|",
+                      (ROOT / "README.md").read_text())
+    return {name: (int(size), float(nats)) for name, size, nats in rows}
+
+
+def perplexity(model):
+    return json.loads(run("perplexity", "--model", model, "--text", TINY / "evaluation.txt",
+                          "--max-windows", 3, "--json").stdout)
+
+
+def test_the_compressed_model_is_served_and_fits_its_base():
+    told = json.loads(run("inspect", "--model", PALU, "--json").stdout)
+    assert told["served"], told["not_served"]
+    assert told["weights_fit"]
+    assert (told["method"], told["base_model"]) == ("palu", "tiny")
+
+
+def test_both_models_cost_what_the_readme_says():
+    said = readme()
+    assert set(said) == {"tiny", "tiny-palu"}
+    measured = {name: perplexity(TINY.with_name(name)) for name in said}
+    for name, (size, _) in said.items():
+        assert measured[name]["kv_bytes_per_token"] == size
+    # The README's loss is of the whole text; three windows tell the same of how
+    # far the models are apart.
+    apart = measured["tiny-palu"]["nats_per_byte"] - measured["tiny"]["nats_per_byte"]
+    assert apart == pytest.approx(said["tiny-palu"][1] - said["tiny"][1], abs=0.02)
+
+
+def test_the_compressed_model_is_refused_over_other_weights(tmp_path):
+    for folder in (TINY, PALU):
+        shutil.copytree(folder, tmp_path / folder.name, symlinks=True)
+    run("inspect", "--model", tmp_path / PALU.name)
+    weights = tmp_path / TINY.name / "model.safetensors"
+    with open(weights, "r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+    done = run("inspect", "--model", tmp_path / PALU.name, check=False)
+    assert done.returncode != 0
+    assert "this is not the base model" in done.stderr
