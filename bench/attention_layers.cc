@@ -130,6 +130,7 @@ absl::Status AttentionLayers::MakeLayers() {
         .layer = layer,
         .weights = &weights_.layers.front(),
         .arena = &arenas_->layers()[static_cast<size_t>(layer)],
+        .rings = &arenas_->rings(),
         .rope_steps = rope_steps_.data(),
         .hadamard = &hadamard_,
         .page_tokens = layout_->page_tokens(),

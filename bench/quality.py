@@ -398,12 +398,11 @@ def main() -> None:
             print("\n".join(table_lines(study, table) + [""] +
                             claim_lines(study, table.claims) + [""] +
                             quality_engine.lines(compared, study.seeds[-1])))
-    if args.only:
-        return
-    (args.out / "quality.md").write_text(document(study, tables, compared),
-                                         encoding="utf-8")
-    (args.out / "quality.svg").write_text(chart(study), encoding="utf-8")
-    print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
+    if not args.only:
+        (args.out / "quality.md").write_text(
+            document(study, tables, compared), encoding="utf-8")
+        (args.out / "quality.svg").write_text(chart(study), encoding="utf-8")
+        print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
     wrong = [row.name for rows in compared.values() for row in rows
              if not row.sound]
     if wrong:

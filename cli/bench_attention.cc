@@ -136,9 +136,17 @@ class ShapeBench {
         1 + arenas_of(static_cast<double>(FootprintBytes(flags_.bench)),
                       bytes * static_cast<double>(fewest_slots));
     // The other half is for the baseline, or the other arenas' weights.
-    const int64_t held = arenas_of(
-        static_cast<double>(base::ReadMachineLimits().available_bytes) / 2,
-        bytes * static_cast<double>(most_slots));
+    const auto free =
+        static_cast<double>(base::ReadMachineLimits().available_bytes);
+    const auto slots = static_cast<double>(most_slots);
+    const int64_t held = arenas_of(free / 2, bytes * slots);
+    if (held < 2) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          shape_.name, " ", method, ": two arenas of ", most_slots,
+          " slots take ", static_cast<int64_t>(2 * bytes * slots),
+          " bytes, half of what is free are ", static_cast<int64_t>(free / 2),
+          "; fewer --context or --cached-tokens need less"));
+    }
     if (held < wanted) {
       report_->AddNote(absl::StrCat(shape_.name, " ", method, ": memory holds ",
                                     held, " arenas of the ", wanted,
@@ -155,6 +163,30 @@ class ShapeBench {
     return absl::OkStatus();
   }
 
+  // One launch over the dense cache and one over a method's.
+  struct LaunchPair {
+    bench::LaunchTime dense;
+    bench::LaunchTime own;
+  };
+  absl::StatusOr<LaunchPair> RunPair(AttentionLayers* layers,
+                                     const LaunchShape& launch,
+                                     bool own_first) {
+    LaunchPair pair;
+    if (layers == dense_.get()) {
+      KVASIR_ASSIGN_OR_RETURN(pair.own, layers->Run(launch));
+      pair.dense = pair.own;
+      return pair;
+    }
+    if (own_first) {
+      KVASIR_ASSIGN_OR_RETURN(pair.own, layers->Run(launch));
+    }
+    KVASIR_ASSIGN_OR_RETURN(pair.dense, dense_->Run(launch));
+    if (!own_first) {
+      KVASIR_ASSIGN_OR_RETURN(pair.own, layers->Run(launch));
+    }
+    return pair;
+  }
+
   absl::Status Measure(const std::string& method, AttentionLayers* layers,
                        const LaunchShape& launch) {
     bench::FloorSamples samples;
@@ -162,15 +194,14 @@ class ShapeBench {
     std::vector<double> dense_layer_seconds;
     for (int pair = -1; pair < BenchPairs(flags_.bench); ++pair) {
       const bench::Ceilings most = ceilings_->Measure();
-      KVASIR_ASSIGN_OR_RETURN(const bench::LaunchTime dense,
-                              dense_->Run(launch));
       KVASIR_ASSIGN_OR_RETURN(
-          const bench::LaunchTime own,
-          layers == dense_.get() ? dense : layers->Run(launch));
+          const LaunchPair both,
+          RunPair(layers, launch, /*own_first=*/pair % 2 != 0));
       if (pair < 0) continue;  // warms up
-      samples.Add(own.attention_seconds, dense.attention_seconds, most);
-      layer_seconds.push_back(own.layer_seconds);
-      dense_layer_seconds.push_back(dense.layer_seconds);
+      samples.Add(both.own.attention_seconds, both.dense.attention_seconds,
+                  most);
+      layer_seconds.push_back(both.own.layer_seconds);
+      dense_layer_seconds.push_back(both.dense.layer_seconds);
     }
     if (flags_.prefill) {
       return AddPrefillRow(method, launch,
@@ -209,7 +240,9 @@ class ShapeBench {
     const double footprint =
         static_cast<double>(layers.num_arenas()) * cost.bytes;
     const auto caches = static_cast<double>(base::LastLevelCacheBytes());
-    const bool undecided = floor.undecided() || footprint < 4 * caches;
+    const bool undecided =
+        floor.undecided() ||
+        footprint < static_cast<double>(MachineCeilings::FootprintBytes());
     nlohmann::ordered_json row{
         {"method", method},
         {"shape", shape_.name},
@@ -318,7 +351,8 @@ std::string Footer() {
       "One launch is one layer's attention for a decode token of each of\n"
       "`batch` sequences (with --prefill: for a chunk of one). Every launch\n"
       "reads another arena, and each method's arenas together are four times\n"
-      "the last-level cache (footprint_over_llc; a row below is undecided).\n"
+      "the last-level cache, or 256 MiB where that is more\n"
+      "(footprint_bytes; a row below is undecided).\n"
       "Columns:\n"
       "  us_per_token       attention over the cache, lifts of queries and\n"
       "                     sums included, for one new token\n"

@@ -131,6 +131,11 @@ absl::StatusOr<DecodeTimes> Measure(const DecodeFlags& flags,
 absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   DefaultBenchModel(flags.bench, &flags.model);
   UseQuick<int64_t>(flags.bench, "--context", 64, &flags.context);
+  if (flags.paced && flags.plans.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--paced measures one cache: want one --plan, have ",
+                     flags.plans.size()));
+  }
   if (flags.fill == "auto")
     flags.fill = flags.compares() ? "random" : "prefill";
   if (flags.compares()) return RunDecodeComparison(std::move(flags));
@@ -176,11 +181,12 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   if (cache > 0) {
     report.AddFigure("footprint_over_llc", times.bytes_per_step / cache);
   }
-  if (times.bytes_per_step <= 4 * cache) {
+  if (times.bytes_per_step <
+      static_cast<double>(MachineCeilings::FootprintBytes())) {
     report.MarkUndecided("read_bandwidth_share");
     report.AddNote(
-        "a step reads less than four times the last-level cache: its share "
-        "says nothing about memory");
+        "a step reads less than four times the last-level cache, or than 256 "
+        "MiB: its share says nothing about memory");
   }
   return report;
 }

@@ -91,6 +91,29 @@ struct Samples {
   }
 };
 
+// Steps over the dense cache and steps over another.
+struct SamplePair {
+  DecodeSample dense;
+  DecodeSample own;
+};
+
+absl::StatusOr<SamplePair> SampleBoth(const DecodeFlags& flags,
+                                      BenchEngine* dense, BenchEngine* own,
+                                      bool own_first) {
+  SamplePair pair;
+  if (own_first) {
+    KVASIR_ASSIGN_OR_RETURN(pair.own,
+                            DecodeSteps(own, flags.batch, flags.steps));
+  }
+  KVASIR_ASSIGN_OR_RETURN(pair.dense,
+                          DecodeSteps(dense, flags.batch, flags.steps));
+  if (!own_first) {
+    KVASIR_ASSIGN_OR_RETURN(pair.own,
+                            DecodeSteps(own, flags.batch, flags.steps));
+  }
+  return pair;
+}
+
 nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
                              const Samples& samples, double dense_bytes) {
   const auto steps = static_cast<double>(flags.steps);
@@ -174,15 +197,12 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
                       true);
     for (int pair = -1; pair < BenchPairs(flags.bench); ++pair) {
       ceilings.MeasureBytesPerSecond();
-      KVASIR_ASSIGN_OR_RETURN(
-          const DecodeSample base,
-          DecodeSteps(dense.get(), flags.batch, flags.steps));
-      KVASIR_ASSIGN_OR_RETURN(
-          const DecodeSample own,
-          DecodeSteps(engine.get(), flags.batch, flags.steps));
+      KVASIR_ASSIGN_OR_RETURN(const SamplePair both,
+                              SampleBoth(flags, dense.get(), engine.get(),
+                                         /*own_first=*/pair % 2 != 0));
       if (pair < 0) continue;
-      samples.Add(own, base);
-      own_dense.Add(base, base);
+      samples.Add(both.own, both.dense);
+      own_dense.Add(both.dense, both.dense);
       progress.Update(pair + 1);
     }
     measured.emplace_back(candidates[c].name, std::move(samples));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "bench/cache_reads.h"
 #include "bench/random_latents.h"
 #include "cli/progress.h"
 
@@ -86,17 +87,17 @@ absl::Status BenchEngine::Restart(int64_t count, int64_t num_tokens) {
 absl::Status BenchEngine::Decode(int64_t count) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   std::vector<worker::DirectStep> steps(static_cast<size_t>(count));
-  double kv_tokens = 0;
+  double kv_bytes = 0;
   for (size_t i = 0; i < ids.size(); ++i) {
     ids[i] = RandomToken();
     steps[i].sequence_id = i + 1;
     steps[i].token_ids = absl::MakeConstSpan(&ids[i], 1);
     steps[i].sample = worker::GreedySample();
-    kv_tokens += static_cast<double>(runner_->length(i + 1) + 1);
+    kv_bytes +=
+        bench::CacheBytesRead(model_->layout(), runner_->length(i + 1) + 1);
   }
   KVASIR_RETURN_IF_ERROR(runner_->Run(steps).status());
-  kv_bytes_read_ += static_cast<int64_t>(
-      kv_tokens * model_->layout().marginal_payload_bytes_per_token());
+  kv_bytes_read_ += static_cast<int64_t>(kv_bytes);
   return absl::OkStatus();
 }
 

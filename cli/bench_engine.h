@@ -46,8 +46,8 @@ class BenchEngine {
   absl::Status Decode(int64_t count);
   void Release(uint64_t sequence_id) { runner_->Release(sequence_id); }
 
-  // Bytes that steps read: weights by the stream's counter; cached latents of
-  // every sequence in a decode step by the layout, from lengths.
+  // Bytes that steps read: weights by the stream's counter; cached latents that
+  // every sequence in a decode step sees by the layout, from lengths.
   int64_t weight_bytes_read() const {
     return model_->rank().stream().weight_bytes_read();
   }

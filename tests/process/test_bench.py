@@ -162,6 +162,13 @@ def test_decode_compares_plans_with_the_dense_cache():
     assert any("random latents" in note for note in report["notes"])
 
 
+@pytest.mark.parametrize("plans", [[], ["--plan", "rap-50,palu-50-g4"]])
+def test_a_paced_decode_wants_one_plan(plans):
+    done = run("bench", "decode", "--quick", "--paced", *plans, check=False)
+    assert done.returncode != 0
+    assert f"want one --plan, have {2 if plans else 0}" in done.stderr
+
+
 def test_a_paced_decode_takes_one_sample_for_each_line():
     done = subprocess.run(
         [str(BINARY), "bench", "decode", "--quick", "--json", "--paced", "--plan", "rap-50",

@@ -1,0 +1,44 @@
+#include "bench/cache_reads.h"
+
+#include <algorithm>
+
+namespace kvasir::bench {
+namespace {
+
+// Of a token's row in 16-bit numbers.
+double ExactRowBytes(const cache::SideLayout& side) {
+  int64_t bytes = 0;
+  for (const cache::PartLayout& part : side.parts) {
+    for (const cache::GroupLayout& group : part.groups) {
+      bytes += group.exact.slot_stride_bytes;
+    }
+  }
+  return static_cast<double>(bytes);
+}
+
+}  // namespace
+
+double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens) {
+  double bytes = 0;
+  for (const cache::PageGroupLayout& group : layout.page_groups()) {
+    const int64_t tokens = group.sliding_window > 0
+                               ? std::min(length_tokens, group.sliding_window)
+                               : length_tokens;
+    bytes += static_cast<double>(tokens) *
+             static_cast<double>(group.payload_bytes) /
+             static_cast<double>(layout.page_tokens());
+    for (const int64_t layer : group.layers) {
+      for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
+        const cache::SideLayout& side = layout.layer(layer).side(which);
+        const int64_t exact = std::min(tokens, side.exact.window_tokens);
+        if (exact == 0) continue;
+        bytes +=
+            static_cast<double>(exact) *
+            (ExactRowBytes(side) - layout.PayloadBytesPerToken(layer, which));
+      }
+    }
+  }
+  return bytes;
+}
+
+}  // namespace kvasir::bench

@@ -1,0 +1,55 @@
+#include "bench/cache_reads.h"
+
+#include "base/status_matchers.h"
+#include "cache/plan.h"
+
+namespace kvasir::bench {
+namespace {
+
+// Two heads of 64: a token's keys or values are 256 bytes in bf16, and 64 + 8
+// in codes of 4 bits.
+class CacheReadsTest : public testing::Test {
+ protected:
+  CacheReadsTest() {
+    shape_.num_kv_heads = 2;
+    shape_.head_dim = 64;
+    shape_.rotary_dim = 64;
+    shape_.layers.resize(2);
+    plan_ = cache::FullRankPlan(shape_, kvasir::v1::BF16);
+  }
+
+  double Read(int64_t length_tokens) const {
+    const auto layout = cache::PageLayout::Create(plan_, shape_, {});
+    KVASIR_EXPECT_OK(layout.status());
+    return layout.ok() ? CacheBytesRead(*layout, length_tokens) : -1;
+  }
+
+  cache::CacheShape shape_;
+  kvasir::v1::KvPlan plan_;
+};
+
+TEST_F(CacheReadsTest, EveryTokenOfEveryLayerIsRead) {
+  EXPECT_DOUBLE_EQ(Read(1), 2 * 2 * 256);
+  EXPECT_DOUBLE_EQ(Read(1000), 1000 * 2 * 2 * 256);
+}
+
+TEST_F(CacheReadsTest, WhatASlidingWindowHidesIsNot) {
+  shape_.layers[1].sliding_window = 128;
+  EXPECT_DOUBLE_EQ(Read(100), 100 * 2 * 2 * 256);
+  EXPECT_DOUBLE_EQ(Read(1000), (1000 + 128) * 2 * 256);
+}
+
+TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
+  kvasir::v1::SidePlan* key = plan_.mutable_layers(0)->mutable_key();
+  kvasir::v1::Codec* codec = key->mutable_parts(0)->mutable_codec();
+  codec->mutable_bits()->add_schedule(4);
+  codec->mutable_per_token();
+  codec->set_param_dtype(kvasir::v1::F16);
+  EXPECT_DOUBLE_EQ(Read(1000), 1000 * (72 + 3 * 256));
+  key->set_exact_window(32);
+  EXPECT_DOUBLE_EQ(Read(1000), 1000 * (72 + 3 * 256) + 32 * (256 - 72));
+  EXPECT_DOUBLE_EQ(Read(10), 10 * 4 * 256);
+}
+
+}  // namespace
+}  // namespace kvasir::bench
