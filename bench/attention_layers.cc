@@ -92,7 +92,8 @@ absl::Status AttentionLayers::LoadWeights(const Options& options) {
                                    kernels::DType::kBf16));
   KVASIR_ASSIGN_OR_RETURN(
       weights_, worker::LoadWeights(spec, plan, source.get(), allocator_.get(),
-                                    {.pool = &stream_->pool()}));
+                                    {.lift_prompts = options.lift_prompts,
+                                     .pool = &stream_->pool()}));
   return absl::OkStatus();
 }
 
@@ -144,6 +145,7 @@ void AttentionLayers::Prepare(const LaunchShape& launch) {
   const int64_t page_tokens = layout_->page_tokens();
   const int64_t pages = (launch.context + page_tokens - 1) / page_tokens;
   sequences_.clear();
+  rows_.clear();
   slots_.clear();
   positions_.clear();
   for (int64_t b = 0; b < launch.batch; ++b) {
@@ -158,6 +160,8 @@ void AttentionLayers::Prepare(const LaunchShape& launch) {
                        slot % page_tokens);
     }
     sequences_.push_back(sequence);
+    rows_.push_back(
+        {sequence.first_row, sequence.num_rows, launch.new_tokens > 1});
   }
   normed_.resize(static_cast<size_t>(launch.tokens() * spec_.hidden_size));
   out_.resize(normed_.size());
@@ -173,6 +177,7 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
       {.normed = normed_.data(),
        .num_tokens = launch_.tokens(),
        .num_sequences = launch_.batch,
+       .rows = rows_,
        .positions = positions_.data(),
        .group = {.slots = slots_.data(), .sequences = sequences_.data()}},
       out_.data(), workspace);

@@ -16,6 +16,7 @@
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/kv_arenas.h"
 #include "worker/layer_attention.h"
+#include "worker/prompt_lift.h"
 #include "worker/step_profile.h"
 #include "worker/weights.h"
 
@@ -51,6 +52,7 @@ class AttentionLayers {
     // Slots of an arena: as many sequences as are launched must fit.
     int64_t slots = 0;
     int64_t num_arenas = 1;
+    bool lift_prompts = false;  // worker::LoadOptions'
     uint64_t seed = 1;
   };
 
@@ -65,6 +67,10 @@ class AttentionLayers {
   const model::DecoderSpec& spec() const { return spec_; }
   const kvasir::v1::KvPlan& plan() const { return plan_; }
   const cache::PageLayout& layout() const { return *layout_; }
+  // Of its prompts' latents some are lifted.
+  bool lifts_prompts() const {
+    return worker::LiftsPrompts(weights_.layers.front().attention);
+  }
   int64_t num_arenas() const { return static_cast<int64_t>(attention_.size()); }
   // Payload of a slot in one layer's page.
   double bytes_per_slot() const;
@@ -98,6 +104,7 @@ class AttentionLayers {
   LaunchShape launch_;
   std::vector<int32_t> block_tables_;  // all pages of an arena, shuffled
   std::vector<kernels::AttentionSequence> sequences_;
+  std::vector<worker::SequenceRows> rows_;
   std::vector<int64_t> slots_;
   std::vector<int64_t> positions_;
   std::vector<float> normed_;

@@ -43,6 +43,7 @@ struct AttentionFlags {
   int64_t page_tokens = 64;
   int threads = 0;
   bool prefill = false;
+  bool deterministic = false;
   int64_t chunk = 512;
 };
 
@@ -153,13 +154,15 @@ class ShapeBench {
                                     " wanted"));
     }
     KVASIR_ASSIGN_OR_RETURN(
-        *layers, AttentionLayers::Create({.shape = shape_,
-                                          .plan = method,
-                                          .page_tokens = flags_.page_tokens,
-                                          .slots = most_slots,
-                                          .num_arenas = std::max<int64_t>(
-                                              2, std::min(wanted, held))},
-                                         stream_));
+        *layers,
+        AttentionLayers::Create(
+            {.shape = shape_,
+             .plan = method,
+             .page_tokens = flags_.page_tokens,
+             .slots = most_slots,
+             .num_arenas = std::max<int64_t>(2, std::min(wanted, held)),
+             .lift_prompts = flags_.prefill && !flags_.deterministic},
+            stream_));
     return absl::OkStatus();
   }
 
@@ -204,7 +207,7 @@ class ShapeBench {
       dense_layer_seconds.push_back(both.dense.layer_seconds);
     }
     if (flags_.prefill) {
-      return AddPrefillRow(method, launch,
+      return AddPrefillRow(method, *layers, launch,
                            bench::RatioOf(layer_seconds, dense_layer_seconds),
                            layer_seconds);
     }
@@ -268,6 +271,7 @@ class ShapeBench {
   }
 
   absl::Status AddPrefillRow(const std::string& method,
+                             const AttentionLayers& layers,
                              const LaunchShape& launch,
                              const PairedRatio& over_dense,
                              const std::vector<double>& layer_seconds) {
@@ -277,6 +281,7 @@ class ShapeBench {
         {"shape", shape_.name},
         {"context", launch.context},
         {"chunk", launch.new_tokens},
+        {"lifted", layers.lifts_prompts()},
         {"us_per_token", bench::Quantile(layer_seconds, 0.5) / tokens * 1e6},
         {"over_dense", over_dense.median},
         {"over_dense_spread", over_dense.spread}};
@@ -364,6 +369,7 @@ std::string Footer() {
       "  floor_ratio        time over that floor, measured in the same pair\n"
       "  speedup_over_dense time of the bf16 cache over the method's\n"
       "  bytes_ratio        bytes of the bf16 cache over the method's\n"
+      "  lifted             --prefill: some of the latents are lifted\n"
       "  over_dense         --prefill: the whole layer's attention\n"
       "                     (projections to output), over the bf16 cache's\n"
       "Methods:\n";
@@ -406,6 +412,8 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
             "a chunk of a prompt instead of decode tokens");
   AddFlag(command, "--chunk", flags->chunk, "with --prefill: its tokens")
       ->check(CLI::Range(1, 1 << 16));
+  AddSwitch(command, "--deterministic", flags->deterministic,
+            "with --prefill: no latents are lifted");
   AddBenchFlags(command, &flags->bench);
   command->footer(Footer());
   SetBench(

@@ -93,6 +93,7 @@ absl::Status BenchEngine::Decode(int64_t count) {
     steps[i].sequence_id = i + 1;
     steps[i].token_ids = absl::MakeConstSpan(&ids[i], 1);
     steps[i].sample = worker::GreedySample();
+    steps[i].output = true;
     kv_bytes +=
         bench::CacheBytesRead(model_->layout(), runner_->length(i + 1) + 1);
   }

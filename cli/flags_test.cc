@@ -100,14 +100,16 @@ struct ConfiguredProgram {
 
 TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   ConfiguredProgram first;
-  ASSERT_EQ(first.Parse({"serve", "--no-prefix-caching", "--kv-cache-bytes",
-                         "24MiB", "--served-model-name", "a,b c", "--model",
-                         "a \"quoted\" folder, and more", "--watchdog", "90s"}),
+  ASSERT_EQ(first.Parse({"serve", "--no-prefix-caching", "--deterministic",
+                         "--kv-cache-bytes", "24MiB", "--served-model-name",
+                         "a,b c", "--model", "a \"quoted\" folder, and more",
+                         "--watchdog", "90s"}),
             kExitOk);
   const std::string printed = EffectiveConfig(*first.command);
   ConfiguredProgram second;
   ASSERT_EQ(second.ParseFile(printed), kExitOk) << printed;
   EXPECT_FALSE(second.engine.prefix_caching);
+  EXPECT_TRUE(second.model.deterministic);
   EXPECT_EQ(second.engine.kv_cache_bytes, 24 << 20);
   EXPECT_EQ(second.engine.watchdog, absl::Seconds(90));
   EXPECT_EQ(second.model.model, "a \"quoted\" folder, and more");

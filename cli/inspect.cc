@@ -59,6 +59,7 @@ absl::Status Inspect(const InspectFlags& flags) {
       const InspectReport report,
       MakeInspectReport(source, {.page_tokens = flags.model.page_tokens,
                                  .max_batched_tokens = flags.max_batched_tokens,
+                                 .deterministic = flags.model.deterministic,
                                  .lengths = flags.lengths}));
   if (!flags.html.empty()) {
     KVASIR_RETURN_IF_ERROR(

@@ -12,6 +12,8 @@
 #include "cli/flags.h"
 #include "model/plan_tensors.h"
 #include "nlohmann/json.hpp"
+#include "worker/attention_program.h"
+#include "worker/prompt_lift.h"
 
 namespace kvasir::cli {
 namespace {
@@ -90,7 +92,43 @@ ordered_json ToJson(const ReportSide& side) {
           {"parameter_bytes_per_token", summary.param_bytes_per_token},
           {"attention_flops", side.flops.attention},
           {"reconstruction_flops", side.flops.reconstruction},
+          {"lifted_from_tokens", side.lifted_from_tokens},
           {"sliding_window", summary.sliding_window}};
+}
+
+// Of what the whole model would lift on one rank.
+absl::Status TellPromptLifts(const ModelSource& source,
+                             const ReportOptions& options,
+                             InspectReport* report) {
+  const model::DecoderSpec& spec = source.spec;
+  std::vector<int64_t> lifted_from[2];  // keys, values; by layer
+  bool lifts = false;
+  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+    KVASIR_ASSIGN_OR_RETURN(
+        worker::AttentionProgram program,
+        worker::MakeAttentionProgram(
+            spec, layer, source.plan.layers(static_cast<int>(layer)),
+            {{0, spec.num_heads}, {0, spec.num_kv_heads}}));
+    if (!options.deterministic) worker::PlanPromptLifts(&program);
+    lifts = lifts || worker::LiftsPrompts(program);
+    int64_t key = 0;
+    for (const worker::KeyProgram& part : program.key) {
+      if (!part.prompt_lift.has_value()) continue;
+      const int64_t own = part.prompt_lift->from_rows;
+      key = key == 0 ? own : std::min(key, own);
+    }
+    lifted_from[0].push_back(key);
+    lifted_from[1].push_back(program.value.prompt_lift.has_value()
+                                 ? program.value.prompt_lift->from_rows
+                                 : 0);
+  }
+  for (ReportSide& side : report->sides) {
+    const bool key = side.summary.side == cache::SideName(cache::Side::kKey);
+    side.lifted_from_tokens =
+        lifted_from[key ? 0 : 1][static_cast<size_t>(side.summary.layer)];
+  }
+  report->invariance = worker::InvarianceName(lifts);
+  return absl::OkStatus();
 }
 
 std::string Human(int64_t bytes) {
@@ -117,6 +155,8 @@ void AppendHead(const InspectReport& report, std::string* out) {
   out->push_back('\n');
   if (!report.not_served.empty()) {
     absl::StrAppendFormat(out, "not served            %s\n", report.not_served);
+  } else {
+    absl::StrAppendFormat(out, "invariance            %s\n", report.invariance);
   }
   const auto& provenance = report.provenance;
   for (const auto& [label, value] :
@@ -239,6 +279,9 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
         spec, layer, side, key ? plan.key() : plan.value(), layout);
     report.sides.push_back({std::move(summary), flops});
   }
+  if (report.not_served.empty()) {
+    KVASIR_RETURN_IF_ERROR(TellPromptLifts(source, options, &report));
+  }
   report.dense_side_flops = worker::DenseFlopsPerSlot(spec);
   for (const int64_t length : options.lengths) {
     report.at_length.push_back(AtLength(layout, options, length));
@@ -286,6 +329,7 @@ ordered_json ReportToJson(const InspectReport& report) {
           {"weights_fit", report.weights_fit},
           {"served", report.not_served.empty()},
           {"not_served", report.not_served},
+          {"invariance", report.invariance},
           {"page_tokens", report.page_tokens},
           {"kv_bytes_per_token", report.bytes_per_token},
           {"kv_payload_bytes_per_token", report.payload_bytes_per_token},

@@ -19,13 +19,16 @@ namespace kvasir::cli {
 struct ReportOptions {
   int64_t page_tokens = 64;
   int64_t max_batched_tokens = 512;  // for layers with a sliding window
-  std::vector<int64_t> lengths;      // of a sequence, to tell
+  bool deterministic = false;
+  std::vector<int64_t> lengths;  // of a sequence, to tell
 };
 
 // A row of the rank table.
 struct ReportSide {
   LayerSideSummary summary;
   worker::SideFlops flops;
+  // Prompts lift it: it pays where so many tokens see a slot; 0: they do not.
+  int64_t lifted_from_tokens = 0;
 };
 
 struct ReportLength {
@@ -50,6 +53,8 @@ struct InspectReport {
   bool weights_fit = true;
   // What the plan asks for that this build does not serve; empty: it does.
   std::string not_served;
+  // worker::InvarianceName; empty where it is not served.
+  std::string invariance;
 
   int64_t page_tokens = 0;
   double bytes_per_token = 0;  // padded

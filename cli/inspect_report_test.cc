@@ -207,6 +207,31 @@ TEST(InspectReportTest, SaysWhatIsNotServed) {
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
+TEST(InspectReportTest, SaysWhatPromptsLiftAndHowInvariantThatIs) {
+  const char* const joint =
+      R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":16}]},"uses":[
+          {"at_runtime":{}}],"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
+  const ModelSource source = SourceWith(kFullKey, joint);
+  const InspectReport lifts = ReportOf(source);
+  EXPECT_EQ(lifts.invariance, "bits but for reused output");
+  EXPECT_EQ(lifts.sides[0].lifted_from_tokens, 0);
+  EXPECT_EQ(lifts.sides[1].lifted_from_tokens, 9);
+  EXPECT_THAT(ReportToText(lifts),
+              HasSubstr("invariance            bits but for reused output\n"));
+  const nlohmann::ordered_json json = ReportToJson(lifts);
+  EXPECT_EQ(json["invariance"], "bits but for reused output");
+  EXPECT_EQ(json["layers"][1]["lifted_from_tokens"], 9);
+
+  ReportOptions options = kOptions;
+  options.deterministic = true;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const InspectReport other,
+                              MakeInspectReport(source, options));
+  EXPECT_EQ(other.invariance, "bits");
+  EXPECT_EQ(other.sides[1].lifted_from_tokens, 0);
+  EXPECT_EQ(ReportOf(SourceWith(kFullKey, kFullValue)).invariance, "bits");
+  EXPECT_EQ(ReportOf(WithEverything()).invariance, "");
+}
+
 TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_TRUE(

@@ -89,11 +89,13 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   worker::RankOptions options;
   options.num_threads = model->num_threads_;
   options.page_tokens = request.model.page_tokens;
+  options.deterministic = request.model.deterministic;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<worker::WeightSource> weights,
                           OpenWeights(source, request.model.weights_seed));
   KVASIR_ASSIGN_OR_RETURN(
       const int64_t weight_bytes,
-      worker::CountWeightBytes(source.spec, source.plan, weights.get(), {}));
+      worker::CountWeightBytes(source.spec, source.plan, weights.get(),
+                               {.lift_prompts = !options.deterministic}));
   KVASIR_ASSIGN_OR_RETURN(options.kv_cache_bytes,
                           model->ChoosePoolBytes(request, weight_bytes));
   options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;

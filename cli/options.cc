@@ -42,6 +42,9 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
   AddFlag(app, "--threads", options->threads,
           "compute threads; 0: as many as the cgroup allows")
       ->check(CLI::Range(0, 1024));
+  AddSwitch(app, "--deterministic", options->deterministic,
+            "the same bits whatever the prefix cache holds: prompts lift no "
+            "latents, and are slower where KV heads share them");
 }
 
 absl::Status CheckModelOptions(const ModelOptions& options) {

@@ -22,7 +22,8 @@ struct ModelOptions {
   std::string kv_plan;            // overrides the folder's kv_plan.json
   std::string kv_dtype = "auto";  // of the full-rank plan: auto, f32, f16, bf16
   int64_t page_tokens = 64;
-  int threads = 0;  // 0: what the cgroup allows
+  int threads = 0;             // 0: what the cgroup allows
+  bool deterministic = false;  // RankOptions'
 };
 // Wrong usage for names that no shape has.
 CLI::Validator ShapeName();

@@ -14,6 +14,7 @@
 #include "cli/plan_summary.h"
 #include "cli/version.h"
 #include "kernels/stream.h"
+#include "worker/prompt_lift.h"
 
 namespace kvasir::cli {
 namespace {
@@ -52,6 +53,8 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .version = kVersion,
       .model_name = model.source().name,
       .model_type = model.source().spec.model_type,
+      .invariance =
+          worker::InvarianceName(model.rank().executor().lifts_prompts()),
       .max_model_len = model.max_model_len(),
       .page_tokens = model.layout().page_tokens(),
       .total_pages = model.total_pages(),
@@ -112,7 +115,9 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   info.set_build(kVersion);
   info.set_weights_id(model_->rank().weights_id());
   info.set_cache_id(model_->rank().cache_id());
-  info.set_numerics_id(worker::NumericsId());
+  const worker::ModelExecutor& executor = model_->rank().executor();
+  info.set_numerics_id(executor.numerics_id());
+  info.set_lifts_prompts(executor.lifts_prompts());
   info.set_tokenizer_hash(options.tokenizer_hash);
   info.set_page_tokens(static_cast<uint32_t>(model_->layout().page_tokens()));
   info.set_prefix_hash_version(cache::kPrefixHashVersion);
@@ -188,6 +193,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
        {"kv_bytes_per_token", model.kv_bytes_per_token()},
        {"pages", model.total_pages()},
+       {"invariance",
+        worker::InvarianceName(model.rank().executor().lifts_prompts())},
        {"threads", model.num_threads()},
        {"simd", kernels::CpuTargetName()},
        {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});

@@ -73,6 +73,8 @@ inference::ModelConfig KserveConfigOf(const ModelStatus& model) {
   if (model.info) {
     (*config.mutable_parameters())["max_model_len"].set_string_value(
         std::to_string(model.info->max_model_len()));
+    (*config.mutable_parameters())["lifts_prompts"].set_string_value(
+        model.info->lifts_prompts() ? "true" : "false");
   }
   return config;
 }

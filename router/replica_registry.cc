@@ -206,9 +206,13 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
       if (!info.has_value()) continue;
       if (!model.info.has_value()) {
         model.info = info;
-      } else if (info->max_model_len() < model.info->max_model_len()) {
+        continue;
+      }
+      // What all of them can do and promise.
+      if (info->max_model_len() < model.info->max_model_len()) {
         model.info->set_max_model_len(info->max_model_len());
       }
+      if (info->lifts_prompts()) model.info->set_lifts_prompts(true);
     }
   }
   std::vector<ModelStatus> list;

@@ -62,35 +62,39 @@ absl::Status CheckLatents(const Latents& latents, const std::string& where) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckAttentionLimits(const AttentionProgram& program,
-                                  int64_t layer,
-                                  const kvasir::v1::LayerPlan& plan) {
-  const std::string name = absl::StrCat("layer ", layer);
+// Whether the op does a launch over the program's parts, of prompts or output.
+// The parts by themselves are within their limits.
+bool LaunchFits(const AttentionProgram& program,
+                const kvasir::v1::LayerPlan& plan, bool prompts) {
   std::vector<Latents> latents;
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
   std::vector<kernels::AttentionKeyPart> keys(program.key.size());
   const float* const lift = &Latents::kPresent;
   for (size_t p = 0; p < program.key.size(); ++p) {
     const KeyProgram& part = program.key[p];
-    const std::string where = absl::StrCat(name, " key part ", p);
     latents.emplace_back(part, plan.key().parts(static_cast<int>(p)).codec());
-    KVASIR_RETURN_IF_ERROR(CheckLatents(latents.back(), where));
     keys[p].latents = latents.back().view;
-    if (!part.rebuild.has_value()) continue;
-    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxHeadDim,
-                                  part.rebuild->dims, where,
-                                  "numbers of a key that is rebuilt"));
-    rebuilds[p].dims = part.rebuild->dims;
-    rebuilds[p].num_pairs = part.rebuild->rotation.num_pairs;
-    if (part.rebuild->lifted) rebuilds[p].up = &lift;
+    if (prompts && part.prompt_lift.has_value()) {
+      rebuilds[p].dims = part.prompt_lift->dims;
+      rebuilds[p].up = &lift;
+    } else if (part.rebuild.has_value()) {
+      rebuilds[p].dims = part.rebuild->dims;
+      rebuilds[p].num_pairs = part.rebuild->rotation.num_pairs;
+      if (part.rebuild->lifted) rebuilds[p].up = &lift;
+    } else {
+      continue;
+    }
     keys[p].rebuild = &rebuilds[p];
   }
   const Latents value(program.value, plan.value().parts(0).codec());
-  KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
   kernels::AttentionValuePart values;
   values.latents = value.view;
+  kernels::ValueLift value_lift;
+  if (prompts && program.value.prompt_lift.has_value()) {
+    value_lift.dims = program.value.prompt_lift->dims;
+    value_lift.up = &lift;
+    values.lift = &value_lift;
+  }
 
   kernels::PagedAttentionParams params;
   params.num_heads = program.heads.query.count;
@@ -99,10 +103,38 @@ absl::Status CheckAttentionLimits(const AttentionProgram& program,
   params.num_key_parts = static_cast<int64_t>(keys.size());
   params.values = &values;
   params.num_value_parts = 1;
-  if (kernels::PagedAttentionScratch(params, 1) >= 0) return absl::OkStatus();
+  return kernels::PagedAttentionScratch(params, 1) >= 0;
+}
+
+}  // namespace
+
+absl::Status CheckAttentionLimits(const AttentionProgram& program,
+                                  int64_t layer,
+                                  const kvasir::v1::LayerPlan& plan) {
+  const std::string name = absl::StrCat("layer ", layer);
+  for (size_t p = 0; p < program.key.size(); ++p) {
+    const KeyProgram& part = program.key[p];
+    const std::string where = absl::StrCat(name, " key part ", p);
+    const Latents latents(part, plan.key().parts(static_cast<int>(p)).codec());
+    KVASIR_RETURN_IF_ERROR(CheckLatents(latents, where));
+    if (!part.rebuild.has_value()) continue;
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxHeadDim,
+                                  part.rebuild->dims, where,
+                                  "numbers of a key that is rebuilt"));
+  }
+  const Latents value(program.value, plan.value().parts(0).codec());
+  KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
+  if (LaunchFits(program, plan, /*prompts=*/false)) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       name, ": one query's numbers of all parts take more than the ",
       kernels::kAttentionScratchBytes, " bytes that this build keeps of them"));
+}
+
+void DropPromptLiftsBeyondLimits(const kvasir::v1::LayerPlan& plan,
+                                 AttentionProgram* program) {
+  if (LaunchFits(*program, plan, /*prompts=*/true)) return;
+  program->value.prompt_lift.reset();
+  for (KeyProgram& part : program->key) part.prompt_lift.reset();
 }
 
 }  // namespace kvasir::worker

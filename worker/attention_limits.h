@@ -16,4 +16,9 @@ absl::Status CheckAttentionLimits(const AttentionProgram& program,
                                   int64_t layer,
                                   const kvasir::v1::LayerPlan& plan);
 
+// Takes back prompt lifts where a launch with them is beyond the kernels: the
+// layer is served without.
+void DropPromptLiftsBeyondLimits(const kvasir::v1::LayerPlan& plan,
+                                 AttentionProgram* program);
+
 }  // namespace kvasir::worker

@@ -84,6 +84,17 @@ struct LatentProgram {
   std::vector<int64_t> channel_place;
 };
 
+// How prompts read a part that is absorbed for output: each latent is lifted to
+// `dims` numbers of every KV head first (prompt_lift.h).
+struct PromptLift {
+  int64_t dims = 0;  // d
+  // It pays where so many rows see a slot.
+  int64_t from_rows = 0;
+  int64_t flops = 0;  // of lifting a slot, for all heads
+
+  friend bool operator==(const PromptLift&, const PromptLift&) = default;
+};
+
 // What one part of a side does with the fused projection.
 struct PartProgram {
   std::string prefix;  // of tensor names, after "model.layers.{l}."
@@ -102,6 +113,8 @@ struct PartProgram {
   // Ranges that are the channel's own, and the channels of them on this rank.
   bool static_ranges = false;
   std::vector<RowTake> range_takes;
+  // Set by PlanPromptLifts.
+  std::optional<PromptLift> prompt_lift;
 };
 
 // How whole keys are rebuilt where they are read.

@@ -25,6 +25,7 @@ struct BasisParts {
   RankHeads heads;
   std::vector<float> mean;      // [keys]; empty: none
   float* up = nullptr;          // [Hkv, D, R'], or null
+  float* value_up = nullptr;    // [Hkv, R', D], or null
   float* basis_bias = nullptr;  // [R']
   float* up_bias = nullptr;     // [Hkv, D], or null
   float* lift_bias = nullptr;   // [Hq, D], or null
@@ -35,6 +36,10 @@ struct BasisParts {
   void Add(int64_t r, const float* row) const {
     for (int64_t i = 0; up != nullptr && i < heads.kv.count * head_dim; ++i) {
       up[i * width + r] = row[first_key() + i];
+    }
+    for (int64_t j = 0; value_up != nullptr && j < heads.kv.count; ++j) {
+      std::copy_n(row + first_key() + j * head_dim, head_dim,
+                  value_up + (j * width + r) * head_dim);
     }
     if (mean.empty()) return;
     double sum = 0;
@@ -53,6 +58,31 @@ struct BasisParts {
     for (int64_t h = 0; lift_bias != nullptr && h < heads.query.count; ++h) {
       std::copy_n(own + h / share * head_dim, head_dim,
                   lift_bias + h * head_dim);
+    }
+  }
+};
+
+// The complex lift [2, C] of one head as a matrix of its real numbers [2n, 2C],
+// n the pairs that it covers: k = u z, number for number.
+struct RealLift {
+  const float* complex = nullptr;
+  int64_t num_pairs = 0;     // n
+  int64_t num_channels = 0;  // C
+  bool interleaved = false;  // numbers of a pair side by side
+  float* real = nullptr;     // zero
+
+  void Make(const std::vector<int64_t>& channel_place) const {
+    for (int64_t c = 0; c < num_channels; ++c) {
+      const int64_t pair = channel_place[static_cast<size_t>(c)];
+      float* const re =
+          real + (interleaved ? 2 * pair : pair) * 2 * num_channels;
+      float* const im = re + (interleaved ? 1 : num_pairs) * 2 * num_channels;
+      const float a = complex[c];
+      const float b = complex[num_channels + c];
+      re[c] = a;
+      re[num_channels + c] = -b;
+      im[c] = b;
+      im[num_channels + c] = a;
     }
   }
 };
@@ -170,11 +200,14 @@ class AttentionPlanner {
       return MatrixLifts(part, part.projected.width[0],
                          WeightSink::Kind::kPackRows, own);
     }
-    // The complex lift [heads, 2, C] has a row per head.
-    if (part.lift == QueryLift::kComplex) return FloatLifts(part, 1, own);
+    if (part.lift == QueryLift::kComplex) return ComplexLifts(part, own);
     if (!rebuilt) return absl::OkStatus();
     const int64_t dims = part.rebuild->dims;
-    KVASIR_RETURN_IF_ERROR(FloatLifts(part, dims, own));
+    for (const LatentProgram& latent : part.latents) {
+      KVASIR_ASSIGN_OR_RETURN(WeightJob job,
+                              FloatLifts(part, latent, dims, own));
+      jobs_->Add(std::move(job));
+    }
     return part.rebuild->has_bias
                ? HeadVector(part.prefix + ".up.bias", dims, &own->up_bias)
                : absl::OkStatus();
@@ -184,29 +217,76 @@ class AttentionPlanner {
     return Name(absl::StrCat(part.prefix, ".", model::LiftName(latent.index)));
   }
 
-  // Each head's `head_rows` rows of the lifts, as float32.
-  absl::Status FloatLifts(const PartProgram& part, int64_t head_rows,
-                          PartWeights* own) {
-    own->up.assign(static_cast<size_t>(program_.heads.kv.count), nullptr);
+  // Each head's `head_rows` rows of a latent's lift, as float32.
+  absl::StatusOr<WeightJob> FloatLifts(const PartProgram& part,
+                                       const LatentProgram& latent,
+                                       int64_t head_rows, PartWeights* own) {
+    own->up.resize(static_cast<size_t>(program_.heads.kv.count));
+    const int64_t head_size = head_rows * latent.width;
+    WeightSink sink;
+    WeightJob job;
+    KVASIR_ASSIGN_OR_RETURN(float* const up,
+                            HeadFloats(latent, head_size, &own->up, &job));
+    sink.memory = up;
+    jobs_->CountAsMatrix(job.bytes);
+    for (size_t i = 0; i < latent.heads.size(); ++i) {
+      sink.takes.push_back({latent.places[i] * head_rows, head_rows,
+                            static_cast<int64_t>(i) * head_rows});
+    }
+    TensorRead read;
+    read.tensor = LiftTensor(part, latent);
+    read.columns = latent.width;
+    read.sinks.push_back(std::move(sink));
+    job.reads.push_back(std::move(read));
+    return job;
+  }
+
+  // Memory of `head_size` numbers of each head of a latent.
+  absl::StatusOr<float*> HeadFloats(const LatentProgram& latent,
+                                    int64_t head_size,
+                                    std::vector<const float*>* of_head,
+                                    WeightJob* job) {
+    const auto count = static_cast<int64_t>(latent.heads.size());
+    KVASIR_ASSIGN_OR_RETURN(float* const memory, Floats(count * head_size));
+    job->bytes += count * head_size * static_cast<int64_t>(sizeof(float));
+    for (int64_t i = 0; i < count; ++i) {
+      (*of_head)[static_cast<size_t>(latent.heads[static_cast<size_t>(i)])] =
+          Advance(memory, i * head_size);
+    }
+    return memory;
+  }
+
+  // The complex lifts [heads, 2, C] have a row per head. In prompts they are
+  // matrices of real numbers.
+  absl::Status ComplexLifts(const KeyProgram& part, PartWeights* own) {
     for (const LatentProgram& latent : part.latents) {
-      TensorRows rows;
-      rows.tensor = LiftTensor(part, latent);
-      rows.columns = latent.width;
-      const auto count = static_cast<int64_t>(latent.heads.size());
-      for (int64_t i = 0; i < count; ++i) {
-        rows.takes.push_back({latent.places[static_cast<size_t>(i)] * head_rows,
-                              head_rows, i * head_rows});
+      KVASIR_ASSIGN_OR_RETURN(WeightJob job, FloatLifts(part, latent, 1, own));
+      if (part.prompt_lift.has_value()) {
+        const int64_t dims = part.prompt_lift->dims;
+        const int64_t size = dims * latent.width;
+        own->prompt_up.resize(own->up.size());
+        KVASIR_ASSIGN_OR_RETURN(
+            float* const real, HeadFloats(latent, size, &own->prompt_up, &job));
+        RealLift first;
+        first.complex = static_cast<const float*>(job.reads[0].sinks[0].memory);
+        first.num_pairs = dims / 2;
+        first.num_channels = latent.width / 2;
+        first.interleaved =
+            spec_.rope.pairing == model::RopePairing::kInterleaved;
+        first.real = real;
+        job.finish = [first, size, count = latent.heads.size(),
+                      places = latent.channel_place]() -> absl::Status {
+          std::fill_n(first.real, static_cast<int64_t>(count) * size, 0.0f);
+          for (size_t i = 0; i < count; ++i) {
+            RealLift lift = first;
+            lift.complex += static_cast<int64_t>(i) * 2 * first.num_channels;
+            lift.real += static_cast<int64_t>(i) * size;
+            lift.Make(places);
+          }
+          return absl::OkStatus();
+        };
       }
-      const int64_t head_size = head_rows * latent.width;
-      const float* up = nullptr;
-      KVASIR_RETURN_IF_ERROR(
-          jobs_->Floats({std::move(rows)}, count * head_size, &up));
-      jobs_->CountAsMatrix(count * head_size *
-                           static_cast<int64_t>(sizeof(float)));
-      for (int64_t i = 0; i < count; ++i) {
-        own->up[static_cast<size_t>(latent.heads[static_cast<size_t>(i)])] =
-            Advance(up, i * head_size);
-      }
+      jobs_->Add(std::move(job));
     }
     return absl::OkStatus();
   }
@@ -234,8 +314,44 @@ class AttentionPlanner {
         job.bytes += lift.bytes();
         read.sinks.push_back(std::move(sink));
       }
+      if (part.prompt_lift.has_value()) {
+        KVASIR_RETURN_IF_ERROR(
+            PromptLifts(latent, dims, kind, own, &job, &read.sinks));
+      }
       job.reads.push_back(std::move(read));
       jobs_->Add(std::move(job));
+    }
+    return absl::OkStatus();
+  }
+
+  // The same rows once more for prompts, as float32: kPackRows as they lie, for
+  // keys, kPack turned round, for values.
+  absl::Status PromptLifts(const LatentProgram& latent, int64_t dims,
+                           WeightSink::Kind kind, PartWeights* own,
+                           WeightJob* job, std::vector<WeightSink>* sinks) {
+    own->prompt_up.resize(static_cast<size_t>(program_.heads.kv.count));
+    KVASIR_ASSIGN_OR_RETURN(
+        float* const memory,
+        HeadFloats(latent, dims * latent.width, &own->prompt_up, job));
+    for (size_t i = 0; i < latent.heads.size(); ++i) {
+      const int64_t first_row = latent.places[i] * dims;
+      float* const up =
+          Advance(memory, static_cast<int64_t>(i) * dims * latent.width);
+      WeightSink sink;
+      sink.takes = {{first_row, dims, 0}};
+      sink.memory = up;
+      if (kind == WeightSink::Kind::kPack) {
+        sink.kind = WeightSink::Kind::kVisit;
+        sink.visit = [up, first_row, dims, width = latent.width](
+                         int64_t first, int64_t count, const float* numbers) {
+          for (int64_t row = 0; row < count; ++row) {
+            for (int64_t r = 0; r < width; ++r) {
+              up[r * dims + first - first_row + row] = numbers[row * width + r];
+            }
+          }
+        };
+      }
+      sinks->push_back(std::move(sink));
     }
     return absl::OkStatus();
   }
@@ -293,8 +409,10 @@ class AttentionPlanner {
             pack(kind, (heads.first + j) * d, query ? d : parts->width,
                  query ? parts->width : d, &own->lift[static_cast<size_t>(j)]));
       }
+      KVASIR_RETURN_IF_ERROR(
+          PromptBasis(part, kind == WeightSink::Kind::kPack, parts.get(), own));
     }
-    if (parts->up != nullptr || part.has_mean) {
+    if (parts->up != nullptr || parts->value_up != nullptr || part.has_mean) {
       WeightSink sink;
       sink.kind = WeightSink::Kind::kVisit;
       sink.takes = all;
@@ -308,6 +426,20 @@ class AttentionPlanner {
     }
     job.reads.push_back(std::move(read));
     jobs_->Add(std::move(job));
+    return absl::OkStatus();
+  }
+
+  // Memory of the basis as each head's lift in prompts.
+  absl::Status PromptBasis(const PartProgram& part, bool keys,
+                           BasisParts* parts, PartWeights* own) {
+    if (!part.prompt_lift.has_value()) return absl::OkStatus();
+    const int64_t head_size = spec_.head_dim * parts->width;
+    const int64_t num_heads = program_.heads.kv.count;
+    KVASIR_ASSIGN_OR_RETURN(float* const memory, Floats(num_heads * head_size));
+    (keys ? parts->up : parts->value_up) = memory;
+    for (int64_t j = 0; j < num_heads; ++j) {
+      own->prompt_up.push_back(Advance(memory, j * head_size));
+    }
     return absl::OkStatus();
   }
 

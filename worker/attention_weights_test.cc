@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "google/protobuf/util/json_util.h"
-#include "worker/family_plan_cases.h"
+#include "worker/prompt_lift_cases.h"
 #include "worker/tiny_rank.h"
 #include "worker/weights.h"
 #include "worker/weights_test_util.h"
@@ -100,7 +100,10 @@ Loaded Load(const Model& model, base::TpShard shard = {}) {
   // Small blocks: rows are taken from several.
   auto weights =
       LoadWeights(model.spec, model.plan, &source, loaded.allocator.get(),
-                  {.shard = shard, .pool = &pool, .read_buffer_bytes = 300});
+                  {.shard = shard,
+                   .lift_prompts = true,
+                   .pool = &pool,
+                   .read_buffer_bytes = 300});
   EXPECT_THAT(weights.status(), base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
   loaded.reads = source.reads();
@@ -152,7 +155,8 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
     // What is counted before is what is allocated.
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const int64_t counted,
-        CountWeightBytes(model.spec, model.plan, model.source.get(), shard));
+        CountWeightBytes(model.spec, model.plan, model.source.get(),
+                         {.shard = shard, .lift_prompts = true}));
     EXPECT_EQ(counted,
               loaded.allocator->use(kernels::MemoryTag::kWeights).bytes);
   }
@@ -161,6 +165,9 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
 TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
   for (const PlanCase& each : PlanCases()) ExpectReadOnce(TinyShape(), each);
   for (const FamilyCase& each : FamilyCases(0)) {
+    ExpectReadOnce(each.shape, each.plan_case);
+  }
+  for (const FamilyCase& each : PromptLiftCases()) {
     ExpectReadOnce(each.shape, each.plan_case);
   }
 }

@@ -23,10 +23,11 @@ namespace kvasir::worker {
 
 // The tokens of one step. Device memory.
 struct TokenBatch {
-  int64_t num_tokens = 0;              // T
-  int64_t num_sequences = 0;           // B
-  const int32_t* ids = nullptr;        // [T]
-  const int64_t* positions = nullptr;  // [T], logical
+  int64_t num_tokens = 0;               // T
+  int64_t num_sequences = 0;            // B
+  absl::Span<const SequenceRows> rows;  // AttentionInput's; host memory
+  const int32_t* ids = nullptr;         // [T]
+  const int64_t* positions = nullptr;   // [T], logical
   absl::Span<const AttentionBatch> groups;
   absl::Span<const int64_t* const> ring_slots;  // [T] each
 };
@@ -61,10 +62,10 @@ class Decoder {
                    HiddenStates* out, kernels::Workspace& workspace) const;
 
   // LayerAttention's.
-  int64_t SlotsRebuilt(
-      int64_t layer,
-      absl::Span<const kernels::AttentionSequence> sequences) const {
-    return attention_[static_cast<size_t>(layer)].SlotsRebuilt(sequences);
+  LayerAttention::SlotWork WorkOn(
+      int64_t layer, absl::Span<const kernels::AttentionSequence> sequences,
+      absl::Span<const SequenceRows> rows) const {
+    return attention_[static_cast<size_t>(layer)].WorkOn(sequences, rows);
   }
 
   // out[r] = the final norm of the stream's row rows[r]. [num_rows, M]

@@ -91,6 +91,7 @@ absl::StatusOr<StepResult> DirectRunner::Run(
     out->mutable_token_ids()->Add(step.token_ids.begin(), step.token_ids.end());
     out->set_input_is_last_sampled(step.token_ids.empty());
     out->set_num_tokens(static_cast<uint32_t>(num_tokens));
+    out->set_prompt(!step.token_ids.empty() && !step.output);
     out->set_logical_start(static_cast<uint64_t>(sequence.length));
     out->set_physical_start(static_cast<uint64_t>(sequence.length));
     out->mutable_target_ids()->Add(step.target_ids.begin(),

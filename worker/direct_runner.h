@@ -24,6 +24,8 @@ struct DirectStep {
   // Log probabilities are wanted of these, one after each token.
   absl::Span<const int32_t> target_ids;
   std::optional<kvasir::v1::SampleRequest> sample;
+  // Tokens given are output, not prompt.
+  bool output = false;
 };
 
 // Threads: one at a time.

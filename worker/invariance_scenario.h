@@ -26,6 +26,7 @@ struct Conditions {
   // Token pages of each page group.
   int64_t pages = 256;
   bool one_at_a_time = false;
+  bool deterministic = true;
 };
 
 struct Sample {
@@ -52,6 +53,7 @@ class Worker {
             : cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
     RankOptions options = TinyOptions();
     options.num_threads = conditions.threads;
+    options.deterministic = conditions.deterministic;
     options.page_tokens = conditions.page_tokens;
     options.pages.assign(sliding_window > 0 ? 2 : 1, conditions.pages);
     options.executor.max_model_len = kMaxLen;

@@ -1,256 +1,36 @@
 #include "worker/layer_attention.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <utility>
 
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/attention_tiles.h"
 #include "worker/advance.h"
 
 namespace kvasir::worker {
-namespace {
 
 using kernels::HadamardLatent;
 using kernels::Stream;
 using kernels::Workspace;
 
-kernels::RopePairing PairingOf(model::RopePairing pairing) {
-  return pairing == model::RopePairing::kHalfSplit
-             ? kernels::RopePairing::kHalfSplit
-             : kernels::RopePairing::kInterleaved;
+LayerAttention::Rows LayerAttention::Rows::Part(int64_t first,
+                                                int64_t count) const {
+  return {Advance(row, first * stride), stride, count};
 }
 
-// The pages of a part, and the ranges that do not lie in them.
-kernels::LatentPart Latents(const KvArenas::Part& arena,
-                            const PartWeights& weights) {
-  kernels::LatentPart latents = arena.latents;
-  latents.static_minimum = weights.range_minimum;
-  latents.static_scale = weights.range_scale;
-  return latents;
-}
-
-// The program and the pages are worked out apart: latents of both lie at the
-// same columns.
-void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
-  KVASIR_CHECK(part.latents.size() == arena.groups.size());
-  for (size_t g = 0; g < arena.groups.size(); ++g) {
-    KVASIR_CHECK(part.latents[g].width == arena.groups[g].width);
-    KVASIR_CHECK(part.latents[g].column == arena.groups[g].column);
+LayerAttention::SlotWork LayerAttention::WorkOn(
+    absl::Span<const kernels::AttentionSequence> sequences,
+    absl::Span<const SequenceRows> rows) const {
+  SlotWork work;
+  if (prompt_launch_ == nullptr && !launch_->rebuilds) return work;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const bool prompt = rows[i].prompt && prompt_launch_ != nullptr;
+    const Launch& launch = prompt ? *prompt_launch_ : *launch_;
+    const int64_t slots = kernels::SlotsReadByTiles(*launch.plan, sequences[i]);
+    if (launch.rebuilds) work.rebuilt += slots;
+    work.prompt_lift_flops += slots * launch.prompt_lift_flops;
   }
-}
-
-// All heads turn every pair of the model by its own angle.
-bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
-  if (rotation.per_head() || rotation.num_pairs != rotary_pairs) return false;
-  for (size_t i = 0; i < rotation.pairs.size(); ++i) {
-    if (rotation.pairs[i] != i) return false;
-  }
-  return true;
-}
-
-std::vector<HadamardLatent> HadamardOfLatents(const PartProgram& part,
-                                              kernels::HadamardTables* tables) {
-  std::vector<HadamardLatent> out;
-  for (const LatentProgram& latent : part.latents) {
-    out.push_back(tables->Of(latent.width, part.latent_column + latent.column));
-  }
-  return out;
-}
-
-std::vector<HadamardLatent> HadamardOfHeads(const HeadSpans& heads,
-                                            kernels::HadamardTables* tables) {
-  std::vector<HadamardLatent> out;
-  for (size_t h = 0; h < heads.column.size(); ++h) {
-    out.push_back(tables->Of(heads.width[h], heads.column[h]));
-  }
-  return out;
-}
-
-}  // namespace
-
-LayerAttention::LayerAttention(const Parts& parts) : parts_(parts) {
-  AddTurns();
-  const LayerWeights& weights = *parts.weights;
-  keys_.resize(program().key.size());
-  for (size_t p = 0; p < keys_.size(); ++p) {
-    MakeKey(program().key[p], weights.key[p], parts.arena->key[p], &keys_[p]);
-  }
-  MakeValue(weights.value, parts.arena->value.front());
-  MakeLaunch();
-  parts_.hadamard = nullptr;
-}
-
-void LayerAttention::AddTurns() {
-  const int64_t rotary_pairs = parts_.spec->rope.rotary_dim / 2;
-  std::vector<const Rotation*> queries;
-  std::vector<const Rotation*> keys;
-  for (const KeyProgram& part : program().key) {
-    for (const Rotation& rotation : part.query_rotations) {
-      queries.push_back(&rotation);
-    }
-    for (const Rotation& rotation : part.rotations) keys.push_back(&rotation);
-  }
-  const auto whole = [&](const std::vector<const Rotation*>& list) {
-    return list.empty() ||
-           (list.size() == 1 && IsWhole(*list[0], rotary_pairs));
-  };
-  if (!queries.empty() && whole(queries) && whole(keys) &&
-      (keys.empty() || keys[0]->pairing == queries[0]->pairing)) {
-    Turn turn;
-    turn.pairing = PairingOf(queries[0]->pairing);
-    turn.whole_queries.num_heads = queries[0]->num_heads;
-    turn.whole_queries.head_dim = queries[0]->head_dim;
-    turn.whole_query_column = queries[0]->column;
-    if (!keys.empty()) {
-      turn.whole_keys.num_heads = keys[0]->num_heads;
-      turn.whole_keys.head_dim = keys[0]->head_dim;
-      turn.whole_key_column = keys[0]->column;
-    }
-    turns_.push_back(std::move(turn));
-    return;
-  }
-  for (const Rotation* rotation : queries) AddTurn(*rotation, true);
-  for (const Rotation* rotation : keys) AddTurn(*rotation, false);
-}
-
-void LayerAttention::AddTurn(const Rotation& rotation, bool query) {
-  const kernels::RopePairing pairing = PairingOf(rotation.pairing);
-  auto turn = std::find_if(
-      turns_.begin(), turns_.end(),
-      [pairing](const Turn& each) { return each.pairing == pairing; });
-  if (turn == turns_.end()) {
-    turns_.emplace_back().pairing = pairing;
-    turn = turns_.end() - 1;
-  }
-  pair_tables_.emplace_back(rotation.pairs.begin(), rotation.pairs.end());
-  for (int64_t head = 0; head < rotation.num_heads; ++head) {
-    kernels::RopeHead out;
-    out.begin = rotation.column + head * rotation.head_dim;
-    out.num_pairs = rotation.num_pairs;
-    out.pairs = pair_tables_.back().data() +
-                (rotation.per_head() ? head * rotation.num_pairs : 0);
-    (query ? turn->queries : turn->keys).push_back(out);
-  }
-}
-
-void LayerAttention::MakeKey(const KeyProgram& part, const PartWeights& weights,
-                             const KvArenas::Part& arena, Key* key) {
-  CheckAlike(part, arena);
-  key->latents = Latents(arena, weights);
-  if (part.rebuild.has_value()) MakeRebuild(part, weights, key);
-  if (part.lift == QueryLift::kComplex) {
-    for (const LatentProgram& latent : part.latents) {
-      key->channel_place.emplace_back(latent.channel_place.begin(),
-                                      latent.channel_place.end());
-    }
-    for (size_t head = 0; head < part.group_of_head.size(); ++head) {
-      const auto group = static_cast<size_t>(part.group_of_head[head]);
-      kernels::ComplexChannels& channels = key->channels.emplace_back();
-      channels.num_channels = part.latents[group].width / 2;
-      channels.pairs = key->channel_place[group].data();
-      channels.up = weights.up[head];
-    }
-  }
-  if (!part.hadamard) return;
-  key->hadamard = HadamardOfLatents(part, parts_.hadamard);
-  key->query_hadamard = HadamardOfHeads(part.query, parts_.hadamard);
-}
-
-void LayerAttention::MakeRebuild(const KeyProgram& part,
-                                 const PartWeights& weights, Key* key) {
-  const RebuildProgram& from = *part.rebuild;
-  kernels::KeyRebuild& rebuild = key->rebuild;
-  rebuild.dims = from.dims;
-  if (from.lifted) rebuild.up = weights.up.data();
-  rebuild.bias = weights.up_bias;
-  rebuild.attention_factor =
-      static_cast<float>(parts_.spec->rope.attention_factor);
-  const Rotation& rotation = from.rotation;
-  const bool halves = rotation.pairing == model::RopePairing::kHalfSplit;
-  for (int64_t f = 0; f < rotation.num_pairs; ++f) {
-    key->pair_dims.push_back(static_cast<int32_t>(halves ? f : 2 * f));
-    key->pair_dims.push_back(
-        static_cast<int32_t>(halves ? f + rotation.num_pairs : 2 * f + 1));
-  }
-  for (const uint32_t pair : rotation.pairs) {
-    key->steps.push_back(parts_.rope_steps[pair]);
-  }
-  rebuild.num_pairs = rotation.num_pairs;
-  rebuild.pair_dims = key->pair_dims.data();
-  rebuild.steps = key->steps.data();
-  rebuild.head_steps_stride = rotation.per_head() ? rotation.num_pairs : 0;
-}
-
-void LayerAttention::MakeValue(const PartWeights& weights,
-                               const KvArenas::Part& arena) {
-  const ValueProgram& value = program().value;
-  CheckAlike(value, arena);
-  value_.latents = Latents(arena, weights);
-  if (value.hadamard) {
-    value_.hadamard = HadamardOfLatents(value, parts_.hadamard);
-    value_.sum_hadamard = HadamardOfHeads(value.attended, parts_.hadamard);
-  }
-  if (!value.lifted) return;
-  for (int64_t h = 0; h < program().heads.query.count; ++h) {
-    value_.lifted_column.push_back(h * program().head_dim);
-  }
-}
-
-void LayerAttention::MakeLaunch() {
-  launch_ = std::make_unique<Launch>();
-  launch_->keys.resize(keys_.size());
-  launch_->exact.resize(num_parts());
-  for (size_t p = 0; p < num_parts(); ++p) {
-    const kernels::LatentPart& rows =
-        (is_key(p) ? parts_.arena->key[p] : parts_.arena->value.front()).exact;
-    launch_->exact[p].ring = rows;
-    launch_->exact[p].fresh = rows;
-  }
-  for (size_t p = 0; p < keys_.size(); ++p) {
-    const KeyProgram& part = program().key[p];
-    kernels::AttentionKeyPart& key = launch_->keys[p];
-    key.latents = keys_[p].latents;
-    key.group_of_head = part.group_of_head.data();
-    key.query_column = part.query.column.data();
-    key.exact = &launch_->exact[p];
-    if (!part.rebuild.has_value()) continue;
-    key.rebuild = &keys_[p].rebuild;
-    launch_->rebuilds = true;
-  }
-  const ValueProgram& from = program().value;
-  launch_->value.latents = value_.latents;
-  launch_->value.group_of_head = from.group_of_head.data();
-  launch_->value.out_column = from.attended.column.data();
-  launch_->value.exact = &launch_->exact.back();
-
-  kernels::PagedAttentionParams& params = launch_->params;
-  params.num_heads = program().heads.query.count;
-  params.num_kv_heads = program().heads.kv.count;
-  params.keys = launch_->keys.data();
-  params.num_key_parts = static_cast<int64_t>(launch_->keys.size());
-  params.values = &launch_->value;
-  params.num_value_parts = 1;
-  params.page_tokens = parts_.page_tokens;
-  params.scale = static_cast<float>(
-      1.0 / std::sqrt(static_cast<double>(program().head_dim)));
-  params.window =
-      parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
-  params.key_exact = WindowOf(parts_.arena->key_ring);
-  params.value_exact = WindowOf(parts_.arena->value_ring);
-  launch_->plan = std::make_unique<kernels::AttentionPlan>(params);
-}
-
-int64_t LayerAttention::SlotsRebuilt(
-    absl::Span<const kernels::AttentionSequence> sequences) const {
-  if (!launch_->rebuilds) return 0;
-  int64_t slots = 0;
-  for (const kernels::AttentionSequence& sequence : sequences) {
-    slots += kernels::SlotsReadByTiles(*launch_->plan, sequence);
-  }
-  return slots;
+  return work;
 }
 
 absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
@@ -260,8 +40,13 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   Workspace::Scope scope(&workspace);
   const Rows rows{workspace.Take<float>(t * plan.row_columns), plan.row_columns,
                   t};
-  const Rows attended{workspace.Take<float>(t * plan.value.attended_columns),
-                      plan.value.attended_columns, t};
+  Sums sums;
+  sums.latents = {workspace.Take<float>(t * plan.value.attended_columns),
+                  plan.value.attended_columns, t};
+  if (plan.value.lifted) {
+    const int64_t columns = plan.heads.query.count * plan.head_dim;
+    sums.values = {workspace.Take<float>(t * columns), columns, t};
+  }
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
   KVASIR_RETURN_IF_ERROR(Rotate(stream, input, rows, workspace));
@@ -270,7 +55,10 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
         stream, plan.key[p], parts_.weights->key[p], rows, workspace));
     KVASIR_RETURN_IF_ERROR(
         Hadamard(stream, keys_[p].hadamard, false, rows, workspace));
-    KVASIR_RETURN_IF_ERROR(LiftQueries(stream, p, rows, workspace));
+    KVASIR_RETURN_IF_ERROR(ForAbsorbedRows(
+        plan.key[p], input, workspace, [&](int64_t first, int64_t count) {
+          return LiftQueries(stream, p, rows.Part(first, count), workspace);
+        }));
     KVASIR_RETURN_IF_ERROR(
         Hadamard(stream, keys_[p].query_hadamard, false, rows, workspace));
   }
@@ -282,12 +70,13 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Append(stream, input, rows, workspace));
   KVASIR_RETURN_IF_ERROR(AppendFresh(stream, rows, exact, workspace));
-  KVASIR_RETURN_IF_ERROR(
-      Attend(stream, input, rows, exact, attended.row, workspace));
+  KVASIR_RETURN_IF_ERROR(Attend(stream, input, rows, exact, sums, workspace));
   KVASIR_RETURN_IF_ERROR(KeepExact(stream, input, rows, exact, workspace));
   KVASIR_RETURN_IF_ERROR(
-      Hadamard(stream, value_.sum_hadamard, true, attended, workspace));
-  return Output(stream, attended, out, workspace);
+      Hadamard(stream, value_.sum_hadamard, true, sums.latents, workspace));
+  if (!plan.value.lifted) return Output(stream, sums.latents, out, workspace);
+  KVASIR_RETURN_IF_ERROR(LiftSums(stream, input, sums, workspace));
+  return Output(stream, sums.values, out, workspace);
 }
 
 absl::Status LayerAttention::Project(Stream& stream,
@@ -357,6 +146,33 @@ absl::Status LayerAttention::MakeLatents(Stream& stream,
   return kernels::Matmul(stream, params, workspace);
 }
 
+absl::Status LayerAttention::ForAbsorbedRows(
+    const PartProgram& part, const AttentionInput& input,
+    const Workspace& workspace,
+    absl::FunctionRef<absl::Status(int64_t first, int64_t count)> call) const {
+  if (!part.prompt_lift.has_value() || workspace.counting()) {
+    return call(0, input.num_tokens);
+  }
+  std::vector<SequenceRows> absorbed;
+  for (const SequenceRows& rows : input.rows) {
+    if (!rows.prompt) absorbed.push_back(rows);
+  }
+  std::sort(absorbed.begin(), absorbed.end(),
+            [](const SequenceRows& a, const SequenceRows& b) {
+              return a.first_row < b.first_row;
+            });
+  int64_t begin = 0;
+  int64_t end = 0;
+  for (const SequenceRows& rows : absorbed) {
+    if (rows.first_row != end) {
+      if (end > begin) KVASIR_RETURN_IF_ERROR(call(begin, end - begin));
+      begin = rows.first_row;
+    }
+    end = rows.first_row + rows.num_rows;
+  }
+  return end > begin ? call(begin, end - begin) : absl::OkStatus();
+}
+
 absl::Status LayerAttention::LiftQueries(Stream& stream, size_t part,
                                          const Rows& rows,
                                          Workspace& workspace) const {
@@ -404,7 +220,7 @@ absl::Status LayerAttention::ComplexLiftQueries(Stream& stream, size_t part,
     params.column_in = key.projected.column.data() + begin * share;
     params.column_out = key.query.column.data() + begin * share;
     params.num_pairs = width(begin) / 2;
-    params.pairing = PairingOf(parts_.spec->rope.pairing);
+    params.pairing = pairing_;
     KVASIR_RETURN_IF_ERROR(kernels::ComplexLift(stream, params, workspace));
   }
   return absl::OkStatus();
@@ -538,66 +354,95 @@ kernels::ExactWindow LayerAttention::WindowOf(int64_t ring) const {
 absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
                                     const Rows& rows,
                                     const std::vector<Exact>& exact,
-                                    float* attended,
+                                    const Sums& sums,
                                     Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream,
                                    StepPart::kAttention);
-  std::vector<kernels::AttentionKeyPart> keys = launch_->keys;
-  for (size_t p = 0; p < keys.size(); ++p) keys[p].exact = &exact[p].rows;
-  kernels::AttentionValuePart value = launch_->value;
-  value.exact = &exact.back().rows;
+  const SequenceRange all = {0, input.num_sequences};
+  if (prompt_launch_ == nullptr) {
+    return Attend(stream, input, *launch_, all, rows, exact, sums, workspace);
+  }
+  if (workspace.counting()) {  // either may have all of them
+    KVASIR_RETURN_IF_ERROR(Attend(stream, input, *prompt_launch_, all, rows,
+                                  exact, sums, workspace));
+    return Attend(stream, input, *launch_, all, rows, exact, sums, workspace);
+  }
+  const int64_t prompts =
+      std::count_if(input.rows.begin(), input.rows.end(),
+                    [](const SequenceRows& each) { return each.prompt; });
+  KVASIR_RETURN_IF_ERROR(Attend(stream, input, *prompt_launch_, {0, prompts},
+                                rows, exact, sums, workspace));
+  return Attend(stream, input, *launch_,
+                {prompts, input.num_sequences - prompts}, rows, exact, sums,
+                workspace);
+}
 
-  kernels::PagedAttentionParams params = launch_->params;
+absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
+                                    const Launch& launch,
+                                    SequenceRange sequences, const Rows& rows,
+                                    const std::vector<Exact>& exact,
+                                    const Sums& sums,
+                                    Workspace& workspace) const {
+  if (sequences.count == 0) return absl::OkStatus();
+  std::vector<kernels::AttentionKeyPart> keys = launch.keys;
+  for (size_t p = 0; p < keys.size(); ++p) keys[p].exact = &exact[p].rows;
+  kernels::AttentionValuePart value = launch.value;
+  value.exact = &exact.back().rows;
+  const Rows& to = value.lift != nullptr ? sums.values : sums.latents;
+
+  kernels::PagedAttentionParams params = launch.params;
   params.keys = keys.data();
   params.values = &value;
   params.q = rows.row;
   params.q_row_stride = rows.stride;
-  params.out = attended;
-  params.out_row_stride = program().value.attended_columns;
-  params.sequences = input.group.sequences;
-  params.num_sequences = input.num_sequences;
+  params.out = to.row;
+  params.out_row_stride = to.stride;
+  params.sequences = Advance(input.group.sequences, sequences.first);
+  params.num_sequences = sequences.count;
   return kernels::PagedAttention(stream, params, workspace);
 }
 
-absl::Status LayerAttention::Output(Stream& stream, const Rows& attended,
+absl::Status LayerAttention::LiftSums(Stream& stream,
+                                      const AttentionInput& input,
+                                      const Sums& sums,
+                                      Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kLifts);
+  const PartWeights& weights = parts_.weights->value;
+  KVASIR_RETURN_IF_ERROR(ForAbsorbedRows(
+      program().value, input, workspace, [&](int64_t first, int64_t count) {
+        const Rows from = sums.latents.Part(first, count);
+        const Rows to = sums.values.Part(first, count);
+        kernels::LiftParams lift;
+        lift.x = from.row;
+        lift.x_row_stride = from.stride;
+        lift.y = to.row;
+        lift.y_row_stride = to.stride;
+        lift.num_rows = count;
+        lift.num_heads = program().heads.query.count;
+        lift.num_kv_heads = program().heads.kv.count;
+        lift.matrices = weights.lift.data();
+        lift.column_in = program().value.attended.column.data();
+        lift.column_out = value_.lifted_column.data();
+        return kernels::Lift(stream, lift, workspace);
+      }));
+  if (weights.lift_bias == nullptr) return absl::OkStatus();
+  kernels::AddRowsParams add;
+  add.y = sums.values.row;
+  add.y_row_stride = sums.values.stride;
+  add.x = weights.lift_bias;
+  add.num_rows = sums.values.num_tokens;
+  add.columns = sums.values.stride;
+  return kernels::AddRows(stream, add, workspace);
+}
+
+absl::Status LayerAttention::Output(Stream& stream, const Rows& rows,
                                     float* out, Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kOutput);
   const LayerWeights& weights = *parts_.weights;
-  const int64_t num_heads = program().heads.query.count;
-  const int64_t t = attended.num_tokens;
-  Workspace::Scope scope(&workspace);
-  Rows rows = attended;
-  if (program().value.lifted) {
-    rows.stride = num_heads * program().head_dim;
-    rows.row = workspace.Take<float>(t * rows.stride);
-    KVASIR_RETURN_IF_ERROR(workspace.status());
-    const StepPartScope lifting(parts_.profile, stream, StepPart::kLifts);
-    kernels::LiftParams lift;
-    lift.x = attended.row;
-    lift.x_row_stride = attended.stride;
-    lift.y = rows.row;
-    lift.y_row_stride = rows.stride;
-    lift.num_rows = t;
-    lift.num_heads = num_heads;
-    lift.num_kv_heads = program().heads.kv.count;
-    lift.matrices = weights.value.lift.data();
-    lift.column_in = program().value.attended.column.data();
-    lift.column_out = value_.lifted_column.data();
-    KVASIR_RETURN_IF_ERROR(kernels::Lift(stream, lift, workspace));
-  }
-  if (weights.value.lift_bias != nullptr) {
-    kernels::AddRowsParams add;
-    add.y = rows.row;
-    add.y_row_stride = rows.stride;
-    add.x = weights.value.lift_bias;
-    add.num_rows = t;
-    add.columns = rows.stride;
-    KVASIR_RETURN_IF_ERROR(kernels::AddRows(stream, add, workspace));
-  }
   kernels::MatmulParams params;
   params.x = rows.row;
   params.x_row_stride = rows.stride;
-  params.num_rows = t;
+  params.num_rows = rows.num_tokens;
   params.weight = weights.o;
   params.bias = weights.o_bias;
   params.y = out;

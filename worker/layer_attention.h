@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/attention_plan.h"
@@ -24,15 +25,26 @@ namespace kvasir::worker {
 
 // What attention needs to know in one page group. Device memory.
 struct AttentionBatch {
-  const int64_t* slots = nullptr;                         // [T]
-  const kernels::AttentionSequence* sequences = nullptr;  // [B]
+  const int64_t* slots = nullptr;  // [T]
+  // [B], prompts first.
+  const kernels::AttentionSequence* sequences = nullptr;
+};
+
+// A sequence's rows of a step. Host memory.
+struct SequenceRows {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  bool prompt = false;  // else output
 };
 
 // The tokens of a step, as attention sees them. Device memory.
 struct AttentionInput {
-  const float* normed = nullptr;       // [T, M]
-  int64_t num_tokens = 0;              // T
-  int64_t num_sequences = 0;           // B
+  const float* normed = nullptr;  // [T, M]
+  int64_t num_tokens = 0;         // T
+  int64_t num_sequences = 0;      // B
+  // Of the sequences in the group's order [B]; host memory. Not looked at while
+  // the workspace counts.
+  absl::Span<const SequenceRows> rows;
   const int64_t* positions = nullptr;  // [T], logical
   AttentionBatch group;                // of the layer's page group
   // Where exact rows are kept, if the layer's sides have a window. [T]
@@ -67,10 +79,14 @@ class LayerAttention {
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    float* out, kernels::Workspace& workspace) const;
 
-  // Slots that a launch over these sequences (host memory) rebuilds keys for,
-  // each as often as it does; 0: the layer rebuilds none.
-  int64_t SlotsRebuilt(
-      absl::Span<const kernels::AttentionSequence> sequences) const;
+  // What a step over sequences does to slots as it reads them.
+  struct SlotWork {
+    int64_t rebuilt = 0;  // slots whose keys are rebuilt, each as often as so
+    int64_t prompt_lift_flops = 0;
+  };
+  // In the same order; host memory.
+  SlotWork WorkOn(absl::Span<const kernels::AttentionSequence> sequences,
+                  absl::Span<const SequenceRows> rows) const;
 
  private:
   // Heads that turn by the same pairing, in one launch.
@@ -88,6 +104,7 @@ class LayerAttention {
   struct Key {
     kernels::LatentPart latents;
     kernels::KeyRebuild rebuild;
+    kernels::KeyRebuild prompt_lift;
     std::vector<int32_t> pair_dims;
     std::vector<uint64_t> steps;
     std::vector<kernels::ComplexChannels> channels;   // [Hkv]
@@ -106,21 +123,25 @@ class LayerAttention {
     std::vector<kernels::HadamardLatent> sum_hadamard;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // What every launch of paged_attention has in common. Points to itself.
+  // What launches of paged_attention have in common. Points to itself.
   struct Launch {
     std::vector<kernels::AttentionKeyPart> keys;
     kernels::AttentionValuePart value;
+    kernels::ValueLift value_lift;
     // Layouts of exact rows; a step has rows of its own.
     std::vector<kernels::ExactRows> exact;  // [parts]
     kernels::PagedAttentionParams params;   // without a step's rows
     std::unique_ptr<kernels::AttentionPlan> plan;
     bool rebuilds = false;
+    int64_t prompt_lift_flops = 0;  // of a slot
   };
   // A token's rows of one step.
   struct Rows {
     float* row = nullptr;  // [T, row_columns]
     int64_t stride = 0;
     int64_t num_tokens = 0;
+
+    Rows Part(int64_t first, int64_t count) const;
   };
 
   void AddTurns();
@@ -130,7 +151,8 @@ class LayerAttention {
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
   void MakeValue(const PartWeights& weights, const KvArenas::Part& arena);
-  void MakeLaunch();
+  // Of prompts, with their lifts, or of output.
+  std::unique_ptr<Launch> MakeLaunch(bool prompts) const;
 
   absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
                        const Rows& rows, kernels::Workspace& workspace) const;
@@ -139,6 +161,11 @@ class LayerAttention {
   absl::Status MakeLatents(kernels::Stream& stream, const PartProgram& part,
                            const PartWeights& weights, const Rows& rows,
                            kernels::Workspace& workspace) const;
+  // Calls for the rows that read the part absorbed, run by run.
+  absl::Status ForAbsorbedRows(
+      const PartProgram& part, const AttentionInput& input,
+      const kernels::Workspace& workspace,
+      absl::FunctionRef<absl::Status(int64_t first, int64_t count)> call) const;
   absl::Status LiftQueries(kernels::Stream& stream, size_t part,
                            const Rows& rows,
                            kernels::Workspace& workspace) const;
@@ -168,15 +195,33 @@ class LayerAttention {
                          const Rows& rows, const std::vector<Exact>& exact,
                          kernels::Workspace& workspace) const;
   kernels::ExactWindow WindowOf(int64_t ring) const;
+  // What comes out of attention, row by row: absorbed sums of latents, or
+  // values where they are lifted, before attention or behind it.
+  struct Sums {
+    Rows latents;
+    Rows values;  // no memory: o_proj takes the latents
+  };
   absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
                       const Rows& rows, const std::vector<Exact>& exact,
-                      float* attended, kernels::Workspace& workspace) const;
-  absl::Status Output(kernels::Stream& stream, const Rows& attended, float* out,
+                      const Sums& sums, kernels::Workspace& workspace) const;
+  // Of some of the sequences.
+  struct SequenceRange {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
+                      const Launch& launch, SequenceRange sequences,
+                      const Rows& rows, const std::vector<Exact>& exact,
+                      const Sums& sums, kernels::Workspace& workspace) const;
+  absl::Status LiftSums(kernels::Stream& stream, const AttentionInput& input,
+                        const Sums& sums, kernels::Workspace& workspace) const;
+  absl::Status Output(kernels::Stream& stream, const Rows& rows, float* out,
                       kernels::Workspace& workspace) const;
 
   const AttentionProgram& program() const { return parts_.weights->attention; }
 
   Parts parts_;
+  kernels::RopePairing pairing_;  // of the model
   // Which angle each number of a head turns by, as the op takes it. Vectors
   // keep their memory when this moves.
   std::vector<std::vector<int32_t>> pair_tables_;
@@ -184,6 +229,7 @@ class LayerAttention {
   std::vector<Key> keys_;
   Value value_;
   std::unique_ptr<Launch> launch_;
+  std::unique_ptr<Launch> prompt_launch_;  // null: prompts lift nothing
 };
 
 }  // namespace kvasir::worker

@@ -203,7 +203,8 @@ void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
       .Register(*registry_)
       .Add({{"version", constants.version},
             {"model_name", constants.model_name},
-            {"model_type", constants.model_type}})
+            {"model_type", constants.model_type},
+            {"invariance", constants.invariance}})
       .Set(1);
   prometheus::BuildGauge()
       .Name("kvasir_cache_config_info")

@@ -22,6 +22,7 @@ class WorkerMetricsTest : public ::testing::Test {
             {.version = "1.2.3",
              .model_name = "tiny",
              .model_type = "llama",
+             .invariance = "bits",
              .max_model_len = 1024,
              .page_tokens = 64,
              .total_pages = 10,

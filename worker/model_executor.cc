@@ -10,6 +10,7 @@
 #include "kernels/read_back.h"
 #include "worker/advance.h"
 #include "worker/attention_flops.h"
+#include "worker/prompt_lift.h"
 
 namespace kvasir::worker {
 namespace {
@@ -88,11 +89,6 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
 }
 
 }  // namespace
-
-std::string NumericsId() {
-  // Every CPU back end gives the same bits; a change of them is a new number.
-  return "cpu-f32-2";
-}
 
 struct ModelExecutor::Results {
   float* logprobs = nullptr;
@@ -212,6 +208,17 @@ absl::Status ModelExecutor::PlanWorkspace() {
       parts_.allocator->Allocate(bytes + Workspace::kAlignmentBytes,
                                  kernels::MemoryTag::kWorkspace));
   return absl::OkStatus();
+}
+
+bool ModelExecutor::lifts_prompts() const {
+  return std::any_of(
+      weights_.layers.begin(), weights_.layers.end(),
+      [](const LayerWeights& layer) { return LiftsPrompts(layer.attention); });
+}
+
+std::string ModelExecutor::numerics_id() const {
+  // Every CPU back end gives the same bits; a change of them is a new number.
+  return lifts_prompts() ? "cpu-f32-2-lifted" : "cpu-f32-2";
 }
 
 int32_t* ModelExecutor::last_sampled() const {
@@ -372,6 +379,7 @@ absl::Status ModelExecutor::PlaceTokens(const StepSizes& sizes,
   kernels::Stream& stream = *parts_.stream;
   batch->num_tokens = sizes.tokens;
   batch->num_sequences = sizes.sequences;
+  batch->rows = batch_.rows();
   KVASIR_ASSIGN_OR_RETURN(batch->positions, Place(stream, batch_.positions(),
                                                   sizes.tokens, workspace));
   for (size_t group = 0; group < attention_.size(); ++group) {
@@ -419,11 +427,10 @@ absl::Status ModelExecutor::TapLogits(const StepSizes& sizes,
   std::vector<int32_t> rows;
   std::vector<uint64_t> sequence_ids;
   if (!workspace.counting()) {
-    const auto& sequences = batch_.groups()[0].sequences;
-    for (size_t i = 0; i < sequences.size(); ++i) {
+    for (const StepBatch::Output& output : batch_.outputs()) {
       sequence_ids.insert(sequence_ids.end(),
-                          static_cast<size_t>(sequences[i].num_rows),
-                          batch_.outputs()[i].sequence_id);
+                          static_cast<size_t>(output.num_rows),
+                          output.sequence_id);
     }
     for (int64_t row = 0; row < sizes.tokens; ++row) {
       rows.push_back(static_cast<int32_t>(row));
@@ -585,11 +592,12 @@ absl::StatusOr<StepResult> ModelExecutor::ReadResults(uint64_t step_id,
 absl::Status ModelExecutor::CountStep(int64_t num_tokens) {
   for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);
-    if (rebuild_flops_[index] == 0) continue;
     const auto group = static_cast<size_t>(arenas_.layers()[index].page_group);
+    const LayerAttention::SlotWork work = decoder_->WorkOn(
+        layer, batch_.groups()[group].sequences, batch_.rows());
     totals_.reconstruction_flops +=
-        rebuild_flops_[index] *
-        decoder_->SlotsRebuilt(layer, batch_.groups()[group].sequences);
+        rebuild_flops_[index] * work.rebuilt + work.prompt_lift_flops;
+    totals_.prompt_lift_flops += work.prompt_lift_flops;
   }
   if (static_codes_per_token_ == 0) return absl::OkStatus();
   totals_.static_codes += static_codes_per_token_ * num_tokens;

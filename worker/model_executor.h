@@ -33,9 +33,6 @@
 
 namespace kvasir::worker {
 
-// Names the arithmetic: requests may move only between executors of one id.
-std::string NumericsId();
-
 // One row of logits that a step computed, on the host.
 struct LogitsRow {
   uint64_t sequence_id = 0;
@@ -45,8 +42,9 @@ struct LogitsRow {
 
 // What steps have done since the executor was made, on its rank.
 struct ExecutorTotals {
-  // Keys lifted and rotated where they are read.
+  // Keys lifted and rotated where they are read, and what prompts lift.
   int64_t reconstruction_flops = 0;
+  int64_t prompt_lift_flops = 0;  // of those
   // Codes written whose range is the channel's own; of those, the ones that it
   // clamped.
   int64_t static_codes = 0;
@@ -101,6 +99,10 @@ class ModelExecutor final : public Executor {
 
   const ModelExecutorOptions& options() const { return options_; }
   const std::string& weights_id() const { return weights_.weights_id; }
+  // Whether prompts of some layer lift latents (prompt_lift.h).
+  bool lifts_prompts() const;
+  // Names the arithmetic: requests may move only between executors of one id.
+  std::string numerics_id() const;
   // Bytes of weights that one step streams, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t workspace_bytes() const {

@@ -125,6 +125,7 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   // Without eviction every token seen has a slot, be it behind a window.
   out->set_logical_start(planned.start);
   out->set_physical_start(planned.start);
+  out->set_prompt(planned.start < sequence.request->prompt_tokens());
 
   out->mutable_target_ids()->Clear();
   if (planned.num_targets > 0) {

@@ -51,11 +51,11 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   if (collective == nullptr) collective = &rank->single_rank_;
   KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
   const ModelExecutorOptions& limits = options.executor;
-  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
-                          cache::PageLayout::Create(
-                              plan, CacheShapeOf(spec),
-                              {.page_tokens = options.page_tokens,
-                               .shard = collective->shard()}));
+  KVASIR_ASSIGN_OR_RETURN(
+      cache::PageLayout layout,
+      cache::PageLayout::Create(
+          plan, CacheShapeOf(spec),
+          {.page_tokens = options.page_tokens, .shard = collective->shard()}));
   rank->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
   rank->pages_ = options.pages;
   if (rank->pages_.empty()) {
@@ -77,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
       ModelWeights weights,
       LoadWeights(spec, plan, source, rank->allocator_.get(),
                   {.shard = collective->shard(),
+                   .lift_prompts = !options.deterministic,
                    .pool = rank->pool_.get(),
                    .progress = options.progress}));
   rank->cache_id_ =

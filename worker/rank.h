@@ -33,6 +33,9 @@ struct RankOptions {
   // All device memory together; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
+  // Prompts lift nothing, even where that would be cheaper: results have the
+  // same bits whatever the prefix index holds (prompt_lift.h).
+  bool deterministic = false;
   // Of loading the weights.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };

@@ -266,6 +266,10 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->sample_index == 0 && state.pending_forks > 0) {
     want = std::min(want, prompt - 1 - sequence->computed);
   }
+  // A step's tokens are all of the prompt, or all output.
+  if (sequence->computed < prompt) {
+    want = std::min(want, prompt - sequence->computed);
+  }
   if (want == 0) return true;  // the budget is spent
   const uint32_t num_tokens = Grow(*sequence, want, victims_from);
   if (num_tokens == 0) return false;

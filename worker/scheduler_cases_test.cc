@@ -614,7 +614,10 @@ constexpr Case kResume[] = {
     {"PrefillsWhatWasEmittedAndGoesOn", R"(
     submit a prompt=10 emitted=5 max=12 temp=1 seed=3
     step
-    expect plan a:15
+    expect plan a:10
+    expect tokens a 0
+    step
+    expect plan a:5
     expect tokens a 1
     run
     expect tokens a 7

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -120,6 +121,7 @@ void StepBatch::Clear() {
   ids_.clear();
   token_sources_.clear();
   positions_.clear();
+  rows_.clear();
   for (Group& group : groups_) {
     group.slots.clear();
     group.sequences.clear();
@@ -157,7 +159,26 @@ absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
   for (const SequenceStep& step : plan.sequences()) {
     KVASIR_RETURN_IF_ERROR(Add(step, table, stream, prepare));
   }
+  PutPromptsFirst();
   return absl::OkStatus();
+}
+
+void StepBatch::PutPromptsFirst() {
+  // As they are where all decode.
+  if (std::none_of(rows_.begin(), rows_.end(),
+                   [](const SequenceRows& rows) { return rows.prompt; })) {
+    return;
+  }
+  std::vector<size_t> order(rows_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_partition(order.begin(), order.end(),
+                        [this](size_t i) { return rows_[i].prompt; });
+  const auto reorder = [&order](auto* list) {
+    const auto from = *list;
+    for (size_t i = 0; i < order.size(); ++i) (*list)[i] = from[order[i]];
+  };
+  for (Group& group : groups_) reorder(&group.sequences);
+  reorder(&rows_);
 }
 
 absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
@@ -175,6 +196,8 @@ absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
                static_cast<int64_t>(step.logical_start()));
   Output output;
   output.sequence_id = step.sequence_id();
+  output.num_rows = static_cast<int64_t>(ids_.size()) - first_row;
+  rows_.push_back({first_row, output.num_rows, step.prompt()});
   KVASIR_RETURN_IF_ERROR(AddTargets(step, first_row, &output));
   if (step.has_sample()) {
     output.sample = static_cast<int64_t>(samples_.size());

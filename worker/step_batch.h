@@ -12,6 +12,7 @@
 #include "kernels/sample.h"
 #include "kernels/stream.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
+#include "worker/layer_attention.h"
 #include "worker/sequence_table.h"
 
 namespace kvasir::worker {
@@ -43,8 +44,9 @@ StepSizes LargestStep(const StepLimits& limits);
 class StepBatch {
  public:
   struct Group {
-    std::vector<int64_t> slots;                         // [T]
-    std::vector<kernels::AttentionSequence> sequences;  // [B]
+    std::vector<int64_t> slots;  // [T]
+    // [B], in the order of rows().
+    std::vector<kernels::AttentionSequence> sequences;
   };
   // A row that is sampled. Pointers into pools are set once the pools have
   // their place: until then the counts and offsets say where.
@@ -56,6 +58,7 @@ class StepBatch {
   };
   struct Output {
     uint64_t sequence_id = 0;
+    int64_t num_rows = 0;
     int64_t sample = -1;  // index of its sample, -1: none
     int64_t first_target = 0;
     int64_t num_targets = 0;
@@ -84,6 +87,8 @@ class StepBatch {
   const std::vector<int32_t>& token_sources() const { return token_sources_; }
   const std::vector<int64_t>& positions() const { return positions_; }
   const std::vector<Group>& groups() const { return groups_; }
+  // Prompts first.
+  const std::vector<SequenceRows>& rows() const { return rows_; }
   // By ring of the arenas: where each token's exact row is kept, side page *
   // rows of a page + row [T]; below 0: behind the window before the next step.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
@@ -98,6 +103,7 @@ class StepBatch {
   const std::vector<int32_t>& banned_ids() const { return banned_ids_; }
   const std::vector<int32_t>& target_rows() const { return target_rows_; }
   const std::vector<int32_t>& target_ids() const { return target_ids_; }
+  // In the plan's order, as the tokens.
   const std::vector<Output>& outputs() const { return outputs_; }
 
  private:
@@ -111,6 +117,7 @@ class StepBatch {
                     int64_t start);
   void AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                 int64_t num_rows);
+  void PutPromptsFirst();
   absl::Status AddTargets(const kvasir::v1::SequenceStep& step,
                           int64_t first_row, Output* output);
   absl::Status AddSample(const kvasir::v1::SequenceStep& step,
@@ -123,6 +130,7 @@ class StepBatch {
   std::vector<int32_t> token_sources_;
   std::vector<int64_t> positions_;
   std::vector<Group> groups_;
+  std::vector<SequenceRows> rows_;
   std::vector<std::vector<int64_t>> ring_slots_;
   std::vector<int32_t> sample_rows_;
   std::vector<Sample> samples_;

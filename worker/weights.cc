@@ -9,6 +9,7 @@
 #include "model/checkpoint.h"
 #include "worker/attention_limits.h"
 #include "worker/attention_weights.h"
+#include "worker/prompt_lift.h"
 #include "worker/weight_jobs.h"
 
 namespace kvasir::worker {
@@ -22,9 +23,13 @@ TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
 // Lists the jobs of a model and allocates their memory.
 class Planner {
  public:
-  Planner(const model::DecoderSpec& spec, base::TpShard shard, WeightJobs* jobs,
-          ModelWeights* weights)
-      : spec_(spec), shard_(shard), jobs_(jobs), weights_(weights) {}
+  Planner(const model::DecoderSpec& spec, const LoadOptions& options,
+          WeightJobs* jobs, ModelWeights* weights)
+      : spec_(spec),
+        shard_(options.shard),
+        lift_prompts_(options.lift_prompts),
+        jobs_(jobs),
+        weights_(weights) {}
 
   absl::Status PlanAll(const kvasir::v1::KvPlan& plan) {
     if (plan.layers_size() != spec_.num_layers()) {
@@ -70,7 +75,11 @@ class Planner {
     KVASIR_ASSIGN_OR_RETURN(
         program,
         MakeAttentionProgram(spec_, index, plan, weights_->shard.heads()));
-    return CheckAttentionLimits(program, index, plan);
+    KVASIR_RETURN_IF_ERROR(CheckAttentionLimits(program, index, plan));
+    if (!lift_prompts_) return absl::OkStatus();
+    PlanPromptLifts(&program);
+    DropPromptLiftsBeyondLimits(plan, &program);
+    return absl::OkStatus();
   }
 
   absl::Status PlanLayer(int64_t index) {
@@ -137,6 +146,7 @@ class Planner {
 
   const model::DecoderSpec& spec_;
   const base::TpShard shard_;
+  const bool lift_prompts_;
   WeightJobs* const jobs_;
   ModelWeights* const weights_;
 };
@@ -165,11 +175,12 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          WeightSource* source,
-                                         base::TpShard shard) {
+                                         const LoadOptions& options) {
   ModelWeights weights;
-  KVASIR_ASSIGN_OR_RETURN(weights.shard, ShardSizes::Create(spec, shard));
+  KVASIR_ASSIGN_OR_RETURN(weights.shard,
+                          ShardSizes::Create(spec, options.shard));
   WeightJobs jobs(source);
-  KVASIR_RETURN_IF_ERROR(Planner(spec, shard, &jobs, &weights).PlanAll(plan));
+  KVASIR_RETURN_IF_ERROR(Planner(spec, options, &jobs, &weights).PlanAll(plan));
   return jobs.bytes();
 }
 
@@ -182,8 +193,7 @@ absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
   KVASIR_ASSIGN_OR_RETURN(weights.shard,
                           ShardSizes::Create(spec, options.shard));
   WeightJobs jobs(source, allocator, &weights.buffers);
-  KVASIR_RETURN_IF_ERROR(
-      Planner(spec, options.shard, &jobs, &weights).PlanAll(plan));
+  KVASIR_RETURN_IF_ERROR(Planner(spec, options, &jobs, &weights).PlanAll(plan));
   weights.matrix_bytes = jobs.matrix_bytes();
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes, options.progress}));

@@ -50,6 +50,9 @@ struct PartWeights {
   const float* basis_bias = nullptr;        // [R']: takes the mean off; or null
   const float* range_minimum = nullptr;  // [sum of R']; null: ranges in slots
   const float* range_scale = nullptr;
+  // Lifts that prompts take beside these, where the part has a prompt_lift: of
+  // each KV head, a key's [d, R'] or a value's [R', d].
+  std::vector<const float*> prompt_up;  // [Hkv], or none
 };
 
 // Vectors are float32, null where the model has none. Matrices keep the type
@@ -88,7 +91,8 @@ struct ModelWeights {
   kernels::DType positions_dtype = kernels::DType::kF32;
 
   std::string weights_id;
-  // Of all matrices that a step streams (the embedding is only looked up in).
+  // Of all matrices that a step streams (the embedding is only looked up in,
+  // and a step that decodes leaves the prompts' lifts alone).
   int64_t matrix_bytes = 0;
 
   std::vector<kernels::DeviceBuffer> buffers;
@@ -96,6 +100,8 @@ struct ModelWeights {
 
 struct LoadOptions {
   base::TpShard shard;
+  // Lifts of prompts are made where they pay (prompt_lift.h).
+  bool lift_prompts = false;
   // Runs on all threads of the pool; each reads and packs whole matrices.
   base::ThreadPool* pool = nullptr;
   // Per thread; more where a row needs it. Small enough that what was read is
@@ -110,7 +116,7 @@ struct LoadOptions {
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          WeightSource* source,
-                                         base::TpShard shard);
+                                         const LoadOptions& options);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
 // held. The plan was judged for the model and is served

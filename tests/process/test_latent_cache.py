@@ -157,6 +157,11 @@ WAYS = (
     ["--page-tokens", 16, "--chunk", 7, "--threads", 1],
     ["--page-tokens", 32, "--chunk", 64, "--threads", 3],
 )
+LIFTS = "bits but for reused output"
+
+
+def invariance(folder, *flags):
+    return json.loads(run("inspect", folder, "--json", *flags).stdout)["invariance"]
 
 
 def check_loss(artifact, tolerance, ways=WAYS):
@@ -166,6 +171,11 @@ def check_loss(artifact, tolerance, ways=WAYS):
     assert whole["kv_bytes_per_token"] == pytest.approx(kv_bytes, rel=1e-6)
     for flags in ways:
         assert perplexity(folder, *flags)["perplexity"] == whole["perplexity"]
+    absorbed = perplexity(folder, "--deterministic")["perplexity"]
+    assert math.log(absorbed) == pytest.approx(nats, rel=tolerance)
+    assert invariance(folder, "--deterministic") == "bits"
+    if invariance(folder) == "bits":
+        assert absorbed == whole["perplexity"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -183,6 +193,28 @@ def generated(model):
     told = run("generate", "--model", model, "--prompt", PROMPT, "--max-tokens", 8,
                "--temperature", 0, "--ignore-eos", "--json")
     return json.loads(told.stdout)["text"]
+
+
+def test_groups_alone_make_prompts_lift(artifacts):
+    lifting = {name for name in METHODS if invariance(artifacts[name][0]) == LIFTS}
+    assert {"palu-joint", "palu-groups"} <= lifting
+    assert not lifting & {"palu-each", "rap", "rap-4", "channel"}
+
+
+def test_a_server_says_whether_prompts_lift_and_counts_it(artifacts):
+    folder = artifacts["palu-joint"][0]
+    text = EVALUATION.read_text()[:1500]
+    flops = []
+    for flags, words in (["--deterministic"], "bits"), ([], LIFTS):
+        with KvasirProcess("serve", "--threads", 2, *flags, model=folder) as server:
+            assert words in server.log()
+            infos = [dict(labels) for name, labels in server.metrics()
+                     if name == "kvasir_build_info"]
+            assert [labels["invariance"] for labels in infos] == [words]
+            triton.generate(server.grpc, server.ready["model"], text, max_tokens=1,
+                            temperature=0)
+            flops.append(server.metric("kvasir_reconstruction_flops_total"))
+    assert 0 < flops[0] < flops[1]
 
 
 def test_an_exact_window_costs_bytes_and_gives_quality(artifacts):
