@@ -4,10 +4,10 @@ all of them generate."""
 
 import json
 import math
-import os
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -296,7 +296,9 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
     with KvasirProcess("serve", "--kv-cache-bytes", pool, model=folder) as server:
         assert server.metric("kvasir_kv_cache_bytes_per_token") == per_token
         assert server.metric("kvasir_kv_cache_fixed_bytes_per_sequence") == fixed
-        assert server.metric("kvasir_kv_cache_compression_ratio") == inspect["kv_compression_ratio"]
+        # The text form of a metric has fewer digits.
+        assert server.metric("kvasir_kv_cache_compression_ratio") == pytest.approx(
+            inspect["kv_compression_ratio"], rel=1e-12)
         assert server.metric("kvasir_kv_cache_pool_bytes") == pool
         layers = [key for key in server.metrics() if key[0] == "kvasir_kv_layer_info"]
         assert {tuple(sorted(labels)) for _, labels in layers} == {
@@ -326,7 +328,10 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
         rebuilds = inspect["reconstruction_flops"] > 0
         assert rebuilds == (name not in ("dense", "rap"))
         flops = server.metric("kvasir_reconstruction_flops_total")
-        assert (flops >= inspect["reconstruction_flops"] * LONGEST) == rebuilds
+        if rebuilds:
+            assert flops >= inspect["reconstruction_flops"] * LONGEST
+        else:
+            assert flops == 0
         codes = server.metric("kvasir_kv_static_codes_total")
         clamped = server.metric("kvasir_kv_clamped_codes_total")
         assert (codes > 0) == (name == "svdq")
@@ -338,17 +343,29 @@ SHORT, LONG = 1024, 8192
 UNEXPLAINED_BYTES = 3 << 20
 
 
+# A child's peak counts what its parent held when it was forked, and this process
+# holds more than the program does: a small one stands between.
+PEAK_OF = """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+_, status, usage = os.wait4(pid, 0)
+print(usage.ru_maxrss * 1024, file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
 def peak_and_pool(model, window):
     """Peak resident bytes of a run over one window, and those of its pool."""
-    command = [BINARY, "perplexity", "--model", model, "--text", EVALUATION, "--window", window,
-               "--max-windows", 1, "--json"]
-    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
-        told = json.loads(process.stdout.read())
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
+    command = [sys.executable, "-S", "-c", PEAK_OF, BINARY, "perplexity",
+               "--model", model, "--text", EVALUATION, "--window", window, "--max-windows", 1,
+               "--json"]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
     assert told["kv_held_tokens"] == window - 1
-    return usage.ru_maxrss * 1024, told["kv_pool_bytes"]
+    return int(done.stderr.splitlines()[-1]), told["kv_pool_bytes"]
 
 
 @pytest.mark.parametrize("name", ["palu-3", "rap-4"])
