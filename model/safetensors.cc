@@ -180,9 +180,10 @@ absl::Status CheckLinkedFiles(
     return fields.Error("linked_files", "want an object of fingerprints");
   }
   for (const auto& [name, want] : linked->items()) {
+    const std::string ending = absl::StrCat("/", name);
     const auto file =
-        std::find_if(files.begin(), files.end(), [&name](const auto& one) {
-          return one->path().ends_with(absl::StrCat("/", name));
+        std::find_if(files.begin(), files.end(), [&ending](const auto& one) {
+          return one->path().ends_with(ending);
         });
     if (!want.is_string() || file == files.end()) {
       return fields.Error(
