@@ -181,10 +181,9 @@ absl::Status CheckLinkedFiles(
   }
   for (const auto& [name, want] : linked->items()) {
     const std::string ending = absl::StrCat("/", name);
-    const auto file =
-        std::find_if(files.begin(), files.end(), [&ending](const auto& one) {
-          return one->path().ends_with(ending);
-        });
+    const auto file = std::find_if(
+        files.begin(), files.end(),
+        [&ending](const auto& one) { return one->path().ends_with(ending); });
     if (!want.is_string() || file == files.end()) {
       return fields.Error(
           "linked_files",
