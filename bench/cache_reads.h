@@ -7,9 +7,10 @@
 
 namespace kvasir::bench {
 
-// Bytes that the query behind `length_tokens - 1` tokens reads, itself included:
-// payload of the slots that it sees (a sliding window hides the others), and in
-// place of the latest codes the exact rows of a window. Nothing evicted.
+// Bytes that the query behind `length_tokens - 1` tokens reads, itself
+// included: payload of the slots that it sees (a sliding window hides the
+// others), and in place of the latest codes the exact rows of a window. Nothing
+// evicted.
 double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens);
 
 }  // namespace kvasir::bench

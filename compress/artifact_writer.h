@@ -24,9 +24,9 @@ struct ArtifactOptions {
   // Of the attention tensors; none: that of the base model's k_proj. Ranges of
   // codes are float32 always. All else is copied bit by bit.
   std::optional<StoredDtype> dtype;
-  // Instead of copies of tensors that are as in the base model, and of tokenizer
-  // files: links to them. The folder then needs the base where it was, as
-  // it was: the index has fingerprints of the linked files.
+  // Instead of copies of tensors that are as in the base model, and of
+  // tokenizer files: links to them. The folder then needs the base where it
+  // was, as it was: the index has fingerprints of the linked files.
   bool link_base = false;
   // Weights above this go into several files with an index.
   int64_t max_shard_bytes = int64_t{4} << 30;
