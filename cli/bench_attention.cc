@@ -23,6 +23,9 @@
 namespace kvasir::cli {
 namespace {
 
+// An arena is a layer's, and no model has more layers (model/config.cc).
+constexpr int64_t kMostArenas = 1024;
+
 using bench::AttentionLayers;
 using bench::LaunchShape;
 using bench::PairedRatio;
@@ -148,10 +151,10 @@ class ShapeBench {
           " bytes, half of what is free are ", static_cast<int64_t>(free / 2),
           "; fewer --context or --cached-tokens need less"));
     }
-    if (held < wanted) {
-      report_->AddNote(absl::StrCat(shape_.name, " ", method, ": memory holds ",
-                                    held, " arenas of the ", wanted,
-                                    " wanted"));
+    const int64_t arenas = std::min({wanted, held, kMostArenas});
+    if (arenas < wanted) {
+      report_->AddNote(absl::StrCat(shape_.name, " ", method, ": ", arenas,
+                                    " arenas of the ", wanted, " wanted"));
     }
     KVASIR_ASSIGN_OR_RETURN(
         *layers,
@@ -160,7 +163,7 @@ class ShapeBench {
              .plan = method,
              .page_tokens = flags_.page_tokens,
              .slots = most_slots,
-             .num_arenas = std::max<int64_t>(2, std::min(wanted, held)),
+             .num_arenas = std::max<int64_t>(2, arenas),
              .lift_prompts = flags_.prefill && !flags_.deterministic},
             stream_));
     return absl::OkStatus();
