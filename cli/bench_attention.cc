@@ -157,15 +157,14 @@ class ShapeBench {
                                     " arenas of the ", wanted, " wanted"));
     }
     KVASIR_ASSIGN_OR_RETURN(
-        *layers,
-        AttentionLayers::Create(
-            {.shape = shape_,
-             .plan = method,
-             .page_tokens = flags_.page_tokens,
-             .slots = most_slots,
-             .num_arenas = std::max<int64_t>(2, arenas),
-             .lift_prompts = flags_.prefill && !flags_.deterministic},
-            stream_));
+        *layers, AttentionLayers::Create(
+                     {.shape = shape_,
+                      .plan = method,
+                      .page_tokens = flags_.page_tokens,
+                      .slots = most_slots,
+                      .num_arenas = std::max<int64_t>(2, arenas),
+                      .lift_prompts = flags_.prefill && !flags_.deterministic},
+                     stream_));
     return absl::OkStatus();
   }
 
