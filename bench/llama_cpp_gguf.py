@@ -2,6 +2,7 @@
 
 import json
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,7 @@ def convert(folder: Path, out: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     check_config(config)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    tempfile.tempdir = str(out.parent)  # as large as the file
     writer = gguf.GGUFWriter(out, "llama", use_temp_file=True)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

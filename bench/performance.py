@@ -36,6 +36,10 @@ RUNS = [
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
+    # What has no latents of several heads, and so needs no lift to be fast.
+    Run("attention_prefill_deterministic",
+        ("attention", "--prefill", "--deterministic", "--method",
+         "dense-bf16,rap-50,rap-50-4bit,palu-50-g1"), 7),
     Run("decode_plans",
         ("decode", "--breakdown", "--batch", "8", "--context", "16384", "--plan", PLANS), 9,
         ("decode", "--breakdown", "--batch", "2", "--plan", "rap-50-4bit,palu-50-g4-4bit")),
@@ -99,9 +103,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test: figures mean nothing")
     parser.add_argument("--results", type=Path, default=ROOT / "build/performance")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/performance.md")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md",
+                        help="its table of figures is written too")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     options = parser.parse_args()
     options.kvasir = options.kvasir.resolve()
+    if options.quick:
+        for name in ("results", "out", "readme"):
+            if getattr(options, name) == parser.get_default(name):
+                parser.error(f"--quick: its figures mean nothing and may not be in "
+                             f"{getattr(options, name)}; give --{name}")
     for name in options.only:
         if name not in names:
             parser.error(f"--only: {name} is none of {', '.join(names)}")
@@ -110,9 +121,11 @@ def main() -> None:
             measure(options)
         results = {file.stem: json.loads(file.read_text())
                    for file in sorted(options.results.glob("*.json"))}
-        page.check_sources(results)
-        options.out.write_text(
-            page.fill((ROOT / "bench/performance_page.md").read_text(), results))
+        page.check_sources(results, options.quick)
+        text = page.fill((ROOT / "bench/performance_page.md").read_text(), results)
+        readme = page.fill_readme(options.readme.read_text(), results)
+        options.out.write_text(text)
+        options.readme.write_text(readme)
     except subprocess.CalledProcessError as error:
         sys.exit(f"performance: {' '.join(map(str, error.cmd))}: exit code {error.returncode}")
     except (OSError, ValueError, page.PageError) as error:

@@ -35,11 +35,14 @@ def verdict(row) -> str:
 
 # -------------------------------------------------------------------- sections
 
-def check_sources(results) -> None:
-    """PageError where the results are not all of one binary on one host."""
+def check_sources(results, quick: bool) -> None:
+    """PageError where the results are not all of one binary on one host, or are
+    of a smoke test."""
     found = {}
     for name, report in results.items():
         run = report.get("run", {})
+        if "--quick" in run.get("argv", []) and not quick:
+            raise PageError(f"{name} is of a run with --quick, whose figures mean nothing")
         source = f"{run.get('binary', 'unknown')[:12]} on {run.get('host', 'unknown')}"
         found.setdefault(source, []).append(name)
     if len(found) > 1:
@@ -84,10 +87,14 @@ def figure_rows(name, report):
 
 def figures(results) -> str:
     rows = []
+    told = []
     for name in ("decode", "prefill", "rope", "scheduler", "serve", "load", "capacity"):
         if name in results:
             rows += figure_rows(name, results[name])
-    return table(["bench", "figure", "target", "measured", "spread", ""], rows)
+        if name in results and name != "capacity":  # has a section
+            told += [f"- {name}: {note}" for note in results[name].get("notes", [])]
+    return "\n".join([table(["bench", "figure", "target", "measured", "spread", ""], rows),
+                      *([""] if told else []), *told])
 
 
 def summary(rows, value, name) -> str:
@@ -140,14 +147,20 @@ def notes(report):
     return ["", *(f"- {note}" for note in report.get("notes", []))] if report.get("notes") else []
 
 
-def attention_prefill(results) -> str:
-    rows = results["attention_prefill"]["rows"]
+def attention_prefill(results, name="attention_prefill") -> str:
+    rows = results[name]["rows"]
     return "\n".join([
         summary(rows, "over_dense", lambda row: f"{row['method']} of {row['shape']}"), "",
         table(["shape", "method", "context", "chunk", "µs/token", "× dense time", "target", ""],
               [[row["shape"], row["method"], str(row["context"]), str(row["chunk"]),
-                number(row["us_per_token"]), f"{row['over_dense']:.2f}", f"≤ {row['target']:g}",
-                verdict(row)] for row in rows])])
+                number(row["us_per_token"]), f"{row['over_dense']:.2f}",
+                f"≤ {row['target']:g}" if "target" in row else "", verdict(row)]
+               for row in rows]),
+        *notes(results[name])])
+
+
+def attention_prefill_deterministic(results) -> str:
+    return attention_prefill(results, "attention_prefill_deterministic")
 
 
 def decode_plans(results) -> str:
@@ -155,7 +168,7 @@ def decode_plans(results) -> str:
     rows = report["rows"]
     return "\n".join([
         table(["cache", "batch", "context", "tokens/s", "ms/step", "weights/step", "cache/step",
-               "× dense", "spread", "bytes ratio", ""],
+               "× dense", "spread", "× fewer bytes", ""],
               [[row["plan"], str(row["batch"]), str(row["context"]),
                 number(row["tokens_per_second"]), number(row["step_ms"]),
                 size(row["weight_bytes_per_step"]), size(row["cache_bytes_per_step"]),
@@ -209,9 +222,58 @@ def capacity(results) -> str:
 
 SECTIONS = {
     "machine": machine, "figures": figures, "attention": attention,
-    "attention_prefill": attention_prefill, "decode_plans": decode_plans, "breakdown": breakdown,
+    "attention_prefill": attention_prefill,
+    "attention_prefill_deterministic": attention_prefill_deterministic,
+    "decode_plans": decode_plans, "breakdown": breakdown,
     "llama_cpp": llama_cpp, "capacity": capacity,
 }
+
+
+README_BEGIN, README_END = "<!-- bench/performance.sh writes this -->", "<!-- to here -->"
+
+
+def readme_rows(results):
+    def told(name, figure, text) -> str:
+        undecided = " (undecided)" if figure in results[name]["undecided"] else ""
+        return text.format(number(results[name]["figures"][figure])) + undecided
+
+    for name, figure, what, text in (
+            ("decode", "read_bandwidth_share", "decode of one sequence (1.1B parameters, bf16): "
+             "share of the machine's read bandwidth", "{}"),
+            ("decode", "batch8_speedup", "the same, batch 8 over batch 1", "{} times the tokens/s"),
+            ("prefill", "gemm_share", "prefill's matrix products over oneDNN's float32 GEMM", "{}"),
+            ("serve", "router_added_ms_p50", "what the router adds to a request of 1000 tokens",
+             "{} ms"),
+            ("scheduler", "step_us", "planning a step of 256 sequences of 4096 tokens", "{} µs"),
+            ("scheduler", "metadata_share", "metadata of the page pool, of its bytes", "{}")):
+        if figure in results[name]["figures"]:  # oneDNN may be missing
+            yield [what, told(name, figure, text)]
+    for row in results["decode_plans"]["rows"]:
+        if row["plan"] in ("rap-50-4bit", "palu-50-g4-4bit"):
+            undecided = " (undecided)" if row["undecided"] else ""
+            yield [f"decode, {row['batch']} sequences of {row['context']} tokens: `{row['plan']}` "
+                   "over the dense bf16 cache",
+                   f"{row['speedup_over_dense']:.2f} times the tokens/s{undecided}, "
+                   f"{row['bytes_ratio']:.2f} times fewer bytes a step, weights included"]
+    tokens = results["capacity"]["figures"]["sequence_tokens"]
+    for row in results["capacity"]["rows"]:
+        if row["plan"] == "palu-50-g4-4bit" and row["model"] == "llama-3-8b":
+            yield [f"sequences of {tokens:.0f} tokens in 1 GiB ({row['model']}'s shape): "
+                   f"`{row['plan']}` over dense bf16",
+                   f"{row['reached']} over {row['dense_reached']}"]
+
+
+def fill_readme(text: str, results) -> str:
+    """`text` with the rows between its two marks written anew."""
+    begin, found, rest = text.partition(README_BEGIN)
+    _, found_end, end = rest.partition(README_END)
+    if not found or not found_end:
+        raise PageError(f"README.md has no {README_BEGIN} followed by {README_END}")
+    try:
+        rows = table(["", ""], list(readme_rows(results)))
+    except KeyError as error:
+        raise PageError(f"README.md: no result has {error}") from error
+    return f"{begin}{README_BEGIN}\n\n{rows}\n\n{README_END}{end}"
 
 
 def fill(text: str, results) -> str:

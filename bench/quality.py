@@ -43,10 +43,14 @@ class Study:
         self.windows = args.windows
         self.window_tokens = args.window_tokens
         self.seeds = [int(seed) for seed in args.seeds.split(",")]
+        self.engine_only = args.engine_only
+        if self.engine_only:
+            self.seeds = self.seeds[-1:]
         self.results = self.work / "results"
         self.results.mkdir(parents=True, exist_ok=True)
         self.teacher: dict = {}
         self.last_measured = 0.0  # seconds of the epoch
+        self.last_compared = 0.0
         self.rows: dict[tuple[str, int], dict] = {}
         identity = hashlib.sha256(self.tool.read_bytes())
         for path in (self.text, self.calibration,
@@ -55,9 +59,10 @@ class Study:
         self.identity = identity.hexdigest()[:16]
         self.engine_identity = hashlib.sha256(
             self.engine.read_bytes()).hexdigest()[:16]
-        done = subprocess.run([str(self.tool), "--version"], text=True,
-                              capture_output=True, check=True)
-        self.version = done.stdout.strip()
+        self.version, self.engine_version = (
+            subprocess.run([str(program), "--version"], text=True,
+                           capture_output=True, check=True).stdout.strip()
+            for program in (self.tool, self.engine))
 
     def run(self, *command) -> str:
         done = subprocess.run([str(self.tool), *map(str, command)],
@@ -71,9 +76,15 @@ class Study:
 
     def key(self, config: settings.Config, seed: int) -> str:
         text = json.dumps([self.identity, config.identity(), seed, self.windows,
-                           self.window_tokens, settings.REPEATS,
-                           settings.KEY_ERROR_WINDOWS])
+                           self.window_tokens, *self.oracle_options()])
         return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def oracle_options(self) -> list:
+        """What is evaluated beside the loss."""
+        if self.engine_only:
+            return []
+        return ["--repeat-test", "--repeats", settings.REPEATS,
+                "--key-error-windows", settings.KEY_ERROR_WINDOWS]
 
     def seeds_of(self, config: settings.Config) -> list[int]:
         return self.seeds if config.seeded else self.seeds[:1]
@@ -121,30 +132,32 @@ class Study:
                 if config.baseline is not None:
                     folders.append(config.baseline)
                     continue
+                if self.engine_only:
+                    folders.append(self.artifact(config, seed))
+                    continue
                 folder = self.work / f"artifact-{index}"
                 self.apply(config, seed, folder)
-                folders.append(str(folder))
+                folders.append(folder)
             out = self.work / "evaluation.json"
             self.run("evaluate", "--quiet", "--teacher", self.model, "--text",
                      self.text, "--windows", self.windows, "--window-tokens",
-                     self.window_tokens, "--repeat-test", "--repeats",
-                     settings.REPEATS, "--key-error-windows",
-                     settings.KEY_ERROR_WINDOWS, "--json", out, *folders)
+                     self.window_tokens, *self.oracle_options(), "--json",
+                     out, *folders)
             report = json.loads(out.read_text())
             for (config, seed, path), row in zip(batch, report["rows"],
                                                  strict=True):
                 path.write_text(json.dumps({"teacher": report["teacher"],
                                             "row": row}))
                 self.keep(config, seed, path)
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+            for folder in self.work.glob("artifact-*"):
+                shutil.rmtree(folder)
             print(f"  {begin + len(batch)}/{len(todo)}", file=sys.stderr)
 
     def compare(self, table: settings.Table
                 ) -> list[quality_engine.Comparison]:
         """The engine beside the oracle, on every artifact of one seed."""
         found = []
-        todo = [config for config in table.configs if config.baseline is None]
+        todo = quality_engine.served(table)
         for config in todo:
             seed = self.seeds_of(config)[-1]
             name = f"engine-{self.engine_identity}-{self.key(config, seed)}"
@@ -153,11 +166,19 @@ class Study:
                 path.write_text(json.dumps(quality_engine.measure(
                     self.engine, self.artifact(config, seed), self.text,
                     self.windows, self.window_tokens)))
+            self.last_compared = max(self.last_compared, path.stat().st_mtime)
             found.append(quality_engine.compare(
                 config.name, json.loads(path.read_text()),
                 self.rows[config.name, seed]))
             print(f"  engine {len(found)}/{len(todo)}", file=sys.stderr)
         return found
+
+    def engine_lines(self, compared: dict[str, list[quality_engine.Comparison]]
+                     ) -> list[str]:
+        return quality_engine.lines(
+            compared, seed=self.seeds[-1], windows=self.windows,
+            window_tokens=self.window_tokens, version=self.engine_version,
+            date=datetime.date.fromtimestamp(self.last_compared).isoformat())
 
     def keep(self, config: settings.Config, seed: int,
              path: pathlib.Path) -> None:
@@ -356,7 +377,7 @@ def document(study: Study, tables: list[settings.Table],
         judged = claim_lines(study, table.claims)
         if judged:
             lines += judged + [""]
-    lines += quality_engine.lines(compared, study.seeds[-1])
+    lines += study.engine_lines(compared)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -380,6 +401,10 @@ def main() -> None:
     parser.add_argument("--seeds", default=settings.SEEDS)
     parser.add_argument("--only", nargs="*", default=[],
                         help="tables by name; docs are then not written")
+    parser.add_argument("--engine-only", action="store_true",
+                        help="artifacts of the last seed, and only the engine's "
+                        "loss beside the oracle's; that section of the page "
+                        "alone is written anew")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     args = parser.parse_args()
     study = Study(args)
@@ -391,14 +416,24 @@ def main() -> None:
     compared = {}
     for table in tables:
         print(table.title, file=sys.stderr)
+        if args.engine_only:
+            study.measure(quality_engine.served(table))
+            compared[table.title] = study.compare(table)
+            continue
         study.measure(table.configs)
         check_bytes(study, table)
         compared[table.title] = study.compare(table)
         if args.only:
             print("\n".join(table_lines(study, table) + [""] +
                             claim_lines(study, table.claims) + [""] +
-                            quality_engine.lines(compared, study.seeds[-1])))
-    if not args.only:
+                            study.engine_lines(compared)))
+    if args.engine_only:
+        section = "\n".join(study.engine_lines(compared)) + "\n"
+        if args.only:
+            print(section, end="")
+        else:
+            quality_engine.replace(args.out / "quality.md", section)
+    elif not args.only:
         (args.out / "quality.md").write_text(
             document(study, tables, compared), encoding="utf-8")
         (args.out / "quality.svg").write_text(chart(study), encoding="utf-8")

@@ -5,6 +5,7 @@
 #
 #   bench/quality.sh                    everything
 #   bench/quality.sh --only palu_bits   one table, printed; docs stay
+#   bench/quality.sh --engine-only --windows 10   the section about the engine
 #   bench/quality.sh --help             the options
 set -euo pipefail
 cd "$(dirname "$0")/.."

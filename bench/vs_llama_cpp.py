@@ -5,6 +5,7 @@ import ctypes
 import hashlib
 import importlib.metadata
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def row_of(plan, cache, batch, ours, theirs):
 
 # ------------------------------------------------------------------- llama.cpp
 
+def assign(struct, **fields) -> None:
+    """Sets fields of a C struct. ctypes would take a name that the library no
+    longer has, and nothing would come of it."""
+    known = {name for name, *_ in struct._fields_}
+    for name, value in fields.items():
+        if name not in known:
+            raise RuntimeError(f"{type(struct).__name__} has no field {name}")
+        setattr(struct, name, value)
+
+
 class LlamaCache:
     """Sequences in a cache of one type, over weights that caches share."""
 
@@ -84,15 +95,14 @@ class LlamaCache:
         # Each sequence its own stream: with one for all, every query would be
         # compared with the cells of all sequences.
         cells = options.context + 256
-        params.n_ctx, params.n_seq_max = options.batch * cells, options.batch
-        params.n_batch = params.n_ubatch = max(PROMPT_TOKENS, options.batch)
-        params.n_threads = params.n_threads_batch = options.threads
         kind = CACHES[cache]
-        params.flash_attn_type = (llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.flash_attention
-                                  else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED)
-        params.kv_unified = False
-        params.type_k = params.type_v = kind.type
-        params.no_perf = True
+        tokens = max(PROMPT_TOKENS, options.batch)
+        assign(params, n_ctx=options.batch * cells, n_seq_max=options.batch,
+               n_batch=tokens, n_ubatch=tokens,
+               n_threads=options.threads, n_threads_batch=options.threads,
+               flash_attn_type=(llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.flash_attention
+                                else llama.LLAMA_FLASH_ATTN_TYPE_DISABLED),
+               kv_unified=False, type_k=kind.type, type_v=kind.type, no_perf=True)
         self.ctx = llama.llama_init_from_model(model, params)
         if not self.ctx:
             raise RuntimeError(f"llama.cpp made no context of {options.batch} x {cells} cells, "
@@ -159,7 +169,8 @@ def load_llama(options, gguf_file):
     options.keep_alive = silent
     llama.llama_backend_init()
     params = llama.llama_model_default_params()
-    params.use_mmap = False  # in memory before the first step
+    # In memory of its own before the first step, as ours are.
+    assign(params, load_mode=llama.LLAMA_LOAD_MODE_NONE)
     model = llama.llama_model_load_from_file(str(gguf_file).encode(), params)
     if not model:
         raise RuntimeError(f"llama.cpp did not load {gguf_file}")
@@ -222,10 +233,13 @@ def make_weights(options) -> Files:
     # Another converter makes its file again.
     converter = hashlib.sha256(Path(llama_cpp_gguf.__file__).read_bytes()).hexdigest()[:8]
     files = Files(base / "checkpoint", base / f"model-{converter}.gguf")
-    if not (files.folder / "config.json").exists():
+    if not files.folder.exists():
         base.mkdir(parents=True, exist_ok=True)
+        part = files.folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
         subprocess.run([options.compress, "init", "--like", options.shape, "--seed",
-                        str(options.seed), "--dtype", "bf16", "--out", files.folder], check=True)
+                        str(options.seed), "--dtype", "bf16", "--out", part], check=True)
+        part.rename(files.folder)
     if not files.gguf.exists():
         for old in base.glob("model*.gguf"):
             old.unlink()

@@ -287,7 +287,9 @@ class ShapeBench {
         {"us_per_token", bench::Quantile(layer_seconds, 0.5) / tokens * 1e6},
         {"over_dense", over_dense.median},
         {"over_dense_spread", over_dense.spread}};
-    AddVerdict(kPrefillTarget, over_dense.median, over_dense.undecided(), &row);
+    const bool is_dense = method == bench::kDensePreset;
+    AddVerdict(is_dense ? std::nullopt : std::optional(kPrefillTarget),
+               over_dense.median, over_dense.undecided(), &row);
     report_->AddRow(std::move(row));
     return absl::OkStatus();
   }

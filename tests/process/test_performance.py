@@ -1,6 +1,7 @@
 """bench/performance.sh and bench/vs_llama_cpp.sh: their arithmetic, and the page
 from a smoke run of every benchmark. No time is asserted."""
 
+import ctypes
 import json
 import pathlib
 import struct
@@ -24,11 +25,16 @@ import vs_llama_cpp as versus  # noqa: E402
 # ---------------------------------------------------------------- the page
 
 def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
-    out = tmp_path / "performance.md"
-    subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
-                    "--results", tmp_path / "results", "--out", out],
-                   check=True, timeout=300, cwd=tmp_path)
+    out, readme = tmp_path / "performance.md", tmp_path / "README.md"
+    readme.write_text(f"before\n{page.README_BEGIN}\nold\n{page.README_END}\nafter\n")
+    command = [sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
+               "--results", tmp_path / "results", "--out", out, "--readme", readme]
+    subprocess.run(command, check=True, timeout=300, cwd=tmp_path)
     text = out.read_text()
+    told = readme.read_text()
+    assert told.startswith("before\n") and told.endswith("after\n") and "old" not in told
+    for found in ("planning a step", "`rap-50-4bit` over the dense bf16 cache", "(undecided)"):
+        assert found in told
     assert "{{" not in text
     for found in ("| palu-50-g4-3bit | 96 |", "`step_us`", "`rows_", "rap-50-4bit", "undecided",
                   "| MB/sequence |"):
@@ -39,8 +45,6 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
     old = json.loads(rope.read_text())
     assert old["run"]["argv"] == ["bench", "rope", "--json", "--quick"]
     rope.write_text(json.dumps(old | {"run": old["run"] | {"binary": "0" * 64}}))
-    command = [sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
-               "--results", tmp_path / "results", "--out", out]
     told = subprocess.run([*command, "--write"], capture_output=True, text=True)
     assert told.returncode != 0 and "several binaries or hosts" in told.stderr
     assert "000000000000 on " in told.stderr
@@ -51,11 +55,28 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
     assert subprocess.run(command, capture_output=True).returncode != 0
 
 
+def test_quick_figures_do_not_reach_the_documents(tmp_path):
+    quick = {"scheduler": {"run": {"argv": ["bench", "scheduler", "--quick"]}}}
+    with pytest.raises(page.PageError, match="scheduler is of a run with --quick"):
+        page.check_sources(quick, False)
+    page.check_sources(quick, True)
+    done = subprocess.run([sys.executable, ROOT / "bench/performance.py", "--quick", "--results",
+                           tmp_path, "--out", tmp_path / "page.md"],
+                          capture_output=True, text=True, timeout=20)
+    assert done.returncode == 2 and "give --readme" in done.stderr
+
+
 def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
     with pytest.raises(page.PageError, match="section attention: no result has 'attention'"):
         page.fill("{{attention}}", {})
     with pytest.raises(page.PageError, match="none of"):
         page.fill("{{nothing}}", {})
+
+
+def test_a_readme_without_a_place_for_the_figures_is_an_error():
+    with pytest.raises(page.PageError, match="README.md has no"):
+        page.fill_readme(f"{page.README_END} {page.README_BEGIN}", {})
+    assert page.README_BEGIN in (ROOT / "README.md").read_text()
 
 
 def attention_row(**others):
@@ -237,6 +258,17 @@ def test_bf16_tensors_are_read_as_they_are(tmp_path):
         struct.pack("<Q", len(header)) + header + numbers.astype("<u2").tobytes())
     (name, read), = llama_cpp_gguf.tensors(tmp_path)
     assert name == "a" and read.tolist() == [[1.5, -2.0]]
+
+
+def test_a_setting_that_the_other_library_does_not_know_is_an_error():
+    class Params(ctypes.Structure):
+        _fields_ = [("n_ctx", ctypes.c_uint32)]
+
+    params = Params()
+    versus.assign(params, n_ctx=7)
+    assert params.n_ctx == 7
+    with pytest.raises(RuntimeError, match="Params has no field use_mmap"):
+        versus.assign(params, use_mmap=False)
 
 
 @pytest.mark.parametrize("script", ["vs_llama_cpp.sh", "performance.sh"])

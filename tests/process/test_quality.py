@@ -76,32 +76,41 @@ def test_every_row_of_a_claim_is_measured_and_every_name_is_one_setting():
     assert len(names) == len(set(names))
 
 
-def compared(kind, nats, kv_bytes=864.0):
-    oracle = {"nats_per_token": 4.0, "kv_bytes_per_token": 864.0}
+def compared(kind, nats, kv_bytes=864.0, decoded=3.5):
+    oracle = {"nats_per_token": 4.0, "kv_bytes_per_token": 864.0,
+              "window_nats": [3.0, 4.0, 5.0]}
     return engine.compare("row", {"kind": kind, "nats_per_token": nats,
+                                  "decoded_windows": 2, "decoded_nats_per_token": decoded,
                                   "kv_bytes_per_token": kv_bytes}, oracle)
 
 
 @pytest.mark.parametrize("row, sound", [
     (compared("numbers", 4.0019), True), (compared("numbers", 4.0021), False),
     (compared("numbers", 3.9979), False), (compared("codes", 4.019), True),
-    (compared("codes", 3.979), False), (compared("codes", 4.0, 865.0), False)])
+    (compared("codes", 3.979), False), (compared("codes", 4.0, 865.0), False),
+    (compared("numbers", 4.0, decoded=3.5014), True),
+    (compared("numbers", 4.0, decoded=3.5019), False)])
 def test_the_engine_is_held_to_the_loss_and_the_bytes_of_the_oracle(row, sound):
     assert row.sound == sound
 
 
+def engine_lines(rows):
+    return engine.lines({"a table": rows}, seed=3, windows=2, window_tokens=32, version="1.0",
+                        date="2026-01-01")
+
+
 def test_the_row_farthest_off_stands_for_its_table():
     rows = [compared("codes", 4.001), compared("codes", 4.01)]
-    text = "\n".join(engine.lines({"a table": rows}, 3))
+    text = "\n".join(engine_lines(rows))
     assert text.endswith("| a table | codes | 2 | 0.2500 % | row | holds |")
     assert "promised, in every row." in text
     # Before those in bytes that were not promised, and these before the rest.
     rows.append(compared("codes", 4.0, 865.0))
-    text = "\n".join(engine.lines({"a table": rows}, 3))
+    text = "\n".join(engine_lines(rows))
     assert text.endswith("| a table | codes | 3 | 0.0000 % | row | **other bytes** |")
     assert "differ from the plan's in 1 rows:** row." in text and "promised" not in text
     rows.append(compared("codes", 4.1))
-    assert engine.lines({"a table": rows}, 3)[-1].endswith("| 2.5000 % | row | **over the limit** |")
+    assert engine_lines(rows)[-1].endswith("| 2.5000 % | row | **over the limit** |")
 
 
 def test_codes_are_told_by_the_plan():
@@ -136,6 +145,29 @@ def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
     assert not list(tmp_path.glob("artifact-*"))
     again = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert again.stdout == first.stdout
+
+
+def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
+    page = tmp_path / "quality.md"
+    page.write_text("# Quality\n\nrows\n\n## The engine\n\nold\n")
+    engine.replace(page, "## The engine\n\nnew\n")
+    assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
+    page.write_text("# Quality\n\nrows\n")
+    engine.replace(page, "## The engine\n\nnew\n")
+    assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
+    done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
+                           BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model",
+                           TINY, "--work", tmp_path / "work", "--windows", "2",
+                           "--window-tokens", "32", "--engine-only", "--only", "lorc",
+                           "baselines"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "made with calibration seed 3" in done.stdout
+    assert "same 2 windows of 32 tokens" in done.stdout
+    assert done.stdout.rstrip().endswith("| holds |")
+    assert "+0." not in done.stdout  # no rows of the oracle alone
+    # Artifacts stay for the next engine.
+    assert len(list((tmp_path / "work" / "artifacts").iterdir())) == 2
 
 
 def test_an_unknown_table_is_named(tmp_path):
