@@ -13,6 +13,7 @@
 #include "model/random_weights.h"
 #include "model/shape_config.h"
 #include "worker/rank.h"
+#include "worker/served_plan.h"
 
 namespace kvasir::bench {
 namespace {
@@ -32,7 +33,9 @@ absl::StatusOr<cache::PageLayout> LayoutOf(const model::DecoderSpec& spec,
                                            int64_t page_tokens) {
   const cache::CacheShape shape = worker::CacheShapeOf(spec);
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(plan, shape));
-  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
+  KVASIR_RETURN_IF_ERROR(
+      worker::ServedAttention(spec, plan, {.heads = worker::AllHeads(spec)})
+          .status());
   return cache::PageLayout::Create(plan, shape, {.page_tokens = page_tokens});
 }
 

@@ -68,24 +68,25 @@ absl::StatusOr<ModelSource> Open(const Source& source) {
   return OpenModelSource(source.model, PlanUse::kRun, std::move(plan));
 }
 
-absl::StatusOr<worker::Capacity> Measure(const kvasir::v1::KvPlan& plan,
-                                         const cache::CacheShape& shape,
+absl::StatusOr<worker::Capacity> Measure(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
                                          const CapacityFlags& flags) {
   KVASIR_RETURN_IF_ERROR(worker::CheckPoolFitsMemory(
       {.pool_bytes = flags.options.pool_bytes,
        .available_bytes = base::ReadMachineLimits().available_bytes}));
-  return worker::MeasureCapacity(plan, shape, flags.options);
+  return worker::MeasureCapacity(spec, plan, flags.options);
 }
 
 absl::StatusOr<nlohmann::ordered_json> CapacityRow(const Source& asked,
                                                    const CapacityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source, Open(asked));
   KVASIR_ASSIGN_OR_RETURN(const worker::Capacity own,
-                          Measure(source.plan, source.cache_shape, flags));
+                          Measure(source.spec, source.plan, flags));
   KVASIR_ASSIGN_OR_RETURN(
       const worker::Capacity dense,
-      Measure(cache::FullRankPlan(source.cache_shape, kvasir::v1::BF16),
-              source.cache_shape, flags));
+      Measure(source.spec,
+              cache::FullRankPlan(source.cache_shape, kvasir::v1::BF16),
+              flags));
   nlohmann::ordered_json row = {
       {"model", source.name},
       {"plan", asked.plan},

@@ -12,8 +12,8 @@
 #include "cli/flags.h"
 #include "model/plan_tensors.h"
 #include "nlohmann/json.hpp"
-#include "worker/attention_program.h"
 #include "worker/prompt_lift.h"
+#include "worker/served_plan.h"
 
 namespace kvasir::cli {
 namespace {
@@ -96,20 +96,12 @@ ordered_json ToJson(const ReportSide& side) {
           {"sliding_window", summary.sliding_window}};
 }
 
-// Of what the whole model would lift on one rank.
-absl::Status TellPromptLifts(const ModelSource& source,
-                             const ReportOptions& options,
-                             InspectReport* report) {
-  const model::DecoderSpec& spec = source.spec;
+// Of what the whole model lifts on one rank.
+void TellPromptLifts(const std::vector<worker::AttentionProgram>& programs,
+                     InspectReport* report) {
   std::vector<int64_t> lifted_from[2];  // keys, values; by layer
   bool lifts = false;
-  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
-    KVASIR_ASSIGN_OR_RETURN(
-        worker::AttentionProgram program,
-        worker::MakeAttentionProgram(
-            spec, layer, source.plan.layers(static_cast<int>(layer)),
-            {{0, spec.num_heads}, {0, spec.num_kv_heads}}));
-    if (!options.deterministic) worker::PlanPromptLifts(&program);
+  for (const worker::AttentionProgram& program : programs) {
     lifts = lifts || worker::LiftsPrompts(program);
     int64_t key = 0;
     for (const worker::KeyProgram& part : program.key) {
@@ -128,7 +120,6 @@ absl::Status TellPromptLifts(const ModelSource& source,
         lifted_from[key ? 0 : 1][static_cast<size_t>(side.summary.layer)];
   }
   report->invariance = worker::InvarianceName(lifts);
-  return absl::OkStatus();
 }
 
 std::string Human(int64_t bytes) {
@@ -257,8 +248,14 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.target = source.plan.target();
   report.provenance = source.plan.provenance();
   report.weights_fit = source.weights_fit;
-  report.not_served =
-      std::string(cache::ServedByThisBuild(source.plan).message());
+  const auto served =
+      worker::ServedAttention(spec, source.plan,
+                              {.heads = worker::AllHeads(spec),
+                               .lift_prompts = !options.deterministic});
+  if (!served.ok() && !absl::IsUnimplemented(served.status())) {
+    return served.status();
+  }
+  report.not_served = std::string(served.status().message());
 
   report.page_tokens = layout.page_tokens();
   report.bytes_per_token = layout.marginal_bytes_per_token();
@@ -279,9 +276,7 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
         spec, layer, side, key ? plan.key() : plan.value(), layout);
     report.sides.push_back({std::move(summary), flops});
   }
-  if (report.not_served.empty()) {
-    KVASIR_RETURN_IF_ERROR(TellPromptLifts(source, options, &report));
-  }
+  if (served.ok()) TellPromptLifts(*served, &report);
   report.dense_side_flops = worker::DenseFlopsPerSlot(spec);
   for (const int64_t length : options.lengths) {
     report.at_length.push_back(AtLength(layout, options, length));

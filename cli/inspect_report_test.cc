@@ -7,6 +7,7 @@
 
 #include "cli/inspect_test_plans.h"
 #include "nlohmann/json.hpp"
+#include "worker/served_plan.h"
 
 namespace kvasir::cli {
 namespace {
@@ -205,6 +206,27 @@ TEST(InspectReportTest, SaysWhatIsNotServed) {
               AllOf(HasSubstr("not served            layer 0 key"),
                     HasSubstr("a basis of the sequence")));
   EXPECT_EQ(ReportToJson(other)["served"], false);
+}
+
+// Found by the server's own check, whatever the plan itself may say.
+TEST(InspectReportTest, SaysWhatTheKernelsDoNotServe) {
+  ModelSource source =
+      SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
+  EXPECT_EQ(ReportOf(source).not_served, "");
+  source.shape->head_dim = 264;
+  source.spec = model::SpecOfShape(*source.shape).value();
+  source.cache_shape = worker::CacheShapeOf(source.spec);
+  const InspectReport report = ReportOf(source);
+  EXPECT_EQ(report.not_served,
+            "layer 0 key part 0: numbers of a key that is rebuilt: this build "
+            "serves at most 256, have 264");
+  EXPECT_EQ(report.not_served,
+            worker::ServedAttention(source.spec, source.plan,
+                                    {.heads = worker::AllHeads(source.spec)})
+                .status()
+                .message());
+  EXPECT_EQ(ReportToJson(report)["served"], false);
+  EXPECT_EQ(report.invariance, "");
 }
 
 TEST(InspectReportTest, SaysWhatPromptsLiftAndHowInvariantThatIs) {

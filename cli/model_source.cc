@@ -14,6 +14,7 @@
 #include "model/config.h"
 #include "model/shape_config.h"
 #include "worker/rank.h"
+#include "worker/served_plan.h"
 
 namespace kvasir::cli {
 namespace {
@@ -143,7 +144,10 @@ absl::StatusOr<ModelSource> OpenModelSource(
   }
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
   if (use == PlanUse::kRun) {
-    KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(source.plan));
+    KVASIR_RETURN_IF_ERROR(
+        worker::ServedAttention(source.spec, source.plan,
+                                {.heads = worker::AllHeads(source.spec)})
+            .status());
   }
   if (!source.checkpoint.has_value()) return source;
   const absl::Status fits = source.checkpoint->CheckTensors(source.plan);

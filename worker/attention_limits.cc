@@ -36,11 +36,14 @@ struct Latents {
     for (const LatentProgram& latent : part.latents) {
       kernels::LatentGroup& group = groups.emplace_back();
       group.width = latent.width;
+      exact_groups.push_back(group);
       group.num_runs = NumRuns(codec, latent.width);
     }
     view.groups = groups.data();
     view.num_groups = static_cast<int64_t>(groups.size());
     if (part.static_ranges) view.static_scale = &kPresent;
+    exact.ring.groups = exact_groups.data();
+    exact.ring.num_groups = view.num_groups;
   }
   Latents(const Latents&) = delete;
   Latents(Latents&&) = default;
@@ -49,7 +52,10 @@ struct Latents {
   static constexpr float kPresent = 0.0f;
 
   std::vector<kernels::LatentGroup> groups;
+  std::vector<kernels::LatentGroup> exact_groups;
   kernels::LatentPart view;
+  // Rows of an exact window, where the side has one: plain numbers.
+  kernels::ExactRows exact;
 };
 
 absl::Status CheckLatents(const Latents& latents, const std::string& where) {
@@ -67,6 +73,7 @@ absl::Status CheckLatents(const Latents& latents, const std::string& where) {
 bool LaunchFits(const AttentionProgram& program,
                 const kvasir::v1::LayerPlan& plan, bool prompts) {
   std::vector<Latents> latents;
+  latents.reserve(program.key.size());  // pointed to
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
   std::vector<kernels::AttentionKeyPart> keys(program.key.size());
   const float* const lift = &Latents::kPresent;
@@ -74,6 +81,7 @@ bool LaunchFits(const AttentionProgram& program,
     const KeyProgram& part = program.key[p];
     latents.emplace_back(part, plan.key().parts(static_cast<int>(p)).codec());
     keys[p].latents = latents.back().view;
+    keys[p].exact = &latents.back().exact;
     if (prompts && part.prompt_lift.has_value()) {
       rebuilds[p].dims = part.prompt_lift->dims;
       rebuilds[p].up = &lift;
@@ -89,6 +97,7 @@ bool LaunchFits(const AttentionProgram& program,
   const Latents value(program.value, plan.value().parts(0).codec());
   kernels::AttentionValuePart values;
   values.latents = value.view;
+  values.exact = &value.exact;
   kernels::ValueLift value_lift;
   if (prompts && program.value.prompt_lift.has_value()) {
     value_lift.dims = program.value.prompt_lift->dims;
@@ -103,6 +112,9 @@ bool LaunchFits(const AttentionProgram& program,
   params.num_key_parts = static_cast<int64_t>(keys.size());
   params.values = &values;
   params.num_value_parts = 1;
+  // Exact rows are parts of their own.
+  params.key_exact.tokens = plan.key().exact_window();
+  params.value_exact.tokens = plan.value().exact_window();
   return kernels::PagedAttentionScratch(params, 1) >= 0;
 }
 

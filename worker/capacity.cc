@@ -11,7 +11,9 @@
 #include "cache/layout.h"
 #include "kernels/allocator.h"
 #include "worker/kv_arenas.h"
+#include "worker/rank.h"
 #include "worker/scheduler.h"
+#include "worker/served_plan.h"
 
 namespace kvasir::worker {
 namespace {
@@ -116,10 +118,11 @@ class Filler {
 
 }  // namespace
 
-absl::StatusOr<Capacity> MeasureCapacity(const kvasir::v1::KvPlan& plan,
-                                         const cache::CacheShape& shape,
+absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
                                          const CapacityOptions& options) {
-  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
+  KVASIR_RETURN_IF_ERROR(
+      ServedAttention(spec, plan, {.heads = AllHeads(spec)}).status());
   const int64_t tokens = options.sequence_tokens;
   if (tokens < 2 || tokens > kMaxTokens) {
     return absl::InvalidArgumentError(
@@ -128,7 +131,7 @@ absl::StatusOr<Capacity> MeasureCapacity(const kvasir::v1::KvPlan& plan,
   }
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(plan, shape,
+      cache::PageLayout::Create(plan, CacheShapeOf(spec),
                                 {.page_tokens = options.page_tokens}));
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = options.pool_bytes,

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "cache/plan.h"
+#include "model/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::worker {
@@ -31,8 +31,8 @@ struct Capacity {
 // token less until the next one does not fit, and decodes a token of each; no
 // layer runs. INVALID_ARGUMENT for sizes out of range, UNIMPLEMENTED for a plan
 // that is not served, RESOURCE_EXHAUSTED without memory.
-absl::StatusOr<Capacity> MeasureCapacity(const kvasir::v1::KvPlan& plan,
-                                         const cache::CacheShape& shape,
+absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
                                          const CapacityOptions& options);
 
 }  // namespace kvasir::worker

@@ -17,14 +17,14 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
  protected:
   CapacityTest()
       : spec_(model::SpecOfShape(TinyShape()).value()),
-        plan_(PlanOf(GetParam(), spec_)),
-        shape_(CacheShapeOf(spec_)) {}
+        plan_(PlanOf(GetParam(), spec_)) {}
 
   // In a pool of `pages` page ids and some bytes more.
   void ExpectReached(int64_t pages, int64_t tokens) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const cache::PageLayout layout,
-        cache::PageLayout::Create(plan_, shape_, {.page_tokens = 16}));
+        cache::PageLayout::Create(plan_, CacheShapeOf(spec_),
+                                  {.page_tokens = 16}));
     int64_t id_bytes = 0;
     int64_t sequences = pages;
     for (const auto& group : layout.page_groups()) {
@@ -34,7 +34,7 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
     }
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const Capacity capacity,
-        MeasureCapacity(plan_, shape_,
+        MeasureCapacity(spec_, plan_,
                         {.pool_bytes = pages * id_bytes + 100,
                          .sequence_tokens = tokens,
                          .page_tokens = 16}));
@@ -53,9 +53,8 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
     EXPECT_EQ(capacity.kv_bytes_per_token, layout.marginal_bytes_per_token());
   }
 
-  const model::DecoderSpec spec_;
+  model::DecoderSpec spec_;
   const kvasir::v1::KvPlan plan_;
-  cache::CacheShape shape_;
 };
 
 TEST_P(CapacityTest, TheSchedulerReachesWhatTheLayoutPredicts) {
@@ -65,7 +64,7 @@ TEST_P(CapacityTest, TheSchedulerReachesWhatTheLayoutPredicts) {
 }
 
 TEST_P(CapacityTest, HoldsForLayersWithAWindowToo) {
-  shape_.layers[1].sliding_window = 20;
+  spec_.layers[1].sliding_window = 20;
   ExpectReached(8, 32);
   ExpectReached(9, 33);
 }
@@ -79,9 +78,8 @@ INSTANTIATE_TEST_SUITE_P(Methods, CapacityTest,
 TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
-  const cache::CacheShape shape = CacheShapeOf(spec);
-  EXPECT_THAT(MeasureCapacity(cache::FullRankPlan(shape, kvasir::v1::BF16),
-                              shape, {.pool_bytes = 1 << 20}),
+  const auto dense = cache::FullRankPlan(CacheShapeOf(spec), kvasir::v1::BF16);
+  EXPECT_THAT(MeasureCapacity(spec, dense, {.pool_bytes = 1 << 20}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want sequences of 2 to")));
 }

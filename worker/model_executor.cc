@@ -50,7 +50,6 @@ bool HasPenalty(const SampleRequest& sample) {
 
 absl::Status CheckParts(const ModelExecutor::Parts& parts,
                         const ModelExecutorOptions& options) {
-  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(*parts.plan));
   if (options.max_batched_tokens < options.max_num_seqs ||
       options.max_num_seqs < 1 || options.max_model_len < 1) {
     return absl::InvalidArgumentError(absl::StrCat(

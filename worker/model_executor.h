@@ -82,9 +82,9 @@ class ModelExecutor final : public Executor {
     Collective* collective = nullptr;
   };
 
-  // Allocates everything that steps will use. UNIMPLEMENTED for a plan or a
-  // model that needs what this build has not; RESOURCE_EXHAUSTED with the
-  // numbers when memory does not suffice.
+  // Allocates everything that steps will use. `weights` are of the parts' plan,
+  // which is served (LoadWeights). RESOURCE_EXHAUSTED with the numbers when
+  // memory does not suffice.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
+#include "worker/served_plan.h"
 
 namespace kvasir::worker {
 
@@ -49,7 +50,10 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
     WeightSource* source, const RankOptions& options, Collective* collective) {
   std::unique_ptr<Rank> rank(new Rank(spec, plan));
   if (collective == nullptr) collective = &rank->single_rank_;
-  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
+  KVASIR_ASSIGN_OR_RETURN(const ShardSizes shard,
+                          ShardSizes::Create(spec, collective->shard()));
+  KVASIR_RETURN_IF_ERROR(
+      ServedAttention(spec, plan, {.heads = shard.heads()}).status());
   const ModelExecutorOptions& limits = options.executor;
   KVASIR_ASSIGN_OR_RETURN(
       cache::PageLayout layout,

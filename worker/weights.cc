@@ -7,9 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/checkpoint.h"
-#include "worker/attention_limits.h"
 #include "worker/attention_weights.h"
-#include "worker/prompt_lift.h"
+#include "worker/served_plan.h"
 #include "worker/weight_jobs.h"
 
 namespace kvasir::worker {
@@ -32,16 +31,12 @@ class Planner {
         weights_(weights) {}
 
   absl::Status PlanAll(const kvasir::v1::KvPlan& plan) {
-    if (plan.layers_size() != spec_.num_layers()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("weights: the plan has ", plan.layers_size(),
-                       " layers, the model has ", spec_.num_layers()));
-    }
-    weights_->layers.resize(spec_.layers.size());
-    // Whatever a plan asks for that is not served, before anything is made.
-    for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
-      KVASIR_RETURN_IF_ERROR(
-          MakeProgram(layer, plan.layers(static_cast<int>(layer))));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<AttentionProgram> programs,
+                            ServedAttention(spec_, plan,
+                                            {.heads = weights_->shard.heads(),
+                                             .lift_prompts = lift_prompts_}));
+    for (AttentionProgram& program : programs) {
+      weights_->layers.emplace_back().attention = std::move(program);
     }
     for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
       KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
@@ -69,19 +64,6 @@ class Planner {
   }
 
  private:
-  absl::Status MakeProgram(int64_t index, const kvasir::v1::LayerPlan& plan) {
-    AttentionProgram& program =
-        weights_->layers[static_cast<size_t>(index)].attention;
-    KVASIR_ASSIGN_OR_RETURN(
-        program,
-        MakeAttentionProgram(spec_, index, plan, weights_->shard.heads()));
-    KVASIR_RETURN_IF_ERROR(CheckAttentionLimits(program, index, plan));
-    if (!lift_prompts_) return absl::OkStatus();
-    PlanPromptLifts(&program);
-    DropPromptLiftsBeyondLimits(plan, &program);
-    return absl::OkStatus();
-  }
-
   absl::Status PlanLayer(int64_t index) {
     LayerWeights& layer = weights_->layers[static_cast<size_t>(index)];
     const auto name = [index](const char* part) {

@@ -119,11 +119,9 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
                                          const LoadOptions& options);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
-// held. The plan was judged for the model and is served
-// (cache::ServedByThisBuild). Before anything is read: MakeAttentionProgram's
-// and CheckAttentionLimits' errors; then those of WeightJobs, and
-// INVALID_ARGUMENT for ranges of codes that are none, with tensor, channel and
-// value.
+// held. The plan was judged for the model. Before anything is read:
+// ServedAttention's errors; then those of WeightJobs, and INVALID_ARGUMENT for
+// ranges of codes that are none, with tensor, channel and value.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          WeightSource* source,
