@@ -159,15 +159,15 @@ void AddBenchCapacity(CLI::App* group, int* exit_code) {
           "folders of Hugging Face checkpoints; several")
       ->delimiter(',')
       ->type_name("DIR");
-  AddFlag(
+  CLI::Option* const shape = AddFlag(
       command, "--shape", flags->shapes,
-      "shapes in place of folders: tinyllama-1.1b, llama-3-8b, ...; several")
-      ->delimiter(',')
-      ->check(ShapeName());
+      "shapes in place of folders: tinyllama-1.1b, llama-3-8b, ...; several");
+  shape->delimiter(',')->check(ShapeName());
   AddFlag(command, "--plan", flags->plans,
           "plans for each --shape, in place of the full-rank one: kv_plan.json "
           "files, or names of `kvasir bench attention --help`")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->needs(shape);
   AddFlag(command, "--kv-dtype", flags->kv_dtype,
           "cache type where no plan says it; auto: the weights' type")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));

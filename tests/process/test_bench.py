@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from kvasir_process import BINARY, KvasirProcess, run, wait_until
+from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
 
 MACHINE = {
     "cpu": str,
@@ -262,3 +262,10 @@ def test_capacity_takes_each_shape_with_each_plan():
     for row in report["rows"]:
         assert row["reached"] == row["predicted"] > 0
         assert row["bytes_per_sequence"] < row["dense_bytes_per_sequence"]
+
+
+@pytest.mark.parametrize("model", [[], ["--model", TINY]])
+def test_capacity_refuses_plans_that_no_shape_takes(model):
+    done = run("bench", "capacity", "--quick", "--plan", "rap-50", *model, check=False)
+    assert done.returncode != 0 and not done.stdout
+    assert "--plan requires --shape" in done.stderr
