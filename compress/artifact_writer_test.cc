@@ -19,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 using ::kvasir::base::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string ReadFile(const fs::path& path) {
@@ -221,6 +222,22 @@ TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
   EXPECT_THAT(model::Checkpoint::Open((moved / "out").string()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("base-model.safetensors: this is not")));
+}
+
+// Whether a tensor is the base's own is not known of one that cannot be read.
+TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
+  options_.link_base = true;
+  const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+    if (layer == 1) fs::resize_file(folder_ / "base" / "model.safetensors", 16);
+    return tensors;
+  };
+  EXPECT_THAT(
+      WriteArtifact(*base_, plan_, options_, cut_short, GoOn),
+      StatusIs(absl::StatusCode::kDataLoss,
+               AllOf(HasSubstr("model.layers.1.self_attn.k_proj.weight"),
+                     HasSubstr("model.safetensors"))));
+  EXPECT_TRUE(Left().empty());
 }
 
 TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {
