@@ -19,4 +19,20 @@ int64_t SlotsReadByTiles(const AttentionPlan& plan,
   return slots;
 }
 
+double WorkOnTiles(const AttentionPlan& plan, const AttentionSequence& sequence,
+                   const double* head_work) {
+  const AttentionPlan::Cut cut = plan.CutOf(sequence);
+  double of_slot = 0;
+  for (int64_t s = 0; s < cut.num_slices; ++s) {
+    const int64_t* heads = plan.heads() + cut.slices[s].first_head;
+    int64_t last = -1;  // heads of a KV head follow each other
+    for (int64_t i = 0; i < cut.slices[s].num_heads; ++i) {
+      const int64_t kv_head = heads[i] / plan.heads_per_kv();
+      if (kv_head != last) of_slot += head_work[kv_head];
+      last = kv_head;
+    }
+  }
+  return of_slot * static_cast<double>(SlotsReadByTiles(plan, sequence));
+}
+
 }  // namespace kvasir::kernels

@@ -14,4 +14,10 @@ namespace kvasir::kernels {
 int64_t SlotsReadByTiles(const AttentionPlan& plan,
                          const AttentionSequence& sequence);
 
+// What a launch does to make keys or values of the sequence's slots, where a
+// slot costs head_work[j] for KV head j [Hkv]. A KV head whose query heads are
+// in several slices is made for each of them.
+double WorkOnTiles(const AttentionPlan& plan, const AttentionSequence& sequence,
+                   const double* head_work);
+
 }  // namespace kvasir::kernels

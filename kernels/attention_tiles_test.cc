@@ -1,5 +1,7 @@
 #include "kernels/attention_tiles.h"
 
+#include <set>
+
 #include "kernels/latent_cache_for_test.h"
 
 namespace kvasir::kernels {
@@ -20,6 +22,28 @@ int64_t SlotsOfUnits(const PagedAttentionParams& params) {
   }
   return slots;
 }
+
+// What its units do, where a slot costs j + 1 for KV head j.
+double WorkOfUnits(const PagedAttentionParams& params) {
+  const AttentionPlan plan(params);
+  UnitCursor cursor(plan);
+  AttentionUnit unit;
+  double work = 0;
+  for (int64_t index = 0; cursor.MoveTo(index, &unit); ++index) {
+    const VisibleRange range = UnitSlots(params, unit);
+    const int64_t* heads = plan.heads() + unit.slice->first_head;
+    std::set<int64_t> kv_heads;
+    for (int64_t i = 0; i < unit.slice->num_heads; ++i) {
+      kv_heads.insert(heads[i] / plan.heads_per_kv());
+    }
+    for (const int64_t j : kv_heads) {
+      work += static_cast<double>((range.end - range.begin) * (j + 1));
+    }
+  }
+  return work;
+}
+
+constexpr double kHeadWork[] = {1, 2, 3, 4};
 
 LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   LatentSpec spec;
@@ -53,6 +77,9 @@ TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
         params.num_sequences = 1;
         EXPECT_EQ(SlotsReadByTiles(AttentionPlan(params), sequence),
                   SlotsOfUnits(params))
+            << window << " " << sequence.num_rows;
+        EXPECT_EQ(WorkOnTiles(AttentionPlan(params), sequence, kHeadWork),
+                  WorkOfUnits(params))
             << window << " " << sequence.num_rows;
       }
     }
@@ -103,6 +130,23 @@ TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
       SlotsReadByTiles(plan, {.num_rows = 1000, .first_slot = 0});
   EXPECT_GT(chunk, 1000);
   EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
+}
+
+// More query heads of a KV head than a panel has rows.
+TEST(AttentionTilesTest, AKvHeadInTwoSlicesIsMadeForEach) {
+  LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
+  spec.num_heads = 400;
+  spec.num_kv_heads = 2;
+  LatentCache cache(spec, {1}, 4);
+  PagedAttentionParams params = cache.Params();
+  const AttentionSequence sequence = {.num_rows = 1, .first_slot = 999};
+  params.sequences = &sequence;
+  params.num_sequences = 1;
+  const AttentionPlan plan(params);
+  EXPECT_EQ(SlotsReadByTiles(plan, sequence), 1000);
+  const double work = WorkOnTiles(plan, sequence, kHeadWork);
+  EXPECT_EQ(work, WorkOfUnits(params));
+  EXPECT_GE(work, 2 * 1000 * (1 + 2));
 }
 
 }  // namespace

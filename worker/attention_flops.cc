@@ -133,7 +133,9 @@ SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
                        cache::Side side, const kvasir::v1::SidePlan& plan,
                        const cache::PageLayout& layout) {
   const bool rotates = spec.layers[static_cast<size_t>(layer)].rope;
-  const int64_t queries = spec.num_heads / spec.num_kv_heads;
+  // Ranks that share a KV head have its query heads dealt among them.
+  const int64_t queries =
+      spec.num_heads / layout.shard().size / layout.kv_heads().count;
   SideFlops sum;
   for (const cache::PartLayout& laid_out :
        layout.layer(layer).side(side).parts) {
@@ -159,6 +161,26 @@ SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
 
 int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec) {
   return 2 * spec.num_heads * spec.head_dim;
+}
+
+std::vector<double> LiftFlops(const PartProgram& part, int64_t dims) {
+  std::vector<double> flops;
+  for (const int32_t group : part.group_of_head) {
+    const int64_t width = part.latents[static_cast<size_t>(group)].width;
+    flops.push_back(static_cast<double>(2 * width * dims));
+  }
+  return flops;
+}
+
+std::vector<double> RebuildFlops(const KeyProgram& part) {
+  std::vector<double> flops(part.group_of_head.size());
+  if (!part.rebuild.has_value()) return flops;
+  if (part.rebuild->lifted) flops = LiftFlops(part, part.rebuild->dims);
+  const int64_t rotated_dims = 2 * part.rebuild->rotation.num_pairs;
+  for (double& head : flops) {
+    head += static_cast<double>(kRotationFlopsPerDim * rotated_dims);
+  }
+  return flops;
 }
 
 }  // namespace kvasir::worker

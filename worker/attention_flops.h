@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cache/layout.h"
 #include "cache/plan.h"
 #include "model/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/attention_program.h"
 
 namespace kvasir::worker {
 
@@ -30,5 +32,11 @@ SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
 
 // The same of a side of whole keys (after RoPE) or values, of all heads.
 int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec);
+
+// What the engine does for each slot that it makes keys or values of, by KV
+// head of the rank: rebuilt keys (0 for an absorbed part), and a lift to `dims`
+// numbers.
+std::vector<double> RebuildFlops(const KeyProgram& part);
+std::vector<double> LiftFlops(const PartProgram& part, int64_t dims);
 
 }  // namespace kvasir::worker

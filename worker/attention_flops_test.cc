@@ -12,19 +12,14 @@ namespace {
 SideFlops OfKeys(const AttentionProgram& program) {
   SideFlops flops;
   for (const KeyProgram& part : program.key) {
-    if (!part.rebuild.has_value()) {
-      for (const int64_t width : part.query.width) flops.attention += 2 * width;
+    for (const double head : RebuildFlops(part)) {
+      flops.reconstruction += static_cast<int64_t>(head);
+    }
+    if (part.rebuild.has_value()) {
+      flops.attention += 2 * program.heads.query.count * part.rebuild->dims;
       continue;
     }
-    const int64_t dims = part.rebuild->dims;
-    flops.attention += 2 * program.heads.query.count * dims;
-    for (const int32_t group : part.group_of_head) {
-      if (part.rebuild->lifted) {
-        flops.reconstruction +=
-            2 * part.latents[static_cast<size_t>(group)].width * dims;
-      }
-      flops.reconstruction += 3 * 2 * part.rebuild->rotation.num_pairs;
-    }
+    for (const int64_t width : part.query.width) flops.attention += 2 * width;
   }
   return flops;
 }
@@ -61,6 +56,10 @@ TEST_P(AttentionFlopsTest, AreTheProgramsThatRun) {
 
 TEST_P(AttentionFlopsTest, AreTheRanksOwn) {
   ExpectThePrograms({.rank = 1, .size = 2}, {.query = {4, 4}, .kv = {2, 2}});
+}
+
+TEST_P(AttentionFlopsTest, AreThoseOfItsQueryHeadsWhereAKvHeadIsShared) {
+  ExpectThePrograms({.rank = 5, .size = 8}, {.query = {5, 1}, .kv = {2, 1}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Methods, AttentionFlopsTest,

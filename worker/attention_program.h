@@ -90,7 +90,6 @@ struct PromptLift {
   int64_t dims = 0;  // d
   // It pays where so many rows see a slot.
   int64_t from_rows = 0;
-  int64_t flops = 0;  // of lifting a slot, for all heads
 
   friend bool operator==(const PromptLift&, const PromptLift&) = default;
 };

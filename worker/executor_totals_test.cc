@@ -53,7 +53,7 @@ TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
   }
   Run(*rank, 10);
   EXPECT_EQ(rank->executor().totals().reconstruction_flops,
-            per_slot * (10 + 20 + 30 + 40 + 41 + 42));
+            static_cast<double>(per_slot * (10 + 20 + 30 + 40 + 41 + 42)));
 }
 
 TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWhateverTheChunks) {

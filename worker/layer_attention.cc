@@ -22,13 +22,19 @@ LayerAttention::SlotWork LayerAttention::WorkOn(
     absl::Span<const kernels::AttentionSequence> sequences,
     absl::Span<const SequenceRows> rows) const {
   SlotWork work;
-  if (prompt_launch_ == nullptr && !launch_->rebuilds) return work;
+  if (prompt_launch_ == nullptr && launch_->rebuild_flops.empty()) return work;
+  const auto count = [](const Launch& launch, const std::vector<double>& flops,
+                        const kernels::AttentionSequence& sequence) {
+    return flops.empty()
+               ? 0.0
+               : kernels::WorkOnTiles(*launch.plan, sequence, flops.data());
+  };
   for (size_t i = 0; i < sequences.size(); ++i) {
     const bool prompt = rows[i].prompt && prompt_launch_ != nullptr;
     const Launch& launch = prompt ? *prompt_launch_ : *launch_;
-    const int64_t slots = kernels::SlotsReadByTiles(*launch.plan, sequences[i]);
-    if (launch.rebuilds) work.rebuilt += slots;
-    work.prompt_lift_flops += slots * launch.prompt_lift_flops;
+    work.rebuild_flops += count(launch, launch.rebuild_flops, sequences[i]);
+    work.prompt_lift_flops +=
+        count(launch, launch.prompt_lift_flops, sequences[i]);
   }
   return work;
 }

@@ -79,10 +79,10 @@ class LayerAttention {
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    float* out, kernels::Workspace& workspace) const;
 
-  // What a step over sequences does to slots as it reads them.
+  // Operations that a step over sequences makes of slots as it reads them.
   struct SlotWork {
-    int64_t rebuilt = 0;  // slots whose keys are rebuilt, each as often as so
-    int64_t prompt_lift_flops = 0;
+    double rebuild_flops = 0;
+    double prompt_lift_flops = 0;
   };
   // In the same order; host memory.
   SlotWork WorkOn(absl::Span<const kernels::AttentionSequence> sequences,
@@ -132,8 +132,9 @@ class LayerAttention {
     std::vector<kernels::ExactRows> exact;  // [parts]
     kernels::PagedAttentionParams params;   // without a step's rows
     std::unique_ptr<kernels::AttentionPlan> plan;
-    bool rebuilds = false;
-    int64_t prompt_lift_flops = 0;  // of a slot
+    // Of a slot, by KV head; empty: nothing is.
+    std::vector<double> rebuild_flops;
+    std::vector<double> prompt_lift_flops;
   };
   // A token's rows of one step.
   struct Rows {

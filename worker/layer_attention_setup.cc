@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "worker/attention_flops.h"
 #include "worker/layer_attention.h"
 #include "worker/prompt_lift.h"
 
@@ -63,6 +64,12 @@ std::vector<HadamardLatent> HadamardOfHeads(const HeadSpans& heads,
     out.push_back(tables->Of(heads.width[h], heads.column[h]));
   }
   return out;
+}
+
+// A sum by KV head; none yet: empty.
+void Add(const std::vector<double>& flops, std::vector<double>* sum) {
+  sum->resize(flops.size());
+  for (size_t j = 0; j < flops.size(); ++j) (*sum)[j] += flops[j];
 }
 
 }  // namespace
@@ -221,12 +228,12 @@ std::unique_ptr<LayerAttention::Launch> LayerAttention::MakeLaunch(
     key.exact = &launch->exact[p];
     if (part.rebuild.has_value()) {
       key.rebuild = &keys_[p].rebuild;
-      launch->rebuilds = true;
+      Add(RebuildFlops(part), &launch->rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
       // Meets the queries of before the lift.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
-      launch->prompt_lift_flops += part.prompt_lift->flops;
+      Add(LiftFlops(part, part.prompt_lift->dims), &launch->prompt_lift_flops);
     }
   }
   const ValueProgram& from = program().value;
@@ -239,7 +246,7 @@ std::unique_ptr<LayerAttention::Launch> LayerAttention::MakeLaunch(
     launch->value_lift.up = parts_.weights->value.prompt_up.data();
     launch->value.lift = &launch->value_lift;
     launch->value.out_column = value_.lifted_column.data();
-    launch->prompt_lift_flops += from.prompt_lift->flops;
+    Add(LiftFlops(from, from.prompt_lift->dims), &launch->prompt_lift_flops);
   }
 
   kernels::PagedAttentionParams& params = launch->params;

@@ -35,9 +35,12 @@ const char* RefusalName(RefusalReason reason) {
 }
 
 // Counters of others become Prometheus counters by their difference.
-void RaiseTo(prometheus::Counter& counter, int64_t total) {
-  const double difference = static_cast<double>(total) - counter.Value();
+void RaiseTo(prometheus::Counter& counter, double total) {
+  const double difference = total - counter.Value();
   if (difference > 0) counter.Increment(difference);
+}
+void RaiseTo(prometheus::Counter& counter, int64_t total) {
+  RaiseTo(counter, static_cast<double>(total));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ struct CacheSample {
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
-  int64_t reconstruction_flops = 0;    // since start
+  double reconstruction_flops = 0;     // since start
   int64_t static_codes = 0;            // since start
   int64_t clamped_codes = 0;           // since start, of those
 };

@@ -65,7 +65,7 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
   sample_.used_bytes = 4096;
   sample_.padding_bytes = 96;
   sample_.unfilled_bytes = 1000;
-  sample_.reconstruction_flops = int64_t{1} << 40;
+  sample_.reconstruction_flops = 0x1p40;
   sample_.static_codes = 500;
   sample_.clamped_codes = 3;
   metrics_.OnLoad({});

@@ -9,7 +9,6 @@
 #include "kernels/ops.h"
 #include "kernels/read_back.h"
 #include "worker/advance.h"
-#include "worker/attention_flops.h"
 #include "worker/prompt_lift.h"
 
 namespace kvasir::worker {
@@ -160,13 +159,26 @@ absl::Status ModelExecutor::CreateDecoder() {
         weights_.layers[static_cast<size_t>(layer)].attention;
     for (const KeyProgram& part : program.key) count(part);
     count(program.value);
-    rebuild_flops_.push_back(
-        FlopsPerSlot(*parts_.spec, layer, cache::Side::kKey,
-                     parts_.plan->layers(static_cast<int>(layer)).key(),
-                     *parts_.layout)
-            .reconstruction);
   }
+  FindLikeLayers();
   return absl::OkStatus();
+}
+
+void ModelExecutor::FindLikeLayers() {
+  absl::flat_hash_map<std::string, size_t> known;
+  for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    const std::string what = absl::StrCat(
+        arenas_.layers()[index].page_group, " ",
+        parts_.spec->layers[index].rope, " ",
+        parts_.plan->layers(static_cast<int>(layer)).SerializeAsString());
+    const auto [entry, is_new] = known.try_emplace(what, like_layers_.size());
+    if (is_new) {
+      like_layers_.push_back({.first = layer});
+    } else {
+      ++like_layers_[entry->second].count;
+    }
+  }
 }
 
 absl::Status ModelExecutor::CreateTables() {
@@ -589,14 +601,15 @@ absl::StatusOr<StepResult> ModelExecutor::ReadResults(uint64_t step_id,
 }
 
 absl::Status ModelExecutor::CountStep(int64_t num_tokens) {
-  for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
-    const auto index = static_cast<size_t>(layer);
-    const auto group = static_cast<size_t>(arenas_.layers()[index].page_group);
+  for (const LikeLayers& layers : like_layers_) {
+    const auto group = static_cast<size_t>(
+        arenas_.layers()[static_cast<size_t>(layers.first)].page_group);
     const LayerAttention::SlotWork work = decoder_->WorkOn(
-        layer, batch_.groups()[group].sequences, batch_.rows());
+        layers.first, batch_.groups()[group].sequences, batch_.rows());
+    const auto count = static_cast<double>(layers.count);
     totals_.reconstruction_flops +=
-        rebuild_flops_[index] * work.rebuilt + work.prompt_lift_flops;
-    totals_.prompt_lift_flops += work.prompt_lift_flops;
+        count * (work.rebuild_flops + work.prompt_lift_flops);
+    totals_.prompt_lift_flops += count * work.prompt_lift_flops;
   }
   if (static_codes_per_token_ == 0) return absl::OkStatus();
   totals_.static_codes += static_codes_per_token_ * num_tokens;

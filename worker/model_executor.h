@@ -43,8 +43,8 @@ struct LogitsRow {
 // What steps have done since the executor was made, on its rank.
 struct ExecutorTotals {
   // Keys lifted and rotated where they are read, and what prompts lift.
-  int64_t reconstruction_flops = 0;
-  int64_t prompt_lift_flops = 0;  // of those
+  double reconstruction_flops = 0;
+  double prompt_lift_flops = 0;  // of those
   // Codes written whose range is the channel's own; of those, the ones that it
   // clamped.
   int64_t static_codes = 0;
@@ -124,6 +124,7 @@ class ModelExecutor final : public Executor {
                 ModelExecutorOptions options, KvArenas arenas);
 
   absl::Status CreateDecoder();
+  void FindLikeLayers();
   absl::Status CreateTables();
   absl::Status PlanWorkspace();
 
@@ -175,8 +176,12 @@ class ModelExecutor final : public Executor {
   kernels::DeviceBuffer workspace_memory_;
   kernels::DeviceBuffer token_sources_;
   kernels::DeviceBuffer clamped_codes_;  // one int64, counts up
-  // By layer: of keys, for each slot that they are rebuilt for.
-  std::vector<int64_t> rebuild_flops_;
+  // Layers that make the same of the same slots: the first of them.
+  struct LikeLayers {
+    int64_t first = 0;
+    int64_t count = 1;
+  };
+  std::vector<LikeLayers> like_layers_;
   int64_t static_codes_per_token_ = 0;
 
   // The executing thread's.

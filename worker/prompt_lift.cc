@@ -25,7 +25,6 @@ std::optional<PromptLift> MakeLift(const PartProgram& part, int64_t dims,
   PromptLift lift;
   lift.dims = dims;
   lift.from_rows = cost / saved_per_row + 1;
-  lift.flops = 2 * cost;
   if (lift.from_rows > kPromptLiftRows) return std::nullopt;
   return lift;
 }

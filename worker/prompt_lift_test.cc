@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "worker/attention_flops.h"
 #include "worker/direct_runner.h"
 #include "worker/invariance_scenario.h"
 #include "worker/perplexity.h"
@@ -123,23 +125,24 @@ std::vector<Cut> Cuts() {
 class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
   // Of all layers' slots, once.
-  static int64_t FlopsPerSlot() {
+  static double FlopsPerSlot() {
     auto spec = model::SpecOfShape(GetParam().shape);
     EXPECT_THAT(spec, base::IsOk());
     const kvasir::v1::KvPlan plan = PlanOf(GetParam().plan_case, *spec);
-    int64_t flops = 0;
+    double flops = 0;
+    const auto add = [&flops](const PartProgram& part,
+                              const std::optional<PromptLift>& lift) {
+      if (!lift.has_value()) return;
+      for (const double head : LiftFlops(part, lift->dims)) flops += head;
+    };
     for (int64_t layer = 0; layer < spec->num_layers(); ++layer) {
       auto program = MakeAttentionProgram(
           *spec, layer, plan.layers(static_cast<int>(layer)),
           {{0, spec->num_heads}, {0, spec->num_kv_heads}});
       EXPECT_THAT(program, base::IsOk());
       PlanPromptLifts(&*program);
-      for (const KeyProgram& part : program->key) {
-        if (part.prompt_lift.has_value()) flops += part.prompt_lift->flops;
-      }
-      if (program->value.prompt_lift.has_value()) {
-        flops += program->value.prompt_lift->flops;
-      }
+      for (const KeyProgram& part : program->key) add(part, part.prompt_lift);
+      add(program->value, program->value.prompt_lift);
     }
     return flops;
   }
@@ -290,14 +293,15 @@ TEST(PlanPromptLiftsTest, LiftsPayFromTheRowsWhereTheyCostLess) {
   // slot, and saves each row 16 - 8 for each of 8 query heads.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
-  const PromptLift want = {.dims = 8, .from_rows = 9, .flops = 2 * 512};
+  const PromptLift want = {.dims = 8, .from_rows = 9};
   EXPECT_EQ(program.value.prompt_lift, want);
+  EXPECT_EQ(LiftFlops(program.value, 8), std::vector<double>(4, 2 * 16 * 8));
   EXPECT_FALSE(program.key[0].prompt_lift.has_value());
   EXPECT_TRUE(LiftsPrompts(program));
   // Of a static basis, over all heads: 32 numbers.
   program = Program(CaseNamed("BasisKeys"), TinyShape());
   PlanPromptLifts(&program);
-  const PromptLift keys = {.dims = 8, .from_rows = 6, .flops = 2 * 1024};
+  const PromptLift keys = {.dims = 8, .from_rows = 6};
   EXPECT_EQ(program.key[0].prompt_lift, keys);
 }
 
