@@ -497,20 +497,35 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
-// A sequence of a plan with exact windows starts with these side pages.
-absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
+// A rank of a plan with exact windows: two side pages for each sequence.
+std::unique_ptr<Rank> RankWithSidePages() {
   for (const PlanCase& plan_case : PlanCases()) {
     if (plan_case.name != "ExactPaluJoint") continue;
-    const auto rank = MakePlannedRank(plan_case, TinyOptions());
-    if (!rank.ok()) return rank.status();
+    auto rank = MakePlannedRank(plan_case, TinyOptions());
+    EXPECT_THAT(rank, base::IsOk());
     EXPECT_EQ((*rank)->layout().page_groups()[0].side_pages_per_sequence, 2);
-    StepPlan plan;
-    plan.set_step_id(1);
-    auto* table = AddFresh(&plan, 1, 4)->mutable_block_tables(0);
-    table->mutable_side_pages()->Add(side_pages.begin(), side_pages.end());
-    return (*rank)->executor().Execute(plan).status();
+    return *std::move(rank);
   }
-  return absl::NotFoundError("there is no such case");
+  ADD_FAILURE() << "there is no such case";
+  return nullptr;
+}
+
+struct Pages {
+  int32_t token = 0;
+  std::vector<int32_t> side;
+};
+
+void AddWithSidePages(StepPlan* plan, uint64_t id, const Pages& pages) {
+  auto* table = AddFresh(plan, id, pages.token)->mutable_block_tables(0);
+  table->mutable_side_pages()->Add(pages.side.begin(), pages.side.end());
+}
+
+// A sequence starts with these side pages.
+absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
+  StepPlan plan;
+  plan.set_step_id(1);
+  AddWithSidePages(&plan, 1, {4, side_pages});
+  return RankWithSidePages()->executor().Execute(plan).status();
 }
 
 TEST(SidePagesTest, AreASequencesOwn) {
@@ -524,6 +539,82 @@ TEST(SidePagesTest, AreASequencesOwn) {
   refuses({5, -1}, "page -1 of group 0 is outside");
   refuses({5, 5}, "page 5 of group 0 is written twice");
   refuses({5, 4}, "page 4 of group 0 is written twice");
+}
+
+// Sequence 1 has token page 4 and side pages 5 and 6; then 2 starts.
+class TakenSidePagesTest : public ::testing::Test {
+ protected:
+  void Start(const Pages& pages) {
+    StepPlan first;
+    first.set_step_id(1);
+    AddWithSidePages(&first, 1, {4, {5, 6}});
+    KVASIR_ASSERT_OK(executor().Execute(first));
+    StepPlan second;
+    second.set_step_id(2);
+    AddWithSidePages(&second, 2, pages);
+    KVASIR_ASSERT_OK(executor().Execute(second));
+  }
+  static StepPlan GoOn() {
+    StepPlan plan;
+    plan.set_step_id(3);
+    SequenceStep* step = plan.add_sequences();
+    step->set_sequence_id(1);
+    step->add_token_ids(7);
+    step->set_num_tokens(1);
+    step->set_logical_start(1);
+    step->set_physical_start(1);
+    return plan;
+  }
+  ModelExecutor& executor() { return rank_->executor(); }
+
+  const std::unique_ptr<Rank> rank_ = RankWithSidePages();
+};
+
+TEST_F(TakenSidePagesTest, NobodyTookAny) {
+  Start({7, {8, 9}});
+  KVASIR_EXPECT_OK(executor().Execute(GoOn()));
+}
+
+TEST_F(TakenSidePagesTest, ASequenceThatLostOneDoesNotGoOn) {
+  Start({7, {8, 6}});
+  EXPECT_THAT(executor().Execute(GoOn()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sequence 1: another sequence has a side page "
+                                 "of it in group 0")));
+}
+
+TEST_F(TakenSidePagesTest, NorWhenItIsAPageOfTokensNow) {
+  Start({5, {8, 9}});
+  EXPECT_THAT(executor().Execute(GoOn()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("another sequence has a side page of it")));
+}
+
+TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOthers) {
+  Start({5, {8, 6}});
+  StepPlan plan;
+  plan.set_step_id(3);
+  AddWithSidePages(&plan, 1, {4, {10, 11}});
+  KVASIR_EXPECT_OK(executor().Execute(plan));
+}
+
+TEST_F(TakenSidePagesTest, ThoseOfAReleasedSequenceAreFree) {
+  Start({7, {8, 9}});
+  StepPlan plan;
+  plan.set_step_id(3);
+  plan.add_released_sequences(2);
+  AddWithSidePages(&plan, 3, {9, {7, 8}});
+  KVASIR_EXPECT_OK(executor().Execute(plan));
+}
+
+TEST_F(TakenSidePagesTest, OneStepWritesAPageForOneSequence) {
+  Start({7, {8, 9}});
+  StepPlan plan = GoOn();
+  AddWithSidePages(&plan, 3, {10, {11, 5}});
+  EXPECT_THAT(executor().Execute(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sequence 3: page 5 of group 0 is written "
+                                 "twice")));
 }
 
 struct BrokenPlan {

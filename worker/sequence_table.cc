@@ -18,6 +18,11 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
+absl::Status WrittenTwice(size_t group, int32_t page) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "page ", page, " of group ", group, " is written twice in one step"));
+}
+
 }  // namespace
 
 absl::StatusOr<SequenceTable> SequenceTable::Create(
@@ -45,8 +50,12 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(
                             kernels::MemoryTag::kOther));
     table.device_tables_.push_back(std::move(buffer));
     kernels::DeviceBuffer& side_pages = table.device_side_pages_.emplace_back();
-    const int64_t count = table.limits_.side_pages[static_cast<size_t>(group)];
+    SidePages& owners = table.side_pages_.emplace_back();
+    const auto index = static_cast<size_t>(group);
+    const int64_t count = table.limits_.side_pages[index];
     if (count == 0) continue;
+    owners.owner.assign(static_cast<size_t>(arenas->num_pages()[index]), -1);
+    owners.lost.assign(static_cast<size_t>(table.limits_.max_sequences), false);
     KVASIR_ASSIGN_OR_RETURN(
         side_pages,
         allocator->Allocate(
@@ -57,6 +66,7 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(
   for (int64_t row = table.limits_.max_sequences; row-- > 0;) {
     table.free_rows_.push_back(static_cast<int32_t>(row));
   }
+  table.last_step_.resize(table.free_rows_.size());
   return table;
 }
 
@@ -65,6 +75,9 @@ absl::StatusOr<std::unique_ptr<PenaltyCounts>> SequenceTable::Release(
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) {
     return Wrong(id, "released, but unknown");
+  }
+  for (size_t group = 0; group < found->second.tables.size(); ++group) {
+    DropSidePages(found->second, group);
   }
   std::unique_ptr<PenaltyCounts> penalties = std::move(found->second.penalties);
   free_rows_.push_back(found->second.row);
@@ -103,6 +116,7 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   }
   Table& table = sequence->tables[group];
   if (delta.reset()) {
+    DropSidePages(*sequence, group);
     table = Table{};
     sequence->is_fresh = true;
   }
@@ -151,12 +165,40 @@ absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
   if (want == 0) return absl::OkStatus();
   for (const int32_t page : delta.side_pages()) {
     KVASIR_RETURN_IF_ERROR(arenas_->CheckPage(group, page));
+    if (written_pages_.contains({static_cast<int64_t>(group), page})) {
+      return WrittenTwice(group, page);
+    }
+    KVASIR_RETURN_IF_ERROR(TakeSidePage(group, page));
+    side_pages_[group].owner[static_cast<size_t>(page)] = sequence->row;
   }
   std::vector<int32_t>& pages = sequence->tables[group].side_pages;
   pages.assign(delta.side_pages().begin(), delta.side_pages().end());
   return kernels::Upload(
       stream, device_side_pages_[group].as<int32_t>() + sequence->row * count,
       pages.data(), pages.size() * sizeof(int32_t));
+}
+
+void SequenceTable::DropSidePages(const Sequence& sequence, size_t group) {
+  SidePages& side = side_pages_[group];
+  if (side.owner.empty()) return;
+  for (const int32_t page : sequence.tables[group].side_pages) {
+    int32_t& owner = side.owner[static_cast<size_t>(page)];
+    if (owner == sequence.row) owner = -1;
+  }
+  side.lost[static_cast<size_t>(sequence.row)] = false;
+}
+
+absl::Status SequenceTable::TakeSidePage(size_t group, int32_t page) {
+  SidePages& side = side_pages_[group];
+  if (side.owner.empty()) return absl::OkStatus();
+  int32_t& owner = side.owner[static_cast<size_t>(page)];
+  if (owner < 0) return absl::OkStatus();
+  const auto row = static_cast<size_t>(owner);
+  if (last_step_[row] == step_) return WrittenTwice(group, page);
+  // Of one that was preempted: it starts anew, with other pages.
+  side.lost[row] = true;
+  owner = -1;
+  return absl::OkStatus();
 }
 
 absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
@@ -208,28 +250,31 @@ absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
     }
     for (int64_t index = start / limits_.page_tokens;
          index <= (end - 1) / limits_.page_tokens; ++index) {
-      KVASIR_RETURN_IF_ERROR(
-          AddWrittenPage(id, group, table.pages[static_cast<size_t>(index)]));
+      const absl::Status status =
+          AddWrittenPage(group, table.pages[static_cast<size_t>(index)]);
+      if (!status.ok()) return Wrong(id, std::string(status.message()));
     }
-    for (const int32_t page : table.side_pages) {
-      KVASIR_RETURN_IF_ERROR(AddWrittenPage(id, group, page));
+    if (!table.side_pages.empty() &&
+        side_pages_[group].lost[static_cast<size_t>(sequence.row)]) {
+      return Wrong(id, absl::StrCat("another sequence has a side page of it in "
+                                    "group ",
+                                    group));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status SequenceTable::AddWrittenPage(uint64_t sequence_id, size_t group,
-                                           int32_t page) {
-  if (written_pages_.insert({static_cast<int64_t>(group), page}).second) {
-    return absl::OkStatus();
+absl::Status SequenceTable::AddWrittenPage(size_t group, int32_t page) {
+  if (!written_pages_.insert({static_cast<int64_t>(group), page}).second) {
+    return WrittenTwice(group, page);
   }
-  return Wrong(sequence_id, absl::StrCat("page ", page, " of group ", group,
-                                         " is written twice in one step"));
+  return TakeSidePage(group, page);
 }
 
 absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
     const SequenceStep& step, kernels::Stream& stream) {
   KVASIR_ASSIGN_OR_RETURN(Sequence* const sequence, FindOrStart(step));
+  last_step_[static_cast<size_t>(sequence->row)] = step_;
   for (const BlockTableDelta& delta : step.block_tables()) {
     const absl::Status status = ApplyDelta(delta, stream, sequence);
     if (!status.ok()) {

@@ -64,7 +64,10 @@ class SequenceTable {
   absl::StatusOr<std::unique_ptr<PenaltyCounts>> Release(uint64_t id);
 
   // Starts a new step: pages may be written by one sequence each.
-  void BeginStep() { written_pages_.clear(); }
+  void BeginStep() {
+    ++step_;
+    written_pages_.clear();
+  }
 
   // Applies the step's deltas and checks that its tokens have slots, that what
   // they see is live, and that they follow what was written before. The
@@ -91,11 +94,15 @@ class SequenceTable {
                           kernels::Stream& stream, Sequence* sequence);
   absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
                               kernels::Stream& stream, Sequence* sequence);
+  void DropSidePages(const Sequence& sequence, size_t group);
+  // A page is to be written by another sequence than the one that has it as a
+  // side page, if any.
+  absl::Status TakeSidePage(size_t group, int32_t page);
   absl::Status CheckPositions(const kvasir::v1::SequenceStep& step,
                               const Sequence& sequence) const;
   absl::Status CheckSlots(const kvasir::v1::SequenceStep& step,
                           const Sequence& sequence);
-  absl::Status AddWrittenPage(uint64_t sequence_id, size_t group, int32_t page);
+  absl::Status AddWrittenPage(size_t group, int32_t page);
 
   SequenceTableLimits limits_;
   const KvArenas* arenas_ = nullptr;
@@ -104,8 +111,17 @@ class SequenceTable {
   std::vector<kernels::DeviceBuffer> device_side_pages_;
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
-  // (group, page) that this step writes.
+  // (group, page) of tokens that this step writes.
   absl::flat_hash_set<std::pair<int64_t, int32_t>> written_pages_;
+  // Side pages are told once, and are not looked at again while nobody else
+  // takes them.
+  struct SidePages {
+    std::vector<int32_t> owner;  // by page: row of its sequence, or below 0
+    std::vector<bool> lost;      // by row: another sequence took one
+  };
+  std::vector<SidePages> side_pages_;  // by page group; empty: it has none
+  uint64_t step_ = 0;
+  std::vector<uint64_t> last_step_;  // by row: that its sequence was in
 };
 
 }  // namespace kvasir::worker
