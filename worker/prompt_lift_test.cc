@@ -192,6 +192,84 @@ TEST_P(PromptLiftTest, LiftsAreCountedWithWhatIsRebuilt) {
             absorbed.reconstruction_flops + lifted.prompt_lift_flops);
 }
 
+// One step of one sequence. All sequences have the same text in the same pages:
+// one that starts later finds what others left there.
+struct Piece {
+  uint64_t sequence_id = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  bool prompt = true;
+};
+
+// Logits of what sequence 2 runs from `first` on.
+std::vector<float> LogitsOfReader(const FamilyCase& each,
+                                  const std::vector<Piece>& pieces,
+                                  int64_t first, bool deterministic) {
+  std::vector<float> logits;
+  RankOptions options = TinyOptions();
+  options.deterministic = deterministic;
+  options.executor.max_batched_tokens = options.executor.max_model_len;
+  options.executor.logits_tap = [&](const LogitsRow& row) {
+    if (row.sequence_id != 2 || row.position < first) return;
+    logits.insert(logits.end(), row.logits.begin(), row.logits.end());
+  };
+  const auto rank = MakeRank(each, options);
+  const std::vector<int32_t> ids = Text(pieces.back().end);
+  uint64_t last_sequence = 0;
+  for (const Piece& piece : pieces) {
+    kvasir::v1::StepPlan plan;
+    plan.set_step_id(rank->executor().last_step_id() + 1);
+    kvasir::v1::SequenceStep* const step = plan.add_sequences();
+    step->set_sequence_id(piece.sequence_id);
+    if (piece.sequence_id != last_sequence) {
+      if (last_sequence != 0) plan.add_released_sequences(last_sequence);
+      last_sequence = piece.sequence_id;
+      auto* const table = step->add_block_tables();
+      table->set_reset(true);
+      for (int32_t page = 0; page < 5; ++page) table->add_appended_pages(page);
+    }
+    step->mutable_token_ids()->Add(ids.begin() + piece.begin,
+                                   ids.begin() + piece.end);
+    step->set_num_tokens(static_cast<uint32_t>(piece.end - piece.begin));
+    step->set_logical_start(static_cast<uint64_t>(piece.begin));
+    step->set_physical_start(static_cast<uint64_t>(piece.begin));
+    step->set_prompt(piece.prompt);
+    EXPECT_THAT(rank->executor().Execute(plan).status(), base::IsOk());
+  }
+  return logits;
+}
+
+// What one request was given as output, another one has in its prompt.
+TEST_P(PromptLiftTest, PagesThatWereOutputChangeAPromptByRoundingAlone) {
+  const PlanCase& plan_case = GetParam().plan_case;
+  if (plan_case.key_exact + plan_case.value_exact > 0) {
+    return;  // shares no pages
+  }
+  const int64_t reused = 64;  // 4 pages
+  const int64_t end = 80;
+  std::vector<Piece> pieces = {{.sequence_id = 1, .begin = 0, .end = 32}};
+  for (int64_t at = 32; at < reused; ++at) {
+    pieces.push_back(
+        {.sequence_id = 1, .begin = at, .end = at + 1, .prompt = false});
+  }
+  pieces.push_back({.sequence_id = 2, .begin = reused, .end = end});
+  const std::vector<Piece> alone = {{.sequence_id = 2, .begin = 0, .end = end}};
+  const auto logits = [&](const std::vector<Piece>& run, bool deterministic) {
+    return LogitsOfReader(GetParam(), run, reused, deterministic);
+  };
+  EXPECT_EQ(logits(pieces, true), logits(alone, true));
+
+  const double error =
+      RelativeError(logits(pieces, false), logits(alone, false));
+  EXPECT_LE(error, plan_case.codes ? 2e-2 : 1e-5);
+  if (!plan_case.codes) {
+    EXPECT_GT(error, 0);
+  }
+  // Pages of a prompt are the same to the bit.
+  for (Piece& piece : pieces) piece.prompt = true;
+  EXPECT_EQ(logits(pieces, false), logits(alone, false));
+}
+
 class PromptLiftScenarioTest : public PromptLiftTest {
  protected:
   std::unique_ptr<Worker> MakeWorker(Conditions conditions) {
