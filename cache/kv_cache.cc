@@ -34,7 +34,8 @@ KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
          .sliding_window = group.sliding_window,
          .side_pages_per_sequence = group.side_pages_per_sequence,
          .page_bytes = group.page_bytes,
-         .payload_bytes = group.payload_bytes});
+         .payload_bytes = group.payload_bytes,
+         .side_payload_bytes = group.side_payload_bytes});
   }
   return config;
 }

@@ -42,6 +42,8 @@ struct KvCacheConfig {
     // Of one page id over the group's layers; only for byte figures.
     int64_t page_bytes = 0;
     int64_t payload_bytes = 0;  // page_bytes without padding
+    // Of a sequence's side pages, what is used.
+    int64_t side_payload_bytes = 0;
   };
   int64_t page_tokens = 0;    // P
   std::vector<Group> groups;  // by PageGroupId
@@ -98,6 +100,9 @@ struct PageGroupStats {
   // without a token.
   int64_t padding_bytes = 0;
   int64_t unfilled_bytes = 0;
+  // Of side_pages; of that, what holds nothing by the layout.
+  int64_t side_bytes = 0;
+  int64_t side_unused_bytes = 0;
 };
 
 // Counts since construction, but for the gauges.

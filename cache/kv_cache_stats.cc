@@ -33,6 +33,12 @@ PageGroupStats KvCache::GroupStats(size_t group) const {
   stats.unfilled_bytes =
       token_pages * config.payload_bytes -
       stats.filled_slots * config.payload_bytes / config_.page_tokens;
+  stats.side_bytes = stats.side_pages * config.page_bytes;
+  if (stats.side_pages > 0) {
+    stats.side_unused_bytes =
+        stats.side_bytes - stats.side_pages / config.side_pages_per_sequence *
+                               config.side_payload_bytes;
+  }
   return stats;
 }
 

@@ -504,6 +504,25 @@ TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
   )");
 }
 
+TEST(KvCacheTest, SidePagesAreCountedApartFromThoseOfTokens) {
+  KvCacheConfig config = Config({Pages(8)});
+  config.groups[0].side_pages_per_sequence = 2;
+  config.groups[0].side_payload_bytes = kPageBytes + 10;
+  KvCacheScenario s(config);
+  s.Run(R"(
+    start a 1..8
+    step a 3           -> ok
+    start b 1..8
+    step b 4           -> ok
+  )");
+  const PageGroupStats stats = s.cache().Stats().groups[0];
+  EXPECT_EQ(stats.used_bytes, 6 * kPageBytes);
+  EXPECT_EQ(stats.side_bytes, 4 * kPageBytes);
+  EXPECT_EQ(stats.side_unused_bytes, 2 * (kPageBytes - 10));
+  EXPECT_EQ(stats.padding_bytes, 2 * (kPageBytes - kPayloadBytes));
+  EXPECT_EQ(stats.unfilled_bytes, 2 * kPayloadBytes - 7 * kPayloadBytes / 4);
+}
+
 TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(

@@ -148,6 +148,7 @@ absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
                               SidePagesOfAnyRank(plan.layers(l), context, l));
       group.side_pages_per_sequence =
           std::max(group.side_pages_per_sequence, side_pages);
+      group.side_payload_bytes += layer.sequence_bytes;
     }
     page_id_bytes += layer.page_bytes;
     if (page_id_bytes > kMaxPageIdBytes ||
@@ -198,6 +199,14 @@ int64_t PageLayout::fixed_bytes_per_sequence() const {
   int64_t bytes = 0;
   for (const PageGroupLayout& group : groups_) {
     bytes += group.side_pages_per_sequence * group.page_bytes;
+  }
+  return bytes;
+}
+
+int64_t PageLayout::fixed_payload_bytes_per_sequence() const {
+  int64_t bytes = 0;
+  for (const PageGroupLayout& group : groups_) {
+    bytes += group.side_payload_bytes;
   }
   return bytes;
 }

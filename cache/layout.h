@@ -120,6 +120,8 @@ struct PageGroupLayout {
   // Pages a sequence owns for what it holds beside its tokens: the most that a
   // layer needs, on any rank, because all ranks have the same page ids.
   int64_t side_pages_per_sequence = 0;
+  // Of them, what this rank's layers use: the rest of their bytes is waste.
+  int64_t side_payload_bytes = 0;
 };
 
 struct LayoutOptions {
@@ -183,8 +185,9 @@ class PageLayout {
   // Bytes of a token of one layer's side (payload, parameters included).
   double PayloadBytesPerToken(int64_t layer, Side side) const;
 
-  // Bytes of the side pages of one sequence.
+  // Bytes of the side pages of one sequence, and what of them is used.
   int64_t fixed_bytes_per_sequence() const;
+  int64_t fixed_payload_bytes_per_sequence() const;
 
   // Pages of a group that a sequence of `length_tokens` holds at most, side
   // pages included, when it is written in steps of at most `chunk_tokens`.

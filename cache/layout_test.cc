@@ -214,6 +214,8 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence, side_pages);
   EXPECT_EQ(layout.fixed_bytes_per_sequence(),
             side_pages * layout.layer(0).page_bytes);
+  EXPECT_EQ(layout.fixed_payload_bytes_per_sequence(),
+            layout.layer(0).sequence_bytes);
   EXPECT_FALSE(layout.prefix_reusable());
 }
 

@@ -262,6 +262,8 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.payload_bytes_per_token = layout.marginal_payload_bytes_per_token();
   report.token = BytesOfToken(layout);
   report.fixed_bytes_per_sequence = layout.fixed_bytes_per_sequence();
+  report.fixed_payload_bytes_per_sequence =
+      layout.fixed_payload_bytes_per_sequence();
   report.dense_bytes_per_token = layout.dense_bf16_bytes_per_token();
   report.compression_ratio = layout.compression_ratio();
   report.weights = WeightBytes(source);
@@ -330,6 +332,8 @@ ordered_json ReportToJson(const InspectReport& report) {
           {"kv_payload_bytes_per_token", report.payload_bytes_per_token},
           {"kv_bytes_per_token_components", ToJson(report.token)},
           {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
+          {"kv_fixed_payload_bytes_per_sequence",
+           report.fixed_payload_bytes_per_sequence},
           {"dense_bf16_bytes_per_token", report.dense_bytes_per_token},
           {"kv_compression_ratio", report.compression_ratio},
           {"attention_flops", flops.attention},

@@ -60,8 +60,9 @@ struct InspectReport {
   double bytes_per_token = 0;  // padded
   double payload_bytes_per_token = 0;
   CacheBytes<double> token;
-  int64_t fixed_bytes_per_sequence = 0;
-  int64_t dense_bytes_per_token = 0;  // bf16
+  int64_t fixed_bytes_per_sequence = 0;          // side pages
+  int64_t fixed_payload_bytes_per_sequence = 0;  // of those: what is used
+  int64_t dense_bytes_per_token = 0;             // bf16
   double compression_ratio = 0;
 
   WeightSizes weights;        // 0: the artifact has no tensors for the plan

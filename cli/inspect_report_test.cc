@@ -179,6 +179,8 @@ TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
               layout.marginal_payload_bytes_per_token());
     EXPECT_EQ(json["kv_fixed_bytes_per_sequence"],
               layout.fixed_bytes_per_sequence());
+    EXPECT_EQ(json["kv_fixed_payload_bytes_per_sequence"],
+              layout.fixed_payload_bytes_per_sequence());
     EXPECT_EQ(json["dense_bf16_bytes_per_token"],
               layout.dense_bf16_bytes_per_token());
     ASSERT_EQ(json["at_length"].size(), 3u);

@@ -110,6 +110,11 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
       model->layout(), model->pages(), model->rank_->cache_id());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;
+  // The cache counts bytes that were allocated.
+  for (size_t g = 0; g < config.groups.size(); ++g) {
+    config.groups[g].page_bytes =
+        model->rank_->executor().arenas().page_bytes(static_cast<int64_t>(g));
+  }
   model->cache_ = std::make_unique<cache::KvCache>(std::move(config));
   return model;
 }

@@ -35,6 +35,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
     sample.used_bytes += group.used_bytes;
     sample.padding_bytes += group.padding_bytes;
     sample.unfilled_bytes += group.unfilled_bytes;
+    sample.side_bytes += group.side_bytes;
+    sample.side_unused_bytes += group.side_unused_bytes;
   }
   sample.leaked_pages = stats.leaked_pages;
   sample.logical_tokens = stats.logical_tokens;
@@ -62,7 +64,7 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .weight_bytes = model.weight_bytes(),
       .kv_bytes_per_token = model.kv_bytes_per_token(),
       .kv_fixed_bytes_per_sequence =
-          static_cast<double>(model.layout().fixed_bytes_per_sequence()),
+          static_cast<double>(model.rank().kv_fixed_bytes_per_sequence()),
       .kv_compression_ratio = model.kv_compression_ratio()};
   for (const LayerSideSummary& side :
        SummarizePlan(model.source().plan, model.layout())) {

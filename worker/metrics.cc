@@ -106,11 +106,16 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
                            "Bytes of pages held by at least one sequence")),
       waste_bytes_(prometheus::BuildGauge()
                        .Name("kvasir_kv_cache_waste_bytes")
-                       .Help("Bytes of held pages that hold no token, by kind: "
-                             "padding between regions, unfilled slots")
+                       .Help("Bytes of held pages that hold nothing, by kind: "
+                             "padding between regions, unfilled slots, room "
+                             "of side pages beyond what a sequence keeps there")
                        .Register(*registry_)),
       padding_bytes_(waste_bytes_.Add({{"kind", "padding"}})),
       unfilled_bytes_(waste_bytes_.Add({{"kind", "unfilled"}})),
+      side_unused_bytes_(waste_bytes_.Add({{"kind", "side"}})),
+      side_bytes_(AddGauge("kvasir_kv_cache_side_bytes",
+                           "Bytes of held pages that are not for tokens: what "
+                           "sequences keep beside (exact windows)")),
       prefix_queries_(
           AddCounter("kvasir_prefix_cache_query_tokens_total",
                      "Prompt tokens looked up in the prefix index")),
@@ -315,6 +320,8 @@ void WorkerMetrics::SetCache(bool at_rest) {
   used_bytes_.Set(static_cast<double>(sample.used_bytes));
   padding_bytes_.Set(static_cast<double>(sample.padding_bytes));
   unfilled_bytes_.Set(static_cast<double>(sample.unfilled_bytes));
+  side_unused_bytes_.Set(static_cast<double>(sample.side_unused_bytes));
+  side_bytes_.Set(static_cast<double>(sample.side_bytes));
   RaiseTo(prefix_queries_, sample.prefix_query_tokens);
   RaiseTo(prefix_hits_, sample.prefix_hit_tokens);
   RaiseTo(window_pages_reclaimed_, sample.window_pages_reclaimed);

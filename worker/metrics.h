@@ -33,6 +33,8 @@ struct CacheSample {
   int64_t used_bytes = 0;              // of used pages
   int64_t padding_bytes = 0;           // of those: between regions
   int64_t unfilled_bytes = 0;          // of those: slots without a token
+  int64_t side_bytes = 0;              // of those: side pages
+  int64_t side_unused_bytes = 0;       // of those: what no layer uses
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
@@ -116,6 +118,8 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Family<prometheus::Gauge>& waste_bytes_;  // of the next two
   prometheus::Gauge& padding_bytes_;
   prometheus::Gauge& unfilled_bytes_;
+  prometheus::Gauge& side_unused_bytes_;
+  prometheus::Gauge& side_bytes_;
   prometheus::Counter& prefix_queries_;
   prometheus::Counter& prefix_hits_;
   prometheus::Counter& window_pages_reclaimed_;

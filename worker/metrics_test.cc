@@ -65,6 +65,8 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
   sample_.used_bytes = 4096;
   sample_.padding_bytes = 96;
   sample_.unfilled_bytes = 1000;
+  sample_.side_bytes = 512;
+  sample_.side_unused_bytes = 12;
   sample_.reconstruction_flops = 0x1p40;
   sample_.static_codes = 500;
   sample_.clamped_codes = 3;
@@ -74,6 +76,8 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
        {"kvasir_kv_cache_used_bytes 4096\n",
         "kvasir_kv_cache_waste_bytes{kind=\"padding\"} 96\n",
         "kvasir_kv_cache_waste_bytes{kind=\"unfilled\"} 1000\n",
+        "kvasir_kv_cache_waste_bytes{kind=\"side\"} 12\n",
+        "kvasir_kv_cache_side_bytes 512\n",
         "kvasir_reconstruction_flops_total 1099511627776\n",
         "kvasir_kv_static_codes_total 500\n",
         "kvasir_kv_clamped_codes_total 3\n"}) {

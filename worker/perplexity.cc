@@ -29,19 +29,12 @@ int64_t HeldBytes(Rank& rank, const DirectRunner& runner) {
 }
 
 void CountPool(Rank& rank, PerplexityResult* result) {
-  ModelExecutor& executor = rank.executor();
-  result->kv_bytes_per_token = executor.kv_bytes_per_token();
-  result->kv_compression_ratio =
-      static_cast<double>(rank.layout().dense_bf16_bytes_per_token()) /
-      result->kv_bytes_per_token;
+  result->kv_bytes_per_token = rank.executor().kv_bytes_per_token();
+  result->kv_compression_ratio = rank.kv_compression_ratio();
+  result->kv_fixed_bytes_per_sequence = rank.kv_fixed_bytes_per_sequence();
   result->kv_pool_bytes =
       rank.allocator().use(kernels::MemoryTag::kKvCache).bytes;
-  for (const cache::PageGroupLayout& group : rank.layout().page_groups()) {
-    const int64_t id = group.id.value();
-    result->kv_pool_pages += rank.pages()[static_cast<size_t>(id)];
-    result->kv_fixed_bytes_per_sequence +=
-        group.side_pages_per_sequence * executor.arenas().page_bytes(id);
-  }
+  for (const int64_t pages : rank.pages()) result->kv_pool_pages += pages;
 }
 
 // Loss of ids[1..] of one window, each after those before it. The last id is

@@ -99,4 +99,18 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   return rank;
 }
 
+int64_t Rank::kv_fixed_bytes_per_sequence() const {
+  int64_t bytes = 0;
+  for (const cache::PageGroupLayout& group : layout_->page_groups()) {
+    bytes += group.side_pages_per_sequence *
+             executor_->arenas().page_bytes(group.id.value());
+  }
+  return bytes;
+}
+
+double Rank::kv_compression_ratio() const {
+  return static_cast<double>(layout_->dense_bf16_bytes_per_token()) /
+         executor_->kv_bytes_per_token();
+}
+
 }  // namespace kvasir::worker

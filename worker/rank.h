@@ -82,6 +82,11 @@ class Rank {
   const std::string& weights_id() const { return executor_->weights_id(); }
   const std::string& cache_id() const { return cache_id_; }
 
+  // Of the arenas, as allocated: bytes of a sequence's side pages, and a dense
+  // bf16 cache's bytes over those of a token.
+  int64_t kv_fixed_bytes_per_sequence() const;
+  double kv_compression_ratio() const;
+
  private:
   Rank(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan)
       : spec_(spec), plan_(plan) {}

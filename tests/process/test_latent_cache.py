@@ -244,6 +244,7 @@ POOL_PAGES, PAGE_TOKENS, LONGEST = 40, 64, 1024
 SAMPLED = {
     "tokens": "kvasir_kv_cache_logical_tokens",
     "bytes": "kvasir_kv_cache_used_bytes",
+    "side_pages": "kvasir_kv_cache_side_bytes",
     "leaked": "kvasir_cache_leaked_pages",
 }
 
@@ -252,7 +253,7 @@ def sample(server):
     """The cache at one moment, as the engine last told it."""
     metrics = server.metrics()
     told = {key: metrics[(name, frozenset())] for key, name in SAMPLED.items()}
-    for kind in ("padding", "unfilled"):
+    for kind in ("padding", "unfilled", "side"):
         told[kind] = metrics[("kvasir_kv_cache_waste_bytes", frozenset({("kind", kind)}))]
     return told
 
@@ -274,7 +275,12 @@ def while_it_runs(server):
     return samples
 
 
-@pytest.mark.parametrize("name", ["dense", "palu-4", "rap", "svdq", "lorc"])
+BYTES_OF = ["dense", "palu-4", "rap", "svdq", "lorc", "palu-2-exact", "rap-exact"]
+# Whose keys are read as they are stored.
+NOTHING_REBUILT = ("dense", "rap", "rap-exact")
+
+
+@pytest.mark.parametrize("name", BYTES_OF)
 def test_all_four_tell_the_same_bytes(artifacts, name):
     """inspect, perplexity, the metrics and the allocator, to the byte."""
     folder = TINY if name == "dense" else artifacts[name][0]
@@ -283,6 +289,8 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
     at_length = {row["tokens"]: row for row in inspect["at_length"]}
     per_token = inspect["kv_bytes_per_token"]
     fixed = inspect["kv_fixed_bytes_per_sequence"]
+    unused = fixed - inspect["kv_fixed_payload_bytes_per_sequence"]
+    assert (fixed > 0) == name.endswith("-exact") and (fixed > unused or fixed == 0)
     page_bytes = per_token * PAGE_TOKENS
 
     measured = perplexity(folder)
@@ -317,6 +325,8 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
                 told["bytes"] == row["kv_bytes"]
                 and told["padding"] == row["components"]["padding"]
                 and told["unfilled"] == row["components"]["unfilled"]
+                and told["side_pages"] == row["components"]["per_sequence"] == fixed
+                and told["side"] == unused
             )
         # A scrape may come while the gauges of one moment are being set.
         assert sum(exact) >= 1 and len(exact) - sum(exact) <= 1, exact
@@ -326,7 +336,7 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
         assert free + server.metric("kvasir_kv_cache_cached_pages") == POOL_PAGES
 
         rebuilds = inspect["reconstruction_flops"] > 0
-        assert rebuilds == (name not in ("dense", "rap"))
+        assert rebuilds == (name not in NOTHING_REBUILT)
         flops = server.metric("kvasir_reconstruction_flops_total")
         if rebuilds:
             assert flops >= inspect["reconstruction_flops"] * LONGEST
