@@ -1,5 +1,6 @@
 """What cannot work is refused at start, with the numbers and the flag."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -45,6 +46,30 @@ def test_no_such_model_names_the_folder_and_the_flag(command):
     needed = {"generate": ["--prompt", "x"], "perplexity": ["--text", TINY / "evaluation.txt"]}
     text = refused(command, "--model", "/no/such/folder", *needed.get(command, []))
     assert "--model" in text and "/no/such/folder" in text
+
+
+def test_inspect_says_what_every_other_command_refuses(tmp_path):
+    """A plan with a meaning, and a value latent of one run more than the kernels take."""
+    def part(stored, rest):
+        return {"parts": [{**rest, "stored": stored}]}
+
+    heads = list(range(32))
+    latent = {"low_rank": {"groups": [{"heads": heads, "rank": 1028}]}, "uses": [{"fold": {}}],
+              "codec": {"bits": {"schedule": [4]}, "per_token": {"group": 4},
+                        "param_dtype": "F16"}}
+    layer = {"key": part("POST_ROPE", {"full": {}, "codec": {"dtype": "BF16"}}),
+             "value": part("NO_ROPE", latent)}
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"schema_version": 1, "layers": [layer] * 32}))
+    shape = ["--random-weights", "--shape", "llama-2-7b", "--kv-plan", plan]
+    told = json.loads(run("inspect", *shape, "--json").stdout)
+    assert told["served"] is False
+    assert told["not_served"] == (
+        "layer 0 value part 0: runs of codes in a latent: this build serves at most 256, have 257")
+    for command in (["serve", *shape], ["bench", "decode", *shape],
+                    ["bench", "capacity", "--shape", "llama-2-7b", "--plan", plan]):
+        done = run(*command, check=False)
+        assert done.returncode == 1 and told["not_served"] in done.stderr, done.stderr
 
 
 def test_a_model_length_over_the_models_own_names_both():
