@@ -95,8 +95,8 @@ class KeyCounter {
   }
 
   HeadDims DimsOf(const Part::Use& use) const {
-    if (use.pairs_size() > 0)
-      return {2 * use.pairs_size(), 2 * use.pairs_size()};
+    const int64_t paired = int64_t{2} * use.pairs_size();
+    if (paired > 0) return {paired, paired};
     if (part_.uses_size() == 1 && part_.stored() != kvasir::v1::NO_ROPE) {
       return {head_dim_, rotary_dims_};
     }
