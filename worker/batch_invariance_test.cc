@@ -2,7 +2,6 @@
 // the same bits whatever shares its batch, however its prefill was cut, with
 // any number of threads, after a preemption, with a prefix hit, and when it is
 // resumed elsewhere. Scheduler and real executor on a tiny model.
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -95,61 +94,6 @@ TEST_P(BatchInvarianceTest, AResumedRequestGoesOnWithTheSameTokens) {
     EXPECT_EQ(got[i].tokens, rest[i].tokens) << resumed[i].request_id;
   }
 }
-
-// The same of every method of compression.
-class PlanInvarianceTest : public ::testing::TestWithParam<PlanCase> {
- protected:
-  static std::vector<Request> Requests() {
-    std::vector<Request> requests = MixedRequests();
-    requests.resize(8);
-    return requests;
-  }
-  std::vector<Sample> Run(const Conditions& conditions) {
-    Worker worker(conditions, 0, &GetParam());
-    std::vector<Sample> samples = worker.Run(Requests());
-    preemptions_ = worker.stats().preemptions;
-    return samples;
-  }
-  int64_t preemptions_ = 0;
-};
-
-TEST_P(PlanInvarianceTest, ChunksThreadsPagesAndPreemptionChangeNothing) {
-  const std::vector<Sample> alone = Run({.one_at_a_time = true});
-  for (const Sample& sample : alone) {
-    for (const float number : sample.numbers) {
-      ASSERT_TRUE(std::isfinite(number));
-    }
-  }
-  EXPECT_EQ(Run({.threads = 2}), alone);
-  EXPECT_EQ(
-      Run({.page_tokens = 32, .max_num_seqs = 7, .max_batched_tokens = 7}),
-      alone);
-  EXPECT_EQ(Run({.page_tokens = 64, .max_num_seqs = 3}), alone);
-  int64_t preemptions = 0;
-  for (const int64_t pages : {10, 12}) {  // side pages take some of them
-    EXPECT_EQ(Run({.pages = pages}), alone) << pages;
-    preemptions += preemptions_;
-  }
-  EXPECT_GT(preemptions, 0);
-}
-
-TEST_P(PlanInvarianceTest, APrefixHitChangesNothing) {
-  std::vector<Request> requests = Requests();
-  const std::vector<Sample> alone = Run({.one_at_a_time = true});
-  for (Request& request : requests) request.use_prefix_cache = true;
-  Worker worker({.max_num_seqs = 4}, 0, &GetParam());
-  worker.Run(requests);
-  EXPECT_EQ(worker.Run(requests), alone);
-  // Exact rows are the sequence's own: it runs its prompt for itself.
-  const bool reuses = GetParam().key_exact + GetParam().value_exact == 0;
-  EXPECT_EQ(worker.stats().hit_tokens > 0, reuses);
-}
-
-INSTANTIATE_TEST_SUITE_P(Plans, PlanInvarianceTest,
-                         ::testing::ValuesIn(PlanCases()),
-                         [](const auto& param_info) {
-                           return param_info.param.name;
-                         });
 
 INSTANTIATE_TEST_SUITE_P(Windows, BatchInvarianceTest, ::testing::Values(0, 24),
                          [](const auto& param_info) {

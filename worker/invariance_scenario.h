@@ -2,7 +2,9 @@
 // requests of every kind.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,13 +82,69 @@ class Worker {
 
   // All samples of all requests, in order.
   std::vector<Sample> Run(const std::vector<Request>& requests) {
-    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    Sinks sinks;
     for (const Request& request : requests) {
-      sinks.push_back(std::make_shared<RecordingSink>(request.sampling.n));
-      EXPECT_THAT(scheduler_->Add(request, sinks.back()).status, base::IsOk());
+      sinks.push_back(Add(request));
       if (conditions_.one_at_a_time) Finish();
     }
     Finish();
+    return SamplesOf(sinks);
+  }
+
+  // The same of requests 0, 2, ...: the others are aborted, half of them within
+  // their prompt and during a step, half within their answer and between steps.
+  std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests) {
+    Sinks kept;
+    Sinks aborted;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      (i % 2 == 0 ? kept : aborted).push_back(Add(requests[i]));
+    }
+    Finish([&](bool during_step) {
+      for (const SequenceSnapshot& each : scheduler_->Snapshot()) {
+        for (size_t i = during_step ? 1 : 3; i < requests.size(); i += 4) {
+          const auto prompt =
+              static_cast<uint32_t>(requests[i].prompt_ids.size());
+          const uint32_t from = during_step ? prompt / 4 : prompt + 3;
+          if (each.request_id == requests[i].request_id &&
+              each.computed_tokens >= from) {
+            scheduler_->Abort(each.request_id, std::nullopt);
+          }
+        }
+      }
+    });
+    for (size_t i = 0; i < aborted.size(); ++i) {
+      for (const RecordingSink::Sample& sample : aborted[i]->samples()) {
+        EXPECT_EQ(sample.finish->reason, FinishReason::kAbort);
+        EXPECT_EQ(sample.tokens.empty(), i % 2 == 0);
+      }
+    }
+    return SamplesOf(kept);
+  }
+
+  cache::KvCacheStats stats() const { return cache_->Stats(); }
+
+ private:
+  using Sinks = std::vector<std::shared_ptr<RecordingSink>>;
+
+  std::shared_ptr<RecordingSink> Add(const Request& request) {
+    auto sink = std::make_shared<RecordingSink>(request.sampling.n);
+    EXPECT_THAT(scheduler_->Add(request, sink).status, base::IsOk());
+    return sink;
+  }
+
+  // Steps until nothing is left; `look` comes during and behind each.
+  void Finish(const std::function<void(bool during_step)>& look = [](bool) {}) {
+    while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
+      look(true);
+      const auto result = rank_->executor().Execute(*plan);
+      ASSERT_THAT(result.status(), base::IsOk());
+      ASSERT_THAT(scheduler_->Apply(*result), base::IsOk());
+      look(false);
+    }
+  }
+
+  // Of requests that have ended, and hold no page.
+  std::vector<Sample> SamplesOf(const Sinks& sinks) {
     std::vector<Sample> samples;
     for (const auto& sink : sinks) {
       EXPECT_TRUE(sink->ended());
@@ -105,17 +163,6 @@ class Worker {
     }
     EXPECT_EQ(scheduler_->Load().free_pages, scheduler_->Load().total_pages);
     return samples;
-  }
-
-  cache::KvCacheStats stats() const { return cache_->Stats(); }
-
- private:
-  void Finish() {
-    while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
-      const auto result = rank_->executor().Execute(*plan);
-      ASSERT_THAT(result.status(), base::IsOk());
-      ASSERT_THAT(scheduler_->Apply(*result), base::IsOk());
-    }
   }
 
   const Conditions conditions_;
