@@ -1,7 +1,11 @@
 """What the scripts promise, where that can be tried without building."""
 
+import os
+import shutil
 import signal
 import subprocess
+
+import pytest
 
 from kvasir_process import ROOT, wait_until
 
@@ -47,3 +51,42 @@ def test_a_command_within_its_budget_keeps_its_exit_code_and_its_signals():
 def test_serve_tells_how_it_is_used():
     done = subprocess.run([ROOT / "scripts/serve", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--demo" in done.stdout
+
+
+# Says how it was called; setup and build find nothing to do.
+STUBS = {
+    "scripts/setup": "#!/bin/sh\n",
+    "scripts/build": "#!/bin/sh\n",
+    "build/release/kvasir": "#!/bin/sh\nprintf '%s\\n' \"$@\"\n",
+}
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """scripts/serve of a tree without a build: the arguments that the server gets."""
+    for name, text in STUBS.items():
+        stub = tmp_path / name
+        stub.parent.mkdir(parents=True, exist_ok=True)
+        stub.write_text(text)
+        stub.chmod(0o755)
+    shutil.copy(ROOT / "scripts/serve", tmp_path / "scripts/serve")
+    bare = {name: value for name, value in os.environ.items()
+            if not name.startswith("KVASIR_")}
+
+    def arguments(*flags, **environment):
+        done = subprocess.run(
+            [tmp_path / "scripts/serve", *flags], env={**bare, **environment},
+            capture_output=True, text=True, check=True)
+        return done.stdout.replace(f"{tmp_path}/", "").splitlines()
+
+    return arguments
+
+
+def test_serve_serves_the_compressed_model_unless_told_which(serve):
+    default = ["--model", "models/tiny-palu"]
+    assert (ROOT / default[1] / "kv_plan.json").is_file()
+    assert serve() == ["serve", *default]
+    assert serve("--grpc-port", "0") == ["serve", *default, "--grpc-port", "0"]
+    for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
+        assert serve(*flags) == ["serve", *flags]
+    assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
