@@ -348,8 +348,8 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
         assert 0 <= clamped <= codes / 10
 
 
-SHORT, LONG = 1024, 8192
-# Whole keys of one layer at LONG, in float32, are 8 MiB.
+SHORT, LONG, LONGER = 1024, 8192, 65536
+# Whole keys of one layer in float32 are 8 MiB at LONG, those of one head at LONGER.
 UNEXPLAINED_BYTES = 3 << 20
 
 
@@ -366,16 +366,22 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
+def peak_of(*args, **options):
+    """Peak resident bytes of `kvasir ARGS...`, and what it told."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PEAK_OF, BINARY, *map(str, args)], capture_output=True,
+        text=True, timeout=300, **options)
+    assert done.returncode == 0, done.stderr
+    return int(done.stderr.splitlines()[-1]), done.stdout
+
+
 def peak_and_pool(model, window):
     """Peak resident bytes of a run over one window, and those of its pool."""
-    command = [sys.executable, "-S", "-c", PEAK_OF, BINARY, "perplexity",
-               "--model", model, "--text", EVALUATION, "--window", window, "--max-windows", 1,
-               "--json"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    peak, told = peak_of("perplexity", "--model", model, "--text", EVALUATION, "--window",
+                         window, "--max-windows", 1, "--json")
+    told = json.loads(told)
     assert told["kv_held_tokens"] == window - 1
-    return int(done.stderr.splitlines()[-1]), told["kv_pool_bytes"]
+    return peak, told["kv_pool_bytes"]
 
 
 @pytest.mark.parametrize("name", ["palu-3", "rap-4"])
@@ -389,3 +395,27 @@ def test_peak_memory_grows_by_the_pool_alone(artifacts, tmp_path, name):
     long_peak, long_pool = peak_and_pool(folder, LONG)
     assert long_pool > short_pool
     assert abs((long_peak - short_peak) - (long_pool - short_pool)) < UNEXPLAINED_BYTES
+
+
+SEQUENCES = 2
+
+
+def peak_of_a_step(folder, context):
+    """Of one decode step by a random model of the built-in shape, with the plan in
+    `folder` and a pool that just holds its sequences."""
+    peak, told = peak_of(
+        "bench", "decode", "--quick", "--paced", "--random-weights", "--shape", "kvasir-tiny",
+        "--plan", folder / "kv_plan.json", "--batch", SEQUENCES, "--context", context,
+        "--steps", 1, "--fill", "random", input="\n")
+    assert "seconds_per_step" in told
+    return peak
+
+
+@pytest.mark.parametrize("name", ["palu-3", "svdq-exact"])
+def test_peak_memory_of_decoding_grows_by_the_cache_alone(artifacts, name):
+    folder = artifacts[name][0]
+    inspect = json.loads(
+        run("inspect", folder, "--json", "--lengths", f"{SHORT + 1},{LONGER + 1}").stdout)
+    short, long = (SEQUENCES * row["kv_bytes"] for row in inspect["at_length"])
+    grown = peak_of_a_step(folder, LONGER) - peak_of_a_step(folder, SHORT)
+    assert abs(grown - (long - short)) < UNEXPLAINED_BYTES
