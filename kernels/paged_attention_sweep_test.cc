@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -112,6 +113,16 @@ std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
           {"static 4 bits", Static(Part({rank}, {4}))}};
 }
 
+// Keys of such a codec, read so.
+PartSpec KeysOf(PartSpec codec, Reads reads) {
+  const int64_t rank = codec.widths[0];
+  if (reads == Reads::kRebuilt) codec.rebuild = {32, 16, true};
+  if (reads == Reads::kAsStored) {
+    codec.rebuild = {rank, rank / 4, false, true, true};
+  }
+  return codec;
+}
+
 class CodecSweepTest : public ::testing::TestWithParam<Reads> {};
 
 TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
@@ -121,16 +132,11 @@ TEST_P(CodecSweepTest, EveryCodecAtEveryRank) {
   for (const int64_t rank : {8, 24, 96, 160}) {
     for (const auto& [name, codec] : Codecs(rank)) {
       SCOPED_TRACE(std::string(name) + ", rank " + std::to_string(rank));
-      PartSpec keys = codec;
-      if (GetParam() == Reads::kRebuilt) keys.rebuild = {32, 16, true};
-      if (GetParam() == Reads::kAsStored) {
-        keys.rebuild = {rank, rank / 4, false, true, true};
-      }
       PartSpec values = codec;
       if (GetParam() == Reads::kLifted) {
         values.lift_dims = seed % 2 == 0 ? 32 : 1 + seed % 41;
       }
-      LatentSpec spec = Spec({keys}, {values});
+      LatentSpec spec = Spec({KeysOf(codec, GetParam())}, {values});
       if (GetParam() == Reads::kLifted) spec.value_exact = seed % 5 * 9;
       spec.page_tokens = page_tokens[seed % 3];
       LatentCache cache(spec, {70}, seed++);
@@ -144,14 +150,45 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-TEST(RebuiltContextTest, AcrossSplits) {
+struct Heads {
+  int64_t queries;
+  std::vector<int32_t> group_of_head;  // one for each KV head
+};
+
+class ContextSweepTest
+    : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
+
+// Behind nothing, around the end of a page or two, and across splits.
+TEST_P(ContextSweepTest, EveryShapeOfHeads) {
+  const Reads reads = std::get<0>(GetParam());
+  const int64_t context = std::get<1>(GetParam());
+  const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
+  const PartSpec codecs[] = {Part({24}), Part({24}, {4}, 8),
+                             Part({24}, {8, 4, 3, 2, 1}, 6)};
   Streams streams;
-  LatentSpec spec = Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8, true})},
-                         {OneGroup(Part({24}, {3}))});
-  LatentCache cache(spec, {1001}, Seed());
-  cache.Write(0, 0, 1001);
-  ExpectDefinition(streams, cache, {{0, 1000, 1}});
+  uint32_t seed = Seed();
+  // Which of them meet is another with every context.
+  auto codec = static_cast<size_t>(context);
+  for (const Heads& heads : shapes) {
+    PartSpec part = codecs[codec++ % 3];
+    part.group_of_head = heads.group_of_head;
+    PartSpec values = part;
+    if (reads == Reads::kLifted) values.lift_dims = 20;
+    LatentSpec spec = Spec({KeysOf(part, reads)}, {values});
+    spec.num_heads = heads.queries;
+    spec.num_kv_heads = static_cast<int64_t>(heads.group_of_head.size());
+    SCOPED_TRACE(heads.queries);
+    LatentCache cache(spec, {context + 1}, seed++);
+    cache.Write(0, 0, context + 1);
+    ExpectDefinition(streams, cache, {{0, context, 1}});
+  }
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    ReadsAndContexts, ContextSweepTest,
+    ::testing::Combine(::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
+                                         Reads::kAsStored, Reads::kLifted),
+                       ::testing::Values(0, 1, 63, 64, 65, 1000)));
 
 // ----- What is not visible.
 
@@ -180,7 +217,7 @@ TEST_P(VisibilityTest, OnlyWhatIsSeenIsRead) {
       Spec({OneGroup(Part({24}))},
            {Lifted(OneGroup(Part({40}, schedule, 8)), 20)})};
   Streams streams;
-  uint32_t seed = 30;
+  uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
     spec.window = view.window;
@@ -246,9 +283,10 @@ TEST_P(PositionsTest, EverySlotTurnsByItsOwn) {
       Spec({Rebuilt(Part({24}, {4}, 8), {32, 16, true})}, {Part({24})}),
       Spec({Rebuilt(Part({40}), {40, 12, false, true, true, 1.25f})},
            {Part({24})})};
+  uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     spec.position_of = GetParam().of;
-    LatentCache cache(spec, {150}, 50);
+    LatentCache cache(spec, {150}, seed++);
     cache.Write(0, 0, 150);
     ExpectDefinition(streams, cache, {{0, 50, 1}, {0, 147, 3}});
   }
