@@ -126,7 +126,9 @@ std::vector<kvasir::v1::Codec> Codecs() {
   }
   per_token({4}, 8, kvasir::v1::F16);
   per_token({3}, 16, kvasir::v1::BF16);
+  per_token({4}, 0, kvasir::v1::F32);
   per_token(schedule, 0, kvasir::v1::F16);
+  per_token(schedule, 3, kvasir::v1::F32);
   per_token({8, 4, 3, 3, 2, 1, 1, 0}, 3, kvasir::v1::BF16);
   add(schedule)->mutable_channel_static();
   for (const auto dtype :

@@ -512,7 +512,7 @@ TEST_F(KvAppendGoldenTest, CodesAndRangesAreTheOraclesBitByBit) {
     Compare(want);
     ++compared;
   }
-  EXPECT_EQ(20, compared);
+  EXPECT_EQ(22, compared);
 }
 
 TEST_F(KvAppendGoldenTest, NumbersAreTheOraclesBitByBit) {
