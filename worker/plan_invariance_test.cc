@@ -102,10 +102,28 @@ TEST_P(PlanInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
   }
 }
 
+// Whole and low-rank caches of the other types: the rest is of bfloat16.
+std::vector<PlanCase> TypedCases() {
+  using namespace plan_cases;  // NOLINT: this function is of that namespace
+  const std::string half = R"({"dtype":"F16"})";
+  const std::string full = R"({"dtype":"F32"})";
+  return {
+      {"Dense", Full("POST_ROPE"), Full("NO_ROPE")},
+      {"DenseHalves", Full("POST_ROPE", half), Full("NO_ROPE", half)},
+      {"DenseFloats", Full("POST_ROPE", full), Full("NO_ROPE", full)},
+      {"PaluHalves", LowRank(kTwo, kReconstruct, "PRE_ROPE", half),
+       LowRank(kTwo, kFold, "NO_ROPE", half)},
+      {"PaluFloats", LowRank(kTwo, kReconstruct, "PRE_ROPE", full),
+       LowRank(kTwo, kFold, "NO_ROPE", full)},
+  };
+}
+
 std::vector<FamilyCase> Cases() {
   std::vector<FamilyCase> cases = FamilyCases(kWindow);
-  for (const PlanCase& plan_case : PlanCases()) {
-    cases.push_back({TinyShape(), plan_case});
+  for (const auto& more : {PlanCases(), TypedCases()}) {
+    for (const PlanCase& plan_case : more) {
+      cases.push_back({TinyShape(), plan_case});
+    }
   }
   return cases;
 }
