@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kernels/attention_plan.h"
 #include "kernels/attention_rows.h"
@@ -23,15 +22,9 @@
 #include "kernels/code_tile-inl.h"
 #include "kernels/latent_tile-inl.h"
 #include "kernels/rebuild-inl.h"
+#include "kernels/softmax-inl.h"
 #include "kernels/tile-inl.h"
 #include "kernels/value_sums-inl.h"
-
-#ifndef KVASIR_KERNELS_PAGED_ATTENTION_CPU_ONCE_
-#define KVASIR_KERNELS_PAGED_ATTENTION_CPU_ONCE_
-namespace kvasir::kernels {
-inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
-}  // namespace kvasir::kernels
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
@@ -156,15 +149,10 @@ class PanelWorker {
   }
   void AddBlock(int64_t block, VisibleRange needed) {
     Score(block, needed);
-    unit_.ForVisible(
-        {0, unit_.count()}, block, [&](RowRange rows, VisibleRange visible) {
-          constexpr int kTogether = kBlock <= 4 * kVecLanes ? 2 : 1;
-          int64_t r = rows.begin;
-          for (; r + kTogether <= rows.end; r += kTogether) {
-            Softmax<kTogether>(r, visible);
-          }
-          for (; r < rows.end; ++r) Softmax<1>(r, visible);
-        });
+    unit_.ForVisible({0, unit_.count()}, block,
+                     [&](RowRange rows, VisibleRange visible) {
+                       WeighScores(rows, visible);
+                     });
     AddValues(block, needed);
   }
   void EndSplit() const { values_.EndSplit(); }
@@ -516,70 +504,20 @@ class PanelWorker {
   }
 
   // Scores become weights; what was summed before is brought to the new
-  // maximum. Rows together hide each other's latencies.
-  template <int kRows>
-  void Softmax(int64_t first, VisibleRange visible) const {
-    constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
-    float* scores = scratch_ + plan_.scratch().scores + first * kBlock;
-    float* row_max = state_ + plan_.state().max + first;
-    float* row_sum = state_ + plan_.state().sum + first;
-    const Vec scale = Broadcast(params_.scale);
-    Vec vecs[kRows][kVecs];
-    for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVecs; ++v) {
-        vecs[r][v] =
-            hn::Mul(LoadFloats(scores + r * kBlock + v * kVecLanes), scale);
-      }
-      if (visible.end - visible.begin < kBlock) HideOthers(visible, vecs[r]);
-    }
-    float max[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      Wide lanes = MakeWide([](int) { return Broadcast(kNothing); });
-      for (int v = 0; v < kVecs; ++v) {
-        Vec& lane = lanes.part[v % kVecsPerWide];
-        lane = Larger(vecs[r][v], lane);
-      }
-      const float block_max = MaxOf(lanes);
-      max[r] = row_max[r] > block_max ? row_max[r] : block_max;
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const Vec max_vec = Broadcast(max[r]);
-      for (int v = 0; v < kVecs; ++v) {
-        vecs[r][v] = ExpVec(hn::Sub(vecs[r][v], max_vec));
-        hn::StoreU(vecs[r][v], kFloats, scores + r * kBlock + v * kVecLanes);
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      // Most blocks bring no new maximum: what was summed stays as it is.
-      const float down = row_max[r] - max[r];
-      const float correction =
-          down == 0.0f ? 1.0f : hn::GetLane(ExpVec(Broadcast(down)));
-      Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
-      for (int v = 0; v < kVecs; ++v) {
-        Vec& lane = lanes.part[v % kVecsPerWide];
-        lane = hn::Add(lane, vecs[r][v]);
-      }
-      row_sum[r] = std::fma(row_sum[r], correction, SumOf(lanes));
-      row_max[r] = max[r];
-      if (down == 0.0f) continue;
-      const PanelState& at = plan_.state();
-      Scale(correction, plan_.out_width(),
-            state_ + at.out + (first + r) * plan_.out_width());
-      Scale(correction, plan_.minima_width(),
-            state_ + at.out_minima + (first + r) * plan_.minima_width());
-    }
-  }
-
-  // Scores of slots that a row does not see count for nothing.
-  static void HideOthers(VisibleRange visible, Vec* scores) {
-    const Vec begin = Broadcast(static_cast<float>(visible.begin));
-    const Vec end = Broadcast(static_cast<float>(visible.end));
-    for (int v = 0; v < kBlock / kVecLanes; ++v) {
-      const Vec slot = hn::Iota(kFloats, static_cast<float>(v * kVecLanes));
-      scores[v] =
-          hn::IfThenElse(hn::And(hn::Ge(slot, begin), hn::Lt(slot, end)),
-                         scores[v], Broadcast(kNothing));
-    }
+  // maxima.
+  void WeighScores(RowRange rows, VisibleRange visible) const {
+    const PanelState& at = plan_.state();
+    SoftmaxArgs args = {};
+    args.scores = scratch_ + plan_.scratch().scores;
+    args.max = state_ + at.max;
+    args.sum = state_ + at.sum;
+    args.scale = params_.scale;
+    args.visible = visible;
+    Softmax(args, rows, [&](int64_t r, float factor) {
+      Scale(factor, plan_.out_width(), state_ + at.out + r * plan_.out_width());
+      Scale(factor, plan_.minima_width(),
+            state_ + at.out_minima + r * plan_.minima_width());
+    });
   }
 
   // `count` is a multiple of 16.

@@ -65,17 +65,21 @@ HWY_INLINE Vec LoadFloats(const F16* from) {
 }
 
 // Max(a, b) of the scalar code: a > b ? a : b.
-HWY_INLINE Vec Larger(Vec a, Vec b) {
+template <typename V>
+HWY_INLINE V Larger(V a, V b) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
+  return hn::Max(a, b);  // the instruction does just that
+#else
   return hn::IfThenElse(hn::Gt(a, b), a, b);
+#endif
 }
 
-HWY_INLINE Vec ExpVec(Vec x) {
+// ExpVec of numbers that are not above kHighest; a NaN stays one.
+HWY_INLINE Vec ExpOfCapped(Vec x) {
   namespace c = exp_constants;
   const hn::RebindToSigned<Floats> d32;
-  const Vec capped = hn::IfThenElse(hn::Gt(x, Broadcast(c::kHighest)),
-                                    Broadcast(c::kHighest), x);
-  const Vec n = hn::Round(hn::Mul(capped, Broadcast(c::kLog2E)));
-  Vec r = Fma(n, Broadcast(-c::kLn2High), capped);
+  const Vec n = hn::Round(hn::Mul(x, Broadcast(c::kLog2E)));
+  Vec r = Fma(n, Broadcast(-c::kLn2High), x);
   r = Fma(n, Broadcast(-c::kLn2Low), r);
   Vec p = Broadcast(c::kC6);
   p = Fma(p, r, Broadcast(c::kC5));
@@ -88,9 +92,14 @@ HWY_INLINE Vec ExpVec(Vec x) {
   const auto exponent =
       hn::Add(hn::ConvertTo(d32, n), hn::Set(d32, int32_t{127}));
   const Vec scale = hn::BitCast(kFloats, hn::ShiftLeft<23>(exponent));
-  const Vec result = hn::IfThenElse(hn::Lt(x, Broadcast(c::kLowest)),
-                                    hn::Zero(kFloats), hn::Mul(p, scale));
-  return hn::IfThenElse(hn::IsNaN(x), x, result);
+  return hn::IfThenZeroElse(hn::Lt(x, Broadcast(c::kLowest)),
+                            hn::Mul(p, scale));
+}
+
+HWY_INLINE Vec ExpVec(Vec x) {
+  const Vec highest = Broadcast(exp_constants::kHighest);
+  const Vec capped = hn::IfThenElse(hn::Gt(x, highest), highest, x);
+  return hn::IfThenElse(hn::IsNaN(x), x, ExpOfCapped(capped));
 }
 
 HWY_INLINE Vec SiluVec(Vec x) {
@@ -167,17 +176,28 @@ HWY_INLINE void StoreWide(const Wide& wide, float* lanes) {
 #if HWY_TARGET != HWY_SCALAR
 // Combines the halves of a vector until four lanes are left.
 template <class D, class V, typename Combine>
-HWY_INLINE auto ReduceToFour(D d, V v, const Combine& combine) {
+HWY_INLINE auto FoldToFour(D d, V v, const Combine& combine) {
   if constexpr (hn::MaxLanes(D()) > 4) {
     const hn::Half<D> half;
-    return ReduceToFour(
+    return FoldToFour(
         half, combine(hn::LowerHalf(half, v), hn::UpperHalf(half, v)), combine);
   } else {
     (void)d;
     return v;
   }
 }
-
+// The first steps of the tree.
+template <typename Combine>
+HWY_INLINE auto ReduceToFour(const Wide& wide, const Combine& combine) {
+  Vec parts[kVecsPerWide];
+  for (int i = 0; i < kVecsPerWide; ++i) parts[i] = wide.part[i];
+  for (int width = kVecsPerWide / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      parts[i] = combine(parts[i], parts[i + width]);
+    }
+  }
+  return FoldToFour(kFloats, parts[0], combine);
+}
 #endif
 
 // TreeSum and TreeMax without a way through memory: halves are combined until
@@ -195,14 +215,7 @@ HWY_INLINE float ReduceWide(const Wide& wide, const Combine& combine) {
   }
   return lanes[0];
 #else
-  Vec parts[kVecsPerWide];
-  for (int i = 0; i < kVecsPerWide; ++i) parts[i] = wide.part[i];
-  for (int width = kVecsPerWide / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) {
-      parts[i] = combine(parts[i], parts[i + width]);
-    }
-  }
-  auto four = ReduceToFour(kFloats, parts[0], combine);
+  auto four = ReduceToFour(wide, combine);
   four = combine(four, hn::Shuffle1032(four));
   return hn::GetLane(combine(four, hn::Shuffle2301(four)));
 #endif
@@ -217,9 +230,34 @@ struct AddStep {
 struct LargerStep {
   template <typename V>
   HWY_INLINE V operator()(V low, V high) const {
-    return hn::IfThenElse(hn::Gt(low, high), low, high);
+    return Larger(low, high);
   }
 };
+
+// out[i] = ReduceWide(wides[i]). Four at a time share steps of the tree.
+template <int kCount, typename Combine>
+HWY_INLINE void ReduceWides(const Wide (&wides)[kCount], const Combine& combine,
+                            float (&out)[kCount]) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kCount == 4) {
+    const hn::CappedTag<float, 4> d4;
+    using Four = hn::Vec<decltype(d4)>;
+    Four fours[4];
+    for (int i = 0; i < 4; ++i) fours[i] = ReduceToFour(wides[i], combine);
+    const auto pair = [&](Four a, Four b) {
+      return combine(hn::ConcatLowerLower(d4, b, a),
+                     hn::ConcatUpperUpper(d4, b, a));
+    };
+    const Four first = pair(fours[0], fours[1]);
+    const Four second = pair(fours[2], fours[3]);
+    hn::StoreU(combine(hn::ConcatEven(d4, second, first),
+                       hn::ConcatOdd(d4, second, first)),
+               d4, out);
+    return;
+  }
+#endif
+  for (int i = 0; i < kCount; ++i) out[i] = ReduceWide(wides[i], combine);
+}
 
 HWY_INLINE float SumOf(const Wide& wide) { return ReduceWide(wide, AddStep()); }
 HWY_INLINE float MaxOf(const Wide& wide) {
