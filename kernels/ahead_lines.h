@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace kvasir::kernels {
 
@@ -40,11 +41,18 @@ class AheadLines {
     next_ += kLineBytes;
   }
   void Ask(int64_t lines) {
-    for (int64_t i = 0; i < lines; ++i) Ask();
+    const char* next = next_;
+    for (;;) {
+      for (; next < end_ && lines > 0; --lines, next += kLineBytes) {
+        AskForLine(next);
+      }
+      if (lines == 0 || taken_ == added_) break;
+      next = pieces_[taken_ % kMostPieces].begin;
+      end_ = pieces_[taken_++ % kMostPieces].end;
+    }
+    next_ = next;
   }
-  void AskAll() {
-    while (next_ < end_ || taken_ != added_) Ask();
-  }
+  void AskAll() { Ask(std::numeric_limits<int64_t>::max()); }
 
  private:
   static constexpr uint32_t kMostPieces = 64;

@@ -20,12 +20,19 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Most rows of a tile. With two vectors of codes, their accumulators are as
-// many chains as hide the latency of a multiply-add.
-inline constexpr int kCodeTileRows =
-    KVASIR_TILE_ROWS < 4 ? KVASIR_TILE_ROWS : 4;
+// Vectors of codes beside each other, at least.
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
+
+// Accumulators of a tile: as many as leave registers for the codes. AVX-512 and
+// NEON have 32 registers, AVX2 16. Eight chains just hide the latency of a
+// multiply-add; more also make codes, and the numbers they are multiplied with,
+// serve longer.
+inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
+inline constexpr int kCodeTileRows =
+    KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs
+        ? KVASIR_TILE_ROWS
+        : kCodeTileSums / kCodeTileVecs;
 
 // Up to here a row's own unpacking costs less than a way through memory.
 inline constexpr int64_t kCodeTileMostRows = 8;
@@ -58,9 +65,8 @@ struct ValueCodesArgs {
   int64_t depth;             // slots
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // of the first code
-  const float* a;            // [rows, depth]
-  int64_t a_stride;
-  float* c;  // [rows, columns]
+  const float* a;            // [rows, depth], rows 64 apart
+  float* c;                  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
   AheadLines* ahead;  // asked meanwhile

@@ -67,9 +67,11 @@ HWY_INLINE WordVec WithThirdBit(WordVec low, WordVec third) {
                 hn::And(third, hn::Set(kWords, 4u)));
 }
 
-// Vectors of codes beside each other: one row alone has too few accumulators.
+// Vectors of codes beside each other: few rows have too few accumulators.
 template <int kRows>
-inline constexpr int kVecsOf = kRows == 1 ? 2 * kCodeTileVecs : kCodeTileVecs;
+inline constexpr int kVecsOf =
+    2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
+                                              : kCodeTileVecs;
 
 // Lines to ask for during so many AddProducts of one row: about as fast as they
 // come.
@@ -152,6 +154,7 @@ HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
   }
 }
 
+// Whole words of codes.
 template <int kBits, bool kThird, int kRows>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
   constexpr int kPerWord = 32 / kBits;
@@ -170,43 +173,55 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
                       : hn::Zero(kFloats);
     }
   }
+  const uint32_t* low = args.low + args.place.low_bit / 32 * kSlots + column;
   WordVec words[kVecs];
   WordVec third[kVecs];
   for (int v = 0; v < kVecs; ++v) third[v] = hn::Zero(kWords);
-  int64_t bit = args.place.low_bit;
-  int64_t i = 0;
-  const auto load_third = [&] {
+  for (int64_t i = 0; i < args.depth; i += kPerWord) {
+    LoadWords(low, words);
+    low += kSlots;
     if constexpr (kThird) {
       const int64_t third_bit = args.place.third_bit + i;
       LoadWords(args.third + third_bit / 32 * kSlots + column, third);
       StartThird(third_bit % 32, third);
     }
-  };
-  const auto one = [&] {
-    LoadWords(args.low + bit / 32 * kSlots + column, words);
-    for (int v = 0; v < kVecs; ++v) {
-      words[v] = hn::ShiftRightSame(words[v], static_cast<int>(bit % 32));
-    }
-    Vec codes[kVecs];
-    TakeCodes<kBits, kThird, kVecs>(numbers, words, third, codes);
-    AddProducts(a, i, codes, acc);
-    bit += kBits;
-    ++i;
-  };
-  while (i < args.depth && bit % 32 != 0) one();
-  for (; i + kPerWord <= args.depth; i += kPerWord, bit += 32) {
-    LoadWords(args.low + bit / 32 * kSlots + column, words);
-    load_third();
     const float* from[kRows];
     for (int r = 0; r < kRows; ++r) from[r] = a[r] + i;
     args.ahead->Ask(kLinesPerWord);
     AddWord<kBits, kThird, kRows, kVecs, 0>(numbers, words, third, from, acc);
   }
-  if (i < args.depth) load_third();
-  while (i < args.depth) one();
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) {
       hn::StoreU(acc[r][v], kFloats, c + r * args.c_stride + v * kVecLanes);
+    }
+  }
+}
+
+// What stands at a bit of each slot's words, in the lowest bits.
+HWY_INLINE WordVec WordsAt(const uint32_t* words, int64_t bit, int64_t column) {
+  return hn::ShiftRightSame(
+      hn::LoadU(kWords, words + bit / 32 * kSlots + column),
+      static_cast<int>(bit % 32));
+}
+
+// Codes that do not fill a word, one after the other.
+template <int kBits, bool kThird>
+void AddSingleKeys(int64_t rows, const KeyCodesArgs& args) {
+  const CodeNumbers<kThird ? 3 : kBits> numbers;
+  for (int64_t s = 0; s < kSlots; s += kVecLanes) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* const c = args.c + r * args.c_stride + s;
+      Vec sum = args.accumulate ? LoadFloats(c) : hn::Zero(kFloats);
+      for (int64_t i = 0; i < args.depth; ++i) {
+        WordVec word = WordsAt(args.low, args.place.low_bit + i * kBits, s);
+        if constexpr (kThird) {
+          const WordVec third =
+              WordsAt(args.third, args.place.third_bit + i, s);
+          word = WithThirdBit(word, hn::ShiftLeft<2>(third));
+        }
+        sum = Fma(Broadcast(args.a[r * args.a_stride + i]), numbers(word), sum);
+      }
+      hn::StoreU(sum, kFloats, c);
     }
   }
 }
@@ -310,7 +325,7 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   const float* a[kRows];
   Vec acc[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
-    a[r] = args.a + r * args.a_stride;
+    a[r] = args.a + r * kSlots;
     for (int v = 0; v < kVecs; ++v) {
       acc[r][v] = SlotCodes<kBits>::ToLanes(
           LoadFloats(c + r * args.c_stride + v * kVecLanes));
@@ -369,39 +384,81 @@ void ValueRow(int rows, const ValueCodesArgs& args) {
 
 // Calls run(height, args) for tiles of rows of nearly one height.
 template <typename Args, typename Run>
-void ForTiles(int64_t rows, Args args, const Run& run) {
+HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
+                         const Run& run) {
+  if (rows <= kCodeTileRows) return run(static_cast<int>(rows), args);
+  Args tile = args;
   while (rows > 0) {
     const int64_t tiles = (rows + kCodeTileRows - 1) / kCodeTileRows;
     const int64_t height = rows / tiles;
-    run(static_cast<int>(height), args);
-    args.a += height * args.a_stride;
-    args.c += height * args.c_stride;
+    run(static_cast<int>(height), tile);
+    tile.a += height * a_stride;
+    tile.c += height * args.c_stride;
     rows -= height;
+  }
+}
+
+template <int kBits, bool kThird>
+void KeyWords(int64_t rows, const KeyCodesArgs& args) {
+  ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
+    KeyRow<kBits, kThird, kCodeTileRows>(height, tile);
+  });
+}
+
+// The `count` codes of args from `begin` on.
+template <int kBits, bool kThird>
+KeyCodesArgs PartOf(KeyCodesArgs args, int64_t begin, int64_t count) {
+  args.a += begin;
+  args.place.low_bit += begin * kBits;
+  args.place.third_bit += kThird ? begin : 0;
+  args.accumulate = args.accumulate || begin > 0;
+  args.depth = count;
+  return args;
+}
+
+template <int kBits, bool kThird>
+void KeyCodes(int64_t rows, const KeyCodesArgs& args) {
+  constexpr int64_t kPerWord = 32 / kBits;
+  const int64_t in_word = args.place.low_bit % 32 / kBits;
+  if (in_word == 0 && args.depth % kPerWord == 0) {
+    return KeyWords<kBits, kThird>(rows, args);
+  }
+  // Those that end a word, whole words, and those that begin one.
+  const int64_t begin = std::min(args.depth, (kPerWord - in_word) % kPerWord);
+  const int64_t end = begin + (args.depth - begin) / kPerWord * kPerWord;
+  if (begin > 0) {
+    AddSingleKeys<kBits, kThird>(rows, PartOf<kBits, kThird>(args, 0, begin));
+  }
+  if (begin < end) {
+    KeyWords<kBits, kThird>(rows,
+                            PartOf<kBits, kThird>(args, begin, end - begin));
+  }
+  if (end < args.depth) {
+    AddSingleKeys<kBits, kThird>(
+        rows, PartOf<kBits, kThird>(args, end, args.depth - end));
   }
 }
 
 }  // namespace
 
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
-  ForTiles(rows, args, [](int height, const KeyCodesArgs& tile) {
-    if (tile.place.third_bit >= 0) {
-      KeyRow<2, true, kCodeTileRows>(height, tile);
-    } else if (tile.place.low_bits == 16) {
-      KeyRow<16, false, kCodeTileRows>(height, tile);
-    } else if (tile.place.low_bits == 8) {
-      KeyRow<8, false, kCodeTileRows>(height, tile);
-    } else if (tile.place.low_bits == 4) {
-      KeyRow<4, false, kCodeTileRows>(height, tile);
-    } else if (tile.place.low_bits == 2) {
-      KeyRow<2, false, kCodeTileRows>(height, tile);
-    } else {
-      KeyRow<1, false, kCodeTileRows>(height, tile);
-    }
-  });
+  if (args.place.third_bit >= 0) {
+    KeyCodes<2, true>(rows, args);
+  } else if (args.place.low_bits == 16) {
+    KeyCodes<16, false>(rows, args);
+  } else if (args.place.low_bits == 8) {
+    KeyCodes<8, false>(rows, args);
+  } else if (args.place.low_bits == 4) {
+    KeyCodes<4, false>(rows, args);
+  } else if (args.place.low_bits == 2) {
+    KeyCodes<2, false>(rows, args);
+  } else {
+    KeyCodes<1, false>(rows, args);
+  }
 }
 
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args) {
-  ForTiles(rows, args, [](int height, const ValueCodesArgs& tile) {
+  ForTiles(rows, kSlots, args, [](int height, const ValueCodesArgs& tile) {
     if (tile.place.third_bit >= 0) {
       ValueRow<2, true, kCodeTileRows>(height, tile);
     } else if (tile.place.low_bits == 4) {

@@ -292,7 +292,6 @@ class ValueSums {
     args.slots = slots.codes + visible.begin;
     args.place = piece.place;
     args.a = weights + rows.begin * kBlock + visible.begin;
-    args.a_stride = kBlock;
     args.c = to;
     args.c_stride = plan_.out_width();
     args.columns = piece.width;
