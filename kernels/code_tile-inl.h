@@ -80,6 +80,23 @@ inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
 }
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
 
+// Rows of weights times bfloat16s of slots, where they lie: c += a b.
+struct ValuePairsArgs {
+  int64_t depth;      // slots
+  const char* slots;  // the first one's numbers
+  int64_t slot_bytes;
+  const float* a;  // [rows, depth], rows 64 apart
+  float* c;        // [rows, columns]
+  int64_t c_stride;
+  int64_t columns;    // a multiple of kCodeTileColumns
+  const char* ahead;  // what is asked for meanwhile: as many slots
+};
+// Whether the tile takes as many rows.
+inline bool TakesValuePairs(int64_t rows) {
+  return kTakesKeyPairs && rows <= kCodeTileMostRows;
+}
+void RunValuePairs(int64_t rows, const ValuePairsArgs& args);
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels
 HWY_AFTER_NAMESPACE();

@@ -353,6 +353,56 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   }
 }
 
+// A pair of bfloat16s in each lane: the accumulators of even channels stand
+// beside those of odd ones.
+template <int kRows, int kVecs>
+void PairsTile(const ValuePairsArgs& args, int64_t column) {
+  constexpr int kPairs = kVecs / 2;
+  constexpr int64_t kPairBytes = 4 * kVecLanes;
+  float* const c = args.c + column;
+  const char* from = args.slots + 2 * column;
+  const char* ahead = args.ahead + 2 * column;
+  const float* a[kRows];
+  Vec even[kRows][kPairs];
+  Vec odd[kRows][kPairs];
+  for (int r = 0; r < kRows; ++r) {
+    a[r] = args.a + r * kSlots;
+    for (int v = 0; v < kPairs; ++v) {
+      hn::LoadInterleaved2(kFloats, c + r * args.c_stride + 2 * v * kVecLanes,
+                           even[r][v], odd[r][v]);
+    }
+  }
+  const WordVec high_half = hn::Set(kWords, 0xffff0000u);
+  for (int64_t s = 0; s < args.depth; ++s) {
+    Vec low[kPairs];
+    Vec high[kPairs];
+    for (int v = 0; v < kPairs; ++v) {
+      const auto* words = reinterpret_cast<const uint32_t*>(from);
+      const WordVec pairs = hn::LoadU(kWords, words + v * kVecLanes);
+      low[v] = hn::BitCast(kFloats, hn::ShiftLeft<16>(pairs));
+      high[v] = hn::BitCast(kFloats, hn::And(pairs, high_half));
+      if (v * kPairBytes % AheadLines::kLineBytes == 0) {
+        AskForLine(ahead + v * kPairBytes);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const Vec factor = Broadcast(a[r][s]);
+      for (int v = 0; v < kPairs; ++v) {
+        even[r][v] = Fma(factor, low[v], even[r][v]);
+        odd[r][v] = Fma(factor, high[v], odd[r][v]);
+      }
+    }
+    from += args.slot_bytes;
+    ahead += args.slot_bytes;
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kPairs; ++v) {
+      hn::StoreInterleaved2(even[r][v], odd[r][v], kFloats,
+                            c + r * args.c_stride + 2 * v * kVecLanes);
+    }
+  }
+}
+
 // ----- Choice of a tile.
 
 template <int kBits, bool kThird, int kRows>
@@ -379,6 +429,29 @@ void ValueRow(int rows, const ValueCodesArgs& args) {
     }
   } else if constexpr (kRows > 1) {
     ValueRow<kBits, kThird, kRows - 1>(rows, args);
+  }
+}
+
+// Tiles from `column` on, as wide as accumulators and columns allow.
+template <int kRows, int kVecs>
+void PairsColumns(const ValuePairsArgs& args, int64_t column) {
+  constexpr int64_t kColumns = kVecs * kVecLanes;
+  if constexpr (kVecs == kCodeTileVecs || kRows * kVecs <= kCodeTileSums) {
+    for (; column + kColumns <= args.columns; column += kColumns) {
+      PairsTile<kRows, kVecs>(args, column);
+    }
+  }
+  if constexpr (kVecs > kCodeTileVecs) {
+    if (column < args.columns) PairsColumns<kRows, kVecs / 2>(args, column);
+  }
+}
+
+template <int kRows>
+void PairsRow(int rows, const ValuePairsArgs& args) {
+  if (rows == kRows) {
+    PairsColumns<kRows, 4 * kCodeTileVecs>(args, 0);
+  } else if constexpr (kRows > 1) {
+    PairsRow<kRows - 1>(rows, args);
   }
 }
 
@@ -471,9 +544,16 @@ void RunValueCodes(int64_t rows, const ValueCodesArgs& args) {
   });
 }
 
+void RunValuePairs(int64_t rows, const ValuePairsArgs& args) {
+  ForTiles(rows, kSlots, args, [](int height, const ValuePairsArgs& tile) {
+    PairsRow<kCodeTileRows>(height, tile);
+  });
+}
+
 #else  // nobody calls them: see TakesKeyCodes
 void RunKeyCodes(int64_t, const KeyCodesArgs&) {}
 void RunValueCodes(int64_t, const ValueCodesArgs&) {}
+void RunValuePairs(int64_t, const ValuePairsArgs&) {}
 #endif
 
 }  // namespace HWY_NAMESPACE

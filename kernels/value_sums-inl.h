@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/attention_plan.h"
@@ -207,14 +208,28 @@ class ValueSums {
     for (int64_t s = visible.begin; s < visible.end;) {
       const BlockLoader::Run run =
           loader_.RunAt(part, group, block + s, block + visible.end);
-      TileArgs args =
-          ValueArgs(weights, rows, {s, s + run.count}, to, plan_.out_width());
-      args.b = run.codes + columns.offset_bytes;
-      args.b_stride =
-          group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
-      args.ahead = ahead;
-      args.ahead_step = kTileColumns * static_cast<int64_t>(sizeof(T));
-      Multiply<T>(args, rows.size(), columns.count);
+      const char* from = run.codes + columns.offset_bytes;
+      const VisibleRange slots = {s, s + run.count};
+      if (std::is_same_v<T, Bf16> && TakesValuePairs(rows.size())) {
+        ValuePairsArgs args = {};
+        args.depth = run.count;
+        args.slots = from;
+        args.slot_bytes = group.codes_stride_bytes;
+        args.a = weights + rows.begin * kBlock + s;
+        args.c = to;
+        args.c_stride = plan_.out_width();
+        args.columns = columns.count;
+        args.ahead = ahead;
+        RunValuePairs(rows.size(), args);
+      } else {
+        TileArgs args = ValueArgs(weights, rows, slots, to, plan_.out_width());
+        args.b = from;
+        args.b_stride =
+            group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
+        args.ahead = ahead;
+        args.ahead_step = kTileColumns * static_cast<int64_t>(sizeof(T));
+        Multiply<T>(args, rows.size(), columns.count);
+      }
       ahead += run.count * group.codes_stride_bytes;
       s += run.count;
     }
