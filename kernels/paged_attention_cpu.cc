@@ -332,7 +332,7 @@ class PanelWorker {
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       const bool in_registers =
-          num_rows <= kCodeTileMostRows && TakesKeyWords(p, *chunk);
+          num_rows <= MostRowsInRegisters(*chunk) && TakesKeyWords(p, *chunk);
       if (in_registers) {
         loader_.LoadKeyWords(part, group, *chunk);
       } else {
@@ -389,6 +389,9 @@ class PanelWorker {
       place.third_bit -= 8 * chunk.bytes.begin[PlaneIndex(1)];
     }
     return place;
+  }
+  static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
+    return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
   }
   // Whether words can be taken apart in registers.
   bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
