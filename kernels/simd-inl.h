@@ -77,7 +77,7 @@ HWY_INLINE V Larger(V a, V b) {
 // ExpVec of numbers that are not above kHighest; a NaN stays one.
 HWY_INLINE Vec ExpOfCapped(Vec x) {
   namespace c = exp_constants;
-  const hn::RebindToSigned<Floats> d32;
+  const hn::RebindToUnsigned<Floats> d32;
   const Vec n = hn::Round(hn::Mul(x, Broadcast(c::kLog2E)));
   Vec r = Fma(n, Broadcast(-c::kLn2High), x);
   r = Fma(n, Broadcast(-c::kLn2Low), r);
@@ -88,10 +88,11 @@ HWY_INLINE Vec ExpOfCapped(Vec x) {
   p = Fma(p, r, Broadcast(c::kC2));
   p = Fma(p, hn::Mul(r, r), r);
   p = hn::Add(p, Broadcast(1.0f));
-  // Lanes below kLowest hold nonsense here and are replaced below.
-  const auto exponent =
-      hn::Add(hn::ConvertTo(d32, n), hn::Set(d32, int32_t{127}));
-  const Vec scale = hn::BitCast(kFloats, hn::ShiftLeft<23>(exponent));
+  // The exponent n + 127 in the lowest bits of a float. Lanes below kLowest
+  // hold nonsense here and are replaced below.
+  const Vec exponent = hn::Add(n, Broadcast(0x1.8p23f + 127.0f));
+  const Vec scale =
+      hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(d32, exponent)));
   return hn::IfThenZeroElse(hn::Lt(x, Broadcast(c::kLowest)),
                             hn::Mul(p, scale));
 }
