@@ -6,12 +6,26 @@
 
 namespace kvasir::kernels {
 
-// Asks for the line at an address. It comes as far as the second level: a core
-// waits for few lines of the first level at a time, and those that are asked
-// for would keep out those that are read meanwhile.
+// Whether lines that are asked for come into the first level. An Intel core
+// waits for few lines of that level at a time, and those that are asked for
+// would keep out those that are read meanwhile; for AMD's it is the faster way.
+#if defined(__GNUC__) && defined(__x86_64__)
+inline const bool kAsksForFirstLevel = [] {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") != 0;
+}();
+#else
+inline constexpr bool kAsksForFirstLevel = false;
+#endif
+
+// Asks for the line at an address: as far as the second level at least.
 inline void AskForLine(const char* address) {
 #if defined(__GNUC__)
-  __builtin_prefetch(address, 0, 2);
+  if (kAsksForFirstLevel) {
+    __builtin_prefetch(address, 0, 3);
+  } else {
+    __builtin_prefetch(address, 0, 2);
+  }
 #else
   (void)address;
 #endif
