@@ -110,13 +110,14 @@ def main() -> None:
     options.kvasir = options.kvasir.resolve()
     if options.quick:
         for name in ("results", "out", "readme"):
-            if getattr(options, name) == parser.get_default(name):
+            if getattr(options, name).resolve() == parser.get_default(name).resolve():
                 parser.error(f"--quick: its figures mean nothing and may not be in "
                              f"{getattr(options, name)}; give --{name}")
     for name in options.only:
         if name not in names:
             parser.error(f"--only: {name} is none of {', '.join(names)}")
     try:
+        page.readme_places(options.readme.read_text())  # before an hour of work
         if not options.write:
             measure(options)
         results = {file.stem: json.loads(file.read_text())

@@ -263,12 +263,18 @@ def readme_rows(results):
                    f"{row['reached']} over {row['dense_reached']}"]
 
 
-def fill_readme(text: str, results) -> str:
-    """`text` with the rows between its two marks written anew."""
+def readme_places(text: str) -> tuple[str, str]:
+    """What stands before the marks and behind them."""
     begin, found, rest = text.partition(README_BEGIN)
     _, found_end, end = rest.partition(README_END)
     if not found or not found_end:
         raise PageError(f"README.md has no {README_BEGIN} followed by {README_END}")
+    return begin, end
+
+
+def fill_readme(text: str, results) -> str:
+    """`text` with the rows between its two marks written anew."""
+    begin, end = readme_places(text)
     try:
         rows = table(["", ""], list(readme_rows(results)))
     except KeyError as error:

@@ -427,6 +427,8 @@ def main() -> None:
             print("\n".join(table_lines(study, table) + [""] +
                             claim_lines(study, table.claims) + [""] +
                             study.engine_lines(compared)))
+    if args.engine_only and not any(compared.values()):
+        raise SystemExit("none of these tables has an artifact")
     if args.engine_only:
         section = "\n".join(study.engine_lines(compared)) + "\n"
         if args.only:

@@ -233,8 +233,9 @@ def make_weights(options) -> Files:
     # Another converter makes its file again.
     converter = hashlib.sha256(Path(llama_cpp_gguf.__file__).read_bytes()).hexdigest()[:8]
     files = Files(base / "checkpoint", base / f"model-{converter}.gguf")
-    if not files.folder.exists():
+    if not (files.folder / "config.json").exists():
         base.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(files.folder, ignore_errors=True)
         part = files.folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         subprocess.run([options.compress, "init", "--like", options.shape, "--seed",

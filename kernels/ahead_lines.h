@@ -8,7 +8,8 @@ namespace kvasir::kernels {
 
 // Whether lines that are asked for come into the first level. An Intel core
 // waits for few lines of that level at a time, and those that are asked for
-// would keep out those that are read meanwhile; for AMD's it is the faster way.
+// would keep out those that are read meanwhile. On a Zen 5 it is the faster way
+// where data come from memory (measured; in cache it costs 1 to 2 %).
 #if defined(__GNUC__) && defined(__x86_64__)
 inline const bool kAsksForFirstLevel = [] {
   __builtin_cpu_init();

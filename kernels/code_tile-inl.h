@@ -37,9 +37,9 @@ inline constexpr int kCodeTileRows =
 // Up to here a row's own unpacking costs less than a way through memory.
 inline constexpr int64_t kCodeTileMostRows = 8;
 // Pairs of bfloat16s come apart so easily that more rows gain by half the bytes
-// of a tile, if there are eight in a tile of rows (measured).
+// of a tile, if a tile has eight rows (measured with AVX-512).
 inline constexpr int64_t kKeyPairsMostRows =
-    kCodeTileRows < 8 ? kCodeTileMostRows : 32;
+    kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
 // Rows of queries times codes (or bfloat16s, as if they were codes of 16 bits)
 // of 64 slots: c += a b. b is given as words of a slot's bytes, slots side by
@@ -57,7 +57,7 @@ struct KeyCodesArgs {
   AheadLines* ahead;  // asked meanwhile
 };
 // Whether the tile can take bfloat16s, and codes that lie so.
-inline constexpr bool kTakesKeyPairs = kVecLanes > 1;
+inline constexpr bool kTakesPairs = kVecLanes > 1;
 inline bool TakesKeyCodes(const CodePlace& place) {
   return kVecLanes > 1 && (place.third_bit < 0 || (place.low_bit % 32 == 0 &&
                                                    place.third_bit % 16 == 0));
@@ -97,7 +97,7 @@ struct ValuePairsArgs {
 };
 // Whether the tile takes as many rows.
 inline bool TakesValuePairs(int64_t rows) {
-  return kTakesKeyPairs && rows <= kCodeTileMostRows;
+  return kTakesPairs && rows <= kCodeTileMostRows;
 }
 void RunValuePairs(int64_t rows, const ValuePairsArgs& args);
 

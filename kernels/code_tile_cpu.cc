@@ -362,6 +362,8 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
   float* const c = args.c + column;
   const char* from = args.slots + 2 * column;
   const char* ahead = args.ahead + 2 * column;
+  // Where a line is wider than a tile, one tile asks for it.
+  const bool starts_line = 2 * column % AheadLines::kLineBytes == 0;
   const float* a[kRows];
   Vec even[kRows][kPairs];
   Vec odd[kRows][kPairs];
@@ -381,7 +383,8 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
       const WordVec pairs = hn::LoadU(kWords, words + v * kVecLanes);
       low[v] = hn::BitCast(kFloats, hn::ShiftLeft<16>(pairs));
       high[v] = hn::BitCast(kFloats, hn::And(pairs, high_half));
-      if (v * kPairBytes % AheadLines::kLineBytes == 0) {
+      if (v * kPairBytes % AheadLines::kLineBytes == 0 &&
+          (v > 0 || starts_line)) {
         AskForLine(ahead + v * kPairBytes);
       }
     }

@@ -397,7 +397,7 @@ class PanelWorker {
   bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
     if (chunk.num_pieces == 0) {
       const LatentPart& part = params_.keys[p].latents;
-      return kTakesKeyPairs && part.dtype == DType::kBf16 &&
+      return kTakesPairs && part.dtype == DType::kBf16 &&
              plan_.exact(part) == nullptr;
     }
     const CodePiece* pieces = plan_.pieces(chunk);

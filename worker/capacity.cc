@@ -121,8 +121,6 @@ class Filler {
 absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          const CapacityOptions& options) {
-  KVASIR_RETURN_IF_ERROR(
-      ServedAttention(spec, plan, {.heads = AllHeads(spec)}).status());
   const int64_t tokens = options.sequence_tokens;
   if (tokens < 2 || tokens > kMaxTokens) {
     return absl::InvalidArgumentError(
@@ -133,6 +131,8 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
       const cache::PageLayout layout,
       cache::PageLayout::Create(plan, CacheShapeOf(spec),
                                 {.page_tokens = options.page_tokens}));
+  KVASIR_RETURN_IF_ERROR(
+      ServedAttention(spec, plan, {.heads = AllHeads(spec)}).status());
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = options.pool_bytes,
                              .max_model_len = tokens,

@@ -84,5 +84,17 @@ TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
                        HasSubstr("want sequences of 2 to")));
 }
 
+// ServedAttention reads parts that only a valid plan has.
+TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItIsReadFurther) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
+                              model::SpecOfShape(TinyShape()));
+  auto plan = cache::FullRankPlan(CacheShapeOf(spec), kvasir::v1::BF16);
+  plan.mutable_layers(0)->mutable_value()->clear_parts();
+  EXPECT_THAT(
+      MeasureCapacity(spec, plan, {.pool_bytes = 1 << 20, .sequence_tokens = 8})
+          .status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("layer 0")));
+}
+
 }  // namespace
 }  // namespace kvasir::worker

@@ -113,6 +113,8 @@ class Worker {
       }
     });
     for (size_t i = 0; i < aborted.size(); ++i) {
+      EXPECT_TRUE(aborted[i]->ended()) << "request " << i;
+      if (!aborted[i]->ended()) continue;
       for (const RecordingSink::Sample& sample : aborted[i]->samples()) {
         EXPECT_EQ(sample.finish->reason, FinishReason::kAbort);
         EXPECT_EQ(sample.tokens.empty(), i % 2 == 0);

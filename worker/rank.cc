@@ -52,8 +52,6 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   if (collective == nullptr) collective = &rank->single_rank_;
   KVASIR_ASSIGN_OR_RETURN(const ShardSizes shard,
                           ShardSizes::Create(spec, collective->shard()));
-  KVASIR_RETURN_IF_ERROR(
-      ServedAttention(spec, plan, {.heads = shard.heads()}).status());
   const ModelExecutorOptions& limits = options.executor;
   KVASIR_ASSIGN_OR_RETURN(
       cache::PageLayout layout,
@@ -61,6 +59,10 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
           plan, CacheShapeOf(spec),
           {.page_tokens = options.page_tokens, .shard = collective->shard()}));
   rank->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
+  // Before memory is taken and weights are read, which needs the programs
+  // again.
+  KVASIR_RETURN_IF_ERROR(
+      ServedAttention(spec, plan, {.heads = shard.heads()}).status());
   rank->pages_ = options.pages;
   if (rank->pages_.empty()) {
     rank->pages_ = rank->layout_->PagesForBudget(

@@ -95,8 +95,8 @@ class SequenceTable {
   absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
                               kernels::Stream& stream, Sequence* sequence);
   void DropSidePages(const Sequence& sequence, size_t group);
-  // A page is to be written by another sequence than the one that has it as a
-  // side page, if any.
+  // Takes a page from the sequence that has it as a side page, if any; an error
+  // if that one is in this step.
   absl::Status TakeSidePage(size_t group, int32_t page);
   absl::Status CheckPositions(const kvasir::v1::SequenceStep& step,
                               const Sequence& sequence) const;

@@ -1,5 +1,6 @@
 // Whether this build serves a plan: asked by the server before it reads a
-// weight, by `inspect` and by the benchmarks, who all hear the same.
+// weight, by `inspect` and by the benchmarks. Of one rank with all heads they
+// all hear the same; a rank of several is asked about its own.
 #pragma once
 
 #include <vector>
