@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures everything that docs/performance.md shows, and writes the page and the
-# table in README.md. About an hour on two quiet cores. Results are kept in build/performance, so an
+# table in README.md. A quarter of an hour on two quiet cores, and ten minutes
+# more with llama.cpp. Results are kept in build/performance, so an
 # interrupted run goes on where it was; what another binary, host or other
 # arguments gave is measured again, and --fresh measures all again.
 #
