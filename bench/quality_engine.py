@@ -105,8 +105,8 @@ def lines(tables: dict[str, list[Comparison]], *, seed: int, windows: int,
           window_tokens: int, version: str, date: str) -> list[str]:
     """A row per table: how many, and the one that is farthest off."""
     text = [HEADING, "",
-            f"The loss of every artifact above, made with calibration seed {seed}, "
-            "by `kvasir perplexity`, through the paged cache in "
+            "The loss of every artifact of these tables, made with calibration "
+            f"seed {seed}, by `kvasir perplexity`, through the paged cache in "
             f"chunks of {CHUNK_TOKENS} tokens, against the oracle's over the "
             f"same {windows} windows of {window_tokens} tokens, and over the first "
             f"{min(windows, DECODED_WINDOWS)} of them a token at a time: largest "
