@@ -255,10 +255,11 @@ def readme_rows(results):
                    "over the dense bf16 cache",
                    f"{row['speedup_over_dense']:.2f} times the tokens/s{undecided}, "
                    f"{row['bytes_ratio']:.2f} times fewer bytes a step, weights included"]
-    tokens = results["capacity"]["figures"]["sequence_tokens"]
+    sizes = results["capacity"]["figures"]
     for row in results["capacity"]["rows"]:
         if row["plan"] == "palu-50-g4-4bit" and row["model"] == "llama-3-8b":
-            yield [f"sequences of {tokens:.0f} tokens in 1 GiB ({row['model']}'s shape): "
+            yield [f"sequences of {sizes['sequence_tokens']:.0f} tokens in "
+                   f"{sizes['pool_bytes'] / 2**30:g} GiB ({row['model']}'s shape): "
                    f"`{row['plan']}` over dense bf16",
                    f"{row['reached']} over {row['dense_reached']}"]
 
