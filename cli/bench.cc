@@ -2,6 +2,7 @@
 #include "cli/bench.h"
 
 #include "cli/commands.h"
+#include "cli/flags.h"
 
 namespace kvasir::cli {
 

@@ -2,7 +2,9 @@
 // callback that stores the exit code.
 #pragma once
 
-#include "CLI/CLI.hpp"
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

@@ -37,6 +37,10 @@ void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
   AddSwitch(command, "--json", flags->json, "print one JSON object");
 }
 
+bool WasAsked(const BenchFlags& flags, const std::string& name) {
+  return flags.command->count(name) > 0;
+}
+
 int BenchPairs(const BenchFlags& flags) {
   int pairs = flags.pairs;
   UseQuick(flags, "--pairs", kQuickPairs, &pairs);

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
 #include "bench/floors.h"
@@ -18,6 +17,10 @@
 #include "cli/options.h"
 #include "kernels/ceilings.h"
 #include "nlohmann/json.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 
@@ -35,12 +38,15 @@ void AddBenchFlags(CLI::App* command, BenchFlags* flags);
 // As many as asked for; with --quick, fewer where nobody asked.
 int BenchPairs(const BenchFlags& flags);
 
+// Whether the command line, the environment or a file has the flag.
+bool WasAsked(const BenchFlags& flags, const std::string& name);
+
 // With --quick, at most `small` in place of a default. What was asked for
 // stays.
 template <typename T>
 void UseQuick(const BenchFlags& flags, const std::string& name, T small,
               T* value) {
-  if (flags.quick && flags.command->count(name) == 0 && small < *value) {
+  if (flags.quick && !WasAsked(flags, name) && small < *value) {
     *value = small;
   }
 }

@@ -2,7 +2,9 @@
 // subcommand and sets a callback that stores the exit code (cli/flags.h).
 #pragma once
 
-#include "CLI/CLI.hpp"
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

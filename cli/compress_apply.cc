@@ -22,6 +22,7 @@
 #include "cli/compress_report.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "cli/units.h"
 #include "compress/apply_cost.h"
 #include "compress/artifact_writer.h"
 #include "compress/attention_loader.h"

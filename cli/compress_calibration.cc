@@ -14,6 +14,7 @@
 #include "cli/compress_commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "cli/units.h"
 #include "compress/calibration_cost.h"
 #include "compress/device.h"
 #include "compress/token_stream.h"

@@ -5,13 +5,16 @@
 #include <optional>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "compress/calibrate.h"
 #include "compress/calibration_sample.h"
 #include "model/checkpoint.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

@@ -3,8 +3,11 @@
 
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

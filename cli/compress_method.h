@@ -8,12 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "cli/compress_calibration.h"
 #include "compress/method.h"
 #include "model/checkpoint.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

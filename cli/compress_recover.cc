@@ -18,6 +18,7 @@
 #include "cli/compress_commands.h"
 #include "cli/flags.h"
 #include "cli/progress.h"
+#include "cli/units.h"
 #include "compress/calibration_sample.h"
 #include "compress/checkpoint_folder.h"
 #include "compress/cpu_setup.h"

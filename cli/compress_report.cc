@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
-#include "cli/flags.h"
 #include "cli/plan_summary.h"
+#include "cli/units.h"
 #include "compress/cache_shape.h"
 #include "nlohmann/json.hpp"
 

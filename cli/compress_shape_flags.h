@@ -3,9 +3,12 @@
 
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/statusor.h"
 #include "model/shapes.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "cli/units.h"
 
 namespace kvasir::cli {
 namespace {
@@ -192,34 +193,6 @@ CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
   return app->add_flag(name, value, help)->envname(EnvironmentName(name));
 }
 
-absl::Status ParseBytes(const std::string& text, int64_t* bytes) {
-  constexpr char kUnits[] = "bkmgtpe";
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  const size_t digits =
-      std::min(text.find_first_not_of("0123456789"), text.size());
-  const size_t letters =
-      std::min(text.find_first_not_of(' ', digits), text.size());
-  std::string unit = absl::AsciiStrToLower(text.substr(letters));
-  if (unit.empty()) unit = "b";
-  const size_t power = std::string_view(kUnits).find(unit.front());
-  const bool known =
-      power != std::string_view::npos &&
-      (unit.size() == 1 ||
-       (power > 0 && (unit.substr(1) == "b" || unit.substr(1) == "ib")));
-  if (digits == 0 || !known) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "'", text, "' is no size: want e.g. 1048576, 512MiB or 2G"));
-  }
-  int64_t number = 0;
-  if (!absl::SimpleAtoi(text.substr(0, digits), &number) ||
-      number > kMost >> (10 * power)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", text, "' is over the limit of ", kMost, " bytes"));
-  }
-  *bytes = number << (10 * power);
-  return absl::OkStatus();
-}
-
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help, ByteRange range) {
   return app
@@ -263,17 +236,6 @@ CLI::Option* AddDuration(CLI::App* app, const std::string& name,
       ->envname(EnvironmentName(name))
       ->default_str(absl::FormatDuration(value))
       ->type_name("DURATION");
-}
-
-std::string HumanBytes(double bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  size_t unit = 0;
-  while (bytes >= 1024 && unit + 1 < std::size(kUnits)) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? absl::StrFormat("%.0f B", bytes)
-                   : absl::StrFormat("%.2f %s", bytes, kUnits[unit]);
 }
 
 }  // namespace kvasir::cli

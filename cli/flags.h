@@ -10,16 +10,9 @@
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "cli/exit_code.h"
 
 namespace kvasir::cli {
-
-// Exit codes that scripts can trust.
-enum ExitCode : int {
-  kExitOk = 0,
-  kExitFailed = 1,       // it ran and failed, or could not start
-  kExitUsage = 2,        // the command line or a config file is wrong
-  kExitUnavailable = 3,  // no server there, or it is draining or full
-};
 
 // --config with the precedence flag, environment, file. A key of the file that
 // is no flag is wrong usage.
@@ -61,19 +54,12 @@ struct ByteRange {
   int64_t most = std::numeric_limits<int64_t>::max();
 };
 
-// Bytes with an optional binary unit: 1048576, 512MiB, 2G.
+// Bytes as ParseBytes reads them.
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help, ByteRange range = {});
 
 // A time with its unit: 500ms, 30s, 5m. Plain numbers are refused: of what?
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,
                          absl::Duration& value, const std::string& help);
-
-// "512MiB" as AddBytes takes it; INVALID_ARGUMENT for other text, and for sizes
-// that an int64_t does not hold.
-absl::Status ParseBytes(const std::string& text, int64_t* bytes);
-
-// "1.5 GiB".
-std::string HumanBytes(double bytes);
 
 }  // namespace kvasir::cli

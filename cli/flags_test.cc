@@ -4,6 +4,7 @@
 
 #include "base/status_matchers.h"
 #include "cli/options.h"
+#include "cli/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

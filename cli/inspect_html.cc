@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/flags.h"
 #include "cli/svg_chart.h"
+#include "cli/units.h"
 #include "cli/version.h"
 
 namespace kvasir::cli {

@@ -9,7 +9,7 @@
 #include "base/status_macros.h"
 #include "cache/layout.h"
 #include "cache/plan.h"
-#include "cli/flags.h"
+#include "cli/units.h"
 #include "model/plan_tensors.h"
 #include "nlohmann/json.hpp"
 #include "worker/prompt_lift.h"

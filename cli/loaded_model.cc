@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
-#include "cli/flags.h"
+#include "cli/units.h"
 #include "worker/weight_source.h"
 
 namespace kvasir::cli {

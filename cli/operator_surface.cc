@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "base/vllm_metrics.h"
-#include "cli/flags.h"
+#include "cli/exit_code.h"
 #include "cli/process.h"
 #include "nlohmann/json.hpp"
 

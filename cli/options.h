@@ -7,9 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "CLI/CLI.hpp"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+
+namespace CLI {
+class App;
+class Validator;
+}  // namespace CLI
 
 namespace kvasir::cli {
 

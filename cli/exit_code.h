@@ -1,0 +1,13 @@
+#pragma once
+
+namespace kvasir::cli {
+
+// Exit codes that scripts can trust.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailed = 1,       // it ran and failed, or could not start
+  kExitUsage = 2,        // the command line or a config file is wrong
+  kExitUnavailable = 3,  // no server there, or it is draining or full
+};
+
+}  // namespace kvasir::cli

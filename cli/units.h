@@ -1,0 +1,18 @@
+// Sizes as people write and read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace kvasir::cli {
+
+// Bytes with an optional binary unit: 1048576, 512MiB, 2G. INVALID_ARGUMENT for
+// other text, and for sizes that an int64_t does not hold.
+absl::Status ParseBytes(const std::string& text, int64_t* bytes);
+
+// "1.5 GiB".
+std::string HumanBytes(double bytes);
+
+}  // namespace kvasir::cli
