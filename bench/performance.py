@@ -24,7 +24,7 @@ class Run:
 
 
 PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
-         "palu-50-g4,palu-50-g4-4bit,palu-50-g4-2bit")
+         "palu-50-g4,palu-50-g1-4bit,palu-50-g4-4bit,palu-50-g4-2bit")
 RUNS = [
     Run("decode", ("decode", "--breakdown"), 15),
     Run("prefill", ("prefill",), 15),

@@ -232,6 +232,7 @@ std::vector<Entry> MakeEntries() {
        kAbsorbedTarget},
       [](const DecoderSpec& spec) { return Commuting(spec); }, 4);
   for (const int64_t share : {1, 2, 4}) entries.push_back(PaluEntry(share, 0));
+  entries.push_back(PaluEntry(1, 4));
   for (const uint32_t bits : {4u, 3u, 2u}) {
     entries.push_back(PaluEntry(4, bits));
   }

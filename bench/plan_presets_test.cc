@@ -51,6 +51,7 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
     EXPECT_EQ(bytes(half), dense / 2) << half;
   }
   // Two groups of 256 numbers on each side; a scale and a minimum of each.
+  EXPECT_EQ(bytes("palu-50-g1-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("palu-50-g4-4bit"), 2 * 2 * (128 + 4));
   EXPECT_EQ(bytes("palu-50-g4-3bit"), 2 * 2 * (96 + 4));
   EXPECT_EQ(bytes("palu-50-g4-2bit"), 2 * 2 * (64 + 4));

@@ -313,7 +313,7 @@ def parse(arguments):
     parser.add_argument("--pairs", type=int, default=9, help="samples of each; below 7: undecided")
     parser.add_argument("--threads", type=int, default=0,
                         help="of both; 0: as many as the cgroup allows")
-    parser.add_argument("--plans", default="dense-bf16,palu-50-g4-4bit,rap-50-4bit",
+    parser.add_argument("--plans", default="dense-bf16,palu-50-g4-4bit,palu-50-g1-4bit,rap-50-4bit",
                         type=lambda text: text.split(","), help="kvasir bench decode --plan")
     parser.add_argument("--caches", default=",".join(CACHES), type=lambda text: text.split(","),
                         help=f"llama.cpp's, of {', '.join(CACHES)}")

@@ -1,8 +1,8 @@
 // Memory that is needed soon, asked for a line at a time. C++17.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <limits>
 
 namespace kvasir::kernels {
 
@@ -32,51 +32,97 @@ inline void AskForLine(const char* address) {
 #endif
 }
 
-// Pieces of memory in the order in which they will be read. Whoever computes
-// meanwhile asks for a line now and then: many at once would make the core
-// wait for them, as if they were read already. Advice only: what does not fit
-// is forgotten.
+// Pieces of memory in the order in which they are read. Who reads and computes
+// asks meanwhile for lines that lie kLead further on: one now and then, for
+// many at once would make the core wait for them, as if they were read already.
+// Advice only: what does not fit is forgotten.
 // Threads: one.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
+  // Enough for the latency of memory, little enough for the first level of
+  // cache (measured: half as many are too few, four times as many too many).
+  static constexpr int64_t kLead = 256;
 
+  // Behind what was added before; neighbours in memory count as one piece.
   void Add(const char* begin, int64_t bytes) {
-    if (added_ - taken_ == kMostPieces || bytes <= 0) return;
-    pieces_[added_++ % kMostPieces] = {begin, begin + bytes};
-  }
-  // Asks for the next line, if there is one.
-  void Ask() {
-    if (next_ >= end_) {
-      if (taken_ == added_) return;
-      next_ = pieces_[taken_ % kMostPieces].begin;
-      end_ = pieces_[taken_++ % kMostPieces].end;
+    if (bytes <= 0) return;
+    Piece& last = pieces_[(added_ - 1) % kMostPieces];
+    if (added_ != taken_ && last.end == begin) {
+      lines_ -= LinesOf(last.end - last.begin);
+      last.end += bytes;
+      lines_ += LinesOf(last.end - last.begin);
+    } else if (added_ - taken_ < kMostPieces) {
+      pieces_[added_++ % kMostPieces] = {begin, begin + bytes};
+      lines_ += LinesOf(bytes);
     }
-    AskForLine(next_);
-    next_ += kLineBytes;
   }
-  void Ask(int64_t lines) {
-    const char* next = next_;
-    for (;;) {
-      for (; next < end_ && lines > 0; --lines, next += kLineBytes) {
-        AskForLine(next);
-      }
-      if (lines == 0 || taken_ == added_) break;
-      next = pieces_[taken_ % kMostPieces].begin;
-      end_ = pieces_[taken_++ % kMostPieces].end;
-    }
-    next_ = next;
+
+  // All has been read that was added before the last call; what was added since
+  // comes next.
+  void NextBlock() {
+    read_ = block_end_;
+    block_end_ = lines_;
+    Read(0);
   }
-  void AskAll() { Ask(std::numeric_limits<int64_t>::max()); }
+  // So many bytes are read next.
+  void Read(int64_t bytes) {
+    AskFor(allowed_ - asked_);
+    read_ = std::min(read_ + LinesOf(bytes), block_end_);
+    allowed_ = std::max(allowed_, read_ + kLead);
+  }
+
+  // Asks for the next lines, as far as they are not too far ahead.
+  void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
+  // Leaves it to the caller to ask for the next `bytes`, which lie behind the
+  // address, or for a part of them. Null: there is nothing to ask for.
+  const char* Take(int64_t bytes) {
+    int64_t lines = std::min(LinesOf(bytes), allowed_ - asked_);
+    if (lines <= 0 || !FindPiece()) return nullptr;
+    const char* begin = next_;
+    lines = std::min(lines, LinesOf(end_ - next_));
+    next_ += lines * kLineBytes;
+    asked_ += lines;
+    return begin;
+  }
 
  private:
-  static constexpr uint32_t kMostPieces = 64;
+  static constexpr uint32_t kMostPieces = 256;
   struct Piece {
     const char* begin;
     const char* end;
   };
+
+  static int64_t LinesOf(int64_t bytes) {
+    return (bytes + kLineBytes - 1) / kLineBytes;
+  }
+  // Whether any line is left.
+  bool FindPiece() {
+    if (next_ < end_) return true;
+    if (taken_ == added_) return false;
+    next_ = pieces_[taken_ % kMostPieces].begin;
+    end_ = pieces_[taken_++ % kMostPieces].end;
+    return true;
+  }
+  void AskFor(int64_t lines) {
+    while (lines > 0 && FindPiece()) {
+      const char* next = next_;
+      const int64_t count = std::min(lines, LinesOf(end_ - next));
+      for (int64_t i = 0; i < count; ++i, next += kLineBytes) AskForLine(next);
+      next_ = next;
+      asked_ += count;
+      lines -= count;
+    }
+  }
+
   const char* next_ = nullptr;
   const char* end_ = nullptr;
+  // Counted in lines from the first one on.
+  int64_t asked_ = 0;
+  int64_t allowed_ = 0;
+  int64_t read_ = 0;
+  int64_t block_end_ = 0;
+  int64_t lines_ = 0;  // added
   uint32_t taken_ = 0;
   uint32_t added_ = 0;
   Piece pieces_[kMostPieces];

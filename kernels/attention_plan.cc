@@ -439,10 +439,10 @@ void AttentionPlan::FindClusters() {
     }
   }
   const int32_t* order = params_.keys[0].group_of_head;
-  std::vector<int64_t> cluster;
+  std::vector<std::vector<int64_t>> clusters;
   for (size_t r = 0; r < heads; ++r) {
     if (root[r] != r) continue;
-    cluster.clear();
+    std::vector<int64_t>& cluster = clusters.emplace_back();
     for (size_t j = r; j < heads; ++j) {
       if (root[j] == r) cluster.push_back(static_cast<int64_t>(j));
     }
@@ -453,8 +453,31 @@ void AttentionPlan::FindClusters() {
     AddSlices(cluster);
   }
   num_cluster_slices_ = slices_.size();
-  if (!makes_tiles()) return;
+  if (!makes_tiles()) return AddSets(clusters);
   for (int64_t j = 0; j < params_.num_kv_heads; ++j) AddSlices({j});
+}
+
+// Few rows are read for longer than they are computed: a block's latents come
+// from memory much faster where many of them lie side by side (measured: runs
+// of 64 KiB take 0.8 of the time of those of 16 KiB).
+void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
+  const auto count = static_cast<int64_t>(clusters.size());
+  const int64_t each =
+      std::min(max_rows_ / widest_cluster_,
+               params_.num_sequences * count / (threads_ * kUnitsPerThread));
+  if (each < 2) return;
+  const int64_t sets = (count + each - 1) / each;
+  std::vector<int64_t> set;
+  for (int64_t i = 0; i < sets; ++i) {
+    set.clear();
+    for (int64_t c = count * i / sets; c < count * (i + 1) / sets; ++c) {
+      const std::vector<int64_t>& cluster = clusters[static_cast<size_t>(c)];
+      set.insert(set.end(), cluster.begin(), cluster.end());
+    }
+    widest_set_ =
+        std::max(widest_set_, static_cast<int64_t>(set.size()) * heads_per_kv_);
+    AddSlices(set);
+  }
 }
 
 void AttentionPlan::AddSlices(const std::vector<int64_t>& kv_heads) {
@@ -512,12 +535,16 @@ AttentionPlan::Cut AttentionPlan::CutOf(
   // Many rows pay for a tile that was made best if they are of one head.
   const bool by_head =
       makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
+  const bool by_set =
+      widest_set_ > 0 && sequence.num_rows * widest_set_ <= max_rows_;
+  const bool clusters = !by_head && !by_set;
   Cut cut;
-  cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
+  cut.slices = slices_.data() + (clusters ? 0 : num_cluster_slices_);
   cut.num_slices = static_cast<int64_t>(
-      by_head ? slices_.size() - num_cluster_slices_ : num_cluster_slices_);
-  const int64_t heads =
-      std::min(max_rows_, by_head ? heads_per_kv_ : widest_cluster_);
+      clusters ? num_cluster_slices_ : slices_.size() - num_cluster_slices_);
+  const int64_t heads = std::min(max_rows_, by_head  ? heads_per_kv_
+                                            : by_set ? widest_set_
+                                                     : widest_cluster_);
   const int64_t queries = max_rows_ / heads;
   const int64_t panels = (sequence.num_rows + queries - 1) / queries;
   cut.num_tiles = by_head ? SharesOf(panels, cut.num_slices) : panels;

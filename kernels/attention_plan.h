@@ -35,6 +35,9 @@ inline constexpr int64_t kRowsWithAngles = 4;
 // KV heads at most that are brought together only because their keys turn by
 // the same angles: fewer units, but angles cost as much as half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
+// Units for each thread, at least, of KV heads that are brought together only
+// because their latents lie side by side.
+inline constexpr int64_t kUnitsPerThread = 4;
 // Rows of units whose keys need no rebuilding: more would only take cache.
 inline constexpr int64_t kAbsorbedRows = 64;
 
@@ -250,6 +253,7 @@ class AttentionPlan {
   void DescribeValue(int64_t index);
   void FindClusters();
   bool SharesAngles() const;
+  void AddSets(const std::vector<std::vector<int64_t>>& clusters);
   void AddSlices(const std::vector<int64_t>& kv_heads);
   void AddSlice(int64_t first, int64_t count);
   void DivideScratch();
@@ -294,8 +298,11 @@ class AttentionPlan {
   std::vector<ValuePart> values_;
   std::vector<int64_t> heads_;  // query heads, slice after slice
   std::vector<HeadSlice> slices_;
-  size_t num_cluster_slices_ = 0;  // then those of single KV heads
-  int64_t widest_cluster_ = 0;     // query heads
+  // Those of clusters; then, where tiles are made, those of single KV heads, or
+  // else those of sets of clusters.
+  size_t num_cluster_slices_ = 0;
+  int64_t widest_cluster_ = 0;  // query heads
+  int64_t widest_set_ = 0;      // query heads; 0: no sets
   std::vector<HeadSpan> spans_;
   std::vector<size_t> span_begin_;
   std::vector<LatentChunk> chunks_;

@@ -93,7 +93,7 @@ struct ValuePairsArgs {
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kCodeTileColumns
-  const char* ahead;  // what is asked for meanwhile: as many slots
+  AheadLines* ahead;  // asked meanwhile
 };
 // Whether the tile takes as many rows.
 inline bool TakesValuePairs(int64_t rows) {

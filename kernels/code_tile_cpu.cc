@@ -73,9 +73,11 @@ inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// Lines to ask for during so many AddProducts of one row: about as fast as they
-// come.
-constexpr int LinesIn(int products) { return (products + 7) / 8; }
+// Lines to ask for meanwhile: as many as it takes to hold `bytes`.
+constexpr int LinesOf(int64_t bytes) {
+  return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
+                          AheadLines::kLineBytes);
+}
 
 // acc += numbers of each row times codes.
 template <int kRows, int kVecs>
@@ -159,8 +161,8 @@ template <int kBits, bool kThird, int kRows>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
   constexpr int kPerWord = 32 / kBits;
   constexpr int kVecs = kVecsOf<kRows>;
-  constexpr int kLinesPerWord =
-      LinesIn(kPerWord * kRows * kVecs / kCodeTileVecs);
+  // Who brought the words into cache asked for the other half.
+  constexpr int kLinesPerWord = LinesOf(4 * kVecs * kVecLanes / 2);
   const CodeNumbers<kThird ? 3 : kBits> numbers;
   float* const c = args.c + column;
   const float* a[kRows];
@@ -320,7 +322,9 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   const SlotThirdBits high;
   const int64_t low_byte = (args.place.low_bit + column * kBits) / 8;
   const int64_t third_byte = kThird ? (args.place.third_bit + column) / 8 : 0;
-  constexpr int64_t kSlotsPerLine = 2;
+  constexpr int64_t kBytesPerSlot = kVecs * SlotCodes<kBits>::kBytes;
+  constexpr int64_t kSlotsPerLine =
+      std::max<int64_t>(AheadLines::kLineBytes / kBytesPerSlot, 1);
   float* const c = args.c + column;
   const float* a[kRows];
   Vec acc[kRows][kVecs];
@@ -361,9 +365,10 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
   constexpr int64_t kPairBytes = 4 * kVecLanes;
   float* const c = args.c + column;
   const char* from = args.slots + 2 * column;
-  const char* ahead = args.ahead + 2 * column;
-  // Where a line is wider than a tile, one tile asks for it.
-  const bool starts_line = 2 * column % AheadLines::kLineBytes == 0;
+  // Where a line is wider than a tile, one slot asks for several.
+  constexpr int64_t kSlotsPerLine =
+      std::max<int64_t>(AheadLines::kLineBytes / (kPairs * kPairBytes), 1);
+  constexpr int kLines = LinesOf(kPairs * kPairBytes);
   const float* a[kRows];
   Vec even[kRows][kPairs];
   Vec odd[kRows][kPairs];
@@ -383,11 +388,8 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
       const WordVec pairs = hn::LoadU(kWords, words + v * kVecLanes);
       low[v] = hn::BitCast(kFloats, hn::ShiftLeft<16>(pairs));
       high[v] = hn::BitCast(kFloats, hn::And(pairs, high_half));
-      if (v * kPairBytes % AheadLines::kLineBytes == 0 &&
-          (v > 0 || starts_line)) {
-        AskForLine(ahead + v * kPairBytes);
-      }
     }
+    if (kSlotsPerLine == 1 || s % kSlotsPerLine == 0) args.ahead->Ask(kLines);
     for (int r = 0; r < kRows; ++r) {
       const Vec factor = Broadcast(a[r][s]);
       for (int v = 0; v < kPairs; ++v) {
@@ -396,7 +398,6 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
       }
     }
     from += args.slot_bytes;
-    ahead += args.slot_bytes;
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kPairs; ++v) {

@@ -497,8 +497,34 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // Memory of the next block.
+  // What is read soon. Who brings keys into cache asks for half as many lines
+  // as it reads, who multiplies them for the other half; who reads values asks
+  // for as many as it reads.
   AheadLines* ahead() { return &ahead_; }
+  // Before a group of the block is read.
+  void StartGroup(const LatentPart& part, const LatentGroup& group) {
+    if (plan_.exact(part) != nullptr) return;
+    const bool ranges = group.num_runs > 0 && part.static_scale == nullptr;
+    ahead_.Read(
+        (found_.end - found_.begin) *
+        (group.codes_stride_bytes + (ranges ? group.params_stride_bytes : 0)));
+  }
+  // Adds what slots of a group will be read of: codes and ranges.
+  void AddAhead(const LatentPart& part, const LatentGroup& group,
+                VisibleRange slots) {
+    if (plan_.exact(part) != nullptr) return;
+    for (int64_t s = slots.begin; s < slots.end;) {
+      const Run run = RunAt(part, group, s, slots.end);
+      ahead_.Add(run.codes, run.count * group.codes_stride_bytes);
+      if (group.num_runs > 0 && part.static_scale == nullptr) {
+        ahead_.Add(ParamsAddress(part, group,
+                                 sequence_.block_table[s / params_.page_tokens],
+                                 s % params_.page_tokens),
+                   run.count * group.params_stride_bytes);
+      }
+      s += run.count;
+    }
+  }
 
   float* tile() const { return tile_; }
   // Of the piece with this index in the chunk that was loaded last.
@@ -511,7 +537,7 @@ class BlockLoader {
     if (loaded_ == &chunk) return;
     loaded_ = &chunk;
     Find(part, group);
-    if (chunk.begin == 0) AddNext(part, group, true);
+    if (chunk.begin == 0) StartGroup(part, group);
     if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
     UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_, &ahead_);
     LoadChunkRanges(part, group, chunk);
@@ -523,7 +549,7 @@ class BlockLoader {
                     const LatentChunk& chunk) {
     loaded_ = nullptr;
     Find(part, group);
-    if (chunk.begin == 0) AddNext(part, group, true);
+    if (chunk.begin == 0) StartGroup(part, group);
     const ChunkBytes bytes =
         chunk.num_pieces > 0 ? chunk.bytes : BytesOfPairs(chunk);
     auto* words = reinterpret_cast<uint32_t*>(tile_);
@@ -564,9 +590,8 @@ class BlockLoader {
     UnpackValues(found_, piece, stride, tile_);
   }
   void LoadValueRanges(const LatentPart& part, const LatentGroup& group,
-                       const LatentChunk& chunk, bool streams) {
+                       const LatentChunk& chunk) {
     Find(part, group);
-    if (chunk.begin == 0) AddNext(part, group, !streams);
     LoadChunkRanges(part, group, chunk);
   }
 
@@ -582,15 +607,6 @@ class BlockLoader {
                          sequence_.block_table[slot / params_.page_tokens],
                          in_page),
             std::min(end - slot, params_.page_tokens - in_page)};
-  }
-
-  // Where the next block begins in memory, to be asked for while this one is
-  // computed; where there is none, an address that does no harm.
-  const char* NextBlock(const LatentPart& part,
-                        const LatentGroup& group) const {
-    const int64_t next = block_ + kBlock;
-    if (next >= slots_.end || plan_.exact(part) != nullptr) return kNoSlot;
-    return RunAt(part, group, next, slots_.end).codes;
   }
 
  private:
@@ -687,25 +703,6 @@ class BlockLoader {
                                    minima_ + p * kBlock);
       }
     });
-  }
-
-  // Adds what the next block reads of a group: its ranges, and what they are
-  // of.
-  void AddNext(const LatentPart& part, const LatentGroup& group, bool codes) {
-    ahead_.AskAll();
-    if (plan_.exact(part) != nullptr) return;
-    const int64_t end = std::min(block_ + 2 * kBlock, slots_.end);
-    for (int64_t s = block_ + kBlock; s < end;) {
-      const Run run = RunAt(part, group, s, end);
-      if (codes) ahead_.Add(run.codes, run.count * group.codes_stride_bytes);
-      if (group.num_runs > 0 && part.static_scale == nullptr) {
-        ahead_.Add(ParamsAddress(part, group,
-                                 sequence_.block_table[s / params_.page_tokens],
-                                 s % params_.page_tokens),
-                   run.count * group.params_stride_bytes);
-      }
-      s += run.count;
-    }
   }
 
   const PagedAttentionParams& params_;

@@ -48,6 +48,16 @@ class BlockTiles {
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
 
+  // Slots that are read after those of the last call.
+  void LookAhead(VisibleRange slots) {
+    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+      AddSpans(params_.keys[p].latents, unit_.KeySpans(p), slots);
+    }
+    for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+      AddSpans(params_.values[p].latents, unit_.ValueSpans(p), slots);
+    }
+  }
+
   // Before the first block.
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -78,6 +88,15 @@ class BlockTiles {
   }
 
  private:
+  // The groups of spans; neighbours may be of one.
+  void AddSpans(const LatentPart& part, AttentionPlan::Spans spans,
+                VisibleRange slots) {
+    for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+      if (span != spans.begin && span[-1].group == span->group) continue;
+      loader_.AddAhead(part, part.groups[span->group], slots);
+    }
+  }
+
   void HoldKeys(RowRange parts, int64_t block, VisibleRange slots) {
     if (slots.begin >= slots.end) return;
     loader_.StartBlock(block, slots);
@@ -574,39 +593,49 @@ class UnitWorker {
   void Compute() {
     ForPanels([](PanelWorker& panel) { panel.ClearTotal(panel.Total()); });
     if (slots_.begin >= slots_.end) return;
-    Start();
+    Start(slots_.begin);
     for (int64_t split = slots_.begin / kAttentionSplitSlots;
          split * kAttentionSplitSlots < slots_.end; ++split) {
-      ComputeSplit(split);
+      ComputeSplit(split, slots_.end);
       ForPanels([](PanelWorker& panel) { panel.Merge(panel.Total()); });
     }
     ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
   }
 
-  // Before the first split.
-  void Start() {
+  // Before the first split; it begins at a slot.
+  void Start(int64_t slot) {
+    tiles_.LookAhead(
+        {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});
+    tiles_.loader().ahead()->NextBlock();
     tiles_.Start();
     ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
   }
 
-  // Leaves the result over the slots of one split in the panels' states.
-  void ComputeSplit(int64_t split) {
+  // Leaves the result over the slots of one split in the panels' states. The
+  // worker goes on until slot `read_next`.
+  void ComputeSplit(int64_t split, int64_t read_next) {
     ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
-    const int64_t begin = std::max(slots_.begin, split * kAttentionSplitSlots);
+    const int64_t begin = FirstSlot(split);
     const int64_t end =
         std::min(slots_.end, (split + 1) * kAttentionSplitSlots);
     for (int64_t block = begin / kBlock * kBlock; block < end;
          block += kBlock) {
-      if (num_panels_ > 1) {
-        tiles_.Hold(block,
-                    {std::max(begin, block), std::min(end, block + kBlock)});
-      }
+      const VisibleRange slots = {std::max(begin, block),
+                                  std::min(end, block + kBlock)};
+      tiles_.LookAhead(
+          {slots.end, std::min({read_next, slots_.end, slots.end + kBlock})});
+      if (num_panels_ > 1) tiles_.Hold(block, slots);
       ForPanels([&](PanelWorker& panel) {
         const VisibleRange needed = panel.SlotsIn(block);
         if (needed.begin < needed.end) panel.AddBlock(block, needed);
       });
+      tiles_.loader().ahead()->NextBlock();
     }
     ForPanels([](PanelWorker& panel) { panel.EndSplit(); });
+  }
+
+  int64_t FirstSlot(int64_t split) const {
+    return std::max(slots_.begin, split * kAttentionSplitSlots);
   }
 
   const PanelWorker& first_panel() const { return first_; }
@@ -642,8 +671,8 @@ void ComputeUnit(const AttentionPlan& plan, const AttentionUnit& unit,
 void ComputeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
                   int64_t split, float* scratch) {
   UnitWorker worker(plan, unit, scratch);
-  worker.Start();
-  worker.ComputeSplit(split);
+  worker.Start(worker.FirstSlot(split));
+  worker.ComputeSplit(split, (split + 1) * kAttentionSplitSlots);
 }
 
 // Merges splits computed by others: `first` starts the unit's total, `last`

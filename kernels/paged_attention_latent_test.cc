@@ -511,6 +511,82 @@ INSTANTIATE_TEST_SUITE_P(Exact, LatentChunkingTest,
 INSTANTIATE_TEST_SUITE_P(ExactOwn, LatentChunkingTest,
                          ::testing::ValuesIn(ChunksOf(MixedExact(1, 1))));
 
+// Heads whose latents are read together.
+class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
+ protected:
+  // Units that a token of the first sequence is cut into.
+  static int64_t UnitsOf(LatentCache& cache, TestStream& test,
+                         const std::vector<LatentAsk>& asks, int threads,
+                         std::vector<float>* out) {
+    int64_t units = 0;
+    cache.on_launch = [&](const PagedAttentionParams& params) {
+      const AttentionPlan plan(params, threads);
+      units = plan.CutOf(params.sequences[0]).units();
+    };
+    *out = cache.Attend(test, asks);
+    cache.on_launch = nullptr;
+    return units;
+  }
+};
+
+TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
+  const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
+                                         40, 200, 63, 3,   90, 513};
+  LatentCache cache(GetParam(), contexts, 7);
+  std::vector<LatentAsk> asks;
+  for (size_t s = 0; s < contexts.size(); ++s) {
+    const auto sequence = static_cast<int64_t>(s);
+    cache.Write(sequence, 0, contexts[s]);
+    asks.push_back({sequence, contexts[s] - 1, 1});
+  }
+  Streams& streams = SharedStreams();
+  std::vector<float> together;
+  EXPECT_EQ(UnitsOf(cache, streams.one, asks, 1, &together), 1);
+  // Too few sequences for one set each, and sets of unequal size.
+  std::vector<float> few;
+  EXPECT_EQ(
+      UnitsOf(cache, streams.one, {asks.begin(), asks.begin() + 3}, 1, &few),
+      2);
+  EXPECT_TRUE(SameBits(
+      {together.begin(), together.begin() + static_cast<int64_t>(few.size())},
+      few));
+  const size_t row = together.size() / asks.size();
+  for (size_t s = 0; s < asks.size(); ++s) {
+    std::vector<float> alone;
+    // One sequence has too few heads for sixteen threads to share.
+    EXPECT_GT(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone), 1);
+    EXPECT_TRUE(
+        SameBits({together.begin() + static_cast<int64_t>(s * row),
+                  together.begin() + static_cast<int64_t>((s + 1) * row)},
+                 alone))
+        << s;
+  }
+}
+
+LatentSpec OfHeads(int64_t kv_heads, int64_t each, PartSpec key,
+                   PartSpec value) {
+  LatentSpec spec;
+  spec.num_heads = kv_heads * each;
+  spec.num_kv_heads = kv_heads;
+  spec.keys = {std::move(key)};
+  spec.values = {std::move(value)};
+  return spec;
+}
+LatentSpec WithWindows(LatentSpec spec) {
+  spec.key_exact = 20;
+  spec.value_exact = 30;
+  return spec;
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, LatentSetsTest,
+    ::testing::Values(
+        OfHeads(7, 1, Numbers({64}), Numbers({64})),
+        OfHeads(5, 4, Numbers({96}, DType::kF16), Numbers({40}, DType::kF32)),
+        OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4})),
+        OfHeads(3, 8, Codes({64, 32}, {3, 8}), Codes({24}, {2})),
+        OfHeads(6, 1, Groups(Numbers({64}), {0, 0, 1, 1, 2, 2}), Numbers({32})),
+        WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
+
 class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {

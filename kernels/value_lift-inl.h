@@ -125,7 +125,7 @@ class ValueLifter {
   void LiftCodes(const Task& task) const {
     for (const LatentChunk* chunk = task.chunks.begin; chunk != task.chunks.end;
          ++chunk) {
-      loader_.LoadValueRanges(task.part, task.group, *chunk, false);
+      loader_.LoadValueRanges(task.part, task.group, *chunk);
       const CodePiece* pieces = plan_.pieces(*chunk);
       for (int64_t p = 0; p < chunk->num_pieces; ++p) {
         const CodePiece& piece = pieces[p];

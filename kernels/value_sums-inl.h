@@ -146,6 +146,7 @@ class ValueSums {
     const LatentGroup& group = part.groups[span.group];
     const RowRange span_rows = unit_.RowsOf(span);
     const int64_t block = loader_.block();
+    loader_.StartGroup(part, group);
     if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
         plan_.exact(part) == nullptr) {
       // Few rows make little of a block: it is used where it lies.
@@ -197,14 +198,12 @@ class ValueSums {
     int64_t count;
   };
 
-  // Few rows: values are read where they lie, and the next block is asked for
-  // meanwhile.
+  // Few rows: values are read where they lie.
   template <typename T>
   void Stream(const LatentPart& part, const LatentGroup& group, Columns columns,
               const float* weights, RowRange rows, VisibleRange visible,
               float* to) const {
     const int64_t block = loader_.block();
-    const char* ahead = loader_.NextBlock(part, group);
     for (int64_t s = visible.begin; s < visible.end;) {
       const BlockLoader::Run run =
           loader_.RunAt(part, group, block + s, block + visible.end);
@@ -219,18 +218,18 @@ class ValueSums {
         args.c = to;
         args.c_stride = plan_.out_width();
         args.columns = columns.count;
-        args.ahead = ahead;
+        args.ahead = loader_.ahead();
         RunValuePairs(rows.size(), args);
       } else {
         TileArgs args = ValueArgs(weights, rows, slots, to, plan_.out_width());
         args.b = from;
         args.b_stride =
             group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
-        args.ahead = ahead;
         args.ahead_step = kTileColumns * static_cast<int64_t>(sizeof(T));
+        args.ahead = loader_.ahead()->Take(args.depth * columns.count *
+                                           static_cast<int64_t>(sizeof(T)));
         Multiply<T>(args, rows.size(), columns.count);
       }
-      ahead += run.count * group.codes_stride_bytes;
       s += run.count;
     }
   }
@@ -241,13 +240,12 @@ class ValueSums {
     const bool in_slots = part.static_scale == nullptr;
     const AttentionPlan::Chunks chunks =
         plan_.chunks(plan_.value(p).first_group, span.group);
+    loader_.StartGroup(part, group);
     if (plan_.value(p).sums_weights) SumWeights(p, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       if (in_slots) {
-        loader_.LoadValueRanges(
-            part, group, *chunk,
-            Streams(plan_.pieces(*chunk)[0], unit_.RowsOf(span)));
+        loader_.LoadValueRanges(part, group, *chunk);
         SumMinima(p, span, *chunk);
       }
       const CodePiece* pieces = plan_.pieces(*chunk);
@@ -257,7 +255,7 @@ class ValueSums {
     }
   }
 
-  // Codes are read where they lie, and those of the next block asked for.
+  // Codes are read where they lie.
   static bool Streams(const CodePiece& piece, RowRange rows) {
     return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
            piece.width % kTileColumns == 0;

@@ -88,7 +88,7 @@ def test_attention_has_a_row_for_each_method_and_context():
     methods = {row["method"] for row in rows}
     assert len(rows) == 2 * len(methods)  # contexts of 96 and 256
     assert {"dense-bf16", "dense-8bit", "rap-50", "commuting-50", "palu-50-g1", "palu-50-g2",
-            "palu-50-g4", "palu-50-g4-4bit", "palu-50-g4-3bit", "palu-50-g4-2bit",
+            "palu-50-g4", "palu-50-g1-4bit", "palu-50-g4-4bit", "palu-50-g4-3bit", "palu-50-g4-2bit",
             "svdq-84442200"} <= methods
 
 
