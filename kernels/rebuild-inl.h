@@ -286,6 +286,26 @@ class KeyRebuilder {
     }
   }
 
+  // Rows of `up` that are multiplied together, and some of their columns.
+  struct UpRows {
+    int64_t row;
+    int64_t column;
+    int64_t width;
+  };
+  static HWY_INLINE void AskForRows(const KeyRebuild& rebuild,
+                                    const HeadSpan& span, const UpRows& rows,
+                                    int64_t stride) {
+    constexpr auto kStep =
+        AheadLines::kLineBytes / static_cast<int64_t>(sizeof(float));
+    const int64_t end = std::min<int64_t>(rows.row + kTileRows, rebuild.dims);
+    for (int64_t r = rows.row; r < end; ++r) {
+      const float* from = rebuild.up[span.kv_head] + r * stride + rows.column;
+      for (int64_t i = 0; i < rows.width; i += kStep) {
+        AskForLine(reinterpret_cast<const char*>(from + i));
+      }
+    }
+  }
+
   void LiftFixed(int64_t part_index, const HeadSpan& span) {
     const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
@@ -303,6 +323,15 @@ class KeyRebuilder {
           for (int64_t i = 0; i < chunk->width; ++i) {
             scaled[r * kChunkChannels + i] = up[i] * scale[chunk->begin + i];
           }
+        }
+        // A wide group's `up` fits into no near cache: its next rows come while
+        // these are multiplied.
+        if (row + rows < rebuild.dims) {
+          AskForRows(rebuild, span, {row + rows, chunk->begin, chunk->width},
+                     group.width);
+        } else if (chunk + 1 < chunks.end) {
+          AskForRows(rebuild, span, {0, chunk[1].begin, chunk[1].width},
+                     group.width);
         }
         Multiply<float>(ProductArgs(scaled, kChunkChannels, chunk->width,
                                     key_ + row * kBlock, chunk->begin > 0),
