@@ -1,5 +1,5 @@
 // The subcommands of `kvasir`. Each Add function declares the flags on its
-// subcommand and sets a callback that stores the exit code (cli/flags.h).
+// subcommand and sets a callback that stores the exit code (cli/exit_code.h).
 #pragma once
 
 namespace CLI {

@@ -1,3 +1,4 @@
+// How a command ends, for whoever called it.
 #pragma once
 
 namespace kvasir::cli {

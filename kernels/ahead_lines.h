@@ -35,8 +35,8 @@ inline void AskForLine(const char*) {}
 #endif
 
 // Pieces of memory in the order in which they are read. Who reads and computes
-// asks meanwhile for lines that lie kLead further on: one now and then, for
-// many at once would make the core wait for them, as if they were read already.
+// asks meanwhile for lines that lie kLead further on: best one now and then,
+// for many at once make the core wait for them, as if they were read already.
 // Advice only: what does not fit is forgotten.
 // Threads: one.
 class AheadLines {
@@ -67,7 +67,7 @@ class AheadLines {
     block_end_ = lines_;
     Read(0);
   }
-  // So many bytes are read next.
+  // So many bytes are read next. What should have been asked for by now is.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
     read_ = std::min(read_ + LinesOf(bytes), block_end_);
@@ -77,12 +77,14 @@ class AheadLines {
   // Asks for the next lines, as far as they are not too far ahead.
   void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
   // Leaves it to the caller to ask for the next `bytes`, which lie behind the
-  // address, or for a part of them. Null: there is nothing to ask for.
+  // address. Null: they are too far ahead, or not in one place.
   const char* Take(int64_t bytes) {
-    int64_t lines = std::min(LinesOf(bytes), allowed_ - asked_);
-    if (lines <= 0 || !FindPiece()) return nullptr;
+    const int64_t lines = LinesOf(bytes);
+    if (lines > allowed_ - asked_ || !FindPiece() ||
+        lines > LinesOf(end_ - next_)) {
+      return nullptr;
+    }
     const char* begin = next_;
-    lines = std::min(lines, LinesOf(end_ - next_));
     next_ += lines * kLineBytes;
     asked_ += lines;
     return begin;

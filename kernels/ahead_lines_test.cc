@@ -79,13 +79,16 @@ TEST_F(AheadLinesTest, NeighboursShareALine) {
   for (const int64_t line : {5, 9, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, TakesWhatLiesBehindOneAddress) {
+TEST_F(AheadLinesTest, TakesWhatLiesBehindOneAddressOrNothing) {
   lines_.Add(At(3), 2 * kLine);
-  lines_.Add(At(20), 5 * kLine);
+  lines_.Add(At(20), (kLead + 2) * kLine);
   lines_.NextBlock();
-  EXPECT_EQ(lines_.Take(4 * kLine), At(3));
+  EXPECT_EQ(lines_.Take(3 * kLine), nullptr);
+  EXPECT_EQ(lines_.Take(2 * kLine), At(3));
   EXPECT_EQ(lines_.Take(2 * kLine), At(20));
   EXPECT_EQ(TakeLine(), 22);
+  EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);  // beyond the lead
+  EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }
 
 TEST_F(AheadLinesTest, ForgetsWhatDoesNotFit) {

@@ -460,24 +460,55 @@ void AttentionPlan::FindClusters() {
 // Few rows are read for longer than they are computed: a block's latents come
 // from memory much faster where many of them lie side by side (measured: runs
 // of 64 KiB take 0.8 of the time of those of 16 KiB).
+// In smaller pages a group's slots of a block are no run, and a set's are none.
 void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
+  if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const auto count = static_cast<int64_t>(clusters.size());
-  const int64_t each =
-      std::min(max_rows_ / widest_cluster_,
-               params_.num_sequences * count / (threads_ * kUnitsPerThread));
-  if (each < 2) return;
-  const int64_t sets = (count + each - 1) / each;
-  std::vector<int64_t> set;
-  for (int64_t i = 0; i < sets; ++i) {
-    set.clear();
-    for (int64_t c = count * i / sets; c < count * (i + 1) / sets; ++c) {
-      const std::vector<int64_t>& cluster = clusters[static_cast<size_t>(c)];
-      set.insert(set.end(), cluster.begin(), cluster.end());
-    }
-    widest_set_ =
-        std::max(widest_set_, static_cast<int64_t>(set.size()) * heads_per_kv_);
-    AddSlices(set);
+  for (int64_t i = 0; i < params_.num_sequences; ++i) {
+    work_ += WorkOf(params_.sequences[i]);
   }
+  std::vector<int64_t> set;
+  for (int64_t i = 0; i < params_.num_sequences; ++i) {
+    const int64_t size = ClustersTogether(params_.sequences[i]);
+    const bool known =
+        std::any_of(sets_.begin(), sets_.end(),
+                    [&](const ClusterSets& sets) { return sets.size == size; });
+    if (size < 2 || known) continue;
+    const size_t first_slice = slices_.size();
+    const int64_t num_sets = (count + size - 1) / size;
+    for (int64_t s = 0; s < num_sets; ++s) {
+      set.clear();
+      const int64_t end = count * (s + 1) / num_sets;
+      for (int64_t c = count * s / num_sets; c < end; ++c) {
+        const std::vector<int64_t>& cluster = clusters[static_cast<size_t>(c)];
+        set.insert(set.end(), cluster.begin(), cluster.end());
+      }
+      AddSlices(set);
+    }
+    sets_.push_back({size, first_slice,
+                     static_cast<int64_t>(slices_.size() - first_slice)});
+  }
+}
+
+// In slots read by rows.
+int64_t AttentionPlan::WorkOf(const AttentionSequence& sequence) const {
+  const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
+  const VisibleRange slots = UnitSlots(params_, rows);
+  return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
+}
+
+// A power of two, so that sequences of about one length share their sets.
+int64_t AttentionPlan::ClustersTogether(
+    const AttentionSequence& sequence) const {
+  const int64_t work = WorkOf(sequence);
+  const int64_t rows = widest_cluster_ * sequence.num_rows;
+  if (work == 0 || rows == 0) return 0;
+  const auto count = static_cast<int64_t>(num_cluster_slices_);
+  const int64_t most = std::min(
+      max_rows_ / rows, work_ / (threads_ * kUnitsPerThread) * count / work);
+  int64_t size = 1;
+  while (size < count && 2 * size <= most) size *= 2;
+  return size;
 }
 
 void AttentionPlan::AddSlices(const std::vector<int64_t>& kv_heads) {
@@ -535,16 +566,19 @@ AttentionPlan::Cut AttentionPlan::CutOf(
   // Many rows pay for a tile that was made best if they are of one head.
   const bool by_head =
       makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
-  const bool by_set =
-      widest_set_ > 0 && sequence.num_rows * widest_set_ <= max_rows_;
-  const bool clusters = !by_head && !by_set;
   Cut cut;
-  cut.slices = slices_.data() + (clusters ? 0 : num_cluster_slices_);
+  if (!sets_.empty()) {
+    const int64_t size = ClustersTogether(sequence);
+    for (const ClusterSets& sets : sets_) {
+      if (sets.size != size) continue;
+      return {slices_.data() + sets.first_slice, sets.num_slices, 1};
+    }
+  }
+  cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
   cut.num_slices = static_cast<int64_t>(
-      clusters ? num_cluster_slices_ : slices_.size() - num_cluster_slices_);
-  const int64_t heads = std::min(max_rows_, by_head  ? heads_per_kv_
-                                            : by_set ? widest_set_
-                                                     : widest_cluster_);
+      by_head ? slices_.size() - num_cluster_slices_ : num_cluster_slices_);
+  const int64_t heads =
+      std::min(max_rows_, by_head ? heads_per_kv_ : widest_cluster_);
   const int64_t queries = max_rows_ / heads;
   const int64_t panels = (sequence.num_rows + queries - 1) / queries;
   cut.num_tiles = by_head ? SharesOf(panels, cut.num_slices) : panels;

@@ -35,8 +35,8 @@ inline constexpr int64_t kRowsWithAngles = 4;
 // KV heads at most that are brought together only because their keys turn by
 // the same angles: fewer units, but angles cost as much as half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// Units for each thread, at least, of KV heads that are brought together only
-// because their latents lie side by side.
+// KV heads are brought together only because their latents lie side by side if
+// no unit becomes more than one part in as many of a thread's work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // Rows of units whose keys need no rebuilding: more would only take cache.
 inline constexpr int64_t kAbsorbedRows = 64;
@@ -254,6 +254,8 @@ class AttentionPlan {
   void FindClusters();
   bool SharesAngles() const;
   void AddSets(const std::vector<std::vector<int64_t>>& clusters);
+  int64_t WorkOf(const AttentionSequence& sequence) const;
+  int64_t ClustersTogether(const AttentionSequence& sequence) const;
   void AddSlices(const std::vector<int64_t>& kv_heads);
   void AddSlice(int64_t first, int64_t count);
   void DivideScratch();
@@ -299,10 +301,17 @@ class AttentionPlan {
   std::vector<int64_t> heads_;  // query heads, slice after slice
   std::vector<HeadSlice> slices_;
   // Those of clusters; then, where tiles are made, those of single KV heads, or
-  // else those of sets of clusters.
+  // else those of sets.
   size_t num_cluster_slices_ = 0;
   int64_t widest_cluster_ = 0;  // query heads
-  int64_t widest_set_ = 0;      // query heads; 0: no sets
+  // Clusters that lie side by side, in sets of nearly one size.
+  struct ClusterSets {
+    int64_t size;  // clusters of a set, at most
+    size_t first_slice;
+    int64_t num_slices;
+  };
+  std::vector<ClusterSets> sets_;
+  int64_t work_ = 0;  // of all sequences
   std::vector<HeadSpan> spans_;
   std::vector<size_t> span_begin_;
   std::vector<LatentChunk> chunks_;

@@ -474,11 +474,10 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
 class BlockLoader {
  public:
   BlockLoader(const AttentionPlan& plan, const AttentionSequence& sequence,
-              VisibleRange slots, float* scratch)
+              float* scratch)
       : params_(plan.params()),
         plan_(plan),
         sequence_(sequence),
-        slots_(slots),
         tile_(scratch + plan.scratch().tile),
         scales_(scratch + plan.scratch().scales),
         minima_(scratch + plan.scratch().minima) {
@@ -497,13 +496,17 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // What is read soon. Who brings keys into cache asks for half as many lines
-  // as it reads, who multiplies them for the other half; who reads values asks
-  // for as many as it reads.
+  // What is read soon. Where few rows are computed, who brings keys into cache
+  // asks for half as many lines as it reads, who multiplies them for the other
+  // half, and who reads values for as many as it reads. What nobody has asked
+  // for is asked for when the next group is read.
   AheadLines* ahead() { return &ahead_; }
-  // Before a group of the block is read.
+  // Before a group of the block is read, maybe not for the first time.
   void StartGroup(const LatentPart& part, const LatentGroup& group) {
     if (plan_.exact(part) != nullptr) return;
+    if (started_group_ == &group && started_block_ == block_) return;
+    started_group_ = &group;
+    started_block_ = block_;
     const bool ranges = group.num_runs > 0 && part.static_scale == nullptr;
     ahead_.Read(
         (found_.end - found_.begin) *
@@ -708,12 +711,13 @@ class BlockLoader {
   const PagedAttentionParams& params_;
   const AttentionPlan& plan_;
   const AttentionSequence& sequence_;
-  const VisibleRange slots_;
   float* const tile_;
   float* const scales_;
   float* const minima_;
   int64_t block_ = 0;
   AheadLines ahead_;
+  const LatentGroup* started_group_ = nullptr;
+  int64_t started_block_ = 0;
   BlockSlots found_;
   const LatentPart* found_part_ = nullptr;
   const LatentGroup* found_group_ = nullptr;

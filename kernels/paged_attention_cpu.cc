@@ -40,7 +40,7 @@ class BlockTiles {
       : params_(plan.params()),
         plan_(plan),
         unit_(plan, unit),
-        loader_(plan, *unit.sequence, UnitSlots(plan.params(), unit), scratch),
+        loader_(plan, *unit.sequence, scratch),
         rebuilder_(plan, *unit.sequence, scratch, &loader_),
         lifter_(plan, scratch, &loader_) {}
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -514,14 +515,16 @@ INSTANTIATE_TEST_SUITE_P(ExactOwn, LatentChunkingTest,
 // Heads whose latents are read together.
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
  protected:
-  // Units that a token of the first sequence is cut into.
-  static int64_t UnitsOf(LatentCache& cache, TestStream& test,
-                         const std::vector<LatentAsk>& asks, int threads,
-                         std::vector<float>* out) {
-    int64_t units = 0;
+  // Units that each sequence's token is cut into.
+  static std::vector<int64_t> UnitsOf(LatentCache& cache, TestStream& test,
+                                      const std::vector<LatentAsk>& asks,
+                                      int threads, std::vector<float>* out) {
+    std::vector<int64_t> units;
     cache.on_launch = [&](const PagedAttentionParams& params) {
       const AttentionPlan plan(params, threads);
-      units = plan.CutOf(params.sequences[0]).units();
+      for (int64_t i = 0; i < params.num_sequences; ++i) {
+        units.push_back(plan.CutOf(params.sequences[i]).units());
+      }
     };
     *out = cache.Attend(test, asks);
     cache.on_launch = nullptr;
@@ -541,20 +544,23 @@ TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
   }
   Streams& streams = SharedStreams();
   std::vector<float> together;
-  EXPECT_EQ(UnitsOf(cache, streams.one, asks, 1, &together), 1);
-  // Too few sequences for one set each, and sets of unequal size.
-  std::vector<float> few;
-  EXPECT_EQ(
-      UnitsOf(cache, streams.one, {asks.begin(), asks.begin() + 3}, 1, &few),
-      2);
-  EXPECT_TRUE(SameBits(
-      {together.begin(), together.begin() + static_cast<int64_t>(few.size())},
-      few));
+  const std::vector<int64_t> units =
+      UnitsOf(cache, streams.one, asks, 1, &together);
+  // 1784 slots: a unit is a quarter of them at most.
+  for (size_t s = 0; s < asks.size(); ++s) {
+    EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
+  }
+  std::vector<float> by_three;
+  UnitsOf(cache, streams.three, asks, 3, &by_three);
+  EXPECT_TRUE(SameBits(together, by_three));
   const size_t row = together.size() / asks.size();
   for (size_t s = 0; s < asks.size(); ++s) {
     std::vector<float> alone;
     // One sequence has too few heads for sixteen threads to share.
-    EXPECT_GT(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone), 1);
+    const int64_t clusters =
+        UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0];
+    EXPECT_GE(clusters, units[s]);
+    EXPECT_GT(clusters, 1);
     EXPECT_TRUE(
         SameBits({together.begin() + static_cast<int64_t>(s * row),
                   together.begin() + static_cast<int64_t>((s + 1) * row)},
@@ -570,6 +576,11 @@ LatentSpec OfHeads(int64_t kv_heads, int64_t each, PartSpec key,
   spec.num_kv_heads = kv_heads;
   spec.keys = {std::move(key)};
   spec.values = {std::move(value)};
+  spec.page_tokens = 64;
+  return spec;
+}
+LatentSpec Sliding(LatentSpec spec) {
+  spec.window = 70;
   return spec;
 }
 LatentSpec WithWindows(LatentSpec spec) {
@@ -586,6 +597,76 @@ INSTANTIATE_TEST_SUITE_P(
         OfHeads(3, 8, Codes({64, 32}, {3, 8}), Codes({24}, {2})),
         OfHeads(6, 1, Groups(Numbers({64}), {0, 0, 1, 1, 2, 2}), Numbers({32})),
         WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
+
+// Rows of prompts, of a few tokens and of one in one launch: some sequences are
+// read by sets, others by clusters.
+TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
+  const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
+  for (const LatentSpec& spec :
+       {dense, Sliding(dense),
+        OfHeads(8, 2, Codes({64}, {4}), Codes({48}, {8}))}) {
+    LatentCache cache(spec, {200, 300, 130, 90, 64, 129}, 8);
+    const std::vector<LatentAsk> asks = {{0, 199, 1}, {1, 100, 200},
+                                         {2, 126, 4}, {3, 88, 2},
+                                         {4, 63, 1},  {5, 120, 9}};
+    for (const LatentAsk& ask : asks) {
+      cache.Write(ask.sequence, 0, ask.start + ask.count);
+    }
+    Streams& streams = SharedStreams();
+    std::set<int64_t> slices;
+    cache.on_launch = [&](const PagedAttentionParams& params) {
+      const AttentionPlan plan(params, 1);
+      for (int64_t i = 0; i < params.num_sequences; ++i) {
+        slices.insert(plan.CutOf(params.sequences[i]).num_slices);
+      }
+    };
+    const std::vector<float> together = cache.Attend(streams.one, asks);
+    EXPECT_GT(slices.size(), 1u);
+    cache.on_launch = nullptr;
+    EXPECT_TRUE(SameBits(together, cache.Attend(streams.three, asks)));
+    std::vector<float> one_by_one;
+    for (const LatentAsk& ask : asks) {
+      const std::vector<float> alone = cache.Attend(streams.many, {ask});
+      one_by_one.insert(one_by_one.end(), alone.begin(), alone.end());
+    }
+    EXPECT_TRUE(SameBits(together, one_by_one));
+  }
+}
+
+TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
+  LatentSpec spec;
+  spec.num_heads = 32;
+  spec.num_kv_heads = 32;
+  spec.page_tokens = 64;
+  spec.tables_only = true;
+  LatentCache cache(spec, {1}, 4);
+  PagedAttentionParams params = cache.Params();
+  std::vector<AttentionSequence> sequences(8,
+                                           {.num_rows = 1, .first_slot = 1023});
+  params.sequences = sequences.data();
+  params.num_sequences = 8;
+  const auto units = [&](int threads) {
+    const AttentionPlan plan(params, threads);
+    std::vector<int64_t> of;
+    for (const AttentionSequence& sequence : sequences) {
+      of.push_back(plan.CutOf(sequence).units());
+    }
+    return of;
+  };
+  // All heads of each sequence: four units for each of two threads.
+  EXPECT_EQ(units(2), std::vector<int64_t>(8, 1));
+  EXPECT_EQ(units(16), std::vector<int64_t>(8, 8));
+  EXPECT_EQ(units(64), std::vector<int64_t>(8, 32));
+  // Nine tenths of the work are one sequence's.
+  sequences[3].first_slot = 65535;
+  EXPECT_EQ(units(2), (std::vector<int64_t>{1, 1, 1, 8, 1, 1, 1, 1}));
+  // A prompt's rows share what was read, head by head.
+  sequences[3] = {.num_rows = 512, .first_slot = 0};
+  EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
+  // In small pages nothing lies side by side.
+  params.page_tokens = 32;
+  EXPECT_EQ(units(2)[0], 32);
+}
 
 class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};
 

@@ -43,6 +43,7 @@ class ValueLifter {
     const AttentionValuePart& from = params_.values[part_index];
     float* const tile = values_ + part.tile_offset;
     if (holds_) return tile;
+    loader_.StartGroup(from.latents, from.latents.groups[span.group]);
     const Task task = {from.latents,
                        from.latents.groups[span.group],
                        plan_.chunks(part.first_group, span.group),

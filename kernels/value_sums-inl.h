@@ -226,12 +226,23 @@ class ValueSums {
         args.b_stride =
             group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
         args.ahead_step = kTileColumns * static_cast<int64_t>(sizeof(T));
-        args.ahead = loader_.ahead()->Take(args.depth * columns.count *
-                                           static_cast<int64_t>(sizeof(T)));
+        args.ahead = AskAhead(
+            args.depth * columns.count * static_cast<int64_t>(sizeof(T)),
+            args.ahead_step);
         Multiply<T>(args, rows.size(), columns.count);
       }
       s += run.count;
     }
+  }
+
+  // Leaves asking for as many bytes to a tile that takes steps of so many, if
+  // it can: where the lines are. Null: they are asked for now.
+  const char* AskAhead(int64_t bytes, int64_t step) const {
+    AheadLines& ahead = *loader_.ahead();
+    const char* at =
+        step <= AheadLines::kLineBytes ? ahead.Take(bytes) : nullptr;
+    if (at == nullptr) ahead.Ask(bytes / AheadLines::kLineBytes);
+    return at;
   }
 
   void AddValueCodes(int64_t p, const HeadSpan& span) {
