@@ -322,7 +322,8 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   const SlotThirdBits high;
   const int64_t low_byte = (args.place.low_bit + column * kBits) / 8;
   const int64_t third_byte = kThird ? (args.place.third_bit + column) / 8 : 0;
-  constexpr int64_t kBytesPerSlot = kVecs * SlotCodes<kBits>::kBytes;
+  constexpr int64_t kBytesPerSlot =
+      std::max<int64_t>(kVecs * SlotCodes<kBits>::kBytes, 1);
   constexpr int64_t kSlotsPerLine =
       std::max<int64_t>(AheadLines::kLineBytes / kBytesPerSlot, 1);
   float* const c = args.c + column;
