@@ -65,13 +65,19 @@ class AheadLines {
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
-    Read(0);
+    if (read_ == 0) allowed_ = std::min(lines_, kLead);
+    while (asked_ < read_ && FindPiece()) Pass(read_ - asked_);
+    allowed_ = std::max(allowed_, asked_);
   }
-  // So many bytes are read next. What should have been asked for by now is.
+  // So many bytes are read next, and about as many asked for meanwhile: pieces
+  // that were added late do not come all at once. What should have been asked
+  // for by now is.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
-    read_ = std::min(read_ + LinesOf(bytes), block_end_);
-    allowed_ = std::max(allowed_, read_ + kLead);
+    const int64_t lines = LinesOf(bytes);
+    read_ = std::min(read_ + lines, block_end_);
+    allowed_ = std::max(allowed_, std::min({allowed_ + lines + lines / 8,
+                                            read_ + kLead, lines_}));
   }
 
   // Asks for the next lines, as far as they are not too far ahead.
@@ -85,8 +91,7 @@ class AheadLines {
       return nullptr;
     }
     const char* begin = next_;
-    next_ += lines * kLineBytes;
-    asked_ += lines;
+    Pass(lines);
     return begin;
   }
 
@@ -108,13 +113,18 @@ class AheadLines {
     end_ = pieces_[taken_++ % kMostPieces].end;
     return true;
   }
+  // As many lines as the piece has, at most; returns how many.
+  int64_t Pass(int64_t lines) {
+    lines = std::min(lines, LinesOf(end_ - next_));
+    next_ += lines * kLineBytes;
+    asked_ += lines;
+    return lines;
+  }
   void AskFor(int64_t lines) {
     while (lines > 0 && FindPiece()) {
       const char* next = next_;
-      const int64_t count = std::min(lines, LinesOf(end_ - next));
+      const int64_t count = Pass(lines);
       for (int64_t i = 0; i < count; ++i, next += kLineBytes) AskForLine(next);
-      next_ = next;
-      asked_ += count;
       lines -= count;
     }
   }

@@ -60,15 +60,24 @@ TEST_F(AheadLinesTest, AsksForWhatWasLeftOutWhenReadingGoesOn) {
   EXPECT_EQ(TakeLine(), kLead + 10);
 }
 
-TEST_F(AheadLinesTest, ABlockEndsWhateverWasSaidToBeRead) {
+TEST_F(AheadLinesTest, WhatCameLateIsAskedForAsReadingGoesOn) {
   lines_.Add(At(0), kLead / 2 * kLine);
   lines_.NextBlock();
+  EXPECT_EQ(CountRest(), kLead / 2);
   lines_.Add(At(kLead), 4 * kLead * kLine);
-  // Nobody said that the first block was read; its lead reaches into the next.
-  EXPECT_EQ(CountRest(), kLead);
+  EXPECT_EQ(TakeLine(), -1);
+  lines_.Read(40 * kLine);
+  EXPECT_EQ(TakeLine(), kLead);
+  EXPECT_EQ(CountRest(), 40 + 40 / 8 - 1);
+}
+
+TEST_F(AheadLinesTest, WhatHasBeenReadIsNotAskedFor) {
+  lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
-  EXPECT_EQ(TakeLine(), kLead + kLead / 2);
-  EXPECT_EQ(CountRest(), kLead / 2 - 1);
+  lines_.Add(At(3 * kLead), kLead * kLine);
+  lines_.NextBlock();
+  lines_.Read(kLine);
+  EXPECT_EQ(TakeLine(), 3 * kLead);
 }
 
 TEST_F(AheadLinesTest, NeighboursShareALine) {
@@ -102,6 +111,8 @@ TEST_F(AheadLinesTest, ForgetsWhatDoesNotFit) {
   EXPECT_EQ(TakeLine(), -1);
   // There is room again.
   lines_.Add(At(1), kLine);
+  lines_.NextBlock();
+  lines_.Read(kLine);
   EXPECT_EQ(TakeLine(), 1);
 }
 

@@ -79,6 +79,9 @@ constexpr int LinesOf(int64_t bytes) {
                           AheadLines::kLineBytes);
 }
 
+// Values are asked for every few slots: to ask takes a moment, too.
+inline constexpr int64_t kSlotsPerAsk = 4;
+
 // acc += numbers of each row times codes.
 template <int kRows, int kVecs>
 HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
@@ -325,7 +328,8 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   constexpr int64_t kBytesPerSlot =
       std::max<int64_t>(kVecs * SlotCodes<kBits>::kBytes, 1);
   constexpr int64_t kSlotsPerLine =
-      std::max<int64_t>(AheadLines::kLineBytes / kBytesPerSlot, 1);
+      std::max(AheadLines::kLineBytes / kBytesPerSlot, kSlotsPerAsk);
+  constexpr int kLines = LinesOf(kSlotsPerLine * kBytesPerSlot);
   float* const c = args.c + column;
   const float* a[kRows];
   Vec acc[kRows][kVecs];
@@ -348,7 +352,7 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
       codes[v] = numbers(word);
     }
     AddProducts(a, s, codes, acc);
-    if (s % kSlotsPerLine == 0) args.ahead->Ask();
+    if (s % kSlotsPerLine == 0) args.ahead->Ask(kLines);
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) {
@@ -366,10 +370,7 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
   constexpr int64_t kPairBytes = 4 * kVecLanes;
   float* const c = args.c + column;
   const char* from = args.slots + 2 * column;
-  // Where a line is wider than a tile, one slot asks for several.
-  constexpr int64_t kSlotsPerLine =
-      std::max<int64_t>(AheadLines::kLineBytes / (kPairs * kPairBytes), 1);
-  constexpr int kLines = LinesOf(kPairs * kPairBytes);
+  constexpr int kLines = LinesOf(kSlotsPerAsk * kPairs * kPairBytes);
   const float* a[kRows];
   Vec even[kRows][kPairs];
   Vec odd[kRows][kPairs];
@@ -390,7 +391,7 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
       low[v] = hn::BitCast(kFloats, hn::ShiftLeft<16>(pairs));
       high[v] = hn::BitCast(kFloats, hn::And(pairs, high_half));
     }
-    if (kSlotsPerLine == 1 || s % kSlotsPerLine == 0) args.ahead->Ask(kLines);
+    if (s % kSlotsPerAsk == 0) args.ahead->Ask(kLines);
     for (int r = 0; r < kRows; ++r) {
       const Vec factor = Broadcast(a[r][s]);
       for (int v = 0; v < kPairs; ++v) {

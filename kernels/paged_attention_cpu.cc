@@ -607,6 +607,7 @@ class UnitWorker {
     tiles_.LookAhead(
         {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});
     tiles_.loader().ahead()->NextBlock();
+    tiles_.loader().ahead()->Read(0);
     tiles_.Start();
     ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
   }
