@@ -51,19 +51,17 @@ struct AttentionFlags {
 };
 
 void ApplyQuick(AttentionFlags* flags) {
-  const CLI::App* command = flags->bench.command;
-  const auto asked = [command](const char* name) {
-    return command->count(name) > 0;
-  };
   if (flags->methods.empty()) {
     for (const PlanPreset& preset : bench::PlanPresets()) {
       flags->methods.push_back(preset.name);
     }
   }
-  if (flags->prefill && !asked("--context")) flags->contexts = {4096};
+  if (flags->prefill && !WasAsked(flags->bench, "--context")) {
+    flags->contexts = {4096};
+  }
   if (!flags->bench.quick) return;
-  if (!asked("--shape")) flags->shapes = {"kvasir-tiny"};
-  if (!asked("--context")) flags->contexts = {96, 256};
+  if (!WasAsked(flags->bench, "--shape")) flags->shapes = {"kvasir-tiny"};
+  if (!WasAsked(flags->bench, "--context")) flags->contexts = {96, 256};
   UseQuick<int64_t>(flags->bench, "--cached-tokens", 512,
                     &flags->cached_tokens);
   UseQuick<int64_t>(flags->bench, "--chunk", 24, &flags->chunk);

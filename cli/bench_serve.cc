@@ -287,7 +287,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
   KVASIR_ASSIGN_OR_RETURN(const LoadRows loads,
                           MeasureLoad(flags, server, router.get()));
   if (flags.latency_prompt_tokens >= server.max_model_len &&
-      flags.bench.command->count("--latency-prompt-tokens") > 0) {
+      WasAsked(flags.bench, "--latency-prompt-tokens")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
                      " and a token are over the limit of ",

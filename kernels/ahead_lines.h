@@ -35,15 +35,16 @@ inline void AskForLine(const char*) {}
 #endif
 
 // Pieces of memory in the order in which they are read. Who reads and computes
-// asks meanwhile for lines that lie kLead further on: best one now and then,
-// for many at once make the core wait for them, as if they were read already.
+// asks meanwhile for lines that lie up to kLead further on: best one now and
+// then, for many at once make the core wait for them, as if they were read
+// already.
 // Advice only: what does not fit is forgotten.
 // Threads: one.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
   // Enough for the latency of memory, little enough for the first level of
-  // cache (measured: half as many are too few, four times as many too many).
+  // cache (half as many cost 4 to 12 % of decoding over dense caches).
   static constexpr int64_t kLead = 256;
 
   // Behind what was added before; neighbours in memory count as one piece.

@@ -327,9 +327,9 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   const int64_t third_byte = kThird ? (args.place.third_bit + column) / 8 : 0;
   constexpr int64_t kBytesPerSlot =
       std::max<int64_t>(kVecs * SlotCodes<kBits>::kBytes, 1);
-  constexpr int64_t kSlotsPerLine =
+  constexpr int64_t kSlotsBetweenAsks =
       std::max(AheadLines::kLineBytes / kBytesPerSlot, kSlotsPerAsk);
-  constexpr int kLines = LinesOf(kSlotsPerLine * kBytesPerSlot);
+  constexpr int kLines = LinesOf(kSlotsBetweenAsks * kBytesPerSlot);
   float* const c = args.c + column;
   const float* a[kRows];
   Vec acc[kRows][kVecs];
@@ -352,7 +352,7 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
       codes[v] = numbers(word);
     }
     AddProducts(a, s, codes, acc);
-    if (s % kSlotsPerLine == 0) args.ahead->Ask(kLines);
+    if (s % kSlotsBetweenAsks == 0) args.ahead->Ask(kLines);
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) {

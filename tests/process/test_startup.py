@@ -5,14 +5,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from concurrent import futures
 
 import grpc
 import pytest
 
 import triton
-from kvasir_process import BINARY, TINY, KvasirProcess, run
+from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
 
 
 def refused(*args):
@@ -214,10 +213,11 @@ def test_a_second_signal_ends_a_drain_at_once():
     with KvasirProcess("serve", "--drain-timeout", "60s") as server:
         stream = triton.Stream(server.grpc)
         stream.send(server.ready["model"], triton.text_inputs(
-            "The captain", max_tokens=900, ignore_eos=True), "a")
+            "The captain", max_tokens=900, n=8, ignore_eos=True), "a")
         stream.results.get(timeout=60)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        # Not a while later: a small model is done by then, and the process gone.
+        wait_until(lambda: "draining" in server.log(), "the drain")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
         stream.close(cancel=True)
@@ -226,10 +226,12 @@ def test_a_second_signal_ends_a_drain_at_once():
 def test_a_tool_can_be_interrupted():
     tool = subprocess.Popen(
         [str(BINARY), "perplexity", "--model", str(TINY), "--text", str(TINY / "evaluation.txt"),
-         "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.5)
+         "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while (line := tool.stderr.readline()) and "tokens" not in line:
+        pass  # until it says how far it is
     tool.send_signal(signal.SIGINT)
-    assert tool.wait(timeout=10) == -signal.SIGINT
+    tool.communicate(timeout=10)
+    assert line and tool.returncode == -signal.SIGINT
 
 
 def test_core_dumps_are_off():
