@@ -161,9 +161,12 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     end = absl::UnavailableError(
         absl::StrCat("worker ", replica, " ended the stream early"));
   } else if (absl::IsCancelled(end)) {
-    // Nobody here cancelled: the worker did, by a reset or its own shutdown.
-    end = absl::UnavailableError(
-        absl::StrCat("worker ", replica, " reset the stream"));
+    // Nobody here cancelled: the deadline that the call carries did, or the
+    // worker, by a reset or its own shutdown.
+    end = request_.deadline <= now
+              ? absl::DeadlineExceededError("the deadline passed")
+              : absl::UnavailableError(
+                    absl::StrCat("worker ", replica, " reset the stream"));
   }
   // A worker refuses what waited too long as it refuses what it has no room
   // for; the client hears that its own timeout is over.

@@ -146,6 +146,15 @@ TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
+TEST(RequestFlowTest, ACallThatTheDeadlineCancelledIsNoLossOfTheWorker) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  const auto end = flow.OnAttemptDone(absl::CancelledError(""), At(10000));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             "the deadline passed"));
+  EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
+}
+
 TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {
   RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
   EXPECT_EQ(flow.QueueTimeoutLeft(At(20)), absl::Milliseconds(30));
