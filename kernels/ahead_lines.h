@@ -61,8 +61,9 @@ class AheadLines {
     }
   }
 
-  // All has been read that was added before the last call; what was added since
-  // comes next.
+  // What was added before the last call has been read; of it, what nobody has
+  // asked for is passed over. What was added since is read next. As much as was
+  // added at first may be asked for at once, up to kLead.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -77,7 +78,7 @@ class AheadLines {
     AskFor(allowed_ - asked_);
     const int64_t lines = LinesOf(bytes);
     read_ = std::min(read_ + lines, block_end_);
-    allowed_ = std::max(allowed_, std::min({allowed_ + lines + lines / 8,
+    allowed_ = std::max(allowed_, std::min({allowed_ + lines + (lines + 7) / 8,
                                             read_ + kLead, lines_}));
   }
 

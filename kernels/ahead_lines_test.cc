@@ -117,11 +117,56 @@ TEST_F(AheadLinesTest, ForgetsWhatDoesNotFit) {
 }
 
 TEST_F(AheadLinesTest, NothingIsAskedForWhereNothingIs) {
-  lines_.Add(At(0), 0);
   lines_.NextBlock();
   lines_.Ask();
   lines_.Read(kLine);
   EXPECT_EQ(TakeLine(), -1);
+  lines_.Add(At(3), kLine);
+  lines_.Add(At(9), 0);
+  lines_.Add(At(12), -kLine);
+  lines_.Add(At(20), kLine);
+  lines_.NextBlock();
+  for (const int64_t line : {3, 20, -1}) EXPECT_EQ(TakeLine(), line);
+}
+
+TEST_F(AheadLinesTest, APieceThatWasBegunIsNotMadeLonger) {
+  lines_.Add(At(0), 2 * kLine);
+  lines_.NextBlock();
+  EXPECT_EQ(TakeLine(), 0);
+  lines_.Add(At(2), 2 * kLine);
+  lines_.NextBlock();
+  lines_.Read(2 * kLine);
+  for (const int64_t line : {2, 3, -1}) EXPECT_EQ(TakeLine(), line);
+}
+
+// A block's piece is of 33 lines here, and steps of its reader of 8: a step
+// that meets the end of a piece gets nothing, the steps around it do.
+TEST_F(AheadLinesTest, StepsAreTakenOnBothSidesOfAPiecesEnd) {
+  int64_t taken = 0;
+  int64_t asked = 0;
+  int64_t next = 0;
+  const auto add = [&] {
+    lines_.Add(At(next), 33 * kLine);
+    next += 40;
+  };
+  for (int block = 0; block < 10; ++block) {
+    for (int i = 0; i < 4; ++i) add();
+    if (block == 0) lines_.NextBlock();
+    for (int i = 0; block > 0 && i < 4; ++i) {
+      lines_.Read(33 * kLine);
+      for (int step = 0; step < 4; ++step) {
+        if (lines_.Take(8 * kLine) != nullptr) {
+          ++taken;
+        } else {
+          lines_.Ask(8);
+          ++asked;
+        }
+      }
+    }
+    if (block > 0) lines_.NextBlock();
+  }
+  EXPECT_EQ(taken + asked, 9 * 16);
+  EXPECT_GT(taken, 2 * asked);
 }
 
 }  // namespace

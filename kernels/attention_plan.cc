@@ -452,6 +452,7 @@ void AttentionPlan::FindClusters() {
         widest_cluster_, static_cast<int64_t>(cluster.size()) * heads_per_kv_);
     AddSlices(cluster);
   }
+  num_clusters_ = static_cast<int64_t>(clusters.size());
   num_cluster_slices_ = slices_.size();
   if (!makes_tiles()) return AddSets(clusters);
   for (int64_t j = 0; j < params_.num_kv_heads; ++j) AddSlices({j});
@@ -460,10 +461,10 @@ void AttentionPlan::FindClusters() {
 // Few rows are read for longer than they are computed: a block's latents come
 // from memory much faster where many of them lie side by side (measured: runs
 // of 64 KiB take 0.8 of the time of those of 16 KiB).
-// In smaller pages a group's slots of a block are no run, and a set's are none.
+// In pages of other sizes a block's slots of neighbouring groups are apart.
 void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
-  if (params_.page_tokens % kAttentionBlockSlots != 0) return;
-  const auto count = static_cast<int64_t>(clusters.size());
+  if (params_.page_tokens != kAttentionBlockSlots) return;
+  const int64_t count = num_clusters_;
   for (int64_t i = 0; i < params_.num_sequences; ++i) {
     work_ += WorkOf(params_.sequences[i]);
   }
@@ -497,17 +498,20 @@ int64_t AttentionPlan::WorkOf(const AttentionSequence& sequence) const {
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// A power of two, so that sequences of about one length share their sets.
+// A power of two, so that sequences of about one length share their sets; the
+// first that is not below the number of clusters stands for all of them.
 int64_t AttentionPlan::ClustersTogether(
     const AttentionSequence& sequence) const {
   const int64_t work = WorkOf(sequence);
   const int64_t rows = widest_cluster_ * sequence.num_rows;
   if (work == 0 || rows == 0) return 0;
-  const auto count = static_cast<int64_t>(num_cluster_slices_);
-  const int64_t most = std::min(
-      max_rows_ / rows, work_ / (threads_ * kUnitsPerThread) * count / work);
+  const int64_t most =
+      std::min(max_rows_ / rows,
+               work_ / (threads_ * kUnitsPerThread) * num_clusters_ / work);
   int64_t size = 1;
-  while (size < count && 2 * size <= most) size *= 2;
+  while (size < num_clusters_ && std::min(2 * size, num_clusters_) <= most) {
+    size *= 2;
+  }
   return size;
 }
 
@@ -563,10 +567,6 @@ void AttentionPlan::AddSlice(int64_t first, int64_t count) {
 
 AttentionPlan::Cut AttentionPlan::CutOf(
     const AttentionSequence& sequence) const {
-  // Many rows pay for a tile that was made best if they are of one head.
-  const bool by_head =
-      makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
-  Cut cut;
   if (!sets_.empty()) {
     const int64_t size = ClustersTogether(sequence);
     for (const ClusterSets& sets : sets_) {
@@ -574,6 +574,10 @@ AttentionPlan::Cut AttentionPlan::CutOf(
       return {slices_.data() + sets.first_slice, sets.num_slices, 1};
     }
   }
+  // Many rows pay for a tile that was made best if they are of one head.
+  const bool by_head =
+      makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
+  Cut cut;
   cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
   cut.num_slices = static_cast<int64_t>(
       by_head ? slices_.size() - num_cluster_slices_ : num_cluster_slices_);

@@ -303,8 +303,10 @@ class AttentionPlan {
   // Those of clusters; then, where tiles are made, those of single KV heads, or
   // else those of sets.
   size_t num_cluster_slices_ = 0;
+  int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // query heads
-  // Clusters that lie side by side, in sets of nearly one size.
+  // Neighbouring clusters, in sets of nearly one size: side by side in a page
+  // where groups are numbered as heads are.
   struct ClusterSets {
     int64_t size;  // clusters of a set, at most
     size_t first_slice;

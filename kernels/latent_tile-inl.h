@@ -496,10 +496,11 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // What is read soon. Where few rows are computed, who brings keys into cache
-  // asks for half as many lines as it reads, who multiplies them for the other
-  // half, and who reads values for as many as it reads. What nobody has asked
-  // for is asked for when the next group is read.
+  // What is read soon. Whoever reads memory asks for about as many lines: who
+  // transposes numbers or reads values where they lie for all, who brings words
+  // of codes into cache for half of them and who multiplies words in registers
+  // for the others. What nobody has asked for is asked for when the next group
+  // is read, and nobody can ask for more than AheadLines allows.
   AheadLines* ahead() { return &ahead_; }
   // Before a group of the block is read, maybe not for the first time.
   void StartGroup(const LatentPart& part, const LatentGroup& group) {
@@ -512,10 +513,10 @@ class BlockLoader {
         (found_.end - found_.begin) *
         (group.codes_stride_bytes + (ranges ? group.params_stride_bytes : 0)));
   }
-  // Adds what slots of a group will be read of: codes and ranges.
+  // Adds what slots of a group will be read of, of a part of the cache: codes
+  // and ranges.
   void AddAhead(const LatentPart& part, const LatentGroup& group,
                 VisibleRange slots) {
-    if (plan_.exact(part) != nullptr) return;
     for (int64_t s = slots.begin; s < slots.end;) {
       const Run run = RunAt(part, group, s, slots.end);
       ahead_.Add(run.codes, run.count * group.codes_stride_bytes);

@@ -48,13 +48,16 @@ class BlockTiles {
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
 
-  // Slots that are read after those of the last call.
+  // Slots that are read after those of the last call. Exact rows are few, and
+  // not asked for.
   void LookAhead(VisibleRange slots) {
-    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-      AddSpans(params_.keys[p].latents, unit_.KeySpans(p), slots);
+    const VisibleRange keys = unit_.Stored(params_.key_exact, slots);
+    for (int64_t p = 0; p < plan_.num_stored_keys(); ++p) {
+      AddSpans(params_.keys[p].latents, unit_.KeySpans(p), keys);
     }
-    for (int64_t p = 0; p < params_.num_value_parts; ++p) {
-      AddSpans(params_.values[p].latents, unit_.ValueSpans(p), slots);
+    const VisibleRange values = unit_.Stored(params_.value_exact, slots);
+    for (int64_t p = 0; p < plan_.num_stored_values(); ++p) {
+      AddSpans(params_.values[p].latents, unit_.ValueSpans(p), values);
     }
   }
 

@@ -530,6 +530,12 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
     cache.on_launch = nullptr;
     return units;
   }
+  // Heads of a group of keys; no group of values joins more in these tests.
+  static int64_t ClustersOf(const LatentSpec& spec) {
+    const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
+    return groups.empty() ? spec.num_kv_heads
+                          : *std::max_element(groups.begin(), groups.end()) + 1;
+  }
 };
 
 TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
@@ -557,10 +563,8 @@ TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
   for (size_t s = 0; s < asks.size(); ++s) {
     std::vector<float> alone;
     // One sequence has too few heads for sixteen threads to share.
-    const int64_t clusters =
-        UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0];
-    EXPECT_GE(clusters, units[s]);
-    EXPECT_GT(clusters, 1);
+    EXPECT_EQ(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0],
+              ClustersOf(GetParam()));
     EXPECT_TRUE(
         SameBits({together.begin() + static_cast<int64_t>(s * row),
                   together.begin() + static_cast<int64_t>((s + 1) * row)},
@@ -663,9 +667,27 @@ TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
   // A prompt's rows share what was read, head by head.
   sequences[3] = {.num_rows = 512, .first_slot = 0};
   EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
-  // In small pages nothing lies side by side.
-  params.page_tokens = 32;
-  EXPECT_EQ(units(2)[0], 32);
+  // In pages of other sizes nothing lies side by side.
+  for (const int64_t page_tokens : {32, 128}) {
+    params.page_tokens = page_tokens;
+    EXPECT_EQ(units(2)[0], 32) << page_tokens;
+  }
+}
+
+TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
+  LatentSpec spec;
+  spec.num_heads = 60;
+  spec.num_kv_heads = 6;
+  spec.page_tokens = 64;
+  spec.tables_only = true;
+  LatentCache cache(spec, {1}, 4);
+  PagedAttentionParams params = cache.Params();
+  const std::vector<AttentionSequence> sequences(
+      8, {.num_rows = 1, .first_slot = 1023});
+  params.sequences = sequences.data();
+  params.num_sequences = 8;
+  EXPECT_EQ(AttentionPlan(params, 1).CutOf(sequences[0]).units(), 1);
+  EXPECT_EQ(AttentionPlan(params, 8).CutOf(sequences[0]).units(), 6);
 }
 
 class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};

@@ -78,11 +78,13 @@ HWY_INLINE void Transpose(WordVec* rows) {
 // and one of numbers.
 template <typename T>
 HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
-                                 float* out, int64_t out_stride) {
+                                 float* out, int64_t out_stride,
+                                 AheadLines* ahead) {
   WordVec lanes[kVecLanes];
   for (int s = 0; s < kVecLanes; ++s) {
     const T* row = reinterpret_cast<const T*>(rows[s]) + first;
     lanes[s] = hn::BitCast(kWords, LoadFloats(row));
+    if (ahead != nullptr) ahead->Ask();
   }
   Transpose(lanes);
   for (int i = 0; i < kVecLanes; ++i) {
@@ -113,7 +115,7 @@ HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
 }
 
 // out[i * num_rows + s] = row s, number i; num_rows a multiple of kVecLanes.
-// Asks for the lines `ahead` meanwhile, about as many as it reads.
+// Asks for lines of `ahead` meanwhile, if it is not null: one for each vector.
 template <typename T>
 void TransposeRows(const char* const* rows, int64_t num_rows, int64_t width,
                    float* out, AheadLines* ahead = nullptr) {
@@ -126,7 +128,7 @@ void TransposeRows(const char* const* rows, int64_t num_rows, int64_t width,
       }
     }
     for (; i + kVecLanes <= width; i += kVecLanes) {
-      TransposeNumbers<T>(rows + s, i, out + i * num_rows + s, num_rows);
+      TransposeNumbers<T>(rows + s, i, out + i * num_rows + s, num_rows, ahead);
     }
     for (; i < width; ++i) {
       for (int64_t lane = s; lane < s + kVecLanes; ++lane) {

@@ -221,15 +221,19 @@ class ValueSums {
         args.ahead = loader_.ahead();
         RunValuePairs(rows.size(), args);
       } else {
+        constexpr int64_t kTileBytes =
+            kTileColumns * static_cast<int64_t>(sizeof(T));
         TileArgs args = ValueArgs(weights, rows, slots, to, plan_.out_width());
-        args.b = from;
         args.b_stride =
             group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
-        args.ahead_step = kTileColumns * static_cast<int64_t>(sizeof(T));
-        args.ahead = AskAhead(
-            args.depth * columns.count * static_cast<int64_t>(sizeof(T)),
-            args.ahead_step);
-        Multiply<T>(args, rows.size(), columns.count);
+        args.ahead_step = kTileBytes;
+        // Tile by tile: what all of them read is seldom ahead in one piece.
+        for (int64_t tile = 0; tile < columns.count / kTileColumns; ++tile) {
+          args.b = from + tile * kTileBytes;
+          args.c = to + tile * kTileColumns;
+          args.ahead = AskAhead(args.depth * kTileBytes, kTileBytes);
+          Multiply<T>(args, rows.size(), kTileColumns);
+        }
       }
       s += run.count;
     }
