@@ -68,9 +68,12 @@ absl::Status CheckUnixPath(const ListenAddress& listen) {
   return absl::OkStatus();
 }
 
-// gRPC only logs why a bind failed; trying once more gives the cause.
-absl::Status TcpBindError(const ListenAddress& listen,
-                          absl::string_view where) {
+// gRPC only logs why a bind failed; trying oneself gives the cause.
+absl::Status TryTcp(const ListenAddress& listen) {
+  const std::string where = JoinHostPort(listen.host, listen.port);
+  if (listen.port < 0 || listen.port > 65535) {
+    return BindError(listen, where, "a port is 0 to 65535");
+  }
   const ListenTrouble trouble = ProbeListen(listen.host, listen.port);
   switch (trouble.with) {
     case ListenTrouble::With::kHost:
@@ -82,7 +85,7 @@ absl::Status TcpBindError(const ListenAddress& listen,
     case ListenTrouble::With::kNothing:
       break;
   }
-  return BindError(listen, where, "bind failed");
+  return absl::OkStatus();
 }
 
 void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
@@ -128,17 +131,16 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens) {
   return 8 * max_model_len_tokens + (int64_t{1} << 20);
 }
 
+absl::Status GrpcServer::CheckAddress(const ListenAddress& listen) {
+  return listen.unix_path.empty() ? TryTcp(listen) : CheckUnixPath(listen);
+}
+
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const GrpcServerOptions& options,
     const std::vector<grpc::Service*>& services) {
   const ListenAddress& listen = options.listen;
+  KVASIR_RETURN_IF_ERROR(CheckAddress(listen));
   const bool on_unix = !listen.unix_path.empty();
-  if (on_unix) {
-    KVASIR_RETURN_IF_ERROR(CheckUnixPath(listen));
-  } else if (listen.port < 0 || listen.port > 65535) {
-    return BindError(listen, JoinHostPort(listen.host, listen.port),
-                     "a port is 0 to 65535");
-  }
   const std::string where = on_unix ? absl::StrCat("unix:", listen.unix_path)
                                     : JoinHostPort(listen.host, listen.port);
   UseHealthService(options.health_service);
@@ -153,8 +155,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || bound == 0) {
-    return on_unix ? BindError(listen, where, "bind failed")
-                   : TcpBindError(listen, where);
+    return BindError(listen, where, "bind failed");
   }
   if (grpc::HealthCheckServiceInterface* health =
           server->GetHealthCheckService()) {

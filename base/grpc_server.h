@@ -64,6 +64,8 @@ class GrpcServer {
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options,
       const std::vector<grpc::Service*>& services);
+  // The same errors, for before long work; the address is left free.
+  static absl::Status CheckAddress(const ListenAddress& listen);
   ~GrpcServer();
 
   // 0 for a Unix socket.

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Measures what compression costs and writes docs/quality.md: the tables of the
-papers, as far as they go on one model. Called by bench/quality.sh.
+"""Measures what compression costs and writes docs/quality.md.
+
+The tables of the papers, as far as they go on one model. Called by
+bench/quality.sh.
 
 Every table is a list of configurations: a `kvasir-compress apply` command, made
 into an artifact once for each calibration seed, evaluated on the same windows

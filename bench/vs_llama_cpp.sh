@@ -13,7 +13,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case " $* " in *' --help '* | *' -h '*)
-  sed -n '2,13p' "$0" | sed 's/^# \{0,1\}//'
+  sed -n '2,12p' "$0" | sed 's/^# \{0,1\}//'
   PYTHONDONTWRITEBYTECODE=1 exec python3 bench/vs_llama_cpp.py --help ;;
 esac
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -137,15 +139,58 @@ nlohmann::ordered_json BenchReport::ToJson() const {
     }
     if (figure.undecided) undecided.push_back(figure.name);
   }
-  Json object{{"machine", machine_},
-              {"figures", figures},
-              {"spread", spread},
-              {"targets", targets},
-              {"undecided", undecided}};
-  if (!rows_.empty()) object["rows"] = rows_;
-  if (!notes_.empty()) object["notes"] = notes_;
+  Json object{{"machine", machine_},    {"figures", figures},
+              {"spread", spread},       {"targets", targets},
+              {"undecided", undecided}, {"rows", rows_},
+              {"notes", notes_}};
   return object;
 }
+
+namespace {
+
+std::string CellOf(const nlohmann::ordered_json& row, const std::string& key) {
+  const auto cell = row.find(key);
+  if (cell == row.end()) return "";
+  if (cell->is_string()) return cell->get<std::string>();
+  if (cell->is_number_float()) {
+    return absl::StrFormat("%.5g", cell->get<double>());
+  }
+  return cell->dump();
+}
+
+// A table, with the columns of all rows; numbers inside others are columns of
+// their own: "e2e_ms/p50".
+void PrintRows(std::vector<nlohmann::ordered_json> rows) {
+  if (rows.empty()) return;
+  for (auto& row : rows) row = row.flatten();
+  std::vector<std::pair<std::string, size_t>> columns;
+  for (const auto& row : rows) {
+    for (const auto& [key, value] : row.items()) {
+      auto column = std::find_if(
+          columns.begin(), columns.end(),
+          [&key = key](const auto& each) { return each.first == key; });
+      if (column == columns.end()) {
+        column = columns.insert(columns.end(), {key, key.size()});
+      }
+      column->second = std::max(column->second, CellOf(row, key).size());
+    }
+  }
+  std::string lines = "rows\n";
+  for (const auto& [key, width] : columns) {
+    absl::StrAppendFormat(&lines, "  %*s", static_cast<int>(width),
+                          key.substr(1));
+  }
+  for (const auto& row : rows) {
+    lines += "\n";
+    for (const auto& [key, width] : columns) {
+      absl::StrAppendFormat(&lines, "  %*s", static_cast<int>(width),
+                            CellOf(row, key));
+    }
+  }
+  std::printf("%s\n", lines.c_str());
+}
+
+}  // namespace
 
 void BenchReport::Print(bool json) const {
   if (json) {
@@ -175,8 +220,7 @@ void BenchReport::Print(bool json) const {
     if (!figure.note.empty()) line += "  " + figure.note;
     std::printf("%s\n", line.c_str());
   }
-  if (!rows_.empty()) std::printf("rows\n");
-  for (const auto& row : rows_) std::printf("  %s\n", row.dump().c_str());
+  PrintRows(rows_);
   for (const std::string& note : notes_) std::printf("%s\n", note.c_str());
 }
 

@@ -136,6 +136,7 @@ class EvaluateRun {
   explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
 
   absl::Status Run() {
+    KVASIR_RETURN_IF_ERROR(CheckNames());
     KVASIR_ASSIGN_OR_RETURN(device_, compress::OpenDevice(flags_.device));
     KVASIR_ASSIGN_OR_RETURN(
         const std::unique_ptr<model::Tokenizer> tokenizer,
@@ -176,6 +177,24 @@ class EvaluateRun {
   }
 
  private:
+  // What would only be found after the teacher's pass, which takes long.
+  absl::Status CheckNames() const {
+    if (!flags_.json.empty()) {
+      KVASIR_RETURN_IF_ERROR(compress::CheckWritable(flags_.json));
+    }
+    for (const std::string& name : flags_.candidates) {
+      if (compress::IsBaselineName(name)) continue;
+      const absl::Status status = model::Checkpoint::Open(name).status();
+      if (status.ok()) continue;
+      return absl::Status(
+          status.code(),
+          absl::StrCat(name, ": ", status.message(),
+                       "; baselines begin with kivi:, low-rank:, "
+                       "per-channel:, per-token: or think:"));
+    }
+    return absl::OkStatus();
+  }
+
   compress::EvaluateOptions Options() {
     compress::EvaluateOptions options;
     options.window_tokens = flags_.window_tokens;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/options.h"
@@ -47,6 +48,7 @@ void PrintResult(const TextResult& result, bool json) {
     return;
   }
   std::printf("\n");
+  std::fflush(stdout);
   std::fprintf(stderr,
                "[%u prompt tokens, %u tokens, %s; first after %.0f ms, "
                "%.1f tokens/s]\n",
@@ -61,6 +63,13 @@ int Report(const absl::Status& status) {
 }
 
 int Generate(GenerateFlags flags) {
+  if (!flags.endpoint.empty() &&
+      (!flags.model.model.empty() || flags.model.random_weights)) {
+    return Report(absl::InvalidArgumentError(absl::StrCat(
+        "--endpoint ", flags.endpoint,
+        " asks a server, --model or --random-weights runs a model here: give "
+        "one of them")));
+  }
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
     flags.endpoint = "127.0.0.1:8001";

@@ -47,10 +47,16 @@ kvasir::v1::DataType NumberType(const ModelSource& source) {
 absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
   if (!options.kv_plan.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        const std::string text,
-        ReadTextFile(options.kv_plan, cache::kMaxPlanJsonBytes));
-    return cache::ParsePlanJson(text, options.kv_plan);
+    const auto text = ReadTextFile(options.kv_plan, cache::kMaxPlanJsonBytes);
+    if (!text.ok()) {
+      return absl::Status(
+          text.status().code(),
+          absl::StrCat("--kv-plan: ", text.status().message(),
+                       ": want a plan's file, as kvasir-compress plan "
+                       "writes"));
+    }
+    return cache::ParsePlanJson(*text,
+                                absl::StrCat("--kv-plan ", options.kv_plan));
   }
   if (source.checkpoint.has_value() &&
       source.checkpoint->kv_plan_json().has_value()) {

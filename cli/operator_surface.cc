@@ -34,7 +34,7 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-void PrintReady(const nlohmann::ordered_json& json) {
+void PrintReady(const nlohmann::ordered_json& json, bool takes_text) {
   const auto text = [&json](const char* key) {
     return json[key].get<std::string>();
   };
@@ -43,11 +43,16 @@ void PrintReady(const nlohmann::ordered_json& json) {
       "%s\n",
       text("program").c_str(), text("grpc").c_str(), text("metrics").c_str(),
       text("admin").c_str());
-  if (json.contains("model")) {
+  if (!json.contains("model")) return;
+  if (takes_text) {
     std::printf(
         "try: %s generate --endpoint %s --prompt \"It was a dark "
         "night\"\n",
         ProgramPath().c_str(), text("grpc").c_str());
+  } else {
+    std::printf(
+        "no tokenizer (--model of a folder that has one gives it): clients "
+        "send token ids\n");
   }
 }
 
@@ -108,7 +113,7 @@ absl::Status OperatorSurface::Ready(
   if (options_.common.json) {
     std::printf("%s\n", json.dump().c_str());
   } else {
-    PrintReady(json);
+    PrintReady(json, report.takes_text);
   }
   std::fflush(stdout);
   return absl::OkStatus();

@@ -26,8 +26,9 @@ struct SurfaceOptions {
 
 // What the ready line and file say.
 struct ReadyReport {
-  std::string grpc;   // address that clients (or routers) dial
-  std::string model;  // a name to ask for; empty for a worker
+  std::string grpc;         // address that clients (or routers) dial
+  std::string model;        // a name to ask for; empty for a worker
+  bool takes_text = false;  // else token ids only
 };
 
 // Threads: all from the main thread but Fail, which any may call.

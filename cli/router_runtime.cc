@@ -19,8 +19,10 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
-    return absl::NotFoundError(
-        absl::StrCat("--model ", folder, ": no such folder"));
+    return absl::NotFoundError(absl::StrCat(
+        "--model ", folder,
+        std::filesystem::exists(folder, error) ? ": is no folder"
+                                               : ": no such folder"));
   }
   auto tokenizer = model::Tokenizer::Load(folder);
   if (absl::IsNotFound(tokenizer.status())) return nullptr;
@@ -83,6 +85,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.limits.default_max_tokens = core.default_max_tokens;
   kserve.limits.max_waiting_bytes_per_stream =
       static_cast<size_t>(options.router.stream_buffer_bytes);
+  runtime->takes_text_ = options.tokenizer != nullptr;
   if (options.tokenizer != nullptr) {
     const auto codec =
         std::make_shared<const router::TokenizerCodec>(options.tokenizer);

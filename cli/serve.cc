@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "base/grpc_server.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -82,6 +83,7 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   options.router = flags.router;
   options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
+  KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
   options.on_fatal = [&operators](const std::string& why) {
@@ -90,9 +92,11 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto stack,
                           ServeStack::Create(std::move(options)));
   const std::string name = stack->router().model_names().front();
-  KVASIR_RETURN_IF_ERROR(
-      operators->Ready({.grpc = stack->router().target(), .model = name}, name,
-                       {stack->worker().metrics(), stack->router().metrics()}));
+  KVASIR_RETURN_IF_ERROR(operators->Ready(
+      {.grpc = stack->router().target(),
+       .model = name,
+       .takes_text = stack->router().takes_text()},
+      name, {stack->worker().metrics(), stack->router().metrics()}));
   return operators->WaitAndDrain(
       [&stack](absl::Duration deadline) { return stack->Drain(deadline); });
 }
@@ -104,6 +108,7 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
   options.model = flags.model;
   options.engine = flags.engine;
   KVASIR_ASSIGN_OR_RETURN(options.listen, ParseListen(flags.worker_listen));
+  KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
   options.on_fatal = [&operators](const std::string& why) {
@@ -129,6 +134,7 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   RouterRuntimeOptions options;
   options.router = flags.router;
   options.listen = ClientAddress(flags.listen);
+  KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.queue_timeout = flags.engine.queue_timeout;
   options.default_max_tokens = flags.engine.default_max_tokens;
   options.start_timeout = flags.start_timeout;
@@ -139,8 +145,10 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto router,
                           RouterRuntime::Create(std::move(options)));
   const std::string name = router->model_names().front();
-  KVASIR_RETURN_IF_ERROR(operators->Ready(
-      {.grpc = router->target(), .model = name}, name, {router->metrics()}));
+  KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = router->target(),
+                                           .model = name,
+                                           .takes_text = router->takes_text()},
+                                          name, {router->metrics()}));
   return operators->WaitAndDrain(
       [&router](absl::Duration deadline) { return router->Drain(deadline); });
 }

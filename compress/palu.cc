@@ -104,7 +104,7 @@ std::string OptionsText(const PlanRequest& request,
                       RankSearchName(options.search), " --score ",
                       FisherScoreName(options.score), " --decomposition ",
                       DecompositionName(options.decomposition),
-                      options.hadamard ? " --hadamard" : "");
+                      options.hadamard ? " --hadamard on" : " --hadamard off");
 }
 
 Codec WithHadamard(Codec codec, bool hadamard) {

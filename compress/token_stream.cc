@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <system_error>
@@ -27,7 +29,8 @@ absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {
   }
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) {
-    return absl::NotFoundError(absl::StrCat("cannot open ", path.string()));
+    return absl::NotFoundError(absl::StrCat("cannot open ", path.string(), ": ",
+                                            std::strerror(errno)));
   }
   std::string text(static_cast<size_t>(in.tellg()), '\0');
   in.seekg(0);

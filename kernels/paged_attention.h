@@ -1,9 +1,9 @@
 // paged_attention: attention of new tokens over latents in the cache, for
 // prefill chunks and decode tokens mixed in one launch. C++17.
 //
-// Absorbed and reconstructed attention (DESIGN 5.1, 5.2) are one op: a score is
-// the sum over the parts of the key side, an output row the parts of the value
-// side, one behind the other.
+// Absorbed and reconstructed attention (kernels/README.md) are one op: a score
+// is the sum over the parts of the key side, an output row the parts of the
+// value side, one behind the other.
 #pragma once
 
 #include <cstdint>

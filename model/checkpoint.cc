@@ -168,7 +168,9 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(
-        absl::StrFormat("no such model folder: %s", folder));
+        std::filesystem::exists(folder, error)
+            ? absl::StrFormat("%s: is no folder, want one of a model", folder)
+            : absl::StrFormat("no such model folder: %s", folder));
   }
   KVASIR_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(folder));
   KVASIR_ASSIGN_OR_RETURN(TensorStore store, TensorStore::Open(folder));

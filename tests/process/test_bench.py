@@ -50,8 +50,10 @@ def bench(command, *flags):
 @pytest.mark.parametrize("command", FIGURES)
 def test_prints_one_object_of_figures_by_name(command):
     report = bench(command)
+    # The few tokens of a quick request may all come in one message.
+    may_be_zero = {"router_added_ms_p50", "open_itl_ms_p99"}
     for name in FIGURES[command]:
-        assert report["figures"][name] > 0 or name == "router_added_ms_p50", name
+        assert report["figures"][name] > 0 or name in may_be_zero, name
     if command == "serve":
         assert "router_added_ms_p50" in report["spread"]
 

@@ -391,6 +391,14 @@ def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     short = tmp_path / "short.txt"
     short.write_text("A few words.\n")
     refused(compress("evaluate", "--teacher", TINY, TINY, "--text", short, ok=False), "token")
+    # All of it before the teacher's pass, which takes long: nothing is printed.
+    for name in ("tiny-hlf", "per-tokn:k4"):
+        done = compress(*evaluate, TINY, name, ok=False)
+        refused(done, name, "no such model folder", "baselines begin with kivi:")
+        assert done.stdout == ""
+    done = compress(*evaluate, TINY, "--json", "/no/such/folder/x.json", ok=False)
+    refused(done, "/no/such/folder/x.json")
+    assert done.stdout == ""
     refused(compress(*evaluate, ok=False), "candidate", code=2)
 
 

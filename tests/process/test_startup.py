@@ -38,6 +38,43 @@ def test_a_taken_port_is_named_with_its_flag(flag):
         ports = {"--grpc-port": "0", "--admin-port": "0", "--metrics-port": "0", flag: port}
         text = refused("serve", "--model", TINY, *[x for pair in ports.items() for x in pair])
     assert port in text and flag in text
+    assert len(text.splitlines()) == 1  # found before gRPC tried, which logs more
+
+
+def test_a_taken_port_is_found_before_workers_are_waited_for():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = str(taken.getsockname()[1])
+        text = refused("router", "--workers", "127.0.0.1:1", "--start-timeout", "60s",
+                       "--grpc-port", port, "--admin-port", "0", "--metrics-port", "0")
+    assert port in text and "--grpc-port" in text and "--workers" not in text
+
+
+def test_a_router_without_a_tokenizer_does_not_tell_people_to_send_text():
+    with tempfile.TemporaryDirectory() as folder:
+        listen = f"unix:{folder}/w"
+        ports = ["--grpc-port", "0", "--admin-port", "0", "--metrics-port", "0"]
+        with KvasirProcess("worker", "--listen", listen, *ports[2:], ports=False):
+            for flags, hint in (["--model", TINY], "--prompt"), ([], "token ids"):
+                with KvasirProcess("router", "--workers", listen, *flags, model=None) as router:
+                    wait_until(lambda: hint in router.log(), hint)
+
+
+def test_generate_asks_a_server_or_runs_a_model_but_not_both():
+    text = refused("generate", "--model", TINY, "--endpoint", "127.0.0.1:1", "--prompt", "a")
+    assert "--endpoint 127.0.0.1:1" in text and "--model" in text
+
+
+def test_a_plan_that_is_none_is_named_with_its_flag():
+    text = refused("serve", "--model", TINY, "--kv-plan", "palu-50")
+    assert "--kv-plan: palu-50" in text and "want a plan's file" in text
+    text = refused("serve", "--model", TINY, "--kv-plan", TINY / "README.md")
+    assert "--kv-plan" in text and "README.md" in text
+
+
+def test_a_model_that_is_a_file_is_called_one():
+    assert "is no folder" in refused("serve", "--model", TINY / "README.md")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])
