@@ -51,7 +51,13 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   if (error != 0) {
     return {ListenTrouble::With::kHost, ::gai_strerror(error)};
   }
+  // A name may have an address of a family that this machine lacks.
   ListenTrouble trouble = TryToListen(*found);
+  for (const addrinfo* next = found->ai_next;
+       next != nullptr && trouble.with != ListenTrouble::With::kNothing;
+       next = next->ai_next) {
+    if (TryToListen(*next).with == ListenTrouble::With::kNothing) trouble = {};
+  }
   ::freeaddrinfo(found);
   return trouble;
 }

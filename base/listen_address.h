@@ -20,7 +20,8 @@ struct ListenTrouble {
   std::string cause;  // of the system: "Address already in use"
 };
 
-// Tries to listen on `host`'s first address, and stops at once.
+// Tries to listen on `host`'s addresses until one works, and stops at once.
+// Else the trouble is that of the first.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
 }  // namespace kvasir::base
