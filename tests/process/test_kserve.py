@@ -437,14 +437,14 @@ def test_stop_request_ends_the_request_of_its_id(server):
     with Stream(server) as stream:
         stream.send(vllm("abc", flags=["return_finish_reason"], **greedy(max_tokens=900)), "long")
         stream.send(vllm("xyz", **greedy(max_tokens=4)), "other")
-        result, error = stream.next()
-        assert error is None
+        results = [stream.next()]
         stream.send(stop_request(), "long", parameters={"Streaming": True})
         stream.stop()
+        while not stream.results.empty():
+            results.append(stream.results.get_nowait())
         last = {}
         finals = {}
-        while not stream.results.empty():
-            result, error = stream.results.get_nowait()
+        for result, error in results:
             assert error is None, error
             name = result.get_response().id
             finals[name] = finals.get(name, 0) + final(result)
