@@ -263,7 +263,9 @@ def test_a_second_signal_ends_a_drain_at_once():
 def test_a_tool_can_be_interrupted():
     tool = subprocess.Popen(
         [str(BINARY), "perplexity", "--model", str(TINY), "--text", str(TINY / "evaluation.txt"),
-         "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+         "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # A shell's background jobs ignore it, and so do the tests then.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     while (line := tool.stderr.readline()) and "tokens" not in line:
         pass  # until it says how far it is
     tool.send_signal(signal.SIGINT)
