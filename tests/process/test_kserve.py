@@ -466,17 +466,18 @@ def test_stop_request_for_nothing_is_answered(server):
 
 
 def test_deadline_ends_stream_and_unary_call(server, client):
-    # Less than a fifth of what 900 tokens take where the model is fastest.
-    deadline = 0.05
+    # Seconds of work, so that the deadline comes while it runs: not before the
+    # request is sent, not after its end.
+    deadline, work = 0.3, greedy(max_tokens=900, n=16)
     with pytest.raises(InferenceServerException) as caught:
         client.infer(
             server.ready["model"],
-            vllm("abc", False, **greedy(max_tokens=900)),
+            vllm("abc", False, **work),
             client_timeout=deadline,
         )
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     with Stream(server, stream_timeout=deadline) as stream:
-        stream.send(vllm("abc", **greedy(max_tokens=900)))
+        stream.send(vllm("abc", **work))
         while True:
             result, error = stream.next()
             if error is not None:
