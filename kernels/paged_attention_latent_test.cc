@@ -637,13 +637,18 @@ TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
   }
 }
 
-TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
+// For plans alone: no page is written.
+LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
-  spec.num_heads = 32;
-  spec.num_kv_heads = 32;
+  spec.num_heads = kv_heads * each;
+  spec.num_kv_heads = kv_heads;
   spec.page_tokens = 64;
   spec.tables_only = true;
-  LatentCache cache(spec, {1}, 4);
+  return spec;
+}
+
+TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
+  LatentCache cache(TablesOf(32, 1), {1}, 4);
   PagedAttentionParams params = cache.Params();
   std::vector<AttentionSequence> sequences(8,
                                            {.num_rows = 1, .first_slot = 1023});
@@ -675,12 +680,7 @@ TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
 }
 
 TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
-  LatentSpec spec;
-  spec.num_heads = 60;
-  spec.num_kv_heads = 6;
-  spec.page_tokens = 64;
-  spec.tables_only = true;
-  LatentCache cache(spec, {1}, 4);
+  LatentCache cache(TablesOf(6, 10), {1}, 4);
   PagedAttentionParams params = cache.Params();
   const std::vector<AttentionSequence> sequences(
       8, {.num_rows = 1, .first_slot = 1023});
