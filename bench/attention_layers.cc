@@ -9,11 +9,11 @@
 #include "base/status_macros.h"
 #include "bench/plan_presets.h"
 #include "bench/random_latents.h"
-#include "kernels/rope.h"
-#include "model/random_weights.h"
-#include "model/shape_config.h"
-#include "worker/rank.h"
-#include "worker/served_plan.h"
+#include "kernels/rowwise/rope.h"
+#include "model/checkpoint/random_weights.h"
+#include "model/shapes/shape_config.h"
+#include "worker/program/served_plan.h"
+#include "worker/ranks/rank.h"
 
 namespace kvasir::bench {
 namespace {

@@ -10,15 +10,15 @@
 
 #include "absl/status/statusor.h"
 #include "cache/layout.h"
-#include "kernels/allocator.h"
-#include "kernels/stream.h"
-#include "model/shapes.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/stream.h"
+#include "model/shapes/shapes.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
-#include "worker/kv_arenas.h"
-#include "worker/layer_attention.h"
-#include "worker/prompt_lift.h"
-#include "worker/step_profile.h"
-#include "worker/weights.h"
+#include "worker/executor/kv_arenas.h"
+#include "worker/executor/layer_attention.h"
+#include "worker/executor/step_profile.h"
+#include "worker/program/prompt_lift.h"
+#include "worker/weights/weights.h"
 
 namespace kvasir::bench {
 

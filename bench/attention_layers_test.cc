@@ -8,8 +8,8 @@
 #include "bench/plan_presets.h"
 #include "bench/random_latents.h"
 #include "gtest/gtest.h"
-#include "model/shape_config.h"
-#include "worker/rank.h"
+#include "model/shapes/shape_config.h"
+#include "worker/ranks/rank.h"
 
 namespace kvasir::bench {
 namespace {

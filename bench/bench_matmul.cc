@@ -14,12 +14,12 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/thread_pool.h"
+#include "bench/ceilings.h"
 #include "bench/gemm_baseline.h"
 #include "bench/gemm_share.h"
 #include "bench/paired.h"
-#include "kernels/allocator.h"
-#include "kernels/ceilings.h"
-#include "kernels/ops.h"
+#include "kernels/device/allocator.h"
+#include "kernels/linear/ops.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::bench {

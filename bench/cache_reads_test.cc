@@ -1,7 +1,7 @@
 #include "bench/cache_reads.h"
 
 #include "base/status_matchers.h"
-#include "cache/plan.h"
+#include "plan/plan.h"
 
 namespace kvasir::bench {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "base/status_macros.h"
 #include "bench/gemm_baseline.h"
-#include "kernels/ops.h"
-#include "kernels/pack.h"
+#include "kernels/linear/ops.h"
+#include "kernels/linear/pack.h"
 
 namespace kvasir::bench {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 #include "bench/paired.h"
-#include "kernels/allocator.h"
-#include "kernels/dtype.h"
-#include "kernels/stream.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/dtype.h"
+#include "kernels/device/stream.h"
 
 namespace kvasir::bench {
 

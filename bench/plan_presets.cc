@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "cache/plan.h"
+#include "plan/plan.h"
 
 namespace kvasir::bench {
 namespace {

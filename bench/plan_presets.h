@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model/decoder_spec.h"
+#include "model/shapes/decoder_spec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::bench {

@@ -4,10 +4,10 @@
 
 #include "base/status_matchers.h"
 #include "bench/attention_layers.h"
-#include "cache/plan.h"
 #include "gtest/gtest.h"
-#include "model/shape_config.h"
-#include "worker/rank.h"
+#include "model/shapes/shape_config.h"
+#include "plan/plan.h"
+#include "worker/ranks/rank.h"
 
 namespace kvasir::bench {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "kernels/ops.h"
-#include "model/random_weights.h"
+#include "kernels/latents/ops.h"
+#include "model/checkpoint/random_weights.h"
 
 namespace kvasir::bench {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/latent_view.h"
-#include "kernels/stream.h"
-#include "worker/kv_arenas.h"
+#include "kernels/device/stream.h"
+#include "kernels/latents/latent_view.h"
+#include "worker/executor/kv_arenas.h"
 
 namespace kvasir::bench {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "cache/kv_cache_scenario.h"
+#include "cache/testing/kv_cache_scenario.h"
 
 namespace kvasir::cache {
 namespace {

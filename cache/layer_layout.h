@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "base/tp_shard.h"
 #include "cache/layout.h"
+#include "plan/tp_shard.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::cache {

@@ -23,8 +23,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/strong_id.h"
-#include "base/tp_shard.h"
-#include "cache/plan.h"
+#include "plan/plan.h"
+#include "plan/tp_shard.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::cache {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/status_matchers.h"
-#include "cache/plan.h"
+#include "plan/plan.h"
 
 namespace kvasir::cache {
 namespace {

@@ -12,7 +12,8 @@ void AddServeCommands(CLI::App* app, int* exit_code);  // serve router worker
 void AddGenerateCommand(CLI::App* app, int* exit_code);
 void AddPerplexityCommand(CLI::App* app, int* exit_code);
 void AddInspectCommand(CLI::App* app, int* exit_code);
-void AddBenchCommand(CLI::App* app, int* exit_code);  // a group, cli/bench.h
+void AddBenchCommand(CLI::App* app,
+                     int* exit_code);  // a group, cli/bench/bench.h
 void AddDrainCommand(CLI::App* app, int* exit_code);
 
 }  // namespace kvasir::cli

@@ -12,7 +12,7 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/options.h"
-#include "cli/serve_stack.h"
+#include "cli/runtime/serve_stack.h"
 #include "cli/text_client.h"
 #include "nlohmann/json.hpp"
 

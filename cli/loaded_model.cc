@@ -7,7 +7,7 @@
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/units.h"
-#include "worker/weight_source.h"
+#include "worker/weights/weight_source.h"
 
 namespace kvasir::cli {
 namespace {

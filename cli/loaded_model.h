@@ -13,7 +13,7 @@
 #include "cache/layout.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
-#include "worker/rank.h"
+#include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
 

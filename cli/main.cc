@@ -2,7 +2,7 @@
 #include "CLI/CLI.hpp"
 #include "cli/commands.h"
 #include "cli/flags.h"
-#include "cli/process.h"
+#include "cli/runtime/process.h"
 #include "cli/version.h"
 
 int main(int argc, char** argv) {

@@ -11,10 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "model/config.h"
-#include "model/shape_config.h"
-#include "worker/rank.h"
-#include "worker/served_plan.h"
+#include "model/shapes/config.h"
+#include "model/shapes/shape_config.h"
+#include "worker/program/served_plan.h"
+#include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
 namespace {

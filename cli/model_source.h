@@ -7,11 +7,11 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "cache/plan.h"
 #include "cli/options.h"
-#include "model/checkpoint.h"
-#include "model/decoder_spec.h"
-#include "model/shapes.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/shapes/decoder_spec.h"
+#include "model/shapes/shapes.h"
+#include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::cli {

@@ -4,7 +4,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
-#include "model/shapes.h"
+#include "model/shapes/shapes.h"
 
 namespace kvasir::cli {
 namespace {

@@ -1,6 +1,6 @@
 // `kvasir perplexity`: how well a model predicts a text, through the paged
 // cache as a request would use it.
-#include "worker/perplexity.h"
+#include "worker/executor/perplexity.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -16,7 +16,7 @@
 #include "cli/loaded_model.h"
 #include "cli/options.h"
 #include "cli/progress.h"
-#include "model/tokenizer.h"
+#include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::cli {

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cache/plan.h"
-#include "model/plan_tensors.h"
+#include "model/checkpoint/plan_tensors.h"
+#include "plan/plan.h"
 
 namespace kvasir::cli {
 namespace {

@@ -6,16 +6,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "base/grpc_server.h"
+#include "base/net/grpc_server.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
-#include "cli/operator_surface.h"
 #include "cli/options.h"
 #include "cli/progress.h"
-#include "cli/router_runtime.h"
-#include "cli/serve_stack.h"
-#include "cli/worker_runtime.h"
+#include "cli/runtime/operator_surface.h"
+#include "cli/runtime/router_runtime.h"
+#include "cli/runtime/serve_stack.h"
+#include "cli/runtime/worker_runtime.h"
 
 namespace kvasir::cli {
 namespace {

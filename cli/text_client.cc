@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/grpc_status.h"
+#include "base/net/grpc_status.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 

@@ -11,19 +11,20 @@
 # folder -> folders it may link (ARCHITECTURE.md section 2).
 set(KVASIR_MAY_LINK_base "base")
 set(KVASIR_MAY_LINK_proto "proto;base")
+set(KVASIR_MAY_LINK_plan "plan;proto;base")
 set(KVASIR_MAY_LINK_kernels "kernels;base")
-set(KVASIR_MAY_LINK_cache "cache;proto;base")
-set(KVASIR_MAY_LINK_model "model;proto;base")
-set(KVASIR_MAY_LINK_worker "worker;model;cache;kernels;proto;base")
+set(KVASIR_MAY_LINK_cache "cache;plan;proto;base")
+set(KVASIR_MAY_LINK_model "model;plan;proto;base")
+set(KVASIR_MAY_LINK_worker "worker;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_router "router;model_tokenizer;cache_prefix_hash;proto;base")
-set(KVASIR_MAY_LINK_compress "compress;model;cache_layout;cache_plan;proto;base")
+set(KVASIR_MAY_LINK_compress "compress;model;cache_layout;plan;proto;base")
 set(KVASIR_MAY_LINK_cli
-    "cli;bench;worker;router;model;cache;kernels;proto;base;compress")
+    "cli;bench;worker;router;model;cache;plan;kernels;proto;base;compress")
 set(KVASIR_MAY_LINK_bench
-    "bench;worker;router;model;cache;kernels;proto;base")
+    "bench;worker;router;model;cache;plan;kernels;proto;base")
 set(KVASIR_MAY_LINK_tests
-    "tests;cli;worker;router;model;cache;kernels;proto;base")
-set(KVASIR_FOLDERS base proto kernels cache model worker router compress bench
+    "tests;cli;worker;router;model;cache;plan;kernels;proto;base")
+set(KVASIR_FOLDERS base proto plan kernels cache model worker router compress bench
     cli tests)
 
 function(_kvasir_check_layer target)

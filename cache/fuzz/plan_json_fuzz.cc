@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "cache/layout.h"
-#include "cache/plan.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "plan/plan.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using kvasir::cache::CacheShape;

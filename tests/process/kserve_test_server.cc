@@ -14,12 +14,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "base/grpc_server.h"
 #include "base/mutex.h"
+#include "base/net/grpc_server.h"
 #include "proto/refusal.h"
 #include "router/canonical.h"
-#include "router/kserve_service.h"
-#include "router/kserve_testing.h"
+#include "router/facades/kserve/service.h"
+#include "router/testing/kserve_testing.h"
 
 namespace kvasir::tests {
 namespace {

@@ -1,4 +1,4 @@
-"""bench/quality.py: its statistics, its settings, and one small run."""
+"""bench/quality/quality.py: its statistics, its settings, and one small run."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import pytest
 from kvasir_process import BINARY, TINY
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "bench/quality"))
 
 import quality_chart  # noqa: E402
 import quality_engine as engine  # noqa: E402

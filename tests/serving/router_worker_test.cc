@@ -13,11 +13,11 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "proto/refusal.h"
-#include "router/grpc_worker_client.h"
-#include "router/recording_sink.h"
-#include "router/request_router.h"
-#include "worker/fake_engine.h"
-#include "worker/server.h"
+#include "router/core/request_router.h"
+#include "router/replicas/grpc_worker_client.h"
+#include "router/testing/recording_sink.h"
+#include "worker/service/server.h"
+#include "worker/testing/fake_engine.h"
 
 namespace kvasir {
 namespace {

@@ -1,0 +1,238 @@
+#include "base/net/grpc_server.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/server_callback_handlers.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <future>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+
+namespace kvasir::base {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
+
+// grpc.health.v1 by hand: HealthCheckRequest{service = 1}, response{status =
+// 1}.
+Served CheckHealth(const std::string& target, const std::string& service) {
+  auto channel =
+      grpc::CreateChannel(target, grpc::InsecureChannelCredentials());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+  const std::string request =
+      service.empty()
+          ? ""
+          : absl::StrCat("\n",
+                         std::string(1, static_cast<char>(service.size())),
+                         service);
+  const grpc::Slice slice(request);
+  const grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &out, &in,
+                 [&](grpc::Status status) { done.set_value(status); });
+  const grpc::Status status = done.get_future().get();
+  if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
+    return Served::kUnknownService;
+  }
+  if (!status.ok()) return Served::kUnreachable;
+  grpc::Slice answer;
+  EXPECT_TRUE(in.DumpToSingleSlice(&answer).ok());
+  const std::string bytes(answer.begin(), answer.end());
+  return bytes == "\x08\x01" ? Served::kServing : Served::kNotServing;
+}
+
+// A server needs a method; nobody calls this one.
+class IdleService : public grpc::Service {
+ public:
+  IdleService() {
+    AddMethod(new grpc::internal::RpcServiceMethod(
+        "/kvasir.test.Idle/Idle", grpc::internal::RpcMethod::NORMAL_RPC,
+        nullptr));
+    MarkMethodCallback(
+        0, new grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer,
+                                                    grpc::ByteBuffer>(
+               [](grpc::CallbackServerContext* context, const grpc::ByteBuffer*,
+                  grpc::ByteBuffer*) {
+                 grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+                 reactor->Finish(grpc::Status::OK);
+                 return reactor;
+               }));
+  }
+};
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartIdle(
+    const GrpcServerOptions& options = {}) {
+  static IdleService* const service = new IdleService;
+  return GrpcServer::Start(options, {service});
+}
+
+std::string TempSocket(const std::string& name) {
+  const char* dir = std::getenv("TMPDIR");
+  return absl::StrCat(dir == nullptr ? "/tmp" : dir, "/kvasir_", getpid(), "_",
+                      name);
+}
+
+TEST(GrpcServerTest, PortZeroTakesAFreeOneAndReportsIt) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
+  EXPECT_GT(server->port(), 0);
+  EXPECT_EQ(server->target(), absl::StrCat("127.0.0.1:", server->port()));
+}
+
+TEST(GrpcServerTest, ATakenPortFailsWithAddressCauseAndFlag) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle());
+  GrpcServerOptions options;
+  options.listen.port = first->port();
+  options.listen.flag = "--grpc-port";
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(first->target()),
+                             HasSubstr("Address already in use"),
+                             HasSubstr("--grpc-port"))));
+}
+
+TEST(GrpcServerTest, APortIsFreeAgainAfterShutdown) {
+  GrpcServerOptions options;
+  {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle());
+    options.listen.port = first->port();
+  }
+  KVASIR_EXPECT_OK(StartIdle(options));
+}
+
+TEST(GrpcServerTest, AnAddressThatIsNotOursIsNamed) {
+  GrpcServerOptions options;
+  options.listen.host = "192.0.2.1";
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("192.0.2.1:0"), HasSubstr("--host"),
+                             HasSubstr("Cannot assign requested address"),
+                             Not(HasSubstr("--port")))));
+}
+
+TEST(GrpcServerTest, ANameThatDoesNotResolveNamesTheHostAndNotThePort) {
+  GrpcServerOptions options;
+  options.listen.host = "no such host";
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("--host no such host"),
+                             Not(HasSubstr("--port")))));
+}
+
+TEST(GrpcServerTest, APortOutOfRangeIsRefused) {
+  GrpcServerOptions options;
+  options.listen.port = 65536;
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("127.0.0.1:65536")));
+}
+
+TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
+  GrpcServerOptions options;
+  options.listen.unix_path = TempSocket("served");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle(options));
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(options.listen.unix_path),
+                             HasSubstr("another process serves it"))));
+  first->SetServing("", true);
+  EXPECT_EQ(CheckHealth(first->target(), ""), Served::kServing);
+}
+
+TEST(GrpcServerTest, AStaleUnixSocketIsReplaced) {
+  GrpcServerOptions options;
+  options.listen.unix_path = TempSocket("stale");
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  options.listen.unix_path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)),
+            0);
+  close(fd);
+  KVASIR_EXPECT_OK(StartIdle(options));
+}
+
+TEST(GrpcServerTest, AUnixPathTooLongNamesBothLengths) {
+  GrpcServerOptions options;
+  options.listen.unix_path = "/tmp/" + std::string(120, 'x');
+  EXPECT_THAT(StartIdle(options),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("125 bytes"), HasSubstr("107"))));
+}
+
+TEST(GrpcServerTest, NothingIsServingUntilSetAndServicesAreSetApart) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
+  EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
+  EXPECT_EQ(CheckHealth(server->target(), "a.B"), Served::kUnknownService);
+  server->SetServing("a.B", true);
+  EXPECT_EQ(CheckHealth(server->target(), "a.B"), Served::kServing);
+  EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
+}
+
+// Answers its one call when told to.
+class HeldService : public grpc::Service {
+ public:
+  HeldService() {
+    AddMethod(new grpc::internal::RpcServiceMethod(
+        "/kvasir.test.Held/Call", grpc::internal::RpcMethod::NORMAL_RPC,
+        nullptr));
+    MarkMethodCallback(
+        0, new grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer,
+                                                    grpc::ByteBuffer>(
+               [this](grpc::CallbackServerContext* context,
+                      const grpc::ByteBuffer* in, grpc::ByteBuffer* out) {
+                 *out = *in;
+                 grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+                 running.set_value(reactor);
+                 return reactor;
+               }));
+  }
+  std::promise<grpc::ServerUnaryReactor*> running;
+};
+
+TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
+  HeldService service;
+  GrpcServerOptions options;
+  options.max_connection_age = absl::Milliseconds(100);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              GrpcServer::Start(options, {&service}));
+  const auto channel =
+      grpc::CreateChannel(server->target(), grpc::InsecureChannelCredentials());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+  const grpc::Slice slice("x");
+  const grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::ClientContext context;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
+                 [&](grpc::Status status) { done.set_value(status); });
+  grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
+  // The client hears of it, and uses the connection for nothing new.
+  const auto end = absl::Now() + absl::Seconds(20);
+  while (channel->GetState(false) == GRPC_CHANNEL_READY && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_NE(channel->GetState(false), GRPC_CHANNEL_READY);
+  reactor->Finish(grpc::Status::OK);
+  EXPECT_TRUE(done.get_future().get().ok());
+}
+
+TEST(GrpcServerTest, MessageLimitGrowsWithTheModelLength) {
+  EXPECT_EQ(MaxMessageBytesFor(0), 1 << 20);
+  EXPECT_EQ(MaxMessageBytesFor(131072), 8 * 131072 + (1 << 20));
+}
+
+}  // namespace
+}  // namespace kvasir::base

@@ -1,0 +1,65 @@
+#include "base/net/listen_address.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::base {
+namespace {
+
+ListenTrouble TroubleOf(int error) {
+  const bool port = error == EADDRINUSE || error == EACCES || error == EPERM;
+  return {port ? ListenTrouble::With::kPort : ListenTrouble::With::kHost,
+          std::strerror(error)};
+}
+
+ListenTrouble TryToListen(const addrinfo& address) {
+  const int probe =
+      ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, /*protocol=*/0);
+  if (probe < 0) return TroubleOf(errno);
+  const int on = 1;
+  ::setsockopt(probe, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  ListenTrouble trouble;
+  if (::bind(probe, address.ai_addr, address.ai_addrlen) != 0 ||
+      ::listen(probe, 1) != 0) {
+    trouble = TroubleOf(errno);
+  }
+  ::close(probe);
+  return trouble;
+}
+
+}  // namespace
+
+std::string JoinHostPort(const std::string& host, int port) {
+  const bool v6 = host.find(':') != std::string::npos && host[0] != '[';
+  return v6 ? absl::StrCat("[", host, "]:", port)
+            : absl::StrCat(host, ":", port);
+}
+
+ListenTrouble ProbeListen(const std::string& host, int port) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int error =
+      ::getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
+  if (error != 0) {
+    return {ListenTrouble::With::kHost, ::gai_strerror(error)};
+  }
+  // A name may have an address of a family that this machine lacks.
+  ListenTrouble trouble = TryToListen(*found);
+  for (const addrinfo* next = found->ai_next;
+       next != nullptr && trouble.with != ListenTrouble::With::kNothing;
+       next = next->ai_next) {
+    if (TryToListen(*next).with == ListenTrouble::With::kNothing) trouble = {};
+  }
+  ::freeaddrinfo(found);
+  return trouble;
+}
+
+}  // namespace kvasir::base

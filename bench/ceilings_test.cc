@@ -1,0 +1,34 @@
+#include "bench/ceilings.h"
+
+#include <gmock/gmock.h>
+
+#include "base/status_matchers.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Bounds that any machine keeps, however busy: a figure outside them is a
+// mistake of the measurement (a loop optimized away, a unit mixed up).
+TEST(CeilingsTest, FiguresArePossible) {
+  base::ThreadPool pool(2);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      auto probe, ReadBandwidthProbe::Create(&pool, int64_t{32} << 20));
+  EXPECT_EQ(int64_t{32} << 20, probe->footprint_bytes());
+  EXPECT_GT(probe->BytesPerSecond(), 1e6);
+  EXPECT_LT(probe->BytesPerSecond(), 1e13);
+  const double flops = MeasureFlops(&pool, 5);
+  EXPECT_GT(flops, 1e6);
+  EXPECT_LT(flops, 1e13);
+}
+
+TEST(CeilingsTest, RefusesAnEmptyFootprint) {
+  base::ThreadPool pool(1);
+  EXPECT_THAT(ReadBandwidthProbe::Create(&pool, 0),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("over 0 bytes")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

@@ -1,0 +1,144 @@
+#include "bench/scheduler_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/status_macros.h"
+#include "cache/kv_cache.h"
+#include "worker/engine/scheduler.h"
+
+namespace kvasir::worker {
+namespace {
+
+constexpr int32_t kVocabSize = 32000;
+
+class NullSink final : public EngineSink {
+ public:
+  void OnAccepted(uint32_t) override {}
+  void OnTokens(const TokenChunk&) override {}
+  void OnFinished(const FinishInfo&) override {}
+  void OnFailed(const Refusal&) override {}
+};
+
+// Samples token 1 wherever one is wanted.
+void FillResult(const kvasir::v1::StepPlan& plan,
+                kvasir::v1::StepResult* result) {
+  result->set_step_id(plan.step_id());
+  result->mutable_sequences()->Clear();
+  for (const auto& step : plan.sequences()) {
+    auto* out = result->add_sequences();
+    out->set_sequence_id(step.sequence_id());
+    out->set_token_id(step.has_sample() ? 1 : -1);
+  }
+}
+
+Request MakeRequest(uint32_t index, const SchedulerBenchOptions& options) {
+  Request request;
+  request.request_id = absl::StrCat("bench-", index);
+  // No two prompts share a page.
+  for (uint32_t i = 0; i < options.context_tokens; ++i) {
+    request.prompt_ids.push_back(
+        static_cast<int32_t>((index * 7919 + i * 31) % kVocabSize));
+  }
+  request.prompt_ids[0] = static_cast<int32_t>(index % kVocabSize);
+  request.sampling.max_tokens = options.steps * 2;
+  request.sampling.ignore_eos = true;
+  return request;
+}
+
+double Median(std::vector<double> values) {
+  const auto middle =
+      values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double Microseconds(std::chrono::steady_clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+}  // namespace
+
+absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
+    const SchedulerBenchOptions& options) {
+  if (options.num_sequences < 1 || options.context_tokens < 1 ||
+      options.page_tokens < 1 || options.steps < 10) {
+    return absl::InvalidArgumentError(
+        "want at least 1 sequence, 1 token and 10 steps");
+  }
+  const uint32_t max_len = options.context_tokens + 2 * options.steps;
+  cache::KvCacheConfig config;
+  config.page_tokens = options.page_tokens;
+  config.cache_id = "bench";
+  const int64_t page_bytes = options.kv_bytes_per_token * options.page_tokens;
+  config.groups = {{.num_pages = int64_t{options.num_sequences} *
+                                 (max_len / options.page_tokens + 2),
+                    .page_bytes = page_bytes,
+                    .payload_bytes = page_bytes}};
+  cache::KvCache cache(config);
+
+  SchedulerOptions scheduler_options;
+  scheduler_options.max_model_len = max_len;
+  scheduler_options.max_num_seqs = options.num_sequences;
+  scheduler_options.max_batched_tokens =
+      std::max<uint32_t>(8192, 2 * options.num_sequences);
+  scheduler_options.max_queue = options.num_sequences;
+  scheduler_options.vocab_size = kVocabSize;
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::unique_ptr<Scheduler> scheduler,
+      Scheduler::Create(scheduler_options,
+                        {.cache = &cache, .clock = &base::Clock::Real()}));
+  const auto sink = std::make_shared<NullSink>();
+  for (uint32_t i = 0; i < options.num_sequences; ++i) {
+    KVASIR_RETURN_IF_ERROR(
+        scheduler->Add(MakeRequest(i, options), sink).status);
+  }
+
+  kvasir::v1::StepResult step_result;
+  std::vector<double> total;
+  std::vector<double> schedule;
+  std::vector<double> apply;
+  uint32_t warm_up = options.steps / 10;
+  while (total.size() < options.steps) {
+    const auto start = std::chrono::steady_clock::now();
+    const kvasir::v1::StepPlan* plan = scheduler->Schedule();
+    const auto scheduled = std::chrono::steady_clock::now();
+    if (plan == nullptr) return absl::InternalError("nothing to schedule");
+    FillResult(*plan, &step_result);
+    const auto executed = std::chrono::steady_clock::now();
+    KVASIR_RETURN_IF_ERROR(scheduler->Apply(step_result));
+    const auto applied = std::chrono::steady_clock::now();
+    // Only steps in which every sequence decodes count.
+    if (scheduler->last_step().decode_sequences < options.num_sequences) {
+      continue;
+    }
+    if (warm_up > 0) {
+      --warm_up;
+      continue;
+    }
+    schedule.push_back(Microseconds(scheduled - start));
+    apply.push_back(Microseconds(applied - executed));
+    total.push_back(schedule.back() + apply.back());
+  }
+
+  const cache::KvCacheStats stats = cache.Stats();
+  SchedulerBenchResult result;
+  result.step_us = Median(total);
+  result.schedule_us = Median(schedule);
+  result.apply_us = Median(apply);
+  std::sort(total.begin(), total.end());
+  result.step_p99_us = total[total.size() * 99 / 100];
+  result.pool_bytes = stats.groups[0].pool_bytes;
+  result.metadata_bytes = stats.metadata_bytes;
+  result.metadata_share = static_cast<double>(stats.metadata_bytes) /
+                          static_cast<double>(stats.groups[0].pool_bytes);
+  scheduler->RefuseAll(
+      {absl::CancelledError("the benchmark is over"), RefusalReason::kNone});
+  return result;
+}
+
+}  // namespace kvasir::worker

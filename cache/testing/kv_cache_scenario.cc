@@ -1,0 +1,212 @@
+#include "cache/testing/kv_cache_scenario.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/check.h"
+#include "base/status_matchers.h"
+
+namespace kvasir::cache {
+
+// The arguments of a command, by what they look like.
+struct KvCacheScenario::Words {
+  std::vector<int32_t> numbers;  // ranges written out
+  std::vector<std::string> names;
+  PageGroupId group{0};
+  StartOptions options;
+
+  explicit Words(absl::string_view text) {
+    for (absl::string_view word :
+         absl::StrSplit(text, ' ', absl::SkipWhitespace())) {
+      Add(word);
+    }
+  }
+
+  void Add(absl::string_view word) {
+    const std::vector<std::string> range = absl::StrSplit(word, "..");
+    int32_t first = 0;
+    int32_t last = 0;
+    if (absl::SimpleAtoi(range[0], &first)) {
+      last = first;
+      if (range.size() == 2) KVASIR_CHECK(absl::SimpleAtoi(range[1], &last));
+      for (int32_t n = first; n <= last; ++n) numbers.push_back(n);
+    } else if (absl::ConsumePrefix(&word, "salt=")) {
+      options.salt = std::string(word);
+    } else if (word == "noreuse") {
+      options.reuse_prefix = false;
+    } else if (word == "nopublish") {
+      options.publish_prefix = false;
+    } else if (word.size() == 2 && word[0] == 'g' && word[1] >= '0' &&
+               word[1] <= '9') {
+      group = PageGroupId(word[1] - '0');
+    } else {
+      names.emplace_back(word);
+    }
+  }
+
+  const std::string& name(size_t index) const {
+    KVASIR_CHECK(index < names.size());
+    return names[index];
+  }
+  int64_t number() const {
+    KVASIR_CHECK(numbers.size() == 1);
+    return numbers[0];
+  }
+};
+
+namespace {
+
+std::string Ids(const std::vector<PageId>& pages) {
+  return absl::StrJoin(pages, " ", [](std::string* out, PageId page) {
+    absl::StrAppend(out, page.value());
+  });
+}
+
+}  // namespace
+
+KvCacheScenario::KvCacheScenario(KvCacheConfig config,
+                                 std::unique_ptr<PrefixHasher> hasher)
+    : cache_(std::move(config), std::move(hasher)) {}
+
+void KvCacheScenario::Run(absl::string_view script) {
+  for (absl::string_view line : absl::StrSplit(script, '\n')) {
+    line = absl::StripAsciiWhitespace(line.substr(0, line.find('#')));
+    if (line.empty()) continue;
+    SCOPED_TRACE(std::string(line));
+    const std::vector<std::string> halves =
+        absl::StrSplit(line, absl::MaxSplits("->", 1));
+    const std::string answer = Do(halves[0]);
+    if (halves.size() == 2) {
+      EXPECT_EQ(answer, std::string(absl::StripAsciiWhitespace(halves[1])));
+    }
+    const absl::Status invariants = cache_.CheckInvariants();
+    ASSERT_TRUE(invariants.ok()) << invariants;
+  }
+}
+
+std::string KvCacheScenario::Do(absl::string_view command) {
+  std::vector<std::string> parts = absl::StrSplit(
+      absl::StripAsciiWhitespace(command), absl::MaxSplits(' ', 1));
+  const std::string verb = parts[0];
+  const Words words(parts.size() > 1 ? parts[1] : "");
+  if (verb == "drop") {
+    cache_.DropPrefixCache();
+    return "";
+  }
+  if (verb == "copies") return Copies();
+  if (verb == "pool") {
+    const PageGroupStats stats =
+        cache_.Stats().groups[static_cast<size_t>(words.group.value())];
+    return absl::StrCat("used ", stats.used_pages, " free ", stats.free_pages,
+                        " cached ", stats.cached_pages);
+  }
+  if (verb == "probe") {
+    return absl::StrCat(
+        "cached ", cache_.CachedPrefixTokens(words.numbers, words.options));
+  }
+  const std::string name = words.name(0);
+  if (verb == "start") return Start(name, words);
+  Known& of = Get(name);
+  if (verb == "append") {
+    of.tokens.insert(of.tokens.end(), words.numbers.begin(),
+                     words.numbers.end());
+    return "";
+  }
+  if (verb == "reserve") return Reserve(of, words.number());
+  if (verb == "commit") {
+    Commit(of, words.number());
+    return "";
+  }
+  if (verb == "step") {
+    const std::string answer = Reserve(of, words.number());
+    if (answer == "ok") Commit(of, words.number());
+    return answer;
+  }
+  if (verb == "fork") {
+    Known child = of;
+    child.id = SequenceId(next_id_++);
+    cache_.Fork(of.id, child.id);
+    known_[words.name(1)] = std::move(child);
+    return "";
+  }
+  if (verb == "release" || verb == "preempt") {
+    verb == "release" ? cache_.Release(of.id) : cache_.Preempt(of.id);
+    known_.erase(name);
+    return "";
+  }
+  if (verb == "pages") return Ids(cache_.Pages(of.id, words.group));
+  if (verb == "side") return Ids(cache_.SidePages(of.id, words.group));
+  if (verb == "delta") return Delta(of);
+  if (verb == "lengths") {
+    return absl::StrCat("logical ", cache_.logical_tokens(of.id), " physical ",
+                        cache_.physical_tokens(of.id, words.group));
+  }
+  ADD_FAILURE() << "unknown command: " << command;
+  return "";
+}
+
+KvCacheScenario::Known& KvCacheScenario::Get(const std::string& name) {
+  const auto it = known_.find(name);
+  KVASIR_CHECK(it != known_.end());
+  return it->second;
+}
+
+std::string KvCacheScenario::Start(const std::string& name,
+                                   const Words& words) {
+  Known added{SequenceId(next_id_++), words.numbers};
+  added.committed =
+      cache_.StartSequence(added.id, added.tokens, words.options).cached_tokens;
+  KVASIR_CHECK(known_.emplace(name, added).second);
+  return absl::StrCat("cached ", added.committed);
+}
+
+std::string KvCacheScenario::Reserve(Known& of, int64_t tokens) {
+  const ReserveResult result = cache_.Reserve(of.id, tokens);
+  if (result) return "ok";
+  return absl::StrCat("no g", result.group.value(), " want ", result.want_pages,
+                      " free ", result.free_pages);
+}
+
+void KvCacheScenario::Commit(Known& of, int64_t tokens) {
+  const int64_t end = of.committed + tokens;
+  KVASIR_CHECK(end <= static_cast<int64_t>(of.tokens.size()));
+  cache_.Commit(of.id, absl::MakeConstSpan(of.tokens).subspan(
+                           static_cast<size_t>(of.committed),
+                           static_cast<size_t>(tokens)));
+  of.committed = end;
+}
+
+std::string KvCacheScenario::Delta(const Known& of) {
+  google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
+  cache_.TakeDeltas(of.id, &deltas);
+  return absl::StrJoin(
+      deltas, "; ",
+      [](std::string* out, const kvasir::v1::BlockTableDelta& delta) {
+        absl::StrAppend(out, "g", delta.page_group(),
+                        delta.reset() ? " reset" : "",
+                        " live=", delta.first_live_index());
+        for (int32_t page : delta.appended_pages()) {
+          absl::StrAppend(out, " +", page);
+        }
+        for (int32_t page : delta.side_pages()) {
+          absl::StrAppend(out, " side+", page);
+        }
+      });
+}
+
+std::string KvCacheScenario::Copies() {
+  google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
+  cache_.TakePageCopies(&copies);
+  return absl::StrJoin(copies, "; ",
+                       [](std::string* out, const kvasir::v1::PageCopy& copy) {
+                         absl::StrAppend(out, "g", copy.page_group(), " ",
+                                         copy.from_page(), ">", copy.to_page());
+                       });
+}
+
+}  // namespace kvasir::cache

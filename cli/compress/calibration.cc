@@ -1,0 +1,221 @@
+#include "cli/compress/calibration.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "cli/compress/commands.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "cli/units.h"
+#include "compress/calibrate/calibration_cost.h"
+#include "compress/calibrate/token_stream.h"
+#include "compress/runtime/device.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace kvasir::cli {
+namespace {
+
+using compress::CalibrateEvents;
+using compress::CalibrateOptions;
+using compress::CalibrateProgress;
+using compress::CalibrationCost;
+using compress::CalibrationSample;
+
+constexpr int64_t kSequenceTokens = 1024;
+
+std::string DefaultCache() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') return absl::StrCat(cache, "/kvasir");
+  const char* home = std::getenv("HOME");
+  return home == nullptr ? "" : absl::StrCat(home, "/.cache/kvasir");
+}
+
+absl::StatusOr<CalibrationSample> ReadSample(
+    const CalibrationFlags& flags, const model::Checkpoint& checkpoint) {
+  const std::string& folder =
+      flags.tokenizer.empty() ? flags.model : flags.tokenizer;
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
+                          model::Tokenizer::Load(folder));
+  KVASIR_ASSIGN_OR_RETURN(
+      const compress::TokenStream text,
+      compress::EncodeFile(flags.text, *tokenizer, flags.threads));
+  const model::DecoderSpec& spec = checkpoint.spec();
+  compress::SampleOptions options;
+  options.tokens = flags.tokens;
+  options.seed = flags.seed;
+  options.sequence_tokens =
+      flags.sequence_tokens > 0
+          ? flags.sequence_tokens
+          : std::min(
+                {kSequenceTokens, spec.max_position_embeddings, flags.tokens});
+  absl::StatusOr<CalibrationSample> sample =
+      compress::SampleCalibration(text, options, spec.vocab_size);
+  if (sample.ok()) return sample;
+  return absl::Status(
+      sample.status().code(),
+      absl::StrCat(flags.text, ": ", sample.status().message()));
+}
+
+// What it will take, before it is taken.
+absl::Status SayCost(const model::Checkpoint& checkpoint,
+                     const CalibrationSample& sample,
+                     const CalibrateOptions& options, bool quiet) {
+  const CalibrationCost cost =
+      compress::CostOfCalibration(checkpoint, sample, options);
+  auto human = [](int64_t bytes) {
+    return HumanBytes(static_cast<double>(bytes));
+  };
+  if (!quiet) {
+    const compress::CalibrationTime time = compress::TimeOfCalibration(
+        cost,
+        compress::MeasureOperationsPerSecond(options.threads, options.device));
+    absl::FPrintF(
+        stderr,
+        "calibration: %d tokens in %d sequences; memory up to %s (model %s, "
+        "one layer %s, %s %s, sums %s); about %s",
+        sample.num_tokens(), sample.num_sequences(), human(cost.peak_bytes()),
+        human(cost.model_bytes), human(cost.workspace_bytes),
+        options.parts.fisher ? "micro-batch" : "hidden states",
+        human(cost.micro_batch_bytes), human(cost.sum_bytes),
+        HumanTime(time.total));
+    if (options.parts.fisher) {
+      absl::FPrintF(stderr, ", %s of it for Fisher", HumanTime(time.fisher));
+    }
+    absl::FPrintF(stderr, "\n");
+  }
+  // What a GPU has, its allocator says.
+  if (!options.device.is_cpu()) return absl::OkStatus();
+  const int64_t available = base::ReadMachineLimits().available_bytes;
+  if (available > 0 && cost.peak_bytes() > available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "calibration wants ", human(cost.peak_bytes()), ", ", human(available),
+        " are free",
+        options.sequences_at_a_time() > 1
+            ? "; --micro-batch 1 wants less"
+            : "; shorter --sequence-tokens or fewer tokens want less"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string HumanTime(absl::Duration time) {
+  const double seconds = absl::ToDoubleSeconds(time);
+  if (seconds < 120.0) return absl::StrFormat("%.0f s", std::max(seconds, 1.0));
+  return absl::StrFormat("%.0f min", seconds / 60.0);
+}
+
+void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
+  constexpr char kGroup[] = "Calibration";
+  flags.cache = DefaultCache();
+  flags.threads = base::ReadMachineLimits().cpus;
+  AddFlag(command, "--model", flags.model, "Folder of the checkpoint")
+      ->required();
+  AddFlag(command, "--threads", flags.threads, "CPU threads")->check(Above(0));
+  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  auto add = [&](const char* name, auto& value, const char* help) {
+    return AddFlag(command, name, value, help)->group(kGroup);
+  };
+  add("--text", flags.text,
+      "Text to calibrate on: what the model is used for, never what it is "
+      "judged on");
+  add("--tokenizer", flags.tokenizer,
+      "Folder of the tokenizer (default: the model's)");
+  add("--calibration-tokens", flags.tokens, "Tokens of the text to look at")
+      ->check(Above(0));
+  add("--sequence-tokens", flags.sequence_tokens,
+      "Length of a sequence (0: 1024, or what the model takes)")
+      ->check(AtLeast(0));
+  add("--seed", flags.seed, "Seed of the choice of tokens");
+  add("--micro-batch", flags.micro_batch,
+      "Sequences worked on at a time (0: one per thread); fewer take less "
+      "memory")
+      ->check(AtLeast(0));
+  add("--cache", flags.cache,
+      "Folder of finished calibrations and of the states of stopped ones; "
+      "none: neither is kept");
+  AddDeviceFlag(command, flags.device);
+}
+
+absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
+  KVASIR_RETURN_IF_ERROR(compress::CheckDevice(flags.device));
+  absl::StatusOr<model::Checkpoint> checkpoint =
+      model::Checkpoint::Open(flags.model);
+  if (!checkpoint.ok()) {
+    return absl::Status(
+        checkpoint.status().code(),
+        absl::StrCat("--model: ", checkpoint.status().message()));
+  }
+  if (checkpoint->kv_plan_json().has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model: ", flags.model,
+        " is compressed already (it has a kv_plan.json); give the checkpoint "
+        "it was made of"));
+  }
+  return checkpoint;
+}
+
+absl::StatusOr<CalibrationInputs> PrepareCalibration(
+    const CalibrationFlags& flags, const model::Checkpoint& checkpoint,
+    const CalibrationNeeds& needs) {
+  CalibrationInputs inputs;
+  if (!needs.sample && !needs.statistics) return inputs;
+  if (flags.text.empty()) {
+    return absl::InvalidArgumentError(
+        "this needs a calibration text: give --text FILE");
+  }
+  KVASIR_ASSIGN_OR_RETURN(inputs.sample, ReadSample(flags, checkpoint));
+  if (!needs.statistics) return inputs;
+
+  CalibrateOptions options;
+  options.parts = needs.parts;
+  KVASIR_ASSIGN_OR_RETURN(options.device, compress::OpenDevice(flags.device));
+  options.threads = compress::ThreadsFor(options.device, flags.threads);
+  options.micro_batch = flags.micro_batch;
+  if (flags.cache != "none") options.cache = flags.cache;
+  std::optional<Progress> line;
+  CalibrateEvents events;
+  events.on_start = [&] {
+    return SayCost(checkpoint, *inputs.sample, options, flags.quiet);
+  };
+  events.on_progress = [&](const CalibrateProgress& progress) {
+    if (!line) {
+      line.emplace("calibration", progress.total, "layer passes", !flags.quiet);
+    }
+    line->Update(progress.done);
+    return !StopAsked();
+  };
+  events.on_message = [&](const std::string& message) {
+    if (line) line->Finish();
+    absl::FPrintF(stderr, "kvasir-compress: %s\n", message);
+  };
+  KVASIR_ASSIGN_OR_RETURN(
+      inputs.run,
+      compress::Calibrate(checkpoint, *inputs.sample, options, events));
+  if (line) line->Finish();
+  const compress::CalibrationRun& run = *inputs.run;
+  if (!flags.quiet && run.from_cache) {
+    absl::FPrintF(stderr, "calibration: %s, from the cache\n",
+                  run.calibration.id);
+  } else if (!flags.quiet) {
+    absl::FPrintF(stderr, "calibration: %s, %.1f s", run.calibration.id,
+                  absl::ToDoubleSeconds(run.elapsed));
+    if (options.parts.fisher) {
+      absl::FPrintF(stderr, " (Fisher %.0f %%), mean loss %.4f nats",
+                    100.0 * absl::FDivDuration(run.fisher, run.elapsed),
+                    run.loss);
+    }
+    absl::FPrintF(stderr, "\n");
+  }
+  return inputs;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,295 @@
+// `kvasir-compress evaluate`: what compressed models lose against their
+// teacher, and what their caches take.
+#include "compress/evaluate/evaluate.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "cli/compress/commands.h"
+#include "cli/flags.h"
+#include "cli/progress.h"
+#include "compress/artifact/new_file.h"
+#include "compress/calibrate/calibration_sample.h"
+#include "compress/calibrate/token_stream.h"
+#include "compress/evaluate/baselines.h"
+#include "compress/oracle/cache_shape.h"
+#include "compress/runtime/cpu_setup.h"
+#include "compress/runtime/device.h"
+#include "model/checkpoint/checkpoint.h"
+#include "model/tokenizer/tokenizer.h"
+#include "plan/plan.h"
+
+namespace kvasir::cli {
+namespace {
+
+using compress::Candidate;
+using compress::Evaluation;
+using compress::EvaluationRow;
+using compress::Evaluator;
+using compress::ReferenceDecoder;
+
+struct EvaluateFlags {
+  std::string teacher;
+  std::vector<std::string> candidates;
+  std::string text;
+  std::string tokenizer;
+  std::string calibration_text;
+  int64_t calibration_tokens = 16384;
+  uint64_t seed = 42;
+  int64_t windows = 100;
+  int64_t window_tokens = 512;
+  bool repeat_test = false;
+  int64_t repeats = 16;
+  int64_t key_error_windows = 0;
+  std::string json;
+  std::string device = "auto";
+  int threads = 1;
+  bool quiet = false;
+};
+
+struct LoadedModel {
+  std::string name;
+  std::unique_ptr<ReferenceDecoder> decoder;
+};
+
+absl::StatusOr<LoadedModel> LoadModel(const std::string& folder,
+                                      at::Device device) {
+  KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
+                          model::Checkpoint::Open(folder));
+  std::optional<kvasir::v1::KvPlan> plan;
+  if (checkpoint.kv_plan_json().has_value()) {
+    KVASIR_ASSIGN_OR_RETURN(
+        plan, cache::ParsePlanJson(*checkpoint.kv_plan_json(),
+                                   absl::StrCat(folder, "/kv_plan.json")));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      ReferenceDecoder decoder,
+      ReferenceDecoder::Load(checkpoint, plan, {.device = device}));
+  return LoadedModel{checkpoint.name(),
+                     std::make_unique<ReferenceDecoder>(std::move(decoder))};
+}
+
+// [B, T] for the ranges of per-channel baselines; undefined without a text.
+absl::StatusOr<at::Tensor> CalibrationIds(const EvaluateFlags& flags,
+                                          const model::Tokenizer& tokenizer,
+                                          const ReferenceDecoder& teacher) {
+  if (flags.calibration_text.empty()) return at::Tensor();
+  KVASIR_ASSIGN_OR_RETURN(
+      const compress::TokenStream text,
+      compress::EncodeFile(flags.calibration_text, tokenizer, flags.threads));
+  KVASIR_ASSIGN_OR_RETURN(
+      const compress::CalibrationSample sample,
+      compress::SampleCalibration(text,
+                                  {.tokens = flags.calibration_tokens,
+                                   .sequence_tokens = flags.window_tokens,
+                                   .seed = flags.seed},
+                                  teacher.spec().vocab_size));
+  std::vector<at::Tensor> rows;
+  for (const std::vector<int32_t>& sequence : sample.sequences) {
+    rows.push_back(
+        at::tensor(std::vector<int64_t>(sequence.begin(), sequence.end())));
+  }
+  return at::stack(rows);
+}
+
+void PrintHead(const Evaluation& evaluation, bool repeat) {
+  const Evaluation::Teacher& teacher = evaluation.teacher;
+  absl::PrintF(
+      "teacher %s: %.4f nats per token, %.4f per byte; %d windows of %d tokens "
+      "of %s\n\n",
+      teacher.model, teacher.nats_per_token, teacher.nats_per_byte,
+      evaluation.windows, evaluation.window_tokens, evaluation.text);
+  absl::PrintF("%-28s %11s %10s %9s %23s %6s %9s%s\n", "model", "bytes/token",
+               "nats", "ppl", "added nats (95 %)", "top-1", "KL",
+               repeat ? "    repeat" : "");
+}
+
+void PrintRow(const EvaluationRow& row) {
+  absl::PrintF("%-28s %11.1f %10.4f %9.3f %8.4f [%.4f, %.4f] %6.3f %9.5f",
+               row.model, row.kv_bytes_per_token, row.nats_per_token,
+               row.perplexity, row.added_nats_per_token, row.added_low,
+               row.added_high, row.top1_agreement, row.kl_nats);
+  if (row.repeat_nats_per_token) {
+    absl::PrintF(" %9.4f", *row.repeat_nats_per_token);
+  }
+  if (row.key_error.has_value()) {
+    absl::PrintF("  (keys off by %.4f)", row.key_error->relative);
+  }
+  if (row.clamp_rate > 0.0) {
+    absl::PrintF("  (%.2g %% clamped)", 100.0 * row.clamp_rate);
+  }
+  absl::PrintF("\n");
+  std::fflush(stdout);
+}
+
+// One candidate after the other, each loaded for its turn.
+class EvaluateRun {
+ public:
+  explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
+
+  absl::Status Run() {
+    KVASIR_RETURN_IF_ERROR(CheckNames());
+    KVASIR_ASSIGN_OR_RETURN(device_, compress::OpenDevice(flags_.device));
+    KVASIR_ASSIGN_OR_RETURN(
+        const std::unique_ptr<model::Tokenizer> tokenizer,
+        model::Tokenizer::Load(flags_.tokenizer.empty() ? flags_.teacher
+                                                        : flags_.tokenizer));
+    KVASIR_ASSIGN_OR_RETURN(
+        compress::EvaluationText text,
+        compress::ReadEvaluationText(flags_.text, *tokenizer, flags_.threads));
+    KVASIR_ASSIGN_OR_RETURN(teacher_, LoadModel(flags_.teacher, device_));
+    if (teacher_.decoder->plan().has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--teacher: ", flags_.teacher,
+          " is compressed; give the checkpoint that others were made of"));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        const Candidate teacher,
+        compress::MakeCandidate(teacher_.name, *teacher_.decoder));
+    KVASIR_ASSIGN_OR_RETURN(
+        calibration_ids_,
+        CalibrationIds(flags_, *tokenizer, *teacher_.decoder));
+    compress::SetBlasThreads(1);
+    label_ = teacher_.name;
+    KVASIR_ASSIGN_OR_RETURN(
+        evaluator_, Evaluator::Create(teacher, std::move(text), Options()));
+    EndLine();
+    Evaluation report = evaluator_->report();
+    PrintHead(report, flags_.repeat_test);
+    for (const std::string& name : flags_.candidates) {
+      label_ = name;
+      KVASIR_ASSIGN_OR_RETURN(EvaluationRow row, EvaluateOne(name));
+      EndLine();
+      PrintRow(row);
+      report.rows.push_back(std::move(row));
+    }
+    if (flags_.json.empty()) return absl::OkStatus();
+    return compress::WriteFileAtomically(
+        flags_.json, compress::EvaluationToJson(report) + "\n");
+  }
+
+ private:
+  // What would only be found after the teacher's pass, which takes long.
+  absl::Status CheckNames() const {
+    if (!flags_.json.empty()) {
+      KVASIR_RETURN_IF_ERROR(compress::CheckWritable(flags_.json));
+    }
+    for (const std::string& name : flags_.candidates) {
+      if (compress::IsBaselineName(name)) continue;
+      const absl::Status status = model::Checkpoint::Open(name).status();
+      if (status.ok()) continue;
+      return absl::Status(
+          status.code(),
+          absl::StrCat(name, ": ", status.message(),
+                       "; baselines begin with kivi:, low-rank:, "
+                       "per-channel:, per-token: or think:"));
+    }
+    return absl::OkStatus();
+  }
+
+  compress::EvaluateOptions Options() {
+    compress::EvaluateOptions options;
+    options.window_tokens = flags_.window_tokens;
+    if (flags_.windows > 0) {
+      options.min_windows = flags_.windows;
+      options.max_windows = flags_.windows;
+    }
+    options.repeat.tests = flags_.repeat_test ? flags_.repeats : 0;
+    options.key_error_windows = flags_.key_error_windows;
+    options.threads = compress::ThreadsFor(device_, flags_.threads);
+    options.progress = [this](int64_t done, int64_t total) {
+      if (!line_) line_.emplace(label_, total, "windows", !flags_.quiet);
+      line_->Update(done);
+      return !StopAsked();
+    };
+    return options;
+  }
+
+  void EndLine() { line_.reset(); }
+
+  absl::StatusOr<EvaluationRow> EvaluateOne(const std::string& name) {
+    if (compress::IsBaselineName(name)) {
+      KVASIR_ASSIGN_OR_RETURN(
+          const compress::Baseline baseline,
+          compress::MakeBaseline({.name = name,
+                                  .decoder = teacher_.decoder.get(),
+                                  .calibration_ids = calibration_ids_}));
+      return evaluator_->Evaluate(baseline.candidate);
+    }
+    absl::StatusOr<LoadedModel> model = LoadModel(name, device_);
+    if (!model.ok()) {
+      return absl::Status(model.status().code(),
+                          absl::StrCat(name, ": ", model.status().message()));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        const Candidate candidate,
+        compress::MakeCandidate(model->name, *model->decoder));
+    return evaluator_->Evaluate(candidate);
+  }
+
+  const EvaluateFlags& flags_;
+  at::Device device_ = at::kCPU;
+  LoadedModel teacher_;
+  at::Tensor calibration_ids_;
+  std::unique_ptr<Evaluator> evaluator_;
+  std::string label_;
+  std::optional<Progress> line_;
+};
+
+}  // namespace
+
+void AddEvaluateCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<EvaluateFlags>();
+  flags->threads = base::ReadMachineLimits().cpus;
+  CLI::App* command = app->add_subcommand(
+      "evaluate", "Sets compressed models against their teacher on a text");
+  command->group("Commands");
+  auto add = [&](const char* name, auto& value, const char* help) {
+    return AddFlag(command, name, value, help);
+  };
+  add("--teacher", flags->teacher, "Folder of the uncompressed model")
+      ->required();
+  command
+      ->add_option("candidate", flags->candidates,
+                   "Folders of compressed models, or baselines: "
+                   "per-token:k4,v4, kivi:2,group=32,residual=128, "
+                   "per-channel:k3.pre, think:0.5,4, low-rank:160/1024")
+      ->required();
+  add("--text", flags->text, "Text that no model has seen")->required();
+  add("--tokenizer", flags->tokenizer,
+      "Folder of the tokenizer (default: the teacher's)");
+  add("--windows", flags->windows, "Windows to take (0: all that there are)")
+      ->check(AtLeast(0));
+  add("--window-tokens", flags->window_tokens, "Tokens of a window")
+      ->check(AtLeast(2));
+  AddSwitch(command, "--repeat-test", flags->repeat_test,
+            "Also the loss on a passage's second copy, far from its first");
+  add("--repeats", flags->repeats, "Passages of the repeat test")
+      ->check(Above(0));
+  add("--key-error-windows", flags->key_error_windows,
+      "Windows whose keys are compared with the teacher's")
+      ->check(AtLeast(0));
+  add("--calibration-text", flags->calibration_text,
+      "Text for the ranges of per-channel baselines");
+  add("--calibration-tokens", flags->calibration_tokens, "Tokens of it")
+      ->check(Above(0));
+  add("--seed", flags->seed, "Seed of their choice");
+  add("--json", flags->json,
+      "File to write the result to, for kvasir inspect --evaluation");
+  AddDeviceFlag(command, flags->device);
+  add("--threads", flags->threads, "CPU threads")->check(Above(0));
+  AddSwitch(command, "--quiet", flags->quiet, "No progress");
+  command->callback(
+      [flags, exit_code] { Report(EvaluateRun(*flags).Run(), exit_code); });
+}
+
+}  // namespace kvasir::cli

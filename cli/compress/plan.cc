@@ -1,0 +1,100 @@
+// `kvasir-compress plan`: ranks and codecs of a compressed checkpoint.
+#include "cli/compress/plan.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cli/compress/calibration.h"
+#include "cli/compress/commands.h"
+#include "cli/compress/method.h"
+#include "cli/compress/report.h"
+#include "cli/flags.h"
+#include "cli/version.h"
+#include "compress/artifact/new_file.h"
+#include "compress/runtime/torch_status.h"
+#include "nlohmann/json.hpp"
+#include "plan/plan.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct PlanFlags {
+  CalibrationFlags calibration;
+  MethodFlags method;
+  std::string out;
+  bool dry_run = false;
+  bool json = false;
+};
+
+absl::Status RunPlan(const PlanFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
+                          OpenBase(flags.calibration));
+  const bool writes = !flags.out.empty() && !flags.dry_run;
+  if (writes) {
+    const absl::Status writable = compress::CheckWritable(flags.out);
+    if (!writable.ok()) {
+      return absl::Status(writable.code(),
+                          absl::StrCat("--out: ", writable.message()));
+    }
+  }
+  KVASIR_ASSIGN_OR_RETURN(const CalibrationInputs inputs,
+                          PrepareCalibration(flags.calibration, checkpoint,
+                                             NeedsOfPlanner(flags.method)));
+  KVASIR_ASSIGN_OR_RETURN(
+      const kvasir::v1::KvPlan plan,
+      PlanWithProvenance(flags.method, flags.calibration, checkpoint, inputs));
+  if (flags.json) {
+    KVASIR_ASSIGN_OR_RETURN(const nlohmann::ordered_json report,
+                            PlanReportJson(plan, checkpoint.spec()));
+    std::printf("%s\n", report.dump(2).c_str());
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(const std::string report,
+                            PlanReportText(plan, checkpoint.spec()));
+    std::printf("%s", report.c_str());
+  }
+  if (!writes) return absl::OkStatus();
+  return compress::WriteFileAtomically(flags.out, cache::PlanToJson(plan));
+}
+
+}  // namespace
+
+absl::StatusOr<kvasir::v1::KvPlan> PlanWithProvenance(
+    const MethodFlags& method, const CalibrationFlags& calibration,
+    const model::Checkpoint& checkpoint, const CalibrationInputs& inputs) {
+  KVASIR_ASSIGN_OR_RETURN(
+      kvasir::v1::KvPlan plan, compress::CatchTorch([&] {
+        return MakePlan(method, checkpoint, inputs.calibration(),
+                        [&](const kvasir::v1::KvPlan& candidate) {
+                          return BytesPerToken(candidate, checkpoint.spec());
+                        });
+      }));
+  auto* provenance = plan.mutable_provenance();
+  provenance->set_tool_version(absl::StrCat("kvasir-compress ", kVersion));
+  provenance->set_seed(calibration.seed);
+  if (inputs.calibration() != nullptr) {
+    provenance->set_calibration_id(inputs.calibration()->id);
+  }
+  return plan;
+}
+
+void AddPlanCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<PlanFlags>();
+  CLI::App* command = app->add_subcommand(
+      "plan", "Decides ranks and codecs of a compressed checkpoint");
+  command->group("Commands");
+  AddCalibrationFlags(command, flags->calibration);
+  AddMethodFlags(command, flags->method, /*required=*/true);
+  AddFlag(command, "--out", flags->out,
+          "File to write the plan to (default: it is only shown)");
+  AddSwitch(command, "--dry-run", flags->dry_run, "Write nothing");
+  AddSwitch(command, "--json", flags->json, "Print a JSON object");
+  command->callback([flags, exit_code] {
+    CheckMethodFlags(flags->method);
+    Report(RunPlan(*flags), exit_code);
+  });
+}
+
+}  // namespace kvasir::cli

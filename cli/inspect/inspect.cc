@@ -1,0 +1,113 @@
+// `kvasir inspect`: what a folder's cache costs, without reading its weights.
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cli/commands.h"
+#include "cli/flags.h"
+#include "cli/inspect/evaluation.h"
+#include "cli/inspect/html.h"
+#include "cli/inspect/report.h"
+#include "cli/model_source.h"
+#include "cli/options.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::cli {
+namespace {
+
+struct InspectFlags {
+  ModelOptions model;
+  int64_t max_batched_tokens = 512;
+  std::vector<int64_t> lengths = {1024, 4096, 32768, 131072};
+  std::string html;
+  std::vector<std::string> evaluations;
+  bool json = false;
+};
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) {
+    return absl::UnavailableError(absl::StrCat(path, ": cannot write"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
+    const std::vector<std::string>& paths) {
+  std::vector<Evaluation> evaluations;
+  for (const std::string& path : paths) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string text,
+                            ReadTextFile(path, kMaxEvaluationBytes));
+    KVASIR_ASSIGN_OR_RETURN(Evaluation evaluation, ParseEvaluation(text, path));
+    evaluations.push_back(std::move(evaluation));
+  }
+  return evaluations;
+}
+
+absl::Status Inspect(const InspectFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<Evaluation> evaluations,
+                          ReadEvaluations(flags.evaluations));
+  KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
+                          OpenModelSource(flags.model, PlanUse::kLook));
+  KVASIR_ASSIGN_OR_RETURN(
+      const InspectReport report,
+      MakeInspectReport(source, {.page_tokens = flags.model.page_tokens,
+                                 .max_batched_tokens = flags.max_batched_tokens,
+                                 .deterministic = flags.model.deterministic,
+                                 .lengths = flags.lengths}));
+  if (!flags.html.empty()) {
+    KVASIR_RETURN_IF_ERROR(
+        WriteFile(flags.html, ReportToHtml(report, evaluations)));
+  }
+  if (flags.json) {
+    std::printf("%s\n",
+                ReportToJson(report)
+                    .dump(2, ' ', false,
+                          nlohmann::ordered_json::error_handler_t::replace)
+                    .c_str());
+  } else if (flags.html.empty()) {
+    std::printf("%s", ReportToText(report).c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddInspectCommand(CLI::App* app, int* exit_code) {
+  auto flags = std::make_shared<InspectFlags>();
+  CLI::App* command = app->add_subcommand(
+      "inspect",
+      "ranks, bytes and FLOPs of a model's cache, without loading it");
+  AddModelFlags(command, &flags->model);
+  command->add_option("folder", flags->model.model, "the same as --model");
+  AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,
+          "longest step, for layers with a sliding window")
+      ->check(CLI::Range(1, 1 << 20));
+  AddFlag(command, "--lengths", flags->lengths, "sequence lengths to tell")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 30));
+  CLI::Option* html =
+      AddFlag(command, "--html", flags->html,
+              "write a page with charts that needs no other file")
+          ->type_name("FILE");
+  AddFlag(command, "--evaluation", flags->evaluations,
+          "for --html: output of kvasir-compress evaluate --json; several")
+      ->type_name("FILE")
+      ->needs(html);
+  AddSwitch(command, "--json", flags->json, "print a JSON object");
+  command->callback([flags, exit_code] {
+    RequireModel(flags->model);
+    const absl::Status status = Inspect(*flags);
+    if (status.ok()) return;
+    std::fprintf(stderr, "kvasir inspect: %s\n", status.ToString().c_str());
+    *exit_code = kExitFailed;
+  });
+}
+
+}  // namespace kvasir::cli

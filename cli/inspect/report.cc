@@ -1,0 +1,366 @@
+#include "cli/inspect/report.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "cache/layout.h"
+#include "cli/units.h"
+#include "model/checkpoint/plan_tensors.h"
+#include "nlohmann/json.hpp"
+#include "plan/plan.h"
+#include "worker/program/prompt_lift.h"
+#include "worker/program/served_plan.h"
+
+namespace kvasir::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int64_t kCurveSteps = 96;
+constexpr int64_t kBf16Bytes = 2;
+
+WeightSizes DenseWeights(const model::DecoderSpec& spec) {
+  WeightSizes sizes;
+  for (const model::RequiredTensor& tensor : model::RequiredTensors(spec)) {
+    int64_t bytes = kBf16Bytes;
+    for (const int64_t length : tensor.shape) bytes *= length;
+    sizes.Add(tensor.name, bytes);
+  }
+  return sizes;
+}
+
+ReportLength AtLength(const cache::PageLayout& layout,
+                      const ReportOptions& options, int64_t tokens) {
+  ReportLength at;
+  at.tokens = tokens;
+  at.cache = BytesOfSequence(layout, tokens, options.max_batched_tokens);
+  if (__builtin_mul_overflow(tokens, layout.dense_bf16_bytes_per_token(),
+                             &at.dense_bytes)) {
+    at.dense_bytes = std::numeric_limits<int64_t>::max();
+  }
+  return at;
+}
+
+std::vector<ReportLength> Curve(const cache::PageLayout& layout,
+                                const ReportOptions& options,
+                                int64_t max_positions) {
+  std::vector<ReportLength> curve;
+  const int64_t most = std::min(max_positions, cache::kMaxSequenceTokens);
+  int64_t last = -1;
+  for (int64_t step = 0; step <= kCurveSteps; ++step) {
+    const int64_t tokens =
+        most / kCurveSteps * step + most % kCurveSteps * step / kCurveSteps;
+    if (tokens > last) curve.push_back(AtLength(layout, options, tokens));
+    last = tokens;
+  }
+  return curve;
+}
+
+template <typename T>
+ordered_json ToJson(const CacheBytes<T>& bytes) {
+  return {
+      {"key_codes", bytes.key_codes},      {"value_codes", bytes.value_codes},
+      {"parameters", bytes.parameters},    {"annotations", bytes.annotations},
+      {"padding", bytes.padding},          {"unfilled", bytes.unfilled},
+      {"per_sequence", bytes.per_sequence}};
+}
+
+ordered_json ToJson(const ReportSide& side) {
+  const LayerSideSummary& summary = side.summary;
+  ordered_json groups = ordered_json::array();
+  for (const GroupSummary& group : summary.group_list) {
+    groups.push_back({{"part", group.part},
+                      {"heads", group.heads},
+                      {"rank", group.rank},
+                      {"stored", group.stored}});
+  }
+  return {{"layer", summary.layer},
+          {"side", summary.side},
+          {"method", summary.method},
+          {"rank", summary.rank},
+          {"groups", groups},
+          {"bits", summary.bits},
+          {"lift", summary.lift},
+          {"stored", summary.stored},
+          {"range", summary.range},
+          {"transform", summary.transform},
+          {"bytes_per_token", summary.bytes_per_token},
+          {"parameter_bytes_per_token", summary.param_bytes_per_token},
+          {"attention_flops", side.flops.attention},
+          {"reconstruction_flops", side.flops.reconstruction},
+          {"lifted_from_tokens", side.lifted_from_tokens},
+          {"sliding_window", summary.sliding_window}};
+}
+
+// Of what the whole model lifts on one rank.
+void TellPromptLifts(const std::vector<worker::AttentionProgram>& programs,
+                     InspectReport* report) {
+  std::vector<int64_t> lifted_from[2];  // keys, values; by layer
+  bool lifts = false;
+  for (const worker::AttentionProgram& program : programs) {
+    lifts = lifts || worker::LiftsPrompts(program);
+    int64_t key = 0;
+    for (const worker::KeyProgram& part : program.key) {
+      if (!part.prompt_lift.has_value()) continue;
+      const int64_t own = part.prompt_lift->from_rows;
+      key = key == 0 ? own : std::min(key, own);
+    }
+    lifted_from[0].push_back(key);
+    lifted_from[1].push_back(program.value.prompt_lift.has_value()
+                                 ? program.value.prompt_lift->from_rows
+                                 : 0);
+  }
+  for (ReportSide& side : report->sides) {
+    const bool key = side.summary.side == cache::SideName(cache::Side::kKey);
+    side.lifted_from_tokens =
+        lifted_from[key ? 0 : 1][static_cast<size_t>(side.summary.layer)];
+  }
+  report->invariance = worker::InvarianceName(lifts);
+}
+
+std::string Human(int64_t bytes) {
+  return HumanBytes(static_cast<double>(bytes));
+}
+
+void AppendHead(const InspectReport& report, std::string* out) {
+  absl::StrAppendFormat(
+      out, "%s (%s): %d layer%s, %d query and %d KV heads of %d\n", report.name,
+      report.model_type, report.num_layers, report.num_layers == 1 ? "" : "s",
+      report.num_heads, report.num_kv_heads, report.head_dim);
+  if (report.weights.bytes > 0) {
+    absl::StrAppendFormat(
+        out, "weights               %s (attention %s)%s\n",
+        Human(report.weights.bytes), Human(report.weights.attention_bytes),
+        report.weights_fit ? ""
+                           : "; the folder's are others, the plan is still "
+                             "to be applied");
+  }
+  absl::StrAppendFormat(out, "plan                  %s", report.method);
+  if (!report.base_model.empty()) {
+    absl::StrAppendFormat(out, ", made for %s", report.base_model);
+  }
+  out->push_back('\n');
+  if (!report.not_served.empty()) {
+    absl::StrAppendFormat(out, "not served            %s\n", report.not_served);
+  } else {
+    absl::StrAppendFormat(out, "invariance            %s\n", report.invariance);
+  }
+  const auto& provenance = report.provenance;
+  for (const auto& [label, value] :
+       {std::pair{"made by", provenance.tool_version()},
+        std::pair{"options", provenance.options()},
+        std::pair{"decomposition", provenance.decomposition()},
+        std::pair{"calibration", provenance.calibration_id()}}) {
+    if (!value.empty()) absl::StrAppendFormat(out, "  %-20s%s\n", label, value);
+  }
+}
+
+void AppendBytes(const InspectReport& report, std::string* out) {
+  absl::StrAppendFormat(
+      out, "KV bytes per token    %.1f (payload %.1f, dense bf16 %d)\n",
+      report.bytes_per_token, report.payload_bytes_per_token,
+      report.dense_bytes_per_token);
+  absl::StrAppendFormat(out, "  keys %.1f, values %.1f, scales and minima %.1f",
+                        report.token.key_codes, report.token.value_codes,
+                        report.token.parameters);
+  if (report.token.annotations > 0) {
+    absl::StrAppendFormat(out, ", landmarks and slot metadata %.1f",
+                          report.token.annotations);
+  }
+  absl::StrAppendFormat(out, ", padding %.1f\n", report.token.padding);
+  absl::StrAppendFormat(out, "compression ratio     %.3f\n",
+                        report.compression_ratio);
+  absl::StrAppendFormat(out, "fixed per sequence    %s\n",
+                        Human(report.fixed_bytes_per_sequence));
+  const worker::SideFlops flops = report.flops();
+  absl::StrAppendFormat(
+      out,
+      "attention FLOPs       %d per query token and cached token (dense %d)\n"
+      "reconstruction FLOPs  %d per cached token, each time it is read\n",
+      flops.attention, 2 * report.num_layers * report.dense_side_flops,
+      flops.reconstruction);
+}
+
+void AppendTable(const InspectReport& report, std::string* out) {
+  size_t method = 6, groups = 6, bits = 4, lift = 4, range = 5, transform = 9;
+  for (const ReportSide& side : report.sides) {
+    method = std::max(method, side.summary.method.size());
+    groups = std::max(groups, side.summary.groups.size());
+    bits = std::max(bits, side.summary.bits.size());
+    lift = std::max(lift, side.summary.lift.size());
+    range = std::max(range, side.summary.range.size());
+    transform = std::max(transform, side.summary.transform.size());
+  }
+  const auto width = [](size_t size) { return static_cast<int>(size); };
+  absl::StrAppendFormat(
+      out,
+      "\nlayer side   %-*s  %5s  %-*s  %-*s  %-*s  %-*s  %-*s  %11s  %9s  %9s  "
+      "%s\n",
+      width(method), "method", "rank", width(groups), "groups", width(bits),
+      "bits", width(lift), "lift", width(range), "range", width(transform),
+      "transform", "bytes/token", "attention", "rebuild", "window");
+  for (const ReportSide& side : report.sides) {
+    const LayerSideSummary& row = side.summary;
+    absl::StrAppendFormat(
+        out,
+        "%5d %-6s %-*s  %5d  %-*s  %-*s  %-*s  %-*s  %-*s  %11.1f  %9d  %9d  "
+        "%s\n",
+        row.layer, row.side, width(method), row.method, row.rank, width(groups),
+        row.groups, width(bits), row.bits, width(lift), row.lift, width(range),
+        row.range, width(transform), row.transform, row.bytes_per_token,
+        side.flops.attention, side.flops.reconstruction,
+        row.sliding_window == 0 ? "-" : absl::StrCat(row.sliding_window));
+  }
+}
+
+}  // namespace
+
+worker::SideFlops InspectReport::flops() const {
+  worker::SideFlops sum;
+  for (const ReportSide& side : sides) {
+    sum.attention += side.flops.attention;
+    sum.reconstruction += side.flops.reconstruction;
+  }
+  return sum;
+}
+
+absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
+                                                const ReportOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const cache::PageLayout layout,
+      cache::PageLayout::Create(source.plan, source.cache_shape,
+                                {.page_tokens = options.page_tokens}));
+  const model::DecoderSpec& spec = source.spec;
+  InspectReport report;
+  report.name = source.name;
+  report.model_type = spec.model_type;
+  report.num_layers = spec.num_layers();
+  report.num_heads = spec.num_heads;
+  report.num_kv_heads = spec.num_kv_heads;
+  report.head_dim = spec.head_dim;
+  report.max_positions = spec.max_position_embeddings;
+  report.method = source.plan.method();
+  report.base_model = source.plan.base_model();
+  report.target = source.plan.target();
+  report.provenance = source.plan.provenance();
+  report.weights_fit = source.weights_fit;
+  const auto served =
+      worker::ServedAttention(spec, source.plan,
+                              {.heads = worker::AllHeads(spec),
+                               .lift_prompts = !options.deterministic});
+  if (!served.ok() && !absl::IsUnimplemented(served.status())) {
+    return served.status();
+  }
+  report.not_served = std::string(served.status().message());
+
+  report.page_tokens = layout.page_tokens();
+  report.bytes_per_token = layout.marginal_bytes_per_token();
+  report.payload_bytes_per_token = layout.marginal_payload_bytes_per_token();
+  report.token = BytesOfToken(layout);
+  report.fixed_bytes_per_sequence = layout.fixed_bytes_per_sequence();
+  report.fixed_payload_bytes_per_sequence =
+      layout.fixed_payload_bytes_per_sequence();
+  report.dense_bytes_per_token = layout.dense_bf16_bytes_per_token();
+  report.compression_ratio = layout.compression_ratio();
+  report.weights = WeightBytes(source);
+  report.dense_weights = DenseWeights(spec);
+
+  for (LayerSideSummary& summary : SummarizePlan(source.plan, layout)) {
+    const auto layer = static_cast<int>(summary.layer);
+    const bool key = summary.side == cache::SideName(cache::Side::kKey);
+    const cache::Side side = key ? cache::Side::kKey : cache::Side::kValue;
+    const kvasir::v1::LayerPlan& plan = source.plan.layers(layer);
+    const worker::SideFlops flops = worker::FlopsPerSlot(
+        spec, layer, side, key ? plan.key() : plan.value(), layout);
+    report.sides.push_back({std::move(summary), flops});
+  }
+  if (served.ok()) TellPromptLifts(*served, &report);
+  report.dense_side_flops = worker::DenseFlopsPerSlot(spec);
+  for (const int64_t length : options.lengths) {
+    report.at_length.push_back(AtLength(layout, options, length));
+  }
+  report.curve = Curve(layout, options, report.max_positions);
+  return report;
+}
+
+ordered_json ReportToJson(const InspectReport& report) {
+  ordered_json layers = ordered_json::array();
+  for (const ReportSide& side : report.sides) layers.push_back(ToJson(side));
+  ordered_json at_length = ordered_json::array();
+  for (const ReportLength& length : report.at_length) {
+    const int64_t bytes = length.cache.total();
+    at_length.push_back(
+        {{"tokens", length.tokens},
+         {"kv_bytes", bytes},
+         {"weights_and_kv_bytes",
+          report.weights.bytes > 0 ? ordered_json(report.weights.bytes + bytes)
+                                   : ordered_json(nullptr)},
+         {"dense_bf16_kv_bytes", length.dense_bytes},
+         {"components", ToJson(length.cache)}});
+  }
+  const worker::SideFlops flops = report.flops();
+  const auto& provenance = report.provenance;
+  return {{"model", report.name},
+          {"model_type", report.model_type},
+          {"method", report.method},
+          {"base_model", report.base_model},
+          {"provenance",
+           {{"tool_version", provenance.tool_version()},
+            {"options", provenance.options()},
+            {"decomposition", provenance.decomposition()},
+            {"calibration_id", provenance.calibration_id()},
+            {"seed", provenance.seed()},
+            {"target_kv_bytes_per_token", report.target.kv_bytes_per_token()},
+            {"target_tp", report.target.tp()}}},
+          {"num_layers", report.num_layers},
+          {"num_heads", report.num_heads},
+          {"num_kv_heads", report.num_kv_heads},
+          {"head_dim", report.head_dim},
+          {"weight_bytes", report.weights.bytes},
+          {"attention_weight_bytes", report.weights.attention_bytes},
+          {"dense_bf16_weight_bytes", report.dense_weights.bytes},
+          {"weights_fit", report.weights_fit},
+          {"served", report.not_served.empty()},
+          {"not_served", report.not_served},
+          {"invariance", report.invariance},
+          {"page_tokens", report.page_tokens},
+          {"kv_bytes_per_token", report.bytes_per_token},
+          {"kv_payload_bytes_per_token", report.payload_bytes_per_token},
+          {"kv_bytes_per_token_components", ToJson(report.token)},
+          {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
+          {"kv_fixed_payload_bytes_per_sequence",
+           report.fixed_payload_bytes_per_sequence},
+          {"dense_bf16_bytes_per_token", report.dense_bytes_per_token},
+          {"kv_compression_ratio", report.compression_ratio},
+          {"attention_flops", flops.attention},
+          {"reconstruction_flops", flops.reconstruction},
+          {"dense_attention_flops",
+           2 * report.num_layers * report.dense_side_flops},
+          {"at_length", at_length},
+          {"layers", layers}};
+}
+
+std::string ReportToText(const InspectReport& report) {
+  std::string out;
+  AppendHead(report, &out);
+  AppendBytes(report, &out);
+  AppendTable(report, &out);
+  absl::StrAppendFormat(&out, "\n%20s  %-12s  %-12s  %s\n",
+                        "tokens of a sequence", "KV bytes", "dense bf16",
+                        report.weights.bytes > 0 ? "weights + KV" : "");
+  for (const ReportLength& length : report.at_length) {
+    absl::StrAppendFormat(
+        &out, "%20d  %-12s  %-12s  %s\n", length.tokens,
+        Human(length.cache.total()), Human(length.dense_bytes),
+        report.weights.bytes > 0
+            ? Human(report.weights.bytes + length.cache.total())
+            : "");
+  }
+  return out;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,86 @@
+// Everything `kvasir inspect` tells of a model and its plan, gathered once for
+// its text, its JSON and its page.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/inspect/cache_bytes.h"
+#include "cli/model_source.h"
+#include "cli/plan_summary.h"
+#include "nlohmann/json_fwd.hpp"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/program/attention_flops.h"
+
+namespace kvasir::cli {
+
+struct ReportOptions {
+  int64_t page_tokens = 64;
+  int64_t max_batched_tokens = 512;  // for layers with a sliding window
+  bool deterministic = false;
+  std::vector<int64_t> lengths;  // of a sequence, to tell
+};
+
+// A row of the rank table.
+struct ReportSide {
+  LayerSideSummary summary;
+  worker::SideFlops flops;
+  // Prompts lift it: it pays where so many tokens see a slot; 0: they do not.
+  int64_t lifted_from_tokens = 0;
+};
+
+struct ReportLength {
+  int64_t tokens = 0;
+  CacheBytes<int64_t> cache;
+  int64_t dense_bytes = 0;  // of a cache of whole bf16 keys and values
+};
+
+struct InspectReport {
+  std::string name;
+  std::string model_type;
+  int64_t num_layers = 0;
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_positions = 0;
+  std::string method;
+  std::string base_model;  // of the plan
+  kvasir::v1::KvPlan::Target target;
+  kvasir::v1::KvPlan::Provenance provenance;
+  // The folder has other weights: a plan that is still to be applied.
+  bool weights_fit = true;
+  // What the plan asks for that this build does not serve; empty: it does.
+  std::string not_served;
+  // worker::InvarianceName; empty where it is not served.
+  std::string invariance;
+
+  int64_t page_tokens = 0;
+  double bytes_per_token = 0;  // padded
+  double payload_bytes_per_token = 0;
+  CacheBytes<double> token;
+  int64_t fixed_bytes_per_sequence = 0;          // side pages
+  int64_t fixed_payload_bytes_per_sequence = 0;  // of those: what is used
+  int64_t dense_bytes_per_token = 0;             // bf16
+  double compression_ratio = 0;
+
+  WeightSizes weights;        // 0: the artifact has no tensors for the plan
+  WeightSizes dense_weights;  // of the same model, uncompressed, in bf16
+
+  std::vector<ReportSide> sides;  // key and value of each layer in turn
+  int64_t dense_side_flops = 0;   // per query token and slot
+  std::vector<ReportLength> at_length;
+  std::vector<ReportLength> curve;  // from 0 to max_positions
+
+  // Over all layers.
+  worker::SideFlops flops() const;
+};
+
+absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
+                                                const ReportOptions& options);
+
+nlohmann::ordered_json ReportToJson(const InspectReport& report);
+std::string ReportToText(const InspectReport& report);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,333 @@
+#include "cli/inspect/report.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+
+#include "cli/inspect/test_plans.h"
+#include "nlohmann/json.hpp"
+#include "worker/program/served_plan.h"
+
+namespace kvasir::cli {
+namespace {
+
+using base::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const ReportOptions kOptions = {
+    .page_tokens = 16, .max_batched_tokens = 32, .lengths = {1, 100, 512}};
+
+cache::PageLayout LayoutOf(const ModelSource& source) {
+  return cache::PageLayout::Create(source.plan, source.cache_shape,
+                                   {.page_tokens = kOptions.page_tokens})
+      .value();
+}
+
+InspectReport ReportOf(const ModelSource& source) {
+  auto report = MakeInspectReport(source, kOptions);
+  EXPECT_THAT(report, base::IsOk());
+  return report.ok() ? *std::move(report) : InspectReport{};
+}
+
+ModelSource WithEverything() {
+  return SourceWith(
+      R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":
+          [8,4,4,4,2,2,0,0]},"channel_sequence":{},"param_dtype":"F16",
+          "basis_sequence":{"min_tokens":64}}})",
+      LowRankPart("fold", "NO_ROPE"),
+      R"(,"eviction":{"budget":128,"sinks":4,"recent":32,"lambda":0.5,
+          "decay":1,"positions":"ORIGINAL","every_tokens":16})");
+}
+
+TEST(InspectReportTest, ComponentsAddUpToTheLayoutsBytes) {
+  ModelSource windowed = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
+                                    LowRankPart("fold", "NO_ROPE"));
+  windowed.cache_shape.layers[1].sliding_window = 40;
+  const ModelSource sources[] = {SourceWith(kFullKey, kFullValue),
+                                 WithEverything(), std::move(windowed)};
+  for (const ModelSource& source : sources) {
+    const cache::PageLayout layout = LayoutOf(source);
+    EXPECT_DOUBLE_EQ(BytesOfToken(layout).total(),
+                     layout.marginal_bytes_per_token());
+    for (const int64_t length : {0, 1, 15, 16, 17, 100, 400, 512}) {
+      const CacheBytes<int64_t> bytes = BytesOfSequence(layout, length, 32);
+      EXPECT_EQ(bytes.total(), layout.BytesAtLength(length, 32)) << length;
+      EXPECT_GE(bytes.unfilled, 0);
+    }
+  }
+}
+
+TEST(InspectReportTest, ComponentsAreWhatTheyAreCalled) {
+  const cache::PageLayout layout =
+      LayoutOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
+  // Two layers; 6 and 5 codes of 4 bits in whole bytes, fp16 scale and minimum.
+  const CacheBytes<double> token = BytesOfToken(layout);
+  EXPECT_EQ(token.key_codes, 2 * (3 + 3));
+  EXPECT_EQ(token.parameters, 2 * (4 + 4));
+  EXPECT_EQ(token.value_codes, 2 * 4 * 8 * 2);
+  EXPECT_EQ(token.annotations, 0);
+  // Four regions of 3 or 4 bytes a slot end at 48 or 64 of 128 bytes.
+  EXPECT_EQ(token.padding, 2 * (80 + 80 + 64 + 64) / 16.0);
+  const CacheBytes<int64_t> one = BytesOfSequence(layout, 1, 32);
+  EXPECT_EQ(one.unfilled, 15 * 2 * (6 + 8 + 64));
+}
+
+TEST(InspectReportTest, FlopsOfEverySpace) {
+  const int64_t dense = 2 * 8 * 8;  // 8 query heads of 8
+  const struct {
+    const char* name;
+    ModelSource source;
+    worker::SideFlops key;
+    worker::SideFlops value;
+  } cases[] = {
+      {"full", SourceWith(kFullKey, kFullValue), {dense, 0}, {dense, 0}},
+      {"low rank",
+       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
+                  LowRankPart("at_runtime", "NO_ROPE")),
+       // 11 channels to 2 heads of 8; 4 heads of 8 rotated.
+       {dense, 2 * 11 * 2 * 8 + 3 * 32},
+       // 4 query heads over 6 channels, 4 over 5.
+       {2 * (4 * 6 + 4 * 5), 0}},
+      {"values are never rebuilt",
+       SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
+       {dense, 0},
+       {2 * (4 * 6 + 4 * 5), 0}},
+      {"rope pairs",
+       SourceWith(R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},
+           {"pair_indices":[0,1,3]},{"pair_indices":[0,1,3]},
+           {"pair_indices":[1,2,3]}]},"uses":[{"fold":{}}],
+           "stored":"PRE_ROPE","codec":{"dtype":"BF16"}})",
+                  kFullValue),
+       {2 * 8 * 6, 3 * 4 * 6},
+       {dense, 0}},
+      {"commuting",
+       SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0,1,2,3],"rank_per_pair":[2,2,1,1]}]},
+           "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
+           "codec":{"dtype":"BF16"}})",
+                  kFullValue),
+       {2 * 8 * 12, 0},
+       {dense, 0}},
+      {"commuting, turned for each of its heads",
+       SourceWith(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0,1,2,3],"rank_per_pair":[2,2,1,1]}]},
+           "uses":[{"at_runtime":{}}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"}})",
+                  kFullValue),
+       {2 * 8 * 12, 3 * 4 * 12},
+       {dense, 0}},
+      {"a basis of rotated keys moves to the query",
+       SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{
+           "schedule":[8,4,4,4,2,2,0,0]},"channel_static":{},
+           "basis_static":{}}})",
+                  R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
+           "basis_static":{}}})"),
+       {2 * 8 * 24, 0},
+       {2 * 8 * 32, 0}},
+      {"anchored slow pairs, rebuilt fast ones",
+       SourceWith(R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":10}]},
+           "uses":[{"pairs":[0],"reconstruct":{}},{"pairs":[1,2,3],
+           "anchored":{"block":16,"order":1}}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"}})",
+                  kFullValue),
+       {2 * 8 * 2 + 2 * 2 * 8 * 10, 2 * 10 * 4 * 2 + 3 * 4 * 2},
+       {dense, 0}},
+      {"basis, a quarter of the channels without bits",
+       WithEverything(),
+       {dense, 2 * 24 * 32 + 3 * 32},
+       {2 * (4 * 6 + 4 * 5), 0}},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.name);
+    const InspectReport report = ReportOf(c.source);
+    ASSERT_EQ(report.sides.size(), 4u);
+    EXPECT_EQ(report.sides[2].flops.attention, c.key.attention);
+    EXPECT_EQ(report.sides[2].flops.reconstruction, c.key.reconstruction);
+    EXPECT_EQ(report.sides[3].flops.attention, c.value.attention);
+    EXPECT_EQ(report.sides[3].flops.reconstruction, c.value.reconstruction);
+    EXPECT_EQ(report.flops().reconstruction,
+              2 * (c.key.reconstruction + c.value.reconstruction));
+    EXPECT_EQ(report.dense_side_flops, dense);
+  }
+}
+
+TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
+  ModelSource source = SmallSource();
+  source.spec.layers[1].rope = false;
+  const auto flops = [&](int64_t layer, const std::string& stored) {
+    const ModelSource with = SourceWith(
+        R"({"full":{},"stored":")" + stored + R"(","codec":{"dtype":"F16"}})",
+        kFullValue);
+    return worker::FlopsPerSlot(source.spec, layer, cache::Side::kKey,
+                                with.plan.layers(0).key(), LayoutOf(with));
+  };
+  EXPECT_EQ(flops(0, "PRE_ROPE").reconstruction, 3 * 32);
+  EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
+}
+
+TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
+  const ModelSource sources[] = {
+      SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue),
+      WithEverything()};
+  for (const ModelSource& source : sources) {
+    const cache::PageLayout layout = LayoutOf(source);
+    const nlohmann::ordered_json json = ReportToJson(ReportOf(source));
+    EXPECT_EQ(json["kv_bytes_per_token"], layout.marginal_bytes_per_token());
+    EXPECT_EQ(json["kv_payload_bytes_per_token"],
+              layout.marginal_payload_bytes_per_token());
+    EXPECT_EQ(json["kv_fixed_bytes_per_sequence"],
+              layout.fixed_bytes_per_sequence());
+    EXPECT_EQ(json["kv_fixed_payload_bytes_per_sequence"],
+              layout.fixed_payload_bytes_per_sequence());
+    EXPECT_EQ(json["dense_bf16_bytes_per_token"],
+              layout.dense_bf16_bytes_per_token());
+    ASSERT_EQ(json["at_length"].size(), 3u);
+    for (const auto& row : json["at_length"]) {
+      EXPECT_EQ(row["kv_bytes"],
+                layout.BytesAtLength(row["tokens"].get<int64_t>(), 32));
+    }
+    ASSERT_EQ(json["layers"].size(), 4u);
+    for (int row = 0; row < 4; ++row) {
+      const cache::Side side =
+          row % 2 == 0 ? cache::Side::kKey : cache::Side::kValue;
+      EXPECT_EQ(json["layers"][row]["bytes_per_token"],
+                layout.PayloadBytesPerToken(row / 2, side));
+    }
+  }
+}
+
+TEST(InspectReportTest, SaysWhatIsNotServed) {
+  const InspectReport served =
+      ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
+  EXPECT_EQ(served.not_served, "");
+  EXPECT_EQ(ReportToJson(served)["served"], true);
+  const InspectReport other = ReportOf(WithEverything());
+  EXPECT_THAT(ReportToText(other),
+              AllOf(HasSubstr("not served            layer 0 key"),
+                    HasSubstr("a basis of the sequence")));
+  EXPECT_EQ(ReportToJson(other)["served"], false);
+}
+
+// Found by the server's own check, whatever the plan itself may say.
+TEST(InspectReportTest, SaysWhatTheKernelsDoNotServe) {
+  ModelSource source =
+      SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
+  EXPECT_EQ(ReportOf(source).not_served, "");
+  source.shape->head_dim = 264;
+  source.spec = model::SpecOfShape(*source.shape).value();
+  source.cache_shape = worker::CacheShapeOf(source.spec);
+  const InspectReport report = ReportOf(source);
+  EXPECT_EQ(report.not_served,
+            "layer 0 key part 0: numbers of a key that is rebuilt: this build "
+            "serves at most 256, have 264");
+  EXPECT_EQ(report.not_served,
+            worker::ServedAttention(source.spec, source.plan,
+                                    {.heads = worker::AllHeads(source.spec)})
+                .status()
+                .message());
+  EXPECT_EQ(ReportToJson(report)["served"], false);
+  EXPECT_EQ(report.invariance, "");
+}
+
+TEST(InspectReportTest, SaysWhatPromptsLiftAndHowInvariantThatIs) {
+  const char* const joint =
+      R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":16}]},"uses":[
+          {"at_runtime":{}}],"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
+  const ModelSource source = SourceWith(kFullKey, joint);
+  const InspectReport lifts = ReportOf(source);
+  EXPECT_EQ(lifts.invariance, "bits but for reused output");
+  EXPECT_EQ(lifts.sides[0].lifted_from_tokens, 0);
+  EXPECT_EQ(lifts.sides[1].lifted_from_tokens, 9);
+  EXPECT_THAT(ReportToText(lifts),
+              HasSubstr("invariance            bits but for reused output\n"));
+  const nlohmann::ordered_json json = ReportToJson(lifts);
+  EXPECT_EQ(json["invariance"], "bits but for reused output");
+  EXPECT_EQ(json["layers"][1]["lifted_from_tokens"], 9);
+
+  ReportOptions options = kOptions;
+  options.deterministic = true;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const InspectReport other,
+                              MakeInspectReport(source, options));
+  EXPECT_EQ(other.invariance, "bits");
+  EXPECT_EQ(other.sides[1].lifted_from_tokens, 0);
+  EXPECT_EQ(ReportOf(SourceWith(kFullKey, kFullValue)).invariance, "bits");
+  EXPECT_EQ(ReportOf(WithEverything()).invariance, "");
+}
+
+TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
+  InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
+  EXPECT_TRUE(
+      ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_number());
+  report.weights = {};
+  EXPECT_TRUE(
+      ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_null());
+}
+
+TEST(InspectReportTest, TheRankTableTellsGroupsBitsLiftAndRange) {
+  const InspectReport report = ReportOf(SourceWith(
+      LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
+  const LayerSideSummary& key = report.sides[0].summary;
+  EXPECT_EQ(key.method, "low_rank");
+  EXPECT_EQ(key.rank, 11);
+  EXPECT_EQ(key.groups, "6,5");
+  EXPECT_EQ(key.bits, "4");
+  EXPECT_EQ(key.lift, "reconstruct");
+  EXPECT_EQ(key.stored, "pre_rope");
+  EXPECT_EQ(key.range, "token");
+  EXPECT_EQ(key.param_bytes_per_token, 8);
+  EXPECT_EQ(report.sides[1].summary.lift, "fold");
+  EXPECT_THAT(ReportToText(report),
+              AllOf(HasSubstr("    1 key    low_rank     11  6,5     4     "
+                              "reconstruct  token"),
+                    HasSubstr("bytes/token")));
+  const InspectReport other = ReportOf(WithEverything());
+  EXPECT_EQ(other.sides[0].summary.groups, "1x32");
+  EXPECT_EQ(other.sides[0].summary.transform, "basis_sequence");
+  EXPECT_EQ(other.sides[0].summary.range, "sequence");
+  EXPECT_EQ(other.sides[0].summary.group_list[0].stored, 24);
+  EXPECT_EQ(ReportOf(SourceWith(kFullKey, kFullValue)).sides[0].summary.groups,
+            "4x8");
+}
+
+TEST(InspectReportTest, WeightsOfAPlanAreItsTensors) {
+  const WeightSizes dense = WeightBytes(SourceWith(kFullKey, kFullValue));
+  EXPECT_EQ(dense.bytes, 2 * model::CountParameters(*SmallSource().shape));
+  EXPECT_EQ(dense.attention_bytes, 2 * 2 * (64 * 32 * 2 + 32 * 32 * 2));
+  const ModelSource low_rank = SourceWith(
+      LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE"));
+  const WeightSizes sizes = WeightBytes(low_rank);
+  // q; k down and lifts; v down; o over 4 heads of 6 and 4 of 5.
+  EXPECT_EQ(sizes.attention_bytes,
+            2 * 2 * (64 * 32 + 11 * 32 + 16 * 11 + 11 * 32 + 32 * 44));
+  EXPECT_EQ(dense.bytes - dense.attention_bytes,
+            sizes.bytes - sizes.attention_bytes);
+}
+
+TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
+  const std::string path = ::testing::TempDir() + "/inspect_report_plan.json";
+  auto shape = model::FindShape("kvasir-tiny");
+  KVASIR_ASSERT_OK(shape);
+  auto spec = model::SpecOfShape(*shape);
+  KVASIR_ASSERT_OK(spec);
+  kvasir::v1::KvPlan plan =
+      cache::FullRankPlan(worker::CacheShapeOf(*spec), kvasir::v1::BF16);
+  auto* selection = plan.mutable_layers(3)->mutable_selection();
+  selection->set_chunk_slots(8);
+  selection->set_budget(64);
+  selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
+  std::ofstream(path) << cache::PlanToJson(plan);
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  options.kv_plan = path;
+  KVASIR_EXPECT_OK(OpenModelSource(options, PlanUse::kLook));
+  EXPECT_THAT(OpenModelSource(options, PlanUse::kRun),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("layer 3: the plan asks for selection")));
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace kvasir::cli

@@ -1,0 +1,77 @@
+#include "cli/runtime/admin_service.h"
+
+#include <utility>
+
+#include "cli/version.h"
+
+namespace kvasir::cli {
+
+void DrainLatch::Request(absl::Duration deadline) {
+  base::MutexLock lock(&mutex_);
+  if (requested_) return;
+  requested_ = true;
+  deadline_ = deadline;
+  changed_.SignalAll();
+}
+
+bool DrainLatch::WaitRequested(absl::Duration timeout,
+                               absl::Duration* deadline) {
+  base::MutexLock lock(&mutex_);
+  if (!requested_) changed_.WaitWithTimeout(&mutex_, timeout);
+  if (requested_) *deadline = deadline_;
+  return requested_;
+}
+
+void DrainLatch::Complete(DrainOutcome outcome) {
+  base::MutexLock lock(&mutex_);
+  complete_ = true;
+  outcome_ = outcome;
+  changed_.SignalAll();
+}
+
+bool DrainLatch::WaitComplete(const std::function<bool()>& cancelled,
+                              DrainOutcome* outcome) {
+  base::MutexLock lock(&mutex_);
+  while (!complete_) {
+    if (cancelled()) return false;
+    changed_.WaitWithTimeout(&mutex_, absl::Milliseconds(100));
+  }
+  *outcome = outcome_;
+  return true;
+}
+
+AdminService::AdminService(std::string program, std::string config_toml,
+                           absl::Duration default_deadline, DrainLatch* latch)
+    : program_(std::move(program)),
+      config_toml_(std::move(config_toml)),
+      default_deadline_(default_deadline),
+      latch_(latch) {}
+
+grpc::Status AdminService::Drain(grpc::ServerContext* context,
+                                 const kvasir::v1::AdminDrainRequest* request,
+                                 kvasir::v1::AdminDrainResponse* response) {
+  latch_->Request(request->deadline_ms() == 0
+                      ? default_deadline_
+                      : absl::Milliseconds(request->deadline_ms()));
+  DrainOutcome outcome;
+  // The drain goes on when the one who asked is gone.
+  if (!latch_->WaitComplete([context] { return context->IsCancelled(); },
+                            &outcome)) {
+    return grpc::Status(grpc::StatusCode::CANCELLED,
+                        "the caller left; the drain goes on");
+  }
+  response->set_finished(outcome.finished);
+  response->set_aborted(outcome.aborted);
+  return grpc::Status::OK;
+}
+
+grpc::Status AdminService::GetConfig(grpc::ServerContext* /*context*/,
+                                     const kvasir::v1::GetConfigRequest*,
+                                     kvasir::v1::GetConfigResponse* response) {
+  response->set_program(program_);
+  response->set_version(kVersion);
+  response->set_config_toml(config_toml_);
+  return grpc::Status::OK;
+}
+
+}  // namespace kvasir::cli

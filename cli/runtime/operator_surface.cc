@@ -1,0 +1,139 @@
+#include "cli/runtime/operator_surface.h"
+
+#include <cstdio>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/net/listen_address.h"
+#include "base/status_macros.h"
+#include "cli/exit_code.h"
+#include "cli/runtime/process.h"
+#include "nlohmann/json.hpp"
+#include "worker/engine/vllm_metrics.h"
+
+namespace kvasir::cli {
+namespace {
+
+// Whole or not at all: whoever waits for the file may read it at once.
+absl::Status WriteWhole(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part, std::ios::trunc);
+    file << text;
+    if (!file.flush()) {
+      return absl::UnavailableError(
+          absl::StrCat("--ready-file ", path, ": cannot write"));
+    }
+  }
+  if (std::rename(part.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("--ready-file ", path, ": cannot write"));
+  }
+  return absl::OkStatus();
+}
+
+void PrintReady(const nlohmann::ordered_json& json, bool takes_text) {
+  const auto text = [&json](const char* key) {
+    return json[key].get<std::string>();
+  };
+  std::printf(
+      "kvasir %s is ready: gRPC %s, metrics http://%s/metrics, admin "
+      "%s\n",
+      text("program").c_str(), text("grpc").c_str(), text("metrics").c_str(),
+      text("admin").c_str());
+  if (!json.contains("model")) return;
+  if (takes_text) {
+    std::printf(
+        "try: %s generate --endpoint %s --prompt \"It was a dark "
+        "night\"\n",
+        ProgramPath().c_str(), text("grpc").c_str());
+  } else {
+    std::printf(
+        "no tokenizer (--model of a folder that has one gives it): clients "
+        "send token ids\n");
+  }
+}
+
+}  // namespace
+
+OperatorSurface::OperatorSurface(SurfaceOptions options)
+    : options_(std::move(options)),
+      admin_(options_.program, options_.config_toml,
+             options_.listen.drain_timeout, &latch_) {}
+
+absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
+    SurfaceOptions options) {
+  auto surface =
+      std::unique_ptr<OperatorSurface>(new OperatorSurface(std::move(options)));
+  const ListenFlags& listen = surface->options_.listen;
+  KVASIR_ASSIGN_OR_RETURN(
+      surface->metrics_server_,
+      base::MetricsServer::Start(listen.host, listen.metrics_port));
+  base::GrpcServerOptions admin;
+  admin.listen.host = listen.host;
+  admin.listen.port = listen.admin_port;
+  admin.listen.flag = "--admin-port";
+  KVASIR_ASSIGN_OR_RETURN(surface->admin_server_,
+                          base::GrpcServer::Start(admin, {&surface->admin_}));
+  return surface;
+}
+
+void OperatorSurface::Fail(const std::string& why) {
+  base::LogError("exiting", {{"why", why}});
+  failed_ = true;
+  latch_.Request(absl::ZeroDuration());
+}
+
+absl::Status OperatorSurface::Ready(
+    const ReadyReport& report, const std::string& model_name,
+    const std::vector<std::shared_ptr<prometheus::Collectable>>& sources) {
+  for (const auto& source : sources) {
+    metrics_server_->Add(source);
+    if (options_.common.metrics_compat == "vllm") {
+      metrics_server_->Add(
+          std::make_shared<base::VllmMetrics>(source, model_name));
+    }
+  }
+  admin_server_->SetServing("", true);
+
+  HoldShutdownSignals();
+  nlohmann::ordered_json json{
+      {"program", options_.program},
+      {"grpc", report.grpc},
+      {"admin", admin_server_->target()},
+      {"metrics",
+       base::JoinHostPort(options_.listen.host, metrics_server_->port())}};
+  if (!report.model.empty()) json["model"] = report.model;
+  if (!options_.listen.ready_file.empty()) {
+    KVASIR_RETURN_IF_ERROR(
+        WriteWhole(options_.listen.ready_file, json.dump() + "\n"));
+  }
+  if (options_.common.json) {
+    std::printf("%s\n", json.dump().c_str());
+  } else {
+    PrintReady(json, report.takes_text);
+  }
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+int OperatorSurface::WaitAndDrain(
+    const std::function<DrainOutcome(absl::Duration)>& drain) {
+  absl::Duration deadline = options_.listen.drain_timeout;
+  while (!latch_.WaitRequested(absl::Milliseconds(100), &deadline)) {
+    if (ShutdownRequested()) latch_.Request(options_.listen.drain_timeout);
+  }
+  admin_server_->SetServing("", false);
+  base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});
+  const DrainOutcome outcome = drain(deadline);
+  base::LogInfo("drained",
+                {{"finished", outcome.finished}, {"aborted", outcome.aborted}});
+  latch_.Complete(outcome);
+  // The Drain call that asked gets its answer.
+  admin_server_->Shutdown(absl::Now() + absl::Seconds(1));
+  return failed_ ? kExitFailed : kExitOk;
+}
+
+}  // namespace kvasir::cli

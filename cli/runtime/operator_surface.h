@@ -1,0 +1,65 @@
+// What every long-running program has beside its work: metrics and admin ports,
+// the ready line and file, and the wait for its end.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/net/grpc_server.h"
+#include "base/net/metrics_server.h"
+#include "cli/options.h"
+#include "cli/runtime/admin_service.h"
+#include "prometheus/collectable.h"
+
+namespace kvasir::cli {
+
+struct SurfaceOptions {
+  std::string program;  // "serve", "router" or "worker"
+  std::string config_toml;
+  ListenFlags listen;
+  CommonFlags common;
+};
+
+// What the ready line and file say.
+struct ReadyReport {
+  std::string grpc;         // address that clients (or routers) dial
+  std::string model;        // a name to ask for; empty for a worker
+  bool takes_text = false;  // else token ids only
+};
+
+// Threads: all from the main thread but Fail, which any may call.
+class OperatorSurface {
+ public:
+  // Takes the ports before anything slow begins: not serving until Ready.
+  static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
+      SurfaceOptions options);
+
+  // Asks the program to end with a failure.
+  void Fail(const std::string& why);
+
+  // Starts to serve `sources` (vLLM's names too where asked), turns the admin
+  // port's health to SERVING, prints and writes what is ready.
+  absl::Status Ready(
+      const ReadyReport& report, const std::string& model_name,
+      const std::vector<std::shared_ptr<prometheus::Collectable>>& sources);
+
+  // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains. The exit
+  // code.
+  int WaitAndDrain(const std::function<DrainOutcome(absl::Duration)>& drain);
+
+ private:
+  explicit OperatorSurface(SurfaceOptions options);
+
+  const SurfaceOptions options_;
+  DrainLatch latch_;
+  AdminService admin_;
+  std::atomic<bool> failed_{false};
+  std::unique_ptr<base::MetricsServer> metrics_server_;
+  std::unique_ptr<base::GrpcServer> admin_server_;
+};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,83 @@
+// A router as `kvasir router` and `kvasir serve` run it: replicas, the router
+// proper, the KServe facade and its listener, metrics.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/mutex.h"
+#include "base/net/grpc_server.h"
+#include "cli/options.h"
+#include "cli/runtime/admin_service.h"
+#include "model/tokenizer/tokenizer.h"
+#include "prometheus/collectable.h"
+#include "router/core/access_log.h"
+#include "router/core/metrics.h"
+#include "router/core/request_router.h"
+#include "router/core/timer_thread.h"
+#include "router/facades/kserve/service.h"
+#include "router/replicas/replica_registry.h"
+
+namespace kvasir::cli {
+
+struct RouterRuntimeOptions {
+  RouterFlags router;
+  base::ListenAddress listen;
+  absl::Duration queue_timeout = absl::Seconds(30);
+  int64_t default_max_tokens = 256;
+  // Workers must answer so soon at start, or it fails naming those that did
+  // not.
+  absl::Duration start_timeout = absl::Seconds(30);
+  // Null: token ids only.
+  std::shared_ptr<const model::Tokenizer> tokenizer;
+};
+
+// Threads: Create, Drain and the destructor from one.
+class RouterRuntime {
+ public:
+  static absl::StatusOr<std::unique_ptr<RouterRuntime>> Create(
+      RouterRuntimeOptions options);
+  ~RouterRuntime();
+
+  const std::string& target() const { return server_->target(); }
+  // Names that clients may ask for.
+  std::vector<std::string> model_names() const;
+  std::shared_ptr<prometheus::Collectable> metrics() const {
+    return metrics_->registry();
+  }
+  bool ready() const { return core_->Health().ready; }
+  // Else requests are of token ids.
+  bool takes_text() const { return takes_text_; }
+
+  // NOT_SERVING first; refuses new requests, waits for running ones, cancels
+  // the rest.
+  DrainOutcome Drain(absl::Duration deadline);
+
+ private:
+  RouterRuntime() = default;
+  // Health follows the replicas until a drain begins.
+  void TellHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
+  // From now on the listener says so whatever the replicas do.
+  void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
+
+  bool takes_text_ = false;
+  // Destroyed from last to first.
+  std::unique_ptr<router::RouterMetrics> metrics_;
+  std::unique_ptr<router::AccessLogSink> log_;
+  std::unique_ptr<router::TimerThread> timers_;
+  std::unique_ptr<router::ReplicaRegistry> registry_;
+  std::unique_ptr<router::RouterCore> core_;
+  std::unique_ptr<router::KserveService> kserve_;
+  std::unique_ptr<base::GrpcServer> server_;
+  base::Mutex health_mutex_;
+  bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;
+};
+
+// The tokenizer of a model folder; null where the folder has none.
+absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
+    const std::string& folder);
+
+}  // namespace kvasir::cli

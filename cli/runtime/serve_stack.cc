@@ -1,0 +1,102 @@
+#include "cli/runtime/serve_stack.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+
+namespace kvasir::cli {
+namespace {
+
+void RemoveFolder(const std::string& folder) {
+  if (folder.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> MakePrivateFolder() {
+  const char* parent = std::getenv("TMPDIR");
+  std::string pattern = absl::StrCat(
+      parent != nullptr && *parent != '\0' ? parent : "/tmp", "/kvasir-XXXXXX");
+  if (mkdtemp(pattern.data()) == nullptr) {  // mode 0700
+    return absl::UnavailableError(
+        absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
+  }
+  return pattern;
+}
+
+absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
+    ServeStackOptions options) {
+  auto stack = std::unique_ptr<ServeStack>(new ServeStack());
+  std::shared_ptr<const model::Tokenizer> tokenizer;
+  if (!options.model.model.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(options.model.model));
+  }
+  KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakePrivateFolder());
+
+  WorkerRuntimeOptions worker;
+  worker.model = options.model;
+  worker.engine = options.engine;
+  worker.listen.unix_path = stack->socket_folder_ + "/worker.sock";
+  worker.drain_timeout = options.drain_timeout;
+  worker.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : "";
+  worker.on_fatal = std::move(options.on_fatal);
+  worker.progress = std::move(options.progress);
+  KVASIR_ASSIGN_OR_RETURN(stack->worker_,
+                          WorkerRuntime::Create(std::move(worker)));
+
+  RouterRuntimeOptions router;
+  router.router = std::move(options.router);
+  router.router.workers = {stack->worker_->target()};
+  router.listen = std::move(options.listen);
+  router.queue_timeout = options.engine.queue_timeout;
+  router.default_max_tokens = options.engine.default_max_tokens;
+  router.tokenizer = std::move(tokenizer);
+  KVASIR_ASSIGN_OR_RETURN(stack->router_,
+                          RouterRuntime::Create(std::move(router)));
+  return stack;
+}
+
+ServeStack::~ServeStack() {
+  router_.reset();
+  worker_.reset();
+  RemoveFolder(socket_folder_);
+}
+
+DrainOutcome ServeStack::Drain(absl::Duration deadline) {
+  const DrainOutcome outcome = router_->Drain(deadline);
+  // Every request came through the router: nothing runs there any more.
+  worker_->Drain(absl::Seconds(5));
+  return outcome;
+}
+
+absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
+    const ModelOptions& model) {
+  base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
+  auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
+  KVASIR_ASSIGN_OR_RETURN(server->folder_, MakePrivateFolder());
+  ServeStackOptions options;
+  options.model = model;
+  options.engine.max_num_seqs = 1;
+  options.listen.unix_path = server->folder_ + "/router.sock";
+  // The command's own call fails then.
+  options.on_fatal = [](const std::string&) {};
+  KVASIR_ASSIGN_OR_RETURN(server->stack_,
+                          ServeStack::Create(std::move(options)));
+  return server;
+}
+
+EphemeralServer::~EphemeralServer() {
+  stack_.reset();
+  RemoveFolder(folder_);
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,64 @@
+// Router and worker in one process, talking real gRPC over a Unix socket: what
+// `kvasir serve` is, and what a command starts for one call.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cli/options.h"
+#include "cli/runtime/router_runtime.h"
+#include "cli/runtime/worker_runtime.h"
+
+namespace kvasir::cli {
+
+struct ServeStackOptions {
+  ModelOptions model;
+  EngineFlags engine;
+  RouterFlags router;  // `workers` is set by the stack
+  base::ListenAddress listen;
+  absl::Duration drain_timeout = absl::Seconds(30);
+  std::function<void(const std::string& why)> on_fatal;
+  std::function<void(int64_t done, int64_t total)> progress;
+};
+
+// Owns: both programs and the folder of their socket.
+// Threads: one.
+class ServeStack {
+ public:
+  static absl::StatusOr<std::unique_ptr<ServeStack>> Create(
+      ServeStackOptions options);
+  ~ServeStack();
+
+  WorkerRuntime& worker() { return *worker_; }
+  RouterRuntime& router() { return *router_; }
+  DrainOutcome Drain(absl::Duration deadline);
+
+ private:
+  ServeStack() = default;
+
+  std::string socket_folder_;
+  std::unique_ptr<WorkerRuntime> worker_;
+  std::unique_ptr<RouterRuntime> router_;
+};
+
+// A server for one command, on a Unix socket of its own. Quiet but for
+// warnings.
+class EphemeralServer {
+ public:
+  static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
+      const ModelOptions& model);
+  ~EphemeralServer();
+  const std::string& endpoint() const { return stack_->router().target(); }
+
+ private:
+  EphemeralServer() = default;
+  std::string folder_;
+  std::unique_ptr<ServeStack> stack_;
+};
+
+// Creates a folder that only this user may enter. UNAVAILABLE if it cannot.
+absl::StatusOr<std::string> MakePrivateFolder();
+
+}  // namespace kvasir::cli

@@ -1,0 +1,218 @@
+#include "cli/runtime/worker_runtime.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+#include "cache/prefix_hash.h"
+#include "cli/exit_code.h"
+#include "cli/plan_summary.h"
+#include "cli/units.h"
+#include "cli/version.h"
+#include "kernels/device/stream.h"
+#include "worker/program/prompt_lift.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr absl::Duration kStallGrace = absl::Seconds(3);
+
+// `before`: what the executor did to warm up, which is nobody's.
+worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
+                             const worker::ExecutorTotals& totals,
+                             const worker::ExecutorTotals& before) {
+  worker::CacheSample sample;
+  for (const cache::PageGroupStats& group : stats.groups) {
+    sample.free_pages += group.free_pages - group.cached_pages;
+    sample.used_pages += group.used_pages;
+    sample.cached_pages += group.cached_pages;
+    sample.physical_tokens =
+        std::max(sample.physical_tokens, group.physical_tokens);
+    sample.used_bytes += group.used_bytes;
+    sample.padding_bytes += group.padding_bytes;
+    sample.unfilled_bytes += group.unfilled_bytes;
+    sample.side_bytes += group.side_bytes;
+    sample.side_unused_bytes += group.side_unused_bytes;
+  }
+  sample.leaked_pages = stats.leaked_pages;
+  sample.logical_tokens = stats.logical_tokens;
+  sample.prefix_query_tokens = stats.query_tokens;
+  sample.prefix_hit_tokens = stats.hit_tokens;
+  sample.window_pages_reclaimed = stats.pages_window_released;
+  sample.reconstruction_flops =
+      totals.reconstruction_flops - before.reconstruction_flops;
+  sample.static_codes = totals.static_codes - before.static_codes;
+  sample.clamped_codes = totals.clamped_codes - before.clamped_codes;
+  return sample;
+}
+
+worker::WorkerConstants ConstantsOf(LoadedModel& model) {
+  worker::WorkerConstants constants{
+      .version = kVersion,
+      .model_name = model.source().name,
+      .model_type = model.source().spec.model_type,
+      .invariance =
+          worker::InvarianceName(model.rank().executor().lifts_prompts()),
+      .max_model_len = model.max_model_len(),
+      .page_tokens = model.layout().page_tokens(),
+      .total_pages = model.total_pages(),
+      .kv_pool_bytes = model.kv_pool_bytes(),
+      .weight_bytes = model.weight_bytes(),
+      .kv_bytes_per_token = model.kv_bytes_per_token(),
+      .kv_fixed_bytes_per_sequence =
+          static_cast<double>(model.rank().kv_fixed_bytes_per_sequence()),
+      .kv_compression_ratio = model.kv_compression_ratio()};
+  for (const LayerSideSummary& side :
+       SummarizePlan(model.source().plan, model.layout())) {
+    constants.layers.push_back(
+        {side.layer, side.side, side.method, side.rank, side.bits});
+  }
+  return constants;
+}
+
+worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
+                                      const LoadedModel& model) {
+  const EngineFlags& flags = options.engine;
+  worker::EngineOptions engine;
+  engine.scheduler.max_model_len = static_cast<uint32_t>(model.max_model_len());
+  engine.scheduler.max_num_seqs = static_cast<uint32_t>(flags.max_num_seqs);
+  engine.scheduler.max_batched_tokens =
+      static_cast<uint32_t>(flags.max_batched_tokens);
+  engine.scheduler.max_queue = static_cast<uint32_t>(flags.max_queue);
+  engine.scheduler.queue_timeout = flags.queue_timeout;
+  engine.scheduler.eos_token_ids = model.source().spec.eos_token_ids;
+  engine.scheduler.vocab_size =
+      static_cast<int32_t>(model.source().spec.vocab_size);
+  engine.limits.vocab_size = engine.scheduler.vocab_size;
+  engine.limits.max_model_len = engine.scheduler.max_model_len;
+  engine.watchdog = flags.watchdog;
+  engine.on_stall = [fatal =
+                         options.on_fatal](const worker::StallReport& report) {
+    base::LogError("no step finished in time",
+                   {{"stalled", absl::FormatDuration(report.stalled)},
+                    {"plan", report.plan}});
+    fatal("the engine stalled");
+    // The engine's thread hangs, so nothing that joins it may run. Routers and
+    // clients hear of the end meanwhile.
+    absl::SleepFor(kStallGrace);
+    std::_Exit(kExitFailed);
+  };
+  engine.on_failure = [fatal = options.on_fatal](const absl::Status& status) {
+    base::LogError("the executor failed", {{"status", status.ToString()}});
+    fatal(status.ToString());
+  };
+  return engine;
+}
+
+}  // namespace
+
+kvasir::v1::WorkerInfo WorkerRuntime::Info(
+    const WorkerRuntimeOptions& options) const {
+  kvasir::v1::WorkerInfo info;
+  info.set_api_version("kvasir.v1");
+  info.set_build(kVersion);
+  info.set_weights_id(model_->rank().weights_id());
+  info.set_cache_id(model_->rank().cache_id());
+  const worker::ModelExecutor& executor = model_->rank().executor();
+  info.set_numerics_id(executor.numerics_id());
+  info.set_lifts_prompts(executor.lifts_prompts());
+  info.set_tokenizer_hash(options.tokenizer_hash);
+  info.set_page_tokens(static_cast<uint32_t>(model_->layout().page_tokens()));
+  info.set_prefix_hash_version(cache::kPrefixHashVersion);
+  info.set_model_name(model_->source().name);
+  info.set_model_type(model_->source().spec.model_type);
+  info.set_max_model_len(static_cast<uint32_t>(model_->max_model_len()));
+  info.set_max_num_seqs(static_cast<uint32_t>(options.engine.max_num_seqs));
+  info.set_max_batched_tokens(
+      static_cast<uint32_t>(options.engine.max_batched_tokens));
+  info.set_vocab_size(static_cast<uint32_t>(model_->source().spec.vocab_size));
+  for (const int32_t id : model_->source().spec.eos_token_ids) {
+    info.add_eos_token_ids(id);
+  }
+  info.set_total_pages(static_cast<uint64_t>(model_->total_pages()));
+  info.set_kv_bytes_per_token(model_->kv_bytes_per_token());
+  info.set_kv_compression_ratio(model_->kv_compression_ratio());
+  return info;
+}
+
+absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
+    WorkerRuntimeOptions options) {
+  const EngineFlags& flags = options.engine;
+  if (flags.max_batched_tokens < flags.max_num_seqs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-batched-tokens ", flags.max_batched_tokens,
+                     " is less than --max-num-seqs ", flags.max_num_seqs,
+                     ": every running sequence decodes one token a step"));
+  }
+  auto runtime = std::unique_ptr<WorkerRuntime>(new WorkerRuntime());
+  const absl::Time start = absl::Now();
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->model_,
+      LoadedModel::Load({.model = options.model,
+                         .max_model_len = flags.max_model_len,
+                         .max_num_seqs = flags.max_num_seqs,
+                         .max_batched_tokens = flags.max_batched_tokens,
+                         .kv_cache_bytes = flags.kv_cache_bytes,
+                         .prefix_reuse = flags.prefix_caching,
+                         .progress = options.progress}));
+  LoadedModel& model = *runtime->model_;
+  runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
+      ConstantsOf(model),
+      [&cache = model.cache(), &executor = model.rank().executor(),
+       &before = runtime->warm_up_] {
+        return SampleOf(cache.Stats(), executor.totals(), before);
+      });
+
+  worker::EngineOptions engine = EngineOptionsOf(options, model);
+  engine.observer = runtime->metrics_.get();
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->engine_,
+      worker::Engine::Create(std::move(engine), &model.cache(),
+                             &model.rank().executor()));
+  KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
+  // Nothing is sampled before the metrics hear of the load.
+  runtime->warm_up_ = model.rank().executor().totals();
+  runtime->engine_->SubscribeLoad(runtime->metrics_);
+  runtime->served_ =
+      std::make_unique<worker::EngineAdapter>(runtime->engine_.get());
+  worker::WorkerServerOptions server;
+  server.listen = options.listen;
+  server.service.info = runtime->Info(options);
+  server.service.drain_deadline = options.drain_timeout;
+  KVASIR_ASSIGN_OR_RETURN(
+      runtime->server_,
+      worker::WorkerServer::Start(std::move(server), runtime->served_.get()));
+  runtime->server_->SetReady(true);
+  base::LogInfo(
+      "worker ready",
+      {{"model", model.source().name},
+       {"listen", runtime->server_->target()},
+       {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
+       {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
+       {"kv_bytes_per_token", model.kv_bytes_per_token()},
+       {"pages", model.total_pages()},
+       {"invariance",
+        worker::InvarianceName(model.rank().executor().lifts_prompts())},
+       {"threads", model.num_threads()},
+       {"simd", kernels::CpuTargetName()},
+       {"seconds", absl::ToDoubleSeconds(absl::Now() - start)}});
+  return runtime;
+}
+
+WorkerRuntime::~WorkerRuntime() {
+  if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
+  if (engine_ != nullptr) engine_->Stop();
+}
+
+DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
+  const kvasir::v1::DrainResponse response =
+      server_->Drain(base::Clock::Real().Now() + deadline);
+  return {.finished = response.finished(), .aborted = response.aborted()};
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,230 @@
+// ApplyLayerPlan: part by part, then what the parts do to queries and outputs.
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "compress/apply/apply_part.h"
+#include "compress/methods/method.h"
+#include "compress/runtime/torch_status.h"
+
+namespace kvasir::compress {
+namespace {
+
+using cache::Side;
+using kvasir::v1::Part;
+using kvasir::v1::SidePlan;
+
+// A projection of the request, and what it must look like.
+struct WantedTensor {
+  const char* name;
+  const at::Tensor& tensor;
+  std::vector<int64_t> shape;
+  bool wanted = true;
+};
+
+absl::Status CheckTensor(int64_t layer, const WantedTensor& want) {
+  const std::string place = absl::StrCat("layer ", layer, ": ", want.name);
+  if (want.tensor.defined() != want.wanted) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        place, want.wanted ? " is missing" : ": the model has none"));
+  }
+  if (!want.wanted) return absl::OkStatus();
+  if (want.tensor.sizes() != at::IntArrayRef(want.shape)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        place, ": want shape [", absl::StrJoin(want.shape, ", "), "], have [",
+        absl::StrJoin(want.tensor.sizes(), ", "), "]"));
+  }
+  if (!at::isfinite(want.tensor).all().item<bool>()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(place, " holds a number that is not finite"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWeights(const ApplyRequest& request) {
+  const model::DecoderSpec& spec = *request.spec;
+  const AttentionWeights& weights = request.weights;
+  const int64_t hidden = spec.hidden_size;
+  const int64_t queries = spec.num_heads * spec.head_dim;
+  const int64_t keys = spec.num_kv_heads * spec.head_dim;
+  const std::vector<WantedTensor> wanted = {
+      {"q_proj.weight", weights.query, {queries, hidden}},
+      {"k_proj.weight", weights.key, {keys, hidden}},
+      {"v_proj.weight", weights.value, {keys, hidden}},
+      {"o_proj.weight", weights.output, {hidden, queries}},
+      {"q_proj.bias", weights.query_bias, {queries}, spec.qkv_bias},
+      {"k_proj.bias", weights.key_bias, {keys}, spec.qkv_bias},
+      {"v_proj.bias", weights.value_bias, {keys}, spec.qkv_bias},
+      {"o_proj.bias", weights.output_bias, {hidden}, spec.o_bias}};
+  for (const WantedTensor& want : wanted) {
+    KVASIR_RETURN_IF_ERROR(CheckTensor(request.layer, want));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AppliedPart> ApplyPart(const PartInput& input) {
+  switch (input.part->space_case()) {
+    case Part::kFull:
+      return ApplyFull(input);
+    case Part::kLowRank:
+      return ApplyLowRank(input);
+    case Part::kRopePairs:
+      return ApplyRopePairs(input);
+    case Part::kRopeLowRank:
+      return ApplyRopeLowRank(input);
+    case Part::SPACE_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(input.Place(), "the part has no space"));
+}
+
+// All parts of a side; their tensors go to `tensors` under their full names.
+absl::StatusOr<std::vector<AppliedPart>> ApplySide(
+    const ApplyRequest& request, const std::vector<model::PartTensors>& shapes,
+    Side side, InputMoments* moments, TensorMap& tensors) {
+  const SidePlan& plan =
+      side == Side::kKey ? request.plan->key() : request.plan->value();
+  std::vector<AppliedPart> parts;
+  for (int p = 0; p < plan.parts_size(); ++p) {
+    const model::PartTensors& shape = shapes[static_cast<size_t>(p)];
+    KVASIR_ASSIGN_OR_RETURN(
+        AppliedPart part,
+        ApplyPart({&request, side, p, &plan.parts(p), &shape, moments}));
+    for (const auto& [name, tensor] : part.tensors) {
+      tensors[absl::StrCat(shape.prefix, ".", name)] = tensor.contiguous();
+    }
+    part.tensors.clear();
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+bool AnyFolds(const std::vector<model::PartTensors>& shapes) {
+  return std::any_of(
+      shapes.begin(), shapes.end(),
+      [](const model::PartTensors& shape) { return shape.folded; });
+}
+
+// The KV head that query head `head` attends with.
+size_t KvHeadOf(const model::DecoderSpec& spec, int64_t head) {
+  return static_cast<size_t>(head / (spec.num_heads / spec.num_kv_heads));
+}
+
+void AddQueries(const ApplyRequest& request,
+                const std::vector<AppliedPart>& parts, bool folds,
+                TensorMap& tensors) {
+  const AttentionWeights& weights = request.weights;
+  const model::DecoderSpec& spec = *request.spec;
+  tensors["self_attn.q_proj.weight"] = weights.query;
+  if (weights.query_bias.defined()) {
+    tensors["self_attn.q_proj.bias"] = weights.query_bias;
+  }
+  if (!folds) return;
+  std::vector<at::Tensor> rows;
+  std::vector<at::Tensor> bias;
+  for (int64_t head = 0; head < spec.num_heads; ++head) {
+    const auto of_head = [&](const at::Tensor& tensor) {
+      return tensor.narrow(0, head * spec.head_dim, spec.head_dim)
+          .to(at::kDouble);
+    };
+    for (const AppliedPart& part : parts) {
+      const at::Tensor& map = part.head_maps[KvHeadOf(spec, head)];
+      rows.push_back(map.t().mm(of_head(weights.query)).to(at::kFloat));
+      if (weights.query_bias.defined()) {
+        bias.push_back(map.t().mv(of_head(weights.query_bias)));
+      }
+    }
+  }
+  tensors["self_attn.q_proj.weight"] = at::cat(rows, 0);
+  if (!bias.empty()) {
+    tensors["self_attn.q_proj.bias"] = at::cat(bias, 0).to(at::kFloat);
+  }
+}
+
+// Columns of W_o of one query head, [M, D] float64.
+at::Tensor OutputOfHead(const ApplyRequest& request, int64_t head) {
+  const int64_t dim = request.spec->head_dim;
+  return request.weights.output.narrow(1, head * dim, dim).to(at::kDouble);
+}
+
+// What a constant value of every KV head comes to after W_o, [M].
+at::Tensor ConstantOutput(const ApplyRequest& request,
+                          const at::Tensor& constant) {
+  const model::DecoderSpec& spec = *request.spec;
+  const at::Tensor of_heads =
+      constant.view({spec.num_kv_heads, 1, spec.head_dim})
+          .expand({spec.num_kv_heads, spec.num_heads / spec.num_kv_heads,
+                   spec.head_dim})
+          .reshape({-1});
+  return request.weights.output.to(at::kDouble).mv(of_heads);
+}
+
+void AddOutputs(const ApplyRequest& request,
+                const std::vector<AppliedPart>& parts, bool folds,
+                TensorMap& tensors) {
+  const AttentionWeights& weights = request.weights;
+  const model::DecoderSpec& spec = *request.spec;
+  tensors["self_attn.o_proj.weight"] = weights.output;
+  if (folds) {
+    std::vector<at::Tensor> columns;
+    for (int64_t head = 0; head < spec.num_heads; ++head) {
+      for (const AppliedPart& part : parts) {
+        columns.push_back(OutputOfHead(request, head)
+                              .mm(part.head_maps[KvHeadOf(spec, head)])
+                              .to(at::kFloat));
+      }
+    }
+    tensors["self_attn.o_proj.weight"] = at::cat(columns, 1);
+  }
+  at::Tensor bias;
+  if (weights.output_bias.defined()) bias = weights.output_bias;
+  for (const AppliedPart& part : parts) {
+    if (!part.constant.defined()) continue;
+    const at::Tensor add = ConstantOutput(request, part.constant);
+    bias = bias.defined() ? bias.to(at::kDouble) + add : add;
+  }
+  if (bias.defined()) {
+    tensors["self_attn.o_proj.bias"] = bias.to(at::kFloat);
+  }
+}
+
+absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
+  KVASIR_RETURN_IF_ERROR(CheckWeights(request));
+  std::optional<InputMoments> moments;
+  if (request.calibration != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(moments, InputMoments::Create(*request.calibration,
+                                                          request.num_tokens));
+  }
+  InputMoments* shared = moments.has_value() ? &*moments : nullptr;
+  KVASIR_ASSIGN_OR_RETURN(
+      const model::AttentionTensors shapes,
+      model::DescribeAttention(*request.spec, request.layer, *request.plan));
+  TensorMap tensors;
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<AppliedPart> keys,
+      ApplySide(request, shapes.key, Side::kKey, shared, tensors));
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<AppliedPart> values,
+      ApplySide(request, shapes.value, Side::kValue, shared, tensors));
+  AddQueries(request, keys, AnyFolds(shapes.key), tensors);
+  AddOutputs(request, values, AnyFolds(shapes.value), tensors);
+  return tensors;
+}
+
+}  // namespace
+
+absl::StatusOr<TensorMap> ApplyLayerPlan(const ApplyRequest& request) {
+  const at::NoGradGuard no_gradients;
+  absl::StatusOr<TensorMap> tensors =
+      CatchTorch([&] { return Apply(request); });
+  if (tensors.ok() || !absl::IsInternal(tensors.status())) return tensors;
+  return absl::InternalError(
+      absl::StrCat("layer ", request.layer, ": ", tensors.status().message()));
+}
+
+}  // namespace kvasir::compress

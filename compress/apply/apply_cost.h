@@ -1,0 +1,36 @@
+// What applying a plan will take, told before it begins.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "compress/calibrate/calibration.h"
+#include "compress/calibrate/calibration_sample.h"
+#include "model/checkpoint/checkpoint.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::compress {
+
+struct ApplyCost {
+  int64_t calibration_bytes = 0;  // of all layers
+  int64_t layer_bytes = 0;        // one layer's factors and their workspace
+  int64_t hidden_bytes = 0;       // of the range pass; 0: none
+  double factor_operations = 0;   // float64
+  double range_operations = 0;    // float32
+  int64_t copied_bytes = 0;
+
+  int64_t peak_bytes() const {
+    return calibration_bytes + layer_bytes + hidden_bytes;
+  }
+};
+
+// `calibration` and `sample` may be null.
+ApplyCost CostOfApply(const model::Checkpoint& base,
+                      const kvasir::v1::KvPlan& plan,
+                      const Calibration* calibration,
+                      const CalibrationSample* sample);
+
+// `operations_per_second` as MeasureOperationsPerSecond finds it.
+absl::Duration TimeOfApply(const ApplyCost& cost, double operations_per_second);
+
+}  // namespace kvasir::compress

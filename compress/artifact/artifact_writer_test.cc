@@ -1,0 +1,399 @@
+#include "compress/artifact/artifact_writer.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <sstream>
+
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "compress/artifact/random_checkpoint.h"
+#include "compress/oracle/cache_shape.h"
+#include "compress/oracle/tensor_loader.h"
+#include "plan/plan.h"
+
+namespace kvasir::compress {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::kvasir::base::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+bool GoOn(const ArtifactProgress&) { return true; }
+
+class ArtifactWriterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(testing::TempDir()) /
+              (std::string("kvasir_artifact_") + test->name());
+    fs::remove_all(folder_);
+    RandomCheckpointOptions options;
+    options.shape = {.name = "small",
+                     .num_layers = 2,
+                     .hidden_size = 24,
+                     .intermediate_size = 40,
+                     .num_query_heads = 4,
+                     .num_kv_heads = 2,
+                     .head_dim = 6,
+                     .vocab_size = 50,
+                     .max_position = 64};
+    options.out = folder_ / "base";
+    KVASIR_ASSERT_OK(WriteRandomCheckpoint(
+        options, [](const RandomCheckpointProgress&) { return true; }));
+    std::ofstream(options.out / "tokenizer.json") << "{}";
+    auto base = model::Checkpoint::Open(options.out.string());
+    KVASIR_ASSERT_OK(base.status());
+    base_ = std::make_unique<model::Checkpoint>(*std::move(base));
+    plan_ = cache::FullRankPlan(CacheShapeOf(base_->spec()), kvasir::v1::BF16);
+    options_.out = folder_ / "out";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  // The base model's own projections.
+  absl::StatusOr<TensorMap> Source(int64_t layer) const {
+    KVASIR_ASSIGN_OR_RETURN(TensorMap all, LoadLayer(*base_, layer));
+    TensorMap attention;
+    for (auto& [name, tensor] : all) {
+      if (name.rfind("self_attn.", 0) == 0) attention[name] = tensor;
+    }
+    return attention;
+  }
+
+  absl::Status Write(const std::function<bool(const ArtifactProgress&)>&
+                         on_progress = GoOn) const {
+    return WriteArtifact(
+        *base_, plan_, options_, [&](int64_t l) { return Source(l); },
+        on_progress);
+  }
+
+  // Beside the base model: what a run left.
+  std::vector<std::string> Left() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      if (entry.path().filename() != "base") {
+        names.push_back(entry.path().filename());
+      }
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void ExpectEqualToBase(const fs::path& out) const {
+    auto written = model::Checkpoint::Open(out.string());
+    KVASIR_ASSERT_OK(written.status());
+    EXPECT_EQ(written->tensors().entries().size(),
+              base_->tensors().entries().size());
+    for (const auto& [name, entry] : base_->tensors().entries()) {
+      const auto* copy = written->tensors().Find(name);
+      ASSERT_NE(copy, nullptr) << name;
+      EXPECT_EQ(copy->info->type, entry.info->type) << name;
+      ASSERT_EQ(copy->info->shape, entry.info->shape) << name;
+      std::vector<std::byte> want(entry.info->size_bytes);
+      std::vector<std::byte> have(entry.info->size_bytes);
+      KVASIR_ASSERT_OK(entry.file->Read(*entry.info, 0, want));
+      KVASIR_ASSERT_OK(copy->file->Read(*copy->info, 0, have));
+      EXPECT_TRUE(have == want) << name;
+    }
+  }
+
+  fs::path folder_;
+  std::unique_ptr<model::Checkpoint> base_;
+  kvasir::v1::KvPlan plan_;
+  ArtifactOptions options_;
+};
+
+// GPT-NeoX fuses queries, keys and values, and OPT names its tensors otherwise:
+// attention gets our names, all else stays as it is stored.
+TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
+  for (const model::ShapeFamily family :
+       {model::ShapeFamily::kNeox, model::ShapeFamily::kOpt}) {
+    RandomCheckpointOptions options;
+    options.shape = {
+        .name = "small",
+        .family = family,
+        .num_layers = 2,
+        .hidden_size = 24,
+        .intermediate_size = 40,
+        .num_query_heads = 4,
+        .num_kv_heads = 4,
+        .head_dim = 6,
+        .vocab_size = 50,
+        .max_position = 64,
+        .rotary_part = family == model::ShapeFamily::kOpt ? 0.0 : 0.34,
+        .qkv_bias = true};
+    options.out = folder_ / "base";
+    options.overwrite = true;
+    KVASIR_ASSERT_OK(WriteRandomCheckpoint(
+        options, [](const RandomCheckpointProgress&) { return true; }));
+    auto base = model::Checkpoint::Open(options.out.string());
+    KVASIR_ASSERT_OK(base.status());
+    base_ = std::make_unique<model::Checkpoint>(*std::move(base));
+    plan_ = cache::FullRankPlan(CacheShapeOf(base_->spec()), kvasir::v1::BF16);
+    options_.overwrite = true;
+    KVASIR_ASSERT_OK(Write());
+    ExpectEqualToBase(options_.out);
+    auto written = model::Checkpoint::Open(options_.out.string());
+    KVASIR_ASSERT_OK(written.status());
+    const model::TensorStore::Entries& stored = written->tensors().stored();
+    EXPECT_EQ(stored.count("model.layers.1.self_attn.k_proj.weight"), 1u);
+    for (const auto& [name, entry] : base_->tensors().stored()) {
+      const bool attention = name.find("attention.") != name.npos ||
+                             name.find("self_attn.") != name.npos;
+      EXPECT_EQ(stored.count(name), attention ? 0u : 1u) << name;
+    }
+  }
+}
+
+TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
+  KVASIR_ASSERT_OK(Write());
+  EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+  ExpectEqualToBase(options_.out);
+  EXPECT_EQ(ReadFile(options_.out / "kv_plan.json"), cache::PlanToJson(plan_));
+  EXPECT_EQ(ReadFile(options_.out / "config.json"),
+            ReadFile(folder_ / "base" / "config.json"));
+  EXPECT_EQ(ReadFile(options_.out / "tokenizer.json"), "{}");
+  EXPECT_FALSE(fs::exists(options_.out / "kvasir-compress.unfinished"));
+}
+
+TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
+  options_.max_shard_bytes = 4000;
+  KVASIR_ASSERT_OK(Write());
+  EXPECT_FALSE(fs::exists(options_.out / "model.safetensors"));
+  EXPECT_TRUE(fs::exists(options_.out / "model.safetensors.index.json"));
+  ExpectEqualToBase(options_.out);
+}
+
+// Whole keys are the base's own: nothing is written but links. One other tensor
+// makes a file with it alone.
+TEST_F(ArtifactWriterTest, LinkedTensorsAreTheBasesAndNotWritten) {
+  options_.link_base = true;
+  KVASIR_ASSERT_OK(Write());
+  ExpectEqualToBase(options_.out);
+  EXPECT_FALSE(fs::exists(options_.out / "model.safetensors"));
+  for (const char* link : {"base-model.safetensors", "tokenizer.json"}) {
+    EXPECT_TRUE(fs::read_symlink(options_.out / link).is_relative()) << link;
+  }
+
+  const std::string changed = "model.layers.1.self_attn.k_proj.weight";
+  options_.overwrite = true;
+  KVASIR_ASSERT_OK(WriteArtifact(
+      *base_, plan_, options_,
+      [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+        KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+        at::Tensor& keys = tensors["self_attn.k_proj.weight"];
+        if (layer == 1) keys = keys + 1.0;
+        return tensors;
+      },
+      GoOn));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::Checkpoint written,
+                              model::Checkpoint::Open(options_.out.string()));
+  for (const auto& [name, entry] : written.tensors().stored()) {
+    EXPECT_EQ(fs::path(entry.file->path()).filename(),
+              name == changed ? "model.safetensors" : "base-model.safetensors")
+        << name;
+  }
+  EXPECT_LT(fs::file_size(options_.out / "model.safetensors"),
+            fs::file_size(folder_ / "base" / "model.safetensors"));
+
+  // Both folders in another place.
+  const fs::path moved = folder_ / "moved";
+  fs::create_directory(moved);
+  fs::rename(folder_ / "base", moved / "base");
+  fs::rename(options_.out, moved / "out");
+  KVASIR_EXPECT_OK(model::Checkpoint::Open((moved / "out").string()).status());
+
+  // The base, trained again: the same shapes, other numbers.
+  const fs::path weights = moved / "base" / "model.safetensors";
+  const auto size = static_cast<std::streamoff>(fs::file_size(weights));
+  std::fstream(weights, std::ios::in | std::ios::out | std::ios::binary)
+      .seekp(size - 1)
+      .put('\x7e');
+  EXPECT_THAT(model::Checkpoint::Open((moved / "out").string()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("base-model.safetensors: this is not")));
+}
+
+// Whether a tensor is the base's own is not known of one that cannot be read.
+TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
+  options_.link_base = true;
+  const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+    if (layer == 1) fs::resize_file(folder_ / "base" / "model.safetensors", 16);
+    return tensors;
+  };
+  EXPECT_THAT(
+      WriteArtifact(*base_, plan_, options_, cut_short, GoOn),
+      StatusIs(absl::StatusCode::kDataLoss,
+               AllOf(HasSubstr("model.layers.1.self_attn.k_proj.weight"),
+                     HasSubstr("model.safetensors"))));
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {
+  options_.dtype = StoredDtype::kF32;
+  KVASIR_ASSERT_OK(Write());
+  auto written = model::Checkpoint::Open(options_.out.string());
+  KVASIR_ASSERT_OK(written.status());
+  auto type = [&](const char* name) {
+    return written->tensors().Find(name)->info->type;
+  };
+  EXPECT_EQ(type("model.layers.1.self_attn.k_proj.weight"),
+            model::TensorType::kF32);
+  EXPECT_EQ(type("model.layers.1.mlp.up_proj.weight"),
+            model::TensorType::kBF16);
+}
+
+TEST_F(ArtifactWriterTest, AnInterruptedRunLeavesNothing) {
+  EXPECT_THAT(
+      Write([](const ArtifactProgress& p) { return p.layers < 1; }),
+      StatusIs(absl::StatusCode::kCancelled, HasSubstr("was not written")));
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, TheFolderAppearsOnlyAtTheEnd) {
+  KVASIR_ASSERT_OK(Write([&](const ArtifactProgress&) {
+    EXPECT_EQ(Left(), std::vector<std::string>{"out.partial"});
+    return true;
+  }));
+}
+
+TEST_F(ArtifactWriterTest, WhatASourceRefusesIsSaidAndLeavesNothing) {
+  EXPECT_THAT(WriteArtifact(
+                  *base_, plan_, options_,
+                  [](int64_t) -> absl::StatusOr<TensorMap> {
+                    return absl::InvalidArgumentError("layer 0: NaN");
+                  },
+                  GoOn),
+              StatusIs(absl::StatusCode::kInvalidArgument, "layer 0: NaN"));
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
+  options_.dtype = StoredDtype::kF16;
+  EXPECT_THAT(WriteArtifact(
+                  *base_, plan_, options_,
+                  [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+                    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+                    tensors["self_attn.v_proj.weight"][0][0].fill_(1e6);
+                    return tensors;
+                  },
+                  GoOn),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layers.0.self_attn.v_proj.weight: a value")));
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {
+  plan_.add_layers()->CopyFrom(plan_.layers(0));
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("3 layers")));
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, TensorsThatDoNotFitThePlanGetNoName) {
+  EXPECT_THAT(WriteArtifact(
+                  *base_, plan_, options_,
+                  [&](int64_t layer) -> absl::StatusOr<TensorMap> {
+                    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
+                    tensors.erase("self_attn.v_proj.weight");
+                    return tensors;
+                  },
+                  GoOn),
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("self_attn.v_proj.weight")));
+  EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, AFolderThatExistsIsReplacedOnlyWhenAsked) {
+  KVASIR_ASSERT_OK(Write());
+  std::ofstream(options_.out / "mine") << "x";
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
+                                HasSubstr("--overwrite")));
+  EXPECT_TRUE(fs::exists(options_.out / "mine"));
+  options_.overwrite = true;
+  KVASIR_ASSERT_OK(Write());
+  EXPECT_FALSE(fs::exists(options_.out / "mine"));
+  EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+}
+
+TEST_F(ArtifactWriterTest, AFolderThatIsNoCheckpointIsNeverReplaced) {
+  fs::create_directories(options_.out);
+  std::ofstream(options_.out / "thesis.tex") << "x";
+  options_.overwrite = true;
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
+                                HasSubstr("is no checkpoint")));
+  EXPECT_TRUE(fs::exists(options_.out / "thesis.tex"));
+}
+
+TEST_F(ArtifactWriterTest, TheBaseModelIsNeverReplaced) {
+  options_.out = folder_ / "base";
+  options_.overwrite = true;
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("is an input")));
+}
+
+TEST_F(ArtifactWriterTest, AFolderWithAnInputInItIsNeverReplaced) {
+  // By its files it is a checkpoint.
+  std::ofstream(folder_ / "config.json") << "{}";
+  std::ofstream(folder_ / "model.safetensors") << "x";
+  options_.out = folder_ / "base" / "..";
+  options_.overwrite = true;
+  EXPECT_THAT(CheckArtifactOutput(*base_, options_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("holds the input")));
+  fs::create_directories(folder_ / "out" / "words");
+  options_.out = folder_ / "out";
+  options_.tokenizer = folder_ / "out" / "words";
+  EXPECT_THAT(CheckArtifactOutput(*base_, options_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("holds the input")));
+  EXPECT_TRUE(fs::exists(folder_ / "out" / "words"));
+}
+
+TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
+  KVASIR_ASSERT_OK(Write());
+  auto compressed = model::Checkpoint::Open(options_.out.string());
+  KVASIR_ASSERT_OK(compressed.status());
+  options_.out = folder_ / "again";
+  EXPECT_THAT(CheckArtifactOutput(*compressed, options_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("is compressed already")));
+}
+
+TEST_F(ArtifactWriterTest, WhatAKilledRunLeftIsRemovedAndNothingElse) {
+  const fs::path partial = folder_ / "out.partial";
+  fs::create_directories(partial);
+  std::ofstream(partial / "thesis.tex") << "x";
+  EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
+                                HasSubstr("is in the way")));
+  EXPECT_TRUE(fs::exists(partial / "thesis.tex"));
+  std::ofstream(partial / "kvasir-compress.unfinished") << "x";
+  KVASIR_ASSERT_OK(Write());
+  EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+}
+
+TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsSaidBeforeTheWork) {
+  std::ofstream(folder_ / "file") << "x";
+  options_.out = folder_ / "file" / "out";
+  EXPECT_THAT(
+      CheckArtifactOutput(*base_, options_),
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("cannot create")));
+  options_.out = folder_ / "out/";
+  KVASIR_ASSERT_OK(CheckArtifactOutput(*base_, options_));
+  std::vector<std::string> left = Left();
+  EXPECT_EQ(left, std::vector<std::string>{"file"});
+}
+
+}  // namespace
+}  // namespace kvasir::compress

@@ -1,0 +1,264 @@
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/status_matchers.h"
+#include "compress/artifact/random_checkpoint.h"
+#include "compress/artifact/safetensors_writer.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::compress {
+namespace {
+
+using ::kvasir::base::StatusIs;
+using ::nlohmann::json;
+using ::testing::HasSubstr;
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// A safetensors file taken apart by hand, without the code under test.
+struct ParsedFile {
+  json header;
+  std::string data;
+};
+
+ParsedFile Parse(const std::filesystem::path& path) {
+  const std::string file = ReadFile(path);
+  EXPECT_GE(file.size(), 8U);
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  EXPECT_EQ((8 + length) % 8, 0U);
+  return {json::parse(file.substr(8, length)), file.substr(8 + length)};
+}
+
+class CheckpointFilesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = std::filesystem::path(testing::TempDir()) /
+              (std::string("kvasir_checkpoint_") + test->name());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::vector<std::string> Files() const {
+    std::vector<std::string> names;
+    for (const auto& file : std::filesystem::directory_iterator(folder_)) {
+      names.push_back(file.path().filename());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  RandomCheckpointOptions SmallModel() const {
+    RandomCheckpointOptions options;
+    options.shape = {.name = "small",
+                     .num_layers = 2,
+                     .hidden_size = 24,
+                     .intermediate_size = 40,
+                     .num_query_heads = 4,
+                     .num_kv_heads = 2,
+                     .head_dim = 6,
+                     .vocab_size = 50,
+                     .max_position = 64,
+                     .qkv_bias = true};
+    options.out = folder_;
+    return options;
+  }
+
+  std::filesystem::path folder_;
+};
+
+bool GoOn(const RandomCheckpointProgress&) { return true; }
+
+TEST_F(CheckpointFilesTest, WriterPlacesTensorsBackToBackAfterThePaddedHeader) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::Create(
+          folder_ / "x.safetensors",
+          {{"a", StoredDtype::kF32, {2}}, {"b", StoredDtype::kBf16, {1, 3}}}));
+  const std::string bytes = "aaaaAAAAbbBBbb";
+  KVASIR_ASSERT_OK(
+      writer.Append(std::as_bytes(std::span(bytes.data(), size_t{3}))));
+  KVASIR_ASSERT_OK(writer.Append(
+      std::as_bytes(std::span(bytes.data() + 3, bytes.size() - 3))));
+  EXPECT_EQ(Files(), std::vector<std::string>{"x.safetensors.partial"});
+  KVASIR_ASSERT_OK(writer.Finish());
+  EXPECT_EQ(Files(), std::vector<std::string>{"x.safetensors"});
+
+  const ParsedFile file = Parse(folder_ / "x.safetensors");
+  EXPECT_EQ(file.data, bytes);
+  EXPECT_EQ(file.header["a"],
+            json::parse(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})"));
+  EXPECT_EQ(
+      file.header["b"],
+      json::parse(R"({"dtype":"BF16","shape":[1,3],"data_offsets":[8,14]})"));
+}
+
+TEST_F(CheckpointFilesTest, UnfinishedFileIsRemoved) {
+  {
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::Create(folder_ / "x.safetensors",
+                                  {{"a", StoredDtype::kF32, {2}}}));
+    EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                          HasSubstr("0 bytes of 8")));
+  }
+  EXPECT_TRUE(Files().empty());
+}
+
+TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
+  const std::vector<TensorEntry> entries = {{"wide", StoredDtype::kF64, {1}},
+                                            {"half", StoredDtype::kF16, {2}},
+                                            {"text", StoredDtype::kU8, {3}}};
+  int64_t room = 0;
+  for (const TensorEntry& entry : entries) {
+    room += SafetensorsWriter::HeaderBytes(entry);
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", room));
+  const std::string bytes = "wwwwwwwwhhhhttt";
+  size_t at = 0;
+  for (const TensorEntry& entry : entries) {
+    writer.Declare(entry);
+    const auto size = static_cast<size_t>(TensorBytes(entry));
+    KVASIR_ASSERT_OK(
+        writer.Append(std::as_bytes(std::span(bytes.data() + at, size))));
+    at += size;
+  }
+  KVASIR_ASSERT_OK(writer.Finish());
+  const ParsedFile file = Parse(folder_ / "x.safetensors");
+  EXPECT_EQ(file.data, bytes);
+  EXPECT_EQ(file.header["wide"],
+            json::parse(R"({"dtype":"F64","shape":[1],"data_offsets":[0,8]})"));
+  EXPECT_EQ(
+      file.header["half"],
+      json::parse(R"({"dtype":"F16","shape":[2],"data_offsets":[8,12]})"));
+  EXPECT_EQ(
+      file.header["text"],
+      json::parse(R"({"dtype":"U8","shape":[3],"data_offsets":[12,15]})"));
+}
+
+TEST_F(CheckpointFilesTest, AnOpenWriterRefusesEntriesItHasNoRoomFor) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
+  writer.Declare({"a", StoredDtype::kU8, {1}});
+  KVASIR_ASSERT_OK(writer.Append(std::as_bytes(std::span("t", size_t{1}))));
+  EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                        HasSubstr("room was left for")));
+}
+
+TEST_F(CheckpointFilesTest, AWriteThatFailsSaysWhereAndWhy) {
+  EXPECT_THAT(SafetensorsWriter::Create(folder_ / "none" / "x.safetensors", {}),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("none/x.safetensors.partial: No such")));
+}
+
+TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
+  EXPECT_EQ(ToBf16Bits(1.0F), 0x3F80);
+  EXPECT_EQ(ToBf16Bits(-2.0F), 0xC000);
+  EXPECT_EQ(ToBf16Bits(1.00390625F), 0x3F80);  // half way, even below
+  EXPECT_EQ(ToBf16Bits(1.01171875F), 0x3F82);  // half way, even above
+  EXPECT_EQ(ToBf16Bits(1.004F), 0x3F81);
+}
+
+TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
+  KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
+  const ParsedFile file = Parse(folder_ / "model.safetensors");
+  // Per layer 9 weights and 3 biases; embedding, final norm and head.
+  EXPECT_EQ(file.header.size(), 1U + 2 * 12 + 3);
+  EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.weight"]["shape"],
+            json::parse("[12,24]"));
+  EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.bias"]["shape"],
+            json::parse("[12]"));
+  EXPECT_EQ(file.header["lm_head.weight"]["shape"], json::parse("[50,24]"));
+  EXPECT_EQ(
+      file.data.size(),
+      2U * static_cast<size_t>(model::CountParameters(SmallModel().shape)));
+  const json config = json::parse(ReadFile(folder_ / "config.json"));
+  EXPECT_EQ(config["num_key_value_heads"], 2);
+  EXPECT_EQ(config["head_dim"], 6);
+  EXPECT_EQ(config["torch_dtype"], "bfloat16");
+}
+
+TEST_F(CheckpointFilesTest, InitDependsOnTheSeedAndNotOnThreads) {
+  auto written = [&](uint64_t seed, int threads) {
+    RandomCheckpointOptions options = SmallModel();
+    options.seed = seed;
+    options.threads = threads;
+    options.overwrite = true;
+    KVASIR_EXPECT_OK(WriteRandomCheckpoint(options, GoOn));
+    return ReadFile(folder_ / "model.safetensors");
+  };
+  const std::string one = written(5, 1);
+  EXPECT_EQ(one, written(5, 1));
+  EXPECT_EQ(one, written(5, 3));
+  EXPECT_NE(one, written(6, 1));
+}
+
+TEST_F(CheckpointFilesTest, ShardsHoldTheSameBytesAsOneFile) {
+  RandomCheckpointOptions options = SmallModel();
+  KVASIR_ASSERT_OK(WriteRandomCheckpoint(options, GoOn));
+  const ParsedFile whole = Parse(folder_ / "model.safetensors");
+  options.max_shard_bytes = 4000;
+  options.overwrite = true;
+  KVASIR_ASSERT_OK(WriteRandomCheckpoint(options, GoOn));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "model.safetensors"));
+
+  const json index =
+      json::parse(ReadFile(folder_ / "model.safetensors.index.json"));
+  EXPECT_EQ(index["metadata"]["total_size"], whole.data.size());
+  EXPECT_EQ(index["weight_map"].size(), whole.header.size() - 1);
+  auto bytes_of = [](const ParsedFile& file, const std::string& name) {
+    const auto& offsets = file.header[name]["data_offsets"];
+    const size_t begin = offsets[0];
+    const size_t end = offsets[1];
+    return file.data.substr(begin, end - begin);
+  };
+  for (const auto& [name, shard] : index["weight_map"].items()) {
+    const ParsedFile part = Parse(folder_ / shard.get<std::string>());
+    ASSERT_TRUE(part.header.contains(name)) << name;
+    EXPECT_EQ(bytes_of(part, name), bytes_of(whole, name)) << name;
+  }
+}
+
+TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
+  EXPECT_THAT(WriteRandomCheckpoint(
+                  SmallModel(),
+                  [](const RandomCheckpointProgress& progress) {
+                    return progress.written_bytes < progress.total_bytes / 2;
+                  }),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped")));
+  for (const std::string& name : Files()) {
+    EXPECT_THAT(name, testing::Not(HasSubstr("safetensors")));
+  }
+}
+
+TEST_F(CheckpointFilesTest, InitDoesNotReplaceWeightsUnasked) {
+  std::ofstream(folder_ / "model-00001-of-00002.safetensors") << "mine";
+  EXPECT_THAT(WriteRandomCheckpoint(SmallModel(), GoOn),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("model-00001-of-00002.safetensors")));
+  EXPECT_EQ(ReadFile(folder_ / "model-00001-of-00002.safetensors"), "mine");
+}
+
+TEST_F(CheckpointFilesTest, InitWithoutATokenizerThereIsRefused) {
+  RandomCheckpointOptions options = SmallModel();
+  options.tokenizer = folder_ / "none";
+  EXPECT_THAT(
+      WriteRandomCheckpoint(options, GoOn),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("no tokenizer.json")));
+}
+
+}  // namespace
+}  // namespace kvasir::compress

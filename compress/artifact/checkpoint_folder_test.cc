@@ -1,0 +1,235 @@
+#include "compress/artifact/checkpoint_folder.h"
+
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+
+namespace {
+
+// What the calls below fail with; 0: they do what the system's do.
+int g_exchange_errno = 0;
+int g_sync_errno = 0;
+
+}  // namespace
+
+// In place of the C library's, for what a test cannot make a system do.
+extern "C" int renameat2(int from_folder, const char* from, int to_folder,
+                         const char* to, unsigned int flags) noexcept {
+  if (g_exchange_errno == 0) {
+    return static_cast<int>(
+        ::syscall(SYS_renameat2, from_folder, from, to_folder, to, flags));
+  }
+  errno = g_exchange_errno;
+  return -1;
+}
+
+extern "C" int fsync(int descriptor) {
+  if (g_sync_errno == 0) {
+    return static_cast<int>(::syscall(SYS_fsync, descriptor));
+  }
+  errno = g_sync_errno;
+  return -1;
+}
+
+namespace kvasir::compress {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::kvasir::base::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr char kMarker[] = "kvasir-compress.unfinished";
+
+class NewFolderTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(testing::TempDir()) /
+              (std::string("kvasir_new_folder_") + test->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    out_ = folder_ / "out";
+    partial_ = folder_ / "out.partial";
+    replaced_ = folder_ / "out.partial.replaced";
+  }
+  void TearDown() override {
+    g_exchange_errno = 0;
+    g_sync_errno = 0;
+    fs::remove_all(folder_);
+  }
+
+  static void Put(const fs::path& path) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << "x";
+  }
+  // What is no more than a checkpoint; `name` tells it from others.
+  static void PutCheckpoint(const fs::path& folder, const std::string& name) {
+    for (const std::string& file :
+         {std::string("config.json"), std::string("model.safetensors"), name}) {
+      Put(folder / file);
+    }
+  }
+  static void FillAndKeep(NewFolder& folder) {
+    PutCheckpoint(folder.path(), "new");
+    KVASIR_ASSERT_OK(folder.Keep());
+  }
+  std::vector<std::string> Left() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      names.push_back(entry.path().filename());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  // A whole run, with --overwrite, puts everything right.
+  void ExpectReplaced() {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
+                                NewFolder::Create(out_, /*overwrite=*/true));
+    FillAndKeep(*folder);
+    EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+    EXPECT_TRUE(fs::exists(out_ / "new"));
+    EXPECT_FALSE(fs::exists(out_ / "old"));
+    EXPECT_FALSE(fs::exists(out_ / kMarker));
+  }
+
+  // A run over an old checkpoint ends with this, and leaves it as it was.
+  void ExpectNotReplaced(const std::string& reason) {
+    PutCheckpoint(out_, "old");
+    KVASIR_ASSERT_OK_AND_ASSIGN(auto folder,
+                                NewFolder::Create(out_, /*overwrite=*/true));
+    PutCheckpoint(folder->path(), "new");
+    EXPECT_THAT(folder->Keep(),
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(reason)));
+    folder.reset();
+    EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+    EXPECT_TRUE(fs::exists(out_ / "old"));
+    EXPECT_FALSE(fs::exists(out_ / "new"));
+  }
+
+  fs::path folder_, out_, partial_, replaced_;
+};
+
+TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {
+  for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
+    g_exchange_errno = reason;
+    fs::remove_all(out_);
+    PutCheckpoint(out_, "old");
+    ExpectReplaced();
+  }
+}
+
+TEST_F(NewFolderTest, AnExchangeThatFailsLeavesTheOldFolder) {
+  g_exchange_errno = EIO;
+  ExpectNotReplaced("cannot rename ");
+}
+
+TEST_F(NewFolderTest, WhatIsNotOnTheDiskReplacesNothing) {
+  g_sync_errno = EIO;
+  ExpectNotReplaced("to the disk: ");
+  // Where there is nothing to wait for, that is no error.
+  g_sync_errno = EINVAL;
+  ExpectReplaced();
+}
+
+TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfOneThatLives) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
+                              NewFolder::Create(out_, /*overwrite=*/true));
+  Put(first->path() / "weights");
+  EXPECT_THAT(NewFolder::Create(out_, /*overwrite=*/true),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("is being written by another run")));
+  EXPECT_TRUE(fs::exists(first->path() / "weights"));
+  first.reset();
+  EXPECT_TRUE(Left().empty());
+  KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/false));
+}
+
+TEST_F(NewFolderTest, OnlyWhatLooksLikeACheckpointIsReplaced) {
+  // Others have a config.json too.
+  Put(out_ / "config.json");
+  Put(out_ / "index.js");
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("is no checkpoint: it is not replaced")));
+  // And some have weights among them.
+  PutCheckpoint(out_, "old");
+  Put(out_ / "src" / "main.js");
+  EXPECT_THAT(
+      NewFolder::Check(out_, /*overwrite=*/true),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("not replaced")));
+  EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
+  fs::remove_all(out_ / "src");
+  KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
+  // A link is not a folder of ours, whatever it leads to.
+  fs::rename(out_, folder_ / "elsewhere");
+  fs::create_directory_symlink("elsewhere", out_);
+  EXPECT_THAT(
+      NewFolder::Check(out_, /*overwrite=*/true),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("not replaced")));
+  EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
+}
+
+TEST_F(NewFolderTest, WhatCameThereSinceIsNotReplacedUnasked) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
+                              NewFolder::Create(out_, /*overwrite=*/false));
+  PutCheckpoint(out_, "old");
+  PutCheckpoint(folder->path(), "new");
+  EXPECT_THAT(folder->Keep(), StatusIs(absl::StatusCode::kAlreadyExists,
+                                       HasSubstr("exists; --overwrite")));
+  EXPECT_TRUE(fs::exists(out_ / "old"));
+}
+
+TEST_F(NewFolderTest, AnInputIsNeverReplacedNorWhatHoldsIt) {
+  const std::array<fs::path, 2> inputs = {folder_ / "other",
+                                          out_ / "base" / "model"};
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("holds the input")));
+  // A folder whose name only begins in the same way is another one.
+  KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
+  PutCheckpoint(folder_ / "other", "old");
+  EXPECT_THAT(
+      NewFolder::Check(folder_ / "other/", /*overwrite=*/true, inputs),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
+}
+
+TEST_F(NewFolderTest, KilledAfterTheExchangeTheOldFolderIsRemovedByTheNextRun) {
+  PutCheckpoint(out_, "old");
+  Put(out_ / kMarker);
+  PutCheckpoint(partial_, "older");
+  ExpectReplaced();
+}
+
+TEST_F(NewFolderTest, KilledBetweenTwoNamesTheOldFolderGetsItsOwnBack) {
+  PutCheckpoint(replaced_, "old");
+  PutCheckpoint(partial_, "half");
+  Put(partial_ / kMarker);
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/false),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("exists; --overwrite")));
+  EXPECT_EQ(Left(), std::vector<std::string>{"out"});
+  EXPECT_TRUE(fs::exists(out_ / "old"));
+  ExpectReplaced();
+}
+
+TEST_F(NewFolderTest, AFolderThatNoRunLeftIsInTheWay) {
+  PutCheckpoint(out_, "old");
+  PutCheckpoint(replaced_, "mine");
+  EXPECT_THAT(
+      NewFolder::Check(out_, /*overwrite=*/true),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
+  EXPECT_TRUE(fs::exists(replaced_ / "mine"));
+}
+
+}  // namespace
+}  // namespace kvasir::compress

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+
+#include "absl/status/status.h"
+#include "compress/artifact/safetensors_writer.h"
+#include "model/shapes/shapes.h"
+
+namespace kvasir::compress {
+
+// Writes config.json and generation_config.json into the folder.
+absl::Status WriteHfConfig(const std::filesystem::path& folder,
+                           const model::ModelShape& shape, StoredDtype dtype);
+
+// Copies tokenizer.json and, where there are any, the other tokenizer files.
+// NotFound when `from` has no tokenizer.json.
+absl::Status CopyTokenizer(const std::filesystem::path& from,
+                           const std::filesystem::path& to);
+
+}  // namespace kvasir::compress

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "compress/artifact/safetensors_writer.h"
+#include "model/shapes/shapes.h"
+
+namespace kvasir::compress {
+
+struct RandomCheckpointOptions {
+  model::ModelShape shape;
+  uint64_t seed = 1;
+  StoredDtype dtype = StoredDtype::kBf16;
+  std::filesystem::path out;
+  // Folder whose tokenizer files are copied; none: the checkpoint has none.
+  std::optional<std::filesystem::path> tokenizer;
+  // Weights above this go into several files with an index.
+  int64_t max_shard_bytes = int64_t{4} << 30;
+  int threads = 1;
+  // Without it a folder that holds weights is refused.
+  bool overwrite = false;
+};
+
+struct RandomCheckpointProgress {
+  int64_t written_bytes = 0;
+  int64_t total_bytes = 0;
+};
+
+// Writes a checkpoint of random weights, streaming: memory stays at a few MB
+// whatever the model. The weights are a function of shape and seed alone, the
+// same that model/checkpoint/random_weights.h makes in memory. The file that
+// makes the folder a checkpoint (model.safetensors, or the index) appears last.
+// `on_progress` stops the writing by returning false.
+// Errors: InvalidArgument for the shape; AlreadyExists; NotFound without a
+//   tokenizer.json; Cancelled when stopped; Unavailable with the path.
+absl::Status WriteRandomCheckpoint(
+    const RandomCheckpointOptions& options,
+    const std::function<bool(const RandomCheckpointProgress&)>& on_progress);
+
+}  // namespace kvasir::compress

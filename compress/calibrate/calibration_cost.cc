@@ -1,0 +1,165 @@
+#include "compress/calibrate/calibration_cost.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "absl/time/clock.h"
+#include "compress/calibrate/head_loss.h"
+#include "compress/oracle/attention_core.h"
+#include "compress/runtime/cpu_setup.h"
+#include "compress/runtime/for_each_index.h"
+
+namespace kvasir::compress {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+
+// An allowance for norms and activations beside the products, and for threads
+// that wait for one another; not fitted to any machine.
+constexpr double kOverhead = 1.35;
+// A float64 product takes twice as long.
+constexpr double kDoubleCost = 2.0;
+
+// Weights of a layer's products.
+double LayerWeights(const model::DecoderSpec& spec) {
+  const double m = static_cast<double>(spec.hidden_size);
+  const double q = static_cast<double>(spec.num_heads * spec.head_dim);
+  const double kv = static_cast<double>(spec.num_kv_heads * spec.head_dim);
+  const double f = static_cast<double>(spec.intermediate_size);
+  const auto matrices = static_cast<double>(model::MlpMatrices(spec.mlp));
+  return m * (2 * q + 2 * kv + matrices * f);
+}
+
+// Numbers that a layer makes of one sequence, but for scores.
+int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
+  const int64_t q = spec.num_heads * spec.head_dim;
+  const int64_t kv = spec.num_kv_heads * spec.head_dim;
+  return tokens *
+         (8 * spec.hidden_size + 4 * q + 4 * kv + 5 * spec.intermediate_size);
+}
+
+// Numbers that a layer makes of one sequence and keeps for its way back.
+int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
+  // Scores of each block of queries against the keys before its end, and their
+  // softmax.
+  int64_t scores = 0;
+  for (int64_t begin = 0; begin < tokens; begin += kQueryBlockTokens) {
+    const int64_t end = std::min(begin + kQueryBlockTokens, tokens);
+    scores += 2 * spec.num_heads * (end - begin) * end;
+  }
+  return RowNumbers(spec, tokens) + scores;
+}
+
+int64_t StoredBytes(const model::Checkpoint& checkpoint) {
+  int64_t bytes = 0;
+  for (const auto& [name, entry] : checkpoint.tensors().entries()) {
+    bytes += static_cast<int64_t>(entry.info->size_bytes);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
+                                  const CalibrationSample& sample,
+                                  const CalibrateOptions& options) {
+  const model::DecoderSpec& spec = checkpoint.spec();
+  const bool fisher = options.parts.fisher;
+  const int64_t tokens = sample.sequence_tokens;
+  const int64_t batch =
+      std::min(options.sequences_at_a_time(), sample.num_sequences());
+  const auto layer_bytes =
+      static_cast<int64_t>(LayerWeights(spec)) * kFloatBytes;
+  const int64_t hidden_bytes = tokens * spec.hidden_size * kFloatBytes;
+  const int64_t kv_bytes =
+      2 * spec.num_kv_heads * spec.head_dim * spec.hidden_size * kFloatBytes;
+
+  CalibrationCost cost;
+  cost.sum_bytes = SumBytes(spec, options.parts);
+  if (fisher) {
+    cost.model_bytes = StoredBytes(checkpoint);
+    // Gradients pass through as many numbers as were saved, some at a time.
+    const int64_t layer =
+        layer_bytes +
+        batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 + kv_bytes);
+    // Before them the head, for the sequences of all threads.
+    const int64_t head =
+        std::min<int64_t>(batch, options.threads) *
+        (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size) +
+         3 * hidden_bytes);
+    // What threads free in blocks below 32 MiB stays in arenas of theirs, cut
+    // up by what outlives it: about a layer's rows again. Measured with 512 and
+    // 1024 tokens in a sequence; without arenas (MALLOC_MMAP_THRESHOLD_) what
+    // is above was enough.
+    const int64_t arenas =
+        batch * RowNumbers(spec, tokens) * kFloatBytes * 3 / 2;
+    cost.workspace_bytes = std::max(layer, head) + arenas;
+    cost.micro_batch_bytes = batch * (spec.num_layers() + 1) * hidden_bytes;
+  } else {
+    cost.model_bytes = layer_bytes;
+    cost.workspace_bytes =
+        batch * SavedNumbers(spec, std::min(tokens, kQueryBlockTokens)) *
+        kFloatBytes * tokens / std::min(tokens, kQueryBlockTokens);
+    cost.micro_batch_bytes = sample.num_sequences() * hidden_bytes;
+  }
+
+  const auto total = static_cast<double>(sample.num_tokens());
+  const double attention =
+      2.0 * static_cast<double>(tokens * spec.num_heads * spec.head_dim);
+  const double layers = static_cast<double>(spec.num_layers());
+  cost.forward_operations =
+      total * layers * (2.0 * LayerWeights(spec) + attention);
+  if (fisher) {
+    // The layers again and their way back; the head there and back.
+    const double m = static_cast<double>(spec.hidden_size);
+    cost.fisher_operations =
+        2.0 * cost.forward_operations +
+        total * layers * (attention + static_cast<double>(kv_bytes) / 2.0) +
+        total * 4.0 * static_cast<double>(spec.vocab_size) * m;
+  }
+  // The upper half.
+  const double m = static_cast<double>(spec.hidden_size);
+  cost.gram_operations = total * layers * m * m * 1.25;
+  return cost;
+}
+
+double MeasureOperationsPerSecond(int threads, at::Device device) {
+  constexpr int64_t kRows = 512;
+  constexpr int64_t kDepth = 1024;
+  const at::NoGradGuard no_grad;
+  const ScopedBlasThreads blas_threads(1);
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const at::Tensor left = at::ones({kRows, kDepth}, options);
+  const at::Tensor right = at::ones({kDepth, kDepth}, options);
+  double best = 0.0;
+  // The first round warms up.
+  for (int round = 0; round < 4; ++round) {
+    const absl::Time start = absl::Now();
+    ForEachIndex(threads, threads, [&](int64_t) {
+      const at::NoGradGuard no_grad_here;
+      const at::Tensor product = at::mm(left, right);
+      // A GPU has done it when a number of it is there.
+      if (!device.is_cpu()) product[0][0].item<float>();
+    });
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    const double operations = 2.0 * static_cast<double>(kRows * kDepth) *
+                              static_cast<double>(kDepth * threads);
+    best = std::max(best, operations / std::max(seconds, 1e-6));
+  }
+  return best;
+}
+
+CalibrationTime TimeOfCalibration(const CalibrationCost& cost,
+                                  double operations_per_second) {
+  auto seconds = [&](double operations) {
+    return absl::Seconds(kOverhead * operations / operations_per_second);
+  };
+  CalibrationTime time;
+  time.fisher = seconds(cost.fisher_operations);
+  time.total = time.fisher + seconds(cost.forward_operations +
+                                     kDoubleCost * cost.gram_operations);
+  return time;
+}
+
+}  // namespace kvasir::compress

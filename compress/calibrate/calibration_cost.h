@@ -1,0 +1,46 @@
+// What a calibration will take, told before it begins.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "compress/calibrate/calibrate.h"
+#include "model/checkpoint/checkpoint.h"
+
+namespace kvasir::compress {
+
+// At most, but for small change.
+struct CalibrationCost {
+  int64_t model_bytes = 0;        // weights that are held: all, or one layer
+  int64_t workspace_bytes = 0;    // one layer, for all sequences of a batch,
+                                  // or the head, where that takes more; and
+                                  // what the allocator keeps of it
+  int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without Fisher,
+                                  // hidden states of all tokens
+  int64_t sum_bytes = 0;          // Grams and squares of all layers
+  double forward_operations = 0;  // multiplications and additions, float32
+  double fisher_operations = 0;   // what Fisher adds
+  double gram_operations = 0;     // float64
+
+  int64_t peak_bytes() const {
+    return model_bytes + workspace_bytes + micro_batch_bytes + sum_bytes;
+  }
+};
+
+CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
+                                  const CalibrationSample& sample,
+                                  const CalibrateOptions& options);
+
+// Float32 products per second over `threads` threads, by doing some: a tenth
+// of a second.
+double MeasureOperationsPerSecond(int threads, at::Device device = at::kCPU);
+
+struct CalibrationTime {
+  absl::Duration total;
+  absl::Duration fisher;
+};
+CalibrationTime TimeOfCalibration(const CalibrationCost& cost,
+                                  double operations_per_second);
+
+}  // namespace kvasir::compress

@@ -1,0 +1,71 @@
+#include "compress/calibrate/calibration_sample.h"
+
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/philox.h"
+
+namespace kvasir::compress {
+namespace {
+
+// Draw `index` in [0, limit). The multiply-shift bias is below 2^-20 for any
+// text of under 2^43 tokens.
+int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
+  const base::PhiloxCounter bits =
+      base::Philox4x32(base::PhiloxKeyFromSeed(seed),
+                       base::PhiloxCounterOf(static_cast<uint64_t>(index), 0));
+  const uint64_t wide = (uint64_t{bits[1]} << 32) | bits[0];
+  return static_cast<int64_t>(static_cast<uint64_t>(
+      (static_cast<unsigned __int128>(wide) * static_cast<uint64_t>(limit)) >>
+      64));
+}
+
+}  // namespace
+
+absl::StatusOr<CalibrationSample> SampleCalibration(
+    const TokenStream& text, const SampleOptions& options, int64_t vocab_size) {
+  const int64_t length = options.sequence_tokens;
+  // A loss needs a next token.
+  if (length < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sequences of ", length, " tokens, want at least 2"));
+  }
+  const int64_t count = options.tokens / length;
+  if (count < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.tokens, " calibration tokens hold no sequence of ",
+                     length, " tokens"));
+  }
+  const auto have = static_cast<int64_t>(text.ids.size());
+  const int64_t windows = have / length;
+  if (windows < count) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the calibration text is too short: it has ", have, " tokens, want ",
+        count * length, " (", count, " sequences of ", length, ")"));
+  }
+  for (int64_t i = 0; i < have; ++i) {
+    const int32_t id = text.ids[static_cast<size_t>(i)];
+    if (id < 0 || id >= vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "calibration token ", i, " is ", id, ", the model's vocabulary has ",
+          vocab_size, ": is the tokenizer another model's?"));
+    }
+  }
+
+  const int64_t phase = Draw(options.seed, 0, have - windows * length + 1);
+  std::vector<int64_t> order(static_cast<size_t>(windows));
+  std::iota(order.begin(), order.end(), 0);
+  CalibrationSample sample;
+  sample.sequence_tokens = length;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t other = i + Draw(options.seed, i + 1, windows - i);
+    std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(other)]);
+    const auto begin =
+        text.ids.begin() + phase + order[static_cast<size_t>(i)] * length;
+    sample.sequences.emplace_back(begin, begin + length);
+  }
+  return sample;
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,290 @@
+#include "compress/calibrate/calibration_sums.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "compress/runtime/cpu_setup.h"
+#include "compress/runtime/for_each_index.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::compress {
+namespace {
+
+// Rows and columns of a block of a Gram matrix: large enough for a fast
+// product, small enough to leave out most of the lower half.
+constexpr int64_t kGramBlock = 512;
+
+constexpr char kStateKind[] = "calibration state";
+constexpr char kCalibrationKind[] = "calibration";
+
+at::Tensor Zeros(at::IntArrayRef shape, at::ScalarType type) {
+  return at::zeros(shape, at::TensorOptions().dtype(type));
+}
+
+// The lower blocks from the upper ones.
+at::Tensor Mirrored(const at::Tensor& gram) {
+  return at::triu(gram) + at::triu(gram, 1).t();
+}
+
+// Of LayerSums, const or not.
+template <typename Visit>
+void VisitTensors(auto& layer, const Visit& visit) requires requires {
+  layer.key_squares;
+}
+{
+  visit("input_gram", layer.input_gram);
+  visit("input_sum", layer.input_sum);
+  visit("query_squares", layer.query_squares);
+  visit("key_squares", layer.key_squares);
+  visit("value_squares", layer.value_squares);
+  visit("rotated_key_gram", layer.rotated_key_gram);
+  visit("rotated_key_sum", layer.rotated_key_sum);
+}
+
+// Of LayerCalibration, const or not.
+template <typename Visit>
+void VisitTensors(auto& layer, const Visit& visit) requires requires {
+  layer.key_fisher;
+}
+{
+  visit("input_gram", layer.input_gram);
+  visit("input_sum", layer.input_sum);
+  visit("query_energy", layer.query_energy);
+  visit("key_fisher", layer.key_fisher);
+  visit("value_fisher", layer.value_fisher);
+  visit("key_fisher_root", layer.key_fisher_root);
+  visit("value_fisher_root", layer.value_fisher_root);
+  visit("rotated_key_gram", layer.rotated_key_gram);
+  visit("rotated_key_sum", layer.rotated_key_sum);
+}
+
+template <typename Layers>
+void PutLayers(Layers& layers, TensorFile& file) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    VisitTensors(layers[l], [&](const char* name, const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        file.tensors[absl::StrCat("layers.", l, ".", name)] = tensor.cpu();
+      }
+    });
+  }
+}
+
+template <typename Layers>
+void TakeLayers(const TensorFile& file, Layers& layers) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    VisitTensors(layers[l], [&](const char* name, at::Tensor& tensor) {
+      const auto found =
+          file.tensors.find(absl::StrCat("layers.", l, ".", name));
+      if (found != file.tensors.end()) tensor = found->second;
+    });
+  }
+}
+
+// The file's text, if it is of this kind and id.
+std::optional<nlohmann::json> TextOf(const TensorFile& file,
+                                     std::string_view kind,
+                                     const std::string& id) {
+  nlohmann::json text = nlohmann::json::parse(file.text, nullptr, false);
+  if (!text.is_object() || text.value("kind", "") != kind ||
+      text.value("id", "") != id) {
+    return std::nullopt;
+  }
+  return text;
+}
+
+struct FisherRows {
+  at::Tensor sum;
+  at::Tensor root;
+};
+
+FisherRows RowsOf(const at::Tensor& squares, int64_t num_sequences) {
+  const at::Tensor mean =
+      squares.to(at::kDouble) / static_cast<double>(num_sequences);
+  return {mean.sum(1), mean.sqrt().sum(1)};
+}
+
+}  // namespace
+
+LayerSums ZeroSums(const model::DecoderSpec& spec,
+                   const CalibrationParts& parts) {
+  const int64_t m = spec.hidden_size;
+  const int64_t kv = spec.num_kv_heads * spec.head_dim;
+  LayerSums sums;
+  sums.input_gram = Zeros({m, m}, at::kDouble);
+  sums.input_sum = Zeros({m}, at::kDouble);
+  sums.query_squares = Zeros({spec.num_heads, spec.head_dim}, at::kDouble);
+  if (parts.fisher) {
+    sums.key_squares = Zeros({kv, m}, at::kFloat);
+    sums.value_squares = Zeros({kv, m}, at::kFloat);
+  }
+  if (parts.rotated_keys) {
+    sums.rotated_key_gram = Zeros({kv, kv}, at::kDouble);
+    sums.rotated_key_sum = Zeros({kv}, at::kDouble);
+  }
+  return sums;
+}
+
+int64_t SumBytes(const model::DecoderSpec& spec,
+                 const CalibrationParts& parts) {
+  const int64_t m = spec.hidden_size;
+  const int64_t kv = spec.num_kv_heads * spec.head_dim;
+  int64_t bytes = 8 * (m * m + m + spec.num_heads * spec.head_dim);
+  if (parts.fisher) bytes += 4 * 2 * kv * m;
+  if (parts.rotated_keys) bytes += 8 * (kv * kv + kv);
+  return bytes * spec.num_layers();
+}
+
+void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor wide = rows.to(at::kDouble);
+  const int64_t width = wide.size(1);
+  const int64_t blocks = (width + kGramBlock - 1) / kGramBlock;
+  struct Block {
+    int64_t row;
+    int64_t column;
+  };
+  std::vector<Block> upper;
+  for (int64_t row = 0; row < blocks; ++row) {
+    for (int64_t column = row; column < blocks; ++column) {
+      upper.push_back({row * kGramBlock, column * kGramBlock});
+    }
+  }
+  // The blocks are what threads share.
+  const ScopedBlasThreads blas_threads(1);
+  ForEachIndex(static_cast<int64_t>(upper.size()), threads, [&](int64_t i) {
+    const at::NoGradGuard no_grad_here;
+    const Block& block = upper[static_cast<size_t>(i)];
+    const int64_t row_end = std::min(block.row + kGramBlock, width);
+    const int64_t column_end = std::min(block.column + kGramBlock, width);
+    gram.slice(0, block.row, row_end)
+        .slice(1, block.column, column_end)
+        .addmm_(wide.slice(1, block.row, row_end).t(),
+                wide.slice(1, block.column, column_end));
+  });
+}
+
+void MoveSums(at::Device device, CalibrationState& state) {
+  for (LayerSums& layer : state.layers) {
+    VisitTensors(layer, [&](const char*, at::Tensor& tensor) {
+      if (tensor.defined()) tensor = tensor.to(device);
+    });
+  }
+}
+
+TensorFile StateToFile(const CalibrationState& state, const std::string& id) {
+  TensorFile file;
+  file.text = nlohmann::json({{"kind", kStateKind},
+                              {"id", id},
+                              {"layer", state.layer},
+                              {"sequence", state.sequence}})
+                  .dump();
+  PutLayers(state.layers, file);
+  if (state.hidden.defined()) file.tensors["hidden"] = state.hidden;
+  // As a tensor, which keeps every bit.
+  file.tensors["loss_sum"] = at::full({1}, state.loss_sum, at::kDouble);
+  return file;
+}
+
+absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
+                                               const std::string& id,
+                                               const model::DecoderSpec& spec,
+                                               const CalibrationParts& parts) {
+  const std::optional<nlohmann::json> text = TextOf(file, kStateKind, id);
+  const auto loss = file.tensors.find("loss_sum");
+  if (!text || loss == file.tensors.end() || loss->second.numel() != 1) {
+    return absl::DataLossError("it is no state of this calibration");
+  }
+  CalibrationState state;
+  state.layer = text->value("layer", int64_t{0});
+  state.sequence = text->value("sequence", int64_t{0});
+  state.loss_sum = loss->second.item<double>();
+  state.layers.resize(static_cast<size_t>(spec.num_layers()));
+  TakeLayers(file, state.layers);
+  const auto hidden = file.tensors.find("hidden");
+  if (hidden != file.tensors.end()) state.hidden = hidden->second;
+  bool whole = state.hidden.defined() != parts.fisher;
+  const LayerSums want = ZeroSums(spec, parts);
+  for (LayerSums& layer : state.layers) {
+    whole = whole && layer.input_gram.defined() &&
+            layer.input_gram.sizes() == want.input_gram.sizes() &&
+            layer.key_squares.defined() == parts.fisher &&
+            layer.rotated_key_gram.defined() == parts.rotated_keys;
+  }
+  if (!whole) return absl::DataLossError("it is the state of another model");
+  return state;
+}
+
+absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
+                                              const std::string& id,
+                                              int64_t num_sequences,
+                                              int64_t sequence_tokens) {
+  Calibration result;
+  result.id = id;
+  result.num_sequences = num_sequences;
+  result.num_tokens = num_sequences * sequence_tokens;
+  for (size_t l = 0; l < state.layers.size(); ++l) {
+    LayerSums& sums = state.layers[l];
+    LayerCalibration layer;
+    layer.input_gram = Mirrored(sums.input_gram);
+    layer.input_sum = sums.input_sum;
+    layer.query_energy =
+        sums.query_squares / static_cast<double>(result.num_tokens);
+    if (sums.key_squares.defined()) {
+      const FisherRows key = RowsOf(sums.key_squares, num_sequences);
+      const FisherRows value = RowsOf(sums.value_squares, num_sequences);
+      layer.key_fisher = key.sum;
+      layer.key_fisher_root = key.root;
+      layer.value_fisher = value.sum;
+      layer.value_fisher_root = value.root;
+    }
+    if (sums.rotated_key_gram.defined()) {
+      layer.rotated_key_gram = Mirrored(sums.rotated_key_gram);
+      layer.rotated_key_sum = sums.rotated_key_sum;
+    }
+    sums = LayerSums();  // one Gram less in memory
+    bool finite = true;
+    VisitTensors(layer, [&](const char*, const at::Tensor& tensor) {
+      if (tensor.defined()) {
+        finite = finite && at::isfinite(tensor).all().item<bool>();
+      }
+    });
+    if (!finite) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", l, ": what calibration measured there is not finite: ",
+          "weights of this layer, or of one before it, are NaN or too large"));
+    }
+    result.layers.push_back(std::move(layer));
+  }
+  return result;
+}
+
+TensorFile CalibrationToFile(const Calibration& calibration) {
+  TensorFile file;
+  file.text = nlohmann::json({{"kind", kCalibrationKind},
+                              {"id", calibration.id},
+                              {"num_tokens", calibration.num_tokens},
+                              {"num_sequences", calibration.num_sequences},
+                              {"num_layers", calibration.layers.size()}})
+                  .dump();
+  PutLayers(calibration.layers, file);
+  return file;
+}
+
+absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
+                                                const std::string& id) {
+  const std::optional<nlohmann::json> text = TextOf(file, kCalibrationKind, id);
+  if (!text) return absl::DataLossError("it is no calibration of this id");
+  Calibration calibration;
+  calibration.id = id;
+  calibration.num_tokens = text->value("num_tokens", int64_t{0});
+  calibration.num_sequences = text->value("num_sequences", int64_t{0});
+  calibration.layers.resize(text->value("num_layers", size_t{0}));
+  TakeLayers(file, calibration.layers);
+  return calibration;
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace kvasir::compress {
+
+// A text as token ids, with the length of the text they came from.
+struct TokenStream {
+  std::vector<int32_t> ids;
+  int64_t text_bytes = 0;
+};
+
+// Reads and encodes a text of any length, on up to `threads` threads. No
+// special tokens are added, and none are read from the text.
+// NotFound with the path; InvalidArgument for what is no regular file; what
+// Tokenizer::Encode refuses.
+absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
+                                       const model::Tokenizer& tokenizer,
+                                       int threads);
+
+// The token that the tokenizer puts before a text, if any.
+absl::StatusOr<std::optional<int32_t>> StartToken(
+    const model::Tokenizer& tokenizer);
+
+// Where a text may be cut without changing its tokens: begins of lines that do
+// not begin with white space, about `piece_bytes` apart, the first 0. (Every
+// split pattern in use ends a word at a line end.)
+std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes);
+
+}  // namespace kvasir::compress

@@ -1,0 +1,60 @@
+// Caches that no plan expresses, or that need none, as bars to be measured
+// against: keys and values of the uncompressed model, quantized or cut. By
+// name:
+//
+//   per-token:k4,v4          b bits per token and head, 16: whole bf16 numbers;
+//                            one side may be left out (16)
+//   kivi:2,group=32,residual=128
+//                            keys per channel in blocks of `group` tokens,
+//                            values per token in runs of `group` channels; the
+//                            `residual` tokens nearest to the query exact
+//   per-channel:k3.pre       keys per channel in ranges of a calibration text,
+//                            before (pre) or after (post) their rotation; ",v4"
+//                            for values per token
+//   think:0.5,4              per head and sequence, the share of key channels
+//                            with the greatest |q| |k| over the window, 4 bits
+//                            per token; ",v4" for values
+//   low-rank:160/1024        keys before their rotation, of that share of the
+//                            width, by the SVD of the window; numbers exact
+//
+// All quantize by the rule of fake_quant.h with float16 parameters. `think` and
+// `low-rank` look at the whole window, as at a prompt: later tokens of it help
+// earlier ones, in their favour.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "compress/evaluate/evaluate.h"
+#include "compress/oracle/layer_forward.h"
+#include "compress/oracle/reference_decoder.h"
+
+namespace kvasir::compress {
+
+// Owns: the transform. `candidate.transform` points to it.
+struct Baseline {
+  std::unique_ptr<CacheTransform> transform;
+  Candidate candidate;
+};
+
+// Whether `name` begins as a baseline's does ("kivi:...").
+bool IsBaselineName(const std::string& name);
+
+struct BaselineRequest {
+  std::string name;
+  // Uncompressed; outlives the baseline.
+  const ReferenceDecoder* decoder = nullptr;
+  // For per-channel: token ids [B, T] of a calibration text.
+  at::Tensor calibration_ids;
+};
+
+// Bytes per token are those of codes and parameters, without padding of pages.
+// Errors: InvalidArgument for a name that is none, or numbers out of range,
+//   with what is wanted; FailedPrecondition for a calibration that is missing.
+absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request);
+
+}  // namespace kvasir::compress

@@ -1,0 +1,242 @@
+#include "compress/evaluate/baselines.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "compress/oracle/cache_shape.h"
+#include "compress/testing/test_decoder.h"
+#include "gmock/gmock.h"
+#include "plan/plan.h"
+
+namespace kvasir::compress {
+namespace {
+
+using ::kvasir::base::IsOk;
+using ::kvasir::base::StatusIs;
+using ::testing::HasSubstr;
+
+at::Tensor Ids(int64_t length, int64_t seed = 0) {
+  return ((at::arange(length) * (7 + seed) + seed) % 31).unsqueeze(0);
+}
+
+class BaselinesTest : public testing::Test {
+ protected:
+  Baseline Make(const std::string& name) {
+    auto baseline = MakeBaseline(
+        {.name = name, .decoder = &decoder_, .calibration_ids = Ids(40)});
+    EXPECT_THAT(baseline, IsOk());
+    return *std::move(baseline);
+  }
+  at::Tensor Logits(const CacheTransform* transform) {
+    auto logits = decoder_.Logits(Ids(40), {.transform = transform});
+    EXPECT_THAT(logits, IsOk());
+    return *std::move(logits);
+  }
+  static double Difference(const at::Tensor& a, const at::Tensor& b) {
+    return (a - b).abs().max().item<double>();
+  }
+
+  ReferenceDecoder decoder_ = TestDecoder();
+  at::Tensor key_ = at::randn({1, 20, 2, 8});
+  at::Tensor query_ = at::randn({1, 20, 4, 8});
+};
+
+TEST_F(BaselinesTest, PerTokenIsThePlanThatSaysSo) {
+  kvasir::v1::KvPlan plan =
+      cache::FullRankPlan(CacheShapeOf(TestSpec()), kvasir::v1::BF16);
+  for (auto& layer : *plan.mutable_layers()) {
+    int bits = 4;
+    for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {
+      kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+      codec->mutable_bits()->add_schedule(static_cast<uint32_t>(bits));
+      codec->mutable_per_token();
+      codec->set_param_dtype(kvasir::v1::F16);
+      bits = 3;
+    }
+  }
+  const ReferenceDecoder planned = TestDecoder(1, plan);
+  const auto want = planned.Logits(Ids(40));
+  ASSERT_THAT(want, IsOk());
+  const Baseline baseline = Make("per-token:k4,v3");
+  EXPECT_LT(Difference(Logits(baseline.transform.get()), *want), 1e-5);
+  const auto candidate = MakeCandidate("planned", planned);
+  ASSERT_THAT(candidate, IsOk());
+  EXPECT_EQ(baseline.candidate.kv_payload_bytes_per_token,
+            candidate->kv_payload_bytes_per_token);
+}
+
+TEST_F(BaselinesTest, SixteenBitsChangeNothing) {
+  const at::Tensor exact = Logits(nullptr);
+  for (const char* name : {"per-token:k16,v16", "per-token:k16", "think:1,16",
+                           "low-rank:16/16", "kivi:2,group=8,residual=40"}) {
+    EXPECT_LT(Difference(Logits(Make(name).transform.get()), exact), 1e-4)
+        << name;
+  }
+  EXPECT_EQ(Make("per-token:k16").candidate.kv_bytes_per_token, 128.0);
+}
+
+// The keys of a block share a range per channel; the tail is exact.
+TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
+  const Baseline kivi = Make("kivi:2,group=8,residual=8");
+  const auto seen = kivi.transform->RotatedKey(0, key_, query_);
+  ASSERT_THAT(seen, IsOk());
+  EXPECT_EQ(seen->exact_window, 8);
+  kvasir::v1::Codec plan;
+  plan.mutable_bits()->add_schedule(2);
+  plan.mutable_per_token();
+  plan.set_param_dtype(kvasir::v1::F16);
+  const auto codec = MakeLatentCodec(plan, 8);
+  ASSERT_THAT(codec, IsOk());
+  for (int64_t block = 0; block < 2; ++block) {
+    for (int64_t head = 0; head < 2; ++head) {
+      for (int64_t channel = 0; channel < 8; ++channel) {
+        const auto numbers = [&](const at::Tensor& keys) {
+          return keys[0]
+              .slice(0, 8 * block, 8 * block + 8)
+              .select(1, head)
+              .select(1, channel)
+              .contiguous();
+        };
+        const auto coded = CodeLatent(*codec, numbers(key_));
+        ASSERT_THAT(coded, IsOk());
+        EXPECT_TRUE(at::equal(coded->values, numbers(seen->values)));
+      }
+    }
+  }
+  EXPECT_TRUE(at::equal(seen->values.slice(1, 16), key_.slice(1, 16)));
+}
+
+TEST_F(BaselinesTest, KivisQueriesDoNotSeeTheBlocksOfLaterTokens) {
+  const Baseline kivi = Make("kivi:1,group=8,residual=8");
+  const auto whole =
+      decoder_.Logits(Ids(40), {.transform = kivi.transform.get()});
+  ASSERT_THAT(whole, IsOk());
+  for (const int64_t length : {3, 8, 15, 16, 17, 33}) {
+    const auto part = decoder_.Logits(Ids(40).slice(1, 0, length),
+                                      {.transform = kivi.transform.get()});
+    ASSERT_THAT(part, IsOk());
+    EXPECT_LT(Difference(whole->slice(1, 0, length), *part), 1e-4) << length;
+  }
+  EXPECT_GT(Difference(*whole, Logits(nullptr)), 1e-2);
+}
+
+TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
+  for (const char* name : {"per-channel:k8.pre", "per-channel:k8.post"}) {
+    const Baseline baseline = Make(name);
+    const at::Tensor exact = Logits(nullptr);
+    EXPECT_LT(Difference(Logits(baseline.transform.get()), exact), 0.1) << name;
+    EXPECT_GT(Difference(Logits(baseline.transform.get()), exact), 0.0) << name;
+    // Later layers see other keys than those of the uncompressed model, but
+    // hardly any is outside.
+    ClampCount count;
+    const LayerHooks hooks = {.transform = baseline.transform.get(),
+                              .clamp_count = &count};
+    ASSERT_THAT(decoder_.Logits(Ids(40), hooks), IsOk());
+    EXPECT_EQ(count.codes, 2 * 40 * 16);
+    EXPECT_LT(static_cast<double>(count.clamped),
+              0.02 * static_cast<double>(count.codes));
+    const int64_t before = count.clamped;
+    ASSERT_THAT(decoder_.Logits(Ids(40, 5), hooks), IsOk());
+    EXPECT_GT(count.clamped, before) << name;
+  }
+  EXPECT_THAT(MakeBaseline({.name = "per-channel:k3.pre", .decoder = &decoder_})
+                  .status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("calibration text")));
+}
+
+TEST_F(BaselinesTest, ThinkKeepsTheChannelsThatScoresLeanOn) {
+  const auto seen = Make("think:0.5,16").transform->RotatedKey(0, key_, query_);
+  ASSERT_THAT(seen, IsOk());
+  for (int64_t head = 0; head < 2; ++head) {
+    std::vector<std::pair<double, int64_t>> scores;
+    for (int64_t c = 0; c < 8; ++c) {
+      double score = 0.0;
+      for (int64_t q = 2 * head; q < 2 * head + 2; ++q) {
+        score += (query_[0].select(1, q).select(1, c).norm() *
+                  key_[0].select(1, head).select(1, c).norm())
+                     .item<double>();
+      }
+      scores.emplace_back(-score, c);
+    }
+    std::sort(scores.begin(), scores.end());
+    for (size_t i = 0; i < scores.size(); ++i) {
+      const auto channel = [&](const at::Tensor& keys) {
+        return keys[0].select(1, head).select(1, scores[i].second);
+      };
+      const at::Tensor want =
+          i < 4 ? channel(key_) : at::zeros_like(channel(key_));
+      EXPECT_TRUE(at::equal(channel(seen->values), want));
+    }
+  }
+}
+
+TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
+  const auto have = Make("low-rank:5/16").transform->Key(0, key_);
+  ASSERT_THAT(have, IsOk());
+  const at::Tensor singular =
+      at::linalg_svdvals(key_.reshape({20, 16}).to(at::kDouble));
+  const double lost = singular.slice(0, 5).norm().item<double>();
+  EXPECT_NEAR((have->values - key_).norm().item<double>(), lost, 1e-4 * lost);
+}
+
+TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
+  // Two layers; 2 heads of 8 channels, 16 in all, on each side.
+  const auto bytes = [&](const char* name) {
+    return Make(name).candidate.kv_payload_bytes_per_token;
+  };
+  const auto fixed = [&](const char* name) {
+    return Make(name).candidate.fixed_bytes_per_sequence;
+  };
+  EXPECT_EQ(bytes("per-token:k4,v2"), 2 * (2 * (4 + 4) + 2 * (2 + 4)));
+  // Keys: 16 codes of 2 bits, and 4 bytes per channel and 8 tokens. Values: two
+  // runs of 8.
+  EXPECT_EQ(bytes("kivi:2,group=8,residual=8"), 2 * (4 + 8 + 2 * (2 + 4)));
+  EXPECT_EQ(fixed("kivi:2,group=8,residual=8"), 2 * 8 * (64 - 24));
+  EXPECT_EQ(bytes("per-channel:k3.pre"), 2 * (6 + 32));
+  EXPECT_EQ(bytes("per-channel:k2.post,v4"), 2 * (4 + 16));
+  EXPECT_EQ(bytes("think:0.5,4"), 2 * (2 * (2 + 4) + 32));
+  EXPECT_EQ(fixed("think:0.5,4"), 2 * 2);
+  EXPECT_EQ(bytes("low-rank:4/16"), 2 * (8 + 32));
+  EXPECT_EQ(fixed("low-rank:4/16"), 2 * 4 * 16 * 2);
+  EXPECT_EQ(Make("low-rank:4/16").candidate.keep, 0.625);
+}
+
+TEST_F(BaselinesTest, NamesThatMeanNothingAreRefusedWithWhatIsWanted) {
+  for (const char* name : {"per-token:k5",
+                           "per-token:4",
+                           "per-token:k4,v4,x=1",
+                           "kivi:16",
+                           "kivi:2,group=3",
+                           "kivi:2,group=8,residual=4",
+                           "kivi:2,residue=64",
+                           "per-channel:k3",
+                           "per-channel:3.pre",
+                           "think:0,4",
+                           "think:1.5,4",
+                           "think:nan,4",
+                           "think:0.5",
+                           "low-rank:160",
+                           "low-rank:0/4",
+                           "low-rank:5/4",
+                           "quip:4",
+                           "per-channel:k3.pre,4",
+                           "per-channel:k3.pre,k4",
+                           "per-channel:k3.pre,",
+                           "think:0.5,4,k4",
+                           "per-token:k4,k3",
+                           "per-token:k4,",
+                           "kivi:2,group=8,group=4"}) {
+    EXPECT_THAT(MakeBaseline({.name = name, .decoder = &decoder_}).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want")))
+        << name;
+  }
+  EXPECT_TRUE(IsBaselineName("kivi:2"));
+  EXPECT_FALSE(IsBaselineName("models/kivi:2"));
+  EXPECT_FALSE(IsBaselineName("kivi"));
+}
+
+}  // namespace
+}  // namespace kvasir::compress

@@ -1,0 +1,467 @@
+#include "compress/evaluate/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cache/layout.h"
+#include "compress/calibrate/token_stream.h"
+#include "compress/evaluate/paired_interval.h"
+#include "compress/oracle/cache_shape.h"
+#include "compress/runtime/for_each_index.h"
+#include "compress/runtime/torch_status.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::compress {
+namespace {
+
+// Fewer have no interval.
+constexpr int64_t kFewestWindows = 2;
+
+// Logits that a thread holds at a time, per model.
+constexpr int64_t kLogitsBlockBytes = 16 << 20;
+
+at::Tensor IdTensor(const std::vector<int32_t>& ids) {
+  return at::tensor(ids, at::kInt).to(at::kLong);
+}
+
+// Share of a full cache's numbers that a model stores.
+double KeptShare(const ReferenceDecoder& decoder) {
+  const model::DecoderSpec& spec = decoder.spec();
+  int64_t stored = 0;
+  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
+    const LayerProgram& program = decoder.program(layer);
+    for (const ProgramPart& part : program.key) stored += part.stored_width;
+    stored += program.value.stored_width;
+  }
+  const int64_t all = 2 * spec.num_layers() * spec.num_kv_heads * spec.head_dim;
+  return static_cast<double>(stored) / static_cast<double>(all);
+}
+
+}  // namespace
+
+absl::StatusOr<EvaluationText> ReadEvaluationText(
+    const std::filesystem::path& path, const model::Tokenizer& tokenizer,
+    int threads) {
+  KVASIR_ASSIGN_OR_RETURN(TokenStream stream,
+                          EncodeFile(path, tokenizer, threads));
+  EvaluationText text;
+  text.name = path.filename().string();
+  text.ids = std::move(stream.ids);
+  text.bytes.reserve(text.ids.size());
+  for (const int32_t id : text.ids) {
+    text.bytes.push_back(static_cast<int32_t>(tokenizer.TokenBytes(id).size()));
+  }
+  KVASIR_ASSIGN_OR_RETURN(text.bos, StartToken(tokenizer));
+  return text;
+}
+
+absl::StatusOr<Candidate> MakeCandidate(std::string model,
+                                        const ReferenceDecoder& decoder) {
+  const cache::CacheShape shape = CacheShapeOf(decoder.spec());
+  const kvasir::v1::KvPlan plan = decoder.plan().has_value()
+                                      ? *decoder.plan()
+                                      : FullRankPlan(shape, kvasir::v1::BF16);
+  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
+                          cache::PageLayout::Create(plan, shape, {}));
+  Candidate candidate;
+  candidate.model = std::move(model);
+  candidate.method = plan.method();
+  candidate.decoder = &decoder;
+  candidate.keep = KeptShare(decoder);
+  candidate.kv_bytes_per_token = layout.marginal_bytes_per_token();
+  candidate.kv_payload_bytes_per_token =
+      layout.marginal_payload_bytes_per_token();
+  candidate.fixed_bytes_per_sequence = layout.fixed_bytes_per_sequence();
+  return candidate;
+}
+
+Evaluator::Evaluator(const Candidate& teacher, EvaluationText text,
+                     const EvaluateOptions& options)
+    : teacher_(teacher), text_(std::move(text)), options_(options) {
+  text_per_window_ = options_.window_tokens - (text_.bos.has_value() ? 1 : 0);
+}
+
+absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(
+    const Candidate& teacher, EvaluationText text,
+    const EvaluateOptions& options) {
+  std::unique_ptr<Evaluator> evaluator(
+      new Evaluator(teacher, std::move(text), options));
+  KVASIR_RETURN_IF_ERROR(evaluator->CheckText());
+  KVASIR_RETURN_IF_ERROR(evaluator->ChooseRepeat());
+  KVASIR_RETURN_IF_ERROR(evaluator->RunTeacher());
+  return evaluator;
+}
+
+absl::Status Evaluator::CheckText() const {
+  const model::DecoderSpec& spec = teacher_.decoder->spec();
+  if (options_.window_tokens < 2 ||
+      options_.window_tokens > spec.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("windows of ", options_.window_tokens,
+                     " tokens, want 2 to ", spec.max_position_embeddings,
+                     " (the context of ", teacher_.model, ")"));
+  }
+  const int64_t windows = std::max(options_.min_windows, kFewestWindows);
+  if (options_.max_windows > 0 && options_.max_windows < windows) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "at most ", options_.max_windows,
+        " windows are asked for, and at least ", windows, " wanted"));
+  }
+  const auto have = static_cast<int64_t>(text_.ids.size());
+  if (have < windows * text_per_window_) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        text_.name, " has ", have, " tokens, want ", windows * text_per_window_,
+        ": ", windows, " windows of ", text_per_window_));
+  }
+  if (text_.bos.has_value() &&
+      (*text_.bos < 0 || *text_.bos >= spec.vocab_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        text_.name, ": the start token is ", *text_.bos, ", the vocabulary of ",
+        teacher_.model, " has ", spec.vocab_size));
+  }
+  for (size_t i = 0; i < text_.ids.size(); ++i) {
+    if (text_.ids[i] < 0 || text_.ids[i] >= spec.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          text_.name, ": token ", i, " is ", text_.ids[i],
+          ", the vocabulary of ", teacher_.model, " has ", spec.vocab_size));
+    }
+  }
+  if (text_.bytes.size() != text_.ids.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(text_.name, ": ", text_.ids.size(), " tokens, but ",
+                     text_.bytes.size(), " byte counts"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Evaluator::ChooseRepeat() {
+  RepeatOptions& repeat = options_.repeat;
+  if (repeat.tests == 0) return absl::OkStatus();
+  // One place is the start token's.
+  const int64_t context = teacher_.decoder->spec().max_position_embeddings - 1;
+  const auto tokens = static_cast<int64_t>(text_.ids.size());
+  constexpr int64_t kPassage = 128;
+  constexpr int64_t kFiller = 512;
+  if (repeat.passage_tokens == 0) {
+    repeat.passage_tokens = std::min({kPassage, context / 4, tokens / 4});
+  }
+  if (repeat.filler_tokens == 0) {
+    repeat.filler_tokens =
+        std::min({kFiller, context - 2 * repeat.passage_tokens, tokens / 2});
+  }
+  const int64_t longest = std::max(repeat.passage_tokens, repeat.filler_tokens);
+  if (repeat.passage_tokens < 2 || repeat.filler_tokens < 0 ||
+      2 * repeat.passage_tokens + repeat.filler_tokens > context ||
+      2 * longest > tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "repeat test: a passage of ", repeat.passage_tokens,
+        " tokens, twice, and ", repeat.filler_tokens,
+        " of filler: want passages of 2 or more, ", context,
+        " in all at most (the context), and each at most half of the text's ",
+        tokens));
+  }
+  return absl::OkStatus();
+}
+
+Evaluator::Window Evaluator::MakeWindow(int64_t index) const {
+  const auto begin = text_.ids.begin() + index * text_per_window_;
+  std::vector<int32_t> ids;
+  if (text_.bos.has_value()) ids.push_back(*text_.bos);
+  ids.insert(ids.end(), begin, begin + text_per_window_);
+  const at::Tensor all = IdTensor(ids);
+  return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), 0};
+}
+
+// Passages lie evenly over the first half of the text, fillers over the second.
+Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
+  const RepeatOptions& repeat = options_.repeat;
+  const auto half = static_cast<int64_t>(text_.ids.size()) / 2;
+  const auto place = [&](int64_t length) {
+    return (half - length) * index / std::max<int64_t>(repeat.tests, 1);
+  };
+  const auto passage = text_.ids.begin() + place(repeat.passage_tokens);
+  const auto filler = text_.ids.begin() + half + place(repeat.filler_tokens);
+  std::vector<int32_t> ids;
+  if (text_.bos.has_value()) ids.push_back(*text_.bos);
+  ids.insert(ids.end(), passage, passage + repeat.passage_tokens);
+  ids.insert(ids.end(), filler, filler + repeat.filler_tokens);
+  ids.insert(ids.end(), passage, passage + repeat.passage_tokens);
+  const at::Tensor all = IdTensor(ids);
+  // The copy's first token does not follow from what was before.
+  const int64_t first =
+      static_cast<int64_t>(ids.size()) - repeat.passage_tokens;
+  return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), first};
+}
+
+absl::Status Evaluator::ForEachWindow(
+    const std::string& model, int64_t count,
+    const std::function<absl::Status(int64_t)>& work) const {
+  std::mutex mutex;
+  absl::Status status;  // the first failure
+  std::atomic<bool> stop = false;
+  int64_t done = 0;
+  ForEachIndex(count, options_.threads, [&](int64_t i) {
+    if (stop) return;
+    const at::NoGradGuard no_grad;
+    absl::Status own = work(i);
+    const std::lock_guard lock(mutex);
+    if (!own.ok() && status.ok()) {
+      status = absl::Status(
+          own.code(), absl::StrCat(model, ", window ", i, ": ", own.message()));
+    }
+    ++done;
+    if (status.ok() && options_.progress && !options_.progress(done, count)) {
+      status = absl::CancelledError("stopped");
+    }
+    stop = !status.ok();
+  });
+  return status;
+}
+
+absl::StatusOr<Evaluator::Score> Evaluator::ScoreRows(
+    const Candidate& candidate, const Window& window, const at::Tensor& hidden,
+    const at::Tensor& teacher_hidden) const {
+  const int64_t tokens = window.targets.size(0);
+  const int64_t row_bytes = candidate.decoder->spec().vocab_size *
+                            static_cast<int64_t>(sizeof(float));
+  const int64_t block = std::max<int64_t>(kLogitsBlockBytes / row_bytes, 1);
+  Score sum;
+  for (int64_t begin = window.first_scored; begin < tokens; begin += block) {
+    const int64_t end = std::min(begin + block, tokens);
+    const at::Tensor targets =
+        window.targets.slice(0, begin, end).to(hidden.device());
+    const auto log_probabilities =
+        [&](const ReferenceDecoder& decoder,
+            const at::Tensor& states) -> absl::StatusOr<at::Tensor> {
+      KVASIR_ASSIGN_OR_RETURN(
+          const at::Tensor logits,
+          decoder.HeadLogits(states[0].slice(0, begin, end)));
+      return at::log_softmax(logits, -1);
+    };
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor own,
+                            log_probabilities(*candidate.decoder, hidden));
+    sum.nats -=
+        own.gather(1, targets.unsqueeze(1)).sum(at::kDouble).item<double>();
+    if (!teacher_hidden.defined()) continue;
+    KVASIR_ASSIGN_OR_RETURN(
+        at::Tensor theirs,
+        log_probabilities(*teacher_.decoder, teacher_hidden));
+    theirs = theirs.to(own.device());
+    sum.agreement += own.argmax(-1).eq(theirs.argmax(-1)).sum().item<double>();
+    sum.kl += (theirs.exp() * (theirs - own)).sum(at::kDouble).item<double>();
+  }
+  const auto scored = static_cast<double>(tokens - window.first_scored);
+  sum.nats /= scored;
+  sum.agreement /= scored;
+  sum.kl /= scored;
+  if (!std::isfinite(sum.nats)) {
+    return absl::InternalError(absl::StrCat("the loss is ", sum.nats));
+  }
+  return sum;
+}
+
+absl::StatusOr<Evaluator::Score> Evaluator::ScoreWindow(
+    const Candidate& candidate, const Window& window,
+    const at::Tensor& teacher_hidden, const LayerHooks& hooks) const {
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor hidden,
+                          candidate.decoder->LastHidden(window.inputs, hooks));
+  return CatchTorch(
+      [&] { return ScoreRows(candidate, window, hidden, teacher_hidden); });
+}
+
+absl::Status Evaluator::RunTeacher() {
+  num_windows_ = static_cast<int64_t>(text_.ids.size()) / text_per_window_;
+  if (options_.max_windows > 0) {
+    num_windows_ = std::min(num_windows_, options_.max_windows);
+  }
+  teacher_hidden_.resize(static_cast<size_t>(num_windows_));
+  teacher_nats_.resize(static_cast<size_t>(num_windows_));
+  KVASIR_RETURN_IF_ERROR(
+      ForEachWindow(teacher_.model, num_windows_, [&](int64_t i) {
+        return CatchTorch([&]() -> absl::Status {
+          const auto at = static_cast<size_t>(i);
+          const Window window = MakeWindow(i);
+          KVASIR_ASSIGN_OR_RETURN(teacher_hidden_[at],
+                                  teacher_.decoder->LastHidden(window.inputs));
+          KVASIR_ASSIGN_OR_RETURN(
+              const Score score,
+              ScoreRows(teacher_, window, teacher_hidden_[at], at::Tensor()));
+          teacher_nats_[at] = score.nats;
+          return absl::OkStatus();
+        });
+      }));
+  for (int64_t i = 0; i < num_windows_; ++i) {
+    const int64_t begin = i * text_per_window_;
+    for (int64_t t = text_.bos.has_value() ? 0 : 1; t < text_per_window_; ++t) {
+      scored_bytes_ += text_.bytes[static_cast<size_t>(begin + t)];
+    }
+  }
+  if (scored_bytes_ == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(text_.name, ": its tokens stand for no bytes"));
+  }
+  summary_.model = teacher_.model;
+  summary_.nats_per_token = MeanWithInterval(teacher_nats_).mean;
+  summary_.nats_per_byte = NatsPerByte(summary_.nats_per_token);
+  summary_.kv_bytes_per_token = teacher_.kv_bytes_per_token;
+  summary_.window_nats = teacher_nats_;
+  if (options_.key_error_windows > 0) {
+    std::vector<at::Tensor> windows;
+    const int64_t count = std::min(options_.key_error_windows, num_windows_);
+    for (int64_t i = 0; i < count; ++i) {
+      windows.push_back(MakeWindow(i).inputs[0]);
+    }
+    KVASIR_ASSIGN_OR_RETURN(key_errors_,
+                            KeyErrorMeter::Create(*teacher_.decoder, windows));
+  }
+  return absl::OkStatus();
+}
+
+double Evaluator::NatsPerByte(double nats_per_token) const {
+  const int64_t tokens = num_windows_ * (options_.window_tokens - 1);
+  return nats_per_token * static_cast<double>(tokens) /
+         static_cast<double>(scored_bytes_);
+}
+
+absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
+    const Candidate& candidate) const {
+  const model::DecoderSpec& spec = candidate.decoder->spec();
+  const model::DecoderSpec& teacher = teacher_.decoder->spec();
+  if (spec.vocab_size != teacher.vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(candidate.model, " has a vocabulary of ", spec.vocab_size,
+                     ", ", teacher_.model, " one of ", teacher.vocab_size));
+  }
+  if (spec.max_position_embeddings < teacher.max_position_embeddings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(candidate.model, " has a context of ",
+                     spec.max_position_embeddings, " tokens, ", teacher_.model,
+                     " one of ", teacher.max_position_embeddings));
+  }
+  EvaluationRow row;
+  row.model = candidate.model;
+  row.method = candidate.method;
+  row.keep = candidate.keep;
+  row.kv_bytes_per_token = candidate.kv_bytes_per_token;
+  row.kv_payload_bytes_per_token = candidate.kv_payload_bytes_per_token;
+  row.fixed_bytes_per_sequence = candidate.fixed_bytes_per_sequence;
+
+  const int64_t repeats = options_.repeat.tests;
+  std::vector<Score> scores(static_cast<size_t>(num_windows_ + repeats));
+  ClampCount clamps;
+  const LayerHooks hooks{.transform = candidate.transform,
+                         .clamp_count = &clamps};
+  KVASIR_RETURN_IF_ERROR(ForEachWindow(
+      candidate.model, num_windows_ + repeats, [&](int64_t i) -> absl::Status {
+        const bool repeat = i >= num_windows_;
+        KVASIR_ASSIGN_OR_RETURN(
+            scores[static_cast<size_t>(i)],
+            ScoreWindow(
+                candidate,
+                repeat ? MakeRepeat(i - num_windows_) : MakeWindow(i),
+                repeat ? at::Tensor() : teacher_hidden_[static_cast<size_t>(i)],
+                hooks));
+        return absl::OkStatus();
+      }));
+
+  if (key_errors_.has_value() && candidate.transform == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(row.key_error,
+                            key_errors_->Measure(*candidate.decoder));
+  }
+  std::vector<double> added;
+  const auto windows = static_cast<double>(num_windows_);
+  for (size_t i = 0; i < teacher_nats_.size(); ++i) {
+    row.window_nats.push_back(scores[i].nats);
+    added.push_back(scores[i].nats - teacher_nats_[i]);
+    row.nats_per_token += scores[i].nats / windows;
+    row.top1_agreement += scores[i].agreement / windows;
+    row.kl_nats += scores[i].kl / windows;
+  }
+  row.nats_per_byte = NatsPerByte(row.nats_per_token);
+  row.perplexity = std::exp(row.nats_per_token);
+  const PairedInterval interval = MeanWithInterval(added);
+  row.added_nats_per_token = interval.mean;
+  row.added_low = interval.low;
+  row.added_high = interval.high;
+  if (repeats > 0) {
+    double nats = 0.0;
+    for (size_t i = teacher_nats_.size(); i < scores.size(); ++i) {
+      nats += scores[i].nats / static_cast<double>(repeats);
+    }
+    row.repeat_nats_per_token = nats;
+  }
+  if (clamps.codes > 0) {
+    row.clamp_rate =
+        static_cast<double>(clamps.clamped) / static_cast<double>(clamps.codes);
+  }
+  return row;
+}
+
+int64_t Evaluator::memory_bytes() const {
+  return num_windows_ * (options_.window_tokens - 1) *
+         teacher_.decoder->spec().hidden_size *
+         static_cast<int64_t>(sizeof(float));
+}
+
+Evaluation Evaluator::report() const {
+  Evaluation report;
+  report.teacher = summary_;
+  report.text = text_.name;
+  report.window_tokens = options_.window_tokens;
+  report.windows = num_windows_;
+  return report;
+}
+
+std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
+  using Json = nlohmann::ordered_json;
+  Json rows = Json::array();
+  for (const EvaluationRow& row : evaluation.rows) {
+    Json json{{"model", row.model},
+              {"method", row.method},
+              {"keep", row.keep},
+              {"kv_bytes_per_token", row.kv_bytes_per_token},
+              {"kv_payload_bytes_per_token", row.kv_payload_bytes_per_token},
+              {"fixed_bytes_per_sequence", row.fixed_bytes_per_sequence},
+              {"nats_per_token", row.nats_per_token},
+              {"nats_per_byte", row.nats_per_byte},
+              {"perplexity", row.perplexity},
+              {"added_nats_per_token", row.added_nats_per_token},
+              {"added_ci95", {row.added_low, row.added_high}},
+              {"top1_agreement", row.top1_agreement},
+              {"kl_nats", row.kl_nats}};
+    json["repeat_nats_per_token"] = row.repeat_nats_per_token.has_value()
+                                        ? Json(*row.repeat_nats_per_token)
+                                        : Json(nullptr);
+    json["clamp_rate"] = row.clamp_rate;
+    if (row.key_error.has_value()) {
+      json["key_error"] = row.key_error->relative;
+      json["key_error_predicted"] = row.key_error->predicted.has_value()
+                                        ? Json(*row.key_error->predicted)
+                                        : Json(nullptr);
+    }
+    json["window_nats"] = row.window_nats;
+    rows.push_back(std::move(json));
+  }
+  const Json json{
+      {"teacher",
+       {{"model", evaluation.teacher.model},
+        {"nats_per_token", evaluation.teacher.nats_per_token},
+        {"nats_per_byte", evaluation.teacher.nats_per_byte},
+        {"kv_bytes_per_token", evaluation.teacher.kv_bytes_per_token},
+        {"window_nats", evaluation.teacher.window_nats}}},
+      {"text", evaluation.text},
+      {"window_tokens", evaluation.window_tokens},
+      {"windows", evaluation.windows},
+      {"rows", std::move(rows)}};
+  // A name may hold any bytes. What is infinite becomes null.
+  return json.dump(indent, ' ', /*ensure_ascii=*/false,
+                   Json::error_handler_t::replace);
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,111 @@
+#include "compress/evaluate/key_error.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "compress/oracle/cache_shape.h"
+#include "compress/testing/test_decoder.h"
+#include "gmock/gmock.h"
+#include "plan/plan.h"
+
+namespace kvasir::compress {
+namespace {
+
+using ::kvasir::base::IsOk;
+
+std::vector<at::Tensor> Windows() {
+  return {at::arange(1, 21, at::kLong), at::arange(10, 30, at::kLong)};
+}
+
+kvasir::v1::KvPlan ExactPlan() {
+  return cache::FullRankPlan(CacheShapeOf(TestSpec()), kvasir::v1::F32);
+}
+
+ReferenceDecoder MakeDecoder(ReferenceDecoder::Parts parts,
+                             kvasir::v1::KvPlan plan) {
+  parts.plan = std::move(plan);
+  auto decoder = ReferenceDecoder::FromTensors(std::move(parts));
+  EXPECT_THAT(decoder, IsOk());
+  return *std::move(decoder);
+}
+
+KeyError Measure(const ReferenceDecoder& decoder) {
+  const ReferenceDecoder teacher = TestDecoder();
+  const auto meter = KeyErrorMeter::Create(teacher, Windows());
+  EXPECT_THAT(meter, IsOk());
+  const auto error = meter->Measure(decoder);
+  EXPECT_THAT(error, IsOk());
+  EXPECT_TRUE(error->has_value());
+  return **error;
+}
+
+ReferenceDecoder WithKeysTimes(double factor) {
+  ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
+  for (TensorMap& layer : parts.layers) {
+    at::Tensor& weight = layer["self_attn.k_proj.weight"];
+    weight = weight * factor;
+  }
+  return MakeDecoder(std::move(parts), ExactPlan());
+}
+
+TEST(KeyErrorTest, AnExactCacheHasNone) {
+  EXPECT_EQ(Measure(WithKeysTimes(1.0)).relative, 0.0);
+}
+
+// Layers see the teacher's inputs, so that errors of one do not reach the next.
+TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
+  const ReferenceDecoder teacher = TestDecoder();
+  // What centring takes away, by layer, straight from the inputs.
+  class Inputs : public LayerObserver {
+   public:
+    void OnAttentionInput(int64_t layer, const at::Tensor& x) override {
+      rows[layer].push_back(x[0].to(at::kDouble));
+    }
+    std::vector<at::Tensor> rows[2];
+  };
+  Inputs inputs;
+  for (const at::Tensor& ids : Windows()) {
+    ASSERT_THAT(teacher.Logits(ids.unsqueeze(0), {.observer = &inputs}),
+                IsOk());
+  }
+  double expected = 0.0;
+  for (int64_t l = 0; l < 2; ++l) {
+    const at::Tensor keys = at::matmul(
+        at::cat(inputs.rows[l]),
+        teacher.layer(l).at("self_attn.k_proj.weight").to(at::kDouble).t());
+    const double energy = keys.square().sum().item<double>();
+    const double centred = (keys - keys.mean(0)).square().sum().item<double>();
+    expected += 0.25 * energy / centred / 2.0;
+  }
+  EXPECT_NEAR(Measure(WithKeysTimes(1.5)).relative, std::sqrt(expected), 1e-5);
+}
+
+TEST(KeyErrorTest, TheAnalysisSaysTwoToTheMinusBitsOfPlainChannels) {
+  ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
+  kvasir::v1::KvPlan plan = ExactPlan();
+  for (size_t l = 0; l < 2; ++l) {
+    auto* codec = plan.mutable_layers(static_cast<int>(l))
+                      ->mutable_key()
+                      ->mutable_parts(0)
+                      ->mutable_codec();
+    codec->mutable_bits()->add_schedule(4);
+    codec->mutable_channel_static();
+    parts.layers[l]["self_attn.k_proj.range.min"] = at::full({16}, -2.0);
+    parts.layers[l]["self_attn.k_proj.range.scale"] = at::full({16}, 4.0 / 15);
+  }
+  const KeyError error = Measure(MakeDecoder(std::move(parts), plan));
+  ASSERT_TRUE(error.predicted.has_value());
+  EXPECT_NEAR(*error.predicted, 1.0 / 16, 1e-12);
+  // Steps of 0.27 on keys of deviation near 0.45.
+  EXPECT_GT(error.relative, 0.05);
+  EXPECT_LT(error.relative, 0.5);
+}
+
+TEST(KeyErrorTest, OtherCodesHaveNoAnalysis) {
+  EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
+}
+
+}  // namespace
+}  // namespace kvasir::compress

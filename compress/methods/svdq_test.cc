@@ -1,0 +1,150 @@
+#include "compress/methods/svdq.h"
+
+#include "base/status_matchers.h"
+#include "compress/testing/planner_fixture.h"
+
+namespace kvasir::compress {
+namespace {
+
+using ::kvasir::base::StatusIs;
+using ::kvasir::v1::KvPlan;
+using ::kvasir::v1::Part;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+KvPlan Plan(const PlanRequest& request, const SvdqOptions& options) {
+  const auto plan = PlanSvdq(request, options);
+  EXPECT_THAT(plan, base::IsOk());
+  return plan.ok() ? *plan : KvPlan{};
+}
+
+const Part& Key(const KvPlan& plan, int layer) {
+  return plan.layers(layer).key().parts(0);
+}
+
+// 4 KV heads of 16: 64 key channels in each of 3 layers.
+class SvdqTest : public ::testing::Test {
+ protected:
+  PlanRequest request_ = RequestOf({.bias = true});
+};
+
+TEST_F(SvdqTest, KeysAreOneCentredBasisOfAllHeadsBeforeTheirRotation) {
+  const KvPlan plan = Plan(request_, {});
+  EXPECT_EQ(plan.method(), "svdq");
+  const Part& key = Key(plan, 0);
+  EXPECT_THAT(RanksOf(key), ElementsAre(64));
+  EXPECT_EQ(key.stored(), kvasir::v1::PRE_ROPE);
+  EXPECT_TRUE(key.uses(0).has_reconstruct());
+  EXPECT_TRUE(key.mean());
+  EXPECT_TRUE(key.latent_bias());
+  EXPECT_TRUE(key.codec().has_basis_static());
+  EXPECT_TRUE(key.codec().has_channel_static());
+  EXPECT_THAT(key.codec().bits().schedule(),
+              ElementsAre(8, 4, 4, 4, 2, 2, 0, 0));
+  EXPECT_EQ(plan.layers(0).value().parts(0).codec().dtype(), kvasir::v1::BF16);
+}
+
+TEST_F(SvdqTest, BytesAreThoseOfTheScheduleAndNothingElse) {
+  // Keys: 3 bits on average of 64 channels; values: 64 numbers of 2 bytes.
+  const KvPlan plan = Plan(request_, {});
+  EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
+  EXPECT_EQ(plan.target().kv_bytes_per_token(), 3 * (24 + 128));
+  // Values of 4 bits: per head 8 bytes of codes, 4 of scale and minimum.
+  const KvPlan coded =
+      Plan(request_, {.schedule = {8, 4, 2, 0, 0, 0, 0, 0}, .value_bits = 4});
+  EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));
+}
+
+TEST_F(SvdqTest, AfterTheRotationTheBasisIsOfTheWholeKeys) {
+  request_.spec.layers[2].rope = false;
+  const KvPlan plan = Plan(request_, {.post_rope = true});
+  const Part& key = Key(plan, 0);
+  EXPECT_TRUE(key.has_full());
+  EXPECT_EQ(key.stored(), kvasir::v1::POST_ROPE);
+  EXPECT_TRUE(key.mean());
+  EXPECT_TRUE(key.codec().has_basis_static());
+  EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
+  // A layer without positions has no such difference.
+  EXPECT_TRUE(Key(plan, 2).has_low_rank());
+  EXPECT_EQ(Key(plan, 2).stored(), kvasir::v1::NO_ROPE);
+}
+
+TEST_F(SvdqTest, TensorParallelRanksHaveABasisEach) {
+  request_.tp = 2;
+  EXPECT_THAT(RanksOf(Key(Plan(request_, {}), 0)), ElementsAre(32, 32));
+  EXPECT_THAT(PlanSvdq(request_, {.post_rope = true}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("one basis over all KV heads")));
+}
+
+TEST_F(SvdqTest, ABasisIsNoWiderThanTheModel) {
+  const PlanRequest request = RequestOf({.kv_heads = 8, .hidden = 96});
+  EXPECT_THAT(RanksOf(Key(Plan(request, {}), 0)), ElementsAre(96));
+}
+
+TEST_F(SvdqTest, SchedulesThatAreNoneAreRefused) {
+  const auto invalid = [](const char* text) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  EXPECT_THAT(PlanSvdq(request_, {.schedule = {4}}), invalid("8 entries"));
+  EXPECT_THAT(PlanSvdq(request_, {.schedule = {8, 5, 4, 4, 0, 0, 0, 0}}),
+              invalid("bits must be 0, 1, 2, 3, 4 or 8, have 5"));
+  EXPECT_THAT(PlanSvdq(request_, {.schedule = {0, 0, 0, 0, 0, 0, 0, 0}}),
+              invalid("stores nothing"));
+  const PlanRequest odd =
+      RequestOf({.heads = 3, .kv_heads = 3, .head_dim = 4, .rotary_dim = 4});
+  EXPECT_THAT(PlanSvdq(odd, {}), invalid("a width that 8 divides, have 12"));
+  request_.keep = 2;
+  EXPECT_THAT(PlanSvdq(request_, {}), invalid("kept share"));
+}
+
+class ChannelCodesTest : public ::testing::Test {
+ protected:
+  PlanRequest request_ = RequestOf({.layers = 4});
+  std::vector<int64_t> Bits(double average) {
+    const auto plan = PlanChannelCodes(request_, {.average_bits = average});
+    EXPECT_THAT(plan, base::IsOk());
+    std::vector<int64_t> bits;
+    if (!plan.ok()) return bits;
+    for (const auto& layer : plan->layers()) {
+      bits.push_back(layer.key().parts(0).codec().bits().schedule(0));
+    }
+    return bits;
+  }
+};
+
+TEST_F(ChannelCodesTest, AveragesAreMetByTheFirstLayers) {
+  EXPECT_THAT(Bits(3), ElementsAre(3, 3, 3, 3));
+  EXPECT_THAT(Bits(2.25), ElementsAre(3, 2, 2, 2));
+  EXPECT_THAT(Bits(1.75), ElementsAre(2, 2, 2, 1));
+  EXPECT_THAT(Bits(1.3), ElementsAre(2, 1, 1, 1));
+  EXPECT_THAT(Bits(6), ElementsAre(8, 8, 4, 4));
+  EXPECT_THAT(Bits(8), ElementsAre(8, 8, 8, 8));
+}
+
+TEST_F(ChannelCodesTest, KeyBytesAreSvdqsAtEqualBits) {
+  const KvPlan svdq =
+      Plan(request_, {.schedule = {8, 4, 4, 2, 0, 0, 0, 0}, .value_bits = 4});
+  for (const bool post_rope : {false, true}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const KvPlan codes, PlanChannelCodes(request_, {.average_bits = 2.25,
+                                                        .post_rope = post_rope,
+                                                        .value_bits = 4}));
+    EXPECT_EQ(Key(codes, 0).stored(),
+              post_rope ? kvasir::v1::POST_ROPE : kvasir::v1::PRE_ROPE);
+    EXPECT_TRUE(Key(codes, 0).codec().has_channel_static());
+    EXPECT_EQ(LaidOutBytes(codes, request_.spec),
+              LaidOutBytes(svdq, request_.spec));
+  }
+}
+
+TEST_F(ChannelCodesTest, AveragesOutsideTheWidthsAreRefused) {
+  for (const double average : {0.5, 9.0, std::nan("")}) {
+    EXPECT_THAT(PlanChannelCodes(request_, {.average_bits = average}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("must be 1..8 on average")));
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::compress

@@ -1,0 +1,305 @@
+#include "compress/oracle/fake_quant.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "compress/methods/hadamard_tensor.h"
+#include "model/checkpoint/plan_tensors.h"
+
+namespace kvasir::compress {
+
+using kvasir::v1::Codec;
+using kvasir::v1::DataType;
+
+namespace {
+
+// Nearest, ties to even.
+float RoundToType(float x, DataType dtype) {
+  switch (dtype) {
+    case kvasir::v1::F16:
+      return static_cast<float>(c10::Half(x));
+    case kvasir::v1::BF16:
+      return static_cast<float>(c10::BFloat16(x));
+    default:
+      return x;
+  }
+}
+
+// The neighbour of a finite number of the type, by its bits: magnitudes of a
+// sign count up.
+template <typename Number>
+float Neighbour(float x, bool up) {
+  uint16_t bits = Number(x).x;
+  const bool negative = (bits & 0x8000) != 0;
+  const uint16_t magnitude = bits & 0x7fff;
+  if (magnitude == 0) {
+    bits = up ? 0x0001 : 0x8001;
+  } else if (up != negative) {
+    ++bits;
+  } else {
+    --bits;
+  }
+  Number result(0.0f);
+  result.x = bits;
+  return static_cast<float>(result);
+}
+
+// `nearest` (the rounded value) moved one step of the type.
+float Step(float nearest, DataType dtype, bool up) {
+  return dtype == kvasir::v1::F16 ? Neighbour<c10::Half>(nearest, up)
+                                  : Neighbour<c10::BFloat16>(nearest, up);
+}
+
+// Ties to even, for 0 <= x < 2^22: where float32 has no fraction bits left.
+float RoundHalfEven(float x) {
+  constexpr float kNoFraction = 8388608.0f;  // 2^23
+  return (x + kNoFraction) - kNoFraction;
+}
+
+struct RowView {
+  const float* in = nullptr;
+  float* out = nullptr;
+  uint8_t* codes = nullptr;  // null: not wanted
+  float* minimum = nullptr;
+  float* scale = nullptr;
+};
+
+absl::Status NotFinite(int64_t row, int64_t channel, float value) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("latent row ", row, " channel ", channel, " is ", value));
+}
+
+absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
+  // A product with 0 is 0 for every finite number, and NaN for the others.
+  float sum = 0.0f;
+  for (int64_t c = 0; c < width; ++c) sum += in[c] * 0.0f;
+  if (sum == 0.0f) return absl::OkStatus();
+  for (int64_t c = 0; c < width; ++c) {
+    if (!std::isfinite(in[c])) return NotFinite(row, c, in[c]);
+  }
+  return absl::OkStatus();
+}
+
+// One run of one row, PER_TOKEN.
+absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
+                     const RowView& view) {
+  const LatentCodec::Run& run = codec.runs[run_index];
+  const float* in = view.in + run.begin;
+  float* out = view.out + run.begin;
+  const auto [low, high] = std::minmax_element(in, in + run.width);
+  const float levels = static_cast<float>((1 << run.bits) - 1);
+  // From the stored minimum on, so that the highest code reaches the maximum.
+  const float minimum = RoundDown(*low, codec.param_dtype);
+  const float range = *high - minimum;
+  const float scale = RoundUp(range / levels, codec.param_dtype);
+  // Beyond the greatest number of the type, above as below.
+  if (!std::isfinite(minimum) || !std::isfinite(scale) ||
+      !std::isfinite(RoundUp(*low, codec.param_dtype))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("latent row ", row, " channels ", run.begin, "..",
+                     run.begin + run.width - 1, " reach from ", *low, " to ",
+                     *high, ": too large for parameters of type ",
+                     kvasir::v1::DataType_Name(codec.param_dtype)));
+  }
+  for (int64_t c = 0; c < run.width; ++c) {
+    const float code =
+        scale == 0.0f
+            ? 0.0f
+            : RoundHalfEven(std::min((in[c] - minimum) / scale, levels));
+    out[c] = code * scale + minimum;
+    if (view.codes != nullptr) {
+      view.codes[run.begin + c] = static_cast<uint8_t>(code);
+    }
+  }
+  if (view.minimum != nullptr) {
+    view.minimum[run_index] = minimum;
+    view.scale[run_index] = scale;
+  }
+  return absl::OkStatus();
+}
+
+// One row, CHANNEL_STATIC; the number of clamped codes.
+int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
+                      const float* scale, const RowView& view) {
+  int64_t clamped = 0;
+  for (const LatentCodec::Run& run : codec.runs) {
+    const float levels = static_cast<float>((1 << run.bits) - 1);
+    for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+      float code = 0.0f;
+      if (scale[c] > 0.0f) {
+        const float exact = (view.in[c] - minimum[c]) / scale[c];
+        code = RoundHalfEven(std::clamp(exact, 0.0f, levels));
+        // Less than half a step beyond an end still rounds to it.
+        clamped += exact < -0.5f || exact >= levels + 0.5f ? 1 : 0;
+      }
+      view.out[c] = code * scale[c] + minimum[c];
+      if (view.codes != nullptr) view.codes[c] = static_cast<uint8_t>(code);
+    }
+  }
+  return clamped;
+}
+
+absl::Status CheckRange(const StaticRange* range, int64_t width) {
+  if (range == nullptr || !range->minimum.defined() ||
+      !range->scale.defined()) {
+    return absl::InvalidArgumentError(
+        "CHANNEL_STATIC: no range.min and range.scale");
+  }
+  if (!range->minimum.isfinite().all().item<bool>() ||
+      !range->scale.isfinite().all().item<bool>()) {
+    return absl::InvalidArgumentError(
+        "CHANNEL_STATIC: range.min or range.scale is not finite");
+  }
+  if (range->scale.lt(0).any().item<bool>()) {
+    return absl::InvalidArgumentError(
+        "CHANNEL_STATIC: range.scale has a number below 0");
+  }
+  if (range->minimum.numel() != width || range->scale.numel() != width) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "CHANNEL_STATIC: want ranges of ", width, " channels, have ",
+        range->minimum.numel(), " and ", range->scale.numel()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RoundRow(const LatentCodec& codec, int64_t row,
+                      const RowView& view) {
+  for (int64_t c = 0; c < codec.stored_width; ++c) {
+    view.out[c] = RoundToType(view.in[c], codec.dtype);
+  }
+  for (int64_t c = 0; c < codec.stored_width; ++c) {
+    if (std::isfinite(view.out[c])) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "latent row ", row, " channel ", c, " is ", view.in[c],
+        ": too large for type ", kvasir::v1::DataType_Name(codec.dtype)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CodedLatent> CodeOnCpu(const LatentCodec& codec,
+                                      const at::Tensor& latent,
+                                      const CodeOptions& options) {
+  const int64_t width = codec.stored_width;
+  const int64_t rows = width == 0 ? 0 : latent.numel() / width;
+  const auto runs = static_cast<int64_t>(codec.runs.size());
+  CodedLatent coded;
+  coded.values = at::empty_like(latent);
+  const bool keep = options.keep_codes && runs > 0;
+  if (keep) {
+    coded.codes = at::zeros(latent.sizes(), latent.options().dtype(at::kByte));
+    if (!codec.channel_static) {
+      std::vector<int64_t> shape = latent.sizes().vec();
+      shape.back() = runs;
+      coded.minimum = at::zeros(shape, latent.options());
+      coded.scale = at::zeros(shape, latent.options());
+    }
+  }
+  at::Tensor low;
+  at::Tensor step;
+  if (codec.channel_static) {
+    if (absl::Status status = CheckRange(options.range, width); !status.ok()) {
+      return status;
+    }
+    low = options.range->minimum.to(at::kCPU, at::kFloat).contiguous();
+    step = options.range->scale.to(at::kCPU, at::kFloat).contiguous();
+  }
+  const bool params = keep && !codec.channel_static;
+  for (int64_t row = 0; row < rows; ++row) {
+    const RowView view{
+        .in = latent.data_ptr<float>() + row * width,
+        .out = coded.values.data_ptr<float>() + row * width,
+        .codes = keep ? coded.codes.data_ptr<uint8_t>() + row * width : nullptr,
+        .minimum =
+            params ? coded.minimum.data_ptr<float>() + row * runs : nullptr,
+        .scale = params ? coded.scale.data_ptr<float>() + row * runs : nullptr};
+    absl::Status status = CheckFinite(view.in, width, row);
+    if (status.ok() && runs == 0) status = RoundRow(codec, row, view);
+    if (status.ok() && codec.channel_static) {
+      coded.num_clamped += CodeStaticRow(codec, low.data_ptr<float>(),
+                                         step.data_ptr<float>(), view);
+    }
+    for (size_t run = 0;
+         status.ok() && !codec.channel_static && run < codec.runs.size();
+         ++run) {
+      status = CodeRun(codec, run, row, view);
+    }
+    if (!status.ok()) return status;
+  }
+  return coded;
+}
+
+}  // namespace
+
+float RoundDown(float x, DataType dtype) {
+  const float nearest = RoundToType(x, dtype);
+  return nearest > x ? Step(nearest, dtype, /*up=*/false) : nearest;
+}
+
+float RoundUp(float x, DataType dtype) {
+  const float nearest = RoundToType(x, dtype);
+  return nearest < x ? Step(nearest, dtype, /*up=*/true) : nearest;
+}
+
+absl::StatusOr<LatentCodec> MakeLatentCodec(const Codec& codec, int64_t rank) {
+  if (codec.has_channel_sequence() || codec.has_basis_sequence()) {
+    return absl::UnimplementedError(
+        "CHANNEL_SEQUENCE and BASIS_SEQUENCE depend on a whole sequence: the "
+        "reference decoder does not apply them");
+  }
+  LatentCodec result;
+  result.stored_width = model::StoredChannels(codec, rank);
+  if (codec.has_hadamard_online()) {
+    result.hadamard = HadamardTensor(result.stored_width).to(at::kFloat);
+  }
+  if (!codec.has_bits()) {
+    result.dtype = codec.dtype();
+    return result;
+  }
+  result.channel_static = codec.has_channel_static();
+  result.param_dtype = codec.param_dtype();
+  const auto& schedule = codec.bits().schedule();
+  const int64_t per_entry = rank / schedule.size();
+  int64_t width = codec.has_per_token() ? codec.per_token().group() : 0;
+  if (width == 0) width = per_entry;
+  int64_t begin = 0;
+  for (const uint32_t bits : schedule) {
+    if (bits == 0) continue;
+    for (int64_t i = 0; i < per_entry; i += width) {
+      result.runs.push_back({begin, width, static_cast<int>(bits)});
+      begin += width;
+    }
+  }
+  return result;
+}
+
+absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
+                                       const at::Tensor& latent,
+                                       const CodeOptions& options) {
+  if (latent.dim() == 0 || latent.size(-1) != codec.stored_width) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "want a latent of ", codec.stored_width, " channels, have ",
+        latent.dim() == 0 ? 0 : latent.size(-1)));
+  }
+  at::Tensor exact = latent.detach().to(at::kCPU, at::kFloat);
+  if (codec.hadamard.defined()) {
+    exact = at::matmul(exact, codec.hadamard.transpose(0, 1));
+  }
+  absl::StatusOr<CodedLatent> coded =
+      CodeOnCpu(codec, exact.contiguous(), options);
+  if (!coded.ok()) return coded;
+  if (codec.hadamard.defined()) {
+    coded->values = at::matmul(coded->values, codec.hadamard);
+  }
+  coded->values = coded->values.to(latent.device(), latent.scalar_type());
+  if (latent.requires_grad()) {
+    coded->values = latent + (coded->values - latent).detach();
+  }
+  return coded;
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,668 @@
+#include "compress/oracle/layer_forward.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "compress/oracle/attention_core.h"
+
+namespace kvasir::compress {
+
+using kvasir::v1::Part;
+
+namespace {
+
+// What one call works on.
+struct Call {
+  const LayerProgram& program;
+  const TensorMap& tensors;
+  Rotation rotation;  // of the call's positions
+  LayerHooks hooks;
+
+  const model::DecoderSpec& spec() const { return program.spec; }
+
+  absl::StatusOr<at::Tensor> Get(const std::string& name) const {
+    const auto it = tensors.find(name);
+    if (it == tensors.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", program.layer, ": no tensor ", name));
+    }
+    return it->second;
+  }
+  // Undefined where there is none.
+  at::Tensor Find(const std::string& name) const {
+    const auto it = tensors.find(name);
+    return it == tensors.end() ? at::Tensor() : it->second;
+  }
+
+  absl::StatusOr<at::Tensor> Project(const std::string& prefix,
+                                     const at::Tensor& x, bool has_bias) const {
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor weight, Get(prefix + ".weight"));
+    if (!has_bias) return at::linear(x, weight);
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor bias, Get(prefix + ".bias"));
+    return at::linear(x, weight, bias);
+  }
+};
+
+// Turns the first pairs of heads [B, T, H, W] by cos and sin [T, 1 or H, n],
+// and scales all of it; dims behind the pairs do not turn.
+struct Turn {
+  at::Tensor cos;
+  at::Tensor sin;
+  model::RopePairing pairing = model::RopePairing::kHalfSplit;
+  double scale = 1.0;
+};
+
+at::Tensor Rotate(const at::Tensor& heads, const Turn& turn) {
+  const int64_t pairs = turn.cos.size(-1);
+  const at::Tensor cos = turn.scale == 1.0 ? turn.cos : turn.cos * turn.scale;
+  const at::Tensor sin = turn.scale == 1.0 ? turn.sin : turn.sin * turn.scale;
+  std::vector<at::Tensor> pieces;
+  if (turn.pairing == model::RopePairing::kHalfSplit) {
+    const at::Tensor a = heads.slice(-1, 0, pairs);
+    const at::Tensor b = heads.slice(-1, pairs, 2 * pairs);
+    pieces = {a * cos - b * sin, b * cos + a * sin};
+  } else {
+    const at::Tensor a = heads.slice(-1, 0, 2 * pairs, 2);
+    const at::Tensor b = heads.slice(-1, 1, 2 * pairs, 2);
+    pieces = {
+        at::stack({a * cos - b * sin, b * cos + a * sin}, -1).flatten(-2)};
+  }
+  if (heads.size(-1) > 2 * pairs) {
+    const at::Tensor rest = heads.slice(-1, 2 * pairs);
+    pieces.push_back(turn.scale == 1.0 ? rest : rest * turn.scale);
+  }
+  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
+}
+
+// Of whole heads.
+Turn HeadTurn(const Call& call, double scale = 1.0) {
+  return {call.rotation.cos.unsqueeze(1), call.rotation.sin.unsqueeze(1),
+          call.spec().rope.pairing, scale};
+}
+
+// Of some pairs [H * n] of each head.
+Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
+              model::RopePairing pairing, double scale = 1.0) {
+  const auto of_pairs = [&](const at::Tensor& table) {
+    return table.index_select(1, pairs).view({table.size(0), heads, -1});
+  };
+  return {of_pairs(call.rotation.cos), of_pairs(call.rotation.sin), pairing,
+          scale};
+}
+
+// x [..., C] with a channel of zeros behind, of which `index` takes its pick.
+at::Tensor SelectOrZero(const at::Tensor& x, const at::Tensor& index) {
+  return at::constant_pad_nd(x, {0, 1}).index_select(-1, index);
+}
+
+// The complex channels of a rope_low_rank part, turned.
+at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
+                         const at::Tensor& latent) {
+  const at::Tensor heads =
+      latent.index_select(-1, part.complex_split).unsqueeze(2);
+  const Turn turn =
+      PairTurn(call, part.channel_pairs, 1, model::RopePairing::kHalfSplit);
+  return Rotate(heads, turn).squeeze(2).index_select(-1, part.complex_join);
+}
+
+// All latents of a part [B, T, sum of R'], as they are coded.
+absl::StatusOr<at::Tensor> PartLatents(const Call& call,
+                                       const ProgramPart& part,
+                                       const at::Tensor& x) {
+  const bool down =
+      part.space == Part::kLowRank || part.space == Part::kRopeLowRank;
+  KVASIR_ASSIGN_OR_RETURN(
+      at::Tensor latent,
+      call.Project(down ? part.prefix + ".down" : part.prefix, x,
+                   part.has_bias));
+  const int64_t kv_heads = call.spec().num_kv_heads;
+  const std::vector<int64_t> by_head = {x.size(0), x.size(1), kv_heads, -1};
+  const std::vector<int64_t> flat = {x.size(0), x.size(1), -1};
+  if (part.post_rope && call.program.rotates) {
+    if (part.space == Part::kFull) {
+      latent = Rotate(latent.view(by_head), HeadTurn(call)).reshape(flat);
+    } else if (part.space == Part::kRopePairs) {
+      latent =
+          Rotate(latent.view(by_head), PairTurn(call, part.kept_pairs, kv_heads,
+                                                call.spec().rope.pairing))
+              .reshape(flat);
+    } else {
+      latent = RotateComplex(call, part, latent);
+    }
+  }
+  if (!part.basis) return latent;
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor basis,
+                          call.Get(part.prefix + ".basis.weight"));
+  if (part.mean) {
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor mean,
+                            call.Get(part.prefix + ".basis.mean"));
+    latent = latent - mean;
+  }
+  return at::linear(latent, basis);
+}
+
+absl::Status Place(const Call& call, cache::Side side, const ProgramPart& part,
+                   const absl::Status& status) {
+  return absl::Status(
+      status.code(),
+      absl::StrCat("layer ", call.program.layer, " ", cache::SideName(side),
+                   " part ", part.index, ": ", status.message()));
+}
+
+// One latent of a part (or all heads of a full space at once, which are coded
+// alike) [..., R'].
+absl::StatusOr<at::Tensor> CodeOne(const Call& call, cache::Side side,
+                                   const ProgramPart& part, int64_t index,
+                                   const at::Tensor& latent) {
+  const LatentCodec& codec = part.latents[static_cast<size_t>(index)].codec;
+  CodeOptions options;
+  options.keep_codes =
+      call.hooks.observer != nullptr && call.hooks.observer->WantsCodes();
+  StaticRange range;
+  if (codec.channel_static) {
+    const int64_t begin = part.latents[static_cast<size_t>(index)].offset;
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor minimum,
+                            call.Get(part.prefix + ".range.min"));
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor scale,
+                            call.Get(part.prefix + ".range.scale"));
+    range.minimum = minimum.slice(0, begin, begin + codec.stored_width);
+    range.scale = scale.slice(0, begin, begin + codec.stored_width);
+    options.range = &range;
+  }
+  absl::StatusOr<CodedLatent> coded = CodeLatent(codec, latent, options);
+  if (!coded.ok()) return Place(call, side, part, coded.status());
+  if (options.keep_codes) {
+    call.hooks.observer->OnCodes(call.program.layer, side, part.index, index,
+                                 *coded);
+  }
+  if (codec.channel_static && call.hooks.clamp_count != nullptr) {
+    call.hooks.clamp_count->codes += latent.numel();
+    call.hooks.clamp_count->clamped += coded->num_clamped;
+  }
+  return coded->values;
+}
+
+// Whether one call of the codec serves all latents: equal, with ranges of the
+// row alone, and nobody asks for the codes of each.
+bool CodesAlike(const Call& call, const ProgramPart& part) {
+  const LatentCodec& first = part.latents[0].codec;
+  if (first.channel_static) return false;
+  if (call.hooks.observer != nullptr && call.hooks.observer->WantsCodes()) {
+    return false;
+  }
+  for (const ProgramLatent& latent : part.latents) {
+    if (latent.width() != first.stored_width) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<at::Tensor> CodeLatents(const Call& call, cache::Side side,
+                                       const ProgramPart& part,
+                                       const at::Tensor& latent) {
+  if (call.hooks.observer != nullptr) {
+    call.hooks.observer->OnLatent(call.program.layer, side, part.index, latent);
+  }
+  if (!part.coded || !call.hooks.code_latents) return latent;
+  const auto count = static_cast<int64_t>(part.latents.size());
+  if (CodesAlike(call, part)) {
+    KVASIR_ASSIGN_OR_RETURN(
+        const at::Tensor coded,
+        CodeOne(call, side, part, 0,
+                latent.view({latent.size(0), latent.size(1), count, -1})));
+    return coded.view_as(latent);
+  }
+  std::vector<at::Tensor> pieces;
+  for (int64_t i = 0; i < count; ++i) {
+    const ProgramLatent& one = part.latents[static_cast<size_t>(i)];
+    KVASIR_ASSIGN_OR_RETURN(
+        at::Tensor coded,
+        CodeOne(call, side, part, i,
+                latent.slice(-1, one.offset, one.offset + one.width())));
+    pieces.push_back(std::move(coded));
+  }
+  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
+}
+
+// Latents as the rows of an exact window hold them: as the codec takes them,
+// behind an online Hadamard transform. Gradients pass as through a codec.
+at::Tensor RoundExact(const Call& call, const ProgramPart& part,
+                      const at::Tensor& latent) {
+  if (!call.hooks.code_latents) return latent;
+  std::vector<at::Tensor> pieces;
+  for (const ProgramLatent& one : part.latents) {
+    at::Tensor rows = latent.slice(-1, one.offset, one.offset + one.width())
+                          .detach()
+                          .to(at::kFloat);
+    const bool turned = one.codec.hadamard.defined();
+    const at::Tensor signs =
+        turned ? one.codec.hadamard.to(rows.device()) : at::Tensor();
+    if (turned) rows = at::matmul(rows, signs.transpose(0, 1));
+    rows = rows.to(at::kBFloat16).to(at::kFloat);
+    pieces.push_back(turned ? at::matmul(rows, signs) : rows);
+  }
+  const at::Tensor rounded = at::cat(pieces, -1).to(latent.scalar_type());
+  if (!latent.requires_grad()) return rounded;
+  return latent + (rounded - latent).detach();
+}
+
+void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
+  if (call.hooks.clamp_count == nullptr) return;
+  call.hooks.clamp_count->codes += seen.codes;
+  call.hooks.clamp_count->clamped += seen.clamped;
+}
+
+// The lift of one rope_low_rank latent as a real matrix [heads * rotary_dim,
+// 2 C]: row by row the dims of a head, as the model lays its pairs out.
+at::Tensor ComplexLift(const Call& call, const ProgramLatent& latent,
+                       const at::Tensor& up) {
+  const at::Tensor real =
+      up.select(1, 0).unsqueeze(1) * latent.pair_selector.to(up.scalar_type());
+  const at::Tensor imaginary =
+      up.select(1, 1).unsqueeze(1) * latent.pair_selector.to(up.scalar_type());
+  const at::Tensor first = at::cat({real, -imaginary}, -1);  // [heads, n, 2C]
+  const at::Tensor second = at::cat({imaginary, real}, -1);
+  const at::Tensor rows =
+      call.spec().rope.pairing == model::RopePairing::kHalfSplit
+          ? at::cat({first, second}, 1)
+          : at::stack({first, second}, 2);
+  return rows.reshape({-1, 2 * latent.pair_selector.size(1)});
+}
+
+absl::StatusOr<at::Tensor> LiftGroups(const Call& call, const ProgramPart& part,
+                                      const at::Tensor& latent) {
+  std::vector<at::Tensor> lifted;
+  for (size_t g = 0; g < part.latents.size(); ++g) {
+    const ProgramLatent& one = part.latents[g];
+    KVASIR_ASSIGN_OR_RETURN(
+        const at::Tensor up,
+        call.Get(absl::StrCat(part.prefix, ".",
+                              model::LiftName(static_cast<int64_t>(g)))));
+    lifted.push_back(at::linear(
+        latent.slice(-1, one.offset, one.offset + one.width()),
+        part.space == Part::kRopeLowRank ? ComplexLift(call, one, up) : up));
+  }
+  return lifted.size() == 1 ? lifted[0] : at::cat(lifted, -1);
+}
+
+// Decoded latents [B, T, sum of R'] to the dims that the part covers
+// [B, T, Hkv, d], heads ascending.
+absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
+                                const at::Tensor& latent) {
+  at::Tensor flat = latent;
+  if (part.basis) {
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor basis,
+                            call.Get(part.prefix + ".basis.weight"));
+    flat = at::matmul(latent, basis);
+    if (part.mean) {
+      KVASIR_ASSIGN_OR_RETURN(const at::Tensor mean,
+                              call.Get(part.prefix + ".basis.mean"));
+      flat = flat + mean;
+    }
+  } else if (part.space == Part::kLowRank || part.space == Part::kRopeLowRank) {
+    KVASIR_ASSIGN_OR_RETURN(flat, LiftGroups(call, part, latent));
+  }
+  at::Tensor heads =
+      flat.view({flat.size(0), flat.size(1), call.spec().num_kv_heads, -1});
+  if (part.head_order.defined()) {
+    heads = heads.index_select(2, part.head_order);
+  }
+  if (part.has_up_bias) {
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor bias,
+                            call.Get(part.prefix + ".up.bias"));
+    heads = heads + bias.view({call.spec().num_kv_heads, -1});
+  }
+  return heads;
+}
+
+// `sum` (or nothing) with the dims of one more part [B, T, Hkv, d]: parts cover
+// dims of their own.
+at::Tensor AddDims(const Call& call, const ProgramPart& part,
+                   const at::Tensor& sum, const at::Tensor& dims) {
+  at::Tensor whole = dims;
+  if (part.lifted_index.defined()) {
+    std::vector<int64_t> shape = dims.sizes().vec();
+    shape.back() = call.spec().head_dim;
+    whole = at::zeros(shape, dims.options())
+                .scatter(-1, part.lifted_index.expand(dims.sizes()), dims);
+  }
+  return sum.defined() ? sum + whole : whole;
+}
+
+struct Keys {
+  at::Tensor seen;  // [B, T, Hkv, W]
+  int64_t exact_window = 0;
+  at::Tensor exact;  // defined with a window
+};
+
+// A folded part's latents for every KV head, turned as its queries are.
+at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
+                     const at::Tensor& latent) {
+  const at::Tensor turned = part.space == Part::kRopeLowRank &&
+                                    !part.post_rope && call.program.rotates
+                                ? RotateComplex(call, part, latent)
+                                : latent;
+  return SelectOrZero(turned, part.folded_channels)
+      .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
+}
+
+// Latents of all parts to the keys that queries meet: the dims of a head, then
+// the latents of parts that fold.
+absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
+                                       const std::vector<at::Tensor>& latents) {
+  const LayerProgram& program = call.program;
+  LayerObserver* observer = call.hooks.observer;
+  at::Tensor before;  // its rotation
+  at::Tensor after;
+  std::vector<at::Tensor> pieces;
+  for (size_t p = 0; p < program.key.size(); ++p) {
+    const ProgramPart& part = program.key[p];
+    if (part.folds) {
+      pieces.push_back(FoldedKey(call, part, latents[p]));
+      continue;
+    }
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor dims,
+                            Lift(call, part, latents[p]));
+    at::Tensor& sum = part.post_rope ? after : before;
+    sum = AddDims(call, part, sum, dims);
+  }
+  if (before.defined()) {
+    if (call.hooks.transform != nullptr) {
+      KVASIR_ASSIGN_OR_RETURN(CacheTransform::Seen seen,
+                              call.hooks.transform->Key(program.layer, before));
+      AddClamps(call, seen);
+      before = std::move(seen.values);
+    }
+    if (observer != nullptr) observer->OnKey(program.layer, before);
+    if (program.rotates) before = Rotate(before, HeadTurn(call));
+    after = after.defined() ? before + after : before;
+  }
+  if (after.defined()) {
+    if (observer != nullptr) observer->OnRotatedKey(program.layer, after);
+    pieces.insert(pieces.begin(), after);
+  }
+  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
+}
+
+absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
+  const LayerProgram& program = call.program;
+  std::vector<at::Tensor> exact;
+  std::vector<at::Tensor> coded;
+  for (const ProgramPart& part : program.key) {
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
+                            PartLatents(call, part, x));
+    KVASIR_ASSIGN_OR_RETURN(at::Tensor decoded,
+                            CodeLatents(call, cache::Side::kKey, part, latent));
+    if (program.key_exact_window > 0) {
+      exact.push_back(RoundExact(call, part, latent));
+    }
+    coded.push_back(std::move(decoded));
+  }
+  Keys keys;
+  KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
+  keys.exact_window = program.key_exact_window;
+  if (keys.exact_window > 0) {
+    // Observers have seen the keys: of what is stored for all tokens.
+    Call unseen = call;
+    unseen.hooks.observer = nullptr;
+    KVASIR_ASSIGN_OR_RETURN(keys.exact, AssembleKey(unseen, exact));
+  }
+  return keys;
+}
+
+struct Values {
+  at::Tensor seen;  // [B, T, Hkv, Wv]
+  int64_t exact_window = 0;
+  at::Tensor exact;
+};
+
+absl::StatusOr<at::Tensor> AssembleValue(const Call& call,
+                                         const at::Tensor& latent) {
+  const ProgramPart& part = call.program.value;
+  if (!part.folds) return Lift(call, part, latent);
+  return SelectOrZero(latent, part.folded_channels)
+      .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
+}
+
+absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x) {
+  const LayerProgram& program = call.program;
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
+                          PartLatents(call, program.value, x));
+  KVASIR_ASSIGN_OR_RETURN(
+      const at::Tensor decoded,
+      CodeLatents(call, cache::Side::kValue, program.value, latent));
+  Values values;
+  KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, decoded));
+  values.exact_window = program.value_exact_window;
+  if (values.exact_window > 0) {
+    KVASIR_ASSIGN_OR_RETURN(
+        values.exact,
+        AssembleValue(call, RoundExact(call, program.value, latent)));
+  }
+  if (call.hooks.transform != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(
+        CacheTransform::Seen seen,
+        call.hooks.transform->Value(program.layer, values.seen));
+    AddClamps(call, seen);
+    values.exact = values.seen;
+    values.exact_window = seen.exact_window;
+    values.seen = std::move(seen.values);
+  }
+  if (call.hooks.observer != nullptr && !program.value.folds) {
+    call.hooks.observer->OnValue(program.layer, values.seen);
+  }
+  return values;
+}
+
+// Rotated queries [B, T, Hq, W] for what AssembleKey gives, times `scale`.
+absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
+                                       double scale) {
+  const LayerProgram& program = call.program;
+  const model::DecoderSpec& spec = call.spec();
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor rows,
+                          call.Project("self_attn.q_proj", x, spec.qkv_bias));
+  const std::vector<int64_t> by_head = {x.size(0), x.size(1), spec.num_heads,
+                                        -1};
+  std::vector<at::Tensor> pieces;
+  if (program.has_plain_key) {
+    const at::Tensor query =
+        (program.query_is_folded ? SelectOrZero(rows, program.plain_query_rows)
+                                 : rows)
+            .view(by_head);
+    if (call.hooks.observer != nullptr && !program.query_is_folded) {
+      call.hooks.observer->OnQuery(program.layer, query);
+    }
+    pieces.push_back(program.rotates ? Rotate(query, HeadTurn(call, scale))
+                                     : query * scale);
+  }
+  const int64_t share = spec.num_heads / spec.num_kv_heads;
+  for (size_t p = 0; p < program.key.size(); ++p) {
+    const ProgramPart& part = program.key[p];
+    if (!part.folds) continue;
+    const at::Tensor query =
+        SelectOrZero(rows, program.folded_query_rows[p]).view(by_head);
+    if (part.space != Part::kRopeLowRank) {
+      pieces.push_back(query * scale);
+      continue;
+    }
+    Turn turn = PairTurn(call, part.head_channel_pairs, spec.num_kv_heads,
+                         model::RopePairing::kHalfSplit, scale);
+    turn.cos = turn.cos.repeat_interleave(share, 1);
+    turn.sin = turn.sin.repeat_interleave(share, 1);
+    pieces.push_back(Rotate(query, turn));
+  }
+  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
+}
+
+// A cache that no plan expresses, between the keys and the queries.
+absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
+                                  Keys& keys) {
+  if (call.program.key[0].coded) {
+    return absl::InvalidArgumentError(
+        "a cache transform stands on an uncompressed model only");
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      CacheTransform::Seen seen,
+      call.hooks.transform->RotatedKey(call.program.layer, keys.seen, query));
+  AddClamps(call, seen);
+  keys.exact = keys.seen;
+  keys.exact_window = seen.exact_window;
+  keys.seen = std::move(seen.values);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
+  const LayerProgram& program = call.program;
+  if (call.hooks.observer != nullptr) {
+    call.hooks.observer->OnAttentionInput(program.layer, x);
+  }
+  const double scale =
+      1.0 / std::sqrt(static_cast<double>(call.spec().head_dim));
+  AttentionInputs inputs;
+  KVASIR_ASSIGN_OR_RETURN(
+      inputs.query,
+      MakeQueries(call, x, call.hooks.transform == nullptr ? scale : 1.0));
+  KVASIR_ASSIGN_OR_RETURN(Keys keys, MakeKeys(call, x));
+  if (call.hooks.transform != nullptr) {
+    KVASIR_RETURN_IF_ERROR(TransformRotatedKeys(call, inputs.query, keys));
+    inputs.query = inputs.query * scale;
+  }
+  KVASIR_ASSIGN_OR_RETURN(Values values, MakeValues(call, x));
+  inputs.key = std::move(keys.seen);
+  inputs.near_key = std::move(keys.exact);
+  inputs.near_key_tokens = keys.exact_window;
+  inputs.value = std::move(values.seen);
+  inputs.near_value = std::move(values.exact);
+  inputs.near_value_tokens = values.exact_window;
+  inputs.sliding_window = program.sliding_window;
+  at::Tensor mixed = CausalAttention(inputs).flatten(2);
+  if (program.output_columns.defined()) {
+    mixed = mixed.index_select(-1, program.output_columns);
+  }
+  return call.Project("self_attn.o_proj", mixed, program.has_o_bias);
+}
+
+absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
+  const model::DecoderSpec& spec = call.spec();
+  const bool bias = spec.mlp_bias;
+  KVASIR_ASSIGN_OR_RETURN(at::Tensor inner,
+                          call.Project("mlp.up_proj", x, bias));
+  switch (spec.mlp) {
+    case model::MlpKind::kGatedSilu: {
+      KVASIR_ASSIGN_OR_RETURN(const at::Tensor gate,
+                              call.Project("mlp.gate_proj", x, bias));
+      inner = at::silu(gate) * inner;
+      break;
+    }
+    case model::MlpKind::kGelu:
+      inner = at::gelu(inner);
+      break;
+    case model::MlpKind::kGeluTanh:
+      inner = at::gelu(inner, "tanh");
+      break;
+    case model::MlpKind::kRelu:
+      inner = at::relu(inner);
+      break;
+  }
+  return call.Project("mlp.down_proj", inner, bias);
+}
+
+// The spec's norm over the last dim, in float32. `bias` of a LayerNorm.
+at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
+                     const at::Tensor& weight, const at::Tensor& bias) {
+  const at::Tensor wide = hidden.to(at::kFloat);
+  if (spec.norm == model::NormKind::kLayerNorm) {
+    return at::layer_norm(wide, {wide.size(-1)}, weight, bias, spec.norm_eps)
+        .to(hidden.scalar_type());
+  }
+  const at::Tensor scale =
+      at::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + spec.norm_eps);
+  return (wide * scale).to(hidden.scalar_type()) * weight;
+}
+
+absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
+                                          const std::string& module,
+                                          const at::Tensor& hidden) {
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor weight,
+                          call.Get(module + ".weight"));
+  at::Tensor bias;
+  if (call.spec().norm == model::NormKind::kLayerNorm) {
+    KVASIR_ASSIGN_OR_RETURN(bias, call.Get(module + ".bias"));
+  }
+  return Normalize(call.spec(), hidden, weight, bias);
+}
+
+}  // namespace
+
+Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
+                      const at::TensorOptions& options,
+                      int64_t first_position) {
+  const auto doubles = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor angle = at::outer(
+      at::arange(first_position, first_position + num_positions, doubles),
+      at::tensor(rope.frequencies, doubles));
+  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
+  const auto narrow = [&](const at::Tensor& table) {
+    return (table * rope.attention_factor).to(options.device(), type);
+  };
+  return {narrow(angle.cos()), narrow(angle.sin())};
+}
+
+absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
+                                          const TensorMap& tensors,
+                                          const at::Tensor& hidden) {
+  return LayerNormalize({program, tensors, {}, {}}, "input_layernorm", hidden);
+}
+
+absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
+                                            const TensorMap& tensors,
+                                            const Rotation& rotation,
+                                            const at::Tensor& x,
+                                            const LayerHooks& hooks) {
+  return Attend(
+      {program, tensors,
+       rotation.cos.defined() ? rotation.Slice(x.size(1)) : rotation, hooks},
+      x);
+}
+
+absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
+                                        const TensorMap& tensors,
+                                        const Rotation& rotation,
+                                        const at::Tensor& hidden,
+                                        const LayerHooks& hooks) {
+  const Call call{
+      program, tensors,
+      rotation.cos.defined() ? rotation.Slice(hidden.size(1)) : rotation,
+      hooks};
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor x,
+                          LayerNormalize(call, "input_layernorm", hidden));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor attention, Attend(call, x));
+  const at::Tensor between = hidden + attention;
+  KVASIR_ASSIGN_OR_RETURN(
+      const at::Tensor mlp_input,
+      LayerNormalize(call, "post_attention_layernorm",
+                     program.spec.parallel_residual ? hidden : between));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor mlp, Mlp(call, mlp_input));
+  return between + mlp;
+}
+
+at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids) {
+  const at::Tensor tokens = at::embedding(outer.embedding, ids);
+  if (!outer.positions.defined()) return tokens;
+  return tokens + outer.positions.slice(0, 0, ids.size(1));
+}
+
+at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
+                     const at::Tensor& hidden) {
+  return Normalize(spec, hidden, outer.final_norm, outer.final_norm_bias);
+}
+
+at::Tensor FinalLogits(const model::DecoderSpec& spec,
+                       const OuterTensors& outer, const at::Tensor& hidden) {
+  return at::linear(FinalNorm(spec, outer, hidden), outer.head);
+}
+
+}  // namespace kvasir::compress

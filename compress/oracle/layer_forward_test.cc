@@ -1,0 +1,841 @@
+// Identities of every space: what a plan's tensors compute equals a full layer
+// whose projections say the same. Tensors are made here from the rules of
+// docs/artifact.md, of random factors.
+#include "compress/oracle/layer_forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "compress/oracle/cache_shape.h"
+#include "gmock/gmock.h"
+
+namespace kvasir::compress {
+namespace {
+
+using ::kvasir::base::IsOk;
+using ::kvasir::base::StatusIs;
+using ::testing::HasSubstr;
+
+using Indices = std::vector<int64_t>;
+
+constexpr int64_t kModelDim = 20;
+constexpr int64_t kLength = 9;
+
+struct Shape {
+  const char* name;
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  int64_t rotary_dim;
+  model::RopePairing pairing;
+  bool rope;
+  bool bias;
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+
+// GQA and MHA, both pairings, partial rotary, no RoPE, with and without biases.
+const Shape kShapes[] = {
+    {"gqa", 4, 2, 8, 8, model::RopePairing::kHalfSplit, true, false},
+    {"mha with biases", 4, 4, 8, 8, model::RopePairing::kHalfSplit, true, true},
+    {"interleaved", 8, 4, 6, 6, model::RopePairing::kInterleaved, true, true},
+    {"partial", 4, 4, 10, 6, model::RopePairing::kHalfSplit, true, true},
+    {"partial interleaved", 4, 2, 10, 6, model::RopePairing::kInterleaved, true,
+     false},
+    {"no rope", 6, 2, 6, 6, model::RopePairing::kHalfSplit, false, true},
+};
+
+model::DecoderSpec SpecOf(const Shape& shape) {
+  model::DecoderSpec spec;
+  spec.hidden_size = kModelDim;
+  spec.num_heads = shape.heads;
+  spec.num_kv_heads = shape.kv_heads;
+  spec.head_dim = shape.head_dim;
+  spec.intermediate_size = 12;
+  spec.vocab_size = 11;
+  spec.max_position_embeddings = 64;
+  spec.rope.rotary_dim = shape.rotary_dim;
+  spec.rope.pairing = shape.pairing;
+  for (int64_t f = 0; f < shape.rotary_dim / 2; ++f) {
+    spec.rope.frequencies.push_back(std::pow(0.3, static_cast<double>(f)));
+  }
+  spec.qkv_bias = shape.bias;
+  spec.layers.push_back({.rope = shape.rope});
+  return spec;
+}
+
+at::Tensor Random(Indices sizes) { return at::randn(sizes) * 0.4; }
+
+// One layer's model and an input, and what its plan's tensors are made from.
+struct Layer {
+  model::DecoderSpec spec;
+  TensorMap tensors;  // of the uncompressed layer
+  at::Tensor x = at::randn({2, kLength, kModelDim});
+
+  int64_t query_dims() const { return spec.num_heads * spec.head_dim; }
+  int64_t kv_dims() const { return spec.num_kv_heads * spec.head_dim; }
+  int64_t share() const { return spec.num_heads / spec.num_kv_heads; }
+  int64_t pairs() const {
+    return spec.layers[0].rope ? spec.rope.rotary_dim / 2 : 0;
+  }
+  at::Tensor& operator[](const std::string& name) {
+    return tensors["self_attn." + name];
+  }
+  // The dims of a pair of one head.
+  std::pair<int64_t, int64_t> PairDims(int64_t pair) const {
+    if (spec.rope.pairing == model::RopePairing::kInterleaved) {
+      return {2 * pair, 2 * pair + 1};
+    }
+    return {pair, pair + pairs()};
+  }
+};
+
+Layer MakeLayer(const Shape& shape) {
+  at::manual_seed(11);
+  Layer layer;
+  layer.spec = SpecOf(shape);
+  layer["q_proj.weight"] = Random({layer.query_dims(), kModelDim});
+  layer["k_proj.weight"] = Random({layer.kv_dims(), kModelDim});
+  layer["v_proj.weight"] = Random({layer.kv_dims(), kModelDim});
+  layer["o_proj.weight"] = Random({kModelDim, layer.query_dims()});
+  if (shape.bias) {
+    layer["q_proj.bias"] = Random({layer.query_dims()});
+    layer["k_proj.bias"] = Random({layer.kv_dims()});
+    layer["v_proj.bias"] = Random({layer.kv_dims()});
+  }
+  return layer;
+}
+
+kvasir::v1::LayerPlan FullPlan(const Layer& layer) {
+  kvasir::v1::LayerPlan plan;
+  kvasir::v1::Part* key = plan.mutable_key()->add_parts();
+  key->mutable_full();
+  key->mutable_codec()->set_dtype(kvasir::v1::F32);
+  *plan.mutable_value() = plan.key();
+  plan.mutable_value()->mutable_parts(0)->set_stored(kvasir::v1::NO_ROPE);
+  key->set_stored(layer.pairs() > 0 ? kvasir::v1::POST_ROPE
+                                    : kvasir::v1::NO_ROPE);
+  return plan;
+}
+
+absl::StatusOr<at::Tensor> Attention(const Layer& layer,
+                                     const kvasir::v1::LayerPlan* plan,
+                                     const LayerHooks& hooks = {}) {
+  if (plan != nullptr) {
+    kvasir::v1::KvPlan whole;
+    whole.set_schema_version(1);
+    *whole.add_layers() = *plan;
+    EXPECT_THAT(cache::ValidatePlan(whole, CacheShapeOf(layer.spec)), IsOk());
+  }
+  auto program = MakeLayerProgram(layer.spec, plan, 0);
+  if (!program.ok()) return program.status();
+  const Rotation rotation =
+      MakeRotation(layer.spec.rope, 32, at::TensorOptions());
+  for (const model::RequiredTensor& want : program->attention_tensors) {
+    const auto have = layer.tensors.find(want.name);
+    if (have == layer.tensors.end()) {
+      ADD_FAILURE() << "no tensor " << want.name;
+    } else {
+      EXPECT_EQ(have->second.sizes(), c10::IntArrayRef(want.shape))
+          << want.name;
+    }
+  }
+  return AttentionForward(*program, layer.tensors, rotation, layer.x, hooks);
+}
+
+// Both layers give the same.
+void ExpectSame(const absl::StatusOr<at::Tensor>& have,
+                const absl::StatusOr<at::Tensor>& want,
+                double tolerance = 2e-5) {
+  ASSERT_THAT(have, IsOk());
+  ASSERT_THAT(want, IsOk());
+  const double scale = want->abs().max().item<double>();
+  EXPECT_LT((*have - *want).abs().max().item<double>() / scale, tolerance);
+}
+
+// Two groups whose heads are not side by side, or one head each.
+std::vector<Indices> Groups(const Layer& layer, bool scattered) {
+  std::vector<Indices> groups(scattered ? 2 : 1);
+  for (int64_t h = 0; h < layer.spec.num_kv_heads; ++h) {
+    groups[scattered ? static_cast<size_t>((h + 1) % 2) : 0].push_back(h);
+  }
+  return groups;
+}
+
+// A low-rank part of heads of `d` dims: random factors into `layer` under
+// `prefix`. Returns what it stands for: rows [Hkv * d, M] and their bias.
+struct LowRank {
+  at::Tensor rows;
+  at::Tensor bias;
+  std::vector<at::Tensor> up;  // per group [heads * d, R]
+  Indices group_of_head;
+  Indices place_in_group;
+  Indices ranks;
+};
+
+LowRank AddLowRank(Layer& layer, kvasir::v1::Part& part,
+                   const std::string& prefix, int64_t d, bool scattered,
+                   bool fold) {
+  LowRank made;
+  const int64_t kv_heads = layer.spec.num_kv_heads;
+  made.rows = at::zeros({kv_heads, d, kModelDim});
+  made.bias = at::zeros({kv_heads, d});
+  made.group_of_head.resize(static_cast<size_t>(kv_heads));
+  made.place_in_group = made.group_of_head;
+  const std::vector<Indices> groups = Groups(layer, scattered);
+  std::vector<at::Tensor> downs;
+  std::vector<at::Tensor> biases;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto heads = static_cast<int64_t>(groups[g].size());
+    const int64_t rank = std::min(heads * d, static_cast<int64_t>(3 + 2 * g));
+    auto* group = part.mutable_low_rank()->add_groups();
+    group->set_rank(static_cast<uint32_t>(rank));
+    const at::Tensor down = Random({rank, kModelDim});
+    const at::Tensor bias = Random({rank});
+    const at::Tensor up = Random({heads * d, rank});
+    for (size_t i = 0; i < groups[g].size(); ++i) {
+      const int64_t head = groups[g][i];
+      group->add_heads(static_cast<uint32_t>(head));
+      made.group_of_head[static_cast<size_t>(head)] = static_cast<int64_t>(g);
+      made.place_in_group[static_cast<size_t>(head)] = static_cast<int64_t>(i);
+      const at::Tensor own = up.view({heads, d, rank})[static_cast<int64_t>(i)];
+      made.rows[head].copy_(at::matmul(own, down));
+      made.bias[head].copy_(at::mv(own, bias));
+    }
+    if (!fold) layer[absl::StrCat(prefix, ".up.", g, ".weight")] = up;
+    made.up.push_back(up);
+    made.ranks.push_back(rank);
+    downs.push_back(down);
+    biases.push_back(bias);
+  }
+  part.set_latent_bias(true);
+  layer[prefix + ".down.weight"] = at::cat(downs);
+  layer[prefix + ".down.bias"] = at::cat(biases);
+  auto* use = part.add_uses();
+  if (fold) use->mutable_fold();
+  return made;
+}
+
+kvasir::v1::Part* OnlyPart(kvasir::v1::SidePlan* side) {
+  kvasir::v1::Part* part = side->mutable_parts(0);
+  part->clear_full();
+  return part;
+}
+
+class IdentityTest : public testing::TestWithParam<Shape> {
+ protected:
+  Layer layer_ = MakeLayer(GetParam());
+};
+// Identities of layers that rotate, and of those that rotate parts of heads.
+class RotatingIdentityTest : public IdentityTest {};
+class PartialRotaryIdentityTest : public IdentityTest {};
+
+TEST_P(IdentityTest, FullAtEitherSideOfTheRotationIsTheUncompressedLayer) {
+  const auto want = Attention(layer_, nullptr);
+  kvasir::v1::LayerPlan plan = FullPlan(layer_);
+  ExpectSame(Attention(layer_, &plan), want);
+  if (layer_.pairs() == 0) return;
+  plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
+  ExpectSame(Attention(layer_, &plan), want);
+}
+
+TEST_P(IdentityTest, RebuiltLowRankKeysAreAFullKeyOfTheProduct) {
+  for (const bool scattered : {false, true}) {
+    Layer full = layer_;
+    Layer low = layer_;
+    kvasir::v1::LayerPlan plan = FullPlan(layer_);
+    kvasir::v1::Part* part = OnlyPart(plan.mutable_key());
+    part->set_stored(layer_.pairs() > 0 ? kvasir::v1::PRE_ROPE
+                                        : kvasir::v1::NO_ROPE);
+    part->set_mean(true);
+    const LowRank made = AddLowRank(low, *part, "k_proj", layer_.spec.head_dim,
+                                    scattered, false);
+    part->mutable_uses(0)->mutable_reconstruct();
+    low["k_proj.up.bias"] = Random({layer_.kv_dims()});
+    full["k_proj.weight"] = made.rows.reshape({-1, kModelDim});
+    full["k_proj.bias"] = made.bias.flatten() + low["k_proj.up.bias"];
+    full.spec.qkv_bias = true;
+    if (!layer_.spec.qkv_bias) {
+      full["q_proj.bias"] = at::zeros({layer_.query_dims()});
+      full["v_proj.bias"] = at::zeros({layer_.kv_dims()});
+    }
+    ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+  }
+}
+
+// W_v = up down, with a constant that is moved into o_proj's bias.
+TEST_P(IdentityTest, LowRankValuesAreTheProductAtRunTimeAndFolded) {
+  for (const bool scattered : {false, true}) {
+    for (const bool fold : {false, true}) {
+      Layer full = layer_;
+      Layer low = layer_;
+      kvasir::v1::LayerPlan plan = FullPlan(layer_);
+      kvasir::v1::Part* part = OnlyPart(plan.mutable_value());
+      const LowRank made = AddLowRank(low, *part, "v_proj",
+                                      layer_.spec.head_dim, scattered, fold);
+      part->set_mean(true);
+      if (!fold) part->mutable_uses(0)->mutable_at_runtime();
+      const at::Tensor constant =
+          Random({layer_.spec.num_kv_heads, layer_.spec.head_dim});
+      const at::Tensor output = layer_["o_proj.weight"];
+      low["o_proj.bias"] = at::mv(
+          output, constant.repeat_interleave(layer_.share(), 0).flatten());
+      if (fold) {
+        std::vector<at::Tensor> columns;
+        for (int64_t i = 0; i < layer_.spec.num_heads; ++i) {
+          const auto head = static_cast<size_t>(i / layer_.share());
+          const at::Tensor& up =
+              made.up[static_cast<size_t>(made.group_of_head[head])];
+          const int64_t d = layer_.spec.head_dim;
+          columns.push_back(
+              at::matmul(output.slice(1, i * d, (i + 1) * d),
+                         up.slice(0, made.place_in_group[head] * d,
+                                  (made.place_in_group[head] + 1) * d)));
+        }
+        low["o_proj.weight"] = at::cat(columns, 1);
+      }
+      full["v_proj.weight"] = made.rows.reshape({-1, kModelDim});
+      full["v_proj.bias"] = (made.bias + constant).flatten();
+      full.spec.qkv_bias = true;
+      if (!layer_.spec.qkv_bias) {
+        full["q_proj.bias"] = at::zeros({layer_.query_dims()});
+        full["k_proj.bias"] = at::zeros({layer_.kv_dims()});
+      }
+      ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+    }
+  }
+}
+
+// Keeps pairs of each head in its own way; heads differ.
+Indices KeptPairs(const Layer& layer, int64_t head) {
+  Indices kept;
+  for (int64_t f = 0; f < layer.pairs(); ++f) {
+    if (f != head % layer.pairs()) kept.push_back(f);
+  }
+  return kept;
+}
+
+// Rows of a tensor over heads' dims that belong to some pairs, as a head of
+// just these pairs lies.
+Indices RowsOfPairs(const Layer& layer, const Indices& pairs) {
+  Indices first;
+  Indices second;
+  Indices woven;
+  for (const int64_t pair : pairs) {
+    first.push_back(layer.PairDims(pair).first);
+    second.push_back(layer.PairDims(pair).second);
+    woven.push_back(first.back());
+    woven.push_back(second.back());
+  }
+  if (layer.spec.rope.pairing == model::RopePairing::kInterleaved) return woven;
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+at::Tensor SelectHeadRows(const at::Tensor& rows, int64_t head, int64_t dim,
+                          const Indices& dims) {
+  return rows.slice(0, head * dim, (head + 1) * dim)
+      .index_select(0, at::tensor(dims));
+}
+
+TEST_P(RotatingIdentityTest, KeptPairsAreAFullKeyWithTheOthersMasked) {
+  const int64_t dim = layer_.spec.head_dim;
+  for (const bool fold : {false, true}) {
+    for (const auto stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
+      Layer masked = layer_;
+      Layer pruned = layer_;
+      kvasir::v1::LayerPlan plan = FullPlan(layer_);
+      kvasir::v1::Part* part = OnlyPart(plan.mutable_key());
+      part->set_stored(stored);
+      auto* use = part->add_uses();
+      fold ? (void)use->mutable_fold() : (void)use->mutable_at_runtime();
+      at::Tensor mask = at::zeros({layer_.kv_dims()});
+      const std::vector<std::string> names =
+          layer_.spec.qkv_bias ? std::vector<std::string>{"weight", "bias"}
+                               : std::vector<std::string>{"weight"};
+      for (int64_t h = 0; h < layer_.spec.num_kv_heads; ++h) {
+        auto* list = part->mutable_rope_pairs()->add_per_head();
+        for (const int64_t pair : KeptPairs(layer_, h)) {
+          list->add_pair_indices(static_cast<uint32_t>(pair));
+        }
+        for (const int64_t d : RowsOfPairs(layer_, KeptPairs(layer_, h))) {
+          mask[h * dim + d].fill_(1.0);
+        }
+      }
+      for (const std::string& name : names) {
+        const at::Tensor key = layer_["k_proj." + name];
+        masked["k_proj." + name] =
+            key * (name == "bias" ? mask : mask.unsqueeze(1));
+        std::vector<at::Tensor> rows;
+        for (int64_t h = 0; h < layer_.spec.num_kv_heads; ++h) {
+          rows.push_back(SelectHeadRows(
+              key, h, dim, RowsOfPairs(layer_, KeptPairs(layer_, h))));
+        }
+        pruned["k_proj." + name] = at::cat(rows);
+        if (!fold) continue;
+        rows.clear();
+        for (int64_t i = 0; i < layer_.spec.num_heads; ++i) {
+          rows.push_back(SelectHeadRows(
+              layer_["q_proj." + name], i, dim,
+              RowsOfPairs(layer_, KeptPairs(layer_, i / layer_.share()))));
+        }
+        pruned["q_proj." + name] = at::cat(rows);
+      }
+      ExpectSame(Attention(pruned, &plan), Attention(masked, nullptr));
+    }
+  }
+}
+
+// A rope_low_rank part of random factors, and the key rows it stands for.
+struct Commuting {
+  std::vector<Indices> groups;
+  std::vector<Indices> channel_pairs;
+  std::vector<at::Tensor> up;  // [heads, 2, C]
+};
+
+Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
+                       const std::string& prefix, bool fold) {
+  Commuting made;
+  made.groups = Groups(layer, layer.spec.num_kv_heads > 2);
+  const int64_t dim = layer.spec.head_dim;
+  at::Tensor rows = full["k_proj.weight"].clone().view(
+      {layer.spec.num_kv_heads, dim, kModelDim});
+  at::Tensor biases = at::zeros({layer.spec.num_kv_heads, dim});
+  std::vector<at::Tensor> downs;
+  std::vector<at::Tensor> down_biases;
+  for (size_t g = 0; g < made.groups.size(); ++g) {
+    auto* group = part.mutable_rope_low_rank()->add_groups();
+    Indices channel_pairs;
+    // The second group leaves its first pair out, and ranks differ.
+    for (int64_t f = static_cast<int64_t>(g); f < layer.pairs(); ++f) {
+      const int64_t rank = 1 + (f + static_cast<int64_t>(g)) % 2;
+      group->add_pairs(static_cast<uint32_t>(f));
+      group->add_rank_per_pair(static_cast<uint32_t>(rank));
+      channel_pairs.insert(channel_pairs.end(), static_cast<size_t>(rank), f);
+    }
+    const auto complex = static_cast<int64_t>(channel_pairs.size());
+    const auto heads = static_cast<int64_t>(made.groups[g].size());
+    const at::Tensor up = Random({heads, 2, complex});
+    const at::Tensor down = Random({2 * complex, kModelDim});
+    const at::Tensor bias = Random({2 * complex});
+    for (int64_t i = 0; i < heads; ++i) {
+      const int64_t head = made.groups[g][static_cast<size_t>(i)];
+      group->add_heads(static_cast<uint32_t>(head));
+      for (int64_t f = 0; f < layer.pairs(); ++f) {
+        rows[head][layer.PairDims(f).first].zero_();
+        rows[head][layer.PairDims(f).second].zero_();
+      }
+      for (int64_t c = 0; c < complex; ++c) {
+        const auto [a, b] =
+            layer.PairDims(channel_pairs[static_cast<size_t>(c)]);
+        const at::Tensor real = up[i][0][c];
+        const at::Tensor imaginary = up[i][1][c];
+        // (ur + i ui)(zr + i zi)
+        rows[head][a] += real * down[c] - imaginary * down[complex + c];
+        rows[head][b] += real * down[complex + c] + imaginary * down[c];
+        biases[head][a] += real * bias[c] - imaginary * bias[complex + c];
+        biases[head][b] += real * bias[complex + c] + imaginary * bias[c];
+      }
+    }
+    if (!fold) layer[absl::StrCat(prefix, ".up.", g, ".weight")] = up;
+    made.up.push_back(up);
+    made.channel_pairs.push_back(channel_pairs);
+    downs.push_back(down);
+    down_biases.push_back(bias);
+  }
+  part.set_latent_bias(true);
+  layer[prefix + ".down.weight"] = at::cat(downs);
+  layer[prefix + ".down.bias"] = at::cat(down_biases);
+  full["k_proj.weight"] = rows.view({-1, kModelDim});
+  full["k_proj.bias"] = biases.flatten();
+  if (!full.spec.qkv_bias) {
+    full.spec.qkv_bias = true;
+    full["q_proj.bias"] = at::zeros({full.query_dims()});
+    full["v_proj.bias"] = at::zeros({full.kv_dims()});
+  }
+  auto* use = part.add_uses();
+  fold ? (void)use->mutable_fold() : (void)use->mutable_at_runtime();
+  return made;
+}
+
+// conj(u) q for each channel: rows [2C, ...] of one query head.
+at::Tensor FoldedQueryRows(const Layer& layer, const at::Tensor& head_rows,
+                           const at::Tensor& up, const Indices& channel_pairs) {
+  std::vector<at::Tensor> real;
+  std::vector<at::Tensor> imaginary;
+  for (size_t c = 0; c < channel_pairs.size(); ++c) {
+    const auto [a, b] = layer.PairDims(channel_pairs[c]);
+    const at::Tensor ur = up[0][static_cast<int64_t>(c)];
+    const at::Tensor ui = up[1][static_cast<int64_t>(c)];
+    real.push_back(ur * head_rows[a] + ui * head_rows[b]);
+    imaginary.push_back(ur * head_rows[b] - ui * head_rows[a]);
+  }
+  real.insert(real.end(), imaginary.begin(), imaginary.end());
+  return at::stack(real);
+}
+
+// Latents that are rotated and then lifted (POST_ROPE, and folded ones, which
+// meet rotated latents) equal keys that are lifted and then rotated.
+TEST_P(RotatingIdentityTest, CommutingLatentsAreAFullKeyWhicheverComesFirst) {
+  if (layer_.spec.rope.rotary_dim < layer_.spec.head_dim) {
+    layer_["k_proj.weight"] = layer_["k_proj.weight"].clone();
+    auto heads = layer_["k_proj.weight"].view(
+        {layer_.spec.num_kv_heads, layer_.spec.head_dim, kModelDim});
+    heads.slice(1, layer_.spec.rope.rotary_dim).zero_();  // not covered
+  }
+  for (const bool fold : {false, true}) {
+    for (const auto stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
+      Layer full = layer_;
+      Layer low = layer_;
+      kvasir::v1::LayerPlan plan = FullPlan(layer_);
+      kvasir::v1::Part* part = OnlyPart(plan.mutable_key());
+      part->set_stored(stored);
+      const Commuting made = AddCommuting(low, full, *part, "k_proj", fold);
+      for (const char* name : {"weight", "bias"}) {
+        if (!fold || layer_.tensors.count(
+                         absl::StrCat("self_attn.q_proj.", name)) == 0) {
+          continue;
+        }
+        std::vector<at::Tensor> rows;
+        for (int64_t i = 0; i < layer_.spec.num_heads; ++i) {
+          for (size_t g = 0; g < made.groups.size(); ++g) {
+            for (size_t j = 0; j < made.groups[g].size(); ++j) {
+              if (made.groups[g][j] != i / layer_.share()) continue;
+              const int64_t d = layer_.spec.head_dim;
+              rows.push_back(FoldedQueryRows(
+                  layer_,
+                  layer_[absl::StrCat("q_proj.", name)].slice(0, i * d,
+                                                              (i + 1) * d),
+                  made.up[g][static_cast<int64_t>(j)], made.channel_pairs[g]));
+            }
+          }
+        }
+        low[absl::StrCat("q_proj.", name)] = at::cat(rows);
+      }
+      ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+    }
+  }
+}
+
+// Several parts: commuting latents for what rotates, a low-rank latent that is
+// absorbed (folded or not) for what does not.
+TEST_P(PartialRotaryIdentityTest, PartsOfPartialRotaryAddUp) {
+  const int64_t rest = layer_.spec.head_dim - layer_.spec.rope.rotary_dim;
+  ASSERT_GT(rest, 0);
+  const int64_t dim = layer_.spec.head_dim;
+  for (const bool fold : {false, true}) {
+    Layer full = layer_;
+    Layer low = layer_;
+    kvasir::v1::LayerPlan plan = FullPlan(layer_);
+    kvasir::v1::Part* first = OnlyPart(plan.mutable_key());
+    first->set_stored(kvasir::v1::POST_ROPE);
+    AddCommuting(low, full, *first, "k_proj.part0", false);
+    kvasir::v1::Part* second = plan.mutable_key()->add_parts();
+    second->mutable_codec()->set_dtype(kvasir::v1::F32);
+    second->set_stored(kvasir::v1::NO_ROPE);
+    const LowRank made =
+        AddLowRank(low, *second, "k_proj.part1", rest, true, fold);
+    if (!fold) second->mutable_uses(0)->mutable_at_runtime();
+    full["k_proj.weight"]
+        .view({layer_.spec.num_kv_heads, dim, kModelDim})
+        .slice(1, layer_.spec.rope.rotary_dim)
+        .copy_(made.rows);
+    full["k_proj.bias"]
+        .view({layer_.spec.num_kv_heads, dim})
+        .slice(1, layer_.spec.rope.rotary_dim)
+        .copy_(made.bias);
+    for (const char* name : {"weight", "bias"}) {
+      if (!fold || !low["q_proj.weight"].defined() ||
+          layer_.tensors.count(absl::StrCat("self_attn.q_proj.", name)) == 0) {
+        continue;
+      }
+      // Per head: the plain rows of the pairs of its group, then the lifted
+      // rest.
+      std::vector<at::Tensor> rows;
+      for (int64_t i = 0; i < layer_.spec.num_heads; ++i) {
+        const auto head = static_cast<size_t>(i / layer_.share());
+        const at::Tensor own = layer_[absl::StrCat("q_proj.", name)].slice(
+            0, i * dim, (i + 1) * dim);
+        Indices pairs;
+        for (const auto& group : plan.key().parts(0).rope_low_rank().groups()) {
+          for (const uint32_t h : group.heads()) {
+            if (h != head) continue;
+            pairs.assign(group.pairs().begin(), group.pairs().end());
+          }
+        }
+        rows.push_back(
+            own.index_select(0, at::tensor(RowsOfPairs(layer_, pairs))));
+        const at::Tensor& up =
+            made.up[static_cast<size_t>(made.group_of_head[head])];
+        const int64_t place = made.place_in_group[head];
+        rows.push_back(
+            at::matmul(up.slice(0, place * rest, (place + 1) * rest).t(),
+                       own.slice(0, layer_.spec.rope.rotary_dim)));
+      }
+      low[absl::StrCat("q_proj.", name)] = at::cat(rows);
+    }
+    ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+  }
+}
+
+// An orthonormal basis of all channels changes nothing; one with channels left
+// out is the projection.
+TEST_P(IdentityTest, AStaticBasisIsItsProjection) {
+  at::Tensor basis = std::get<0>(
+      at::linalg_qr(at::randn({layer_.kv_dims(), layer_.kv_dims()})));
+  const bool cut = layer_.kv_dims() % 8 == 0;
+  for (const bool post : {false, true}) {
+    if (post && layer_.pairs() == 0) continue;
+    Layer full = layer_;
+    Layer low = layer_;
+    kvasir::v1::LayerPlan plan = FullPlan(layer_);
+    kvasir::v1::Part* part = plan.mutable_key()->mutable_parts(0);
+    part->mutable_codec()->mutable_basis_static();
+    part->set_mean(true);
+    if (layer_.pairs() > 0 && !post) part->set_stored(kvasir::v1::PRE_ROPE);
+    low["k_proj.basis.weight"] = basis;
+    low["k_proj.basis.mean"] = Random({layer_.kv_dims()});
+    ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+    if (!cut || post) continue;
+    // A quarter left out; 8 bits of a narrow range are nearly exact, and
+    // code_latents off is the projection itself.
+    auto* bits = part->mutable_codec()->mutable_bits();
+    for (const uint32_t b : {8, 8, 8, 8, 8, 8, 0, 0}) bits->add_schedule(b);
+    part->mutable_codec()->mutable_per_token();
+    part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
+    const at::Tensor kept = basis.slice(0, 0, layer_.kv_dims() * 3 / 4);
+    low["k_proj.basis.weight"] = kept;
+    const at::Tensor projection = at::matmul(kept.t(), kept);
+    const at::Tensor mean = low["k_proj.basis.mean"];
+    full["k_proj.weight"] = at::matmul(projection, full["k_proj.weight"]);
+    const at::Tensor bias = layer_.spec.qkv_bias
+                                ? layer_["k_proj.bias"]
+                                : at::zeros({layer_.kv_dims()});
+    full["k_proj.bias"] = at::mv(projection, bias - mean) + mean;
+    if (!layer_.spec.qkv_bias) {
+      full.spec.qkv_bias = true;
+      full["q_proj.bias"] = at::zeros({layer_.query_dims()});
+      full["v_proj.bias"] = at::zeros({layer_.kv_dims()});
+    }
+    ExpectSame(Attention(low, &plan, {.code_latents = false}),
+               Attention(full, nullptr));
+  }
+}
+
+// Codes its keys and values by hand, where a plan of POST_ROPE codes them.
+class CodedCache : public CacheTransform {
+ public:
+  explicit CodedCache(const LatentCodec& codec, int64_t window = 0)
+      : codec_(codec), window_(window) {}
+  absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
+                                  const at::Tensor&) const override {
+    return Coded(key);
+  }
+  absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
+    return Coded(value);
+  }
+
+ private:
+  absl::StatusOr<Seen> Coded(const at::Tensor& heads) const {
+    auto coded = CodeLatent(codec_, heads);
+    if (!coded.ok()) return coded.status();
+    return Seen{coded->values, window_};
+  }
+  LatentCodec codec_;
+  int64_t window_;
+};
+
+TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
+  for (const uint32_t window : {0u, 3u}) {
+    kvasir::v1::LayerPlan plan = FullPlan(layer_);
+    for (auto* side : {plan.mutable_key(), plan.mutable_value()}) {
+      kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+      codec->mutable_bits()->add_schedule(3);
+      codec->mutable_per_token();
+      codec->set_param_dtype(kvasir::v1::F16);
+      side->set_exact_window(window);
+    }
+    const auto codec =
+        MakeLatentCodec(plan.key().parts(0).codec(), layer_.spec.head_dim);
+    ASSERT_THAT(codec, IsOk());
+    const CodedCache cache(*codec, window);
+    const auto have = Attention(layer_, &plan);
+    // The transform's exact rows are not rounded.
+    ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
+               window == 0 ? 2e-5 : 1e-2);
+    // And they do change it.
+    const auto exact = Attention(layer_, nullptr);
+    EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);
+  }
+}
+
+// A window over all tokens leaves nothing of the codes, but for its own type
+// and what stands before the codec.
+TEST_P(IdentityTest, RowsOfAnExactWindowAreBf16) {
+  for (const bool hadamard : {false, true}) {
+    kvasir::v1::LayerPlan coded = FullPlan(layer_);
+    kvasir::v1::LayerPlan rounded = coded;
+    for (auto* side : {coded.mutable_key(), coded.mutable_value()}) {
+      kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+      codec->mutable_bits()->add_schedule(1);
+      codec->mutable_per_token();
+      codec->set_param_dtype(kvasir::v1::F16);
+      if (hadamard) codec->mutable_hadamard_online();
+      side->set_exact_window(kLength);
+    }
+    for (auto* side : {rounded.mutable_key(), rounded.mutable_value()}) {
+      kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
+      codec->set_dtype(kvasir::v1::BF16);
+      if (hadamard) codec->mutable_hadamard_online();
+    }
+    ExpectSame(Attention(layer_, &coded), Attention(layer_, &rounded));
+  }
+}
+
+// The order and shapes that an observer sees, and codes of every latent.
+class Recorder : public LayerObserver {
+ public:
+  void OnAttentionInput(int64_t, const at::Tensor& x) override { input = x; }
+  void OnQuery(int64_t, const at::Tensor& tensor) override { query = tensor; }
+  void OnKey(int64_t, const at::Tensor& tensor) override { key = tensor; }
+  void OnRotatedKey(int64_t, const at::Tensor& tensor) override {
+    rotated = tensor;
+    ++rotated_keys;
+  }
+  void OnValue(int64_t, const at::Tensor& tensor) override { value = tensor; }
+  void OnLatent(int64_t, cache::Side side, int, const at::Tensor& h) override {
+    if (side == cache::Side::kKey) latent = h;
+  }
+  bool WantsCodes() const override { return true; }
+  void OnCodes(int64_t, cache::Side side, int, int64_t index,
+               const CodedLatent& coded) override {
+    if (side == cache::Side::kKey && index == 0) codes = coded.codes;
+  }
+  at::Tensor input, query, key, rotated, value, latent, codes;
+  int rotated_keys = 0;
+};
+
+TEST_P(IdentityTest, AnObserverSeesEveryStage) {
+  kvasir::v1::LayerPlan plan = FullPlan(layer_);
+  kvasir::v1::Codec* codec =
+      plan.mutable_key()->mutable_parts(0)->mutable_codec();
+  codec->mutable_bits()->add_schedule(4);
+  codec->mutable_per_token();
+  codec->set_param_dtype(kvasir::v1::F16);
+  Recorder seen;
+  ASSERT_THAT(Attention(layer_, &plan, {.observer = &seen}), IsOk());
+  EXPECT_TRUE(at::equal(seen.input, layer_.x));
+  EXPECT_EQ(seen.query.sizes(),
+            c10::IntArrayRef(
+                {2, kLength, layer_.spec.num_heads, layer_.spec.head_dim}));
+  EXPECT_EQ(seen.latent.sizes(),
+            c10::IntArrayRef({2, kLength, layer_.kv_dims()}));
+  EXPECT_EQ(seen.codes.sizes(),
+            c10::IntArrayRef({2, kLength, layer_.spec.head_dim}));
+  EXPECT_GT(seen.codes.max().item<int>(), 8);
+  // The cache holds keys after their rotation: nothing to see before it.
+  EXPECT_EQ(seen.key.defined(), layer_.pairs() == 0);
+  EXPECT_LT((seen.rotated.flatten(2) - seen.latent).abs().max().item<double>(),
+            0.4);
+  EXPECT_TRUE(seen.value.defined());
+  // Once, and as stored, whatever is exact beside it.
+  plan.mutable_key()->set_exact_window(3);
+  Recorder windowed;
+  ASSERT_THAT(Attention(layer_, &plan, {.observer = &windowed}), IsOk());
+  EXPECT_EQ(windowed.rotated_keys, 1);
+  EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
+}
+
+std::vector<Shape> ShapesWhere(bool (*suits)(const Shape&)) {
+  std::vector<Shape> shapes;
+  std::copy_if(std::begin(kShapes), std::end(kShapes),
+               std::back_inserter(shapes), suits);
+  return shapes;
+}
+std::string NameOf(const testing::TestParamInfo<Shape>& test) {
+  std::string name = test.param.name;
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, IdentityTest, testing::ValuesIn(kShapes),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Shapes, RotatingIdentityTest,
+                         testing::ValuesIn(ShapesWhere([](const Shape& shape) {
+                           return shape.rope;
+                         })),
+                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Shapes, PartialRotaryIdentityTest,
+                         testing::ValuesIn(ShapesWhere([](const Shape& shape) {
+                           return shape.rope &&
+                                  shape.rotary_dim < shape.head_dim;
+                         })),
+                         NameOf);
+
+TEST(LayerForwardTest, GradientsReachEveryFactor) {
+  Layer layer = MakeLayer(kShapes[1]);
+  kvasir::v1::LayerPlan plan = FullPlan(layer);
+  kvasir::v1::Part* part = OnlyPart(plan.mutable_value());
+  AddLowRank(layer, *part, "v_proj", layer.spec.head_dim, true, false);
+  part->mutable_uses(0)->mutable_at_runtime();
+  part->mutable_codec()->clear_dtype();
+  part->mutable_codec()->mutable_bits()->add_schedule(4);
+  part->mutable_codec()->mutable_per_token();
+  part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
+  layer["o_proj.bias"] = Random({kModelDim});
+  for (const char* name : {"v_proj.down.weight", "v_proj.up.1.weight",
+                           "k_proj.weight", "q_proj.bias"}) {
+    layer[name].requires_grad_(true);
+  }
+  const auto out = Attention(layer, &plan);
+  ASSERT_THAT(out, IsOk());
+  out->square().sum().backward();
+  for (const char* name : {"v_proj.down.weight", "v_proj.up.1.weight",
+                           "k_proj.weight", "q_proj.bias"}) {
+    EXPECT_GT(layer[name].grad().abs().max().item<double>(), 0.0) << name;
+  }
+}
+
+TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
+  const Layer layer = MakeLayer(kShapes[0]);
+  kvasir::v1::LayerPlan plan = FullPlan(layer);
+  plan.mutable_eviction();
+  EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("layer 0: eviction")));
+  plan.clear_eviction();
+  kvasir::v1::Codec* codec =
+      plan.mutable_key()->mutable_parts(0)->mutable_codec();
+  codec->mutable_basis_sequence();
+  EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("layer 0 key part 0: ")));
+}
+
+TEST(LayerForwardTest, NamesTheTensorThatIsMissingOrHasAnotherShape) {
+  Layer layer = MakeLayer(kShapes[1]);
+  const auto program = MakeLayerProgram(layer.spec, nullptr, 0);
+  ASSERT_THAT(program, IsOk());
+  EXPECT_THAT(CheckLayerTensors(*program, layer.tensors),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("layer 0: no tensor input_layernorm.weight")));
+  for (const model::RequiredTensor& want : LayerTensors(*program)) {
+    layer.tensors[want.name] = at::zeros(want.shape);
+  }
+  EXPECT_THAT(CheckLayerTensors(*program, layer.tensors), IsOk());
+  layer["k_proj.bias"] = at::zeros({3});
+  EXPECT_THAT(
+      CheckLayerTensors(*program, layer.tensors),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("self_attn.k_proj.bias: want [32], have [3]")));
+}
+
+}  // namespace
+}  // namespace kvasir::compress

@@ -1,0 +1,73 @@
+// LoRA adapters on a decoder's attention projections, and their merge into the
+// weights they stand on.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "compress/oracle/layer_program.h"
+#include "compress/oracle/reference_decoder.h"
+#include "compress/oracle/tensor_map.h"
+
+namespace kvasir::compress {
+
+struct AdapterOptions {
+  int64_t rank = 16;
+  double alpha = 32.0;    // an adapter adds alpha / rank * B A
+  double dropout = 0.05;  // of the inputs of A
+  uint64_t seed = 1;
+};
+
+// The weights that get an adapter: what makes queries, keys and values (for a
+// compressed side what makes its latents) and what takes attention's output.
+// The same ones whatever the method, so that methods can be compared: lifts
+// and bases, which a full-rank model does not have, stay as they are.
+std::vector<std::string> AdaptedWeights(const LayerProgram& program);
+
+// Owns: A and B (float32, requiring gradients). Weights belong to the decoder,
+//   which must outlive the set.
+// Threads: const methods from any thread.
+// Errors: throws c10::Error.
+class AdapterSet {
+ public:
+  // A at random, B zero: nothing changes before the first step.
+  AdapterSet(const ReferenceDecoder& decoder, const AdapterOptions& options);
+
+  // All of a layer's tensors, the adapted ones with their adapters added, as
+  // part of the autograd graph. With dropout, which inputs of A are dropped is
+  // a function of (seed, `draw`, adapter); they are dropped for all tokens of
+  // one call alike.
+  TensorMap AdaptLayer(int64_t layer, uint64_t draw) const;
+
+  // Of a layer, the adapted weights alone, with the adapters in them. Same
+  // names and shapes, no part of a graph.
+  TensorMap MergeLayer(int64_t layer) const;
+
+  // A and B of every adapter, in a fixed order, and their names.
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const std::vector<std::string>& parameter_names() const { return names_; }
+  int64_t num_parameters() const;
+
+ private:
+  struct Adapter {
+    std::string name;   // after "model.layers.{l}."
+    at::Tensor weight;  // [out, in]
+    at::Tensor a;       // [r, in]
+    at::Tensor b;       // [out, r]
+    double scale = 0.0;
+    uint64_t index = 0;  // over all layers
+  };
+
+  at::Tensor KeptInputs(const Adapter& adapter, uint64_t draw) const;
+
+  const ReferenceDecoder& decoder_;
+  AdapterOptions options_;
+  std::vector<std::vector<Adapter>> layers_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace kvasir::compress

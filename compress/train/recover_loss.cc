@@ -1,0 +1,64 @@
+#include "compress/train/recover_loss.h"
+
+#include <algorithm>
+
+namespace kvasir::compress {
+namespace {
+
+// A block of logits stays in a core's cache where the vocabulary allows it; a
+// product with fewer rows would be bound by reading the head.
+constexpr int64_t kBlockNumbers = int64_t{1} << 19;
+constexpr int64_t kLeastRows = 64;
+constexpr int64_t kMostRows = 1024;
+
+}  // namespace
+
+int64_t RecoverLossRows(int64_t vocab_size) {
+  return std::clamp(kBlockNumbers / vocab_size, kLeastRows, kMostRows);
+}
+
+RecoverLoss ComputeRecoverLoss(const Prediction& student,
+                               const Prediction& teacher,
+                               const at::Tensor& targets,
+                               const RecoverLossWeights& weights) {
+  const at::NoGradGuard no_grad;
+  const int64_t positions = student.normal.size(0);
+  const int64_t rows = RecoverLossRows(student.head.size(0));
+  const double temperature = weights.temperature;
+  const at::Tensor student_head = student.head.t();
+  RecoverLoss result;
+  if (weights.cross_entropy > 0.0 || weights.divergence > 0.0) {
+    result.gradient = at::empty_like(student.normal);
+  }
+  for (int64_t begin = 0; begin < positions; begin += rows) {
+    const int64_t end = std::min(begin + rows, positions);
+    const at::Tensor logits =
+        at::mm(student.normal.slice(0, begin, end), student_head);
+    // d(-log p[target]) / d(logits) = p - 1[target]
+    at::Tensor slope = at::log_softmax(logits, 1);
+    const at::Tensor chosen = targets.slice(0, begin, end).unsqueeze(1);
+    const at::Tensor log_chance = slope.gather(1, chosen);
+    result.cross_entropy -= log_chance.sum(at::kDouble).item<double>();
+    if (!result.gradient.defined()) continue;
+    slope.exp_();
+    slope.scatter_add_(1, chosen, at::full_like(log_chance, -1.0));
+    slope.mul_(weights.cross_entropy);
+    if (weights.divergence > 0.0) {
+      // T^2 d(KL) / d(logits) = T (p_T - q_T)
+      const at::Tensor log_p = at::log_softmax(logits / temperature, 1);
+      const at::Tensor log_q = at::log_softmax(
+          at::mm(teacher.normal.slice(0, begin, end), teacher.head.t())
+              .div_(temperature),
+          1);
+      const at::Tensor q = log_q.exp();
+      result.divergence +=
+          (q * (log_q - log_p)).sum(at::kDouble).item<double>();
+      slope.add_(log_p.exp().sub_(q), weights.divergence * temperature);
+    }
+    at::Tensor gradient = result.gradient.slice(0, begin, end);
+    at::mm_out(gradient, slope, student.head);
+  }
+  return result;
+}
+
+}  // namespace kvasir::compress

@@ -1,0 +1,22 @@
+// Ranges of codes after a recovery.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "compress/calibrate/calibration_sample.h"
+#include "compress/oracle/tensor_map.h"
+#include "model/checkpoint/checkpoint.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::compress {
+
+// Adds to `layers`, which were rounded, the ranges of CHANNEL_STATIC codes
+// anew: the old ones hold for the latents of the old weights. Nothing to do for
+// a plan without such codes. Errors as RangeCollector's.
+absl::Status RenewRanges(const model::Checkpoint& source,
+                         const kvasir::v1::KvPlan& plan,
+                         const CalibrationSample& sample, int threads,
+                         std::vector<TensorMap>& layers);
+
+}  // namespace kvasir::compress

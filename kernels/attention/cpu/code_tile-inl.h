@@ -1,0 +1,108 @@
+// Products of few rows with codes that are taken apart in registers: the tile
+// of tile-inl.h for cached codes, each element the same FMA chain. For
+// inclusion by
+// *_cpu.cc; code_tile_cpu.cc has the code.
+#if defined(KVASIR_KERNELS_CODE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_CODE_TILE_INL_H_
+#undef KVASIR_KERNELS_CODE_TILE_INL_H_
+#else
+#define KVASIR_KERNELS_CODE_TILE_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/latents/code_pack.h"
+#include "kernels/simd/ahead_lines.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+// Vectors of codes beside each other, at least.
+inline constexpr int kCodeTileVecs = 2;
+inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
+
+// Accumulators of a tile: as many as leave registers for the codes. AVX-512 and
+// NEON have 32 registers, AVX2 16. Eight chains just hide the latency of a
+// multiply-add; more also make codes, and the numbers they are multiplied with,
+// serve longer.
+inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
+inline constexpr int kCodeTileRows =
+    KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs
+        ? KVASIR_TILE_ROWS
+        : kCodeTileSums / kCodeTileVecs;
+
+// Up to here a row's own unpacking costs less than a way through memory.
+inline constexpr int64_t kCodeTileMostRows = 8;
+// Pairs of bfloat16s come apart so easily that more rows gain by half the bytes
+// of a tile, if a tile has eight rows (measured with AVX-512).
+inline constexpr int64_t kKeyPairsMostRows =
+    kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
+
+// Rows of queries times codes (or bfloat16s, as if they were codes of 16 bits)
+// of 64 slots: c += a b. b is given as words of a slot's bytes, slots side by
+// side [words, 64]; bits are counted from the first word on.
+struct KeyCodesArgs {
+  int64_t depth;  // channels
+  const uint32_t* low;
+  CodePlace place;  // of the first code
+  const uint32_t* third;
+  const float* a;  // [rows, depth]
+  int64_t a_stride;
+  float* c;  // [rows, 64]
+  int64_t c_stride;
+  bool accumulate;
+  AheadLines* ahead;  // asked meanwhile
+};
+// Whether the tile can take bfloat16s, and codes that lie so.
+inline constexpr bool kTakesPairs = kVecLanes > 1;
+inline bool TakesKeyCodes(const CodePlace& place) {
+  return kVecLanes > 1 && (place.third_bit < 0 || (place.low_bit % 32 == 0 &&
+                                                   place.third_bit % 16 == 0));
+}
+void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
+
+// Rows of weights times codes of slots, where they lie: c += a b.
+struct ValueCodesArgs {
+  int64_t depth;             // slots
+  const char* const* slots;  // [depth]: each slot's bytes
+  CodePlace place;           // of the first code
+  const float* a;            // [rows, depth], rows 64 apart
+  float* c;                  // [rows, columns]
+  int64_t c_stride;
+  int64_t columns;
+  AheadLines* ahead;  // asked meanwhile
+};
+// Whether the tile can take codes that lie so: less than 8 bits, and vectors of
+// them are whole bytes.
+inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
+  return kVecLanes % 8 == 0 && place.low_bits < 8 &&
+         columns % kCodeTileColumns == 0 && place.low_bit % 8 == 0 &&
+         (place.third_bit < 0 || place.third_bit % 8 == 0);
+}
+void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
+
+// Rows of weights times bfloat16s of slots, where they lie: c += a b.
+struct ValuePairsArgs {
+  int64_t depth;      // slots
+  const char* slots;  // the first one's numbers
+  int64_t slot_bytes;
+  const float* a;  // [rows, depth], rows 64 apart
+  float* c;        // [rows, columns]
+  int64_t c_stride;
+  int64_t columns;    // a multiple of kCodeTileColumns
+  AheadLines* ahead;  // asked meanwhile
+};
+// Whether the tile takes as many rows.
+inline bool TakesValuePairs(int64_t rows) {
+  return kTakesPairs && rows <= kCodeTileMostRows;
+}
+void RunValuePairs(int64_t rows, const ValuePairsArgs& args);
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_CODE_TILE_INL_H_

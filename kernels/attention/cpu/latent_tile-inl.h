@@ -1,0 +1,735 @@
+// Brings latents of a block of 64 slots into cache: keys with slots side by
+// side, values as they lie, codes as the numbers they are (without range). For
+// inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_LATENT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_LATENT_TILE_INL_H_
+#undef KVASIR_KERNELS_LATENT_TILE_INL_H_
+#else
+#define KVASIR_KERNELS_LATENT_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/simd/ahead_lines.h"
+#include "kernels/simd/codes-inl.h"
+#include "kernels/simd/simd-inl.h"
+#include "kernels/simd/transpose-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+inline constexpr int64_t kBlock = kAttentionBlockSlots;
+
+// A chunk of zeros, for slots that nobody sees.
+alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
+
+// Where a block's slots lie. Only those in [begin, end) are needed.
+struct BlockSlots {
+  int64_t begin = 0;  // relative to the block
+  int64_t end = 0;
+  // All slots are needed, and each vector of them lies in one page.
+  bool regular = false;
+  // Bytes that may be read from the start of any slot on, at least.
+  int64_t room = 0;
+  const char* codes[kBlock];
+  const char* ranges[kBlock];
+  const char* readable[kBlock];  // end of the slot's page
+};
+
+// ----- Keys: codes of one vector of slots, channel by channel.
+
+// 128 channels of 8 bits, four planes that begin and end inside a word, each
+// padded to a vector of words.
+inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
+
+#if HWY_TARGET <= HWY_AVX3
+// Eight words of each of 16 slots at most: two slots share a vector.
+HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
+                             uint32_t* words, int64_t stride) {
+  const hn::Half<Words> half;
+  const auto load = [&](int slot) {
+    return hn::LoadU(half,
+                     reinterpret_cast<const uint32_t*>(rows[slot] + offset));
+  };
+  WordVec lanes[8];
+  for (int i = 0; i < 8; ++i) {
+    lanes[i] = hn::Combine(kWords, load(i + 8), load(i));
+  }
+  TransposeBlocksOf4(lanes);
+  TransposeBlocksOf4(lanes + 4);
+  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, and then
+  // those of the slots 8 further.
+  for (int j = 0; j < 4; ++j) {
+    const WordVec first = lanes[j];
+    const WordVec second = lanes[4 + j];
+    hn::StoreU(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(second), first), kWords,
+               words + j * stride);
+    hn::StoreU(hn::OddEvenBlocks(second, hn::SwapAdjacentBlocks(first)), kWords,
+               words + (4 + j) * stride);
+  }
+}
+#endif
+
+// Words [0, num_bytes / 4) of kVecLanes slots side by side, in rows `stride`
+// apart. Asks for half as many lines as it reads: products ask for the others.
+HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
+                          int64_t num_bytes, uint32_t* words, int64_t stride,
+                          AheadLines* ahead) {
+  constexpr int64_t kVecBytes = kVecLanes * 4;
+  constexpr int64_t kFew = 4;  // up to here, moving words one by one is faster
+  for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
+    const int64_t bytes = std::min(kVecBytes, num_bytes - first);
+    uint32_t* to = words + first / 4 * stride;
+    ahead->Ask(bytes * kVecLanes / (2 * AheadLines::kLineBytes));
+    if (bytes <= kFew * 4) {
+      for (int lane = 0; lane < kVecLanes; ++lane) {
+        uint32_t few[kFew] = {};
+        const char* from = slots[lane] + first;
+        if (from + sizeof(few) <= readable[lane]) {
+          std::memcpy(few, from, sizeof(few));
+        } else {
+          std::memcpy(few, from, static_cast<size_t>(bytes));
+        }
+        for (int i = 0; i < kFew; ++i) to[i * stride + lane] = few[i];
+      }
+      continue;
+    }
+    const bool half = HWY_TARGET <= HWY_AVX3 && bytes <= kVecBytes / 2;
+    const int64_t loaded = half ? kVecBytes / 2 : kVecBytes;
+    HWY_ALIGN uint32_t staged[kVecLanes][kVecLanes];
+    const char* rows[kVecLanes];
+    int64_t room = loaded;
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      rows[lane] = slots[lane] + first;
+      room = std::min<int64_t>(room, readable[lane] - rows[lane]);
+    }
+    for (int lane = 0; room < loaded && lane < kVecLanes; ++lane) {
+      // Never more than a row; GCC 12 does not see it under -fsanitize.
+      std::memcpy(staged[lane], rows[lane],
+                  std::min(sizeof(staged[lane]), static_cast<size_t>(bytes)));
+      rows[lane] = reinterpret_cast<const char*>(staged[lane]);
+    }
+#if HWY_TARGET <= HWY_AVX3
+    if (half) {
+      LoadFewWords(rows, 0, to, stride);
+      continue;
+    }
+#endif
+    WordVec lanes[kVecLanes];
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      lanes[lane] =
+          hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(rows[lane]));
+    }
+    Transpose(lanes);
+    for (int i = 0; i < kVecLanes; ++i) {
+      hn::StoreU(lanes[i], kWords, to + i * stride);
+    }
+  }
+}
+
+// Stores a channel's codes, or adds them as the third bit of what is there.
+template <bool kThird>
+HWY_INLINE void StoreCodes(WordVec codes, float* out) {
+  const hn::RebindToSigned<Floats> d32;
+  const Vec numbers = hn::ConvertTo(kFloats, hn::BitCast(d32, codes));
+  if constexpr (kThird) {
+    hn::StoreU(Fma(Broadcast(4.0f), numbers, LoadFloats(out)), kFloats, out);
+  } else {
+    hn::StoreU(numbers, kFloats, out);
+  }
+}
+
+// One word of whole codes, from code kIndex on.
+template <int kBits, bool kThird, int kIndex>
+HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
+  if constexpr (kIndex * kBits < 32) {
+    StoreCodes<kThird>(hn::And(hn::ShiftRight<kIndex * kBits>(word), mask),
+                       out + kIndex * kBlock);
+    UnpackWord<kBits, kThird, kIndex + 1>(word, mask, out);
+  } else {
+    (void)word, (void)mask, (void)out;
+  }
+}
+
+// `count` codes of kBits each from `bit` on, to rows kBlock apart.
+template <int kBits, bool kThird = false>
+void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
+                    float* out) {
+  constexpr int kPerWord = 32 / kBits;
+  const WordVec mask = hn::Set(kWords, (1u << kBits) - 1u);
+  int64_t i = 0;
+  const auto one = [&] {
+    const WordVec word = hn::LoadU(kWords, words + bit / 32 * kVecLanes);
+    const WordVec codes = hn::ShiftRightSame(word, static_cast<int>(bit % 32));
+    StoreCodes<kThird>(hn::And(codes, mask), out + i * kBlock);
+    bit += kBits;
+    ++i;
+  };
+  while (i < count && bit % 32 != 0) one();
+  for (; i + kPerWord <= count; i += kPerWord, bit += 32) {
+    UnpackWord<kBits, kThird, 0>(
+        hn::LoadU(kWords, words + bit / 32 * kVecLanes), mask,
+        out + i * kBlock);
+  }
+  while (i < count) one();
+}
+
+inline int PlaneIndex(int bits) {
+  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
+}
+
+// The same of slots that may be read a vector of words beyond their bytes.
+HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
+                               int64_t num_bytes, uint32_t* words,
+                               int64_t stride, AheadLines* ahead) {
+  constexpr int64_t kVecBytes = kVecLanes * 4;
+  for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
+    const int64_t bytes = std::min(kVecBytes, num_bytes - first);
+    uint32_t* to = words + first / 4 * stride;
+    ahead->Ask(bytes * kVecLanes / (2 * AheadLines::kLineBytes));
+#if HWY_TARGET <= HWY_AVX3
+    if (bytes <= kVecBytes / 2) {
+      LoadFewWords(slots, begin + first, to, stride);
+      continue;
+    }
+#endif
+    WordVec lanes[kVecLanes];
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      lanes[lane] = hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(
+                                          slots[lane] + begin + first));
+    }
+    Transpose(lanes);
+    for (int i = 0; i < kVecLanes; ++i) {
+      hn::StoreU(lanes[i], kWords, to + i * stride);
+    }
+  }
+}
+
+// Words of kVecLanes slots from `s` on, plane by plane; says where each plane
+// begins.
+HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
+                           int64_t s, uint32_t* words, int64_t stride,
+                           uint32_t* plane_words[4], AheadLines* ahead) {
+  for (int plane = 0; plane < 4; ++plane) {
+    plane_words[plane] = words;
+    const int64_t begin = chunk.begin[plane];
+    const int64_t bytes = chunk.end[plane] - begin;
+    if (bytes == 0) continue;
+    constexpr int64_t kVecBytes = kVecLanes * 4;
+    const int64_t whole = (bytes + kVecBytes - 1) / kVecBytes * kVecBytes;
+    if (slots.regular && slots.room >= begin + whole) {
+      LoadRoomyWords(slots.codes + s, begin, bytes, words, stride, ahead);
+      words += whole / 4 * stride;
+      continue;
+    }
+    const char* rows[kVecLanes];
+    const char* readable[kVecLanes];
+    const bool all = s >= slots.begin && s + kVecLanes <= slots.end;
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      rows[lane] = slots.codes[s + lane] + begin;
+      readable[lane] = slots.readable[s + lane];
+    }
+    for (int lane = 0; !all && lane < kVecLanes; ++lane) {
+      if (s + lane >= slots.begin && s + lane < slots.end) continue;
+      rows[lane] = kNoSlot;
+      readable[lane] = kNoSlot + sizeof(kNoSlot);
+    }
+    LoadWords(rows, readable, bytes, words, stride, ahead);
+    words += whole / 4 * stride;
+  }
+}
+
+// tile [chunk.width, 64]
+inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
+                       const CodePiece* pieces, float* tile,
+                       AheadLines* ahead) {
+  HWY_ALIGN uint32_t words[kMaxWords * kVecLanes];
+  for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+    uint32_t* plane_words[4];
+    LoadPlanes(slots, chunk.bytes, s, words, kVecLanes, plane_words, ahead);
+    for (int64_t p = 0; p < chunk.num_pieces; ++p) {
+      const CodePiece& piece = pieces[p];
+      const int plane = PlaneIndex(piece.place.low_bits);
+      const uint32_t* from = plane_words[plane];
+      const int64_t bit = piece.place.low_bit - 8 * chunk.bytes.begin[plane];
+      float* to = tile + (piece.begin - chunk.begin) * kBlock + s;
+      switch (piece.place.low_bits) {
+        case 8:
+          UnpackChannels<8>(from, bit, piece.width, to);
+          break;
+        case 4:
+          UnpackChannels<4>(from, bit, piece.width, to);
+          break;
+        case 2:
+          UnpackChannels<2>(from, bit, piece.width, to);
+          break;
+        default:
+          UnpackChannels<1>(from, bit, piece.width, to);
+      }
+      if (piece.place.third_bit >= 0) {
+        UnpackChannels<1, true>(
+            plane_words[3], piece.place.third_bit - 8 * chunk.bytes.begin[3],
+            piece.width, to);
+      }
+    }
+  }
+}
+
+// ----- Values: codes of one slot, channels side by side.
+
+#if HWY_TARGET != HWY_SCALAR
+// Codes of kVecLanes channels from a slot's bytes: where the byte of each
+// lies, and how far it is shifted.
+class LaneCodes {
+ public:
+  LaneCodes(int64_t bit, int bits)
+      : first_byte_(bit / 8),
+        step_bytes_(kVecLanes * bits / 8),
+        mask_(hn::Set(kWords, (1u << bits) - 1u)) {
+    HWY_ALIGN uint8_t bytes[4 * kVecLanes];
+    HWY_ALIGN uint32_t shifts[kVecLanes];
+    for (int lane = 0; lane < kVecLanes; ++lane) {
+      const int at = static_cast<int>(bit % 8) + lane * bits;
+      bytes[4 * lane] = static_cast<uint8_t>(at / 8);
+      for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;  // zero
+      shifts[lane] = static_cast<uint32_t>(at % 8);
+    }
+    bytes_ = hn::Load(kBytes, bytes);
+    shifts_ = hn::Load(kWords, shifts);
+  }
+
+  int64_t first_byte() const { return first_byte_; }
+  int64_t step_bytes() const { return step_bytes_; }
+
+  // `from`: the 16 bytes behind the first code's.
+  HWY_INLINE WordVec At(const uint8_t* from) const {
+    const auto spread =
+        hn::TableLookupBytesOr0(hn::LoadDup128(kBytes, from), bytes_);
+    return hn::And(hn::Shr(hn::BitCast(kWords, spread), shifts_), mask_);
+  }
+
+ private:
+  using Bytes = hn::Repartition<uint8_t, Words>;
+  static constexpr Bytes kBytes = {};
+  int64_t first_byte_;
+  int64_t step_bytes_;
+  WordVec mask_;
+  hn::Vec<Bytes> bytes_;
+  WordVec shifts_;
+};
+
+#endif
+
+// A slot's bytes from `first` on, with 16 more behind the last of `count` that
+// may be read: where they lie, or a copy of them.
+class ReadableBytes {
+ public:
+  const uint8_t* Find(const char* slot, const char* readable, int64_t first,
+                      int64_t count) {
+    const char* from = slot + first;
+    if (from + count + 16 > readable) {
+      std::memcpy(copy_, from, static_cast<size_t>(count));
+      return copy_;
+    }
+    return reinterpret_cast<const uint8_t*>(from);
+  }
+
+ private:
+  uint8_t copy_[kChunkChannels + 16 + 16] = {};
+};
+
+// Rows [slots.begin, slots.end) of tile [64, stride], columns [0, piece.width);
+// up to kVecLanes columns more are written.
+inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
+                         int64_t stride, float* tile) {
+  const CodePlace& place = piece.place;
+  const int64_t low_bytes =
+      (place.low_bit % 8 + piece.width * place.low_bits + 7) / 8;
+  ReadableBytes low_source;
+  if (place.low_bits == 8) {
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      const uint8_t* from = low_source.Find(slots.codes[s], slots.readable[s],
+                                            place.low_bit / 8, low_bytes);
+      for (int64_t i = 0; i < piece.width; i += kVecLanes) {
+        hn::StoreU(LoadFloats(from + i), kFloats, tile + s * stride + i);
+      }
+    }
+    return;
+  }
+  const bool third = place.third_bit >= 0;
+  if (kVecLanes * place.low_bits % 8 != 0 || (third && kVecLanes % 8 != 0)) {
+    // Vectors that do not end with a byte.
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      for (int64_t i = 0; i < piece.width; ++i) {
+        tile[s * stride + i] = static_cast<float>(ReadCode(
+            reinterpret_cast<const uint8_t*>(slots.codes[s]), place, i));
+      }
+    }
+    return;
+  }
+#if HWY_TARGET != HWY_SCALAR
+  const hn::RebindToSigned<Floats> d32;
+  const LaneCodes low(place.low_bit, place.low_bits);
+  const LaneCodes high(third ? place.third_bit : 0, 1);
+  const int64_t high_bytes =
+      third ? (place.third_bit % 8 + piece.width + 7) / 8 : 0;
+  ReadableBytes high_source;
+  for (int64_t s = slots.begin; s < slots.end; ++s) {
+    const uint8_t* from = low_source.Find(slots.codes[s], slots.readable[s],
+                                          low.first_byte(), low_bytes);
+    const uint8_t* from_high =
+        third ? high_source.Find(slots.codes[s], slots.readable[s],
+                                 high.first_byte(), high_bytes)
+              : nullptr;
+    float* to = tile + s * stride;
+    for (int64_t i = 0; i < piece.width; i += kVecLanes) {
+      WordVec codes = low.At(from);
+      from += low.step_bytes();
+      if (third) {
+        codes = hn::Or(codes, hn::ShiftLeft<2>(high.At(from_high)));
+        from_high += high.step_bytes();
+      }
+      hn::StoreU(hn::ConvertTo(kFloats, hn::BitCast(d32, codes)), kFloats,
+                 to + i);
+    }
+  }
+#endif
+}
+
+// Rows [slots.begin, slots.end) of tile [64, stride]: numbers [first, first +
+// width) of each slot.
+template <typename T>
+void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
+                   int64_t stride, float* tile) {
+  for (int64_t s = slots.begin; s < slots.end; ++s) {
+    const T* from = reinterpret_cast<const T*>(slots.codes[s]) + first;
+    float* to = tile + s * stride;
+    int64_t i = 0;
+    for (; i + kVecLanes <= width; i += kVecLanes) {
+      hn::StoreU(LoadFloats(from + i), kFloats, to + i);
+    }
+    for (; i < width; ++i) to[i] = ToFloat(from[i]);
+  }
+}
+
+// ----- Ranges in slots.
+
+// The two numbers of 16 bits that stand in each word.
+HWY_INLINE void SplitPairs(WordVec words, Bf16, float* low, float* high) {
+  hn::StoreU(hn::BitCast(kFloats, hn::ShiftLeft<16>(words)), kFloats, low);
+  hn::StoreU(hn::BitCast(kFloats, hn::And(words, hn::Set(kWords, 0xffff0000u))),
+             kFloats, high);
+}
+HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
+  const hn::Rebind<uint16_t, Words> d16;
+  HWY_ALIGN F16 halves[2][kVecLanes];
+  hn::StoreU(hn::TruncateTo(d16, words), d16,
+             reinterpret_cast<uint16_t*>(halves[0]));
+  hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(words)), d16,
+             reinterpret_cast<uint16_t*>(halves[1]));
+  hn::StoreU(LoadFloats(halves[0]), kFloats, low);
+  hn::StoreU(LoadFloats(halves[1]), kFloats, high);
+}
+
+// scale [64] and minimum [64] of one run; zeros where nobody looks.
+template <typename T>
+void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
+                float* scale, float* minimum) {
+  const int64_t offset = run * 2 * static_cast<int64_t>(sizeof(T));
+  if constexpr (sizeof(T) == 2) {
+    if (slots.regular && stride_bytes == 4) {
+      for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+        SplitPairs(hn::LoadU(kWords, reinterpret_cast<const uint32_t*>(
+                                         slots.ranges[s])),
+                   T(), scale + s, minimum + s);
+      }
+      return;
+    }
+    HWY_ALIGN uint32_t pairs[kBlock];
+    if (slots.end - slots.begin < kBlock) std::fill_n(pairs, kBlock, 0u);
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      std::memcpy(pairs + s, slots.ranges[s] + offset, sizeof(pairs[0]));
+    }
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      SplitPairs(hn::Load(kWords, pairs + s), T(), scale + s, minimum + s);
+    }
+  } else {
+    std::fill_n(scale, kBlock, 0.0f);
+    std::fill_n(minimum, kBlock, 0.0f);
+    for (int64_t s = slots.begin; s < slots.end; ++s) {
+      std::memcpy(scale + s, slots.ranges[s] + offset, sizeof(T));
+      std::memcpy(minimum + s, slots.ranges[s] + offset + sizeof(T), sizeof(T));
+    }
+  }
+}
+
+// ----- What a unit reads of a block.
+
+// Threads: one.
+class BlockLoader {
+ public:
+  BlockLoader(const AttentionPlan& plan, const AttentionSequence& sequence,
+              float* scratch)
+      : params_(plan.params()),
+        plan_(plan),
+        sequence_(sequence),
+        tile_(scratch + plan.scratch().tile),
+        scales_(scratch + plan.scratch().scales),
+        minima_(scratch + plan.scratch().minima) {
+    std::fill_n(found_.codes, kBlock, kNoSlot);
+    std::fill_n(found_.readable, kBlock, kNoSlot);
+  }
+
+  // Slots `needed` (counted through the table) are those that a row sees.
+  void StartBlock(int64_t block, VisibleRange needed) {
+    block_ = block;
+    found_.begin = needed.begin - block;
+    found_.end = needed.end - block;
+    found_part_ = nullptr;
+    loaded_ = nullptr;
+  }
+  int64_t block() const { return block_; }
+  const BlockSlots& slots() const { return found_; }
+
+  // What is read soon. Whoever reads memory asks for about as many lines: who
+  // transposes numbers or reads values where they lie for all, who brings words
+  // of codes into cache for half of them and who multiplies words in registers
+  // for the others. What nobody has asked for is asked for when the next group
+  // is read, and nobody can ask for more than AheadLines allows.
+  AheadLines* ahead() { return &ahead_; }
+  // Before a group of the block is read, maybe not for the first time.
+  void StartGroup(const LatentPart& part, const LatentGroup& group) {
+    if (plan_.exact(part) != nullptr) return;
+    if (started_group_ == &group && started_block_ == block_) return;
+    started_group_ = &group;
+    started_block_ = block_;
+    const bool ranges = group.num_runs > 0 && part.static_scale == nullptr;
+    ahead_.Read(
+        (found_.end - found_.begin) *
+        (group.codes_stride_bytes + (ranges ? group.params_stride_bytes : 0)));
+  }
+  // Adds what slots of a group will be read of, of a part of the cache: codes
+  // and ranges.
+  void AddAhead(const LatentPart& part, const LatentGroup& group,
+                VisibleRange slots) {
+    for (int64_t s = slots.begin; s < slots.end;) {
+      const Run run = RunAt(part, group, s, slots.end);
+      ahead_.Add(run.codes, run.count * group.codes_stride_bytes);
+      if (group.num_runs > 0 && part.static_scale == nullptr) {
+        ahead_.Add(ParamsAddress(part, group,
+                                 sequence_.block_table[s / params_.page_tokens],
+                                 s % params_.page_tokens),
+                   run.count * group.params_stride_bytes);
+      }
+      s += run.count;
+    }
+  }
+
+  float* tile() const { return tile_; }
+  // Of the piece with this index in the chunk that was loaded last.
+  const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
+  const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
+
+  // tile = [chunk.width, 64], and the ranges of its runs.
+  void LoadKeys(const LatentPart& part, const LatentGroup& group,
+                const LatentChunk& chunk) {
+    if (loaded_ == &chunk) return;
+    loaded_ = &chunk;
+    Find(part, group);
+    if (chunk.begin == 0) StartGroup(part, group);
+    if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
+    UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_, &ahead_);
+    LoadChunkRanges(part, group, chunk);
+  }
+
+  // The codes of the chunk as words of the slots' bytes, [words, 64], and the
+  // ranges of its runs; of bfloat16s, pairs of them.
+  void LoadKeyWords(const LatentPart& part, const LatentGroup& group,
+                    const LatentChunk& chunk) {
+    loaded_ = nullptr;
+    Find(part, group);
+    if (chunk.begin == 0) StartGroup(part, group);
+    const ChunkBytes bytes =
+        chunk.num_pieces > 0 ? chunk.bytes : BytesOfPairs(chunk);
+    auto* words = reinterpret_cast<uint32_t*>(tile_);
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      LoadPlanes(found_, bytes, s, words + s, kBlock, plane_words_, &ahead_);
+    }
+    for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
+    if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
+  }
+  // Words that were loaded last, of the plane of codes of `bits` bits.
+  const uint32_t* key_words(int bits) const {
+    return plane_words_[PlaneIndex(bits)];
+  }
+  // Pairs of bfloat16s.
+  const uint32_t* key_pairs() const { return plane_words_[0]; }
+
+  // Where the block's slots lie.
+  const BlockSlots& FindSlots(const LatentPart& part,
+                              const LatentGroup& group) {
+    Find(part, group);
+    return found_;
+  }
+
+  // The same without a transposition: numbers [64, stride].
+  void LoadValues(const LatentPart& part, const LatentGroup& group,
+                  const LatentChunk& chunk, int64_t stride) {
+    loaded_ = nullptr;
+    Find(part, group);
+    VisitDType(part.dtype, [&](auto type) {
+      ConvertValues<decltype(type)>(found_, chunk.begin, chunk.width, stride,
+                                    tile_);
+    });
+  }
+  void LoadValueCodes(const LatentPart& part, const LatentGroup& group,
+                      const CodePiece& piece, int64_t stride) {
+    loaded_ = nullptr;
+    Find(part, group);
+    UnpackValues(found_, piece, stride, tile_);
+  }
+  void LoadValueRanges(const LatentPart& part, const LatentGroup& group,
+                       const LatentChunk& chunk) {
+    Find(part, group);
+    LoadChunkRanges(part, group, chunk);
+  }
+
+  // The slots from `slot` to the end of its page, or to `end`.
+  struct Run {
+    const char* codes;
+    int64_t count;
+  };
+  Run RunAt(const LatentPart& part, const LatentGroup& group, int64_t slot,
+            int64_t end) const {
+    const int64_t in_page = slot % params_.page_tokens;
+    return {CodesAddress(part, group,
+                         sequence_.block_table[slot / params_.page_tokens],
+                         in_page),
+            std::min(end - slot, params_.page_tokens - in_page)};
+  }
+
+ private:
+  static ChunkBytes BytesOfPairs(const LatentChunk& chunk) {
+    ChunkBytes bytes;
+    bytes.begin[0] = 2 * chunk.begin;
+    bytes.end[0] = 2 * (chunk.begin + chunk.width);
+    return bytes;
+  }
+
+  static void FillAddresses(const char* first, int64_t stride, int64_t count,
+                            const char** to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = first + i * stride;
+  }
+
+  void Find(const LatentPart& part, const LatentGroup& group) {
+    if (found_part_ == &part && found_group_ == &group) return;
+    found_part_ = &part;
+    found_group_ = &group;
+    found_.regular = false;
+    if (const AttentionPlan::ExactPart* exact = plan_.exact(part)) {
+      return FindExact(*exact, &group - part.groups);
+    }
+    found_.regular = found_.begin == 0 && found_.end == kBlock &&
+                     params_.page_tokens % kVecLanes == 0;
+    found_.room = part.page_bytes;
+    const int64_t end = block_ + found_.end;
+    for (int64_t s = block_ + found_.begin; s < end;) {
+      const int64_t in_page = s % params_.page_tokens;
+      const int64_t page = sequence_.block_table[s / params_.page_tokens];
+      const int64_t count = std::min(end - s, params_.page_tokens - in_page);
+      const char* codes = CodesAddress(part, group, page, in_page);
+      const char* ranges = ParamsAddress(part, group, page, in_page);
+      const char* readable =
+          static_cast<const char*>(part.arena) + (page + 1) * part.page_bytes;
+      const int64_t first = s - block_;
+      FillAddresses(codes, group.codes_stride_bytes, count,
+                    found_.codes + first);
+      std::fill_n(found_.readable + first, count, readable);
+      found_.room = std::min<int64_t>(
+          found_.room, readable - found_.codes[first + count - 1]);
+      if (group.num_runs > 0) {
+        FillAddresses(ranges, group.params_stride_bytes, count,
+                      found_.ranges + first);
+      }
+      s += count;
+    }
+  }
+
+  // Rows of the launch's own tokens, and of the ring before them.
+  void FindExact(const AttentionPlan::ExactPart& exact, int64_t index) {
+    const ExactWindow& window = *exact.window;
+    for (int64_t i = found_.begin; i < found_.end; ++i) {
+      const int64_t s = block_ + i;
+      const int64_t fresh = s - sequence_.first_slot;
+      if (fresh >= 0) {
+        found_.codes[i] = CodesAddress(*exact.fresh, exact.fresh->groups[index],
+                                       0, sequence_.first_row + fresh);
+        continue;
+      }
+      const int64_t page =
+          window.first_page + s / window.page_rows % window.num_pages;
+      found_.codes[i] =
+          CodesAddress(*exact.ring, exact.ring->groups[index],
+                       sequence_.side_pages[page], s % window.page_rows);
+    }
+  }
+
+  void TransposeChunk(DType dtype, const LatentChunk& chunk) {
+    const char* rows[kBlock];
+    const int64_t offset = chunk.begin * DTypeBytes(dtype);
+    std::fill_n(rows, kBlock, kNoSlot);
+    for (int64_t s = found_.begin; s < found_.end; ++s) {
+      rows[s] = found_.codes[s] + offset;
+    }
+    switch (dtype) {
+      case DType::kF32:
+        return TransposeRows<float>(rows, kBlock, chunk.width, tile_, &ahead_);
+      case DType::kF16:
+        return TransposeRows<F16>(rows, kBlock, chunk.width, tile_, &ahead_);
+      case DType::kBf16:
+        return TransposeRows<Bf16>(rows, kBlock, chunk.width, tile_, &ahead_);
+    }
+  }
+
+  void LoadChunkRanges(const LatentPart& part, const LatentGroup& group,
+                       const LatentChunk& chunk) const {
+    if (part.static_scale != nullptr) return;
+    const CodePiece* pieces = plan_.pieces(chunk);
+    VisitDType(part.param_dtype, [&](auto type) {
+      for (int64_t p = 0; p < chunk.num_pieces; ++p) {
+        LoadRanges<decltype(type)>(found_, group.params_stride_bytes,
+                                   pieces[p].run, scales_ + p * kBlock,
+                                   minima_ + p * kBlock);
+      }
+    });
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionPlan& plan_;
+  const AttentionSequence& sequence_;
+  float* const tile_;
+  float* const scales_;
+  float* const minima_;
+  int64_t block_ = 0;
+  AheadLines ahead_;
+  const LatentGroup* started_group_ = nullptr;
+  int64_t started_block_ = 0;
+  BlockSlots found_;
+  const LatentPart* found_part_ = nullptr;
+  const LatentGroup* found_group_ = nullptr;
+  const LatentChunk* loaded_ = nullptr;
+  uint32_t* plane_words_[4] = {};
+};
+// The tile has room for a chunk's words.
+static_assert(kMaxWords <= kChunkChannels);
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_LATENT_TILE_INL_H_

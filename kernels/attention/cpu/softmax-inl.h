@@ -1,0 +1,117 @@
+// The online softmax over a block of slots: scores of rows become weights. For
+// inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_SOFTMAX_INL_H_
+#undef KVASIR_KERNELS_SOFTMAX_INL_H_
+#else
+#define KVASIR_KERNELS_SOFTMAX_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "hwy/highway.h"
+#include "kernels/attention/attention_rows.h"
+#include "kernels/attention/paged_attention.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+// The maximum over no scores.
+inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+struct SoftmaxArgs {
+  float* scores;  // [rows, 64]; weights in the end
+  // Of the blocks before, and then of this one too [rows].
+  float* max;
+  float* sum;
+  float scale;
+  VisibleRange visible;  // slots that the rows see, relative to the block
+};
+
+// Scores of slots that a row does not see count for nothing.
+HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
+  const Vec begin = Broadcast(static_cast<float>(visible.begin));
+  const Vec end = Broadcast(static_cast<float>(visible.end));
+  const Vec slots = hn::Iota(kFloats, static_cast<float>(slot));
+  return hn::IfThenElse(hn::And(hn::Ge(slots, begin), hn::Lt(slots, end)),
+                        scores, Broadcast(kNothing));
+}
+
+// Softmax of rows [first, first + kRows), which hide each other's latencies.
+template <int kRows, typename Rescale>
+HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
+                            const Rescale& rescale) {
+  constexpr int kVecs = static_cast<int>(kAttentionBlockSlots) / kVecLanes;
+  float* const scores = args.scores + first * kAttentionBlockSlots;
+  float* const row_max = args.max + first;
+  float* const row_sum = args.sum + first;
+  const auto at = [&](int r, int v) {
+    return scores + r * kAttentionBlockSlots + v * kVecLanes;
+  };
+  Vec scale = Broadcast(args.scale);
+  if (args.visible.end - args.visible.begin < kAttentionBlockSlots) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int v = 0; v < kVecs; ++v) {
+        const Vec scaled = hn::Mul(LoadFloats(at(r, v)), scale);
+        hn::StoreU(HideOthers(args.visible, v * kVecLanes, scaled), kFloats,
+                   at(r, v));
+      }
+    }
+    scale = Broadcast(1.0f);
+  }
+  Wide lanes[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    lanes[r] = MakeWide([](int) { return Broadcast(kNothing); });
+    for (int v = 0; v < kVecs; ++v) {
+      Vec& lane = lanes[r].part[v % kVecsPerWide];
+      lane = Larger(hn::Mul(LoadFloats(at(r, v)), scale), lane);
+    }
+  }
+  float max[kRows];
+  ReduceWides(lanes, LargerStep(), max);
+  for (int r = 0; r < kRows; ++r) {
+    max[r] = row_max[r] > max[r] ? row_max[r] : max[r];
+    const Vec max_vec = Broadcast(max[r]);
+    lanes[r] = MakeWide([](int) { return hn::Zero(kFloats); });
+    for (int v = 0; v < kVecs; ++v) {
+      const Vec weight =
+          ExpOfCapped(hn::Sub(hn::Mul(LoadFloats(at(r, v)), scale), max_vec));
+      hn::StoreU(weight, kFloats, at(r, v));
+      Vec& lane = lanes[r].part[v % kVecsPerWide];
+      lane = hn::Add(lane, weight);
+    }
+  }
+  float sum[kRows];
+  ReduceWides(lanes, AddStep(), sum);
+  for (int r = 0; r < kRows; ++r) {
+    // Most blocks bring no new maximum: what was summed stays as it is.
+    const float down = row_max[r] - max[r];
+    row_max[r] = max[r];
+    if (down == 0.0f) {
+      row_sum[r] = row_sum[r] + sum[r];
+      continue;
+    }
+    const float factor = hn::GetLane(ExpVec(Broadcast(down)));
+    row_sum[r] = std::fma(row_sum[r], factor, sum[r]);
+    rescale(first + r, factor);
+  }
+}
+
+// Calls rescale(row, factor) for the rows whose maximum is a new one: what was
+// summed before is to be multiplied.
+template <typename Rescale>
+void Softmax(const SoftmaxArgs& args, RowRange rows, const Rescale& rescale) {
+  int64_t r = rows.begin;
+  for (; r + 4 <= rows.end; r += 4) SoftmaxTile<4>(args, r, rescale);
+  for (; r < rows.end; ++r) SoftmaxTile<1>(args, r, rescale);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_SOFTMAX_INL_H_

@@ -1,0 +1,447 @@
+// The value side of a block: sums of weights times latents, for rows that share
+// what was brought into cache. For inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_VALUE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_VALUE_SUMS_INL_H_
+#undef KVASIR_KERNELS_VALUE_SUMS_INL_H_
+#else
+#define KVASIR_KERNELS_VALUE_SUMS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "hwy/highway.h"
+#include "kernels/attention/attention_rows.h"
+#include "kernels/attention/cpu/code_tile-inl.h"
+#include "kernels/attention/cpu/latent_tile-inl.h"
+#include "kernels/attention/cpu/rebuild-inl.h"
+#include "kernels/attention/cpu/value_lift-inl.h"
+#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/linear/tile-inl.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+// Up to here values are read where they lie.
+inline constexpr int64_t kStreamRows = 12;
+
+// Multiply for any number of columns: those of the last tile that are not
+// wanted are kept from c.
+template <typename T>
+void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
+  const int64_t whole = columns / kTileColumns * kTileColumns;
+  if (whole > 0) Multiply<T>(args, rows, whole);
+  const int64_t rest = columns - whole;
+  if (rest == 0) return;
+  HWY_ALIGN float tile[kTileRows * kTileColumns];
+  args.b = static_cast<const T*>(args.b) + whole;
+  args.ahead = nullptr;
+  float* const c = args.c + whole;
+  const int64_t c_stride = args.c_stride;
+  args.c = tile;
+  args.c_stride = kTileColumns;
+  for (int64_t row = 0; row < rows; row += kTileRows) {
+    const int64_t height = std::min<int64_t>(kTileRows, rows - row);
+    for (int64_t r = 0; r < height; ++r) {
+      std::copy_n(c + (row + r) * c_stride, rest, tile + r * kTileColumns);
+    }
+    RunTile<T>(static_cast<int>(height), args);
+    for (int64_t r = 0; r < height; ++r) {
+      std::copy_n(tile + r * kTileColumns, rest, c + (row + r) * c_stride);
+    }
+    args.a += height * args.a_stride;
+  }
+}
+
+// Threads: one.
+class ValueSums {
+ public:
+  // `state`: the panel's.
+  ValueSums(const AttentionPlan& plan, const UnitRows& unit, float* scratch,
+            float* state, BlockLoader* loader, ValueLifter* lifter)
+      : params_(plan.params()),
+        plan_(plan),
+        unit_(unit),
+        scratch_(scratch),
+        state_(state),
+        loader_(*loader),
+        lifter_(*lifter) {}
+
+  // Adds the loader's block, with the weights that stand in scores.
+  void AddBlock() {
+    unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).lifted) {
+        AddLifted(p, span);
+      } else if (plan_.value(p).codes) {
+        AddValueCodes(p, span);
+      } else {
+        AddValues(p, span);
+      }
+    });
+  }
+  // The same of exact rows.
+  void AddExactBlock() {
+    unit_.ForExactValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).lifted) {
+        AddLifted(p, span);
+      } else {
+        AddValues(p, span);
+      }
+    });
+  }
+
+  // What ranges add when all slots of a split are summed.
+  void EndSplit() const {
+    unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
+      if (plan_.value(p).lifted) return;
+      if (plan_.value(p).sums_weights) {
+        ApplyFixedRanges(p, span);
+      } else if (plan_.value(p).codes && !plan_.value(p).fixed_ranges) {
+        AddMinima(p, span);
+      }
+    });
+  }
+
+ private:
+  float* OutRow(int64_t p, int64_t r) const {
+    return state_ + plan_.state().out + r * plan_.out_width() +
+           plan_.value(p).out_offset;
+  }
+  float* MinimaRow(int64_t p, int64_t r) const {
+    return state_ + plan_.state().out_minima + r * plan_.minima_width() +
+           plan_.value(p).minima_offset;
+  }
+
+  // Products of the weights of a run of slots; b is set by the caller.
+  TileArgs ValueArgs(const float* weights, RowRange rows, VisibleRange slots,
+                     float* to, int64_t to_stride) const {
+    TileArgs args = {};
+    args.depth = slots.end - slots.begin;
+    args.a = weights + rows.begin * kBlock + slots.begin;
+    args.a_stride = kBlock;
+    args.c = to;
+    args.c_stride = to_stride;
+    args.accumulate = true;
+    return args;
+  }
+  const float* Weights() const { return scratch_ + plan_.scratch().scores; }
+
+  void AddLifted(int64_t p, const HeadSpan& span) {
+    const float* tile = lifter_.Lift(p, span);
+    const int64_t stride = plan_.value(p).tile_stride;
+    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          AddTile(Weights(), rows, visible, {tile, stride},
+                                  params_.values[p].lift->dims,
+                                  OutRow(p, rows.begin));
+                        });
+  }
+
+  void AddValues(int64_t p, const HeadSpan& span) {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const RowRange span_rows = unit_.RowsOf(span);
+    const int64_t block = loader_.block();
+    loader_.StartGroup(part, group);
+    if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
+        plan_.exact(part) == nullptr) {
+      // Few rows make little of a block: it is used where it lies.
+      unit_.ForValueSlots(
+          p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
+            VisitDType(part.dtype, [&](auto type) {
+              Stream<decltype(type)>(part, group, {0, group.width}, Weights(),
+                                     rows, visible, OutRow(p, rows.begin));
+            });
+          });
+      return;
+    }
+    const AttentionPlan::Chunks chunks =
+        plan_.chunks(plan_.value(p).first_group, span.group);
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      const int64_t stride = PadTile(chunk->width);
+      loader_.LoadValues(part, group, *chunk, stride);
+      unit_.ForValueSlots(
+          p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
+            AddTile(Weights(), rows, visible, {loader_.tile(), stride},
+                    chunk->width, OutRow(p, rows.begin) + chunk->begin);
+          });
+    }
+  }
+
+  static int64_t PadTile(int64_t columns) {
+    return (columns + kTileColumns - 1) / kTileColumns * kTileColumns;
+  }
+
+  // Values of a block, [64, stride].
+  struct ValueTile {
+    const float* values;
+    int64_t stride;
+  };
+
+  // Many rows: values were brought into a tile once for all of them.
+  void AddTile(const float* weights, RowRange rows, VisibleRange visible,
+               ValueTile tile, int64_t columns, float* to) const {
+    TileArgs args = ValueArgs(weights, rows, visible, to, plan_.out_width());
+    args.b = tile.values + visible.begin * tile.stride;
+    args.b_stride = tile.stride;
+    MultiplyColumns<float>(args, rows.size(), columns);
+  }
+
+  // Columns of T that begin `offset_bytes` behind the start of a slot.
+  struct Columns {
+    int64_t offset_bytes;
+    int64_t count;
+  };
+
+  // Few rows: values are read where they lie.
+  template <typename T>
+  void Stream(const LatentPart& part, const LatentGroup& group, Columns columns,
+              const float* weights, RowRange rows, VisibleRange visible,
+              float* to) const {
+    const int64_t block = loader_.block();
+    for (int64_t s = visible.begin; s < visible.end;) {
+      const BlockLoader::Run run =
+          loader_.RunAt(part, group, block + s, block + visible.end);
+      const char* from = run.codes + columns.offset_bytes;
+      const VisibleRange slots = {s, s + run.count};
+      if (std::is_same_v<T, Bf16> && TakesValuePairs(rows.size())) {
+        ValuePairsArgs args = {};
+        args.depth = run.count;
+        args.slots = from;
+        args.slot_bytes = group.codes_stride_bytes;
+        args.a = weights + rows.begin * kBlock + s;
+        args.c = to;
+        args.c_stride = plan_.out_width();
+        args.columns = columns.count;
+        args.ahead = loader_.ahead();
+        RunValuePairs(rows.size(), args);
+      } else {
+        constexpr int64_t kTileBytes =
+            kTileColumns * static_cast<int64_t>(sizeof(T));
+        TileArgs args = ValueArgs(weights, rows, slots, to, plan_.out_width());
+        args.b_stride =
+            group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
+        args.ahead_step = kTileBytes;
+        // Tile by tile: what all of them read is seldom ahead in one piece.
+        for (int64_t tile = 0; tile < columns.count / kTileColumns; ++tile) {
+          args.b = from + tile * kTileBytes;
+          args.c = to + tile * kTileColumns;
+          args.ahead = AskAhead(args.depth * kTileBytes, kTileBytes);
+          Multiply<T>(args, rows.size(), kTileColumns);
+        }
+      }
+      s += run.count;
+    }
+  }
+
+  // Leaves asking for as many bytes to a tile that takes steps of so many, if
+  // it can: where the lines are. Null: they are asked for now.
+  const char* AskAhead(int64_t bytes, int64_t step) const {
+    AheadLines& ahead = *loader_.ahead();
+    const char* at =
+        step <= AheadLines::kLineBytes ? ahead.Take(bytes) : nullptr;
+    if (at == nullptr) ahead.Ask(bytes / AheadLines::kLineBytes);
+    return at;
+  }
+
+  void AddValueCodes(int64_t p, const HeadSpan& span) {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const bool in_slots = part.static_scale == nullptr;
+    const AttentionPlan::Chunks chunks =
+        plan_.chunks(plan_.value(p).first_group, span.group);
+    loader_.StartGroup(part, group);
+    if (plan_.value(p).sums_weights) SumWeights(p, span);
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      if (in_slots) {
+        loader_.LoadValueRanges(part, group, *chunk);
+        SumMinima(p, span, *chunk);
+      }
+      const CodePiece* pieces = plan_.pieces(*chunk);
+      for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+        AddPiece(p, span, pieces[i], in_slots ? loader_.scales(i) : nullptr);
+      }
+    }
+  }
+
+  // Codes are read where they lie.
+  static bool Streams(const CodePiece& piece, RowRange rows) {
+    return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
+           piece.width % kTileColumns == 0;
+  }
+
+  // scale [64]: of the piece's run; null: static.
+  void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
+                const float* scale) {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const RowRange span_rows = unit_.RowsOf(span);
+    const float* weights = Weights();
+    if (scale != nullptr) {
+      ScaleWeights(span_rows, scale);
+      weights = scratch_ + plan_.scratch().scores_part;
+    }
+    const bool streams = Streams(piece, span_rows);
+    const bool in_registers = span_rows.size() <= kCodeTileMostRows &&
+                              TakesValueCodes(piece.place, piece.width);
+    const int64_t stride = PadTile(piece.width);
+    if (!streams && !in_registers) {
+      loader_.LoadValueCodes(part, group, piece, stride);
+    }
+    unit_.ForValueSlots(
+        p, span_rows, loader_.block(),
+        [&](RowRange rows, VisibleRange visible) {
+          float* to = OutRow(p, rows.begin) + piece.begin;
+          if (streams) {
+            Stream<uint8_t>(part, group, {piece.place.low_bit / 8, piece.width},
+                            weights, rows, visible, to);
+          } else if (in_registers) {
+            AddCodes(weights, piece, loader_.FindSlots(part, group), rows,
+                     visible, to);
+          } else {
+            AddTile(weights, rows, visible, {loader_.tile(), stride},
+                    piece.width, to);
+          }
+        });
+  }
+
+  // Few rows: codes are taken apart where they lie.
+  void AddCodes(const float* weights, const CodePiece& piece,
+                const BlockSlots& slots, RowRange rows, VisibleRange visible,
+                float* to) const {
+    ValueCodesArgs args = {};
+    args.depth = visible.end - visible.begin;
+    args.slots = slots.codes + visible.begin;
+    args.place = piece.place;
+    args.a = weights + rows.begin * kBlock + visible.begin;
+    args.c = to;
+    args.c_stride = plan_.out_width();
+    args.columns = piece.width;
+    args.ahead = loader_.ahead();
+    RunValueCodes(rows.size(), args);
+  }
+
+  void ScaleWeights(RowRange rows, const float* scale) const {
+    const float* weights = Weights();
+    float* scaled = scratch_ + plan_.scratch().scores_part;
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+        hn::StoreU(hn::Mul(LoadFloats(weights + r * kBlock + s),
+                           LoadFloats(scale + s)),
+                   kFloats, scaled + r * kBlock + s);
+      }
+    }
+  }
+
+  // The sums of weight * minimum of the runs that begin in a chunk.
+  void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
+    const CodePiece* pieces = plan_.pieces(chunk);
+    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          for (int64_t i = 0; i < chunk.num_pieces; ++i) {
+                            if (!pieces[i].starts_run) continue;
+                            SumProducts(
+                                rows, visible, loader_.minima(i),
+                                MinimaRow(p, rows.begin) + pieces[i].run);
+                          }
+                        });
+  }
+
+  // The sums of weights alone.
+  void SumWeights(int64_t p, const HeadSpan& span) {
+    HWY_ALIGN float ones[kBlock];
+    std::fill_n(ones, kBlock, 1.0f);
+    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          SumProducts(rows, visible, ones,
+                                      MinimaRow(p, rows.begin));
+                        });
+  }
+
+  // Adds the products of the rows' weights with `factors` [64]; `sums` is of
+  // the first row.
+  void SumProducts(RowRange rows, VisibleRange visible, const float* factors,
+                   float* sums) const {
+    HWY_ALIGN float masked[kBlock];
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      *sums = *sums + Dot(WeightsOf(r, visible, masked), factors);
+      sums += plan_.minima_width();
+    }
+  }
+
+  // A row's weights; zeros where it reads exact rows.
+  const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
+    const float* weights = Weights() + r * kBlock;
+    if (params_.value_exact.tokens == 0) return weights;
+    std::fill_n(masked, kBlock, 0.0f);
+    std::copy(weights + visible.begin, weights + visible.end,
+              masked + visible.begin);
+    return masked;
+  }
+
+  // Static ranges beside exact rows: sums of codes become those of latents, and
+  // those of exact rows are added.
+  void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
+    const LatentPart& part = params_.values[p].latents;
+    const LatentGroup& group = part.groups[span.group];
+    const float* scale = part.static_scale + group.column;
+    const float* minimum = part.static_minimum + group.column;
+    const RowRange rows = unit_.RowsOf(span);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      const float weights = MinimaRow(p, r)[0];
+      const float* exact = OutRow(p + plan_.num_stored_values(), r);
+      float* out = OutRow(p, r);
+      for (int64_t i = 0; i < group.width; ++i) {
+        out[i] = std::fma(out[i], scale[i], weights * minimum[i]) + exact[i];
+      }
+    }
+  }
+
+  // Sum of the products of a block's slots.
+  static float Dot(const float* a, const float* b) {
+    Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
+    for (int64_t s = 0; s < kBlock; s += kLanes) {
+      for (int i = 0; i < kVecsPerWide; ++i) {
+        const int64_t at = s + i * kVecLanes;
+        lanes.part[i] =
+            Fma(LoadFloats(a + at), LoadFloats(b + at), lanes.part[i]);
+      }
+    }
+    return SumOf(lanes);
+  }
+
+  // The sums of minima come to the channels of their runs.
+  void AddMinima(int64_t p, const HeadSpan& span) const {
+    const LatentGroup& group = params_.values[p].latents.groups[span.group];
+    const RowRange rows = unit_.RowsOf(span);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      for (int64_t run = 0; run < group.num_runs; ++run) {
+        const float minimum = MinimaRow(p, r)[run];
+        float* out = OutRow(p, r) + group.runs[run].begin;
+        for (int64_t i = 0; i < group.runs[run].width; ++i) {
+          out[i] = out[i] + minimum;
+        }
+      }
+    }
+  }
+
+  const PagedAttentionParams& params_;
+  const AttentionPlan& plan_;
+  const UnitRows& unit_;
+  float* const scratch_;
+  float* const state_;
+  BlockLoader& loader_;
+  ValueLifter& lifter_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_VALUE_SUMS_INL_H_

@@ -1,0 +1,251 @@
+#include "kernels/attention/paged_attention.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "kernels/attention/ops.h"
+#include "kernels/device/dispatch.h"
+#include "kernels/latents/latent_check.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const PagedAttentionParams&, float*> kKernels = {
+    "paged_attention", &PagedAttentionReference, &PagedAttentionSimd};
+
+absl::Status Invalid(const char* what, int64_t least, int64_t most,
+                     int64_t have) {
+  return absl::InvalidArgumentError(absl::StrCat(kKernels.op, ": ", what,
+                                                 ": want ", least, " to ", most,
+                                                 ", have ", have));
+}
+
+absl::Status CheckLatents(const PagedAttentionParams& params,
+                          const LatentPart& part,
+                          const int32_t* group_of_head) {
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const LatentGroup& group = part.groups[g];
+    if (group.width > kAttentionMaxWidth) {
+      return Invalid("width", 1, kAttentionMaxWidth, group.width);
+    }
+    if (group.num_runs > kAttentionMaxRuns) {
+      return Invalid("runs of codes", 0, kAttentionMaxRuns, group.num_runs);
+    }
+    if ((group.num_runs > 0) != (part.groups[0].num_runs > 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kKernels.op, ": a part has codes in all groups or in none; group ", g,
+          " has ", group.num_runs, " runs"));
+    }
+  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatentPart(kKernels.op, part, params.page_tokens));
+  for (int64_t j = 0; j < params.num_kv_heads; ++j) {
+    if (group_of_head[j] < 0 || group_of_head[j] >= part.num_groups) {
+      return Invalid("group of a head", 0, part.num_groups - 1,
+                     group_of_head[j]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRebuild(const KeyRebuild& rebuild, const LatentPart& part) {
+  if (rebuild.dims < 1 || rebuild.dims > kAttentionMaxHeadDim) {
+    return Invalid("dims of rebuilt keys", 1, kAttentionMaxHeadDim,
+                   rebuild.dims);
+  }
+  for (int64_t g = 0; rebuild.up == nullptr && g < part.num_groups; ++g) {
+    if (part.groups[g].width != rebuild.dims) {
+      return Invalid("width of keys without a lift", rebuild.dims, rebuild.dims,
+                     part.groups[g].width);
+    }
+  }
+  if (rebuild.num_pairs < 0 || 2 * rebuild.num_pairs > rebuild.dims) {
+    return Invalid("pairs of rebuilt keys", 0, rebuild.dims / 2,
+                   rebuild.num_pairs);
+  }
+  for (int64_t i = 0; i < 2 * rebuild.num_pairs; ++i) {
+    if (rebuild.pair_dims[i] < 0 || rebuild.pair_dims[i] >= rebuild.dims) {
+      return Invalid("number of a pair", 0, rebuild.dims - 1,
+                     rebuild.pair_dims[i]);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLift(const ValueLift& lift) {
+  if (lift.dims < 1 || lift.dims > kAttentionMaxHeadDim) {
+    return Invalid("dims of lifted values", 1, kAttentionMaxHeadDim, lift.dims);
+  }
+  return lift.up == nullptr
+             ? Refuse(kKernels.op, "lifts of a part of lifted values", 1, 0)
+             : absl::OkStatus();
+}
+
+absl::Status CheckWindow(const ExactWindow& window) {
+  if (window.tokens < 0) {
+    return Refuse(kKernels.op, "exact window", 0, window.tokens);
+  }
+  if (window.tokens == 0) return absl::OkStatus();
+  if (window.page_rows < 1) {
+    return Refuse(kKernels.op, "exact rows of a page", 1, window.page_rows);
+  }
+  const int64_t want =
+      std::max<int64_t>(1, (window.tokens - 2) / window.page_rows + 1);
+  if (window.num_pages < want) {
+    return Refuse(kKernels.op, "pages of exact rows", want, window.num_pages);
+  }
+  return window.first_page < 0 ? Refuse(kKernels.op, "first page of exact rows",
+                                        0, window.first_page)
+                               : absl::OkStatus();
+}
+
+// Exact rows stand beside every part of a side that has a window.
+absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
+                        const ExactRows* exact) {
+  if (window.tokens == 0) return absl::OkStatus();
+  if (exact == nullptr) {
+    return Refuse(kKernels.op, "parts with exact rows", 1, 0);
+  }
+  for (const LatentPart* rows : {&exact->ring, &exact->fresh}) {
+    if (rows->num_groups != part.num_groups) {
+      return Invalid("groups of exact rows", part.num_groups, part.num_groups,
+                     rows->num_groups);
+    }
+    for (int64_t g = 0; g < part.num_groups; ++g) {
+      const int64_t width = part.groups[g].width;
+      if (rows->groups[g].width != width) {
+        return Invalid("width of exact rows", width, width,
+                       rows->groups[g].width);
+      }
+      if (rows->groups[g].num_runs != 0 || rows->static_scale != nullptr) {
+        return Invalid("runs of codes in exact rows", 0, 0,
+                       rows->groups[g].num_runs);
+      }
+    }
+    if (rows->dtype != exact->ring.dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kKernels.op, ": exact rows of two number types"));
+    }
+  }
+  return CheckLatentPart(kKernels.op, exact->ring, window.page_rows);
+}
+
+// Columns [column, column + width) lie in a row.
+absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
+                          int64_t row_stride) {
+  if (column < 0) return Refuse(kKernels.op, what, 0, column);
+  if (column + width > row_stride) {
+    return Refuse(kKernels.op, what, column + width, row_stride);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckKeys(const PagedAttentionParams& params,
+                       const AttentionKeyPart& part) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatents(params, part.latents, part.group_of_head));
+  KVASIR_RETURN_IF_ERROR(
+      CheckExact(params.key_exact, part.latents, part.exact));
+  if (part.rebuild != nullptr) {
+    KVASIR_RETURN_IF_ERROR(CheckRebuild(*part.rebuild, part.latents));
+  }
+  const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
+  for (int64_t h = 0; h < params.num_heads; ++h) {
+    const int32_t group = part.group_of_head[h / heads_per_kv];
+    const int64_t width = part.rebuild != nullptr
+                              ? part.rebuild->dims
+                              : part.latents.groups[group].width;
+    KVASIR_RETURN_IF_ERROR(CheckColumns("q_row_stride", part.query_column[h],
+                                        width, params.q_row_stride));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckValues(const PagedAttentionParams& params,
+                         const AttentionValuePart& part) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckLatents(params, part.latents, part.group_of_head));
+  KVASIR_RETURN_IF_ERROR(
+      CheckExact(params.value_exact, part.latents, part.exact));
+  if (part.lift != nullptr) KVASIR_RETURN_IF_ERROR(CheckLift(*part.lift));
+  const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
+  for (int64_t h = 0; h < params.num_heads; ++h) {
+    const int32_t group = part.group_of_head[h / heads_per_kv];
+    KVASIR_RETURN_IF_ERROR(CheckColumns("out_row_stride", part.out_column[h],
+                                        OutWidth(part, group),
+                                        params.out_row_stride));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(const PagedAttentionParams& params) {
+  if (params.num_kv_heads < 1 || params.num_heads < params.num_kv_heads ||
+      params.num_heads % params.num_kv_heads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("paged_attention: ", params.num_heads,
+                     " query heads over ", params.num_kv_heads, " KV heads"));
+  }
+  if (params.page_tokens < 1) {
+    return Refuse(kKernels.op, "page_tokens", 1, params.page_tokens);
+  }
+  if (params.num_sequences < 0) {
+    return Refuse(kKernels.op, "sequences", 0, params.num_sequences);
+  }
+  if (params.window < 0) return Refuse(kKernels.op, "window", 0, params.window);
+  if (params.num_key_parts < 1) {
+    return Refuse(kKernels.op, "key parts", 1, params.num_key_parts);
+  }
+  if (params.num_value_parts < 1) {
+    return Refuse(kKernels.op, "value parts", 1, params.num_value_parts);
+  }
+  KVASIR_RETURN_IF_ERROR(CheckWindow(params.key_exact));
+  KVASIR_RETURN_IF_ERROR(CheckWindow(params.value_exact));
+  for (int64_t p = 0; p < params.num_key_parts; ++p) {
+    KVASIR_RETURN_IF_ERROR(CheckKeys(params, params.keys[p]));
+  }
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    KVASIR_RETURN_IF_ERROR(CheckValues(params, params.values[p]));
+  }
+  return absl::OkStatus();
+}
+
+// What counting does not look at.
+absl::Status CheckSequences(const PagedAttentionParams& params) {
+  for (int64_t i = 0; i < params.num_sequences; ++i) {
+    const AttentionSequence& sequence = params.sequences[i];
+    const std::pair<const char*, int64_t> counts[] = {
+        {"first_row", sequence.first_row},
+        {"num_rows", sequence.num_rows},
+        {"first_slot", sequence.first_slot},
+        {"first_live_index", sequence.first_live_index}};
+    for (const auto& [name, count] : counts) {
+      if (count >= 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(kKernels.op, ": sequence ", i, ": ", name,
+                       ": want at least 0, have ", count));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PagedAttention(Stream& stream, const PagedAttentionParams& params,
+                            Workspace& workspace) {
+  KVASIR_RETURN_IF_ERROR(Check(params));
+  Workspace::Scope scope(&workspace);
+  const int64_t floats = PagedAttentionScratch(params, ScratchThreads(stream));
+  if (floats < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": one row of these parts takes more scratch than ",
+        kAttentionScratchBytes, " bytes"));
+  }
+  float* scratch = workspace.Take<float>(floats);
+  if (workspace.counting()) return absl::OkStatus();
+  if (!workspace.status().ok()) return workspace.status();
+  KVASIR_RETURN_IF_ERROR(CheckSequences(params));
+  return Launch(kKernels, stream, params, scratch);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,224 @@
+// paged_attention: attention of new tokens over latents in the cache, for
+// prefill chunks and decode tokens mixed in one launch. C++17.
+//
+// Absorbed and reconstructed attention (kernels/README.md) are one op: a score
+// is the sum over the parts of the key side, an output row the parts of the
+// value side, one behind the other.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/latents/latent_view.h"
+#include "kernels/rowwise/rope.h"
+
+namespace kvasir::kernels {
+
+// A sequence's share of the launch. Slots are counted through its block table:
+// slot i is slot i % P of page block_table[i / P].
+struct AttentionSequence {
+  int64_t first_row = 0;  // of q and out
+  int64_t num_rows = 0;   // new tokens
+  // Slot of the first row's own token; the others follow.
+  int64_t first_slot = 0;
+  const int32_t* block_table = nullptr;  // covers first_slot + num_rows slots
+  // Table entries below this name no page (given up behind a window); their
+  // slots are not visible.
+  int64_t first_live_index = 0;
+  // Position of every slot, for keys that are rotated when they are read
+  // [first_slot + num_rows]; null: slot i has position i.
+  const int64_t* positions = nullptr;
+  // Pages of the sequence beside those of its tokens: rings of exact windows.
+  const int32_t* side_pages = nullptr;
+};
+
+// Of a side: the slots s > p - tokens that a query at slot p sees are read as
+// exact rows, plain numbers beside the codes; older ones through the codec.
+struct ExactWindow {
+  int64_t tokens = 0;  // 0: none
+  // Rows of the slots before first_slot lie in a ring: slot s is row
+  // s % page_rows of the sequence's side page
+  //   first_page + s / page_rows % num_pages.
+  int64_t page_rows = 0;
+  int64_t first_page = 0;
+  int64_t num_pages = 0;  // of at least tokens - 1 rows
+};
+
+// Exact rows of a part: groups as wide as its own, numbers. A launch finds
+// those of its own tokens apart, because in the ring they would take the place
+// of rows that the first of them still see.
+struct ExactRows {
+  LatentPart ring;   // "slots" are rows of a side page
+  LatentPart fresh;  // one page: row r of q in slot r
+};
+
+// How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
+//   key_j = Rotate(up_j h + bias_j, position of the slot)
+// d numbers, of which pairs are rotated and the others stay.
+struct KeyRebuild {
+  int64_t dims = 0;  // d
+  // One matrix [d, R'] per KV head, R' of the head's group; float32. Null: the
+  // latent is the key itself (whole keys or pairs of them, not yet rotated),
+  // and every group has d numbers; its numbers are those that the codec stands
+  // for: v, or fma(code, scale, minimum).
+  const float* const* up = nullptr;  // [Hkv]
+  const float* bias = nullptr;       // [Hkv, d], or null
+  // Rotation of number pair_dims[2f] with pair_dims[2f + 1] by
+  // steps[f] * position turns; num_pairs 0: keys do not rotate.
+  const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
+  const uint64_t* steps = nullptr;     // [num_pairs], as RopeStep
+  // From the steps of one KV head to those of the next (heads that keep pairs
+  // of their own); 0: all heads have the same.
+  int64_t head_steps_stride = 0;
+  int64_t num_pairs = 0;
+  float attention_factor = 1.0f;
+};
+
+struct AttentionKeyPart {
+  LatentPart latents;
+  const int32_t* group_of_head = nullptr;  // [Hkv]
+  // Where query head h's numbers of this part begin in a row of q [Hq]: as many
+  // as the latent of its KV head's group has (absorbed), or d (rebuilt).
+  const int64_t* query_column = nullptr;
+  const KeyRebuild* rebuild = nullptr;  // null: absorbed
+  const ExactRows* exact = nullptr;     // if the keys have a window
+};
+
+// How the values of a part are lifted inside the loop over slots, which pays
+// where many rows share them:
+//   value_j = up_j^T h
+// d numbers.
+struct ValueLift {
+  int64_t dims = 0;  // d
+  // One matrix [R', d] per KV head, R' of the head's group; float32.
+  const float* const* up = nullptr;  // [Hkv]
+};
+
+struct AttentionValuePart {
+  LatentPart latents;
+  const int32_t* group_of_head = nullptr;  // [Hkv]
+  // Where query head h's sum begins in a row of out [Hq]: as many numbers as
+  // the latent of its KV head's group has (absorbed), or d (lifted).
+  const int64_t* out_column = nullptr;
+  const ExactRows* exact = nullptr;  // if the values have a window
+  const ValueLift* lift = nullptr;   // null: absorbed
+};
+
+// Numbers of a head's sum.
+inline int64_t OutWidth(const AttentionValuePart& part, int64_t group) {
+  return part.lift != nullptr ? part.lift->dims
+                              : part.latents.groups[group].width;
+}
+
+// For row r of a sequence, at slot p = first_slot + r, and query head h of KV
+// head j = h / (Hq / Hkv):
+//   visible slots s: s <= p, s > p - window if window > 0, live (see above);
+//                    not causal: all slots up to the sequence's last new one
+//   score_s = scale * sum over key parts of q[r, h] . key(s, j)
+//   out[r, h] = softmax(score) . value, per value part
+// The query is already rotated (and lifted, where the part is absorbed), and
+// the new tokens' latents are already in the cache (exact rows in `fresh`). out
+// is 0 where no slot is visible.
+//
+// The arithmetic, identical for every back end. The score of a part:
+//   numbers: one FMA chain over the channels, from 0.
+//   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
+//     q_c * code_c, sum = plain sum of q_c, both in channel order;
+//     a = fma(raw, scale, a); a = fma(sum, minimum, a).
+//   codes with static ranges: the same chain over all channels with
+//     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c.
+//   rebuilt: each of the d numbers by these rules with a row of `up` in place
+//     of q (or the latent's number itself), plus bias; rotated as the op `rope`
+//     does it, to the bit: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)); then
+//     one FMA chain with q.
+// Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
+// each with an online-softmax step; every kAttentionSplitSlots slots the
+// partial result is merged into the total, in order. Values of a block: for
+// each channel an FMA chain over its visible slots, continuing the blocks
+// before: numbers weight * v; static ranges weight * code; ranges in slots
+// (weight * scale) * code and, beside it per run, the sum of weight * minimum
+// (FMA chains in 16 lanes, slot s of the block in lane s % 16, then TreeSum) to
+// those of the blocks before. At the end of a split the sums of minima are
+// added to the channels of their run; static channels become fma(sum, scale_c,
+// total weight * minimum_c) at the end of all.
+// Slots of an exact window: their scores are those of numbers. A value's chains
+// go on over them with weight * v, but for static ranges, where they have a
+// chain of their own, and beside the codes' there is the sum of their weights
+// (as that of minima): at the end of a split the channel becomes
+// fma(sum, scale_c, weights * minimum_c) + the exact rows' sum.
+// Lifted values: each of the d numbers is found by the rules of scores with a
+// column of `up` in place of q, an exact row's by those of numbers; then they
+// are values that are numbers, whatever the codec.
+// So a row's bits depend on its query and its visible slots alone: not on
+// chunks, batch, page size or threads. Slots that no row of a tile sees are
+// never read.
+//
+// Workspace does not depend on the context: at most kAttentionScratchBytes for
+// each thread and, where keys are rebuilt or values lifted, kRowStateBytes for
+// the queries and sums of its rows. Nothing rebuilt or decoded leaves it.
+struct PagedAttentionParams {
+  const float* q = nullptr;  // [T, ...], rows q_row_stride apart
+  int64_t q_row_stride = 0;  // in elements
+  float* out = nullptr;      // [T, ...], rows out_row_stride apart
+  int64_t out_row_stride = 0;
+  int64_t num_heads = 0;     // Hq
+  int64_t num_kv_heads = 0;  // Hkv, divides Hq
+  const AttentionKeyPart* keys = nullptr;
+  int64_t num_key_parts = 0;
+  const AttentionValuePart* values = nullptr;
+  int64_t num_value_parts = 0;
+  int64_t page_tokens = 0;  // P
+  const AttentionSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+  float scale = 1.0f;
+  bool causal = true;
+  int64_t window = 0;  // slots that a query sees at most, its own included
+  ExactWindow key_exact;
+  ExactWindow value_exact;
+};
+
+// Slots per online-softmax step, and per independently computed part of a long
+// context. Constants of the arithmetic: changing one changes bits.
+inline constexpr int64_t kAttentionBlockSlots = 64;
+inline constexpr int64_t kAttentionSplitSlots = 512;
+// Widest latent: all KV heads of a layer in one group, at most.
+inline constexpr int64_t kAttentionMaxWidth = 8192;
+// Largest head that keys are rebuilt for.
+inline constexpr int64_t kAttentionMaxHeadDim = 256;
+// Runs of codes in a latent at most.
+inline constexpr int64_t kAttentionMaxRuns = 256;
+// Of one thread.
+inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
+// What it keeps beside them of the rows of a unit of many panels from block to
+// block. Keys that were rebuilt and values that were lifted serve as many rows
+// as fit.
+inline constexpr int64_t kRowStateBytes = 1 << 20;
+
+// Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
+struct VisibleRange {
+  int64_t begin;
+  int64_t end;
+};
+inline VisibleRange VisibleSlots(const PagedAttentionParams& params,
+                                 const AttentionSequence& sequence,
+                                 int64_t row) {
+  const int64_t own = sequence.first_slot + row;
+  VisibleRange range;
+  range.begin = sequence.first_live_index * params.page_tokens;
+  range.end = params.causal ? own + 1 : sequence.first_slot + sequence.num_rows;
+  if (params.window > 0 && own + 1 - params.window > range.begin) {
+    range.begin = own + 1 - params.window;
+  }
+  return range;
+}
+
+class CpuStream;
+void PagedAttentionReference(const PagedAttentionParams& params, float* scratch,
+                             CpuStream& stream);
+void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
+                        CpuStream& stream);
+// Floats of scratch that either takes for `threads` threads; does not depend on
+// the context. Looks at the tables of groups, at no data. Below 0: the parts
+// together are too wide for a thread's scratch.
+int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,925 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/testing/latent_cache_for_test.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+PartSpec Numbers(std::vector<int64_t> widths, DType dtype = DType::kBf16) {
+  PartSpec part;
+  part.widths = std::move(widths);
+  part.dtype = dtype;
+  return part;
+}
+PartSpec Codes(std::vector<int64_t> widths, std::vector<int> bits,
+               int64_t run_width = 0) {
+  PartSpec part = Numbers(std::move(widths));
+  part.bits = std::move(bits);
+  part.run_width = run_width;
+  return part;
+}
+PartSpec Fixed(PartSpec part) {
+  part.fixed_ranges = true;
+  return part;
+}
+PartSpec Ranges(PartSpec part, DType param_dtype) {
+  part.param_dtype = param_dtype;
+  return part;
+}
+PartSpec Groups(PartSpec part, std::vector<int32_t> group_of_head) {
+  part.group_of_head = std::move(group_of_head);
+  return part;
+}
+PartSpec Rebuilt(PartSpec part, RebuildSpec rebuild) {
+  part.rebuild = rebuild;
+  return part;
+}
+
+PartSpec Lifted(PartSpec part, int64_t dims) {
+  part.lift_dims = dims;
+  return part;
+}
+
+LatentSpec Exact(const char* name, int64_t key, int64_t value,
+                 LatentSpec spec) {
+  spec.name = name;
+  spec.key_exact = key;
+  spec.value_exact = value;
+  return spec;
+}
+
+// name, Hq, Hkv, keys, values, P, window, causal, first position
+std::vector<LatentSpec> StoredSpecs() {
+  const std::vector<int> schedule = {8, 4, 3, 2, 1};
+  return {
+      {"codes_4", 8, 2, {Codes({64}, {4})}, {Codes({64}, {4})}},
+      {"codes_8", 4, 4, {Codes({32}, {8})}, {Codes({96}, {8})}, 32},
+      {"codes_8_ragged", 4, 2, {Codes({40}, {8})}, {Codes({24}, {8})}, 32},
+      {"codes_3", 4, 2, {Codes({96}, {3})}, {Codes({24}, {3})}, 64},
+      {"codes_2_and_1", 4, 2, {Codes({160}, {2}, 32)}, {Codes({8}, {1})}},
+      {"few_bits_few_rows",
+       6,
+       1,
+       {Codes({96}, {3, 2, 1}, 32), Fixed(Codes({64}, {1}))},
+       {Codes({64}, {3}), Codes({96}, {2, 1, 4}, 32), Fixed(Codes({64}, {3}))},
+       64},
+      {"narrow_runs", 4, 2, {Codes({300}, {4}, 7)}, {Codes({160}, {2}, 24)}},
+      {"one_channel_runs",
+       2,
+       1,
+       {Codes({24}, {4, 1}, 1)},
+       {Codes({24}, {3}, 1)}},
+      {"schedules",
+       4,
+       2,
+       {Codes({160}, schedule, 32)},
+       {Codes({300}, schedule, 60)},
+       64},
+      {"odd_schedules",
+       4,
+       2,
+       {Codes({35}, schedule, 7)},
+       {Codes({33}, {1, 3, 2}, 11)},
+       32},
+      {"bf16_ranges",
+       4,
+       2,
+       {Ranges(Codes({64}, {4}, 32), DType::kBf16)},
+       {Ranges(Codes({64}, {4}, 16), DType::kBf16)}},
+      {"f32_ranges",
+       4,
+       2,
+       {Ranges(Codes({64}, {3}, 32), DType::kF32)},
+       {Ranges(Codes({64}, {2}), DType::kF32)}},
+      {"static_ranges",
+       4,
+       2,
+       {Fixed(Codes({64}, {4}))},
+       {Fixed(Codes({96}, schedule, 24))}},
+      {"static_wide",
+       2,
+       2,
+       {Fixed(Codes({600}, {2}))},
+       {Fixed(Codes({300}, {8}))}},
+      {"groups",
+       8,
+       4,
+       {Groups(Numbers({96, 24}), {0, 0, 1, 1})},
+       {Groups(Codes({160, 8}, {4}, 32), {0, 1, 1, 0})}},
+      {"all_heads",
+       8,
+       4,
+       {Groups(Numbers({300}), {0, 0, 0, 0})},
+       {Groups(Numbers({160}), {0, 0, 0, 0})}},
+      {"keys_alone_values_shared",
+       8,
+       4,
+       {Codes({24}, {4})},
+       {Groups(Codes({96}, {3}), {0, 0, 1, 1})}},
+      {"groups_in_no_order",
+       4,
+       4,
+       {Groups(Codes({40}, {8}), {1, 0, 1, 0})},
+       {Groups(Numbers({33}), {0, 1, 2, 0})}},
+      {"wide",
+       4,
+       2,
+       {Groups(Numbers({640}), {0, 0})},
+       {Groups(Codes({520}, {4}, 64), {0, 0})}},
+      {"two_parts",
+       4,
+       2,
+       {Numbers({24}), Codes({40}, {4})},
+       {Numbers({24}, DType::kF32), Codes({40}, {8}, 20)}},
+      {"parts_of_unlike_groups",
+       4,
+       4,
+       {Groups(Fixed(Codes({40}, {3})), {0, 0, 1, 1}), Numbers({8})},
+       {Numbers({32}, DType::kF16)}},
+      {"window", 4, 2, {Codes({64}, {4})}, {Codes({64}, {8})}, 16, 50},
+      {"not_causal",
+       4,
+       2,
+       {Codes({64}, {4})},
+       {Codes({64}, {2})},
+       16,
+       0,
+       false},
+      {"many_heads", 70, 1, {Codes({16}, {4})}, {Codes({16}, {4})}},
+      {"rebuilt",
+       4,
+       2,
+       {Rebuilt(Groups(Numbers({160}), {0, 0}), {32, 16})},
+       {Groups(Numbers({96}), {0, 0})}},
+      {"rebuilt_partly_turned",
+       6,
+       2,
+       {Rebuilt(Numbers({24}), {40, 8, true})},
+       {Numbers({40})},
+       32},
+      {"rebuilt_unturned",
+       4,
+       2,
+       {Rebuilt(Numbers({24}, DType::kF32), {20, 0, true})},
+       {Numbers({24})}},
+      {"rebuilt_far",
+       4,
+       2,
+       {Rebuilt(Numbers({24}), {32, 16, false, false, false, 1.25f})},
+       {Numbers({24})},
+       16,
+       0,
+       true,
+       131040},
+      {"rebuilt_codes",
+       4,
+       2,
+       {Rebuilt(Groups(Codes({96}, {4}, 32), {0, 0}), {32, 16, true})},
+       {Codes({32}, {4})},
+       16,
+       0,
+       true,
+       500},
+      {"rebuilt_wide_run",
+       4,
+       2,
+       {Rebuilt(Codes({160}, {3}), {24, 12})},
+       {Codes({32}, {4})}},
+      {"rebuilt_many_runs",
+       4,
+       2,
+       {Rebuilt(Codes({300}, {2, 4}, 4), {24, 12})},
+       {Codes({32}, {4})}},
+      {"rebuilt_static",
+       4,
+       2,
+       {Rebuilt(Fixed(Codes({160}, schedule, 20)), {32, 16, true})},
+       {Fixed(Codes({32}, {4}))}},
+      {"rebuilt_head_of_256",
+       2,
+       1,
+       {Rebuilt(Numbers({40}), {256, 128})},
+       {Numbers({256})}},
+      {"turned_as_stored",
+       4,
+       2,
+       {Rebuilt(Numbers({32}), {32, 16, true, true})},
+       {Numbers({32})}},
+      {"turned_codes",
+       4,
+       2,
+       {Rebuilt(Codes({40}, {4, 8}, 20), {40, 12, false, true, true})},
+       {Numbers({32})}},
+      {"turned_static",
+       4,
+       4,
+       {Rebuilt(Fixed(Codes({40}, {4})), {40, 20, false, true, true})},
+       {Numbers({32})}},
+      {"rebuilt_beside_absorbed",
+       4,
+       2,
+       {Numbers({24}), Rebuilt(Groups(Codes({40}, {8}), {0, 0}), {16, 8})},
+       {Groups(Codes({40}, {4}), {0, 0})}},
+  };
+}
+
+// Values lifted: every codec, ragged dims, beside absorbed ones, exact rows.
+std::vector<LatentSpec> LiftedSpecs() {
+  const std::vector<int> schedule = {8, 4, 3, 2, 1};
+  std::vector<LatentSpec> specs = {
+      {"lifted",
+       8,
+       4,
+       {Rebuilt(Groups(Numbers({40}), {0, 0, 1, 1}), {16, 8})},
+       {Lifted(Groups(Numbers({136, 24}), {0, 0, 1, 1}), 16)}},
+      {"lifted_alone",
+       4,
+       2,
+       {Numbers({24})},
+       {Lifted(Numbers({33}, DType::kF32), 37)},
+       32},
+      {"lifted_codes",
+       4,
+       2,
+       {Codes({64}, {4})},
+       {Lifted(Groups(Codes({96}, {4}, 32), {0, 0}), 40)}},
+      {"lifted_codes_8", 4, 1, {Numbers({24})}, {Lifted(Codes({40}, {8}), 5)}},
+      {"lifted_wide_run",
+       4,
+       2,
+       {Numbers({24})},
+       {Lifted(Codes({300}, {3}), 16)}},
+      {"lifted_schedule",
+       4,
+       2,
+       {Codes({35}, schedule, 7)},
+       {Lifted(Codes({160}, schedule, 20), 24)},
+       64},
+      {"lifted_many_runs",
+       4,
+       2,
+       {Numbers({24})},
+       {Lifted(Codes({67}, {1, 2}, 3), 33)}},
+      {"lifted_static",
+       4,
+       2,
+       {Fixed(Codes({40}, schedule, 20))},
+       {Lifted(Groups(Fixed(Codes({160}, {4, 2}, 80)), {0, 0}), 16)}},
+      {"lifted_head_of_256",
+       2,
+       1,
+       {Rebuilt(Numbers({24}), {256, 128})},
+       {Lifted(Codes({24}, {3}), 256)}},
+      {"lifted_beside_absorbed",
+       4,
+       4,
+       {Numbers({24}),
+        Rebuilt(Groups(Codes({40}, {8}), {0, 1, 1, 0}), {16, 8})},
+       {Groups(Codes({40}, {4}), {0, 0, 1, 1}),
+        Lifted(Groups(Numbers({24}), {0, 1, 0, 1}), 17),
+        Lifted(Fixed(Codes({24}, {1})), 16)}},
+      {"lifted_not_causal",
+       4,
+       2,
+       {Codes({64}, {4})},
+       {Lifted(Codes({64}, {2}), 24)},
+       16,
+       30,
+       false}};
+  for (size_t i : {0, 2, 5, 7, 9}) {
+    static const char* const kNames[] = {"exact_lifted",
+                                         "",
+                                         "exact_lifted_codes",
+                                         "",
+                                         "",
+                                         "exact_lifted_schedule",
+                                         "",
+                                         "exact_lifted_static",
+                                         "",
+                                         "exact_lifted_beside_absorbed"};
+    specs.push_back(
+        Exact(kNames[i], 70, 30 + 5 * static_cast<int64_t>(i), specs[i]));
+  }
+  return specs;
+}
+
+// Exact windows of 1, 7, 64 and more slots than there are, of both sides or
+// one.
+std::vector<LatentSpec> ExactSpecs() {
+  const std::vector<int> schedule = {8, 4, 3, 2, 1};
+  const LatentSpec codes = {"", 8, 2, {Codes({64}, {4})}, {Codes({96}, {3})}};
+  const LatentSpec fixed = {
+      "", 4, 2, {Fixed(Codes({64}, {4}))}, {Fixed(Codes({96}, schedule, 24))}};
+  const LatentSpec rebuilt = {
+      "",
+      4,
+      2,
+      {Rebuilt(Groups(Codes({96}, {4}, 32), {0, 0}), {32, 16, true})},
+      {Codes({32}, {8})},
+      16,
+      0,
+      true,
+      500};
+  LatentSpec narrow = codes;
+  narrow.window = 50;
+  LatentSpec ahead = codes;
+  ahead.causal = false;
+  return {
+      Exact("exact_1", 1, 1, codes),
+      Exact("exact_7", 7, 7, codes),
+      Exact("exact_64", 64, 64, codes),
+      Exact("exact_all", 5000, 5000, codes),
+      Exact("exact_unlike", 100, 3, codes),
+      Exact("exact_keys", 64, 0, codes),
+      Exact("exact_values", 0, 64, codes),
+      Exact("exact_behind_a_window", 20, 80, narrow),
+      Exact("exact_not_causal", 9, 30, ahead),
+      Exact("exact_static", 64, 64, fixed),
+      Exact("exact_static_1", 1, 1, fixed),
+      Exact("exact_static_all", 5000, 5000, fixed),
+      Exact("exact_static_unlike", 3, 700, fixed),
+      Exact("exact_rebuilt", 64, 7, rebuilt),
+      Exact("exact_rebuilt_all", 5000, 7, rebuilt),
+      Exact("exact_rebuilt_static", 70, 70,
+            {"",
+             4,
+             2,
+             {Rebuilt(Fixed(Codes({160}, schedule, 20)), {32, 16, true})},
+             {Fixed(Codes({32}, {4}))}}),
+      Exact("exact_turned", 70, 70,
+            {"",
+             4,
+             2,
+             {Rebuilt(Codes({40}, {4, 8}, 20), {40, 12, false, true, true})},
+             {Numbers({32}), Codes({40}, {2})}}),
+      Exact("exact_parts", 30, 65,
+            {"",
+             4,
+             4,
+             {Groups(Fixed(Codes({40}, {3})), {0, 0, 1, 1}),
+              Rebuilt(Groups(Codes({24}, {8}), {0, 1, 1, 0}), {16, 8}),
+              Numbers({8}, DType::kF32)},
+             {Groups(Codes({33, 24}, {1, 3, 2}, 11), {0, 1, 2, 0}),
+              Fixed(Codes({40}, {8}, 20))}}),
+      Exact("exact_wide", 64, 64,
+            {"",
+             4,
+             2,
+             {Groups(Fixed(Codes({640}, {2})), {0, 0})},
+             {Groups(Codes({520}, {4}, 64), {0, 0})}}),
+      Exact("exact_many_heads", 64, 64,
+            {"", 70, 1, {Codes({16}, {4})}, {Codes({16}, {4})}}),
+  };
+}
+
+std::vector<LatentSpec> Specs() {
+  std::vector<LatentSpec> specs = StoredSpecs();
+  for (LatentSpec& spec : ExactSpecs()) specs.push_back(std::move(spec));
+  for (LatentSpec& spec : LiftedSpecs()) specs.push_back(std::move(spec));
+  return specs;
+}
+
+// Streams of all cases: their memory takes longer to make than most cases.
+struct Streams {
+  TestStream reference{1, CpuBackend::kReference, size_t{2} << 20};
+  TestStream one{1, CpuBackend::kSimd, size_t{2} << 20};
+  TestStream three{3, CpuBackend::kSimd, size_t{6} << 20};
+  // More threads than units: long contexts are taken split by split.
+  TestStream many{16, CpuBackend::kSimd, size_t{24} << 20};
+};
+Streams& SharedStreams() {
+  static Streams streams;
+  return streams;
+}
+
+class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
+  // The longest crosses a split; rebuilt keys and lifted values take the
+  // reference long.
+  bool rebuilds = false;
+  for (const auto* parts : {&GetParam().keys, &GetParam().values}) {
+    for (const PartSpec& part : *parts) {
+      rebuilds = rebuilds || part.rebuild.dims > 0 || part.lift_dims > 0;
+    }
+  }
+  const int64_t longest = rebuilds ? 520 : 1000;
+  LatentCache cache(GetParam(), {1, 65, longest + 1}, 1);
+  const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, longest, 1}};
+  for (const LatentAsk& ask : asks) {
+    cache.Write(ask.sequence, 0, ask.start + ask.count);
+  }
+  Streams& streams = SharedStreams();
+  const std::vector<float> truth = cache.Attend(streams.reference, asks);
+  std::vector<double> expected;
+  for (const LatentAsk& ask : asks) {
+    const std::vector<double> rows = cache.Expected(ask);
+    expected.insert(expected.end(), rows.begin(), rows.end());
+  }
+  // float32 chains of some hundred products, of which scales and minima of
+  // opposite sign leave a tenth; angles exact to 1e-7.
+  EXPECT_LT(WorstError(cache.Params(), expected, truth), 5e-5);
+  ForEachSimdTarget([&] {
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.three, asks)));
+    EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
+  });
+  const bool sees_all = GetParam().window == 0;
+  cache.on_launch = [&](const PagedAttentionParams& params) {
+    const AttentionPlan plan(params);
+    EXPECT_FALSE(TakesSplits(plan, 1));
+    EXPECT_FALSE(TakesSplits(plan, 3));
+    EXPECT_EQ(sees_all, TakesSplits(plan, 16));
+  };
+  cache.Attend(streams.one, asks);
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, LatentAttentionTest,
+                         ::testing::ValuesIn(Specs()), [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+// Codes and numbers, groups, rebuilt keys; enough heads that a whole prompt is
+// cut by head and a short one is not.
+LatentSpec Mixed() {
+  LatentSpec spec;
+  spec.num_heads = 16;
+  spec.num_kv_heads = 4;
+  spec.keys = {Rebuilt(Groups(Codes({40}, {4}, 20), {0, 0, 1, 1}), {16, 8}),
+               Codes({24}, {3})};
+  spec.values = {Groups(Codes({96}, {4}, 48), {0, 0, 1, 1})};
+  return spec;
+}
+
+LatentSpec MixedExact(int64_t key, int64_t value) {
+  LatentSpec spec = Exact("", key, value, Mixed());
+  spec.values.push_back(Fixed(Codes({24}, {2})));
+  return spec;
+}
+
+struct Chunks {
+  LatentSpec spec;
+  int64_t tokens;
+};
+
+class LatentChunkingTest : public ::testing::TestWithParam<Chunks> {};
+
+TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
+  const LatentSpec& spec = GetParam().spec;
+  const int64_t chunk = GetParam().tokens;
+  constexpr int64_t kTokens = 140;
+  LatentCache whole(spec, {kTokens, 40}, 2);
+  whole.Write(0, 0, kTokens);
+  Streams& streams = SharedStreams();
+  const std::vector<float> expected =
+      whole.Attend(streams.one, {{0, 0, kTokens}});
+  LatentCache chunked(spec, {kTokens, 40}, 2);
+  chunked.Write(1, 0, 40);
+  const size_t row = expected.size() / kTokens;
+  for (int64_t t = 0; t < kTokens; t += chunk) {
+    const int64_t count = std::min(chunk, kTokens - t);
+    // Written only now: what lies ahead is NaN.
+    chunked.Write(0, t, t + count);
+    const std::vector<float> got =
+        chunked.Attend(streams.three, {{1, 30, 10}, {0, t, count}});
+    const auto same = [&](size_t from, size_t to) {
+      return SameBits({got.begin() + static_cast<int64_t>(10 * row), got.end()},
+                      {expected.begin() + static_cast<int64_t>(from * row),
+                       expected.begin() + static_cast<int64_t>(to * row)});
+    };
+    ASSERT_TRUE(same(static_cast<size_t>(t), static_cast<size_t>(t + count)))
+        << t;
+  }
+}
+
+std::vector<Chunks> ChunksOf(const LatentSpec& spec) {
+  return {{spec, 1}, {spec, 7}, {spec, 64}, {spec, 139}};
+}
+INSTANTIATE_TEST_SUITE_P(Stored, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(Mixed())));
+INSTANTIATE_TEST_SUITE_P(Exact, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(MixedExact(30, 45))));
+INSTANTIATE_TEST_SUITE_P(ExactOwn, LatentChunkingTest,
+                         ::testing::ValuesIn(ChunksOf(MixedExact(1, 1))));
+
+// Heads whose latents are read together.
+class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
+ protected:
+  // Units that each sequence's token is cut into.
+  static std::vector<int64_t> UnitsOf(LatentCache& cache, TestStream& test,
+                                      const std::vector<LatentAsk>& asks,
+                                      int threads, std::vector<float>* out) {
+    std::vector<int64_t> units;
+    cache.on_launch = [&](const PagedAttentionParams& params) {
+      const AttentionPlan plan(params, threads);
+      for (int64_t i = 0; i < params.num_sequences; ++i) {
+        units.push_back(plan.CutOf(params.sequences[i]).units());
+      }
+    };
+    *out = cache.Attend(test, asks);
+    cache.on_launch = nullptr;
+    return units;
+  }
+  // Heads of a group of keys; no group of values joins more in these tests.
+  static int64_t ClustersOf(const LatentSpec& spec) {
+    const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
+    return groups.empty() ? spec.num_kv_heads
+                          : *std::max_element(groups.begin(), groups.end()) + 1;
+  }
+};
+
+TEST_P(LatentSetsTest, AreMadeOfManySequencesAndDoNotChangeBits) {
+  const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
+                                         40, 200, 63, 3,   90, 513};
+  LatentCache cache(GetParam(), contexts, 7);
+  std::vector<LatentAsk> asks;
+  for (size_t s = 0; s < contexts.size(); ++s) {
+    const auto sequence = static_cast<int64_t>(s);
+    cache.Write(sequence, 0, contexts[s]);
+    asks.push_back({sequence, contexts[s] - 1, 1});
+  }
+  Streams& streams = SharedStreams();
+  std::vector<float> together;
+  const std::vector<int64_t> units =
+      UnitsOf(cache, streams.one, asks, 1, &together);
+  // 1784 slots: a unit is a quarter of them at most.
+  for (size_t s = 0; s < asks.size(); ++s) {
+    EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
+  }
+  std::vector<float> by_three;
+  UnitsOf(cache, streams.three, asks, 3, &by_three);
+  EXPECT_TRUE(SameBits(together, by_three));
+  const size_t row = together.size() / asks.size();
+  for (size_t s = 0; s < asks.size(); ++s) {
+    std::vector<float> alone;
+    // One sequence has too few heads for sixteen threads to share.
+    EXPECT_EQ(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0],
+              ClustersOf(GetParam()));
+    EXPECT_TRUE(
+        SameBits({together.begin() + static_cast<int64_t>(s * row),
+                  together.begin() + static_cast<int64_t>((s + 1) * row)},
+                 alone))
+        << s;
+  }
+}
+
+LatentSpec OfHeads(int64_t kv_heads, int64_t each, PartSpec key,
+                   PartSpec value) {
+  LatentSpec spec;
+  spec.num_heads = kv_heads * each;
+  spec.num_kv_heads = kv_heads;
+  spec.keys = {std::move(key)};
+  spec.values = {std::move(value)};
+  spec.page_tokens = 64;
+  return spec;
+}
+LatentSpec Sliding(LatentSpec spec) {
+  spec.window = 70;
+  return spec;
+}
+LatentSpec WithWindows(LatentSpec spec) {
+  spec.key_exact = 20;
+  spec.value_exact = 30;
+  return spec;
+}
+INSTANTIATE_TEST_SUITE_P(
+    All, LatentSetsTest,
+    ::testing::Values(
+        OfHeads(7, 1, Numbers({64}), Numbers({64})),
+        OfHeads(5, 4, Numbers({96}, DType::kF16), Numbers({40}, DType::kF32)),
+        OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4})),
+        OfHeads(3, 8, Codes({64, 32}, {3, 8}), Codes({24}, {2})),
+        OfHeads(6, 1, Groups(Numbers({64}), {0, 0, 1, 1, 2, 2}), Numbers({32})),
+        WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
+
+// Rows of prompts, of a few tokens and of one in one launch: some sequences are
+// read by sets, others by clusters.
+TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
+  const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
+  for (const LatentSpec& spec :
+       {dense, Sliding(dense),
+        OfHeads(8, 2, Codes({64}, {4}), Codes({48}, {8}))}) {
+    LatentCache cache(spec, {200, 300, 130, 90, 64, 129}, 8);
+    const std::vector<LatentAsk> asks = {{0, 199, 1}, {1, 100, 200},
+                                         {2, 126, 4}, {3, 88, 2},
+                                         {4, 63, 1},  {5, 120, 9}};
+    for (const LatentAsk& ask : asks) {
+      cache.Write(ask.sequence, 0, ask.start + ask.count);
+    }
+    Streams& streams = SharedStreams();
+    std::set<int64_t> slices;
+    cache.on_launch = [&](const PagedAttentionParams& params) {
+      const AttentionPlan plan(params, 1);
+      for (int64_t i = 0; i < params.num_sequences; ++i) {
+        slices.insert(plan.CutOf(params.sequences[i]).num_slices);
+      }
+    };
+    const std::vector<float> together = cache.Attend(streams.one, asks);
+    EXPECT_GT(slices.size(), 1u);
+    cache.on_launch = nullptr;
+    EXPECT_TRUE(SameBits(together, cache.Attend(streams.three, asks)));
+    std::vector<float> one_by_one;
+    for (const LatentAsk& ask : asks) {
+      const std::vector<float> alone = cache.Attend(streams.many, {ask});
+      one_by_one.insert(one_by_one.end(), alone.begin(), alone.end());
+    }
+    EXPECT_TRUE(SameBits(together, one_by_one));
+  }
+}
+
+// For plans alone: no page is written.
+LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
+  LatentSpec spec;
+  spec.num_heads = kv_heads * each;
+  spec.num_kv_heads = kv_heads;
+  spec.page_tokens = 64;
+  spec.tables_only = true;
+  return spec;
+}
+
+TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
+  LatentCache cache(TablesOf(32, 1), {1}, 4);
+  PagedAttentionParams params = cache.Params();
+  std::vector<AttentionSequence> sequences(8,
+                                           {.num_rows = 1, .first_slot = 1023});
+  params.sequences = sequences.data();
+  params.num_sequences = 8;
+  const auto units = [&](int threads) {
+    const AttentionPlan plan(params, threads);
+    std::vector<int64_t> of;
+    for (const AttentionSequence& sequence : sequences) {
+      of.push_back(plan.CutOf(sequence).units());
+    }
+    return of;
+  };
+  // All heads of each sequence: four units for each of two threads.
+  EXPECT_EQ(units(2), std::vector<int64_t>(8, 1));
+  EXPECT_EQ(units(16), std::vector<int64_t>(8, 8));
+  EXPECT_EQ(units(64), std::vector<int64_t>(8, 32));
+  // Nine tenths of the work are one sequence's.
+  sequences[3].first_slot = 65535;
+  EXPECT_EQ(units(2), (std::vector<int64_t>{1, 1, 1, 8, 1, 1, 1, 1}));
+  // A prompt's rows share what was read, head by head.
+  sequences[3] = {.num_rows = 512, .first_slot = 0};
+  EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
+  // In pages of other sizes nothing lies side by side.
+  for (const int64_t page_tokens : {32, 128}) {
+    params.page_tokens = page_tokens;
+    EXPECT_EQ(units(2)[0], 32) << page_tokens;
+  }
+}
+
+TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
+  LatentCache cache(TablesOf(6, 10), {1}, 4);
+  PagedAttentionParams params = cache.Params();
+  const std::vector<AttentionSequence> sequences(
+      8, {.num_rows = 1, .first_slot = 1023});
+  params.sequences = sequences.data();
+  params.num_sequences = 8;
+  EXPECT_EQ(AttentionPlan(params, 1).CutOf(sequences[0]).units(), 1);
+  EXPECT_EQ(AttentionPlan(params, 8).CutOf(sequences[0]).units(), 6);
+}
+
+class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
+  std::vector<float> first;
+  for (const int64_t page_tokens : {5, 16, 32, 64}) {
+    LatentSpec spec = GetParam();
+    spec.page_tokens = page_tokens;
+    spec.exact_page_rows = 3 * page_tokens - 8;
+    LatentCache cache(spec, {1100}, 3);
+    cache.Write(0, 0, 1100);
+    TestStream test(2);
+    const auto out = cache.Attend(test, {{0, 1092, 8}});
+    if (first.empty()) first = out;
+    EXPECT_TRUE(SameBits(first, out)) << page_tokens;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LatentPagesTest,
+                         ::testing::Values(Mixed(), MixedExact(64, 100)));
+
+TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
+  LatentSpec spec;
+  spec.keys = {Rebuilt(Numbers({24}), {16, 8})};
+  TestStream test(1);
+  const auto attend = [&] {
+    LatentCache cache(spec, {80}, 4);
+    cache.Write(0, 0, 80);
+    return cache.Attend(test, {{0, 79, 1}});
+  };
+  const std::vector<float> slots = attend();
+  spec.position_of = [](int64_t position) { return position; };
+  EXPECT_TRUE(SameBits(slots, attend()));
+  // The query does not turn with them.
+  spec.first_position = 1;
+  const std::vector<float> next = attend();
+  EXPECT_FALSE(SameBits(slots, next));
+  spec.first_position = 1000000;
+  EXPECT_FALSE(SameBits(next, attend()));
+}
+
+// Bytes of workspace for one row behind `first_slot` tokens.
+size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
+  spec.tables_only = true;
+  LatentCache cache(spec, {1}, 5);
+  PagedAttentionParams params = cache.Params();
+  AttentionSequence sequence;
+  sequence.num_rows = 1;
+  sequence.first_slot = first_slot;
+  params.sequences = &sequence;
+  params.num_sequences = 1;
+  TestStream test(1);
+  Workspace counter = Workspace::Counting();
+  KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, counter));
+  return counter.peak_bytes();
+}
+
+TEST(LatentWorkspaceTest, IsBoundedWhateverTheShapeAndTheContext) {
+  std::vector<LatentSpec> specs = Specs();
+  for (const int64_t width : {16, 128, 256, 512, 1024, 4096, 8192}) {
+    const std::vector<int32_t> all(8, 0);
+    LatentSpec spec;
+    spec.num_heads = 64;
+    spec.num_kv_heads = 8;
+    spec.values = {Groups(Codes({width}, {4}, (width + 255) / 256 * 2), all)};
+    for (const int64_t dims : {0, 64, 128, 256}) {
+      const RebuildSpec rebuild = {dims, dims / 2, true};
+      for (const PartSpec& keys :
+           {Numbers({width}), Codes({width}, {4}, 64), Codes({width}, {3}),
+            Fixed(Codes({width}, {2}, 128))}) {
+        spec.keys = {Rebuilt(Groups(keys, all), rebuild)};
+        specs.push_back(spec);
+        if (dims > 0) {
+          spec.keys.push_back(Numbers({dims}));
+          specs.push_back(spec);
+        }
+      }
+    }
+  }
+  const size_t num_stored = specs.size();
+  for (size_t i = StoredSpecs().size(); i < num_stored; ++i) {
+    specs.push_back(Exact(specs[i].name, 64, 64, specs[i]));
+  }
+  for (const LatentSpec& spec : specs) {
+    const size_t bytes = WorkspaceBytes(spec, 1 << 10);
+    EXPECT_GT(bytes, size_t{0}) << spec.name;
+    const bool rebuilds =
+        std::any_of(spec.keys.begin(), spec.keys.end(),
+                    [](const PartSpec& part) { return part.rebuild.dims > 0; });
+    const bool lifts =
+        std::any_of(spec.values.begin(), spec.values.end(),
+                    [](const PartSpec& part) { return part.lift_dims > 0; });
+    EXPECT_LE(bytes,
+              static_cast<size_t>(kAttentionScratchBytes +
+                                  (rebuilds || lifts ? kRowStateBytes : 0)))
+        << spec.name;
+    EXPECT_EQ(bytes, WorkspaceBytes(spec, 1 << 16)) << spec.name;
+  }
+}
+
+class LatentRefusalTest : public ::testing::Test {
+ protected:
+  absl::Status Try(const PagedAttentionParams& params) {
+    TestStream test;
+    return PagedAttention(test.stream(), params, test.workspace());
+  }
+  void ExpectRefusal(const PagedAttentionParams& params, const char* text) {
+    EXPECT_THAT(Try(params), base::StatusIs(absl::StatusCode::kInvalidArgument,
+                                            HasSubstr(text)));
+  }
+};
+
+TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
+  LatentSpec spec;
+  spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
+  LatentCache cache(spec, {16}, 6);
+  const PagedAttentionParams good = cache.Params();
+  KVASIR_EXPECT_OK(Try(good));
+
+  PagedAttentionParams params = good;
+  params.num_heads = 6;
+  params.num_kv_heads = 4;
+  ExpectRefusal(params, "6 query heads over 4 KV heads");
+  params = good;
+  params.num_value_parts = 0;
+  ExpectRefusal(params, "value parts: want at least 1, have 0");
+  params = good;
+  params.q_row_stride = 63;
+  ExpectRefusal(params, "q_row_stride: want at least 64, have 63");
+
+  AttentionKeyPart key = good.keys[0];
+  params = good;
+  params.keys = &key;
+  LatentGroup groups[2] = {key.latents.groups[0], key.latents.groups[1]};
+  key.latents.groups = groups;
+  groups[1].width = 8193;
+  ExpectRefusal(params, "width: want 1 to 8192, have 8193");
+  groups[1] = groups[0];
+  CodeRun run = {0, 24, 5};
+  groups[1].runs = &run;
+  ExpectRefusal(params, "run 0: want 1, 2, 3, 4 or 8 bits, have 5");
+  run = {0, 20, 4};
+  ExpectRefusal(params, "runs of 20 channels in a latent of 24");
+  groups[1] = groups[0];
+  const int32_t beyond[2] = {0, 2};
+  key.group_of_head = beyond;
+  ExpectRefusal(params, "group of a head: want 0 to 1, have 2");
+
+  key = good.keys[0];
+  KeyRebuild rebuild = *key.rebuild;
+  key.rebuild = &rebuild;
+  rebuild.dims = 257;
+  ExpectRefusal(params, "dims of rebuilt keys: want 1 to 256, have 257");
+  rebuild = *good.keys[0].rebuild;
+  rebuild.up = nullptr;
+  ExpectRefusal(params, "width of keys without a lift: want 16 to 16, have 24");
+  rebuild = *good.keys[0].rebuild;
+  rebuild.num_pairs = 9;
+  ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
+}
+
+TEST_F(LatentRefusalTest, NamesWhatIsWrongOfALift) {
+  LatentSpec spec;
+  spec.values = {Lifted(Codes({24}, {4}), 16)};
+  LatentCache cache(spec, {16}, 6);
+  PagedAttentionParams params = cache.Params();
+  KVASIR_EXPECT_OK(Try(params));
+  AttentionValuePart value = params.values[0];
+  params.values = &value;
+  ValueLift lift = *value.lift;
+  value.lift = &lift;
+  lift.dims = 257;
+  ExpectRefusal(params, "dims of lifted values: want 1 to 256, have 257");
+  lift.dims = 22;
+  ExpectRefusal(params, "out_row_stride: want at least 70, have 69");
+  lift.dims = 16;
+  lift.up = nullptr;
+  ExpectRefusal(params, "lifts of a part of lifted values: want at least 1");
+}
+
+TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
+  LatentSpec spec;
+  spec.key_exact = 8;
+  spec.value_exact = 8;
+  LatentCache cache(spec, {16}, 6);
+  cache.Write(0, 0, 16);
+  TestStream test;
+  cache.Attend(test, {{0, 15, 1}});
+  const PagedAttentionParams good = cache.Params();
+  KVASIR_EXPECT_OK(Try(good));
+
+  PagedAttentionParams params = good;
+  params.key_exact.tokens = -1;
+  ExpectRefusal(params, "exact window: want at least 0, have -1");
+  params = good;
+  params.key_exact.page_rows = 0;
+  ExpectRefusal(params, "exact rows of a page: want at least 1, have 0");
+  params = good;
+  params.value_exact.num_pages = 2;
+  ExpectRefusal(params, "pages of exact rows: want at least 3, have 2");
+  params = good;
+  params.value_exact.first_page = -1;
+  ExpectRefusal(params, "first page of exact rows: want at least 0, have -1");
+
+  AttentionValuePart value = good.values[0];
+  params = good;
+  params.values = &value;
+  value.exact = nullptr;
+  ExpectRefusal(params, "parts with exact rows: want at least 1, have 0");
+  ExactRows rows = *good.values[0].exact;
+  value.exact = &rows;
+  rows.fresh.num_groups = 1;
+  ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");
+  rows = *good.values[0].exact;
+  rows.fresh.dtype = DType::kF16;
+  ExpectRefusal(params, "exact rows of two number types");
+  rows = *good.values[0].exact;
+  LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
+  rows.ring.groups = groups;
+  groups[1].width = 31;
+  ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
+}
+
+TEST_F(LatentRefusalTest, PartsThatAreTooWideTogether) {
+  LatentSpec spec;
+  spec.num_heads = 1;
+  spec.num_kv_heads = 1;
+  spec.values.assign(8, Numbers({8192}));
+  LatentCache cache(spec, {16}, 7);
+  ExpectRefusal(cache.Params(), "more scratch than 262144 bytes");
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

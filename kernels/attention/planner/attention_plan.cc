@@ -1,0 +1,649 @@
+#include "kernels/attention/planner/attention_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace kvasir::kernels {
+namespace {
+
+// Whole cache lines.
+int64_t PadLine(int64_t floats) { return (floats + 15) / 16 * 16; }
+// Whole register tiles.
+int64_t PadTile(int64_t columns) { return (columns + 31) / 32 * 32; }
+
+int64_t WidestGroup(const LatentPart& part) {
+  int64_t width = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    width = std::max(width, part.groups[g].width);
+  }
+  return width;
+}
+int64_t MostRuns(const LatentPart& part) {
+  int64_t runs = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    runs = std::max(runs, part.groups[g].num_runs);
+  }
+  return runs;
+}
+
+// Index of a plane of `bits` bits.
+int PlaneIndex(int bits) {
+  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
+}
+
+void CoverPlane(int plane, int64_t bit, int64_t num_bits, ChunkBytes* bytes) {
+  const int64_t begin = bit / 8;
+  const int64_t end = (bit + num_bits + 7) / 8;
+  const bool empty = bytes->begin[plane] == bytes->end[plane];
+  bytes->begin[plane] = empty ? begin : std::min(bytes->begin[plane], begin);
+  bytes->end[plane] = empty ? end : std::max(bytes->end[plane], end);
+}
+
+void Cover(const CodePiece& piece, ChunkBytes* bytes) {
+  CoverPlane(PlaneIndex(piece.place.low_bits), piece.place.low_bit,
+             piece.width * piece.place.low_bits, bytes);
+  if (piece.place.third_bit >= 0) {
+    CoverPlane(3, piece.place.third_bit, piece.width, bytes);
+  }
+}
+
+// Gives numbered pieces of memory, one behind the other.
+class Divider {
+ public:
+  int64_t Take(int64_t floats) {
+    const int64_t at = next_;
+    next_ += PadLine(floats);
+    return at;
+  }
+  int64_t taken() const { return next_; }
+
+ private:
+  int64_t next_ = 0;
+};
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads)
+    : AttentionPlan(params, threads, ScratchOnly()) {
+  chunk_begin_.push_back(0);
+  span_begin_.push_back(0);
+  if (!fits()) return;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    AddChunks(params_.keys[p].latents);
+  }
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    AddChunks(params_.values[p].latents);
+  }
+  FindClusters();
+}
+
+AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads,
+                             ScratchOnly)
+    : params_(params),
+      num_stored_keys_(params.num_key_parts),
+      num_stored_values_(params.num_value_parts),
+      heads_per_kv_(params.num_heads / params.num_kv_heads),
+      threads_(threads) {
+  AddExactParts();
+  DescribeParts();
+  DivideScratch();
+}
+
+void AttentionPlan::AddExactParts() {
+  // Parts with exact rows behind those of the cache.
+  const auto extend = [](const auto* parts, int64_t count, auto* all) {
+    all->assign(parts, parts + count);
+    for (int64_t p = 0; p < count; ++p) {
+      all->push_back(parts[p]);
+      all->back().latents = parts[p].exact->ring;
+    }
+  };
+  const auto remember = [this](const auto& all, const ExactWindow& window) {
+    for (size_t p = all.size() / 2; p < all.size(); ++p) {
+      exact_.push_back({&all[p].latents, &all[p].exact->fresh, &window});
+    }
+  };
+  if (params_.key_exact.tokens > 0) {
+    extend(params_.keys, num_stored_keys_, &key_parts_);
+    params_.keys = key_parts_.data();
+    params_.num_key_parts = 2 * num_stored_keys_;
+    remember(key_parts_, params_.key_exact);
+  }
+  if (params_.value_exact.tokens > 0) {
+    extend(params_.values, num_stored_values_, &value_parts_);
+    params_.values = value_parts_.data();
+    params_.num_value_parts = 2 * num_stored_values_;
+    remember(value_parts_, params_.value_exact);
+  }
+}
+
+int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads) {
+  const AttentionPlan plan(params, threads, AttentionPlan::ScratchOnly());
+  return plan.fits() ? plan.scratch().floats * threads : -1;
+}
+
+void AttentionPlan::AddChunks(const LatentPart& part) {
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const LatentGroup& group = part.groups[g];
+    LatentChunk chunk;
+    const auto close = [&] {
+      if (chunk.width > 0) chunks_.push_back(chunk);
+      chunk = {chunk.begin + chunk.width, 0,
+               static_cast<int64_t>(pieces_.size()), 0, ChunkBytes()};
+    };
+    close();
+    if (group.num_runs == 0) {
+      while (chunk.begin < group.width) {
+        chunk.width = std::min(kChunkChannels, group.width - chunk.begin);
+        close();
+      }
+    }
+    CodeCursor cursor(group);
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodeRun& run = group.runs[r];
+      const CodePlace place = cursor.Next(run);
+      // A run is not cut where it fits into a chunk of its own.
+      if (chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels ||
+          chunk.num_pieces == kChunkPieces) {
+        close();
+      }
+      for (int64_t first = 0; first < run.width;) {
+        CodePiece piece;
+        piece.run = r;
+        piece.begin = run.begin + first;
+        piece.width = std::min(kChunkChannels - chunk.width, run.width - first);
+        piece.place = place;
+        piece.place.low_bit += first * place.low_bits;
+        if (place.third_bit >= 0) piece.place.third_bit += first;
+        piece.starts_run = first == 0;
+        first += piece.width;
+        piece.ends_run = first == run.width;
+        Cover(piece, &chunk.bytes);
+        pieces_.push_back(piece);
+        chunk.width += piece.width;
+        ++chunk.num_pieces;
+        if (chunk.width == kChunkChannels) close();
+      }
+    }
+    close();
+    chunk_begin_.push_back(chunks_.size());
+  }
+}
+
+void AttentionPlan::DescribeParts() {
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) DescribeKey(p);
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) DescribeValue(p);
+}
+
+void AttentionPlan::DescribeKey(int64_t index) {
+  const AttentionKeyPart& from = params_.keys[index];
+  KeyPart part;
+  part.codes = MostRuns(from.latents) > 0;
+  part.fixed_ranges = from.latents.static_scale != nullptr;
+  part.first_group = num_groups_;
+  num_groups_ += from.latents.num_groups;
+  if (from.rebuild == nullptr) {
+    part.width = WidestGroup(from.latents);
+    if (part.codes) {
+      part.num_sums = part.fixed_ranges ? 1 : MostRuns(from.latents);
+    }
+    scores_codes_ = scores_codes_ || (part.codes && !part.fixed_ranges);
+  } else {
+    rebuilds_ = true;
+    part.width = from.rebuild->dims;
+    if (part.codes && from.rebuild->up != nullptr) {
+      part.lift_runs = part.fixed_ranges ? 1 : MostRuns(from.latents);
+      const int64_t sums =
+          params_.num_kv_heads * from.rebuild->dims * part.lift_runs;
+      if (held_lift_sums_ + sums <= kHeldLiftSums) {
+        part.lift_offset = held_lift_sums_;
+        held_lift_sums_ += sums;
+      }
+    }
+  }
+  part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
+  if (index >= num_stored_keys_) {
+    // Queries are the same, unless static ranges are inside the others.
+    const KeyPart& stored = key(index - num_stored_keys_);
+    part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
+  }
+  codes_ = codes_ || part.codes;
+  keys_.push_back(part);
+}
+
+void AttentionPlan::DescribeValue(int64_t index) {
+  const LatentPart& from = params_.values[index].latents;
+  const ValueLift* lift = params_.values[index].lift;
+  ValuePart part;
+  part.codes = MostRuns(from) > 0;
+  part.lifted = lift != nullptr;
+  lifts_ = lifts_ || part.lifted;
+  part.fixed_ranges = from.static_scale != nullptr;
+  part.first_group = num_groups_;
+  num_groups_ += from.num_groups;
+  part.sums_weights = !part.lifted && part.codes && part.fixed_ranges &&
+                      params_.value_exact.tokens > 0;
+  const ValuePart* stored =
+      index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
+  if (stored != nullptr && !stored->sums_weights) {
+    part.out_offset = stored->out_offset;  // the same sums go on
+  } else {
+    part.out_offset = out_width_;
+    out_width_ += PadTile(part.lifted ? lift->dims : WidestGroup(from));
+  }
+  part.minima_offset = minima_width_;
+  if (part.sums_weights) {
+    minima_width_ += PadLine(1);
+  } else if (!part.fixed_ranges && !part.lifted) {
+    minima_width_ += PadLine(MostRuns(from));
+    sums_codes_ = sums_codes_ || part.codes;
+  }
+  codes_ = codes_ || part.codes;
+  values_.push_back(part);
+}
+
+// Tiles of rebuilt keys and lifted values: one for each part, or one for all of
+// a side.
+void AttentionPlan::PlaceTiles(bool own) {
+  own_tiles_ = own;
+  key_tiles_ = 0;
+  value_tiles_ = 0;
+  const auto place = [own](int64_t floats, int64_t* offset, int64_t* all) {
+    *offset = own ? *all : 0;
+    *all = std::max(*all, *offset + PadLine(floats));
+  };
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    if (rebuild == nullptr) continue;
+    place(rebuild->dims * kAttentionBlockSlots, &keys_[p].tile_offset,
+          &key_tiles_);
+  }
+  for (size_t p = 0; p < values_.size(); ++p) {
+    if (!values_[p].lifted) continue;
+    values_[p].tile_stride = PadTile(params_.values[p].lift->dims);
+    place(values_[p].tile_stride * kAttentionBlockSlots,
+          &values_[p].tile_offset, &value_tiles_);
+  }
+}
+
+AttentionScratch AttentionPlan::Divide(int64_t rows) const {
+  const int64_t block = kAttentionBlockSlots;
+  int64_t raw = 0;
+  int64_t pairs = 0;
+  int64_t row_sums = 0;
+  int64_t column_sums = 0;
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    const KeyPart& part = keys_[p];
+    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    if (rebuild == nullptr) continue;
+    pairs = std::max(pairs, holds_angles_ ? rebuild->num_pairs : 1);
+    if (part.lift_runs == 0) continue;
+    raw = std::max(raw, rebuild->dims * block);
+    if (part.lift_offset < 0) row_sums = std::max(row_sums, rebuild->dims);
+  }
+  for (const ValuePart& part : values_) {
+    if (!part.lifted || !part.codes) continue;
+    raw = std::max(raw, part.tile_stride * block);
+    column_sums = std::max(column_sums, part.tile_stride);
+  }
+  Divider divider;
+  AttentionScratch scratch;
+  scratch.tile = divider.Take(kChunkChannels * block);
+  scratch.scales = divider.Take(codes_ ? kChunkPieces * block : 0);
+  scratch.minima = divider.Take(codes_ ? kChunkPieces * block : 0);
+  scratch.keys = divider.Take(key_tiles_);
+  scratch.values = divider.Take(value_tiles_);
+  scratch.lift_raw = divider.Take(raw);
+  scratch.cosines = divider.Take(pairs * block);
+  scratch.sines = divider.Take(pairs * block);
+  scratch.lift_sums = divider.Take(held_lift_sums_ + row_sums);
+  scratch.column_sums = divider.Take(column_sums);
+  scratch.scores = divider.Take(rows * block);
+  scratch.scores_part =
+      divider.Take(keys_.size() > 1 || sums_codes_ ? rows * block : 0);
+  scratch.scores_exact =
+      divider.Take(params_.key_exact.tokens > 0 ? rows * block : 0);
+  scratch.raw = divider.Take(scores_codes_ ? rows * block : 0);
+  scratch.states = divider.taken();
+  scratch.floats = divider.taken();
+  return scratch;
+}
+
+PanelState AttentionPlan::DivideState(int64_t rows) const {
+  int64_t queries = 0;
+  int64_t query_sums = 0;
+  for (const KeyPart& part : keys_) {
+    queries += part.shares_queries ? 0 : rows * part.held_width;
+    query_sums += rows * part.num_sums;
+  }
+  Divider divider;
+  PanelState state;
+  state.q = divider.Take(queries);
+  state.out = divider.Take(rows * out_width_);
+  state.out_minima = divider.Take(rows * minima_width_);
+  state.query_sums = divider.Take(query_sums);
+  state.max = divider.Take(rows);
+  state.sum = divider.Take(rows);
+  state.total_max = divider.Take(rows);
+  state.total_sum = divider.Take(rows);
+  state.floats = divider.taken();
+  return state;
+}
+
+bool AttentionPlan::Fits(int64_t rows) const {
+  constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+  const int64_t scratch_bytes = Divide(rows).floats * kFloat;
+  const int64_t state_bytes = DivideState(rows).floats * kFloat;
+  return makes_tiles() ? scratch_bytes <= kAttentionScratchBytes &&
+                             state_bytes <= kRowStateBytes
+                       : scratch_bytes + state_bytes <= kAttentionScratchBytes;
+}
+
+int64_t AttentionPlan::MostRows() const {
+  int64_t fit = 0;
+  int64_t beyond = (makes_tiles() ? kAttentionMaxRows : kAbsorbedRows) + 1;
+  while (fit + 1 < beyond) {
+    const int64_t rows = (fit + beyond) / 2;
+    (Fits(rows) ? fit : beyond) = rows;
+  }
+  return fit;
+}
+
+// Rather no tiles of their own than no angles, which decoding needs more; but
+// values are lifted for prompts.
+void AttentionPlan::ChooseRows() {
+  PlaceTiles(true);
+  max_rows_ = MostRows();
+  if (max_rows_ >= kLeastPanelRows || !makes_tiles()) return;
+  if (lifts_) {
+    holds_angles_ = false;
+    max_rows_ = MostRows();
+    if (max_rows_ >= kLeastPanelRows) return;
+    holds_angles_ = true;
+  }
+  PlaceTiles(false);
+  max_rows_ = MostRows();
+  if (max_rows_ >= kRowsWithAngles) return;
+  holds_angles_ = false;
+  max_rows_ = MostRows();
+}
+
+void AttentionPlan::DivideScratch() {
+  ChooseRows();
+  scratch_ = Divide(max_rows_);
+  state_ = DivideState(max_rows_);
+  if (makes_tiles() && own_tiles_ && fits()) {
+    constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
+    max_panels_ =
+        std::clamp<int64_t>(kRowStateBytes / (state_.floats * kFloat), 1,
+                            (kMostUnitRows + max_rows_ - 1) / max_rows_);
+  }
+  scratch_.floats += max_panels_ * state_.floats;
+  int64_t queries = 0;
+  int64_t sums = 0;
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    KeyPart& part = keys_[p];
+    part.sums_offset = sums;
+    sums += max_rows_ * part.num_sums;
+    if (part.shares_queries) {
+      part.q_offset = keys_[p - static_cast<size_t>(num_stored_keys_)].q_offset;
+      continue;
+    }
+    part.q_offset = queries;
+    queries += max_rows_ * part.held_width;
+  }
+}
+
+// Keys turn by angles that are held and are those of every head.
+bool AttentionPlan::SharesAngles() const {
+  bool shares = false;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    if (rebuild == nullptr || rebuild->num_pairs == 0) continue;
+    if (rebuild->head_steps_stride != 0) return false;
+    shares = true;
+  }
+  return shares && holds_angles_;
+}
+
+// Heads that share a group in any part belong together.
+void AttentionPlan::FindClusters() {
+  const auto heads = static_cast<size_t>(params_.num_kv_heads);
+  std::vector<size_t> root(heads);
+  for (size_t j = 0; j < heads; ++j) root[j] = j;
+  std::vector<size_t> first;
+  const auto join = [&](const int32_t* group_of_head, int64_t num_groups) {
+    first.assign(static_cast<size_t>(num_groups), heads);
+    for (size_t j = 0; j < heads; ++j) {
+      size_t& other = first[static_cast<size_t>(group_of_head[j])];
+      if (other == heads) {
+        other = j;
+      } else if (root[other] != root[j]) {
+        const size_t from = std::max(root[j], root[other]);
+        const size_t to = std::min(root[j], root[other]);
+        std::replace(root.begin(), root.end(), from, to);
+      }
+    }
+  };
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    join(params_.keys[p].group_of_head, params_.keys[p].latents.num_groups);
+  }
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    join(params_.values[p].group_of_head, params_.values[p].latents.num_groups);
+  }
+  if (SharesAngles()) {
+    for (size_t j = 1; j < heads; ++j) {
+      const size_t first_of_set = j / kHeadsPerAngles * kHeadsPerAngles;
+      if (root[j] != j || first_of_set == j) continue;
+      std::replace(root.begin(), root.end(), j, root[first_of_set]);
+    }
+  }
+  const int32_t* order = params_.keys[0].group_of_head;
+  std::vector<std::vector<int64_t>> clusters;
+  for (size_t r = 0; r < heads; ++r) {
+    if (root[r] != r) continue;
+    std::vector<int64_t>& cluster = clusters.emplace_back();
+    for (size_t j = r; j < heads; ++j) {
+      if (root[j] == r) cluster.push_back(static_cast<int64_t>(j));
+    }
+    std::stable_sort(cluster.begin(), cluster.end(),
+                     [&](int64_t a, int64_t b) { return order[a] < order[b]; });
+    widest_cluster_ = std::max(
+        widest_cluster_, static_cast<int64_t>(cluster.size()) * heads_per_kv_);
+    AddSlices(cluster);
+  }
+  num_clusters_ = static_cast<int64_t>(clusters.size());
+  num_cluster_slices_ = slices_.size();
+  if (!makes_tiles()) return AddSets(clusters);
+  for (int64_t j = 0; j < params_.num_kv_heads; ++j) AddSlices({j});
+}
+
+// Few rows are read for longer than they are computed: a block's latents come
+// from memory much faster where many of them lie side by side (measured: runs
+// of 64 KiB take 0.8 of the time of those of 16 KiB).
+// In pages of other sizes a block's slots of neighbouring groups are apart.
+void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
+  if (params_.page_tokens != kAttentionBlockSlots) return;
+  const int64_t count = num_clusters_;
+  for (int64_t i = 0; i < params_.num_sequences; ++i) {
+    work_ += WorkOf(params_.sequences[i]);
+  }
+  std::vector<int64_t> set;
+  for (int64_t i = 0; i < params_.num_sequences; ++i) {
+    const int64_t size = ClustersTogether(params_.sequences[i]);
+    const bool known =
+        std::any_of(sets_.begin(), sets_.end(),
+                    [&](const ClusterSets& sets) { return sets.size == size; });
+    if (size < 2 || known) continue;
+    const size_t first_slice = slices_.size();
+    const int64_t num_sets = (count + size - 1) / size;
+    for (int64_t s = 0; s < num_sets; ++s) {
+      set.clear();
+      const int64_t end = count * (s + 1) / num_sets;
+      for (int64_t c = count * s / num_sets; c < end; ++c) {
+        const std::vector<int64_t>& cluster = clusters[static_cast<size_t>(c)];
+        set.insert(set.end(), cluster.begin(), cluster.end());
+      }
+      AddSlices(set);
+    }
+    sets_.push_back({size, first_slice,
+                     static_cast<int64_t>(slices_.size() - first_slice)});
+  }
+}
+
+// In slots read by rows.
+int64_t AttentionPlan::WorkOf(const AttentionSequence& sequence) const {
+  const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
+  const VisibleRange slots = UnitSlots(params_, rows);
+  return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
+}
+
+// A power of two, so that sequences of about one length share their sets; the
+// first that is not below the number of clusters stands for all of them.
+int64_t AttentionPlan::ClustersTogether(
+    const AttentionSequence& sequence) const {
+  const int64_t work = WorkOf(sequence);
+  const int64_t rows = widest_cluster_ * sequence.num_rows;
+  if (work == 0 || rows == 0) return 0;
+  const int64_t most =
+      std::min(max_rows_ / rows,
+               work_ / (threads_ * kUnitsPerThread) * num_clusters_ / work);
+  int64_t size = 1;
+  while (size < num_clusters_ && std::min(2 * size, num_clusters_) <= most) {
+    size *= 2;
+  }
+  return size;
+}
+
+void AttentionPlan::AddSlices(const std::vector<int64_t>& kv_heads) {
+  const auto begin = static_cast<int64_t>(heads_.size());
+  for (const int64_t j : kv_heads) {
+    for (int64_t h = 0; h < heads_per_kv_; ++h) {
+      heads_.push_back(j * heads_per_kv_ + h);
+    }
+  }
+  const int64_t count = static_cast<int64_t>(heads_.size()) - begin;
+  const int64_t pieces = (count + max_rows_ - 1) / max_rows_;
+  for (int64_t i = 0; i < pieces; ++i) {
+    const int64_t first = count * i / pieces;
+    AddSlice(begin + first, count * (i + 1) / pieces - first);
+  }
+}
+
+void AttentionPlan::AddSlice(int64_t first, int64_t count) {
+  HeadSlice slice = {first, count, static_cast<int64_t>(span_begin_.size()) - 1,
+                     true};
+  const int64_t num_parts = params_.num_key_parts + params_.num_value_parts;
+  for (int64_t p = 0; p < num_parts; ++p) {
+    const bool is_key = p < params_.num_key_parts;
+    const int64_t v = p - params_.num_key_parts;
+    const int32_t* group_of_head = is_key ? params_.keys[p].group_of_head
+                                          : params_.values[v].group_of_head;
+    const bool by_head = is_key ? params_.keys[p].rebuild != nullptr
+                                : params_.values[v].lift != nullptr;
+    const auto begin = static_cast<std::ptrdiff_t>(spans_.size());
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t kv_head =
+          heads_[static_cast<size_t>(first + i)] / heads_per_kv_;
+      const int64_t group = group_of_head[kv_head];
+      HeadSpan* last = i > 0 ? &spans_.back() : nullptr;
+      if (last != nullptr && last->group == group &&
+          (!by_head || last->kv_head == kv_head)) {
+        last->end = i + 1;
+      } else {
+        spans_.push_back({group, kv_head, i, i + 1});
+      }
+    }
+    slice.one_span_each =
+        slice.one_span_each &&
+        static_cast<std::ptrdiff_t>(spans_.size()) == begin + 1;
+    std::stable_sort(
+        spans_.begin() + begin, spans_.end(),
+        [](const HeadSpan& a, const HeadSpan& b) { return a.group < b.group; });
+    span_begin_.push_back(spans_.size());
+  }
+  slices_.push_back(slice);
+}
+
+AttentionPlan::Cut AttentionPlan::CutOf(
+    const AttentionSequence& sequence) const {
+  if (!sets_.empty()) {
+    const int64_t size = ClustersTogether(sequence);
+    for (const ClusterSets& sets : sets_) {
+      if (sets.size != size) continue;
+      return {slices_.data() + sets.first_slice, sets.num_slices, 1};
+    }
+  }
+  // Many rows pay for a tile that was made best if they are of one head.
+  const bool by_head =
+      makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
+  Cut cut;
+  cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
+  cut.num_slices = static_cast<int64_t>(
+      by_head ? slices_.size() - num_cluster_slices_ : num_cluster_slices_);
+  const int64_t heads =
+      std::min(max_rows_, by_head ? heads_per_kv_ : widest_cluster_);
+  const int64_t queries = max_rows_ / heads;
+  const int64_t panels = (sequence.num_rows + queries - 1) / queries;
+  cut.num_tiles = by_head ? SharesOf(panels, cut.num_slices) : panels;
+  return cut;
+}
+
+// In how many units the panels of a sequence are divided for each slice: as few
+// as hold them and leave threads idle for a small part of the time.
+int64_t AttentionPlan::SharesOf(int64_t panels, int64_t num_slices) const {
+  int64_t shares = (panels + max_panels_ - 1) / max_panels_;
+  for (; shares < panels; ++shares) {
+    const int64_t units = shares * num_slices;
+    const int64_t rounds = (units + threads_ - 1) / threads_;
+    if (rounds * threads_ - units <= units / kIdleShare) break;
+  }
+  return shares;
+}
+
+int64_t AttentionPlan::PanelsOf(const AttentionUnit& unit) const {
+  const int64_t queries = max_rows_ / unit.slice->num_heads;
+  return (unit.num_queries + queries - 1) / queries;
+}
+
+AttentionUnit AttentionPlan::PanelOf(const AttentionUnit& unit,
+                                     int64_t panel) const {
+  const int64_t panels = PanelsOf(unit);
+  const int64_t begin = unit.num_queries * panel / panels;
+  const int64_t end = unit.num_queries * (panel + 1) / panels;
+  return {unit.sequence, unit.slice, unit.query_begin + begin, end - begin};
+}
+
+bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
+  const PagedAttentionParams& params = plan_.params();
+  for (; sequence_ < params.num_sequences; ++sequence_) {
+    const AttentionSequence& sequence = params.sequences[sequence_];
+    const AttentionPlan::Cut cut = plan_.CutOf(sequence);
+    const int64_t here = index - first_;
+    if (here < cut.units()) {
+      const int64_t tile = here / cut.num_slices;
+      const int64_t begin = sequence.num_rows * tile / cut.num_tiles;
+      const int64_t end = sequence.num_rows * (tile + 1) / cut.num_tiles;
+      *unit = {&sequence, cut.slices + here % cut.num_slices, begin,
+               end - begin};
+      return true;
+    }
+    first_ += cut.units();
+  }
+  return false;
+}
+
+bool TakesSplits(const AttentionPlan& plan, int threads) {
+  bool any_long = false;
+  UnitCursor cursor(plan);
+  AttentionUnit unit;
+  for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) {
+    const VisibleRange slots = UnitSlots(plan.params(), unit);
+    if (plan.PanelsOf(unit) > 1) return false;
+    if (i + 1 >= threads || slots.begin >= slots.end) return false;
+    any_long = any_long || slots.end - slots.begin > kAttentionSplitSlots;
+  }
+  return any_long;
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,477 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/attention/paged_attention.h"
+#include "kernels/device/stream.h"
+#include "kernels/latents/code_pack.h"
+#include "kernels/simd/scalar_math.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+// A slot's latent: where it lies.
+struct Latent {
+  const LatentPart* part;
+  const LatentGroup* group;
+  const char* codes;
+  const char* ranges;
+};
+
+float ReadRange(const Latent& latent, int64_t index) {
+  return VisitDType(latent.part->param_dtype, [&](auto type) {
+    return ToFloat(
+        reinterpret_cast<const decltype(type)*>(latent.ranges)[index]);
+  });
+}
+
+// Calls visit(run, r, place) for each run of codes.
+template <typename Visit>
+void ForRuns(const LatentGroup& group, const Visit& visit) {
+  CodeCursor cursor(group);
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    visit(group.runs[r], r, cursor.Next(group.runs[r]));
+  }
+}
+
+float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
+  return static_cast<float>(
+      ReadCode(reinterpret_cast<const uint8_t*>(latent.codes), place, index));
+}
+
+float DotNumbers(const float* a, const Latent& latent) {
+  return VisitDType(latent.part->dtype, [&](auto type) {
+    const auto* numbers = reinterpret_cast<const decltype(type)*>(latent.codes);
+    float sum = 0.0f;
+    for (int64_t c = 0; c < latent.group->width; ++c) {
+      sum = std::fma(a[c], ToFloat(numbers[c]), sum);
+    }
+    return sum;
+  });
+}
+
+float DotStaticCodes(const float* a, const Latent& latent) {
+  const float* scale = latent.part->static_scale + latent.group->column;
+  const float* minimum = latent.part->static_minimum + latent.group->column;
+  float codes = 0.0f;
+  float minima = 0.0f;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t, CodePlace place) {
+    for (int64_t i = 0; i < run.width; ++i) {
+      const int64_t c = run.begin + i;
+      codes = std::fma(a[c] * scale[c], CodeOf(latent, place, i), codes);
+      minima = std::fma(a[c], minimum[c], minima);
+    }
+  });
+  return codes + minima;
+}
+
+float DotCodes(const float* a, const Latent& latent) {
+  float dot = 0.0f;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    float raw = 0.0f;
+    float sum = 0.0f;
+    for (int64_t i = 0; i < run.width; ++i) {
+      raw = std::fma(a[run.begin + i], CodeOf(latent, place, i), raw);
+      sum = sum + a[run.begin + i];
+    }
+    dot = std::fma(raw, ReadRange(latent, 2 * r), dot);
+    dot = std::fma(sum, ReadRange(latent, 2 * r + 1), dot);
+  });
+  return dot;
+}
+
+float Dot(const float* a, const Latent& latent) {
+  if (latent.group->num_runs == 0) return DotNumbers(a, latent);
+  return latent.part->static_scale != nullptr ? DotStaticCodes(a, latent)
+                                              : DotCodes(a, latent);
+}
+
+// The latent's numbers, as the codec stands for them.
+void ReadNumbers(const Latent& latent, float* numbers) {
+  if (latent.group->num_runs == 0) {
+    VisitDType(latent.part->dtype, [&](auto type) {
+      for (int64_t c = 0; c < latent.group->width; ++c) {
+        numbers[c] =
+            ToFloat(reinterpret_cast<const decltype(type)*>(latent.codes)[c]);
+      }
+    });
+    return;
+  }
+  const bool in_slots = latent.part->static_scale == nullptr;
+  ForRuns(*latent.group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    for (int64_t i = 0; i < run.width; ++i) {
+      const int64_t c = latent.group->column + run.begin + i;
+      const float scale =
+          in_slots ? ReadRange(latent, 2 * r) : latent.part->static_scale[c];
+      const float minimum = in_slots ? ReadRange(latent, 2 * r + 1)
+                                     : latent.part->static_minimum[c];
+      numbers[run.begin + i] =
+          std::fma(CodeOf(latent, place, i), scale, minimum);
+    }
+  });
+}
+
+// key_j of the contract, [d].
+std::vector<float> RebuildKey(const KeyRebuild& rebuild, int64_t kv_head,
+                              const Latent& latent, int64_t position) {
+  const int64_t dims = rebuild.dims;
+  std::vector<float> key(static_cast<size_t>(dims));
+  if (rebuild.up == nullptr) ReadNumbers(latent, key.data());
+  for (int64_t i = 0; i < dims; ++i) {
+    float& number = key[static_cast<size_t>(i)];
+    if (rebuild.up != nullptr) {
+      number = Dot(rebuild.up[kv_head] + i * latent.group->width, latent);
+    }
+    if (rebuild.bias != nullptr) {
+      number = number + rebuild.bias[kv_head * dims + i];
+    }
+  }
+  const uint64_t* steps = rebuild.steps + kv_head * rebuild.head_steps_stride;
+  for (int64_t f = 0; f < rebuild.num_pairs; ++f) {
+    const ReducedAngle angle =
+        ReduceTurns(steps[f] * static_cast<uint64_t>(position));
+    float sine, cosine;
+    SinCosReduced(angle.remainder, &sine, &cosine);
+    RotateByQuarter(angle.quarter, sine, cosine, &sine, &cosine);
+    cosine = cosine * rebuild.attention_factor;
+    sine = sine * rebuild.attention_factor;
+    float& first = key[static_cast<size_t>(rebuild.pair_dims[2 * f])];
+    float& second = key[static_cast<size_t>(rebuild.pair_dims[2 * f + 1])];
+    const float a = first;
+    const float b = second;
+    first = std::fma(a, cosine, -(b * sine));
+    second = std::fma(b, cosine, a * sine);
+  }
+  return key;
+}
+
+// value_j of the contract, [d].
+std::vector<float> LiftValue(const ValueLift& lift, int64_t kv_head,
+                             const Latent& latent) {
+  std::vector<float> value(static_cast<size_t>(lift.dims));
+  std::vector<float> column(static_cast<size_t>(latent.group->width));
+  for (size_t i = 0; i < value.size(); ++i) {
+    for (size_t c = 0; c < column.size(); ++c) {
+      column[c] = lift.up[kv_head][c * value.size() + i];
+    }
+    value[i] = Dot(column.data(), latent);
+  }
+  return value;
+}
+
+// One value part of a row: what is summed so far, not yet normalised.
+struct ValueSum {
+  const AttentionValuePart* part;
+  const LatentGroup* group;
+  int64_t kv_head;
+  // Static ranges beside exact rows.
+  bool sums_weights = false;
+  std::vector<float> out = {};     // [R'], or [d] where values are lifted
+  std::vector<float> minima = {};  // [runs], of ranges in slots; weights
+  std::vector<float> exact = {};   // [R'], with sums_weights
+
+  void Add(float weight, const Latent& latent);
+  void AddNumbers(float weight, const Latent& latent, std::vector<float>* to);
+  // Brings what is summed to another maximum.
+  void Correct(float factor) {
+    for (std::vector<float>* sums : {&out, &minima, &exact}) {
+      for (float& sum : *sums) sum = sum * factor;
+    }
+  }
+  // Of a block: lane i adds slots i, i + 16, ...
+  void AddMinima(const float* weights, const std::vector<Latent>& latents,
+                 int64_t first);
+  void EndSplit();
+};
+
+void ValueSum::AddNumbers(float weight, const Latent& latent,
+                          std::vector<float>* to) {
+  VisitDType(latent.part->dtype, [&](auto type) {
+    const auto* numbers = reinterpret_cast<const decltype(type)*>(latent.codes);
+    for (size_t c = 0; c < to->size(); ++c) {
+      (*to)[c] = std::fma(weight, ToFloat(numbers[c]), (*to)[c]);
+    }
+  });
+}
+
+void ValueSum::Add(float weight, const Latent& latent) {
+  if (part->lift != nullptr) {
+    const std::vector<float> value = LiftValue(*part->lift, kv_head, latent);
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = std::fma(weight, value[i], out[i]);
+    }
+    return;
+  }
+  if (latent.group->num_runs == 0) {
+    return AddNumbers(weight, latent, sums_weights ? &exact : &out);
+  }
+  const bool in_slots = part->latents.static_scale == nullptr;
+  ForRuns(*group, [&](const CodeRun& run, int64_t r, CodePlace place) {
+    const float factor = in_slots ? weight * ReadRange(latent, 2 * r) : weight;
+    for (int64_t i = 0; i < run.width; ++i) {
+      float& sum = out[static_cast<size_t>(run.begin + i)];
+      sum = std::fma(factor, CodeOf(latent, place, i), sum);
+    }
+  });
+}
+
+// `latents` are of the block's slots from `first` on; only codes count.
+void ValueSum::AddMinima(const float* weights,
+                         const std::vector<Latent>& latents, int64_t first) {
+  const bool in_slots = part->latents.static_scale == nullptr;
+  if (part->lift != nullptr || (!in_slots && !sums_weights)) return;
+  for (size_t r = 0; r < (in_slots ? minima.size() : 1); ++r) {
+    float lanes[kLanes] = {};
+    for (size_t i = 0; i < latents.size(); ++i) {
+      if (latents[i].group->num_runs == 0) continue;
+      const int64_t s = first + static_cast<int64_t>(i);
+      const float factor =
+          in_slots ? ReadRange(latents[i], 2 * static_cast<int64_t>(r) + 1)
+                   : 1.0f;
+      float& lane = lanes[s % kLanes];
+      lane = std::fma(weights[s], factor, lane);
+    }
+    minima[r] = minima[r] + TreeSum(lanes);
+  }
+}
+
+void ValueSum::EndSplit() {
+  const LatentPart& latents = part->latents;
+  if (part->lift != nullptr) return;
+  for (size_t i = 0; sums_weights && i < out.size(); ++i) {
+    const auto c = static_cast<size_t>(group->column) + i;
+    out[i] = std::fma(out[i], latents.static_scale[c],
+                      minima[0] * latents.static_minimum[c]) +
+             exact[i];
+  }
+  if (latents.static_scale != nullptr) return;
+  for (int64_t r = 0; r < group->num_runs; ++r) {
+    const CodeRun& run = group->runs[r];
+    for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+      float& sum = out[static_cast<size_t>(c)];
+      sum = sum + minima[static_cast<size_t>(r)];
+    }
+  }
+}
+
+// Softmax so far: maximum, sum and unnormalised output.
+struct Partial {
+  float max = kLowest;
+  float sum = 0.0f;
+  std::vector<ValueSum> values;  // of each part
+};
+
+// One row and head, with its slots.
+class Row {
+ public:
+  Row(const PagedAttentionParams& params, const AttentionSequence& sequence,
+      int64_t row, int64_t head)
+      : params_(params),
+        sequence_(sequence),
+        head_(head),
+        kv_head_(head / (params.num_heads / params.num_kv_heads)),
+        row_(row),
+        q_(params.q + (sequence.first_row + row) * params.q_row_stride),
+        out_(params.out + (sequence.first_row + row) * params.out_row_stride),
+        slots_(VisibleSlots(params, sequence, row)) {}
+
+  void Attend() const;
+
+ private:
+  // What a slot's latent is read from, with the window of its side.
+  template <typename Part>
+  Latent Find(const Part& part, const ExactWindow& window, int64_t slot) const {
+    const int64_t own = sequence_.first_slot + row_;
+    if (window.tokens == 0 || slot <= own - window.tokens) {
+      return At(part.latents, part.group_of_head, slot);
+    }
+    const int32_t group = part.group_of_head[kv_head_];
+    const int64_t fresh = slot - sequence_.first_slot;
+    const LatentPart& rows = fresh >= 0 ? part.exact->fresh : part.exact->ring;
+    if (fresh >= 0) {
+      return {&rows, &rows.groups[group],
+              CodesAddress(rows, rows.groups[group], 0,
+                           sequence_.first_row + fresh),
+              nullptr};
+    }
+    const int64_t page =
+        window.first_page + slot / window.page_rows % window.num_pages;
+    return {&rows, &rows.groups[group],
+            CodesAddress(rows, rows.groups[group], sequence_.side_pages[page],
+                         slot % window.page_rows),
+            nullptr};
+  }
+  Latent At(const LatentPart& part, const int32_t* group_of_head,
+            int64_t slot) const {
+    const LatentGroup& group = part.groups[group_of_head[kv_head_]];
+    const int64_t page = sequence_.block_table[slot / params_.page_tokens];
+    const int64_t in_page = slot % params_.page_tokens;
+    return {&part, &group, CodesAddress(part, group, page, in_page),
+            ParamsAddress(part, group, page, in_page)};
+  }
+
+  Partial EmptyPartial() const;
+  float Score(int64_t slot) const;
+  void AddBlock(int64_t begin, int64_t end, Partial* partial) const;
+  Partial ComputeSplit(int64_t begin, int64_t end) const;
+  void Finish(const Partial& total) const;
+
+  const PagedAttentionParams& params_;
+  const AttentionSequence& sequence_;
+  const int64_t head_;
+  const int64_t kv_head_;
+  const int64_t row_;
+  const float* const q_;
+  float* const out_;
+  const VisibleRange slots_;
+};
+
+Partial Row::EmptyPartial() const {
+  Partial partial;
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    const AttentionValuePart& part = params_.values[p];
+    ValueSum value;
+    const int32_t group = part.group_of_head[kv_head_];
+    value.part = &part;
+    value.group = &part.latents.groups[group];
+    value.kv_head = kv_head_;
+    value.sums_weights = part.lift == nullptr && value.group->num_runs > 0 &&
+                         part.latents.static_scale != nullptr &&
+                         params_.value_exact.tokens > 0;
+    value.out.resize(static_cast<size_t>(OutWidth(part, group)));
+    value.minima.resize(static_cast<size_t>(value.group->num_runs));
+    if (value.sums_weights) value.exact.resize(value.out.size());
+    partial.values.push_back(std::move(value));
+  }
+  return partial;
+}
+
+float Row::Score(int64_t slot) const {
+  float score = 0.0f;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    const AttentionKeyPart& part = params_.keys[p];
+    const Latent latent = Find(part, params_.key_exact, slot);
+    const float* q = q_ + part.query_column[head_];
+    float dot = 0.0f;
+    if (part.rebuild == nullptr) {
+      dot = Dot(q, latent);
+    } else {
+      const int64_t position =
+          sequence_.positions != nullptr ? sequence_.positions[slot] : slot;
+      const std::vector<float> key =
+          RebuildKey(*part.rebuild, kv_head_, latent, position);
+      for (size_t i = 0; i < key.size(); ++i) {
+        dot = std::fma(q[i], key[i], dot);
+      }
+    }
+    score = p == 0 ? dot : score + dot;
+  }
+  return score * params_.scale;
+}
+
+// Adds the slots [begin, end) of one block to the partial result.
+void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) const {
+  float scores[kAttentionBlockSlots];
+  float lanes[kLanes];
+  std::fill_n(scores, kAttentionBlockSlots, kLowest);
+  std::fill_n(lanes, kLanes, kLowest);
+  const int64_t block = begin / kAttentionBlockSlots * kAttentionBlockSlots;
+  for (int64_t s = begin; s < end; ++s) scores[s - block] = Score(s);
+  for (int64_t i = 0; i < kAttentionBlockSlots; ++i) {
+    float& lane = lanes[i % kLanes];
+    lane = scores[i] > lane ? scores[i] : lane;
+  }
+  const float block_max = TreeMax(lanes);
+  const float max = partial->max > block_max ? partial->max : block_max;
+  const float correction = Exp(partial->max - max);
+  std::fill_n(lanes, kLanes, 0.0f);
+  for (int64_t i = 0; i < kAttentionBlockSlots; ++i) {
+    scores[i] = Exp(scores[i] - max);
+    lanes[i % kLanes] = lanes[i % kLanes] + scores[i];
+  }
+  partial->sum = std::fma(partial->sum, correction, TreeSum(lanes));
+  for (ValueSum& value : partial->values) {
+    value.Correct(correction);
+    std::vector<Latent> latents;
+    for (int64_t s = begin; s < end; ++s) {
+      latents.push_back(Find(*value.part, params_.value_exact, s));
+      value.Add(scores[s - block], latents.back());
+    }
+    value.AddMinima(scores, latents, begin - block);
+  }
+  partial->max = max;
+}
+
+Partial Row::ComputeSplit(int64_t begin, int64_t end) const {
+  Partial part = EmptyPartial();
+  while (begin < end) {
+    const int64_t block_end = std::min(
+        end, (begin / kAttentionBlockSlots + 1) * kAttentionBlockSlots);
+    AddBlock(begin, block_end, &part);
+    begin = block_end;
+  }
+  for (ValueSum& value : part.values) value.EndSplit();
+  return part;
+}
+
+void Merge(const Partial& part, Partial* total) {
+  const float max = total->max > part.max ? total->max : part.max;
+  const float old_factor = Exp(total->max - max);
+  const float new_factor = Exp(part.max - max);
+  total->sum = std::fma(total->sum, old_factor, part.sum * new_factor);
+  for (size_t p = 0; p < part.values.size(); ++p) {
+    const std::vector<float>& from = part.values[p].out;
+    std::vector<float>& to = total->values[p].out;
+    for (size_t i = 0; i < to.size(); ++i) {
+      to[i] = std::fma(to[i], old_factor, from[i] * new_factor);
+    }
+  }
+  total->max = max;
+}
+
+void Row::Finish(const Partial& total) const {
+  for (const ValueSum& value : total.values) {
+    const LatentPart& latents = value.part->latents;
+    float* out = out_ + value.part->out_column[head_];
+    const bool lifted = value.part->lift != nullptr;
+    for (int64_t i = 0; i < static_cast<int64_t>(value.out.size()); ++i) {
+      float sum = value.out[static_cast<size_t>(i)];
+      if (latents.static_scale != nullptr && !value.sums_weights && !lifted) {
+        const int64_t c = value.group->column + i;
+        sum = std::fma(sum, latents.static_scale[c],
+                       total.sum * latents.static_minimum[c]);
+      }
+      out[i] = slots_.begin < slots_.end ? sum / total.sum : 0.0f;
+    }
+  }
+}
+
+void Row::Attend() const {
+  Partial total = EmptyPartial();
+  for (int64_t s = slots_.begin; s < slots_.end;) {
+    const int64_t end = std::min(
+        slots_.end, (s / kAttentionSplitSlots + 1) * kAttentionSplitSlots);
+    Merge(ComputeSplit(s, end), &total);
+    s = end;
+  }
+  Finish(total);
+}
+
+}  // namespace
+
+void PagedAttentionReference(const PagedAttentionParams& params, float*,
+                             CpuStream&) {
+  for (int64_t i = 0; i < params.num_sequences; ++i) {
+    const AttentionSequence& sequence = params.sequences[i];
+    for (int64_t r = 0; r < sequence.num_rows; ++r) {
+      for (int64_t h = 0; h < params.num_heads; ++h) {
+        Row(params, sequence, r, h).Attend();
+      }
+    }
+  }
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,202 @@
+#include "kernels/device/allocator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/machine.h"
+#include "base/status_macros.h"
+
+namespace kvasir::kernels {
+namespace {
+
+// From here on memory is mapped: it goes back to the system when freed, and
+// transparent huge pages cut the TLB misses of streaming reads.
+constexpr size_t kMapFromBytes = size_t{1} << 20;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+constexpr size_t kSmallPageBytes = 4096;
+// Less is not worth a thread.
+constexpr size_t kTouchPerThread = size_t{1} << 20;
+
+size_t AlignUp(size_t bytes, size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+void* Map(size_t bytes) {
+  // One huge page more than asked for, so that the block can start on a huge
+  // page; both ends are unmapped again.
+  if (bytes > std::numeric_limits<size_t>::max() - 2 * kHugePageBytes) {
+    return nullptr;
+  }
+  const size_t wanted = AlignUp(bytes, kSmallPageBytes);
+  const size_t mapped = wanted + kHugePageBytes;
+  // Reserved, so that a system which counts what it promises can refuse.
+  void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const size_t begin = reinterpret_cast<size_t>(raw);
+  const size_t start = AlignUp(begin, kHugePageBytes);
+  if (start > begin) ::munmap(raw, start - begin);
+  const size_t tail = begin + mapped - (start + wanted);
+  if (tail > 0) ::munmap(reinterpret_cast<void*>(start + wanted), tail);
+  void* data = reinterpret_cast<void*>(start);
+  if (wanted >= kHugePageBytes) {
+    (void)::madvise(data, wanted, MADV_HUGEPAGE);  // advice only
+  }
+  return data;
+}
+
+// Makes the system provide every page of fresh mapped memory, on all cores: it
+// clears each page first, which takes longer than anything else here.
+void Touch(char* data, size_t bytes) {
+  const auto cores = static_cast<size_t>(base::ReadMachineLimits().cpus);
+  const size_t threads = std::clamp(bytes / kTouchPerThread, size_t{1}, cores);
+  const auto touch = [&](size_t thread) {
+    const size_t pages = (bytes + kSmallPageBytes - 1) / kSmallPageBytes;
+    const size_t end = pages * (thread + 1) / threads;
+    for (size_t page = pages * thread / threads; page < end; ++page) {
+      *static_cast<volatile char*>(data + page * kSmallPageBytes) = 0;
+    }
+  };
+  std::vector<std::thread> others;
+  for (size_t thread = 1; thread < threads; ++thread) {
+    others.emplace_back(touch, thread);
+  }
+  touch(0);
+  for (std::thread& other : others) other.join();
+}
+
+void* AllocateMemory(size_t bytes, const AllocationOptions& options) {
+  if (bytes >= kMapFromBytes) {
+    void* data = Map(bytes);
+    if (data != nullptr && options.prefault) {
+      Touch(static_cast<char*>(data), bytes);
+    }
+    return data;
+  }
+  void* data = std::aligned_alloc(options.alignment_bytes,
+                                  AlignUp(bytes, options.alignment_bytes));
+  if (data != nullptr && options.prefault) std::memset(data, 0, bytes);
+  return data;
+}
+
+}  // namespace
+
+const char* MemoryTagName(MemoryTag tag) {
+  switch (tag) {
+    case MemoryTag::kWeights:
+      return "weights";
+    case MemoryTag::kKvCache:
+      return "kv_cache";
+    case MemoryTag::kWorkspace:
+      return "workspace";
+    case MemoryTag::kOther:
+      break;
+  }
+  return "other";
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) allocator_->Free(data_, bytes_, tag_);
+}
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  if (this != &other) {
+    if (data_ != nullptr) allocator_->Free(data_, bytes_, tag_);
+    allocator_ = std::exchange(other.allocator_, nullptr);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    tag_ = other.tag_;
+  }
+  return *this;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceAllocator>> DeviceAllocator::Create(
+    DeviceKind device, int64_t limit_bytes) {
+  if (device != DeviceKind::kCpu) {
+    return absl::UnimplementedError("this build has no CUDA back end");
+  }
+  if (limit_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory limit of ", limit_bytes, " bytes"));
+  }
+  return std::unique_ptr<DeviceAllocator>(new DeviceAllocator(limit_bytes));
+}
+
+DeviceAllocator::~DeviceAllocator() {
+  base::MutexLock lock(&mutex_);
+  KVASIR_CHECK(total_.bytes == 0);  // a buffer outlives its allocator
+}
+
+absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
+    size_t bytes, MemoryTag tag, const AllocationOptions& options) {
+  const size_t alignment = options.alignment_bytes;
+  if (alignment == 0 || (alignment & (alignment - 1)) != 0 ||
+      alignment > kHugePageBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("alignment of ", alignment, " bytes"));
+  }
+  if (bytes == 0) return DeviceBuffer();
+  KVASIR_RETURN_IF_ERROR(Count(bytes, tag));
+  AllocationOptions fixed = options;
+  fixed.alignment_bytes = std::max<size_t>(alignment, 64);
+  void* data = AllocateMemory(bytes, fixed);
+  if (data == nullptr) {
+    Uncount(bytes, tag);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system refused ", bytes, " bytes for ", MemoryTagName(tag)));
+  }
+  return DeviceBuffer(this, data, bytes, tag);
+}
+
+void DeviceAllocator::Free(void* data, size_t bytes, MemoryTag tag) {
+  if (bytes >= kMapFromBytes) {
+    ::munmap(data, AlignUp(bytes, kSmallPageBytes));
+  } else {
+    std::free(data);
+  }
+  Uncount(bytes, tag);
+}
+
+absl::Status DeviceAllocator::Count(size_t bytes, MemoryTag tag) {
+  base::MutexLock lock(&mutex_);
+  const int64_t limit =
+      limit_bytes_ > 0 ? limit_bytes_ : std::numeric_limits<int64_t>::max();
+  if (bytes > static_cast<size_t>(limit - total_.bytes)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("memory: want ", bytes, " bytes for ", MemoryTagName(tag),
+                     ", held ", total_.bytes, " of ", limit));
+  }
+  const auto add = [bytes](MemoryUse& use) {
+    use.bytes += static_cast<int64_t>(bytes);
+    use.peak_bytes = std::max(use.peak_bytes, use.bytes);
+  };
+  add(use_[static_cast<size_t>(tag)]);
+  add(total_);
+  return absl::OkStatus();
+}
+
+void DeviceAllocator::Uncount(size_t bytes, MemoryTag tag) {
+  base::MutexLock lock(&mutex_);
+  use_[static_cast<size_t>(tag)].bytes -= static_cast<int64_t>(bytes);
+  total_.bytes -= static_cast<int64_t>(bytes);
+}
+
+MemoryUse DeviceAllocator::use(MemoryTag tag) const {
+  base::MutexLock lock(&mutex_);
+  return use_[static_cast<size_t>(tag)];
+}
+
+MemoryUse DeviceAllocator::total_use() const {
+  base::MutexLock lock(&mutex_);
+  return total_;
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,103 @@
+// Device memory with exact counters: the source of every byte figure that the
+// process reports.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "base/mutex.h"
+#include "kernels/device/stream.h"
+
+namespace kvasir::kernels {
+
+// What memory is for.
+enum class MemoryTag : uint8_t { kWeights, kKvCache, kWorkspace, kOther };
+inline constexpr int kNumMemoryTags = 4;
+const char* MemoryTagName(MemoryTag tag);
+
+class DeviceAllocator;
+
+// Owns one allocation and gives it back. Must not outlive its allocator.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+
+  // Device address; null for an empty buffer.
+  void* data() const { return data_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+  MemoryTag tag() const { return tag_; }
+
+ private:
+  friend class DeviceAllocator;
+  DeviceBuffer(DeviceAllocator* allocator, void* data, size_t bytes,
+               MemoryTag tag)
+      : allocator_(allocator), data_(data), bytes_(bytes), tag_(tag) {}
+
+  DeviceAllocator* allocator_ = nullptr;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  MemoryTag tag_ = MemoryTag::kOther;
+};
+
+struct AllocationOptions {
+  size_t alignment_bytes = 64;  // a power of two
+  // Touch every page now, so that the memory is really there (and zero) and
+  // the first request does not pay for it.
+  bool prefault = false;
+};
+
+struct MemoryUse {
+  int64_t bytes = 0;
+  int64_t peak_bytes = 0;
+};
+
+// Counts the bytes asked for (rounding to pages is not in the figures). Blocks
+// of 1 MiB and more come from the operating system and go back to it when
+// freed; their content starts as zero.
+//
+// Threads: all methods may be called from any thread.
+class DeviceAllocator {
+ public:
+  // limit_bytes: what all allocations together may hold; 0: no limit.
+  static absl::StatusOr<std::unique_ptr<DeviceAllocator>> Create(
+      DeviceKind device, int64_t limit_bytes = 0);
+
+  ~DeviceAllocator();
+  DeviceAllocator(const DeviceAllocator&) = delete;
+  DeviceAllocator& operator=(const DeviceAllocator&) = delete;
+
+  // RESOURCE_EXHAUSTED (want, held, limit) when there is not enough. 0 bytes
+  // is an empty buffer.
+  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
+                                        const AllocationOptions& options = {});
+
+  MemoryUse use(MemoryTag tag) const;
+  MemoryUse total_use() const;
+  int64_t limit_bytes() const { return limit_bytes_; }
+
+ private:
+  friend class DeviceBuffer;
+  explicit DeviceAllocator(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  void Free(void* data, size_t bytes, MemoryTag tag);
+  absl::Status Count(size_t bytes, MemoryTag tag);
+  void Uncount(size_t bytes, MemoryTag tag);
+
+  const int64_t limit_bytes_;
+  mutable base::Mutex mutex_;
+  std::array<MemoryUse, kNumMemoryTags> use_ ABSL_GUARDED_BY(mutex_);
+  MemoryUse total_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvasir::kernels

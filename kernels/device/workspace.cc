@@ -1,0 +1,48 @@
+#include "kernels/device/workspace.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr size_t kMaxBytes = std::numeric_limits<size_t>::max() / 2;
+
+size_t AlignUp(size_t bytes) {
+  return (bytes + Workspace::kAlignmentBytes - 1) / Workspace::kAlignmentBytes *
+         Workspace::kAlignmentBytes;
+}
+
+}  // namespace
+
+Workspace::Workspace(void* memory, size_t bytes) {
+  const size_t address = reinterpret_cast<size_t>(memory);
+  const size_t skipped = AlignUp(address) - address;
+  base_ = static_cast<std::byte*>(memory) + std::min(skipped, bytes);
+  capacity_bytes_ = bytes - std::min(skipped, bytes);
+}
+
+void* Workspace::TakeBytes(int64_t count, size_t element_bytes) {
+  if (!status_.ok()) return nullptr;
+  if (count < 0 || static_cast<size_t>(count) > kMaxBytes / element_bytes) {
+    status_ = absl::InvalidArgumentError(
+        absl::StrCat("workspace: ", count, " elements of ", element_bytes,
+                     " bytes is no size"));
+    return nullptr;
+  }
+  const size_t bytes = AlignUp(static_cast<size_t>(count) * element_bytes);
+  if (!counting_ && bytes > capacity_bytes_ - used_bytes_) {
+    status_ = absl::ResourceExhaustedError(
+        absl::StrCat("workspace: want ", bytes, " bytes, free ",
+                     capacity_bytes_ - used_bytes_, " of ", capacity_bytes_));
+    return nullptr;
+  }
+  void* const taken = counting_ ? nullptr : base_ + used_bytes_;
+  used_bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+  return taken;
+}
+
+}  // namespace kvasir::kernels

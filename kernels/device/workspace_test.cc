@@ -1,0 +1,65 @@
+#include "kernels/device/workspace.h"
+
+#include <gmock/gmock.h>
+
+#include <vector>
+
+#include "base/status_matchers.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Takes as an op with a helper op would.
+void Use(Workspace& workspace) {
+  Workspace::Scope scope(&workspace);
+  workspace.Take<float>(100);
+  for (int64_t count : {1000, 10}) {
+    Workspace::Scope inner(&workspace);
+    workspace.Take<char>(count);
+  }
+}
+
+TEST(WorkspaceTest, CountsWhatTheSameCodeTakes) {
+  Workspace counter = Workspace::Counting();
+  Use(counter);
+  EXPECT_EQ(448u + 1024u, counter.peak_bytes());
+  EXPECT_EQ(0u, counter.used_bytes());
+  std::vector<char> memory(counter.peak_bytes() + Workspace::kAlignmentBytes);
+  Workspace workspace(memory.data() + 1, memory.size() - 1);
+  Use(workspace);
+  KVASIR_EXPECT_OK(workspace.status());
+  EXPECT_EQ(counter.peak_bytes(), workspace.peak_bytes());
+}
+
+TEST(WorkspaceTest, GivesAlignedMemoryThatDoesNotOverlap) {
+  std::vector<char> memory(1024);
+  Workspace workspace(memory.data() + 3, memory.size() - 3);
+  char* first = workspace.Take<char>(1);
+  char* second = workspace.Take<char>(1);
+  EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(first) % 64);
+  EXPECT_EQ(64, second - first);
+}
+
+TEST(WorkspaceTest, RunningOutIsStickyAndNamesTheNumbers) {
+  alignas(64) char memory[256];
+  Workspace workspace(memory, sizeof(memory));
+  EXPECT_NE(nullptr, workspace.Take<char>(128));
+  EXPECT_EQ(nullptr, workspace.Take<char>(129));
+  EXPECT_EQ(nullptr, workspace.Take<char>(1));
+  EXPECT_THAT(workspace.status(),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("want 192 bytes, free 128 of 256")));
+}
+
+TEST(WorkspaceTest, RefusesSizesThatOverflow) {
+  Workspace counter = Workspace::Counting();
+  counter.Take<double>(int64_t{1} << 61);
+  EXPECT_THAT(counter.status(),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("is no size")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

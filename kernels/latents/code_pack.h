@@ -1,0 +1,172 @@
+// A slot's packed codes (latent_view.h), channel by channel or eight at a time.
+// C++17.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/latents/latent_view.h"
+
+namespace kvasir::kernels {
+
+// Where the codes of a run lie in its slot: code i has `low_bits` bits at
+// low_bit + i * low_bits and, if it is one of 3 bits, its highest bit at
+// third_bit + i. What has less than 8 bits never straddles two bytes.
+struct CodePlace {
+  int64_t low_bit = 0;
+  int low_bits = 0;
+  int64_t third_bit = -1;  // below 0: there is none
+};
+
+// Says where a group's runs have their codes, one run after the other.
+class CodeCursor {
+ public:
+  explicit CodeCursor(const LatentGroup& group) {
+    const CodePlanes planes = PlanesOf(group);
+    for (int plane = 0; plane < 4; ++plane) {
+      next_bit_[plane] = planes.begin_bits[plane];
+    }
+  }
+
+  CodePlace Next(const CodeRun& run) {
+    constexpr int kPlaneBits[4] = {8, 4, 2, 1};
+    const int low = run.bits == 8   ? 0
+                    : run.bits == 4 ? 1
+                    : run.bits == 1 ? 3
+                                    : 2;
+    CodePlace place;
+    place.low_bit = next_bit_[low];
+    place.low_bits = kPlaneBits[low];
+    next_bit_[low] += run.width * place.low_bits;
+    if (run.bits == 3) {
+      place.third_bit = next_bit_[3];
+      next_bit_[3] += run.width;
+    }
+    return place;
+  }
+
+ private:
+  int64_t next_bit_[4];
+};
+
+inline unsigned ReadBits(const uint8_t* bytes, int64_t bit, int bits) {
+  return (static_cast<unsigned>(bytes[bit / 8]) >> (bit % 8)) &
+         ((1u << bits) - 1);
+}
+// Sets bits that are still 0.
+inline void OrBits(uint8_t* bytes, int64_t bit, int bits, unsigned value) {
+  bytes[bit / 8] = static_cast<uint8_t>(
+      bytes[bit / 8] | (value & ((1u << bits) - 1)) << (bit % 8));
+}
+
+inline unsigned ReadCode(const uint8_t* slot, const CodePlace& place,
+                         int64_t index) {
+  unsigned code =
+      ReadBits(slot, place.low_bit + index * place.low_bits, place.low_bits);
+  if (place.third_bit >= 0) {
+    code |= ReadBits(slot, place.third_bit + index, 1) << 2;
+  }
+  return code;
+}
+// Into a slot that was zeroed.
+inline void WriteCode(uint8_t* slot, const CodePlace& place, int64_t index,
+                      unsigned code) {
+  OrBits(slot, place.low_bit + index * place.low_bits, place.low_bits, code);
+  if (place.third_bit >= 0) OrBits(slot, place.third_bit + index, 1, code >> 2);
+}
+
+// One byte per channel [R'] -> the slot's bytes, and back.
+inline void PackCodes(const LatentGroup& group, const uint8_t* codes,
+                      uint8_t* slot) {
+  CodeCursor cursor(group);
+  std::memset(slot, 0,
+              static_cast<size_t>((PlanesOf(group).total_bits + 7) / 8));
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    const CodePlace place = cursor.Next(run);
+    for (int64_t i = 0; i < run.width; ++i) {
+      WriteCode(slot, place, i, codes[run.begin + i]);
+    }
+  }
+}
+inline void UnpackCodes(const LatentGroup& group, const uint8_t* slot,
+                        uint8_t* codes) {
+  CodeCursor cursor(group);
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    const CodePlace place = cursor.Next(run);
+    for (int64_t i = 0; i < run.width; ++i) {
+      codes[run.begin + i] = static_cast<uint8_t>(ReadCode(slot, place, i));
+    }
+  }
+}
+
+// Codes of eight channels, one in each byte, side by side: the lowest kBits
+// bits of each; the first channel is in the lowest byte.
+template <int kBits>
+uint64_t Squeeze(uint64_t eight) {
+  static_assert(kBits == 1 || kBits == 2 || kBits == 4);
+  constexpr uint64_t kBytes = 0x0101010101010101;
+  constexpr uint64_t kPairs = 0x0001000100010001;
+  constexpr uint64_t kFours = 0x0000000100000001;
+  constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+  constexpr uint64_t kMask2 = (uint64_t{1} << (2 * kBits)) - 1;
+  constexpr uint64_t kMask4 = (uint64_t{1} << (4 * kBits)) - 1;
+  eight &= kBytes * kMask;
+  eight = (eight | eight >> (8 - kBits)) & (kPairs * kMask2);
+  eight = (eight | eight >> (16 - 2 * kBits)) & (kFours * kMask4);
+  return (eight | eight >> (32 - 4 * kBits)) &
+         ((uint64_t{1} << (8 * kBits)) - 1);
+}
+
+// ORs bits [0, kBits) of codes[i] >> shift to bit + i * kBits, for i below
+// count; touches no byte that has none of them. The machine is little-endian.
+template <int kBits>
+void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
+               uint8_t* slot) {
+  int64_t i = 0;
+  const int in_byte = static_cast<int>(bit % 8);
+  uint8_t* to = slot + bit / 8;
+  for (; i + 8 <= count; i += 8, to += kBits) {
+    uint64_t eight;
+    std::memcpy(&eight, codes + i, 8);
+    const uint64_t packed = Squeeze<kBits>(eight >> shift);
+    if (in_byte == 0) {
+      std::memcpy(to, &packed, kBits);
+      continue;
+    }
+    // Only planes of 4, 2 and 1 bits begin inside a byte: 39 bits at most.
+    const uint64_t moved = packed << in_byte;
+    for (int byte = 0; byte <= kBits; ++byte) {
+      to[byte] = static_cast<uint8_t>(to[byte] | moved >> (8 * byte));
+    }
+  }
+  for (; i < count; ++i) {
+    OrBits(slot, bit + i * kBits, kBits,
+           static_cast<unsigned>(codes[i]) >> shift);
+  }
+}
+
+// WriteCode of `count` codes of a run, from its code `first` on.
+inline void WriteCodes(uint8_t* slot, const CodePlace& place, int64_t first,
+                       const uint8_t* codes, int64_t count) {
+  const int64_t bit = place.low_bit + first * place.low_bits;
+  switch (place.low_bits) {
+    case 8:
+      std::memcpy(slot + bit / 8, codes, static_cast<size_t>(count));
+      break;
+    case 4:
+      PackPlane<4>(codes, count, 0, bit, slot);
+      break;
+    case 2:
+      PackPlane<2>(codes, count, 0, bit, slot);
+      break;
+    default:
+      PackPlane<1>(codes, count, 0, bit, slot);
+  }
+  if (place.third_bit >= 0) {
+    PackPlane<1>(codes, count, 2, place.third_bit + first, slot);
+  }
+}
+
+}  // namespace kvasir::kernels

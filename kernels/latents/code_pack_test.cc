@@ -1,0 +1,123 @@
+#include "kernels/latents/code_pack.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace kvasir::kernels {
+namespace {
+
+struct Group {
+  explicit Group(const std::vector<std::pair<int64_t, int>>& widths_and_bits) {
+    for (const auto& [width, bits] : widths_and_bits) {
+      runs.push_back({view.width, width, bits});
+      view.width += width;
+    }
+    view.runs = runs.data();
+    view.num_runs = static_cast<int64_t>(runs.size());
+  }
+  size_t bytes() const {
+    return static_cast<size_t>(CodesBytes(LatentPart(), view));
+  }
+  std::vector<CodeRun> runs;
+  LatentGroup view;
+};
+
+std::vector<Group> Groups() {
+  std::vector<Group> groups;
+  for (const int bits : {1, 2, 3, 4, 8}) {
+    for (const int64_t width : {1, 7, 8, 24, 96, 160, 300}) {
+      groups.emplace_back(Group({{width, bits}}));
+    }
+  }
+  groups.emplace_back(Group({{6, 8}, {6, 4}, {6, 4}, {6, 3}, {6, 2}, {6, 1}}));
+  groups.emplace_back(Group({{3, 1}, {5, 3}, {7, 2}, {1, 8}, {9, 4}, {11, 3}}));
+  groups.emplace_back(Group({{129, 3}, {77, 4}, {19, 1}, {41, 3}, {53, 2}}));
+  return groups;
+}
+
+std::vector<uint8_t> RandomCodes(const Group& group) {
+  std::mt19937 engine(static_cast<uint32_t>(group.view.width));
+  std::vector<uint8_t> codes;
+  for (const CodeRun& run : group.runs) {
+    for (int64_t i = 0; i < run.width; ++i) {
+      codes.push_back(static_cast<uint8_t>(engine() % (1u << run.bits)));
+    }
+  }
+  return codes;
+}
+
+TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
+  for (const Group& group : Groups()) {
+    const std::vector<uint8_t> codes = RandomCodes(group);
+    std::vector<bool> stream;
+    // Bits [first, first + count) of every code of these widths.
+    const auto append = [&](std::vector<int> widths, auto first, int count) {
+      for (const CodeRun& run : group.runs) {
+        if (std::find(widths.begin(), widths.end(), run.bits) == widths.end()) {
+          continue;
+        }
+        for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+          for (int bit = first(run.bits); bit < first(run.bits) + count;
+               ++bit) {
+            stream.push_back((codes[static_cast<size_t>(c)] >> bit) & 1);
+          }
+        }
+      }
+    };
+    const auto from_zero = [](int) { return 0; };
+    append({8}, from_zero, 8);
+    append({4}, from_zero, 4);
+    append({2, 3}, from_zero, 2);
+    append(
+        {1, 3}, [](int bits) { return bits == 3 ? 2 : 0; }, 1);
+    std::vector<uint8_t> expected((stream.size() + 7) / 8);
+    for (size_t bit = 0; bit < stream.size(); ++bit) {
+      expected[bit / 8] =
+          static_cast<uint8_t>(expected[bit / 8] | stream[bit] << (bit % 8));
+    }
+    std::vector<uint8_t> packed(group.bytes(), 0x5a);
+    PackCodes(group.view, codes.data(), packed.data());
+    EXPECT_EQ(expected, packed);
+    std::vector<uint8_t> unpacked(codes.size(), 0xff);
+    UnpackCodes(group.view, packed.data(), unpacked.data());
+    EXPECT_EQ(codes, unpacked);
+  }
+}
+
+TEST(CodePackTest, EightAtATimeAreTheSameBytes) {
+  for (const Group& group : Groups()) {
+    const std::vector<uint8_t> codes = RandomCodes(group);
+    std::vector<uint8_t> expected(group.bytes());
+    PackCodes(group.view, codes.data(), expected.data());
+    for (const int64_t at_once : {300, 40, 8}) {
+      // What lies behind the slot is not touched.
+      std::vector<uint8_t> packed(group.bytes() + 8, 0);
+      std::fill(packed.end() - 8, packed.end(), uint8_t{0x5a});
+      CodeCursor cursor(group.view);
+      for (const CodeRun& run : group.runs) {
+        const CodePlace place = cursor.Next(run);
+        for (int64_t i = 0; i < run.width; i += at_once) {
+          WriteCodes(packed.data(), place, i, codes.data() + run.begin + i,
+                     std::min(at_once, run.width - i));
+        }
+      }
+      EXPECT_EQ(std::vector<uint8_t>(8, 0x5a),
+                std::vector<uint8_t>(packed.end() - 8, packed.end()));
+      packed.resize(group.bytes());
+      EXPECT_EQ(expected, packed);
+    }
+  }
+}
+
+TEST(CodePackTest, ThreeBitsTakeThree) {
+  EXPECT_EQ(36u, Group({{96, 3}}).bytes());
+  EXPECT_EQ(3u, Group({{7, 3}}).bytes());
+  EXPECT_EQ(1u, Group({{1, 1}}).bytes());
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

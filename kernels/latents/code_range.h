@@ -1,0 +1,83 @@
+// The range of a run of codes as it is stored, and the code of a number
+// (kv_append.h). C++17.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/device/dtype.h"
+
+namespace kvasir::kernels {
+
+// Finite numbers of a 16-bit type counted from zero, negative ones downwards:
+// neighbours differ by 1.
+inline int32_t OrderOf(uint16_t bits) {
+  const int32_t magnitude = bits & 0x7fff;
+  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
+}
+inline uint16_t BitsOfOrder(int32_t order) {
+  return static_cast<uint16_t>(order < 0 ? 0x8000 | -order : order);
+}
+
+// The greatest number of T that is not above x (kUp false), or the least that
+// is not below; but never an infinite one, and never -0.
+template <typename T, bool kUp>
+T RoundToSide(float x) {
+  constexpr int32_t kGreatest =
+      DTypeOf<T>::kValue == DType::kF16 ? 0x7bff : 0x7f7f;
+  const T nearest = FromFloat<T>(x);
+  int32_t order = OrderOf(nearest.bits);
+  if (kUp && ToFloat(nearest) < x) ++order;
+  if (!kUp && ToFloat(nearest) > x) --order;
+  order = order > kGreatest ? kGreatest : order;
+  order = order < -kGreatest ? -kGreatest : order;
+  return T{BitsOfOrder(order)};
+}
+template <>
+inline float RoundToSide<float, true>(float x) {
+  constexpr float kGreatest = std::numeric_limits<float>::max();
+  return (x > kGreatest ? kGreatest : x) + 0.0f;
+}
+template <>
+inline float RoundToSide<float, false>(float x) {
+  return x + 0.0f;
+}
+
+// Laid out as in a slot.
+template <typename T>
+struct StoredRange {
+  T scale;
+  T minimum;
+};
+
+// Of numbers from low to high, both finite.
+template <typename T>
+StoredRange<T> RangeOf(float low, float high, int bits) {
+  StoredRange<T> range;
+  range.minimum = RoundToSide<T, false>(low);
+  const float levels = static_cast<float>((1 << bits) - 1);
+  // Below 0 only where the minimum could not go down to `low`.
+  const float width = high - ToFloat(range.minimum);
+  range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
+  return range;
+}
+
+// What is not finite counts as 0; -0 becomes 0, so that the least of some
+// numbers does not depend on their order.
+inline float CountedAs(float x) { return std::isfinite(x) ? x + 0.0f : 0.0f; }
+
+// The code before rounding and clamping; scale > 0.
+inline float ExactCode(float x, float minimum, float scale) {
+  return (x - minimum) / scale;
+}
+// Whether static ranges clamp it: it is beyond what rounds to an end.
+inline bool IsClamped(float exact, float levels) {
+  return exact < -0.5f || exact >= levels + 0.5f;
+}
+inline unsigned RoundCode(float exact, float levels) {
+  const float below = exact < levels ? exact : levels;
+  return static_cast<unsigned>(std::nearbyint(below > 0.0f ? below : 0.0f));
+}
+
+}  // namespace kvasir::kernels

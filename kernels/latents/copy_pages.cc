@@ -1,0 +1,47 @@
+#include "kernels/latents/copy_pages.h"
+
+#include <cstring>
+
+#include "kernels/device/dispatch.h"
+#include "kernels/latents/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const CopyPagesParams&> kKernels = {
+    "copy_pages", &CopyPagesReference, &CopyPagesReference};
+
+}  // namespace
+
+void CopyPagesReference(const CopyPagesParams& params, CpuStream&) {
+  char* arena = static_cast<char*>(params.arena);
+  for (int64_t i = 0; i < params.num_pairs; ++i) {
+    const PagePair pair = params.pairs[i];
+    std::memcpy(arena + pair.to * params.page_bytes,
+                arena + pair.from * params.page_bytes,
+                static_cast<size_t>(params.page_bytes));
+  }
+}
+
+absl::Status CopyPages(Stream& stream, const CopyPagesParams& params,
+                       Workspace& workspace) {
+  if (params.page_bytes < 1) {
+    return Refuse(kKernels.op, "page_bytes", 1, params.page_bytes);
+  }
+  if (params.num_pairs < 0) {
+    return Refuse(kKernels.op, "pairs", 0, params.num_pairs);
+  }
+  if (workspace.counting()) return absl::OkStatus();
+  for (int64_t i = 0; i < params.num_pairs; ++i) {
+    const PagePair pair = params.pairs[i];
+    if (pair.from < 0 || pair.to < 0 || pair.from >= params.num_pages ||
+        pair.to >= params.num_pages || pair.from == pair.to) {
+      return absl::InvalidArgumentError(absl::StrCat("copy_pages: from page ",
+                                                     pair.from, " to ", pair.to,
+                                                     " of ", params.num_pages));
+    }
+  }
+  return Launch(kKernels, stream, params);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,52 @@
+// kv_append: writes new tokens' latents into their slots, as numbers or codes.
+// C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/latents/latent_view.h"
+
+namespace kvasir::kernels {
+
+// Token t goes to page slots[t] / P, slot slots[t] % P; without slots, to page
+// t / P, slot t % P. A negative slot is skipped. No two tokens of one launch
+// have the same slot.
+//
+// Numbers are rounded to the part's dtype (nearest, ties to even). Codes, in
+// float32 with IEEE division (docs/artifact.md, Codes), b bits, levels = 2^b-1:
+//   ranges in slots, per run: minimum = the least number rounded down to
+//     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
+//     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
+//     scale, 0, levels))
+//   static ranges: the same code from the channel's own range
+// A number that is not finite, or a range that param_dtype cannot hold, gives
+// some valid code and finite ranges: such a token spoils itself, nobody else.
+// What is not finite counts as 0 (numbers that are no codes stay what they
+// are); ranges end at the greatest finite number. No stored range has a -0.
+struct KvAppendPart {
+  const float* rows = nullptr;  // [T, sum of R'], rows row_stride apart
+  int64_t row_stride = 0;       // in elements
+  LatentPart part;
+  // The number of codes that static ranges clamp, (x - minimum) / scale beyond
+  // what rounds to an end (below -1/2, or levels + 1/2 and above), is added to
+  // it; null: not counted. Parts may share one.
+  int64_t* clamped = nullptr;
+};
+
+struct KvAppendParams {
+  const KvAppendPart* parts = nullptr;  // of both sides
+  int64_t num_parts = 0;
+  const int64_t* slots = nullptr;  // [T]: page * P + slot in the page; or null
+  int64_t num_tokens = 0;          // T
+  int64_t page_tokens = 0;         // P
+};
+
+inline int64_t SlotOfToken(const KvAppendParams& params, int64_t token) {
+  return params.slots != nullptr ? params.slots[token] : token;
+}
+
+class CpuStream;
+void KvAppendReference(const KvAppendParams& params, CpuStream& stream);
+void KvAppendSimd(const KvAppendParams& params, CpuStream& stream);
+
+}  // namespace kvasir::kernels

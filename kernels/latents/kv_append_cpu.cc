@@ -1,0 +1,324 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "kernels/device/parallel.h"
+#include "kernels/device/stream.h"
+#include "kernels/latents/code_pack.h"
+#include "kernels/latents/code_range.h"
+#include "kernels/latents/kv_append.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/latents/kv_append_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+#ifndef KVASIR_KERNELS_KV_APPEND_ONCE_
+#define KVASIR_KERNELS_KV_APPEND_ONCE_
+namespace kvasir::kernels {
+
+// Codes of a run that are made, one per byte, before they are packed.
+inline constexpr int64_t kCodesAtOnce = 512;
+
+struct SlotAddresses {
+  char* codes;
+  char* params;
+};
+
+// The range of a run, and of channels that have their own [count].
+struct CodeRange {
+  float minimum;
+  float scale;
+  float levels;
+};
+struct StaticRanges {
+  const float* minimum;
+  const float* scale;
+  float levels;
+};
+
+}  // namespace kvasir::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+void StoreNumbers(const float* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+}
+
+void StoreNumbers(const float* from, int64_t count, Bf16* to) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::RebindToUnsigned<Floats> d32;
+  const hn::Rebind<uint16_t, Floats> d16;
+  const hn::RebindToSigned<Floats> di32;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    const Vec number = LoadFloats(from + i);
+    const auto bits = hn::BitCast(d32, number);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1u));
+    const auto rounded =
+        hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fffu))));
+    const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(d32, 0x40u));
+    const auto chosen =
+        hn::IfThenElse(hn::RebindMask(d32, hn::IsNaN(number)), quiet, rounded);
+    // Values fit into 16 bits, so the saturating narrowing keeps them.
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di32, chosen)), d16,
+               reinterpret_cast<uint16_t*>(to) + i);
+  }
+#endif
+  for (; i < count; ++i) to[i] = ToBf16(from[i]);
+}
+
+void StoreNumbers(const float* from, int64_t count, F16* to) {
+  int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  const hn::Rebind<hwy::float16_t, Floats> d16;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    hn::StoreU(hn::DemoteTo(d16, LoadFloats(from + i)), d16,
+               reinterpret_cast<hwy::float16_t*>(to) + i);
+  }
+#endif
+  for (; i < count; ++i) to[i] = ToF16(from[i]);
+}
+
+void AppendNumbers(DType dtype, const float* from, int64_t count, char* to) {
+  switch (dtype) {
+    case DType::kF32:
+      return StoreNumbers(from, count, reinterpret_cast<float*>(to));
+    case DType::kF16:
+      return StoreNumbers(from, count, reinterpret_cast<F16*>(to));
+    case DType::kBf16:
+      return StoreNumbers(from, count, reinterpret_cast<Bf16*>(to));
+  }
+}
+
+HWY_INLINE Vec LoadCounted(const float* from) {
+  const Vec x = LoadFloats(from);
+  return hn::Add(hn::IfThenElseZero(hn::IsFinite(x), x), hn::Zero(kFloats));
+}
+
+// Lowest byte of each lane.
+HWY_INLINE void StoreBytes(Vec rounded, uint8_t* to) {
+  const hn::RebindToSigned<Floats> d32;
+  const hn::Rebind<uint8_t, Floats> d8;
+  const auto bits =
+      hn::And(hn::BitCast(d32, rounded), hn::Set(d32, int32_t{0xff}));
+  hn::StoreU(hn::DemoteTo(d8, bits), d8, to);
+}
+
+// RoundCode; the code is in the lowest byte: from 2^23 on, float32 has no
+// fraction.
+HWY_INLINE Vec RoundCodes(Vec exact, Vec levels) {
+  const Vec below = hn::IfThenElse(hn::Lt(exact, levels), exact, levels);
+  const Vec inside =
+      hn::IfThenElseZero(hn::Gt(below, hn::Zero(kFloats)), below);
+  return hn::Add(inside, Broadcast(8388608.0f));
+}
+
+template <typename T>
+StoredRange<T> RangeOfRun(const float* from, const CodeRun& run) {
+  float low = CountedAs(from[0]);
+  float high = low;
+  int64_t i = 0;
+  if (run.width >= kVecLanes) {
+    Vec lows = LoadCounted(from);
+    Vec highs = lows;
+    for (i = kVecLanes; i + kVecLanes <= run.width; i += kVecLanes) {
+      const Vec x = LoadCounted(from + i);
+      lows = hn::Min(lows, x);
+      highs = hn::Max(highs, x);
+    }
+    low = hn::GetLane(hn::MinOfLanes(kFloats, lows));
+    high = hn::GetLane(hn::MaxOfLanes(kFloats, highs));
+  }
+  for (; i < run.width; ++i) {
+    const float x = CountedAs(from[i]);
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+  }
+  return RangeOf<T>(low, high, run.bits);
+}
+
+void MakeCodes(const float* from, int64_t count, const CodeRange& range,
+               uint8_t* codes) {
+  if (!(range.scale > 0.0f)) {
+    std::memset(codes, 0, static_cast<size_t>(count));
+    return;
+  }
+  const Vec levels = Broadcast(range.levels);
+  const Vec minimum = Broadcast(range.minimum);
+  const Vec scale = Broadcast(range.scale);
+  int64_t i = 0;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    const Vec exact = hn::Div(hn::Sub(LoadCounted(from + i), minimum), scale);
+    StoreBytes(RoundCodes(exact, levels), codes + i);
+  }
+  for (; i < count; ++i) {
+    codes[i] = static_cast<uint8_t>(
+        RoundCode(ExactCode(CountedAs(from[i]), range.minimum, range.scale),
+                  range.levels));
+  }
+}
+
+// Returns how many were clamped.
+int64_t MakeStaticCodes(const float* from, int64_t count,
+                        const StaticRanges& ranges, uint8_t* codes) {
+  const Vec levels = Broadcast(ranges.levels);
+  const Vec least = Broadcast(-0.5f);
+  const Vec most = Broadcast(ranges.levels + 0.5f);
+  int64_t clamped = 0;
+  int64_t i = 0;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    const Vec scale = LoadFloats(ranges.scale + i);
+    const Vec exact = hn::Div(
+        hn::Sub(LoadCounted(from + i), LoadFloats(ranges.minimum + i)), scale);
+    const auto coded = hn::Gt(scale, hn::Zero(kFloats));
+    const auto outside = hn::Or(hn::Lt(exact, least), hn::Ge(exact, most));
+    clamped +=
+        static_cast<int64_t>(hn::CountTrue(kFloats, hn::And(outside, coded)));
+    StoreBytes(hn::IfThenElseZero(coded, RoundCodes(exact, levels)), codes + i);
+  }
+  for (; i < count; ++i) {
+    codes[i] = 0;
+    if (!(ranges.scale[i] > 0.0f)) continue;
+    const float exact =
+        ExactCode(CountedAs(from[i]), ranges.minimum[i], ranges.scale[i]);
+    clamped += IsClamped(exact, ranges.levels) ? 1 : 0;
+    codes[i] = static_cast<uint8_t>(RoundCode(exact, ranges.levels));
+  }
+  return clamped;
+}
+
+// The codes of one run by make(first channel of the run, count, codes).
+template <typename Make>
+void WriteRun(const CodeRun& run, const CodePlace& place, uint8_t* slot,
+              const Make& make) {
+  HWY_ALIGN uint8_t codes[kCodesAtOnce];
+  for (int64_t i = 0; i < run.width; i += kCodesAtOnce) {
+    const int64_t count = std::min(kCodesAtOnce, run.width - i);
+    make(i, count, codes);
+    WriteCodes(slot, place, i, codes, count);
+  }
+}
+
+template <typename T>
+void AppendOwnRanges(const LatentGroup& group, const float* from,
+                     CodeCursor cursor, const SlotAddresses& slot) {
+  auto* bytes = reinterpret_cast<uint8_t*>(slot.codes);
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    const StoredRange<T> stored = RangeOfRun<T>(from + run.begin, run);
+    std::memcpy(slot.params + r * static_cast<int64_t>(sizeof(stored)), &stored,
+                sizeof(stored));
+    const CodeRange range = {ToFloat(stored.minimum), ToFloat(stored.scale),
+                             static_cast<float>((1 << run.bits) - 1)};
+    WriteRun(run, cursor.Next(run), bytes,
+             [&](int64_t i, int64_t count, uint8_t* codes) {
+               MakeCodes(from + run.begin + i, count, range, codes);
+             });
+  }
+}
+
+int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
+                           const float* from, CodeCursor cursor,
+                           const SlotAddresses& slot) {
+  auto* bytes = reinterpret_cast<uint8_t*>(slot.codes);
+  int64_t clamped = 0;
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    const float levels = static_cast<float>((1 << run.bits) - 1);
+    WriteRun(run, cursor.Next(run), bytes,
+             [&](int64_t i, int64_t count, uint8_t* codes) {
+               const int64_t channel = run.begin + i;
+               const StaticRanges ranges = {
+                   part.static_minimum + group.column + channel,
+                   part.static_scale + group.column + channel, levels};
+               clamped += MakeStaticCodes(from + channel, count, ranges, codes);
+             });
+  }
+  return clamped;
+}
+
+int64_t AppendCodes(const LatentPart& part, const LatentGroup& group,
+                    const float* from, const CodeCursor& cursor,
+                    const SlotAddresses& slot) {
+  if (part.static_scale != nullptr) {
+    return AppendStaticRanges(part, group, from, cursor, slot);
+  }
+  switch (part.param_dtype) {
+    case DType::kF32:
+      AppendOwnRanges<float>(group, from, cursor, slot);
+      break;
+    case DType::kF16:
+      AppendOwnRanges<F16>(group, from, cursor, slot);
+      break;
+    case DType::kBf16:
+      AppendOwnRanges<Bf16>(group, from, cursor, slot);
+  }
+  return 0;
+}
+
+// Returns how many codes of these rows were clamped.
+int64_t AppendRows(const KvAppendParams& params, const KvAppendPart& side,
+                   int64_t begin, int64_t end) {
+  const LatentPart& part = side.part;
+  int64_t clamped = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) {
+    const LatentGroup& group = part.groups[g];
+    const CodeCursor cursor(group);
+    const auto codes_bytes = static_cast<size_t>(CodesBytes(part, group));
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t to = SlotOfToken(params, t);
+      if (to < 0) continue;
+      const int64_t page = to / params.page_tokens;
+      const int64_t in_page = to % params.page_tokens;
+      const float* from = side.rows + t * side.row_stride + group.column;
+      const SlotAddresses slot = {CodesAddress(part, group, page, in_page),
+                                  ParamsAddress(part, group, page, in_page)};
+      if (group.num_runs == 0) {
+        AppendNumbers(part.dtype, from, group.width, slot.codes);
+        continue;
+      }
+      std::memset(slot.codes, 0, codes_bytes);
+      clamped += AppendCodes(part, group, from, cursor, slot);
+    }
+  }
+  return clamped;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+HWY_EXPORT(AppendRows);
+}  // namespace
+
+void KvAppendSimd(const KvAppendParams& params, CpuStream& stream) {
+  int64_t numbers = 0;
+  for (int64_t p = 0; p < params.num_parts; ++p) {
+    numbers += RowWidth(params.parts[p].part);
+  }
+  ForRows(stream, params.num_tokens, numbers,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            for (int64_t p = 0; p < params.num_parts; ++p) {
+              const KvAppendPart& side = params.parts[p];
+              const int64_t clamped =
+                  HWY_DYNAMIC_DISPATCH(AppendRows)(params, side, begin, end);
+              if (side.clamped == nullptr || clamped == 0) continue;
+              // A sum of integers: the same in any order.
+              std::atomic_ref<int64_t>(*side.clamped)
+                  .fetch_add(clamped, std::memory_order_relaxed);
+            }
+          });
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,127 @@
+#include <cstring>
+#include <vector>
+
+#include "kernels/device/stream.h"
+#include "kernels/latents/code_pack.h"
+#include "kernels/latents/code_range.h"
+#include "kernels/latents/kv_append.h"
+
+namespace kvasir::kernels {
+namespace {
+
+// One latent on its way into its slot.
+struct Latent {
+  const float* from;  // [R']
+  char* codes;
+  char* params;
+};
+
+void AppendNumbers(const LatentPart& part, const LatentGroup& group,
+                   const Latent& latent) {
+  VisitDType(part.dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t c = 0; c < group.width; ++c) {
+      const T number = FromFloat<T>(latent.from[c]);
+      std::memcpy(latent.codes + c * static_cast<int64_t>(sizeof(T)), &number,
+                  sizeof(T));
+    }
+  });
+}
+
+template <typename T>
+StoredRange<T> RangeOfRun(const CodeRun& run, const float* from) {
+  float low = CountedAs(from[run.begin]);
+  float high = low;
+  for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+    const float x = CountedAs(from[c]);
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+  }
+  return RangeOf<T>(low, high, run.bits);
+}
+
+void AppendOwnRanges(const LatentPart& part, const LatentGroup& group,
+                     const Latent& latent, uint8_t* codes) {
+  VisitDType(part.param_dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodeRun& run = group.runs[r];
+      const StoredRange<T> range = RangeOfRun<T>(run, latent.from);
+      std::memcpy(latent.params + r * static_cast<int64_t>(sizeof(range)),
+                  &range, sizeof(range));
+      const float scale = ToFloat(range.scale);
+      const auto levels = static_cast<float>((1 << run.bits) - 1);
+      for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+        const float x = CountedAs(latent.from[c]);
+        codes[c] =
+            scale > 0.0f
+                ? static_cast<uint8_t>(RoundCode(
+                      ExactCode(x, ToFloat(range.minimum), scale), levels))
+                : uint8_t{0};
+      }
+    }
+  });
+}
+
+// Returns how many codes were clamped.
+int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
+                           const Latent& latent, uint8_t* codes) {
+  int64_t clamped = 0;
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    const auto levels = static_cast<float>((1 << run.bits) - 1);
+    for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+      const float scale = part.static_scale[group.column + c];
+      codes[c] = 0;
+      if (!(scale > 0.0f)) continue;
+      const float exact =
+          ExactCode(CountedAs(latent.from[c]),
+                    part.static_minimum[group.column + c], scale);
+      clamped += IsClamped(exact, levels) ? 1 : 0;
+      codes[c] = static_cast<uint8_t>(RoundCode(exact, levels));
+    }
+  }
+  return clamped;
+}
+
+int64_t AppendLatent(const LatentPart& part, const LatentGroup& group,
+                     const Latent& latent) {
+  if (group.num_runs == 0) {
+    AppendNumbers(part, group, latent);
+    return 0;
+  }
+  std::vector<uint8_t> codes(static_cast<size_t>(group.width));
+  int64_t clamped = 0;
+  if (part.static_scale == nullptr) {
+    AppendOwnRanges(part, group, latent, codes.data());
+  } else {
+    clamped = AppendStaticRanges(part, group, latent, codes.data());
+  }
+  PackCodes(group, codes.data(), reinterpret_cast<uint8_t*>(latent.codes));
+  return clamped;
+}
+
+}  // namespace
+
+void KvAppendReference(const KvAppendParams& params, CpuStream&) {
+  for (int64_t p = 0; p < params.num_parts; ++p) {
+    const KvAppendPart& side = params.parts[p];
+    int64_t clamped = 0;
+    for (int64_t t = 0; t < params.num_tokens; ++t) {
+      const int64_t to = SlotOfToken(params, t);
+      if (to < 0) continue;
+      const int64_t page = to / params.page_tokens;
+      const int64_t slot = to % params.page_tokens;
+      for (int64_t g = 0; g < side.part.num_groups; ++g) {
+        const LatentGroup& group = side.part.groups[g];
+        clamped += AppendLatent(side.part, group,
+                                {side.rows + t * side.row_stride + group.column,
+                                 CodesAddress(side.part, group, page, slot),
+                                 ParamsAddress(side.part, group, page, slot)});
+      }
+    }
+    if (side.clamped != nullptr) *side.clamped += clamped;
+  }
+}
+
+}  // namespace kvasir::kernels

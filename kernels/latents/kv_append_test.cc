@@ -1,0 +1,595 @@
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/latents/code_pack.h"
+#include "kernels/latents/ops.h"
+#include "kernels/testing/op_test_util.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::kernels {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kUntouched = '\x55';
+
+// What a test wants of a group: its width and, if it has codes, their runs.
+struct GroupShape {
+  int64_t width = 0;
+  std::vector<CodeRun> runs;
+};
+
+GroupShape Coded(const std::vector<std::pair<int64_t, int>>& widths_and_bits) {
+  GroupShape shape;
+  for (const auto& [width, bits] : widths_and_bits) {
+    shape.runs.push_back({shape.width, width, bits});
+    shape.width += width;
+  }
+  return shape;
+}
+
+// A part whose regions lie apart, in memory of a known byte.
+class Part {
+ public:
+  Part(std::vector<GroupShape> shapes, DType dtype, int64_t page_tokens,
+       bool static_ranges = false)
+      : shapes_(std::move(shapes)), page_tokens_(page_tokens) {
+    constexpr int64_t kGap = 8;
+    view.dtype = dtype;
+    view.param_dtype = dtype;
+    int64_t column = 0;
+    int64_t offset = 16;
+    for (const GroupShape& shape : shapes_) {
+      LatentGroup group;
+      group.width = shape.width;
+      group.column = column;
+      group.runs = shape.runs.data();
+      group.num_runs = static_cast<int64_t>(shape.runs.size());
+      const float* no_scale = nullptr;
+      static constexpr float kAny = 0.0f;
+      view.static_scale = static_ranges ? &kAny : no_scale;
+      // A stride that is just the bytes where they have no alignment.
+      const int64_t codes_bytes = CodesBytes(view, group);
+      group.codes_offset_bytes = offset;
+      group.codes_stride_bytes =
+          group.num_runs > 0 ? codes_bytes : codes_bytes + kGap;
+      offset += page_tokens * group.codes_stride_bytes;
+      offset = (offset + 3) / 4 * 4 + kGap;
+      group.params_offset_bytes = offset;
+      group.params_stride_bytes = ParamsBytes(view, group) + kGap;
+      offset += page_tokens * group.params_stride_bytes + kGap;
+      groups_.push_back(group);
+      column += shape.width;
+    }
+    view.groups = groups_.data();
+    view.num_groups = static_cast<int64_t>(groups_.size());
+    view.page_bytes = offset;
+    minimum_ = RandomFloats(column, 90, 0.3f);
+    scale_ = RandomFloats(column, 91, 0.3f);
+    for (float& scale : scale_) scale = std::abs(scale);
+    scale_[0] = 0.0f;
+    view.static_scale = static_ranges ? scale_.data() : nullptr;
+    view.static_minimum = static_ranges ? minimum_.data() : nullptr;
+  }
+  Part(const Part&) = delete;
+
+  // Arena of `pages` pages of the known byte.
+  std::vector<char> Memory(int64_t pages) {
+    return std::vector<char>(static_cast<size_t>(pages * view.page_bytes),
+                             kUntouched);
+  }
+  // Puts the known byte back wherever slot `slot` may have written.
+  void Erase(int64_t slot, std::vector<char>* memory) {
+    view.arena = memory->data();
+    for (const LatentGroup& group : groups_) {
+      const int64_t page = slot / page_tokens_;
+      const int64_t in_page = slot % page_tokens_;
+      std::fill_n(CodesAddress(view, group, page, in_page),
+                  CodesBytes(view, group), kUntouched);
+      std::fill_n(ParamsAddress(view, group, page, in_page),
+                  ParamsBytes(view, group), kUntouched);
+    }
+  }
+
+  LatentPart view;
+
+ private:
+  const std::vector<GroupShape> shapes_;
+  const int64_t page_tokens_;
+  std::vector<LatentGroup> groups_;
+  std::vector<float> minimum_;
+  std::vector<float> scale_;
+};
+
+// Appends rows to memory of `part`, and returns how many codes were clamped.
+struct Rows {
+  std::vector<float> numbers;
+  int64_t stride = 0;
+  std::vector<int64_t> slots;
+  int64_t page_tokens = 0;
+};
+
+int64_t Append(TestStream& test, const Rows& rows, LatentPart part,
+               std::vector<char>* memory) {
+  part.arena = memory->data();
+  int64_t clamped = 0;
+  const KvAppendPart side = {rows.numbers.data(), rows.stride, part, &clamped};
+  KvAppendParams params;
+  params.parts = &side;
+  params.num_parts = 1;
+  params.slots = rows.slots.data();
+  params.num_tokens = static_cast<int64_t>(rows.slots.size());
+  params.page_tokens = rows.page_tokens;
+  KVASIR_EXPECT_OK(KvAppend(test.stream(), params, test.workspace()));
+  return clamped;
+}
+
+// What the reference writes; every target and any threads write the same.
+struct Written {
+  std::vector<char> memory;
+  int64_t clamped = 0;
+};
+
+Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
+  Written truth{part.Memory(pages)};
+  TestStream reference(1, CpuBackend::kReference, 0);
+  truth.clamped = Append(reference, rows, part.view, &truth.memory);
+  TestStream two(2, CpuBackend::kSimd, 0);
+  ForEachSimdTarget([&] {
+    Written got{part.Memory(pages)};
+    got.clamped = Append(two, rows, part.view, &got.memory);
+    EXPECT_TRUE(truth.memory == got.memory);
+    EXPECT_EQ(truth.clamped, got.clamped);
+  });
+  return truth;
+}
+
+Rows RandomRows(int64_t width, int64_t page_tokens) {
+  Rows rows;
+  rows.stride = width + 3;
+  rows.page_tokens = page_tokens;
+  rows.slots = {3, -1, 3 * page_tokens - 1, 2 * page_tokens, 0, 4};
+  rows.numbers =
+      RandomFloats(static_cast<int64_t>(rows.slots.size()) * rows.stride,
+                   static_cast<uint32_t>(width));
+  return rows;
+}
+
+template <typename T>
+float NumberAt(const char* address) {
+  T number;
+  std::memcpy(&number, address, sizeof(T));
+  return ToFloat(number);
+}
+
+float NumberAt(DType dtype, const char* address) {
+  return VisitDType(
+      dtype, [&](auto type) { return NumberAt<decltype(type)>(address); });
+}
+
+class KvAppendTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
+  Part part({{37, {}}, {24, {}}, {1, {}}}, GetParam(), 4);
+  Rows rows = RandomRows(62, 4);
+  rows.numbers[5] = std::numeric_limits<float>::quiet_NaN();
+  rows.numbers[6] = 1e-7f;  // subnormal as a half
+  rows.numbers[7] = -3e38f;
+  const int64_t pages = 3;
+  Written written = AppendOnAll(part, rows, pages);
+  part.view.arena = written.memory.data();
+  for (size_t t = 0; t < rows.slots.size(); ++t) {
+    const int64_t slot = rows.slots[t];
+    if (slot < 0) continue;
+    for (int64_t g = 0; g < part.view.num_groups; ++g) {
+      const LatentGroup& group = part.view.groups[g];
+      for (int64_t c = 0; c < group.width; ++c) {
+        const float x = rows.numbers[t * static_cast<size_t>(rows.stride) +
+                                     static_cast<size_t>(group.column + c)];
+        const float stored = NumberAt(
+            GetParam(), CodesAddress(part.view, group, slot / 4, slot % 4) +
+                            c * DTypeBytes(GetParam()));
+        const float want = VisitDType(GetParam(), [&](auto type) {
+          return ToFloat(FromFloat<decltype(type)>(x));
+        });
+        EXPECT_EQ(BitsOf(want), BitsOf(stored));
+      }
+    }
+    part.Erase(slot, &written.memory);
+  }
+  EXPECT_TRUE(written.memory == part.Memory(pages));
+}
+
+// Codes come back to half a step, in every page size; nothing but their slots
+// is written.
+void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
+  const int64_t pages = 3;
+  Written written = AppendOnAll(part, rows, pages);
+  part.view.arena = written.memory.data();
+  int64_t clamped = 0;
+  for (size_t t = 0; t < rows.slots.size(); ++t) {
+    const int64_t slot = rows.slots[t];
+    if (slot < 0) continue;
+    const int64_t page = slot / rows.page_tokens;
+    const int64_t in_page = slot % rows.page_tokens;
+    for (int64_t g = 0; g < part.view.num_groups; ++g) {
+      const LatentGroup& group = part.view.groups[g];
+      std::vector<uint8_t> codes(static_cast<size_t>(group.width));
+      UnpackCodes(group,
+                  reinterpret_cast<const uint8_t*>(
+                      CodesAddress(part.view, group, page, in_page)),
+                  codes.data());
+      const int64_t number = DTypeBytes(part.view.param_dtype);
+      const char* params = ParamsAddress(part.view, group, page, in_page);
+      for (int64_t r = 0; r < group.num_runs; ++r) {
+        const CodeRun& run = group.runs[r];
+        for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
+          const int64_t column = group.column + c;
+          const auto scale = static_cast<double>(
+              static_ranges
+                  ? part.view.static_scale[column]
+                  : NumberAt(part.view.param_dtype, params + 2 * r * number));
+          const auto minimum = static_cast<double>(
+              static_ranges ? part.view.static_minimum[column]
+                            : NumberAt(part.view.param_dtype,
+                                       params + (2 * r + 1) * number));
+          const double code = codes[static_cast<size_t>(c)];
+          const auto x = static_cast<double>(
+              rows.numbers[t * static_cast<size_t>(rows.stride) +
+                           static_cast<size_t>(column)]);
+          const double most = (1 << run.bits) - 1;
+          ASSERT_LE(code, most);
+          if (static_ranges && scale == 0.0) {
+            ASSERT_EQ(0.0, code);
+            continue;
+          }
+          const double exact = (x - minimum) / scale;
+          if (static_ranges && (exact < -0.5 || exact > most + 0.5)) {
+            ASSERT_EQ(exact < 0.0 ? 0.0 : most, code);
+            ++clamped;
+            continue;
+          }
+          ASSERT_NEAR(x, code * scale + minimum, 0.5001 * scale + 1e-6);
+        }
+      }
+    }
+    part.Erase(slot, &written.memory);
+  }
+  EXPECT_EQ(clamped, written.clamped);
+  EXPECT_TRUE(written.memory == part.Memory(pages));
+}
+
+TEST_P(KvAppendTest, CodesComeBackToHalfAStep) {
+  for (const int bits : {1, 2, 3, 4, 8}) {
+    for (const int64_t page_tokens : {16, 32, 64}) {
+      Part part({Coded({{1, bits}}), Coded({{7, bits}, {24, bits}}),
+                 Coded({{96, bits}}), Coded({{160, bits}, {300, bits}})},
+                GetParam(), page_tokens);
+      ExpectCodesOf(part, RandomRows(588, page_tokens), false);
+    }
+  }
+}
+
+TEST_P(KvAppendTest, RunsOfManyWidthsShareASlot) {
+  for (const bool static_ranges : {false, true}) {
+    Part part({Coded({{24, 8}, {24, 4}, {24, 4}, {24, 3}, {24, 2}, {24, 1}}),
+               Coded({{3, 1}, {5, 3}, {7, 2}, {1, 8}, {9, 4}, {600, 3}}),
+               Coded({{700, 4}, {3, 3}, {41, 3}, {53, 2}, {19, 1}})},
+              GetParam(), 16, static_ranges);
+    ExpectCodesOf(part, RandomRows(144 + 625 + 816, 16), static_ranges);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, KvAppendTest,
+                         ::testing::Values(DType::kF32, DType::kF16,
+                                           DType::kBf16));
+
+TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
+  Part part({Coded({{64, 4}, {7, 1}})}, DType::kF16, 16, true);
+  Rows rows;
+  rows.stride = 71;
+  rows.page_tokens = 16;
+  for (int64_t t = 0; t < 500; ++t) rows.slots.push_back(t);
+  rows.numbers = RandomFloats(500 * 71, 3, 2.0f);
+  EXPECT_GT(AppendOnAll(part, rows, 32).clamped, 500);
+}
+
+TEST(KvAppendThreadsTest, RowsOfAnyThreadAreTheSame) {
+  // More numbers than one thread keeps for itself.
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
+              16);
+    Rows rows;
+    rows.stride = 317;
+    rows.page_tokens = 16;
+    for (int64_t t = 0; t < 80; ++t) rows.slots.push_back(79 - t);
+    rows.numbers = RandomFloats(80 * 317, 17);
+    AppendOnAll(part, rows, 5);
+  }
+}
+
+TEST(KvAppendEmptyTest, WithoutTokensNothingIsWritten) {
+  Part part({Coded({{24, 4}}), {8, {}}}, DType::kF16, 4);
+  Rows rows;
+  rows.stride = 32;
+  rows.page_tokens = 4;
+  EXPECT_TRUE(AppendOnAll(part, rows, 2).memory == part.Memory(2));
+  rows.slots = {-1, -7, -1};
+  rows.numbers = RandomFloats(3 * 32, 5);
+  EXPECT_TRUE(AppendOnAll(part, rows, 2).memory == part.Memory(2));
+}
+
+TEST(KvAppendStaticTest, PartsMayShareACountOfClampedCodes) {
+  Part first({Coded({{64, 4}})}, DType::kF16, 16, true);
+  Part second({Coded({{31, 2}, {40, 8}})}, DType::kF16, 16, true);
+  Rows rows;
+  rows.stride = 71;
+  rows.page_tokens = 16;
+  for (int64_t t = 0; t < 300; ++t) rows.slots.push_back(t);
+  rows.numbers = RandomFloats(300 * 71, 6, 2.0f);
+  const int64_t alone = AppendOnAll(first, rows, 19).clamped;
+  const int64_t other = AppendOnAll(second, rows, 19).clamped;
+  ASSERT_GT(alone, 0);
+  ASSERT_GT(other, 0);
+  std::vector<char> first_memory = first.Memory(19);
+  std::vector<char> second_memory = second.Memory(19);
+  first.view.arena = first_memory.data();
+  second.view.arena = second_memory.data();
+  TestStream four(4, CpuBackend::kSimd, 0);
+  TestStream reference(1, CpuBackend::kReference, 0);
+  for (TestStream* test : {&reference, &four}) {
+    int64_t clamped = 5;
+    const KvAppendPart sides[] = {
+        {rows.numbers.data(), rows.stride, first.view, &clamped},
+        {rows.numbers.data(), rows.stride, second.view, &clamped}};
+    KvAppendParams params;
+    params.parts = sides;
+    params.num_parts = 2;
+    params.slots = rows.slots.data();
+    params.num_tokens = 300;
+    params.page_tokens = 16;
+    KVASIR_EXPECT_OK(KvAppend(test->stream(), params, test->workspace()));
+    EXPECT_EQ(5 + alone + other, clamped);
+  }
+}
+
+// A range that the type cannot hold, and numbers that are none.
+TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float greatest = std::numeric_limits<float>::max();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::vector<float>> kinds = {
+      {nan, nan},           {infinity, -infinity},
+      {nan, 1.0f},          {greatest, -greatest},
+      {70000.0f, 70001.0f}, {-70000.0f, -70001.0f},
+      {65510.0f, 65510.0f}, {-65510.0f, -2.0f},
+      {1e-45f, -1e-45f},    {-0.0f, 0.0f},
+      {0.0f, -0.0f}};
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    for (const bool static_ranges : {false, true}) {
+      for (const std::vector<float>& kind : kinds) {
+        Part part({Coded({{21, 4}, {20, 3}})}, dtype, 4, static_ranges);
+        Rows rows = RandomRows(41, 4);
+        for (size_t c = 0; c < 41; ++c) {
+          rows.numbers[c] = kind[c * c / 3 % 2];
+        }
+        Written spoilt = AppendOnAll(part, rows, 3);
+        for (int64_t r = 0; r < (static_ranges ? 0 : 4); ++r) {
+          const LatentGroup& group = part.view.groups[0];
+          part.view.arena = spoilt.memory.data();
+          const float range = NumberAt(
+              dtype, ParamsAddress(part.view, group, 0, rows.slots[0]) +
+                         r * DTypeBytes(dtype));
+          EXPECT_TRUE(std::isfinite(range));
+          EXPECT_FALSE(range == 0.0f && std::signbit(range));
+          if (r % 2 == 0) {
+            EXPECT_GE(range, 0.0f);
+          }
+        }
+        // The others have what they would have without it.
+        rows.slots[0] = -1;
+        Written others = AppendOnAll(part, rows, 3);
+        part.Erase(3, &spoilt.memory);
+        EXPECT_TRUE(spoilt.memory == others.memory);
+      }
+    }
+  }
+}
+
+// Bytes of numbers, in hexadecimal digits.
+template <typename Number>
+std::vector<Number> FromHex(const std::string& digits) {
+  std::vector<uint8_t> bytes;
+  for (size_t i = 0; i < digits.size(); i += 2) {
+    bytes.push_back(
+        static_cast<uint8_t>(std::stoul(digits.substr(i, 2), nullptr, 16)));
+  }
+  std::vector<Number> numbers(bytes.size() / sizeof(Number));
+  std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  return numbers;
+}
+
+DType DTypeNamed(const std::string& name) {
+  return name == "F32"   ? DType::kF32
+         : name == "F16" ? DType::kF16
+                         : DType::kBf16;
+}
+
+class KvAppendGoldenTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* source = std::getenv("KVASIR_SOURCE_DIR");
+    ASSERT_NE(nullptr, source);
+    std::ifstream file(std::string(source) +
+                       "/tests/golden/codes/latents.json");
+    ASSERT_TRUE(file.good());
+    golden_ = json::parse(file);
+    for (const auto& row : golden_["latents"]) {
+      latents_.push_back(FromHex<float>(row));
+    }
+    minimum_ = FromHex<float>(golden_["static_minimum"][0]);
+    scale_ = FromHex<float>(golden_["static_scale"][0]);
+  }
+
+  // The first `width` channels of all rows.
+  Rows RowsOf(int64_t width) const {
+    Rows rows;
+    rows.stride = width;
+    rows.page_tokens = 4;
+    for (const std::vector<float>& row : latents_) {
+      rows.numbers.insert(rows.numbers.end(), row.begin(), row.begin() + width);
+      rows.slots.push_back(static_cast<int64_t>(rows.slots.size()));
+    }
+    return rows;
+  }
+
+  void Compare(const json& want) {
+    GroupShape shape;
+    for (const auto& run : want["runs"]) {
+      shape.runs.push_back({run[0], run[1], run[2]});
+      shape.width = shape.runs.back().begin + shape.runs.back().width;
+    }
+    const bool is_static = !want.contains("param_dtype");
+    Part part({shape},
+              is_static ? DType::kF32 : DTypeNamed(want["param_dtype"]), 4,
+              is_static);
+    if (is_static) {
+      part.view.static_minimum = minimum_.data();
+      part.view.static_scale = scale_.data();
+    }
+    const Rows rows = RowsOf(shape.width);
+    Written written =
+        AppendOnAll(part, rows, static_cast<int64_t>(rows.slots.size()) / 4);
+    part.view.arena = written.memory.data();
+    if (is_static) {
+      EXPECT_EQ(want["clamped"], written.clamped);
+    }
+    for (size_t t = 0; t < rows.slots.size(); ++t) {
+      CompareSlot(want, part, rows.slots[t]);
+    }
+  }
+
+  static void CompareSlot(const json& want, const Part& part, int64_t slot) {
+    const LatentGroup& group = part.view.groups[0];
+    const auto row = static_cast<size_t>(slot);
+    std::vector<uint8_t> codes(static_cast<size_t>(group.width));
+    UnpackCodes(group,
+                reinterpret_cast<const uint8_t*>(
+                    CodesAddress(part.view, group, slot / 4, slot % 4)),
+                codes.data());
+    EXPECT_EQ(FromHex<uint8_t>(want["codes"][row]), codes);
+    if (part.view.static_scale != nullptr) return;
+    const auto scale = FromHex<float>(want["scale"][row]);
+    const auto minimum = FromHex<float>(want["minimum"][row]);
+    const char* params = ParamsAddress(part.view, group, slot / 4, slot % 4);
+    const DType dtype = part.view.param_dtype;
+    for (size_t r = 0; r < scale.size(); ++r) {
+      EXPECT_EQ(BitsOf(scale[r]), BitsOf(NumberAt(dtype, params)));
+      params += DTypeBytes(dtype);
+      EXPECT_EQ(BitsOf(minimum[r]), BitsOf(NumberAt(dtype, params)));
+      params += DTypeBytes(dtype);
+    }
+  }
+
+  json golden_;
+  std::vector<std::vector<float>> latents_;
+  std::vector<float> minimum_;
+  std::vector<float> scale_;
+};
+
+TEST_F(KvAppendGoldenTest, CodesAndRangesAreTheOraclesBitByBit) {
+  int64_t compared = 0;
+  for (const json& want : golden_["cases"]) {
+    if (!want.contains("runs")) continue;
+    SCOPED_TRACE(want["runs"].dump());
+    Compare(want);
+    ++compared;
+  }
+  EXPECT_EQ(22, compared);
+}
+
+TEST_F(KvAppendGoldenTest, NumbersAreTheOraclesBitByBit) {
+  int64_t compared = 0;
+  for (const json& want : golden_["cases"]) {
+    if (!want.contains("dtype")) continue;
+    const DType dtype = DTypeNamed(want["dtype"]);
+    const Rows rows = RowsOf(static_cast<int64_t>(latents_[0].size()));
+    Part part({{rows.stride, {}}}, dtype, 4);
+    Written written =
+        AppendOnAll(part, rows, static_cast<int64_t>(rows.slots.size()) / 4);
+    part.view.arena = written.memory.data();
+    for (size_t t = 0; t < rows.slots.size(); ++t) {
+      const auto values = FromHex<float>(want["values"][t]);
+      const char* stored = CodesAddress(part.view, part.view.groups[0],
+                                        rows.slots[t] / 4, rows.slots[t] % 4);
+      for (const float value : values) {
+        EXPECT_EQ(BitsOf(value), BitsOf(NumberAt(dtype, stored)));
+        stored += DTypeBytes(dtype);
+      }
+    }
+    ++compared;
+  }
+  EXPECT_EQ(3, compared);
+}
+
+TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
+  TestStream test;
+  const auto refuses = [&](const GroupShape& shape, int64_t stride_change,
+                           const char* why) {
+    Part part({shape}, DType::kBf16, 4);
+    std::vector<LatentGroup> group(part.view.groups, part.view.groups + 1);
+    group[0].codes_stride_bytes += stride_change;
+    part.view.groups = group.data();
+    const KvAppendPart side = {nullptr, 74, part.view, nullptr};
+    KvAppendParams params;
+    params.parts = &side;
+    params.num_parts = 1;
+    params.page_tokens = 4;
+    EXPECT_THAT(
+        KvAppend(test.stream(), params, test.workspace()),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
+  refuses(Coded({{9, 3}}), -1, "codes_stride_bytes: want at least 4, have 3");
+  refuses(Coded({{9, 5}}), 8, "run 0: want 1, 2, 3, 4 or 8 bits, have 5");
+  refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
+          "run 1: want channels from 4 on, have 4 from 5");
+  refuses({9, {{0, 4, 3}}}, 8, "runs of 4 channels in a latent of 9");
+  refuses(Coded({{9, 3}}), 999, "page_bytes: want at least ");
+  refuses({8, {}}, 1,
+          "codes_offset_bytes and codes_stride_bytes: want multiples of 2, "
+          "have 25");
+}
+
+TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {
+  TestStream test;
+  const auto refuses = [&](const LatentPart& view, const char* why) {
+    const KvAppendPart side = {nullptr, 74, view, nullptr};
+    KvAppendParams params;
+    params.parts = &side;
+    params.num_parts = 1;
+    params.page_tokens = 4;
+    EXPECT_THAT(
+        KvAppend(test.stream(), params, test.workspace()),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  Part coded({Coded({{9, 3}})}, DType::kBf16, 4, true);
+  LatentPart half = coded.view;
+  half.static_minimum = nullptr;
+  refuses(half, "static ranges: want scales and minima, or neither");
+  half = coded.view;
+  half.static_scale = nullptr;
+  refuses(half, "static ranges: want scales and minima, or neither");
+  Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
+  refuses(mixed.view, "group 1 has static ranges, but no codes");
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

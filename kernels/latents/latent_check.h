@@ -1,0 +1,18 @@
+// What every op that touches latents asks of a part before it reads a byte.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/latents/latent_view.h"
+
+namespace kvasir::kernels {
+
+// The contract of latent_view.h for pages of `page_tokens` slots: runs cover
+// their latent, static ranges have both halves and codes to belong to, slots do
+// not overlap and end inside their page. Looks at the tables alone.
+// Errors: INVALID_ARGUMENT that names op, group, value and limit.
+absl::Status CheckLatentPart(const char* op, const LatentPart& part,
+                             int64_t page_tokens);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,114 @@
+// How the cache's pages look to kernels: one part of one side (keys or values)
+// of one layer. C++17.
+//
+// What is cached of a token and a group of KV heads is a latent: a vector of
+// numbers, stored as numbers of one type or as codes of few bits. A dense cache
+// is the case of one group per KV head whose latent is the key or value itself.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/dtype.h"
+
+namespace kvasir::kernels {
+
+// Channels [begin, begin + width) of a latent that have codes of the same width
+// and, where ranges are a token's own, one scale and one minimum.
+struct CodeRun {
+  int64_t begin = 0;
+  int64_t width = 0;
+  int bits = 0;  // 1, 2, 3, 4 or 8
+};
+
+// The latent of one group. Bytes of slot s of page p begin at
+//   arena + p * page_bytes + codes_offset_bytes + s * codes_stride_bytes
+// and its ranges likewise. Offsets and strides of numbers are multiples of
+// their size.
+struct LatentGroup {
+  int64_t width = 0;  // numbers of the latent, R'
+  // Where the latent begins in a row of all latents of the part [sum of R'].
+  int64_t column = 0;
+  int64_t codes_offset_bytes = 0;
+  int64_t codes_stride_bytes = 0;
+  // Per token ranges: scale, minimum of run 0, scale, minimum of run 1, ...,
+  // numbers of the part's param_dtype.
+  int64_t params_offset_bytes = 0;
+  int64_t params_stride_bytes = 0;
+  // In channel order, together all channels; none: numbers of the part's dtype.
+  const CodeRun* runs = nullptr;
+  int64_t num_runs = 0;
+};
+
+// Codes of a slot. All 8-bit codes come first, then all 4-bit ones, then the
+// low two bits of 2- and 3-bit ones, then 1-bit codes and the third bits of
+// 3-bit ones; inside each of these four planes in channel order, one behind the
+// other in a stream of bits (the lowest bit of a byte first), without a gap
+// between planes. The last byte is filled up with zeros.
+// (So a code is found by shifts alone, whatever its width, and runs of a
+// multiple of 8 channels begin at whole bytes.)
+struct LatentPart {
+  void* arena = nullptr;  // [N, page_bytes]
+  int64_t page_bytes = 0;
+  const LatentGroup* groups = nullptr;  // [num_groups]
+  int64_t num_groups = 0;               // G
+  DType dtype = DType::kBf16;           // of numbers
+  DType param_dtype = DType::kF16;      // of ranges in slots
+  // Ranges that are the channel's own [sum of R']; null: in slots.
+  const float* static_scale = nullptr;
+  const float* static_minimum = nullptr;
+};
+
+inline char* CodesAddress(const LatentPart& part, const LatentGroup& group,
+                          int64_t page, int64_t slot) {
+  return static_cast<char*>(part.arena) + page * part.page_bytes +
+         group.codes_offset_bytes + slot * group.codes_stride_bytes;
+}
+inline char* ParamsAddress(const LatentPart& part, const LatentGroup& group,
+                           int64_t page, int64_t slot) {
+  return static_cast<char*>(part.arena) + page * part.page_bytes +
+         group.params_offset_bytes + slot * group.params_stride_bytes;
+}
+
+// Numbers of all latents of a part.
+inline int64_t RowWidth(const LatentPart& part) {
+  int64_t width = 0;
+  for (int64_t g = 0; g < part.num_groups; ++g) width += part.groups[g].width;
+  return width;
+}
+
+// Bits before each plane of a slot's codes, and of all codes: planes of 8, 4, 2
+// and 1 bits.
+struct CodePlanes {
+  int64_t begin_bits[4] = {0, 0, 0, 0};
+  int64_t total_bits = 0;
+};
+inline CodePlanes PlanesOf(const LatentGroup& group) {
+  constexpr int kPlaneBits[4] = {8, 4, 2, 1};
+  int64_t channels[4] = {0, 0, 0, 0};
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const CodeRun& run = group.runs[r];
+    for (int plane = 0; plane < 4; ++plane) {
+      if ((run.bits & kPlaneBits[plane]) != 0) channels[plane] += run.width;
+    }
+  }
+  CodePlanes planes;
+  for (int plane = 0; plane < 4; ++plane) {
+    planes.begin_bits[plane] = planes.total_bits;
+    planes.total_bits += channels[plane] * kPlaneBits[plane];
+  }
+  return planes;
+}
+
+// Bytes of a slot's codes, or numbers.
+inline int64_t CodesBytes(const LatentPart& part, const LatentGroup& group) {
+  return group.num_runs == 0 ? group.width * DTypeBytes(part.dtype)
+                             : (PlanesOf(group).total_bits + 7) / 8;
+}
+// Bytes of a slot's ranges.
+inline int64_t ParamsBytes(const LatentPart& part, const LatentGroup& group) {
+  return part.static_scale != nullptr
+             ? 0
+             : group.num_runs * 2 * DTypeBytes(part.param_dtype);
+}
+
+}  // namespace kvasir::kernels

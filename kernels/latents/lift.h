@@ -1,0 +1,70 @@
+// lift and complex_lift: what moves a latent's lift away from the cache, to the
+// query before attention or to what comes out behind it. C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/linear/matmul.h"
+#include "kernels/rowwise/rope.h"
+
+namespace kvasir::kernels {
+
+// Query head h takes the matrix A_j, [in, out], of its KV head
+// j = h / (Hq / Hkv): in = D, out = R' moves a key's lift to the query
+// (PackColumns packs `up` as it is stored), in = R', out = D applies a value's
+// (PackRows does). Groups of unlike ranks have matrices of unlike sizes.
+//   y[t, column_out[h] + n] = chain(t, h, n), where chain is
+//   acc = 0; for k = 0 .. in - 1:
+//     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)
+// in float32: the same bits for any number of rows, heads or threads.
+struct LiftParams {
+  const float* x = nullptr;                // [T, ...], rows x_row_stride apart
+  int64_t x_row_stride = 0;                // in elements
+  float* y = nullptr;                      // [T, ...], no column that is read
+  int64_t y_row_stride = 0;                // in elements
+  int64_t num_rows = 0;                    // T
+  int64_t num_heads = 0;                   // Hq
+  int64_t num_kv_heads = 0;                // Hkv, divides Hq
+  const PackedMatrix* matrices = nullptr;  // [Hkv]
+  const int64_t* column_in = nullptr;      // [Hq]
+  const int64_t* column_out = nullptr;     // [Hq]
+};
+
+// The complex channels of a KV head: channel c takes pair pairs[c] of the query
+// and multiplies it by the conjugate of u_c = up[0, c] + i up[1, c].
+struct ComplexChannels {
+  int64_t num_channels = 0;        // C
+  const int32_t* pairs = nullptr;  // [C], below num_pairs
+  const float* up = nullptr;       // [2, C]; null: u = 1, the pair as it is
+};
+
+// Of query head h, whose pair f is (a, b) where `pairing` says, and channel c
+// of its KV head, f = pairs[c]:
+//   re = fma(a, up[0, c], b * up[1, c]), im = fma(b, up[0, c], -(a * up[1, c]))
+// (a and b themselves without `up`), laid out as a head of C pairs (re, im):
+// kHalfSplit is C real parts, then C imaginary ones.
+struct ComplexLiftParams {
+  const float* x = nullptr;  // [T, ...], rows x_row_stride apart
+  int64_t x_row_stride = 0;  // in elements
+  float* y = nullptr;        // [T, ...], no column that is read
+  int64_t y_row_stride = 0;  // in elements
+  int64_t num_rows = 0;      // T
+  int64_t num_heads = 0;     // Hq
+  int64_t num_kv_heads = 0;  // Hkv, divides Hq
+  const ComplexChannels* channels = nullptr;  // [Hkv]
+  const int64_t* column_in = nullptr;         // [Hq]
+  const int64_t* column_out = nullptr;        // [Hq]
+  int64_t num_pairs = 0;                      // of a query head
+  RopePairing pairing = RopePairing::kHalfSplit;
+  RopePairing out_pairing = RopePairing::kHalfSplit;
+};
+
+class CpuStream;
+void LiftReference(const LiftParams& params, float* scratch, CpuStream& stream);
+void LiftSimd(const LiftParams& params, float* scratch, CpuStream& stream);
+// Floats of scratch that either takes for `threads` threads.
+int64_t LiftScratch(int threads);
+void ComplexLiftReference(const ComplexLiftParams& params, CpuStream& stream);
+void ComplexLiftSimd(const ComplexLiftParams& params, CpuStream& stream);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,36 @@
+#include "kernels/device/dispatch.h"
+#include "kernels/linear/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const MatmulParams&, float*> kKernels = {
+    "matmul", &MatmulReference, &MatmulSimd};
+
+}  // namespace
+
+absl::Status Matmul(Stream& stream, const MatmulParams& params,
+                    Workspace& workspace) {
+  const int64_t k = params.weight.k;
+  const int64_t n = params.weight.n;
+  if (params.num_rows < 0) {
+    return Refuse(kKernels.op, "rows", 0, params.num_rows);
+  }
+  if (k < 1) return Refuse(kKernels.op, "k", 1, k);
+  if (n < 1) return Refuse(kKernels.op, "n", 1, n);
+  if (params.x_row_stride < k) {
+    return Refuse(kKernels.op, "x_row_stride", k, params.x_row_stride);
+  }
+  if (params.y_row_stride < n) {
+    return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
+  }
+  Workspace::Scope scope(&workspace);
+  float* scratch =
+      workspace.Take<float>(MatmulScratch(params, ScratchThreads(stream)));
+  if (workspace.counting()) return absl::OkStatus();
+  if (!workspace.status().ok()) return workspace.status();
+  if (params.num_rows == 0) return absl::OkStatus();
+  return Launch(kKernels, stream, params, scratch);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,297 @@
+// Two ways through the weights, with the same chain per output element:
+//  - few rows: each thread streams its panels once, in the stored dtype;
+//  - many rows: a block of panels is turned into float32 in cache and used for
+//    all rows, the accumulators resting in y between blocks of k.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "kernels/device/stream.h"
+#include "kernels/linear/matmul.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/linear/matmul_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/linear/tile-inl.h"
+
+#ifndef KVASIR_KERNELS_MATMUL_CPU_ONCE_
+#define KVASIR_KERNELS_MATMUL_CPU_ONCE_
+namespace kvasir::kernels {
+
+// float32 block of the many-rows way: [panels][kBlockK][32]. 512 KiB, half of a
+// small second-level cache; the panel that is in use (32 KiB) streams through
+// the first level.
+inline constexpr int64_t kBlockK = 256;
+inline constexpr int64_t kBlockPanels = 16;
+// Rows of x beside it, densely: strides of a power of two would fall into few
+// cache sets.
+inline constexpr int64_t kMaxTileRows = 12;
+inline constexpr int64_t kScratchFloats =
+    kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
+    kMaxTileRows * kPanelColumns;
+
+// Up to here a panel is converted again for each tile of rows, which costs less
+// than waiting for a block before computing with it.
+inline constexpr int64_t kFewRows = 36;
+// k of a few-rows pass when a panel is used by several tiles: 32 KiB of it.
+inline constexpr int64_t kFewRowsBlockK = 512;
+
+// Few rows are soon done: small parts keep the last one short. With many, a
+// part's panels share one copy of the rows.
+inline constexpr int64_t kFewRowsPartsPerThread = 16;
+inline constexpr int64_t kManyRowsPartsPerThread = 4;
+// Multiply-adds below which waking other threads takes longer (microseconds).
+inline constexpr int64_t kWorthWaking = 100000;
+
+// The part of y that one thread computes at a time.
+struct MatmulPart {
+  int64_t panel_begin;
+  int64_t panel_end;
+  int64_t row_begin;
+  int64_t row_end;
+};
+
+}  // namespace kvasir::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Rows in tiles of nearly equal height.
+class RowTiles {
+ public:
+  RowTiles(int64_t begin, int64_t end)
+      : begin_(begin),
+        rows_(end - begin),
+        tiles_((rows_ + kTileRows - 1) / kTileRows) {}
+  int64_t count() const { return tiles_; }
+  int64_t begin(int64_t tile) const { return begin_ + rows_ * tile / tiles_; }
+  int height(int64_t tile) const {
+    return static_cast<int>(begin(tile + 1) - begin(tile));
+  }
+
+ private:
+  int64_t begin_;
+  int64_t rows_;
+  int64_t tiles_;
+};
+
+// One tile of y: rows from `row`, one panel, k from k_begin.
+struct TilePlace {
+  int64_t panel;
+  int64_t row;
+  int rows;
+  int64_t k_begin;
+  bool last;  // of the blocks of k: the bias is due
+};
+
+// Runs a tile whose last panel may be narrower than 32 columns: then through a
+// dense copy of its part of y.
+using TileFunction = void (*)(int rows, const TileArgs& args);
+
+void RunTileInto(TileFunction tile, const MatmulParams& params,
+                 const TilePlace& place, float* edge, TileArgs args) {
+  const int64_t first = place.panel * kPanelColumns;
+  const int64_t columns = std::min(kPanelColumns, params.weight.n - first);
+  float* y = params.y + place.row * params.y_row_stride + first;
+  args.accumulate = place.k_begin > 0;
+  args.bias =
+      place.last && params.bias != nullptr ? params.bias + first : nullptr;
+  if (columns == kPanelColumns) {
+    args.c = y;
+    args.c_stride = params.y_row_stride;
+    tile(place.rows, args);
+    return;
+  }
+  float bias[kPanelColumns] = {};
+  if (args.bias != nullptr) {
+    std::copy_n(args.bias, columns, bias);
+    args.bias = bias;
+  }
+  args.c = edge;
+  args.c_stride = kPanelColumns;
+  for (int r = 0; args.accumulate && r < place.rows; ++r) {
+    float* row = edge + r * kPanelColumns;
+    std::copy_n(y + r * params.y_row_stride, columns, row);
+    std::fill(row + columns, row + kPanelColumns, 0.0f);
+  }
+  tile(place.rows, args);
+  for (int r = 0; r < place.rows; ++r) {
+    std::copy_n(edge + r * kPanelColumns, columns, y + r * params.y_row_stride);
+  }
+}
+
+template <typename T>
+const T* PanelOf(const PackedMatrix& weight, int64_t panel) {
+  return static_cast<const T*>(weight.data) + panel * weight.k * kPanelColumns;
+}
+
+template <typename T>
+void FewRows(const MatmulParams& params, const MatmulPart& part, float* edge) {
+  const RowTiles tiles(part.row_begin, part.row_end);
+  const int64_t depth = params.weight.k;
+  const int64_t block = tiles.count() == 1 ? depth : kFewRowsBlockK;
+  for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
+    for (int64_t k = 0; k < depth; k += block) {
+      const int64_t k_end = std::min(depth, k + block);
+      TileArgs args = {};
+      args.depth = k_end - k;
+      args.a_stride = params.x_row_stride;
+      args.b = PanelOf<T>(params.weight, panel) + k * kPanelColumns;
+      args.b_stride = kPanelColumns;
+      for (int64_t tile = 0; tile < tiles.count(); ++tile) {
+        const int64_t row = tiles.begin(tile);
+        args.a = params.x + row * params.x_row_stride + k;
+        // Only the first tile waits for memory. A float32 line's neighbour
+        // comes along.
+        args.ahead = tile == 0
+                         ? static_cast<const char*>(args.b) + kPrefetchBytes
+                         : nullptr;
+        args.ahead_step = kPanelColumns * static_cast<int64_t>(sizeof(T));
+        const TilePlace place = {panel, row, tiles.height(tile), k,
+                                 k_end == depth};
+        RunTileInto(&RunTile<T>, params, place, edge, args);
+      }
+    }
+  }
+}
+
+template <typename T>
+void ConvertPanel(const T* from, int64_t depth, float* to) {
+  for (int64_t i = 0; i < depth * kPanelColumns; i += 2 * kVecLanes) {
+    hn::StoreU(LoadFloats(from + i), kFloats, to + i);
+    hn::StoreU(LoadFloats(from + i + kVecLanes), kFloats, to + i + kVecLanes);
+  }
+}
+
+// One block of panels and k, for all rows of the part.
+template <typename T>
+void ManyRowsBlock(const MatmulParams& params, const MatmulPart& part,
+                   int64_t k, float* scratch) {
+  const int64_t depth = std::min(kBlockK, params.weight.k - k);
+  float* block = scratch;
+  float* rows = block + kBlockK * kBlockPanels * kPanelColumns;
+  float* edge = rows + kBlockK * kMaxTileRows;
+  for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
+    ConvertPanel(PanelOf<T>(params.weight, panel) + k * kPanelColumns, depth,
+                 block + (panel - part.panel_begin) * kBlockK * kPanelColumns);
+  }
+  const RowTiles tiles(part.row_begin, part.row_end);
+  TileArgs args = {};
+  args.depth = depth;
+  args.a = rows;
+  static_assert(kBlockK == kPackedStride);
+  args.a_stride = kPackedStride;
+  args.b_stride = kPanelColumns;
+  for (int64_t tile = 0; tile < tiles.count(); ++tile) {
+    TilePlace place = {0, tiles.begin(tile), tiles.height(tile), k,
+                       k + depth == params.weight.k};
+    for (int r = 0; r < place.rows; ++r) {
+      std::memcpy(rows + r * kBlockK,
+                  params.x + (place.row + r) * params.x_row_stride + k,
+                  static_cast<size_t>(depth) * sizeof(float));
+    }
+    for (int64_t panel = part.panel_begin; panel < part.panel_end; ++panel) {
+      place.panel = panel;
+      args.b = block + (panel - part.panel_begin) * kBlockK * kPanelColumns;
+      RunTileInto(&RunPackedTile, params, place, edge, args);
+    }
+  }
+}
+
+template <typename T>
+void ManyRows(const MatmulParams& params, const MatmulPart& part,
+              float* scratch) {
+  for (int64_t panel = part.panel_begin; panel < part.panel_end;
+       panel += kBlockPanels) {
+    MatmulPart block = part;
+    block.panel_begin = panel;
+    block.panel_end = std::min(part.panel_end, panel + kBlockPanels);
+    for (int64_t k = 0; k < params.weight.k; k += kBlockK) {
+      ManyRowsBlock<T>(params, block, k, scratch);
+    }
+  }
+}
+
+template <typename T>
+void RunPartOf(const MatmulParams& params, const MatmulPart& part,
+               float* scratch) {
+  if (part.row_end - part.row_begin <= kFewRows) {
+    FewRows<T>(params, part, scratch);
+  } else {
+    ManyRows<T>(params, part, scratch);
+  }
+}
+
+void RunPart(const MatmulParams& params, const MatmulPart& part,
+             float* scratch) {
+  switch (params.weight.dtype) {
+    case DType::kF32:
+      return RunPartOf<float>(params, part, scratch);
+    case DType::kF16:
+      return RunPartOf<F16>(params, part, scratch);
+    case DType::kBf16:
+      return RunPartOf<Bf16>(params, part, scratch);
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+HWY_EXPORT(RunPart);
+}  // namespace
+
+int64_t MatmulScratch(const MatmulParams&, int threads) {
+  return kScratchFloats * threads;
+}
+
+void MatmulSimd(const MatmulParams& params, float* scratch, CpuStream& stream) {
+  // Parts are ranges of panels; of rows too where there are too few panels.
+  // There are more parts than threads, and threads take the next one when they
+  // are done: a thread that was late or was interrupted holds up nobody long.
+  const int64_t threads = stream.pool().num_threads();
+  const int64_t panels = params.weight.num_panels();
+  const int64_t row_parts =
+      std::clamp<int64_t>(threads / panels, 1,
+                          std::max<int64_t>(1, params.num_rows / kMaxTileRows));
+  const int64_t parts_per_thread = params.num_rows <= kFewRows
+                                       ? kFewRowsPartsPerThread
+                                       : kManyRowsPartsPerThread;
+  const int64_t panel_parts =
+      std::min(panels, threads == 1 ? 1 : parts_per_thread * threads);
+  const auto run_part = [&](int64_t index, int thread) {
+    const int64_t p = index % panel_parts;
+    const int64_t r = index / panel_parts;
+    const MatmulPart part = {
+        panels * p / panel_parts, panels * (p + 1) / panel_parts,
+        params.num_rows * r / row_parts, params.num_rows * (r + 1) / row_parts};
+    HWY_DYNAMIC_DISPATCH(RunPart)
+    (params, part, scratch + kScratchFloats * thread);
+  };
+  std::atomic<int64_t> next{0};
+  const auto run = [&](int thread) {
+    int64_t index;
+    while ((index = next.fetch_add(1, std::memory_order_relaxed)) <
+           panel_parts * row_parts) {
+      run_part(index, thread);
+    }
+  };
+  const int64_t work = params.num_rows * params.weight.k * params.weight.n;
+  if (work < kWorthWaking) {
+    run(0);
+  } else {
+    stream.pool().Run(run);
+  }
+  stream.AddWeightBytesRead(params.weight.bytes() * row_parts);
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

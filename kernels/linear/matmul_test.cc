@@ -1,0 +1,222 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/linear/ops.h"
+#include "kernels/linear/pack.h"
+#include "kernels/testing/op_test_util.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Weights as a checkpoint has them, [N, K], and packed.
+struct Weights {
+  Weights(int64_t k, int64_t n, DType dtype, uint32_t seed)
+      : rows(RandomFloats(n * k, seed), dtype),
+        packed(std::vector<float>(static_cast<size_t>((n + 31) / 32 * 32 * k),
+                                  kPoison),
+               dtype) {
+    view.k = k;
+    view.n = n;
+    view.dtype = dtype;
+    view.data = packed.data();
+    KVASIR_EXPECT_OK(PackRows(view, {rows.data(), n, k}, 0, packed.data()));
+    ZeroPadding(view, packed.data());
+  }
+  StoredArray rows;
+  StoredArray packed;
+  PackedMatrix view;
+};
+
+struct Case {
+  int64_t rows;
+  int64_t k;
+  int64_t n;
+  DType dtype;
+  bool bias;
+};
+
+// The definition, from the unpacked weights, by scalar std::fma.
+std::vector<float> Expected(const Case& c, Weights& weights,
+                            const std::vector<float>& x,
+                            const std::vector<float>& bias) {
+  std::vector<float> y(static_cast<size_t>(c.rows * c.n));
+  std::vector<float> w(static_cast<size_t>(c.n * c.k));
+  for (size_t i = 0; i < w.size(); ++i) {
+    w[i] = weights.rows.at(static_cast<int64_t>(i));
+  }
+  for (int64_t t = 0; t < c.rows; ++t) {
+    for (int64_t n = 0; n < c.n; ++n) {
+      float sum = 0.0f;
+      for (int64_t k = 0; k < c.k; ++k) {
+        sum = std::fma(x[static_cast<size_t>(t * c.k + k)],
+                       w[static_cast<size_t>(n * c.k + k)], sum);
+      }
+      if (c.bias) sum = sum + bias[static_cast<size_t>(n)];
+      y[static_cast<size_t>(t * c.n + n)] = sum;
+    }
+  }
+  return y;
+}
+
+std::vector<float> Multiply(TestStream& test, const Case& c,
+                            const Weights& weights, const std::vector<float>& x,
+                            const std::vector<float>& bias) {
+  std::vector<float> y(static_cast<size_t>(c.rows * c.n), kPoison);
+  MatmulParams params;
+  params.x = x.data();
+  params.x_row_stride = c.k;
+  params.num_rows = c.rows;
+  params.weight = weights.view;
+  params.bias = c.bias ? bias.data() : nullptr;
+  params.y = y.data();
+  params.y_row_stride = c.n;
+  KVASIR_EXPECT_OK(Matmul(test.stream(), params, test.workspace()));
+  return y;
+}
+
+class MatmulTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(MatmulTest, EqualsOneFmaChainPerElementBitByBit) {
+  const Case& c = GetParam();
+  Weights weights(c.k, c.n, c.dtype, 1);
+  const std::vector<float> x = RandomFloats(c.rows * c.k, 2);
+  const std::vector<float> bias = RandomFloats(c.n, 3);
+  const std::vector<float> expected = Expected(c, weights, x, bias);
+  TestStream reference(1, CpuBackend::kReference);
+  EXPECT_TRUE(SameBits(expected, Multiply(reference, c, weights, x, bias)));
+  TestStream one(1);
+  TestStream three(3);
+  ForEachSimdTarget([&] {
+    EXPECT_TRUE(SameBits(expected, Multiply(one, c, weights, x, bias)));
+    EXPECT_TRUE(SameBits(expected, Multiply(three, c, weights, x, bias)));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, MatmulTest,
+    ::testing::Values(Case{1, 1, 1, DType::kF32, false},
+                      Case{1, 64, 64, DType::kBf16, false},
+                      Case{2, 33, 31, DType::kF16, true},
+                      Case{5, 300, 70, DType::kBf16, true},
+                      Case{13, 520, 33, DType::kF32, true},
+                      Case{16, 1025, 96, DType::kBf16, false},
+                      Case{37, 257, 100, DType::kBf16, true},
+                      Case{50, 513, 130, DType::kF16, false},
+                      Case{100, 40, 544, DType::kF32, true}));
+
+// Finer than the table: rows of one product against the rows alone.
+TEST(MatmulRowsTest, RowsAreTheSameAloneAndTogether) {
+  const int64_t k = 270;
+  const int64_t n = 75;
+  Weights weights(k, n, DType::kBf16, 4);
+  const std::vector<float> x = RandomFloats(61 * k, 5);
+  TestStream test(2);
+  const auto together =
+      Multiply(test, {61, k, n, DType::kBf16, false}, weights, x, {});
+  for (const int64_t rows : {1, 2, 5, 16, 37}) {
+    for (int64_t first = 0; first + rows <= 61; first += rows) {
+      const std::vector<float> part(x.begin() + first * k,
+                                    x.begin() + (first + rows) * k);
+      const auto alone =
+          Multiply(test, {rows, k, n, DType::kBf16, false}, weights, part, {});
+      EXPECT_TRUE(SameBits(alone, {together.begin() + first * n,
+                                   together.begin() + (first + rows) * n}))
+          << rows << " rows from " << first;
+    }
+  }
+}
+
+TEST(MatmulRowsTest, RowStridesAreRespectedAndNothingElseIsWritten) {
+  const int64_t k = 40;
+  const int64_t n = 45;
+  Weights weights(k, n, DType::kF32, 6);
+  const std::vector<float> x = RandomFloats(50 * (k + 3), 7);
+  std::vector<float> y(50 * 100, 7.0f);
+  MatmulParams params;
+  params.x = x.data();
+  params.x_row_stride = k + 3;
+  params.num_rows = 50;
+  params.weight = weights.view;
+  params.y = y.data();
+  params.y_row_stride = 100;
+  TestStream test(2);
+  KVASIR_ASSERT_OK(Matmul(test.stream(), params, test.workspace()));
+  for (size_t t = 0; t < 50; ++t) {
+    float sum = 0.0f;
+    for (size_t i = 0; i < 40; ++i) {
+      sum = std::fma(x[t * 43 + i], weights.rows.at(static_cast<int64_t>(i)),
+                     sum);
+    }
+    EXPECT_EQ(sum, y[t * 100]);
+    for (size_t i = 45; i < 100; ++i) ASSERT_EQ(7.0f, y[t * 100 + i]);
+  }
+}
+
+TEST(MatmulCounterTest, SixteenRowsReadEachWeightOnce) {
+  Weights weights(128, 96, DType::kBf16, 8);
+  const std::vector<float> x = RandomFloats(16 * 128, 9);
+  TestStream test(2);
+  Multiply(test, {16, 128, 96, DType::kBf16, false}, weights, x, {});
+  EXPECT_EQ(128 * 96 * 2, test.stream().weight_bytes_read());
+}
+
+TEST(MatmulRefusalTest, NamesWhatIsWrong) {
+  Weights weights(8, 8, DType::kF32, 10);
+  MatmulParams params;
+  params.weight = weights.view;
+  params.num_rows = 1;
+  params.x_row_stride = 7;
+  params.y_row_stride = 8;
+  TestStream test;
+  EXPECT_THAT(Matmul(test.stream(), params, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("x_row_stride: want at least 8")));
+  params.x_row_stride = 8;
+  char little[64];
+  Workspace small(little, sizeof(little));
+  EXPECT_THAT(Matmul(test.stream(), params, small),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("workspace")));
+  params.num_rows = 0;
+  KVASIR_EXPECT_OK(Matmul(test.stream(), params, test.workspace()));
+}
+
+TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
+  const int64_t k = 50;
+  StoredArray first(RandomFloats(40 * 100, 11), DType::kBf16);
+  StoredArray second(RandomFloats(20 * 50, 12), DType::kBf16);
+  PackedMatrix shape;
+  shape.k = k;
+  shape.n = 60;
+  shape.dtype = DType::kBf16;
+  std::vector<uint16_t> memory(
+      static_cast<size_t>(PackedBytes(k, 60, DType::kBf16) / 2), 0xffff);
+  // The second half of K of the first matrix, then the whole second one; the
+  // first in two blocks, out of order.
+  auto* slice = static_cast<Bf16*>(first.data()) + 50;
+  KVASIR_ASSERT_OK(
+      PackRows(shape, {slice + 23 * 100, 17, 100}, 23, memory.data()));
+  KVASIR_ASSERT_OK(PackRows(shape, {second.data(), 20, 50}, 40, memory.data()));
+  KVASIR_ASSERT_OK(PackRows(shape, {slice, 23, 100}, 0, memory.data()));
+  ZeroPadding(shape, memory.data());
+  for (int64_t n = 0; n < 64; ++n) {
+    for (int64_t i = 0; i < k; ++i) {
+      const float expected = n < 40   ? first.at(n * 100 + 50 + i)
+                             : n < 60 ? second.at((n - 40) * 50 + i)
+                                      : 0.0f;
+      const auto index = static_cast<size_t>(((n / 32) * k + i) * 32 + n % 32);
+      ASSERT_EQ(expected, ToFloat(Bf16{memory[index]})) << n << " " << i;
+    }
+  }
+  EXPECT_THAT(PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
+              base::StatusIs(absl::StatusCode::kOutOfRange,
+                             HasSubstr("rows [41, 61) of 60")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

@@ -1,0 +1,225 @@
+// Rows become panels: a transposition of 32 columns at a time.
+#include "kernels/linear/pack.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/linear/pack.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+#ifndef KVASIR_KERNELS_PACK_ONCE_
+#define KVASIR_KERNELS_PACK_ONCE_
+namespace kvasir::kernels {
+
+// Columns are packed `kBlockK` numbers deep at a time, so that the source lines
+// of all columns of a panel stay in the first-level cache until used up.
+inline constexpr int64_t kPackBlockK = 64;
+
+}  // namespace kvasir::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+#if HWY_TARGET == HWY_SCALAR
+template <typename T>
+inline constexpr int64_t kSquare = 1;
+
+template <typename T>
+void TransposeSquare(const T* from, T* to) {
+  to[0] = from[0];
+}
+#else
+// Side of the squares that are transposed in registers: numbers of a vector of
+// 128 bits. Wider ones would not help; memory is slower.
+template <typename T>
+inline constexpr int64_t kSquare = 16 / static_cast<int64_t>(sizeof(T));
+
+// to[i][c] = from[c][i]
+template <typename T>
+void TransposeSquare(const T* from, T* to) {
+  constexpr int64_t kSide = kSquare<T>;
+  const hn::FixedTag<T, static_cast<size_t>(kSide)> tag;
+  hn::Vec<decltype(tag)> rows[kSide];
+  for (int64_t c = 0; c < kSide; ++c) {
+    rows[c] = hn::LoadU(tag, from + c * kPackBlockK);
+  }
+  // Each round is a perfect shuffle; log2(kSide) of them swap the two indices.
+  for (int64_t round = 1; round < kSide; round *= 2) {
+    hn::Vec<decltype(tag)> next[kSide];
+    for (int64_t c = 0; c < kSide / 2; ++c) {
+      next[2 * c] = hn::InterleaveLower(tag, rows[c], rows[c + kSide / 2]);
+      next[2 * c + 1] = hn::InterleaveUpper(tag, rows[c], rows[c + kSide / 2]);
+    }
+    for (int64_t c = 0; c < kSide; ++c) rows[c] = next[c];
+  }
+  for (int64_t i = 0; i < kSide; ++i) {
+    hn::StoreU(rows[i], tag, to + i * kPanelColumns);
+  }
+}
+#endif
+
+// Line i of a panel's columns [0, count): staged[column][i], for i below depth.
+template <typename T>
+void TransposeStaged(const T* staged, int64_t count, int64_t depth, T* to) {
+  constexpr int64_t kSide = kSquare<T>;
+  const int64_t square_count = count / kSide * kSide;
+  const int64_t square_depth = depth / kSide * kSide;
+  for (int64_t i = 0; i < square_depth; i += kSide) {
+    for (int64_t c = 0; c < square_count; c += kSide) {
+      TransposeSquare(staged + c * kPackBlockK + i, to + i * kPanelColumns + c);
+    }
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    for (int64_t c = i < square_depth ? square_count : 0; c < count; ++c) {
+      to[i * kPanelColumns + c] = staged[c * kPackBlockK + i];
+    }
+  }
+}
+
+void TransposeStaged16(const uint16_t* staged, int64_t count, int64_t depth,
+                       uint16_t* to) {
+  TransposeStaged(staged, count, depth, to);
+}
+void TransposeStaged32(const uint32_t* staged, int64_t count, int64_t depth,
+                       uint32_t* to) {
+  TransposeStaged(staged, count, depth, to);
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+
+HWY_EXPORT(TransposeStaged16);
+HWY_EXPORT(TransposeStaged32);
+
+template <typename T>
+void PackPanelPart(const char* rows, int64_t row_stride_bytes, int64_t k,
+                   int64_t count, T* panel) {
+  for (int64_t k0 = 0; k0 < k; k0 += kPackBlockK) {
+    const int64_t k1 = std::min(k, k0 + kPackBlockK);
+    T staged[kPanelColumns][kPackBlockK];
+    for (int64_t c = 0; c < count; ++c) {
+      std::memcpy(
+          staged[c],
+          rows + c * row_stride_bytes + k0 * static_cast<int64_t>(sizeof(T)),
+          static_cast<size_t>(k1 - k0) * sizeof(T));
+    }
+    T* lines = panel + k0 * kPanelColumns;
+    if constexpr (sizeof(T) == 2) {
+      HWY_DYNAMIC_DISPATCH(TransposeStaged16)
+      (staged[0], count, k1 - k0, lines);
+    } else {
+      HWY_DYNAMIC_DISPATCH(TransposeStaged32)
+      (staged[0], count, k1 - k0, lines);
+    }
+  }
+}
+
+template <typename T>
+void Pack(const PackedMatrix& shape, const RowBlock& block, int64_t first,
+          T* memory) {
+  const int64_t row_bytes = block.row_stride * static_cast<int64_t>(sizeof(T));
+  int64_t row = 0;
+  while (row < block.num_rows) {
+    const int64_t column = first + row;
+    const int64_t in_panel = column % kPanelColumns;
+    const int64_t count =
+        std::min(block.num_rows - row, kPanelColumns - in_panel);
+    T* panel =
+        memory + column / kPanelColumns * shape.k * kPanelColumns + in_panel;
+    PackPanelPart(static_cast<const char*>(block.data) + row * row_bytes,
+                  row_bytes, shape.k, count, panel);
+    row += count;
+  }
+}
+
+}  // namespace
+
+int64_t PackedBytes(int64_t k, int64_t n, DType dtype) {
+  PackedMatrix shape;
+  shape.k = k;
+  shape.n = n;
+  shape.dtype = dtype;
+  return shape.bytes();
+}
+
+absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
+                      int64_t first_column, void* memory) {
+  if (block.num_rows < 0 || first_column < 0 ||
+      first_column > shape.n - block.num_rows) {
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: rows [", first_column, ", ",
+                     first_column + block.num_rows, ") of ", shape.n));
+  }
+  if (block.row_stride < shape.k) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "pack: row stride ", block.row_stride, " below k ", shape.k));
+  }
+  // Formats of two bytes are moved as they are.
+  if (DTypeBytes(shape.dtype) == 2) {
+    Pack(shape, block, first_column, static_cast<uint16_t*>(memory));
+  } else {
+    Pack(shape, block, first_column, static_cast<uint32_t*>(memory));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
+                         int64_t first_column, int64_t num_columns,
+                         void* memory) {
+  if (num_columns < 0 || first_column < 0 ||
+      first_column > shape.n - num_columns) {
+    return absl::OutOfRangeError(absl::StrCat("pack: columns [", first_column,
+                                              ", ", first_column + num_columns,
+                                              ") of ", shape.n));
+  }
+  if (block.num_rows != shape.k || block.row_stride < num_columns) {
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: ", block.num_rows, " rows ", block.row_stride,
+                     " apart for ", shape.k, " of ", num_columns));
+  }
+  const int64_t width = DTypeBytes(shape.dtype);
+  for (int64_t k = 0; k < shape.k; ++k) {
+    const char* row =
+        static_cast<const char*>(block.data) + k * block.row_stride * width;
+    for (int64_t i = 0; i < num_columns;) {
+      const int64_t column = first_column + i;
+      const int64_t in_panel = column % kPanelColumns;
+      const int64_t count = std::min(num_columns - i, kPanelColumns - in_panel);
+      const int64_t line = column / kPanelColumns * shape.k + k;
+      std::memcpy(static_cast<char*>(memory) +
+                      (line * kPanelColumns + in_panel) * width,
+                  row + i * width, static_cast<size_t>(count * width));
+      i += count;
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ZeroPadding(const PackedMatrix& shape, void* memory) {
+  const int64_t used = shape.n % kPanelColumns;
+  if (used == 0) return;
+  const int64_t width = DTypeBytes(shape.dtype);
+  char* panel = static_cast<char*>(memory) +
+                (shape.num_panels() - 1) * shape.k * kPanelColumns * width;
+  for (int64_t k = 0; k < shape.k; ++k) {
+    std::memset(panel + (k * kPanelColumns + used) * width, 0,
+                static_cast<size_t>((kPanelColumns - used) * width));
+  }
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

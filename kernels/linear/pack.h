@@ -1,0 +1,44 @@
+// Packing of weights into the panels of matmul.h, by blocks of rows, so that a
+// loader packs what it has just read and keeps no second copy.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/linear/matmul.h"
+
+namespace kvasir::kernels {
+
+// Bytes of a packed [k, n] weight.
+int64_t PackedBytes(int64_t k, int64_t n, DType dtype);
+
+// A matrix [num_rows, k] as checkpoints store it: row i is column i of W.
+struct RowBlock {
+  const void* data = nullptr;  // needs no alignment
+  int64_t num_rows = 0;
+  int64_t row_stride = 0;  // in elements; more than k takes a slice along K
+};
+
+// Writes W's columns [first_column, first_column + block.num_rows) into
+// `memory`, PackedBytes(k, n, dtype) large. `shape` gives k, n and dtype (its
+// data is not used). Blocks may come in any order and from several matrices
+// (q|k|v side by side: each at its own first_column); a slice along N is a part
+// of the rows, a slice along K starts `data` at its first element. Blocks that
+// share no panel may be packed at the same time from several threads; blocks of
+// a multiple of 32 rows at multiples of 32 are fastest.
+// OUT_OF_RANGE when the block does not fit.
+absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
+                      int64_t first_column, void* memory);
+
+// The same for a matrix that is stored as it is used: row i of `block` is W's
+// row i, in its columns [first_column, first_column + num_columns);
+// block.num_rows is k. OUT_OF_RANGE when it does not fit.
+absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
+                         int64_t first_column, int64_t num_columns,
+                         void* memory);
+
+// Zeroes the columns behind the last one of the last panel. Needed once, before
+// or after the rows.
+void ZeroPadding(const PackedMatrix& shape, void* memory);
+
+}  // namespace kvasir::kernels

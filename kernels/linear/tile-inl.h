@@ -1,0 +1,64 @@
+// The inner product of matmul and attention: a tile of C = A B held in
+// registers, each element one FMA chain in k order. For inclusion by *_cpu.cc;
+// tile_cpu.cc has the code.
+#if defined(KVASIR_KERNELS_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_TILE_INL_H_
+#undef KVASIR_KERNELS_TILE_INL_H_
+#else
+#define KVASIR_KERNELS_TILE_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+
+inline constexpr int kTileColumns = 32;
+inline constexpr int kTileVecs = kTileColumns / kVecLanes;
+
+// Most rows of a tile: those whose accumulators stay in registers. AVX-512 has
+// 32 (12 rows x 2 vectors, and 2 of B), NEON 32 (3 x 8), AVX2 16 (3 x 4). The
+// build may ask for fewer (KVASIR_TILE_ROWS): it compiles faster.
+inline constexpr int kRegisterRows = kTileVecs <= 2   ? 12
+                                     : kTileVecs <= 8 ? 3
+                                                      : 1;
+inline constexpr int kTileRows =
+    kRegisterRows < KVASIR_TILE_ROWS ? kRegisterRows : KVASIR_TILE_ROWS;
+
+struct TileArgs {
+  int64_t depth;     // k
+  const float* a;    // [rows, depth]
+  int64_t a_stride;  // in elements
+  const void* b;     // [depth, 32], rows b_stride apart
+  int64_t b_stride;  // in elements
+  float* c;          // [rows, 32], rows c_stride apart
+  int64_t c_stride;
+  bool accumulate;    // start from c instead of 0
+  const float* bias;  // [32] added at the end, or null
+  // What to ask memory for meanwhile: one line per k, ahead_step bytes apart;
+  // null: nothing.
+  const char* ahead;
+  int64_t ahead_step;
+};
+
+// How far ahead of its reads a tile that streams B asks for memory: enough to
+// cover the latency of one core (measured; flat between 2 and 8 KiB).
+inline constexpr int64_t kPrefetchBytes = 4096;
+
+// One tile of 1 to kTileRows rows. B of T: float, F16, Bf16 or uint8_t.
+template <typename T>
+void RunTile(int rows, const TileArgs& args);
+
+// The same for float and an a_stride of kPackedStride, which is faster.
+inline constexpr int64_t kPackedStride = 256;
+void RunPackedTile(int rows, const TileArgs& args);
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_TILE_INL_H_

@@ -1,0 +1,24 @@
+#include "kernels/device/dispatch.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const ActivationParams&> kKernels = {
+    "activation", &ActivationReference, &ActivationSimd};
+
+}  // namespace
+
+absl::Status Activation(Stream& stream, const ActivationParams& params,
+                        Workspace& workspace) {
+  if (params.num_rows < 0) {
+    return Refuse(kKernels.op, "rows", 0, params.num_rows);
+  }
+  if (params.columns < 1) {
+    return Refuse(kKernels.op, "columns", 1, params.columns);
+  }
+  if (workspace.counting()) return absl::OkStatus();
+  return Launch(kKernels, stream, params);
+}
+
+}  // namespace kvasir::kernels

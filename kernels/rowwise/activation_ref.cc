@@ -1,0 +1,29 @@
+#include "kernels/device/stream.h"
+#include "kernels/rowwise/activation.h"
+#include "kernels/simd/scalar_math.h"
+
+namespace kvasir::kernels {
+namespace {
+
+float Activate(ActivationKind kind, float x) {
+  switch (kind) {
+    case ActivationKind::kGelu:
+      return Gelu(x);
+    case ActivationKind::kGeluTanh:
+      return GeluTanh(x);
+    case ActivationKind::kRelu:
+      break;
+  }
+  return Relu(x);
+}
+
+}  // namespace
+
+void ActivationReference(const ActivationParams& params, CpuStream&) {
+  const int64_t count = params.num_rows * params.columns;
+  for (int64_t i = 0; i < count; ++i) {
+    params.out[i] = Activate(params.kind, params.x[i]);
+  }
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,117 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/rowwise/ops.h"
+#include "kernels/testing/op_test_util.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+double Definition(ActivationKind kind, double x) {
+  switch (kind) {
+    case ActivationKind::kGelu:
+      return x * std::erfc(-x / std::sqrt(2.0)) / 2.0;
+    case ActivationKind::kGeluTanh:
+      return x *
+             (1.0 +
+              std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))) /
+             2.0;
+    case ActivationKind::kRelu:
+      break;
+  }
+  return x > 0.0 ? x : 0.0;
+}
+
+struct Case {
+  ActivationKind kind;
+  int64_t rows;
+  int64_t columns;
+};
+
+class ActivationTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ActivationTest, IsTheDefinitionAndTheSameOnEveryBackEndAndInPlace) {
+  const auto [kind, rows, columns] = GetParam();
+  // Wide enough to reach both tails.
+  const auto x = RandomFloats(rows * columns, 1, 4.0f);
+  const auto run = [&](TestStream& test) {
+    std::vector<float> out(x.size(), kPoison);
+    const ActivationParams params = {x.data(), out.data(), rows, columns, kind};
+    KVASIR_EXPECT_OK(Activation(test.stream(), params, test.workspace()));
+    return out;
+  };
+  TestStream reference(1, CpuBackend::kReference);
+  const auto truth = run(reference);
+  for (size_t i = 0; i < truth.size(); ++i) {
+    const double wide = static_cast<double>(x[i]);
+    ASSERT_NEAR(Definition(kind, wide), static_cast<double>(truth[i]),
+                2e-7 * std::abs(wide))
+        << wide;
+  }
+  TestStream one(1);
+  TestStream three(3);
+  ForEachSimdTarget([&] {
+    EXPECT_TRUE(SameBits(truth, run(one)));
+    EXPECT_TRUE(SameBits(truth, run(three)));
+    std::vector<float> in_place = x;
+    const ActivationParams params = {in_place.data(), in_place.data(), rows,
+                                     columns, kind};
+    KVASIR_EXPECT_OK(Activation(one.stream(), params, one.workspace()));
+    EXPECT_TRUE(SameBits(truth, in_place));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, ActivationTest,
+    ::testing::Values(Case{ActivationKind::kGelu, 0, 3},
+                      Case{ActivationKind::kGelu, 1, 1},
+                      Case{ActivationKind::kGelu, 16, 1003},
+                      Case{ActivationKind::kGeluTanh, 5, 77},
+                      Case{ActivationKind::kGeluTanh, 16, 1003},
+                      Case{ActivationKind::kRelu, 5, 77},
+                      Case{ActivationKind::kRelu, 33, 1003}));
+
+// Vectors of what is far away, in every lane, and the numbers behind them.
+TEST(ActivationEndsTest, FarInputsAreTheSameOnEveryBackEnd) {
+  std::vector<float> x;
+  for (const float far : {13.0f, 14.0f, 88.0f, 88.5f, 1e4f, 1e20f, 1e38f,
+                          std::numeric_limits<float>::infinity()}) {
+    for (int i = 0; i < 37; ++i) x.push_back(i % 3 == 0 ? far : -far);
+  }
+  const auto count = static_cast<int64_t>(x.size());
+  for (const ActivationKind kind :
+       {ActivationKind::kGelu, ActivationKind::kGeluTanh,
+        ActivationKind::kRelu}) {
+    const auto run = [&](TestStream& test) {
+      std::vector<float> out(x.size(), kPoison);
+      const ActivationParams params = {x.data(), out.data(), 1, count, kind};
+      KVASIR_EXPECT_OK(Activation(test.stream(), params, test.workspace()));
+      return out;
+    };
+    TestStream reference(1, CpuBackend::kReference);
+    const std::vector<float> truth = run(reference);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const float limit = std::max(x[i], 0.0f);
+      EXPECT_TRUE(truth[i] == limit || std::abs(truth[i] - limit) < 1e-30f)
+          << x[i] << " gives " << truth[i];
+    }
+    TestStream one(1);
+    ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, run(one))); });
+  }
+}
+
+TEST(ActivationRefusalTest, NamesTheColumns) {
+  TestStream test;
+  EXPECT_THAT(Activation(test.stream(), {}, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("columns: want at least 1, have 0")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

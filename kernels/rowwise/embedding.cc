@@ -1,0 +1,29 @@
+#include "kernels/device/dispatch.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const EmbeddingParams&> kKernels = {
+    "embedding", &EmbeddingReference, &EmbeddingSimd};
+
+}  // namespace
+
+absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
+                       Workspace& workspace) {
+  if (params.num_tokens < 0) {
+    return Refuse(kKernels.op, "tokens", 0, params.num_tokens);
+  }
+  if (params.vocab < 1) return Refuse(kKernels.op, "vocab", 1, params.vocab);
+  if (params.hidden < 1) return Refuse(kKernels.op, "hidden", 1, params.hidden);
+  if (workspace.counting()) return absl::OkStatus();
+  if (params.table == nullptr &&
+      (params.packed.n != params.vocab || params.packed.k != params.hidden)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "embedding: packed table is [", params.packed.n, ", ", params.packed.k,
+        "], want [", params.vocab, ", ", params.hidden, "]"));
+  }
+  return Launch(kKernels, stream, params);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,37 @@
+// embedding: token ids to rows of the embedding table, as float32, and learned
+// positions. C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/dtype.h"
+#include "kernels/linear/matmul.h"
+
+namespace kvasir::kernels {
+
+// out[t, :] = float32(table[ids[t], :]). The table is either row-major or, for
+// a head tied to the embedding, the packed head itself (so that one copy
+// serves both). An id outside [0, vocab) gives a row of zeros: ids are checked
+// where they enter, this only keeps a mistake from reading foreign memory.
+// With learned positions: out[t, :] += float32(position_table[positions[t],
+// :]), or nothing for a position outside of it.
+struct EmbeddingParams {
+  const int32_t* ids = nullptr;  // [T]
+  int64_t num_tokens = 0;        // T
+  int64_t vocab = 0;             // V
+  int64_t hidden = 0;            // M
+  const void* table = nullptr;   // [V, M]; null: use `packed`
+  DType table_dtype = DType::kF32;
+  PackedMatrix packed;                   // n == V, k == M
+  const void* position_table = nullptr;  // [num_positions, M]; null: none
+  DType position_dtype = DType::kF32;
+  int64_t num_positions = 0;
+  const int64_t* positions = nullptr;  // [T]
+  float* out = nullptr;                // [T, M]
+};
+
+class CpuStream;
+void EmbeddingReference(const EmbeddingParams& params, CpuStream& stream);
+void EmbeddingSimd(const EmbeddingParams& params, CpuStream& stream);
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,104 @@
+#include <algorithm>
+
+#include "kernels/device/parallel.h"
+#include "kernels/device/stream.h"
+#include "kernels/rowwise/embedding.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/rowwise/embedding_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+template <typename T>
+void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
+  if (params.table != nullptr) {
+    const T* row = static_cast<const T*>(params.table) + id * params.hidden;
+    int64_t i = 0;
+    for (; i + kVecLanes <= params.hidden; i += kVecLanes) {
+      hn::StoreU(LoadFloats(row + i), kFloats, out + i);
+    }
+    for (; i < params.hidden; ++i) out[i] = ToFloat(row[i]);
+    return;
+  }
+  const T* column = static_cast<const T*>(params.packed.data) +
+                    id / kPanelColumns * params.hidden * kPanelColumns +
+                    id % kPanelColumns;
+  for (int64_t i = 0; i < params.hidden; ++i) {
+    out[i] = ToFloat(column[i * kPanelColumns]);
+  }
+}
+
+template <typename T>
+void AddRow(const T* row, int64_t hidden, float* out) {
+  int64_t i = 0;
+  for (; i + kVecLanes <= hidden; i += kVecLanes) {
+    hn::StoreU(hn::Add(LoadFloats(out + i), LoadFloats(row + i)), kFloats,
+               out + i);
+  }
+  for (; i < hidden; ++i) out[i] = out[i] + ToFloat(row[i]);
+}
+
+// function(zero of the type), for every type that a table may have.
+template <typename Function>
+void OfType(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::kF32:
+      return function(float());
+    case DType::kF16:
+      return function(F16());
+    case DType::kBf16:
+      return function(Bf16());
+  }
+}
+
+void EmbedRows(const EmbeddingParams& params, int64_t begin, int64_t end) {
+  const DType dtype =
+      params.table != nullptr ? params.table_dtype : params.packed.dtype;
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t id = params.ids[t];
+    float* out = params.out + t * params.hidden;
+    if (id < 0 || id >= params.vocab) {
+      std::fill_n(out, params.hidden, 0.0f);
+    } else {
+      OfType(dtype,
+             [&](auto zero) { EmbedRow<decltype(zero)>(params, id, out); });
+    }
+    if (params.position_table == nullptr) continue;
+    const int64_t position = params.positions[t];
+    if (position < 0 || position >= params.num_positions) continue;
+    OfType(params.position_dtype, [&](auto zero) {
+      AddRow(static_cast<const decltype(zero)*>(params.position_table) +
+                 position * params.hidden,
+             params.hidden, out);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+HWY_EXPORT(EmbedRows);
+}  // namespace
+
+void EmbeddingSimd(const EmbeddingParams& params, CpuStream& stream) {
+  // A number of a packed table costs a cache miss.
+  const int64_t cost = params.table != nullptr ? 1 : 8;
+  ForRows(stream, params.num_tokens, cost * params.hidden,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            HWY_DYNAMIC_DISPATCH(EmbedRows)(params, begin, end);
+          });
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,109 @@
+#include <gmock/gmock.h>
+
+#include <vector>
+
+#include "kernels/linear/pack.h"
+#include "kernels/rowwise/ops.h"
+#include "kernels/testing/op_test_util.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+class EmbeddingTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(EmbeddingTest, RowsComeFromTheTableOrTheTiedHead) {
+  constexpr int64_t kVocab = 75;
+  constexpr int64_t kHidden = 99;
+  StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
+  PackedMatrix head;
+  head.k = kHidden;
+  head.n = kVocab;
+  head.dtype = GetParam();
+  std::vector<char> memory(static_cast<size_t>(head.bytes()));
+  KVASIR_ASSERT_OK(
+      PackRows(head, {table.data(), kVocab, kHidden}, 0, memory.data()));
+  head.data = memory.data();
+  const std::vector<int32_t> ids = {0, 74, 31, 32, 31, -1, 75};
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    TestStream test(2, backend);
+    ForEachSimdTarget([&] {
+      for (const bool packed : {false, true}) {
+        std::vector<float> out(ids.size() * kHidden, kPoison);
+        EmbeddingParams params;
+        params.ids = ids.data();
+        params.num_tokens = static_cast<int64_t>(ids.size());
+        params.vocab = kVocab;
+        params.hidden = kHidden;
+        params.table = packed ? nullptr : table.data();
+        params.table_dtype = GetParam();
+        params.packed = packed ? head : PackedMatrix();
+        params.out = out.data();
+        KVASIR_ASSERT_OK(Embedding(test.stream(), params, test.workspace()));
+        for (size_t i = 0; i < out.size(); ++i) {
+          const int32_t id = ids[i / kHidden];
+          const bool valid = id >= 0 && id < kVocab;
+          ASSERT_EQ(
+              valid ? table.at(id * kHidden + static_cast<int64_t>(i % kHidden))
+                    : 0.0f,
+              out[i]);
+        }
+      }
+    });
+  }
+}
+
+TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
+  constexpr int64_t kVocab = 5;
+  constexpr int64_t kHidden = 37;
+  constexpr int64_t kPositions = 9;
+  const auto table = RandomFloats(kVocab * kHidden, 1);
+  StoredArray positions(RandomFloats(kPositions * kHidden, 2), GetParam());
+  const std::vector<int32_t> ids = {0, 4, 4, 2, 1};
+  const std::vector<int64_t> at = {0, 8, 3, 9, -1};  // the last two: no row
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    TestStream test(2, backend);
+    ForEachSimdTarget([&] {
+      std::vector<float> out(ids.size() * kHidden, kPoison);
+      EmbeddingParams params;
+      params.ids = ids.data();
+      params.num_tokens = static_cast<int64_t>(ids.size());
+      params.vocab = kVocab;
+      params.hidden = kHidden;
+      params.table = table.data();
+      params.position_table = positions.data();
+      params.position_dtype = GetParam();
+      params.num_positions = kPositions;
+      params.positions = at.data();
+      params.out = out.data();
+      KVASIR_ASSERT_OK(Embedding(test.stream(), params, test.workspace()));
+      for (size_t t = 0; t < ids.size(); ++t) {
+        for (int64_t i = 0; i < kHidden; ++i) {
+          float want = table[static_cast<size_t>(ids[t] * kHidden + i)];
+          if (t < 3) want += positions.at(at[t] * kHidden + i);
+          ASSERT_EQ(want, out[t * kHidden + static_cast<size_t>(i)]);
+        }
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingTest,
+                         ::testing::Values(DType::kF32, DType::kF16,
+                                           DType::kBf16));
+
+TEST(EmbeddingRefusalTest, NamesThePackedShape) {
+  EmbeddingParams params;
+  params.vocab = 10;
+  params.hidden = 4;
+  params.packed.n = 10;
+  params.packed.k = 5;
+  TestStream test;
+  EXPECT_THAT(Embedding(test.stream(), params, test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("is [10, 5], want [10, 4]")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

@@ -1,0 +1,24 @@
+#include "kernels/device/dispatch.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const LayerNormParams&> kKernels = {
+    "layer_norm", &LayerNormReference, &LayerNormSimd};
+
+}  // namespace
+
+absl::Status LayerNorm(Stream& stream, const LayerNormParams& params,
+                       Workspace& workspace) {
+  if (params.num_rows < 0) {
+    return Refuse(kKernels.op, "rows", 0, params.num_rows);
+  }
+  if (params.columns < 1) {
+    return Refuse(kKernels.op, "columns", 1, params.columns);
+  }
+  if (workspace.counting()) return absl::OkStatus();
+  return Launch(kKernels, stream, params);
+}
+
+}  // namespace kvasir::kernels

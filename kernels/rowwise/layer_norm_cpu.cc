@@ -1,0 +1,108 @@
+#include <cmath>
+
+#include "kernels/device/parallel.h"
+#include "kernels/device/stream.h"
+#include "kernels/rowwise/layer_norm.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/rowwise/layer_norm_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+void AddRow(const float* residual, int64_t columns, float* x) {
+  int64_t i = 0;
+  for (; i + kVecLanes <= columns; i += kVecLanes) {
+    hn::StoreU(hn::Add(LoadFloats(x + i), LoadFloats(residual + i)), kFloats,
+               x + i);
+  }
+  for (; i < columns; ++i) x[i] = x[i] + residual[i];
+}
+
+float Sum(const float* x, int64_t columns) {
+  Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
+  int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) {
+    for (int v = 0; v < kVecsPerWide; ++v) {
+      lanes.part[v] = hn::Add(lanes.part[v], LoadFloats(x + i + v * kVecLanes));
+    }
+  }
+  HWY_ALIGN float rest[kLanes];
+  StoreWide(lanes, rest);
+  for (int lane = 0; i < columns; ++i, ++lane) rest[lane] += x[i];
+  return TreeSum(rest);
+}
+
+float SumOfSquaresAbout(float mean, const float* x, int64_t columns) {
+  const Vec centre = Broadcast(mean);
+  Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
+  int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) {
+    for (int v = 0; v < kVecsPerWide; ++v) {
+      const Vec d = hn::Sub(LoadFloats(x + i + v * kVecLanes), centre);
+      lanes.part[v] = Fma(d, d, lanes.part[v]);
+    }
+  }
+  HWY_ALIGN float rest[kLanes];
+  StoreWide(lanes, rest);
+  for (int lane = 0; i < columns; ++i, ++lane) {
+    const float d = x[i] - mean;
+    rest[lane] = std::fma(d, d, rest[lane]);
+  }
+  return TreeSum(rest);
+}
+
+void NormRows(const LayerNormParams& params, int64_t begin, int64_t end) {
+  const int64_t columns = params.columns;
+  for (int64_t t = begin; t < end; ++t) {
+    float* x = params.x + t * columns;
+    if (params.residual != nullptr) {
+      AddRow(params.residual + t * columns, columns, x);
+    }
+    if (params.out == nullptr) continue;
+    const float mean = Sum(x, columns) / static_cast<float>(columns);
+    const float variance =
+        SumOfSquaresAbout(mean, x, columns) / static_cast<float>(columns);
+    const float inverse = 1.0f / std::sqrt(variance + params.eps);
+    const Vec centre = Broadcast(mean);
+    const Vec factor = Broadcast(inverse);
+    float* out = params.out + t * columns;
+    int64_t i = 0;
+    for (; i + kVecLanes <= columns; i += kVecLanes) {
+      const Vec normal = hn::Mul(hn::Sub(LoadFloats(x + i), centre), factor);
+      hn::StoreU(Fma(normal, LoadFloats(params.weight + i),
+                     LoadFloats(params.bias + i)),
+                 kFloats, out + i);
+    }
+    for (; i < columns; ++i) {
+      out[i] =
+          std::fma((x[i] - mean) * inverse, params.weight[i], params.bias[i]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+HWY_EXPORT(NormRows);
+}  // namespace
+
+void LayerNormSimd(const LayerNormParams& params, CpuStream& stream) {
+  ForRows(stream, params.num_rows, params.columns,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            HWY_DYNAMIC_DISPATCH(NormRows)(params, begin, end);
+          });
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

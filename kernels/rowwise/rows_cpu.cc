@@ -1,0 +1,61 @@
+#include <cstring>
+
+#include "kernels/device/parallel.h"
+#include "kernels/device/stream.h"
+#include "kernels/rowwise/rows.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/rowwise/rows_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+void Add(const AddRowsParams& params, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    float* y = params.y + t * params.y_row_stride;
+    const float* x = params.x + t * params.x_row_stride;
+    int64_t i = 0;
+    for (; i + kVecLanes <= params.columns; i += kVecLanes) {
+      hn::StoreU(hn::Add(LoadFloats(y + i), LoadFloats(x + i)), kFloats, y + i);
+    }
+    for (; i < params.columns; ++i) y[i] = y[i] + x[i];
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+HWY_EXPORT(Add);
+}  // namespace
+
+void AddRowsSimd(const AddRowsParams& params, CpuStream& stream) {
+  ForRows(stream, params.num_rows, params.columns,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            HWY_DYNAMIC_DISPATCH(Add)(params, begin, end);
+          });
+}
+
+void GatherRowsSimd(const GatherRowsParams& params, CpuStream& stream) {
+  ForRows(stream, params.num_rows, params.columns,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            for (int64_t t = begin; t < end; ++t) {
+              const int64_t row = params.rows != nullptr ? params.rows[t] : t;
+              std::memcpy(params.out + t * params.out_row_stride,
+                          params.x + row * params.x_row_stride,
+                          static_cast<size_t>(params.columns) * sizeof(float));
+            }
+          });
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

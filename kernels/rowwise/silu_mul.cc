@@ -1,0 +1,24 @@
+#include "kernels/device/dispatch.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const SiluMulParams&> kKernels = {
+    "silu_mul", &SiluMulReference, &SiluMulSimd};
+
+}  // namespace
+
+absl::Status SiluMul(Stream& stream, const SiluMulParams& params,
+                     Workspace& workspace) {
+  if (params.num_rows < 0) {
+    return Refuse(kKernels.op, "rows", 0, params.num_rows);
+  }
+  if (params.features < 1) {
+    return Refuse(kKernels.op, "features", 1, params.features);
+  }
+  if (workspace.counting()) return absl::OkStatus();
+  return Launch(kKernels, stream, params);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,51 @@
+#include "kernels/device/parallel.h"
+#include "kernels/device/stream.h"
+#include "kernels/rowwise/silu_mul.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/rowwise/silu_mul_cpu.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/simd/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+void MultiplyRows(const SiluMulParams& params, int64_t begin, int64_t end) {
+  const int64_t features = params.features;
+  for (int64_t t = begin; t < end; ++t) {
+    const float* gate = params.gate_up + t * 2 * features;
+    const float* up = gate + features;
+    float* out = params.out + t * features;
+    int64_t i = 0;
+    for (; i + kVecLanes <= features; i += kVecLanes) {
+      const Vec silu = SiluVec(LoadFloats(gate + i));
+      hn::StoreU(hn::Mul(silu, LoadFloats(up + i)), kFloats, out + i);
+    }
+    for (; i < features; ++i) out[i] = Silu(gate[i]) * up[i];
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvasir::kernels {
+namespace {
+HWY_EXPORT(MultiplyRows);
+}  // namespace
+
+void SiluMulSimd(const SiluMulParams& params, CpuStream& stream) {
+  // An exponential and a division: about as long as four plain numbers.
+  ForRows(stream, params.num_rows, 4 * params.features,
+          [&](int64_t begin, int64_t end, int /*thread*/) {
+            HWY_DYNAMIC_DISPATCH(MultiplyRows)(params, begin, end);
+          });
+}
+
+}  // namespace kvasir::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,19 @@
+// Ops on rows of logits. The contract of every op: kernels/README.md.
+#pragma once
+
+#include "absl/status/status.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/workspace.h"
+#include "kernels/sampling/log_softmax.h"
+#include "kernels/sampling/sample.h"
+
+namespace kvasir::kernels {
+
+absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
+                        Workspace& workspace);
+absl::Status Sample(Stream& stream, const SampleParams& params,
+                    Workspace& workspace);
+absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
+                         Workspace& workspace);
+
+}  // namespace kvasir::kernels

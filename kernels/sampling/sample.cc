@@ -1,0 +1,48 @@
+#include "kernels/sampling/sample.h"
+
+#include "base/status_macros.h"
+#include "kernels/device/dispatch.h"
+#include "kernels/sampling/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr OpKernels<const SampleParams&, void*> kSample = {
+    "sample", &SampleReference, &SampleSimd};
+constexpr OpKernels<const CountTokensParams&> kCountTokens = {
+    "count_tokens", &CountTokensReference, &CountTokensReference};
+
+}  // namespace
+
+absl::Status Sample(Stream& stream, const SampleParams& params,
+                    Workspace& workspace) {
+  if (params.num_rows < 0) {
+    return Refuse(kSample.op, "rows", 0, params.num_rows);
+  }
+  if (params.vocab < 1) return Refuse(kSample.op, "vocab", 1, params.vocab);
+  if (params.max_top < 0 || params.max_top > params.vocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sample: max_top: want 0 to ", params.vocab, ", have ",
+                     params.max_top));
+  }
+  Workspace::Scope scope(&workspace);
+  char* scratch =
+      workspace.Take<char>(SampleScratchBytes(params, ScratchThreads(stream)));
+  if (workspace.counting()) return absl::OkStatus();
+  if (!workspace.status().ok()) return workspace.status();
+  return Launch(kSample, stream, params, static_cast<void*>(scratch));
+}
+
+absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
+                         Workspace& workspace) {
+  if (params.num_ids < 0) {
+    return Refuse(kCountTokens.op, "ids", 0, params.num_ids);
+  }
+  if (params.vocab < 1) {
+    return Refuse(kCountTokens.op, "vocab", 1, params.vocab);
+  }
+  if (workspace.counting()) return absl::OkStatus();
+  return Launch(kCountTokens, stream, params);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,238 @@
+#include "kernels/sampling/sample_row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/philox.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+void ApplyPenalties(const SampleRow& row, int64_t vocab, float* logits) {
+  const bool repetition = row.repetition_penalty != 1.0f &&
+                          (row.prompt_counts || row.output_counts);
+  const bool output =
+      row.output_counts != nullptr &&
+      (row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f);
+  if (!repetition && !output) return;
+  for (int64_t id = 0; id < vocab; ++id) {
+    const int32_t in_output = row.output_counts ? row.output_counts[id] : 0;
+    const bool in_prompt = row.prompt_counts && row.prompt_counts[id] > 0;
+    float logit = logits[id];
+    if (repetition && (in_prompt || in_output > 0)) {
+      logit = logit > 0.0f ? logit / row.repetition_penalty
+                           : logit * row.repetition_penalty;
+    }
+    if (output && in_output > 0) {
+      logit = logit - row.frequency_penalty * static_cast<float>(in_output);
+      logit = logit - row.presence_penalty;
+    }
+    logits[id] = logit;
+  }
+}
+
+void ApplyBiases(const SampleRow& row, int64_t vocab, float* logits) {
+  for (int32_t i = 0; i < row.num_biases; ++i) {
+    const int64_t id = row.bias_ids[i];
+    if (id >= 0 && id < vocab) logits[id] = logits[id] + row.biases[i];
+  }
+}
+
+void ApplyBans(const SampleRow& row, int64_t vocab, float* logits) {
+  for (int32_t i = 0; i < row.num_banned; ++i) {
+    const int64_t id = row.banned_ids[i];
+    if (id >= 0 && id < vocab) logits[id] = kLowest;
+  }
+  if (row.allow_mask == nullptr) return;
+  for (int64_t id = 0; id < vocab; ++id) {
+    if ((row.allow_mask[id / 32] >> (id % 32) & 1u) == 0) logits[id] = kLowest;
+  }
+}
+
+// Hands out ids in descending order of a key, equal keys by id, doing no more
+// sorting than is asked for.
+class Descending {
+ public:
+  // Orders the `count` ids in `ids` (which is used as the heap).
+  Descending(const float* keys, int32_t* ids, int64_t count)
+      : keys_(keys), ids_(ids), left_(count), count_(count) {
+    std::make_heap(ids_, ids_ + left_, Later{keys_});
+  }
+
+  bool empty() const { return left_ == 0; }
+  int32_t Next() {
+    std::pop_heap(ids_, ids_ + left_, Later{keys_});
+    return ids_[--left_];
+  }
+  // The i-th id that Next returned.
+  int32_t Taken(int64_t i) const { return ids_[count_ - 1 - i]; }
+
+ private:
+  struct Later {
+    const float* keys;
+    bool operator()(int32_t a, int32_t b) const {
+      return keys[a] < keys[b] || (keys[a] == keys[b] && a > b);
+    }
+  };
+
+  const float* keys_;
+  int32_t* ids_;
+  int64_t left_;
+  const int64_t count_;
+};
+
+double Uniform(const SampleRow& row) {
+  const base::PhiloxCounter bits =
+      base::Philox4x32(base::PhiloxKeyFromSeed(row.seed),
+                       base::PhiloxCounterOf(row.position, row.sample_index));
+  const uint64_t word = (static_cast<uint64_t>(bits[1]) << 32) | bits[0];
+  return static_cast<double>(word >> 11) * 0x1p-53;
+}
+
+// Draws from the ids that can be drawn at all, `weights` being exp of the
+// scaled logits, 1 for the largest; -1 when no weight is above 0.
+int32_t Draw(const SampleRow& row, int64_t vocab,
+             const SampleScratch& scratch) {
+  int64_t count = 0;
+  double total = 0.0;
+  for (int64_t id = 0; id < vocab; ++id) {
+    if (scratch.weights[id] > 0.0f) {
+      scratch.order[count++] = static_cast<int32_t>(id);
+      total += static_cast<double>(scratch.weights[id]);
+    }
+  }
+  if (count == 0) return -1;
+  Descending order(scratch.logits, scratch.order, count);
+  int64_t kept = 0;
+  const auto weight_of = [&](int64_t i) {
+    return static_cast<double>(scratch.weights[order.Taken(i)]);
+  };
+
+  int64_t limit = count;
+  if (row.top_k > 0 && row.top_k < count) {
+    limit = row.top_k;
+    total = 0.0;
+    for (; kept < limit; ++kept) {
+      order.Next();
+      total += weight_of(kept);
+    }
+  }
+  double kept_total = total;
+  if (row.top_p < 1.0f) {
+    const double wanted = static_cast<double>(row.top_p) * total;
+    int64_t prefix = 0;
+    kept_total = 0.0;
+    while (prefix < limit && (prefix == 0 || kept_total < wanted)) {
+      if (prefix == kept) {
+        order.Next();
+        ++kept;
+      }
+      kept_total += weight_of(prefix++);
+    }
+    limit = prefix;
+  }
+  if (row.min_p > 0.0f) {
+    int64_t prefix = 0;
+    kept_total = 0.0;
+    while (prefix < limit) {
+      if (prefix == kept) {
+        order.Next();
+        ++kept;
+      }
+      // The most likely id has weight 1.
+      if (prefix > 0 && weight_of(prefix) < static_cast<double>(row.min_p)) {
+        break;
+      }
+      kept_total += weight_of(prefix++);
+    }
+    limit = prefix;
+  }
+
+  const double target = Uniform(row) * kept_total;
+  double sum = 0.0;
+  for (int64_t i = 0; i < limit; ++i) {
+    if (i == kept) {
+      order.Next();
+      ++kept;
+    }
+    sum += weight_of(i);
+    if (sum > target) return order.Taken(i);
+  }
+  return order.Taken(limit - 1);  // the sums differ in rounding
+}
+
+int32_t Choose(const SampleRow& row, int64_t vocab,
+               const SampleScratch& scratch, const SampleLoops& loops) {
+  const int64_t best = loops.arg_max(scratch.logits, vocab);
+  if (best < 0) {
+    // No logit is above -infinity: all that may be sampled are equal.
+    std::fill_n(scratch.weights, vocab, 0.0f);
+    ApplyBans(row, vocab, scratch.weights);
+    return static_cast<int32_t>(loops.arg_max(scratch.weights, vocab));
+  }
+  // The difference to an infinite logit is no number.
+  if (row.temperature <= 0.0f || std::isinf(scratch.logits[best])) {
+    return static_cast<int32_t>(best);
+  }
+  loops.exp_all(scratch.logits, vocab, scratch.logits[best], row.temperature,
+                scratch.weights);
+  const int32_t drawn = Draw(row, vocab, scratch);
+  return drawn >= 0 ? drawn : static_cast<int32_t>(best);
+}
+
+void WriteLogprobs(const SampleParams& params, int64_t index, int32_t token,
+                   const SampleScratch& scratch, const SampleLoops& loops) {
+  const SampleRow& row = params.rows[index];
+  const int64_t want = std::max<int64_t>(row.num_logprobs, 0);
+  for (int64_t i = want; i < params.max_top; ++i) {
+    params.top_ids[index * params.max_top + i] = -1;
+    params.top_logprobs[index * params.max_top + i] = 0.0f;
+  }
+  params.logprobs[index] = 0.0f;
+  if (row.num_logprobs < 0) return;
+  const float* logits = params.logits + index * params.row_stride;
+  LogSoftmaxState state = {kLowest, 0.0f, kLowest};
+  for (int64_t i = 0; i < params.vocab; i += kVocabBlock) {
+    loops.add_logit_block(logits + i, std::min(kVocabBlock, params.vocab - i),
+                          &state);
+  }
+  if (token >= 0) {
+    params.logprobs[index] = LogProbability(logits[token], state);
+  }
+  if (want == 0) return;
+  for (int64_t id = 0; id < params.vocab; ++id) {
+    scratch.order[id] = static_cast<int32_t>(id);
+  }
+  Descending order(logits, scratch.order, params.vocab);
+  for (int64_t i = 0; i < std::min(want, params.max_top); ++i) {
+    const int32_t id = order.Next();
+    params.top_ids[index * params.max_top + i] = id;
+    params.top_logprobs[index * params.max_top + i] =
+        LogProbability(logits[id], state);
+  }
+}
+
+}  // namespace
+
+void SampleOneRow(const SampleParams& params, int64_t index,
+                  const SampleScratch& scratch, const SampleLoops& loops) {
+  const SampleRow& row = params.rows[index];
+  std::copy_n(params.logits + index * params.row_stride, params.vocab,
+              scratch.logits);
+  ApplyPenalties(row, params.vocab, scratch.logits);
+  ApplyBiases(row, params.vocab, scratch.logits);
+  ApplyBans(row, params.vocab, scratch.logits);
+  const int32_t token = Choose(row, params.vocab, scratch, loops);
+  params.token_ids[index] = token;
+  WriteLogprobs(params, index, token, scratch, loops);
+  if (token >= 0 && row.output_counts != nullptr) ++row.output_counts[token];
+}
+
+int64_t SampleScratchBytes(const SampleParams& params, int threads) {
+  return SampleScratch::Bytes(params.vocab) * threads;
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,39 @@
+// The sampler of one row, shared by the CPU back ends: they differ only in the
+// three loops that run over the whole vocabulary.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sampling/log_softmax.h"
+#include "kernels/sampling/sample.h"
+
+namespace kvasir::kernels {
+
+struct SampleLoops {
+  LogitBlockFunction add_logit_block;
+  // Lowest index of the largest element; -1 when none is above -infinity.
+  int64_t (*arg_max)(const float* x, int64_t count);
+  // out[i] = exp((x[i] - max) / temperature)
+  void (*exp_all)(const float* x, int64_t count, float max, float temperature,
+                  float* out);
+};
+
+// Scratch of one thread, [V] each.
+struct SampleScratch {
+  float* logits;   // after penalties, biases and masks
+  float* weights;  // exp of them
+  int32_t* order;  // ids, partly ordered
+
+  static int64_t Bytes(int64_t vocab) { return (vocab * 12 + 63) / 64 * 64; }
+  static SampleScratch Of(void* memory, int64_t vocab, int thread) {
+    char* base = static_cast<char*>(memory) + Bytes(vocab) * thread;
+    auto* logits = reinterpret_cast<float*>(base);
+    return {logits, logits + vocab,
+            reinterpret_cast<int32_t*>(logits + 2 * vocab)};
+  }
+};
+
+void SampleOneRow(const SampleParams& params, int64_t row,
+                  const SampleScratch& scratch, const SampleLoops& loops);
+
+}  // namespace kvasir::kernels

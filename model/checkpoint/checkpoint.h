@@ -1,0 +1,131 @@
+// A checkpoint folder, opened: what the model is, and that all tensors it needs
+// are there in the right shape before any byte of them is read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/checkpoint/plan_tensors.h"
+#include "model/checkpoint/safetensors.h"
+#include "model/shapes/config.h"
+#include "model/shapes/decoder_spec.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::model {
+
+// 128 bits that change when any bit of the data does. Fast, not secret.
+struct Fingerprint {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+std::string FingerprintText(const Fingerprint& fingerprint);
+
+// Reads one tensor from front to back in blocks of whole rows, fingerprints it
+// on the way, reads ahead, and lets go of the pages behind.
+// Owns: nothing; checkpoint and buffer must outlive it.
+// Threads: one; any number of streams may run over one checkpoint.
+class TensorStream {
+ public:
+  struct Block {
+    int64_t first_row = 0;
+    int64_t num_rows = 0;  // 0: the end
+    std::span<const std::byte> bytes;
+  };
+
+  // `buffer` must hold one row; RESOURCE_EXHAUSTED otherwise from Next().
+  TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
+  ~TensorStream();
+  TensorStream(const TensorStream&) = delete;
+  TensorStream& operator=(const TensorStream&) = delete;
+
+  const TensorInfo& info() const { return *tensor_.info; }
+  absl::StatusOr<Block> Next();
+  // Of all bytes; valid after the end was reached.
+  Fingerprint fingerprint() const;
+
+ private:
+  struct HashState;
+
+  TensorStore::Entry tensor_;
+  std::span<std::byte> buffer_;
+  int64_t next_row_ = 0;
+  std::unique_ptr<HashState> hash_;
+};
+
+// Gathers the fingerprints of a checkpoint's tensors into its weights_id. The
+// order of the calls does not matter. Threads: one.
+class WeightsIdBuilder {
+ public:
+  // `name`: as Checkpoint::Tensor finds it.
+  void Add(std::string_view name, const TensorInfo& info,
+           const Fingerprint& fingerprint);
+  // Also depends on the fields of the spec that change the outputs.
+  std::string Finish(const DecoderSpec& spec);
+
+ private:
+  std::vector<std::string> lines_;
+};
+
+// Owns: the open files.
+// Threads: const methods from any thread.
+// Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
+// type, each with file, tensor, want and have; UNIMPLEMENTED for models not
+// served.
+class Checkpoint {
+ public:
+  // Checks all that no plan changes, and of a folder without a kv_plan.json the
+  // attention tensors too. With one, whoever has read and judged the plan goes
+  // on with CheckTensors.
+  static absl::StatusOr<Checkpoint> Open(const std::string& folder);
+
+  // Whether the tensors are those of this plan, which cache::ValidatePlan
+  // accepted for the model: every one there in its shape, and in layers whose
+  // attention is not the plain one no projection beside them. RequiredTensors'
+  // errors too. Without `with_ranges`, those of codes may still be missing.
+  absl::Status CheckTensors(const kvasir::v1::KvPlan& plan,
+                            bool with_ranges = true) const;
+
+  const std::string& folder() const { return folder_; }
+  // The folder's own name.
+  std::string name() const;
+  const DecoderSpec& spec() const { return config_.spec; }
+  const GenerationDefaults& generation() const { return config_.generation; }
+  // Text of kv_plan.json, if there is one.
+  const std::optional<std::string>& kv_plan_json() const {
+    return kv_plan_json_;
+  }
+
+  // A tensor of a weight type by our name (family_tensors.h); NOT_FOUND, or
+  // INVALID_ARGUMENT for another type.
+  absl::StatusOr<TensorStore::Entry> Tensor(std::string_view name) const;
+  // By our names, what no decoder reads by its own.
+  const TensorStore& tensors() const { return store_; }
+
+ private:
+  Checkpoint(std::string folder, ModelConfig config, TensorStore store)
+      : folder_(std::move(folder)),
+        config_(std::move(config)),
+        store_(std::move(store)) {}
+
+  absl::Status CheckTensor(const RequiredTensor& want) const;
+  absl::Status CheckPlainTensors(bool attention) const;
+  // Of the projections of attention. `compressed`: by layer.
+  absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted,
+                             const std::vector<bool>& compressed) const;
+
+  std::string folder_;
+  ModelConfig config_;
+  TensorStore store_;
+  std::optional<std::string> kv_plan_json_;
+};
+
+}  // namespace kvasir::model

@@ -1,0 +1,313 @@
+// Checkpoints with a kv_plan.json: small folders, written here.
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_matchers.h"
+#include "google/protobuf/util/json_util.h"
+#include "model/checkpoint/checkpoint.h"
+
+namespace kvasir::model {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::KvPlan;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Two layers, M = 24, 4 query and 2 KV heads of 6.
+constexpr char kConfig[] =
+    R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
+        "hidden_size":24,"intermediate_size":20,"num_attention_heads":4,
+        "num_hidden_layers":2,"num_key_value_heads":2,"vocab_size":30,
+        "max_position_embeddings":64,"rms_norm_eps":1e-6,"hidden_act":"silu",
+        "rope_theta":10000.0,"tie_word_embeddings":true})";
+
+// Layer 0 plain; layer 1: rebuilt low-rank keys with static ranges, folded
+// values.
+constexpr char kPlan[] =
+    R"({"schema_version":1,"layers":[
+  {"key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}}]},
+   "value":{"parts":[{"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}}]}},
+  {"key":{"parts":[{"low_rank":{"groups":[{"heads":[0,1],"rank":5}]},
+     "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE","latent_bias":true,
+     "codec":{"bits":{"schedule":[4]},"channel_static":{}}}]},
+   "value":{"parts":[{"low_rank":{"groups":[{"heads":[0,1],"rank":4}]},
+     "uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{"dtype":"F32"}}]}}]})";
+
+KvPlan Plan() {
+  KvPlan plan;
+  EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(kPlan, &plan).ok());
+  return plan;
+}
+
+class CheckpointPlanTest : public ::testing::Test {
+ protected:
+  CheckpointPlanTest()
+      : folder_(absl::StrCat(
+            ::testing::TempDir(), "/checkpoint_plan_", ::getpid(), "_",
+            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::create_directories(folder_);
+    std::ofstream(folder_ + "/config.json") << kConfig;
+    std::ofstream(folder_ + "/kv_plan.json") << kPlan;
+    const auto config = LoadModelConfig(folder_);
+    EXPECT_TRUE(config.ok()) << config.status();
+    if (!config.ok()) return;
+    spec_ = config->spec;
+    for (const RequiredTensor& tensor : Required()) {
+      shapes_[tensor.name] = tensor.shape;
+    }
+  }
+  ~CheckpointPlanTest() override { std::filesystem::remove_all(folder_); }
+
+  // Zeros, but for the first byte of the tensor `spoiled`.
+  void Write(const std::string& spoiled = "",
+             const std::string& dtype = "F32") {
+    const int64_t number_bytes = dtype == "F32" ? 4 : 2;
+    std::vector<std::string> entries;
+    int64_t end = 0;
+    int64_t spoiled_at = -1;
+    for (const auto& [name, shape] : shapes_) {
+      const int64_t begin = end;
+      if (name == spoiled) spoiled_at = begin;
+      int64_t size = number_bytes;
+      for (const int64_t length : shape) size *= length;
+      end += size;
+      entries.push_back(
+          absl::StrCat("\"", name, "\":{\"dtype\":\"", dtype, "\",\"shape\":[",
+                       absl::StrJoin(shape, ","), "],\"data_offsets\":[", begin,
+                       ",", end, "]}"));
+    }
+    const std::string header =
+        absl::StrCat("{", absl::StrJoin(entries, ","), "}");
+    const auto length = static_cast<uint64_t>(header.size());
+    std::ofstream out(folder_ + "/model.safetensors", std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    std::string data(static_cast<size_t>(end), '\0');
+    if (spoiled_at >= 0) data[static_cast<size_t>(spoiled_at)] = 1;
+    out << header << data;
+  }
+
+  absl::Status Check() {
+    Write();
+    const auto checkpoint = Checkpoint::Open(folder_);
+    if (!checkpoint.ok()) return checkpoint.status();
+    return checkpoint->CheckTensors(Plan());
+  }
+
+  std::vector<RequiredTensor> Required() {
+    auto tensors = RequiredTensors(spec_, Plan());
+    EXPECT_TRUE(tensors.ok()) << tensors.status();
+    return tensors.ok() ? *std::move(tensors) : std::vector<RequiredTensor>();
+  }
+
+  std::string Name(const std::string& part) {
+    return absl::StrCat("model.layers.1.self_attn.", part);
+  }
+
+  std::string folder_;
+  DecoderSpec spec_;
+  std::map<std::string, std::vector<int64_t>> shapes_;
+};
+
+TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
+
+TEST_F(CheckpointPlanTest, WithoutThePlanItsTensorsAreMissed) {
+  std::filesystem::remove(folder_ + "/kv_plan.json");
+  Write();
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("layers.1.self_attn.k_proj.weight is "
+                                 "missing")));
+}
+
+TEST_F(CheckpointPlanTest, WhatNoPlanChangesIsCheckedAtOnce) {
+  shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
+  Write();
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("mlp.up_proj.weight"),
+                             HasSubstr("want shape [20, 24], have [19, 24]"))));
+}
+
+TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
+  const auto good = shapes_;
+  int changed = 0;
+  for (const auto& [name, shape] : good) {
+    if (!name.starts_with("model.layers.1.self_attn.")) continue;
+    SCOPED_TRACE(name);
+    ++changed;
+    shapes_ = good;
+    shapes_.erase(name);
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kNotFound,
+                                  AllOf(HasSubstr("layer 1"), HasSubstr(name),
+                                        HasSubstr("is missing"))));
+    shapes_ = good;
+    ++shapes_[name][0];
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr("layer 1"), HasSubstr(name),
+                                        HasSubstr("want shape ["),
+                                        HasSubstr("have ["))));
+  }
+  // q, k down and its bias, up, both ranges, v down, o.
+  EXPECT_EQ(changed, 8);
+}
+
+TEST_F(CheckpointPlanTest, FullWeightsUnderACompressingPlanAreRefused) {
+  shapes_.clear();
+  for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
+    shapes_[tensor.name] = tensor.shape;
+  }
+  EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kNotFound,
+                                AllOf(HasSubstr("layer 1"),
+                                      HasSubstr("k_proj.down.weight"),
+                                      HasSubstr("[5, 24]"))));
+}
+
+TEST_F(CheckpointPlanTest, AProjectionThatThePlanHasNoUseForIsRefused) {
+  // An applied bias that is read by nobody would change the outputs.
+  for (const char* part : {"o_proj.bias", "k_proj.up.bias", "v_proj.weight"}) {
+    SCOPED_TRACE(part);
+    shapes_[Name(part)] = {24};
+    EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr("layer 1"), HasSubstr(part),
+                                        HasSubstr("no use for it"))));
+    shapes_.erase(Name(part));
+  }
+  shapes_[Name("rotary_emb.inv_freq")] = {3};  // says nothing about the plan
+  KVASIR_EXPECT_OK(Check());
+  const std::string bias = "model.layers.0.self_attn.o_proj.bias";
+  shapes_[bias] = {24};  // a plain layer
+  EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                AllOf(HasSubstr("layer 0"), HasSubstr(bias),
+                                      HasSubstr("has no bias"))));
+}
+
+// Kept pairs of keys have the base model's names.
+TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
+  KvPlan plan = Plan();
+  kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
+                  R"({"parts":[{"rope_pairs":{"per_head":[
+                      {"pair_indices":[0,2]},{"pair_indices":[1,2]}]},
+                      "uses":[{"fold":{}}],"stored":"POST_ROPE",
+                      "codec":{"dtype":"F32"}}]})",
+                  key)
+                  .ok());
+  *plan.mutable_layers(1)->mutable_value() = plan.layers(0).value();
+  const auto check = [&] {
+    Write();
+    const auto checkpoint = Checkpoint::Open(folder_);
+    return checkpoint.ok() ? checkpoint->CheckTensors(plan)
+                           : checkpoint.status();
+  };
+  const auto wanted = RequiredTensors(spec_, plan);
+  KVASIR_ASSERT_OK(wanted.status());
+  shapes_.clear();
+  for (const RequiredTensor& tensor : *wanted) {
+    shapes_[tensor.name] = tensor.shape;
+  }
+  KVASIR_EXPECT_OK(check());
+  for (const char* part : {"k_proj.bias", "k_proj.range.min"}) {
+    shapes_[Name(part)] = {8};
+    EXPECT_THAT(check(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(part), HasSubstr("no use for it"))));
+    shapes_.erase(Name(part));
+  }
+}
+
+TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
+  std::filesystem::remove(folder_ + "/kv_plan.json");
+  shapes_.clear();
+  for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
+    shapes_[tensor.name] = tensor.shape;
+  }
+  Write();
+  KVASIR_EXPECT_OK(Checkpoint::Open(folder_));
+  shapes_[Name("q_proj.bias")] = {24};
+  Write();
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("layer 1"), HasSubstr("q_proj.bias"),
+                             HasSubstr("has no bias"))));
+}
+
+TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
+  shapes_.erase(Name("k_proj.range.min"));
+  Write();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                              Checkpoint::Open(folder_));
+  KVASIR_EXPECT_OK(checkpoint.CheckTensors(Plan(), /*with_ranges=*/false));
+  EXPECT_THAT(checkpoint.CheckTensors(Plan()),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("k_proj.range.min is missing")));
+}
+
+TEST_F(CheckpointPlanTest, RangesAreF32) {
+  Write("", "BF16");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                              Checkpoint::Open(folder_));
+  EXPECT_THAT(checkpoint.CheckTensors(Plan()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("k_proj.range.min"),
+                             HasSubstr("want F32, have BF16"))));
+}
+
+TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
+  KvPlan plan = Plan();
+  plan.mutable_layers()->RemoveLast();
+  Write();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
+                              Checkpoint::Open(folder_));
+  EXPECT_THAT(checkpoint.CheckTensors(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the plan has 1 layers, the model has 2")));
+}
+
+TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
+  const auto id = [this]() -> absl::StatusOr<std::string> {
+    auto checkpoint = Checkpoint::Open(folder_);
+    if (!checkpoint.ok()) return checkpoint.status();
+    WeightsIdBuilder builder;
+    std::vector<std::byte> buffer(1 << 16);
+    for (const RequiredTensor& want : Required()) {
+      auto entry = checkpoint->Tensor(want.name);
+      if (!entry.ok()) return entry.status();
+      TensorStream stream(*entry, buffer);
+      for (;;) {
+        auto block = stream.Next();
+        if (!block.ok()) return block.status();
+        if (block->num_rows == 0) break;
+      }
+      builder.Add(want.name, stream.info(), stream.fingerprint());
+    }
+    return builder.Finish(spec_);
+  };
+  Write();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string first, id());
+  Write(Name("v_proj.down.weight"));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string second, id());
+  EXPECT_NE(first, second);
+  spec_.layers[1].rope = false;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const std::string third, id());
+  EXPECT_NE(second, third);
+  for (bool* flag :
+       {&spec_.tied_head, &spec_.qkv_bias, &spec_.o_bias, &spec_.mlp_bias}) {
+    WeightsIdBuilder builder;
+    const std::string before = builder.Finish(spec_);
+    *flag = !*flag;
+    EXPECT_NE(builder.Finish(spec_), before);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::model

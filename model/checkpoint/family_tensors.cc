@@ -1,0 +1,239 @@
+#include "model/checkpoint/family_tensors.h"
+
+#include <array>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "model/checkpoint/plan_tensors.h"
+
+namespace kvasir::model {
+namespace {
+
+// What of the stored rows ours are.
+enum class Pick { kAll, kQuery, kKey, kValue, kBehindTwo };
+
+// A module: its "weight" and "bias" follow. Of a layer if it begins with the
+// family's `layers`, which is followed by the layer's number and a point.
+struct NameRow {
+  std::string_view stored;
+  std::string_view ours;
+  Pick pick = Pick::kAll;
+};
+
+struct FamilyNames {
+  std::string_view model_type;
+  std::string_view layers;        // as stored
+  std::string_view short_layers;  // the same of older files, or nothing
+  std::span<const NameRow> in_layer;
+  std::span<const NameRow> outer;
+};
+
+constexpr std::string_view kOurLayers = "model.layers.";
+
+constexpr std::array<NameRow, 8> kNeoxLayer = {{
+    {"input_layernorm.", "input_layernorm."},
+    {"attention.query_key_value.", "self_attn.q_proj.", Pick::kQuery},
+    {"attention.query_key_value.", "self_attn.k_proj.", Pick::kKey},
+    {"attention.query_key_value.", "self_attn.v_proj.", Pick::kValue},
+    {"attention.dense.", "self_attn.o_proj."},
+    {"post_attention_layernorm.", "post_attention_layernorm."},
+    {"mlp.dense_h_to_4h.", "mlp.up_proj."},
+    {"mlp.dense_4h_to_h.", "mlp.down_proj."},
+}};
+constexpr std::array<NameRow, 3> kNeoxOuter = {{
+    {"gpt_neox.embed_in.", "model.embed_tokens."},
+    {"gpt_neox.final_layer_norm.", "model.norm."},
+    {"embed_out.", "lm_head."},
+}};
+
+constexpr std::array<NameRow, 8> kOptLayer = {{
+    {"self_attn_layer_norm.", "input_layernorm."},
+    {"self_attn.q_proj.", "self_attn.q_proj."},
+    {"self_attn.k_proj.", "self_attn.k_proj."},
+    {"self_attn.v_proj.", "self_attn.v_proj."},
+    {"self_attn.out_proj.", "self_attn.o_proj."},
+    {"final_layer_norm.", "post_attention_layernorm."},
+    {"fc1.", "mlp.up_proj."},
+    {"fc2.", "mlp.down_proj."},
+}};
+// Files written from the model without its head lack the first "model.".
+constexpr std::array<NameRow, 6> kOptOuter = {{
+    {"model.decoder.embed_tokens.", "model.embed_tokens."},
+    {"model.decoder.embed_positions.", "model.embed_positions.",
+     Pick::kBehindTwo},
+    {"model.decoder.final_layer_norm.", "model.norm."},
+    {"decoder.embed_tokens.", "model.embed_tokens."},
+    {"decoder.embed_positions.", "model.embed_positions.", Pick::kBehindTwo},
+    {"decoder.final_layer_norm.", "model.norm."},
+}};
+
+constexpr std::array<FamilyNames, 2> kFamilies = {{
+    {"gpt_neox", "gpt_neox.layers.", {}, kNeoxLayer, kNeoxOuter},
+    {"opt", "model.decoder.layers.", "decoder.layers.", kOptLayer, kOptOuter},
+}};
+
+const FamilyNames* NamesOf(const DecoderSpec& spec) {
+  for (const FamilyNames& names : kFamilies) {
+    if (names.model_type == spec.model_type) return &names;
+  }
+  return nullptr;
+}
+
+// "17." and what follows it, behind `prefix`.
+struct InLayer {
+  std::string_view number;  // with its point
+  std::string_view rest;
+};
+std::optional<InLayer> SplitLayer(std::string_view prefix,
+                                  std::string_view name) {
+  if (prefix.empty() || !name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  const size_t digits = name.find_first_not_of("0123456789");
+  if (digits == 0 || digits == name.npos || name[digits] != '.') {
+    return std::nullopt;
+  }
+  return InLayer{name.substr(0, digits + 1), name.substr(digits + 1)};
+}
+
+// "weight" or "bias", if that is all that `name` has behind `module`.
+std::optional<std::string_view> LeafOf(std::string_view module,
+                                       std::string_view name) {
+  if (!name.starts_with(module)) return std::nullopt;
+  name.remove_prefix(module.size());
+  if (name != "weight" && name != "bias") return std::nullopt;
+  return name;
+}
+
+struct Picked {
+  RowBlocks rows;
+  int64_t num_rows = 0;
+  int64_t stored_rows = 0;
+};
+
+Picked RowsOf(const DecoderSpec& spec, Pick pick) {
+  const int64_t d = spec.head_dim;
+  const int64_t head_rows = spec.num_heads * d;
+  switch (pick) {
+    case Pick::kAll:
+      return {};
+    case Pick::kBehindTwo: {
+      const int64_t count = spec.max_position_embeddings;
+      return {
+          {kUnusedOptPositions, count, 0}, count, kUnusedOptPositions + count};
+    }
+    case Pick::kQuery:
+      return {{0, d, 3 * d}, head_rows, 3 * head_rows};
+    case Pick::kKey:
+      return {{d, d, 3 * d}, head_rows, 3 * head_rows};
+    case Pick::kValue:
+      break;
+  }
+  return {{2 * d, d, 3 * d}, head_rows, 3 * head_rows};
+}
+
+struct Renamed {
+  std::string name;
+  Pick pick = Pick::kAll;
+};
+
+// Our names of a stored tensor; several of a fused one, none of one that the
+// family does not have.
+std::vector<Renamed> Rename(const FamilyNames& names, std::string_view stored) {
+  std::vector<Renamed> ours;
+  auto layer = SplitLayer(names.layers, stored);
+  if (!layer.has_value()) layer = SplitLayer(names.short_layers, stored);
+  if (layer.has_value()) {
+    for (const NameRow& row : names.in_layer) {
+      const auto leaf = LeafOf(row.stored, layer->rest);
+      if (!leaf.has_value()) continue;
+      ours.push_back({absl::StrFormat("%s%s%s%s", kOurLayers, layer->number,
+                                      row.ours, *leaf),
+                      row.pick});
+    }
+    return ours;
+  }
+  for (const NameRow& row : names.outer) {
+    const auto leaf = LeafOf(row.stored, stored);
+    if (!leaf.has_value()) continue;
+    ours.push_back({absl::StrFormat("%s%s", row.ours, *leaf), row.pick});
+  }
+  return ours;
+}
+
+absl::StatusOr<std::vector<TensorView>> ViewsOf(
+    const DecoderSpec& spec, const FamilyNames& names,
+    const TensorStore::Entry& entry) {
+  const TensorInfo& info = *entry.info;
+  std::vector<TensorView> views;
+  for (Renamed& renamed : Rename(names, info.name)) {
+    const Picked picked = RowsOf(spec, renamed.pick);
+    if (!picked.rows.all()) {
+      if (info.shape.empty() || info.shape[0] != picked.stored_rows) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "%s: tensor %s: want %d rows, have shape %s", entry.file->path(),
+            info.name, picked.stored_rows, ShapeText(info.shape)));
+      }
+      if (!IsWeightType(info.type)) {
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "%s: tensor %s: want F32, F16 or BF16, have %s", entry.file->path(),
+            info.name, TensorTypeName(info.type)));
+      }
+    }
+    views.push_back({std::move(renamed.name), picked.rows, picked.num_rows});
+  }
+  if (views.empty()) views.push_back({info.name, {}, 0});
+  return views;
+}
+
+}  // namespace
+
+StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name) {
+  const FamilyNames* const names = NamesOf(spec);
+  const auto found = [&](const NameRow& row, std::string stored) {
+    const Picked picked = RowsOf(spec, row.pick);
+    return StoredTensor{std::move(stored), picked.rows, picked.num_rows};
+  };
+  if (names != nullptr) {
+    if (const auto layer = SplitLayer(kOurLayers, name); layer.has_value()) {
+      for (const NameRow& row : names->in_layer) {
+        const auto leaf = LeafOf(row.ours, layer->rest);
+        if (!leaf.has_value()) continue;
+        return found(row, absl::StrFormat("%s%s%s%s", names->layers,
+                                          layer->number, row.stored, *leaf));
+      }
+    }
+    for (const NameRow& row : names->outer) {
+      const auto leaf = LeafOf(row.ours, name);
+      if (leaf.has_value()) {
+        return found(row, absl::StrFormat("%s%s", row.stored, *leaf));
+      }
+    }
+  }
+  return {std::string(name), {}, 0};
+}
+
+std::vector<std::string> OurNamesOf(const DecoderSpec& spec,
+                                    std::string_view stored) {
+  std::vector<std::string> ours;
+  if (const FamilyNames* const names = NamesOf(spec); names != nullptr) {
+    for (Renamed& renamed : Rename(*names, stored)) {
+      ours.push_back(std::move(renamed.name));
+    }
+  }
+  if (ours.empty()) ours.emplace_back(stored);
+  return ours;
+}
+
+absl::Status UseOurNames(const DecoderSpec& spec, TensorStore* store) {
+  const FamilyNames* const names = NamesOf(spec);
+  if (names == nullptr) return absl::OkStatus();
+  return store->Rename([&](const TensorStore::Entry& entry) {
+    return ViewsOf(spec, *names, entry);
+  });
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,204 @@
+#include "model/checkpoint/family_tensors.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "base/status_matchers.h"
+#include "model/checkpoint/checkpoint.h"
+
+namespace kvasir::model {
+namespace {
+
+using base::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string GoldenModel(const std::string& name) {
+  const char* source = std::getenv("KVASIR_SOURCE_DIR");
+  return absl::StrCat(source == nullptr ? "." : source, "/tests/golden/models/",
+                      name);
+}
+
+std::vector<std::byte> Bytes(const TensorStore::Entry& entry) {
+  std::vector<std::byte> bytes(entry.info->size_bytes);
+  EXPECT_THAT(entry.file->Read(*entry.info, 0, bytes), base::IsOk());
+  return bytes;
+}
+
+DecoderSpec Spec(const char* model_type) {
+  DecoderSpec spec;
+  spec.model_type = model_type;
+  spec.hidden_size = 12;
+  spec.num_heads = 3;
+  spec.num_kv_heads = 3;
+  spec.head_dim = 4;
+  spec.max_position_embeddings = 10;
+  return spec;
+}
+
+TEST(FamilyTensorsTest, EveryNameHasItsPlaceInTheFamilysFiles) {
+  const auto stored = [](const char* family, const char* name) {
+    return StoredTensorOf(Spec(family), name).name;
+  };
+  EXPECT_EQ(stored("gpt_neox", "model.layers.11.self_attn.o_proj.bias"),
+            "gpt_neox.layers.11.attention.dense.bias");
+  EXPECT_EQ(stored("gpt_neox", "lm_head.weight"), "embed_out.weight");
+  EXPECT_EQ(stored("gpt_neox", "model.norm.bias"),
+            "gpt_neox.final_layer_norm.bias");
+  EXPECT_EQ(stored("opt", "model.layers.0.post_attention_layernorm.weight"),
+            "model.decoder.layers.0.final_layer_norm.weight");
+  EXPECT_EQ(stored("opt", "lm_head.weight"), "lm_head.weight");
+  EXPECT_EQ(stored("llama", "model.norm.weight"), "model.norm.weight");
+  // The tensors of an artifact have our names in every family.
+  for (const char* name : {"model.layers.0.self_attn.k_proj.down.weight",
+                           "model.layers.0.self_attn.k_proj.part1.weight"}) {
+    EXPECT_EQ(stored("gpt_neox", name), name);
+    EXPECT_EQ(stored("opt", name), name);
+  }
+}
+
+TEST(FamilyTensorsTest, FusedRowsAreHeadAfterHead) {
+  const StoredTensor key = StoredTensorOf(
+      Spec("gpt_neox"), "model.layers.2.self_attn.k_proj.weight");
+  EXPECT_EQ(key.name, "gpt_neox.layers.2.attention.query_key_value.weight");
+  EXPECT_EQ(key.rows, (RowBlocks{4, 4, 12}));
+  EXPECT_EQ(key.num_rows, 12);
+  const StoredTensor positions =
+      StoredTensorOf(Spec("opt"), "model.embed_positions.weight");
+  EXPECT_EQ(positions.rows.first, 2);
+  EXPECT_EQ(positions.num_rows, 10);
+}
+
+// Element [h, p, d] of the fused rows [heads, 3, head_dim] is row d of head h.
+TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
+  auto checkpoint = Checkpoint::Open(GoldenModel("neox-parallel-quarter"));
+  KVASIR_ASSERT_OK(checkpoint);
+  const DecoderSpec& spec = checkpoint->spec();
+  for (const char* leaf : {"weight", "bias"}) {
+    const auto fused = Bytes(checkpoint->tensors().stored().at(
+        absl::StrCat("gpt_neox.layers.1.attention.query_key_value.", leaf)));
+    int64_t part = 0;
+    for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+      auto entry = checkpoint->Tensor(
+          absl::StrCat("model.layers.1.self_attn.", name, ".", leaf));
+      KVASIR_ASSERT_OK(entry);
+      EXPECT_EQ(entry->info->num_rows(), spec.hidden_size);
+      const std::vector<std::byte> own = Bytes(*entry);
+      const size_t row = entry->info->row_bytes();
+      ASSERT_EQ(own.size(), row * static_cast<size_t>(spec.hidden_size));
+      for (int64_t i = 0; i < spec.hidden_size; ++i) {
+        const int64_t stored =
+            (i / spec.head_dim * 3 + part) * spec.head_dim + i % spec.head_dim;
+        EXPECT_EQ(0, std::memcmp(
+                         own.data() + static_cast<size_t>(i) * row,
+                         fused.data() + static_cast<size_t>(stored) * row, row))
+            << name << " row " << i;
+      }
+      // Across the borders of blocks.
+      for (size_t begin = 0; begin + 3 < own.size(); begin += 17) {
+        std::vector<std::byte> piece(
+            std::min(own.size() - begin, size_t{5} * row + 3));
+        KVASIR_ASSERT_OK(entry->file->Read(*entry->info, begin, piece));
+        EXPECT_EQ(0,
+                  std::memcmp(piece.data(), own.data() + begin, piece.size()));
+      }
+      std::vector<std::byte> buffer(3 * row);
+      TensorStream stream(*entry, buffer);
+      std::vector<std::byte> streamed;
+      while (true) {
+        auto block = stream.Next();
+        KVASIR_ASSERT_OK(block);
+        if (block->num_rows == 0) break;
+        streamed.insert(streamed.end(), block->bytes.begin(),
+                        block->bytes.end());
+      }
+      EXPECT_EQ(streamed, own);
+      ++part;
+    }
+  }
+}
+
+TEST(FamilyTensorsTest, PositionsBeginBehindTheUnusedRows) {
+  auto checkpoint = Checkpoint::Open(GoldenModel("opt-tied"));
+  KVASIR_ASSERT_OK(checkpoint);
+  auto table = checkpoint->Tensor(kPositionsName);
+  KVASIR_ASSERT_OK(table);
+  const TensorStore::Entry& stored =
+      checkpoint->tensors().stored().at("model.decoder.embed_positions.weight");
+  EXPECT_EQ(table->info->num_rows() + kUnusedOptPositions,
+            stored.info->num_rows());
+  const auto whole = Bytes(stored);
+  const auto own = Bytes(*table);
+  EXPECT_EQ(0,
+            std::memcmp(own.data(), whole.data() + 2 * stored.info->row_bytes(),
+                        own.size()));
+}
+
+TEST(FamilyTensorsTest, OptOfOlderFilesHasNoPrefix) {
+  KVASIR_EXPECT_OK(Checkpoint::Open(GoldenModel("opt-untied-no-bias")));
+}
+
+// A copy of a golden model, with text of its header replaced by as much text.
+class SpoiledCheckpointTest : public ::testing::Test {
+ protected:
+  ~SpoiledCheckpointTest() override { std::filesystem::remove_all(folder_); }
+
+  absl::Status OpenWith(const std::string& model, const std::string& from,
+                        const std::string& to) {
+    EXPECT_EQ(from.size(), to.size());
+    folder_ = absl::StrCat(
+        ::testing::TempDir(), "/family_", ::getpid(), "_",
+        ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::copy(GoldenModel(model), folder_);
+    const std::string path = folder_ + "/model.safetensors";
+    std::ifstream in(path, std::ios::binary);
+    std::string bytes((std::istreambuf_iterator<char>(in)),
+                      std::istreambuf_iterator<char>());
+    in.close();
+    EXPECT_NE(bytes.find(from), bytes.npos) << from;
+    absl::StrReplaceAll({{from, to}}, &bytes);
+    std::ofstream(path, std::ios::binary) << bytes;
+    return Checkpoint::Open(folder_).status();
+  }
+
+  std::string folder_;
+};
+
+TEST_F(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
+  EXPECT_THAT(
+      OpenWith("neox-serial-half",
+               "gpt_neox.layers.1.attention.query_key_value"
+               ".weight",
+               "gpt_neox.layers.1.attention.query_KEY_value.weight"),
+      StatusIs(absl::StatusCode::kNotFound,
+               HasSubstr("tensor gpt_neox.layers.1.attention.query_key_value."
+                         "weight is missing")));
+}
+
+TEST_F(SpoiledCheckpointTest, AFusedTensorOfOtherRowsIsRefused) {
+  EXPECT_THAT(
+      OpenWith("neox-serial-half", "\"shape\":[72,24]", "\"shape\":[24,72]"),
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          AllOf(HasSubstr("query_key_value.weight"), HasSubstr("want 72 rows"),
+                HasSubstr("have shape [24, 72]"))));
+}
+
+TEST_F(SpoiledCheckpointTest, ATensorUnderTwoNamesIsRefused) {
+  EXPECT_THAT(OpenWith("opt-tied", "model.decoder.layers.1.fc1.weight",
+                       "model.layers.0.mlp.up_proj.weight"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("model.decoder.layers.0.fc1.weight"),
+                             HasSubstr("is the same one"))));
+}
+
+}  // namespace
+}  // namespace kvasir::model

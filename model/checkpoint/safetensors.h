@@ -1,0 +1,170 @@
+// Reader of safetensors files: one file, or a folder of shards with an index.
+// Nothing in a file is believed before it is checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/checkpoint/file.h"
+
+namespace kvasir::model {
+
+// Every type the format knows. Weights are F32, F16 or BF16; the others are
+// read as headers only.
+enum class TensorType {
+  kF32,
+  kF16,
+  kBF16,
+  kF64,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU64,
+  kU32,
+  kU16,
+  kU8,
+  kBool,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kF6E2M3,
+  kF6E3M2,
+  kF4,
+  kC64,
+};
+
+std::string_view TensorTypeName(TensorType type);
+int64_t TensorTypeBits(TensorType type);
+bool IsWeightType(TensorType type);
+std::string ShapeText(std::span<const int64_t> shape);
+
+// A choice of a tensor's rows: blocks of `block_rows`, the first from row
+// `first` on, each `stride` rows behind the one before. block_rows 0: all rows.
+struct RowBlocks {
+  int64_t first = 0;
+  int64_t block_rows = 0;
+  int64_t stride = 0;
+
+  bool all() const { return block_rows == 0; }
+  friend bool operator==(const RowBlocks&, const RowBlocks&) = default;
+};
+
+struct TensorInfo {
+  std::string name;  // as stored
+  TensorType type = TensorType::kF32;
+  std::vector<int64_t> shape;  // outermost first
+  // From the start of the file's data section.
+  uint64_t begin_bytes = 0;
+  uint64_t size_bytes = 0;
+  // Not all: this is a choice of the rows that lie from begin_bytes on. Shape
+  // and size are those of the choice, and it is read as if it lay in one piece.
+  RowBlocks rows;
+
+  // Product of the shape but its first entry, in bytes; the unit of reading.
+  // Only for weight types.
+  uint64_t row_bytes() const;
+  // The first entry of the shape; 1 for a scalar.
+  int64_t num_rows() const { return shape.empty() ? 1 : shape[0]; }
+};
+
+// A header as text, checked against the bytes that follow it: types known,
+// offsets in order, without overlap or hole, each size the product of its
+// shape. `where` names the file in errors. Sorted by offset.
+absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
+    std::string_view json, uint64_t data_bytes, std::string_view where);
+
+// One file. Threads: const methods from any thread.
+class SafetensorsFile {
+ public:
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+
+  // Tells another file of the same name from this one: 128 bits of its size and
+  // of pieces spread evenly over it, as hex. All bytes of a file below 16 MiB,
+  // 16 MiB of a larger one: a model that was trained on differs in every piece,
+  // a change of a single tensor may stay unseen.
+  absl::StatusOr<std::string> Fingerprint() const;
+
+  // Bytes of a tensor of this file, or of a choice of its rows, `offset_bytes`
+  // from its start.
+  absl::Status Read(const TensorInfo& tensor, uint64_t offset_bytes,
+                    std::span<std::byte> out) const;
+  void WillNeed(const TensorInfo& tensor, uint64_t offset_bytes,
+                uint64_t size_bytes) const;
+  void Release(const TensorInfo& tensor, uint64_t offset_bytes,
+               uint64_t size_bytes) const;
+
+ private:
+  SafetensorsFile(RandomAccessFile file, uint64_t data_start_bytes,
+                  std::vector<TensorInfo> tensors)
+      : file_(std::move(file)),
+        data_start_bytes_(data_start_bytes),
+        tensors_(std::move(tensors)) {}
+
+  // Calls piece(place in the file, bytes, offset in the tensor's own bytes) for
+  // what lies in one piece, in order.
+  absl::Status ForEachPiece(
+      const TensorInfo& tensor, uint64_t offset_bytes, uint64_t size_bytes,
+      absl::FunctionRef<absl::Status(uint64_t, uint64_t, uint64_t)> piece)
+      const;
+
+  RandomAccessFile file_;
+  uint64_t data_start_bytes_;
+  std::vector<TensorInfo> tensors_;
+};
+
+// A name under which the rows of a stored tensor are found.
+struct TensorView {
+  std::string name;
+  RowBlocks rows;
+  int64_t num_rows = 0;  // of the choice; not used for all rows
+};
+
+// The tensors of a checkpoint folder, by name, wherever they lie:
+// model.safetensors, or what model.safetensors.index.json lists of its shards.
+// Threads: const methods from any thread.
+// Errors: NOT_FOUND for a folder without either file, FAILED_PRECONDITION for a
+// shard whose fingerprint the index names otherwise (docs/artifact.md).
+class TensorStore {
+ public:
+  struct Entry {
+    const SafetensorsFile* file = nullptr;
+    const TensorInfo* info = nullptr;
+  };
+
+  using Entries = std::map<std::string, Entry, std::less<>>;
+
+  static absl::StatusOr<TensorStore> Open(const std::string& folder);
+
+  // Gives the tensors the names of their views, and choices of rows names of
+  // their own. INVALID_ARGUMENT for two of one name.
+  absl::Status Rename(
+      absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
+          views_of);
+
+  // nullptr when there is none. Valid as long as the store.
+  const Entry* Find(std::string_view name) const;
+  const Entries& entries() const { return entries_; }
+  // By the names and in the shapes that the files have.
+  const Entries& stored() const { return stored_; }
+
+ private:
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::unique_ptr<TensorInfo>> choices_;
+  Entries entries_;
+  Entries stored_;
+};
+
+}  // namespace kvasir::model

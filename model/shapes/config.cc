@@ -1,0 +1,541 @@
+#include "model/shapes/config.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "model/checkpoint/file.h"
+#include "model/checkpoint/json.h"
+#include "model/shapes/rope_config.h"
+
+namespace kvasir::model {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kMaxConfigBytes = 4 << 20;
+
+// Upper limits: several times the largest published models, and small enough
+// that no product of three of them overflows 64 bits.
+constexpr int64_t kMaxHidden = int64_t{1} << 17;
+constexpr int64_t kMaxHeads = 4096;
+constexpr int64_t kMaxHeadDim = 1024;
+constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
+constexpr int64_t kMaxVocab = int64_t{1} << 23;
+constexpr int64_t kMaxLayers = 1024;
+constexpr int64_t kMaxPositions = int64_t{1} << 30;
+
+enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt };
+
+struct FamilyRow {
+  std::string_view architecture;
+  std::string_view model_type;
+  Family family;
+};
+
+constexpr std::array<FamilyRow, 5> kFamilies = {{
+    {"LlamaForCausalLM", "llama", Family::kLlama},
+    {"MistralForCausalLM", "mistral", Family::kMistral},
+    {"Qwen2ForCausalLM", "qwen2", Family::kQwen2},
+    {"GPTNeoXForCausalLM", "gpt_neox", Family::kNeox},
+    {"OPTForCausalLM", "opt", Family::kOpt},
+}};
+
+// Families that look alike and are not: the reason is worth a line.
+struct RefusedRow {
+  std::string_view architecture_prefix;
+  std::string_view reason;
+};
+
+constexpr std::array<RefusedRow, 9> kRefused = {{
+    {"Qwen3Moe", "QK-norm and mixture-of-experts layers are not served"},
+    {"Qwen3", "QK-norm is not served"},
+    {"Qwen2Moe", "mixture-of-experts layers are not served"},
+    {"Mixtral", "mixture-of-experts layers are not served"},
+    {"Olmo2", "QK-norm is not served"},
+    {"Gemma3", "QK-norm is not served"},
+    {"Gemma", "its norms, activation and soft caps are not served"},
+    {"GPTNeoXJapanese", "its biases stand elsewhere than GPT-NeoX's"},
+    {"DeepseekV", "multi-head latent attention is not served"},
+}};
+
+absl::Status Unimplemented(const JsonFields& fields, std::string_view name,
+                           std::string_view what) {
+  return absl::UnimplementedError(
+      absl::StrFormat("%s: %s: %s", fields.where(), name, what));
+}
+
+absl::StatusOr<FamilyRow> FindFamily(const JsonFields& fields) {
+  std::string architecture;
+  if (const json* list = fields.Find("architectures"); list != nullptr) {
+    if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
+      return fields.Error("architectures",
+                          absl::StrFormat("want a list of one name, have %s",
+                                          JsonExcerpt(*list)));
+    }
+    architecture = (*list)[0].get<std::string>();
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> model_type,
+                          fields.String("model_type"));
+  for (const FamilyRow& row : kFamilies) {
+    if (architecture.empty() ? model_type == row.model_type
+                             : architecture == row.architecture) {
+      return row;
+    }
+  }
+  const std::string name =
+      architecture.empty() ? model_type.value_or("") : architecture;
+  if (name.empty()) {
+    return fields.Error("architectures", "is missing");
+  }
+  for (const RefusedRow& row : kRefused) {
+    if (name.starts_with(row.architecture_prefix)) {
+      return Unimplemented(fields, "architectures",
+                           absl::StrFormat("%s: %s", name, row.reason));
+    }
+  }
+  return Unimplemented(
+      fields, "architectures",
+      absl::StrCat(name,
+                   " is not served; served are LlamaForCausalLM, "
+                   "MistralForCausalLM, Qwen2ForCausalLM, GPTNeoXForCausalLM, "
+                   "OPTForCausalLM"));
+}
+
+// Fields that change the mathematics in a way the decoder description cannot
+// say: refused rather than ignored.
+absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
+  if (const json* quantization = fields.Find("quantization_config");
+      quantization != nullptr) {
+    std::string method = "of an unknown method";
+    if (quantization->is_object()) {
+      const auto found = quantization->find("quant_method");
+      if (found != quantization->end()) method = JsonExcerpt(*found);
+    }
+    return Unimplemented(
+        fields, "quantization_config",
+        absl::StrCat("weights quantized by ", method,
+                     " are not served; want F32, F16 or BF16 weights"));
+  }
+  for (const std::string_view name :
+       {"use_qk_norm", "qk_norm", "qk_layernorm"}) {
+    KVASIR_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
+    if (on) return Unimplemented(fields, name, "QK-norm is not served");
+  }
+  for (const std::string_view name :
+       {"attn_logit_softcapping", "final_logit_softcapping",
+        "attention_multiplier", "residual_multiplier", "embedding_multiplier",
+        "logits_scaling"}) {
+    if (fields.Find(name) != nullptr) {
+      return Unimplemented(fields, name, "is not served");
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct ActivationRow {
+  std::string_view name;
+  MlpKind kind;
+};
+constexpr std::array<ActivationRow, 5> kPlainActivations = {{
+    {"gelu", MlpKind::kGelu},
+    {"gelu_new", MlpKind::kGeluTanh},
+    {"gelu_fast", MlpKind::kGeluTanh},
+    {"gelu_pytorch_tanh", MlpKind::kGeluTanh},
+    {"relu", MlpKind::kRelu},
+}};
+
+bool HasPlainMlp(Family family) {
+  return family == Family::kNeox || family == Family::kOpt;
+}
+
+absl::Status ParseActivation(const JsonFields& fields, Family family,
+                             DecoderSpec* spec) {
+  const std::string_view field =
+      family == Family::kOpt ? "activation_function" : "hidden_act";
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
+                          fields.String(field));
+  if (!HasPlainMlp(family)) {
+    if (!act.has_value() || *act == "silu" || *act == "swish") {
+      return absl::OkStatus();
+    }
+    return Unimplemented(
+        fields, field,
+        absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
+  }
+  const std::string name =
+      act.value_or(family == Family::kOpt ? "relu" : "gelu");
+  for (const ActivationRow& row : kPlainActivations) {
+    if (name != row.name) continue;
+    spec->mlp = row.kind;
+    return absl::OkStatus();
+  }
+  return Unimplemented(
+      fields, field,
+      absl::StrFormat("\"%s\" is not served; want gelu, gelu_new, gelu_fast, "
+                      "gelu_pytorch_tanh or relu",
+                      name));
+}
+
+absl::Status ParseSizes(const JsonFields& fields, Family family,
+                        DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(spec->hidden_size,
+                          fields.IntIn("hidden_size", 1, kMaxHidden));
+  KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
+                          fields.IntIn("num_attention_heads", 1, kMaxHeads));
+  // Mistral's configuration class has a default of its own.
+  const int64_t default_kv_heads =
+      family == Family::kMistral ? 8 : spec->num_heads;
+  KVASIR_ASSIGN_OR_RETURN(
+      spec->num_kv_heads,
+      fields.IntIn("num_key_value_heads", 1, kMaxHeads, default_kv_heads));
+  if (spec->num_heads % spec->num_kv_heads != 0) {
+    return fields.Error(
+        "num_key_value_heads",
+        absl::StrFormat("want a divisor of num_attention_heads %d, have %d",
+                        spec->num_heads, spec->num_kv_heads));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> head_dim,
+                          fields.Int("head_dim"));
+  if (!head_dim.has_value() && spec->hidden_size % spec->num_heads != 0) {
+    return fields.Error(
+        "hidden_size",
+        absl::StrFormat("want a multiple of num_attention_heads %d (there is "
+                        "no head_dim), have %d",
+                        spec->num_heads, spec->hidden_size));
+  }
+  spec->head_dim = head_dim.value_or(spec->hidden_size / spec->num_heads);
+  if (spec->head_dim < 2 || spec->head_dim > kMaxHeadDim ||
+      spec->head_dim % 2 != 0) {
+    return fields.Error("head_dim",
+                        absl::StrFormat("want an even number from 2 to %d "
+                                        "(RoPE turns pairs), have %d",
+                                        kMaxHeadDim, spec->head_dim));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      spec->intermediate_size,
+      fields.IntIn(family == Family::kOpt ? "ffn_dim" : "intermediate_size", 1,
+                   kMaxIntermediate));
+  KVASIR_ASSIGN_OR_RETURN(spec->vocab_size,
+                          fields.IntIn("vocab_size", 1, kMaxVocab));
+  KVASIR_ASSIGN_OR_RETURN(
+      spec->max_position_embeddings,
+      fields.IntIn("max_position_embeddings", 1, kMaxPositions));
+  KVASIR_ASSIGN_OR_RETURN(const int64_t num_layers,
+                          fields.IntIn("num_hidden_layers", 1, kMaxLayers));
+  spec->layers.resize(static_cast<size_t>(num_layers));
+  return absl::OkStatus();
+}
+
+absl::Status ParseBiases(const JsonFields& fields, Family family,
+                         DecoderSpec* spec) {
+  if (family == Family::kLlama) {
+    KVASIR_ASSIGN_OR_RETURN(spec->qkv_bias,
+                            fields.BoolOr("attention_bias", false));
+    spec->o_bias = spec->qkv_bias;
+    KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
+    return absl::OkStatus();
+  }
+  if (HasPlainMlp(family)) {
+    // OPT has one switch for all; GPT-NeoX's MLP always has biases.
+    KVASIR_ASSIGN_OR_RETURN(
+        spec->qkv_bias,
+        fields.BoolOr(family == Family::kOpt ? "enable_bias" : "attention_bias",
+                      true));
+    spec->o_bias = spec->qkv_bias;
+    spec->mlp_bias = family == Family::kNeox || spec->qkv_bias;
+    return absl::OkStatus();
+  }
+  spec->qkv_bias = family == Family::kQwen2;
+  // A Mistral or Qwen2 file that says otherwise is not the model it names.
+  for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
+    const bool expected = name == "attention_bias" && spec->qkv_bias;
+    if (on.value_or(expected) && !expected) {
+      return Unimplemented(fields, name,
+                           absl::StrCat(spec->architecture, " has none"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Llama, Mistral and Qwen2: RMSNorm and whole heads that turn.
+absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("rms_norm_eps", 1e-30, 1.0, 1e-6));
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
+                          fields.BoolOr("tie_word_embeddings", false));
+  KVASIR_ASSIGN_OR_RETURN(
+      RopeConfig rope,
+      ParseRope(fields,
+                RopeContext{spec->head_dim, spec->max_position_embeddings}));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  return absl::OkStatus();
+}
+
+// GPT-NeoX and OPT have a KV head for every query head, and heads of
+// hidden_size over their number: their own code reads neither field.
+absl::Status RefuseGroupedHeads(const JsonFields& fields,
+                                const DecoderSpec& spec) {
+  if (spec.num_kv_heads != spec.num_heads) {
+    return Unimplemented(
+        fields, "num_key_value_heads",
+        absl::StrFormat("%s has as many as query heads: want %d, have %d",
+                        spec.architecture, spec.num_heads, spec.num_kv_heads));
+  }
+  if (spec.num_heads * spec.head_dim != spec.hidden_size) {
+    return Unimplemented(
+        fields, "head_dim",
+        absl::StrFormat("%s divides hidden_size %d among %d heads, have %d",
+                        spec.architecture, spec.hidden_size, spec.num_heads,
+                        spec.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
+  spec->norm = NormKind::kLayerNorm;
+  KVASIR_ASSIGN_OR_RETURN(spec->norm_eps,
+                          fields.NumberIn("layer_norm_eps", 1e-30, 1.0, 1e-5));
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
+                          fields.BoolOr("tie_word_embeddings", false));
+  KVASIR_ASSIGN_OR_RETURN(spec->parallel_residual,
+                          fields.BoolOr("use_parallel_residual", true));
+  KVASIR_ASSIGN_OR_RETURN(
+      RopeConfig rope,
+      ParseRope(fields, RopeContext{.head_dim = spec->head_dim,
+                                    .max_position_embeddings =
+                                        spec->max_position_embeddings,
+                                    .neox = true}));
+  spec->rope = std::move(rope.rope);
+  spec->max_position_embeddings = rope.max_positions;
+  return absl::OkStatus();
+}
+
+// A switch of OPT that has to stand as in its large models.
+struct OptSwitch {
+  std::string_view name;
+  bool want;
+  std::string_view reason;
+};
+constexpr std::array<OptSwitch, 3> kOptSwitches = {{
+    {"do_layer_norm_before", true,
+     "norms after attention and MLP (OPT-350M) are not served"},
+    {"_remove_final_layer_norm", false,
+     "a decoder without its last norm is not served"},
+    {"layer_norm_elementwise_affine", true,
+     "norms without weights are not served"},
+}};
+
+absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
+  KVASIR_RETURN_IF_ERROR(RefuseGroupedHeads(fields, *spec));
+  for (const OptSwitch& row : kOptSwitches) {
+    KVASIR_ASSIGN_OR_RETURN(const bool have, fields.BoolOr(row.name, row.want));
+    if (have == row.want) continue;
+    return Unimplemented(
+        fields, row.name,
+        absl::StrFormat("%s: want %s, have %s", row.reason,
+                        row.want ? "true" : "false", have ? "true" : "false"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t projected,
+      fields.IntIn("word_embed_proj_dim", 1, kMaxHidden, spec->hidden_size));
+  if (projected != spec->hidden_size) {
+    return Unimplemented(
+        fields, "word_embed_proj_dim",
+        absl::StrFormat("embeddings of another width than the layers are not "
+                        "served: want hidden_size %d, have %d",
+                        spec->hidden_size, projected));
+  }
+  spec->norm = NormKind::kLayerNorm;
+  spec->norm_eps = 1e-5;  // no field says it
+  spec->learned_positions = true;
+  for (LayerSpec& layer : spec->layers) layer.rope = false;
+  KVASIR_ASSIGN_OR_RETURN(spec->tied_head,
+                          fields.BoolOr("tie_word_embeddings", true));
+  return absl::OkStatus();
+}
+
+// Which layers see a window, and how wide it is.
+absl::Status ParseWindows(const JsonFields& fields, Family family,
+                          DecoderSpec* spec) {
+  std::optional<int64_t> window;
+  int64_t first_windowed = 0;
+  constexpr int64_t kDefaultWindow = 4096;
+  if (family == Family::kMistral) {
+    // Absent means the family's default; null means none.
+    const bool is_null = fields.IsNull("sliding_window");
+    if (!is_null) {
+      KVASIR_ASSIGN_OR_RETURN(
+          window,
+          fields.IntIn("sliding_window", 1, kMaxPositions, kDefaultWindow));
+    }
+  } else if (family == Family::kQwen2) {
+    KVASIR_ASSIGN_OR_RETURN(const bool use,
+                            fields.BoolOr("use_sliding_window", false));
+    if (use) {
+      KVASIR_ASSIGN_OR_RETURN(
+          window,
+          fields.IntIn("sliding_window", 1, kMaxPositions, kDefaultWindow));
+      KVASIR_ASSIGN_OR_RETURN(
+          first_windowed, fields.IntIn("max_window_layers", 0, kMaxLayers, 28));
+    }
+  } else if (fields.Find("sliding_window") != nullptr) {
+    return Unimplemented(fields, "sliding_window",
+                         absl::StrCat(spec->architecture, " has none"));
+  }
+
+  std::vector<bool> windowed;
+  for (int64_t layer = 0; layer < spec->num_layers(); ++layer) {
+    windowed.push_back(window.has_value() && layer >= first_windowed);
+  }
+  if (const json* types = fields.Find("layer_types"); types != nullptr) {
+    if (!types->is_array() || types->size() != windowed.size()) {
+      return fields.Error(
+          "layer_types", absl::StrFormat("want a list of %d names, have %s",
+                                         windowed.size(), JsonExcerpt(*types)));
+    }
+    for (size_t layer = 0; layer < windowed.size(); ++layer) {
+      const json& type = (*types)[layer];
+      const bool is_sliding = type == "sliding_attention";
+      if (!is_sliding && type != "full_attention") {
+        return Unimplemented(fields, "layer_types",
+                             absl::StrCat(JsonExcerpt(type), " is not served"));
+      }
+      // Only Qwen2's own code reads the list.
+      const bool may_differ =
+          family == Family::kQwen2 && (window.has_value() || !is_sliding);
+      if (is_sliding != windowed[layer] && !may_differ) {
+        return fields.Error(
+            "layer_types",
+            absl::StrFormat("layer %d: %s disagrees with sliding_window", layer,
+                            JsonExcerpt(type)));
+      }
+      windowed[layer] = is_sliding;
+    }
+  }
+  for (size_t layer = 0; layer < windowed.size(); ++layer) {
+    spec->layers[layer].sliding_window = windowed[layer] ? *window : 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTokenId(const JsonFields& fields, std::string_view name,
+                          int64_t id, int64_t vocab_size) {
+  if (id >= 0 && id < vocab_size) return absl::OkStatus();
+  return fields.Error(
+      name, absl::StrFormat("want 0 to %d, have %d", vocab_size - 1, id));
+}
+
+// An id or a list of ids; empty when missing.
+absl::StatusOr<std::vector<int32_t>> TokenIds(const JsonFields& fields,
+                                              std::string_view name,
+                                              int64_t vocab_size) {
+  constexpr size_t kMaxIds = 256;
+  std::vector<int32_t> ids;
+  const json* value = fields.Find(name);
+  if (value == nullptr) return ids;
+  const json list = value->is_array() ? *value : json::array({*value});
+  if (list.size() > kMaxIds) {
+    return fields.Error(name, absl::StrFormat("want at most %d ids, have %d",
+                                              kMaxIds, list.size()));
+  }
+  for (const json& entry : list) {
+    if (!entry.is_number_integer()) {
+      return fields.Error(name, absl::StrFormat("want token ids, have %s",
+                                                JsonExcerpt(*value)));
+    }
+    const int64_t id = entry.get<int64_t>();
+    KVASIR_RETURN_IF_ERROR(CheckTokenId(fields, name, id, vocab_size));
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+}  // namespace
+
+absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
+                                        std::string_view where) {
+  KVASIR_ASSIGN_OR_RETURN(const json root, ParseJson(text, where));
+  if (!root.is_object()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: want an object, have %s", where, JsonExcerpt(root)));
+  }
+  const JsonFields fields(root, std::string(where));
+  KVASIR_ASSIGN_OR_RETURN(const FamilyRow family, FindFamily(fields));
+  DecoderSpec spec;
+  spec.architecture = family.architecture;
+  spec.model_type = family.model_type;
+  KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields));
+  KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family.family, &spec));
+  KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family.family, &spec));
+  KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family.family, &spec));
+  KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family.family, &spec));
+  if (family.family == Family::kNeox) {
+    KVASIR_RETURN_IF_ERROR(ParseNeox(fields, &spec));
+  } else if (family.family == Family::kOpt) {
+    KVASIR_RETURN_IF_ERROR(ParseOpt(fields, &spec));
+  } else {
+    KVASIR_RETURN_IF_ERROR(ParseRotaryFamily(fields, &spec));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> bos,
+                          fields.Int("bos_token_id"));
+  if (bos.has_value()) {
+    KVASIR_RETURN_IF_ERROR(
+        CheckTokenId(fields, "bos_token_id", *bos, spec.vocab_size));
+    spec.bos_token_id = static_cast<int32_t>(*bos);
+  }
+  KVASIR_ASSIGN_OR_RETURN(spec.eos_token_ids,
+                          TokenIds(fields, "eos_token_id", spec.vocab_size));
+  return spec;
+}
+
+absl::Status ParseGenerationConfig(std::string_view text,
+                                   std::string_view where,
+                                   ModelConfig* config) {
+  KVASIR_ASSIGN_OR_RETURN(const json root, ParseJson(text, where));
+  if (!root.is_object()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: want an object, have %s", where, JsonExcerpt(root)));
+  }
+  const JsonFields fields(root, std::string(where));
+  KVASIR_ASSIGN_OR_RETURN(
+      std::vector<int32_t> eos,
+      TokenIds(fields, "eos_token_id", config->spec.vocab_size));
+  if (!eos.empty()) config->spec.eos_token_ids = std::move(eos);
+  GenerationDefaults& defaults = config->generation;
+  KVASIR_ASSIGN_OR_RETURN(defaults.do_sample, fields.Bool("do_sample"));
+  KVASIR_ASSIGN_OR_RETURN(defaults.temperature, fields.Number("temperature"));
+  KVASIR_ASSIGN_OR_RETURN(defaults.top_p, fields.Number("top_p"));
+  KVASIR_ASSIGN_OR_RETURN(defaults.top_k, fields.Int("top_k"));
+  KVASIR_ASSIGN_OR_RETURN(defaults.min_p, fields.Number("min_p"));
+  KVASIR_ASSIGN_OR_RETURN(defaults.repetition_penalty,
+                          fields.Number("repetition_penalty"));
+  KVASIR_ASSIGN_OR_RETURN(defaults.max_new_tokens,
+                          fields.Int("max_new_tokens"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/config.json");
+  KVASIR_ASSIGN_OR_RETURN(const std::string text,
+                          ReadSmallFile(path, kMaxConfigBytes));
+  ModelConfig config;
+  KVASIR_ASSIGN_OR_RETURN(config.spec, ParseConfig(text, path));
+  const std::string generation_path =
+      absl::StrCat(folder, "/generation_config.json");
+  if (FileExists(generation_path)) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string generation,
+                            ReadSmallFile(generation_path, kMaxConfigBytes));
+    KVASIR_RETURN_IF_ERROR(
+        ParseGenerationConfig(generation, generation_path, &config));
+  }
+  return config;
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,26 @@
+// libFuzzer: any bytes as config.json and generation_config.json.
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
+#include "base/check.h"
+#include "model/shapes/config.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  kvasir::model::ModelConfig config;
+  auto spec = kvasir::model::ParseConfig(text, "fuzz");
+  if (spec.ok()) {
+    KVASIR_CHECK(spec->num_heads % spec->num_kv_heads == 0);
+    KVASIR_CHECK(spec->head_dim > 0 && spec->head_dim % 2 == 0);
+    KVASIR_CHECK(spec->num_layers() > 0);
+    for (const double frequency : spec->rope.frequencies) {
+      KVASIR_CHECK(std::isfinite(frequency));
+    }
+    config.spec = *std::move(spec);
+  } else {
+    config.spec.vocab_size = 100;
+  }
+  (void)kvasir::model::ParseGenerationConfig(text, "fuzz", &config);
+  return 0;
+}

@@ -1,0 +1,334 @@
+#include "model/shapes/rope_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <numbers>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+
+namespace kvasir::model {
+namespace {
+
+constexpr double kDefaultTheta = 10000.0;
+// Above 1, because YaRN divides by log(theta).
+constexpr double kMinTheta = 1.0001;
+constexpr double kMaxTheta = 1e15;
+constexpr double kMaxFactor = 1e6;
+constexpr int64_t kMaxPositions = int64_t{1} << 30;
+
+absl::Status Unimplemented(const JsonFields& fields, std::string_view name,
+                           std::string_view what) {
+  return absl::UnimplementedError(
+      absl::StrFormat("%s: %s: %s", fields.where(), name, what));
+}
+
+// base^(-2f/dim): radians per position of pair f.
+std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
+  std::vector<double> frequencies;
+  for (int64_t f = 0; f < dim / 2; ++f) {
+    frequencies.push_back(std::pow(
+        theta, -2.0 * static_cast<double>(f) / static_cast<double>(dim)));
+  }
+  return frequencies;
+}
+
+// Long wavelengths are stretched by `factor`, short ones kept, and between the
+// two the frequency goes over linearly in old context / wavelength.
+absl::Status ApplyLlama3(const JsonFields& fields, RopeConfig* config) {
+  KVASIR_ASSIGN_OR_RETURN(const double factor,
+                          fields.NumberIn("factor", 1.0, kMaxFactor));
+  KVASIR_ASSIGN_OR_RETURN(const double low,
+                          fields.NumberIn("low_freq_factor", 1e-6, kMaxFactor));
+  KVASIR_ASSIGN_OR_RETURN(
+      const double high, fields.NumberIn("high_freq_factor", 1e-6, kMaxFactor));
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t old_context,
+      fields.IntIn("original_max_position_embeddings", 1, kMaxPositions));
+  if (high <= low) {
+    return fields.Error("high_freq_factor",
+                        absl::StrFormat("want more than low_freq_factor %g, "
+                                        "have %g",
+                                        low, high));
+  }
+  for (double& frequency : config->rope.frequencies) {
+    const double wavelength = 2 * std::numbers::pi / frequency;
+    const double turns = static_cast<double>(old_context) / wavelength;
+    if (turns < low) {
+      frequency /= factor;
+    } else if (turns <= high) {
+      const double keep = (turns - low) / (high - low);
+      frequency = (1 - keep) * frequency / factor + keep * frequency;
+    }
+  }
+  return absl::OkStatus();
+}
+
+double YarnMscale(double scale, double weight) {
+  return scale <= 1 ? 1.0 : 0.1 * weight * std::log(scale) + 1.0;
+}
+
+struct YarnRange {
+  double low = 0;   // pair index up to which frequencies are kept
+  double high = 0;  // and from which they are divided by the factor
+};
+
+// The pair indices at which a pair turns `beta` times in the old context.
+absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
+                                          double theta, int64_t dim,
+                                          double old_context) {
+  KVASIR_ASSIGN_OR_RETURN(double fast,
+                          fields.NumberIn("beta_fast", 0, kMaxFactor, 32.0));
+  KVASIR_ASSIGN_OR_RETURN(double slow,
+                          fields.NumberIn("beta_slow", 0, kMaxFactor, 1.0));
+  KVASIR_ASSIGN_OR_RETURN(const bool truncate, fields.BoolOr("truncate", true));
+  // Zero means the default, as for every reader of this field.
+  if (fast == 0) fast = 32;
+  if (slow == 0) slow = 1;
+  const auto pair_of = [&](double turns) {
+    return static_cast<double>(dim) *
+           std::log(old_context / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(theta));
+  };
+  YarnRange range{pair_of(fast), pair_of(slow)};
+  if (truncate) {
+    range.low = std::floor(range.low);
+    range.high = std::ceil(range.high);
+  }
+  range.low = std::max(range.low, 0.0);
+  range.high = std::min(range.high, static_cast<double>(dim - 1));
+  return range;
+}
+
+absl::StatusOr<double> YarnAttentionFactor(const JsonFields& fields,
+                                           double factor) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> given,
+                          fields.Number("attention_factor"));
+  if (given.has_value()) {
+    if (*given <= 0 || *given > kMaxFactor) {
+      return fields.Error("attention_factor",
+                          absl::StrFormat("want above 0, have %g", *given));
+    }
+    return *given;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const double mscale,
+                          fields.NumberIn("mscale", 0, kMaxFactor, 0.0));
+  KVASIR_ASSIGN_OR_RETURN(
+      const double mscale_all_dim,
+      fields.NumberIn("mscale_all_dim", 0, kMaxFactor, 0.0));
+  if (mscale != 0 && mscale_all_dim != 0) {
+    return YarnMscale(factor, mscale) / YarnMscale(factor, mscale_all_dim);
+  }
+  return YarnMscale(factor, 1.0);
+}
+
+absl::Status ApplyYarn(const JsonFields& fields, double theta,
+                       const RopeContext& context, RopeConfig* config) {
+  KVASIR_ASSIGN_OR_RETURN(
+      int64_t old_context,
+      fields.IntIn("original_max_position_embeddings", 0, kMaxPositions, 0));
+  std::optional<double> fallback;
+  if (old_context != 0) {
+    fallback = static_cast<double>(context.max_position_embeddings) /
+               static_cast<double>(old_context);
+  } else {
+    old_context = context.max_position_embeddings;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const double factor,
+                          fields.NumberIn("factor", 1.0, kMaxFactor, fallback));
+  const double scaled = factor * static_cast<double>(old_context);
+  config->max_positions =
+      std::max(context.max_position_embeddings,
+               static_cast<int64_t>(
+                   std::min(scaled, static_cast<double>(kMaxPositions))));
+  KVASIR_ASSIGN_OR_RETURN(config->rope.attention_factor,
+                          YarnAttentionFactor(fields, factor));
+  KVASIR_ASSIGN_OR_RETURN(
+      const YarnRange range,
+      CorrectionRange(fields, theta, config->rope.rotary_dim,
+                      static_cast<double>(old_context)));
+  // A zero width would divide by zero.
+  const double width = range.high == range.low ? 0.001 : range.high - range.low;
+  for (size_t f = 0; f < config->rope.frequencies.size(); ++f) {
+    const double stretched =
+        std::clamp((static_cast<double>(f) - range.low) / width, 0.0, 1.0);
+    double& frequency = config->rope.frequencies[f];
+    frequency = frequency / factor * stretched + frequency * (1 - stretched);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RefusePartialRotary(const JsonFields& fields) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> part,
+                          fields.Number("partial_rotary_factor"));
+  if (part.has_value() && *part != 1.0) {
+    return Unimplemented(
+        fields, "partial_rotary_factor",
+        absl::StrFormat("this family rotates whole heads: want 1, have %g",
+                        *part));
+  }
+  return absl::OkStatus();
+}
+
+// A number that may stand under several names, of which none may disagree.
+struct Named {
+  const JsonFields& fields;
+  std::string_view name;
+};
+absl::StatusOr<double> OneOf(std::initializer_list<Named> places,
+                             double fallback) {
+  std::optional<double> found;
+  std::string_view first;
+  for (const auto& [fields, name] : places) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
+                            fields.Number(name));
+    if (!value.has_value()) continue;
+    if (found.has_value() && *found != *value) {
+      return fields.Error(name, absl::StrFormat("%g disagrees with %s %g",
+                                                *value, first, *found));
+    }
+    if (!found.has_value()) first = name;
+    found = value;
+  }
+  return found.value_or(fallback);
+}
+
+// How many dims of a head turn (GPT-NeoX).
+absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
+                                      const JsonFields& rope,
+                                      int64_t head_dim) {
+  constexpr double kDefaultPart = 0.25;
+  KVASIR_ASSIGN_OR_RETURN(const double part,
+                          OneOf({{root, "rotary_pct"},
+                                 {root, "partial_rotary_factor"},
+                                 {rope, "partial_rotary_factor"}},
+                                kDefaultPart));
+  if (!(part > 0.0 && part <= 1.0)) {
+    return root.Error(
+        "rotary_pct",
+        absl::StrFormat("want above 0, at most 1, have %g", part));
+  }
+  const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
+  if (dim < 2 || dim % 2 != 0) {
+    return Unimplemented(
+        root, "rotary_pct",
+        absl::StrFormat("want a part of head_dim %d that is an even number of "
+                        "dims, have %g: %d dims",
+                        head_dim, part, dim));
+  }
+  return dim;
+}
+
+absl::StatusOr<double> ThetaOf(const JsonFields& root, const JsonFields& rope,
+                               const RopeContext& context, bool is_new_form) {
+  if (context.neox) {
+    KVASIR_ASSIGN_OR_RETURN(const double theta,
+                            OneOf({{root, "rotary_emb_base"},
+                                   {root, "rope_theta"},
+                                   {rope, "rope_theta"}},
+                                  kDefaultTheta));
+    if (theta >= kMinTheta && theta <= kMaxTheta) return theta;
+    return root.Error(
+        "rotary_emb_base",
+        absl::StrFormat("want %g to %g, have %g", kMinTheta, kMaxTheta, theta));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const double theta,
+      root.NumberIn("rope_theta", kMinTheta, kMaxTheta, kDefaultTheta));
+  if (!is_new_form) return theta;
+  return rope.NumberIn("rope_theta", kMinTheta, kMaxTheta, theta);
+}
+
+// The scaling's name; "rope_type", or "type" in older files.
+absl::StatusOr<std::string> ScalingType(const JsonFields& fields) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> type,
+                          fields.String("type"));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> rope_type,
+                          fields.String("rope_type"));
+  if (type.has_value() && rope_type.has_value() && *type != *rope_type) {
+    return fields.Error(
+        "rope_type",
+        absl::StrFormat("\"%s\" and type \"%s\" disagree", *rope_type, *type));
+  }
+  return rope_type.value_or(type.value_or("default"));
+}
+
+absl::Status ApplyScaling(const JsonFields& fields, double theta,
+                          const RopeContext& context, RopeConfig* config) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string type, ScalingType(fields));
+  if (type == "default") return absl::OkStatus();
+  if (type == "linear") {
+    KVASIR_ASSIGN_OR_RETURN(const double factor,
+                            fields.NumberIn("factor", 1.0, kMaxFactor));
+    for (double& frequency : config->rope.frequencies) frequency /= factor;
+    return absl::OkStatus();
+  }
+  if (type == "llama3") return ApplyLlama3(fields, config);
+  if (type == "yarn") return ApplyYarn(fields, theta, context, config);
+  if (type == "dynamic" || type == "longrope" || type == "su") {
+    return Unimplemented(
+        fields, "rope_type",
+        absl::StrFormat("\"%s\" changes frequencies with the length seen, so "
+                        "cached keys would go stale; served are default, "
+                        "linear, llama3, yarn",
+                        type));
+  }
+  return Unimplemented(
+      fields, "rope_type",
+      absl::StrFormat("\"%s\" is unknown; served are default, linear, llama3, "
+                      "yarn",
+                      type));
+}
+
+}  // namespace
+
+absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
+                                     const RopeContext& context) {
+  const nlohmann::json* scaling = root.Find("rope_scaling");
+  const nlohmann::json* parameters = root.Find("rope_parameters");
+  if (scaling != nullptr && parameters != nullptr && *scaling != *parameters) {
+    return root.Error("rope_parameters", "disagrees with rope_scaling");
+  }
+  const bool is_new_form = parameters != nullptr;
+  const std::string_view name =
+      is_new_form ? "rope_parameters" : "rope_scaling";
+  static const nlohmann::json kNothing = nlohmann::json::object();
+  const nlohmann::json* object = is_new_form ? parameters : scaling;
+  if (object == nullptr) object = &kNothing;
+  if (!object->is_object()) {
+    return root.Error(
+        name, absl::StrFormat("want an object, have %s", JsonExcerpt(*object)));
+  }
+  for (const auto& [key, value] : object->items()) {
+    if (value.is_object()) {
+      return Unimplemented(root, absl::StrFormat("%s.%s", name, key),
+                           "parameters per layer type are not served");
+    }
+  }
+  const JsonFields fields(*object,
+                          absl::StrFormat("%s: %s", root.where(), name));
+  KVASIR_ASSIGN_OR_RETURN(const double theta,
+                          ThetaOf(root, fields, context, is_new_form));
+  RopeConfig config;
+  config.max_positions = context.max_position_embeddings;
+  config.rope.rotary_dim = context.head_dim;
+  if (context.neox) {
+    KVASIR_ASSIGN_OR_RETURN(config.rope.rotary_dim,
+                            NeoxRotaryDim(root, fields, context.head_dim));
+  } else {
+    KVASIR_RETURN_IF_ERROR(RefusePartialRotary(root));
+    KVASIR_RETURN_IF_ERROR(RefusePartialRotary(fields));
+  }
+  config.rope.pairing = RopePairing::kHalfSplit;
+  config.rope.frequencies = DefaultFrequencies(theta, config.rope.rotary_dim);
+  KVASIR_RETURN_IF_ERROR(ApplyScaling(fields, theta, context, &config));
+  return config;
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,34 @@
+// RoPE frequencies from config.json: the default, linear, llama3 and YaRN
+// scalings, in the older form (rope_theta + rope_scaling) and the newer one
+// (rope_parameters).
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "model/checkpoint/json.h"
+#include "model/shapes/decoder_spec.h"
+
+namespace kvasir::model {
+
+struct RopeContext {
+  int64_t head_dim = 0;
+  int64_t max_position_embeddings = 0;
+  // GPT-NeoX: a part of each head turns, and its fields have older names.
+  bool neox = false;
+};
+
+struct RopeConfig {
+  RopeSpec rope;
+  // Positions the scaling was made for: YaRN's old context times its factor,
+  // where that is more than max_position_embeddings.
+  int64_t max_positions = 0;
+};
+
+// `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
+// length seen ("dynamic", "longrope"), and for a part of a head that turns in
+// another family than GPT-NeoX.
+absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
+                                     const RopeContext& context);
+
+}  // namespace kvasir::model

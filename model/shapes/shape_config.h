@@ -1,0 +1,21 @@
+// The config.json of a shape: one description serves checkpoints on disk and
+// models made in memory.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "model/shapes/decoder_spec.h"
+#include "model/shapes/shapes.h"
+
+namespace kvasir::model {
+
+// `torch_dtype`: "float32", "float16" or "bfloat16".
+std::string ConfigJsonOfShape(const ModelShape& shape,
+                              std::string_view torch_dtype);
+
+// What ParseConfig makes of that text; ValidateShape's errors.
+absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
+
+}  // namespace kvasir::model

@@ -1,0 +1,179 @@
+#include "model/tokenizer/added_tokens.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "model/tokenizer/unicode.h"
+#include "model/tokenizer/utf8.h"
+
+namespace kvasir::model {
+namespace {
+
+// Bounds the work per character of text.
+constexpr size_t kMaxContentBytes = 1024;
+constexpr size_t kMaxTokens = 1 << 17;
+constexpr size_t kMaxTrieBytes = size_t{8} << 20;
+
+size_t PreviousCharBegin(std::string_view text, size_t end) {
+  size_t begin = end - 1;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80)
+    --begin;
+  return begin;
+}
+
+bool WordEndsAt(std::string_view text, size_t end) {
+  if (end == 0) return false;
+  return IsWordChar(FirstChar(text.substr(PreviousCharBegin(text, end))).value);
+}
+
+bool WordStartsAt(std::string_view text, size_t begin) {
+  return begin < text.size() && IsWordChar(FirstChar(text.substr(begin)).value);
+}
+
+size_t SpaceBegin(std::string_view text, size_t end, size_t least) {
+  while (end > least) {
+    const size_t begin = PreviousCharBegin(text, end);
+    if (!IsWhiteSpace(FirstChar(text.substr(begin)).value)) break;
+    end = begin;
+  }
+  return std::max(end, least);
+}
+
+size_t SpaceEnd(std::string_view text, size_t begin) {
+  while (begin < text.size()) {
+    const Utf8Char c = FirstChar(text.substr(begin));
+    if (!IsWhiteSpace(c.value)) break;
+    begin += c.size;
+  }
+  return begin;
+}
+
+}  // namespace
+
+void TokenTrie::Add(std::string_view content, int32_t index) {
+  if (content.empty()) return;
+  uint64_t node = 0;
+  for (const char c : content) {
+    const uint64_t key = (node << 8) | static_cast<uint8_t>(c);
+    const auto [it, added] = children_.try_emplace(
+        key, static_cast<uint32_t>(index_of_node_.size()));
+    if (added) index_of_node_.push_back(-1);
+    node = it->second;
+  }
+  if (index_of_node_[node] < 0) index_of_node_[node] = index;
+  starts_[static_cast<uint8_t>(content[0])] = true;
+}
+
+int32_t TokenTrie::LongestAt(std::string_view text, size_t at,
+                             size_t* size) const {
+  int32_t found = -1;
+  if (!starts_[static_cast<uint8_t>(text[at])]) return found;
+  uint64_t node = 0;
+  for (size_t i = at; i < text.size(); ++i) {
+    const auto it = children_.find((node << 8) | static_cast<uint8_t>(text[i]));
+    if (it == children_.end()) break;
+    node = it->second;
+    if (index_of_node_[node] >= 0) {
+      found = index_of_node_[node];
+      *size = i + 1 - at;
+    }
+  }
+  return found;
+}
+
+absl::StatusOr<std::vector<AddedToken>> AddedTokens::ReadList(
+    const JsonRef& ref) {
+  std::vector<AddedToken> tokens;
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<JsonRef> entries, ref.Elements());
+  if (entries.size() > kMaxTokens) {
+    return ref.Invalid(absl::StrCat("at most ", kMaxTokens));
+  }
+  for (const JsonRef& entry : entries) {
+    AddedToken token;
+    KVASIR_ASSIGN_OR_RETURN(const JsonRef id, entry.Get("id"));
+    KVASIR_ASSIGN_OR_RETURN(const int64_t value, id.Int());
+    if (value < 0 || value > INT32_MAX) return id.Invalid("an id from 0");
+    token.id = static_cast<int32_t>(value);
+    KVASIR_ASSIGN_OR_RETURN(token.content, entry.GetString("content"));
+    if (token.content.empty() || token.content.size() > kMaxContentBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(entry.path(), ".content has ", token.content.size(),
+                       " bytes, want 1 to ", kMaxContentBytes));
+    }
+    KVASIR_ASSIGN_OR_RETURN(token.special, entry.GetBool("special", false));
+    KVASIR_ASSIGN_OR_RETURN(token.normalized,
+                            entry.GetBool("normalized", !token.special));
+    KVASIR_ASSIGN_OR_RETURN(token.single_word,
+                            entry.GetBool("single_word", false));
+    KVASIR_ASSIGN_OR_RETURN(token.left_strip, entry.GetBool("lstrip", false));
+    KVASIR_ASSIGN_OR_RETURN(token.right_strip, entry.GetBool("rstrip", false));
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+absl::StatusOr<AddedTokens> AddedTokens::Build(
+    std::vector<AddedToken> tokens, const TextNormalizer& normalizer) {
+  AddedTokens added;
+  added.tokens_ = std::move(tokens);
+  size_t total_bytes = 0;
+  for (size_t i = 0; i < added.tokens_.size(); ++i) {
+    const AddedToken& token = added.tokens_[i];
+    const auto index = static_cast<int32_t>(i);
+    std::string content = token.content;
+    if (token.normalized) {
+      KVASIR_ASSIGN_OR_RETURN(NormalizedText result, normalizer.Apply(content));
+      content = std::move(result.text);
+    }
+    total_bytes += content.size();
+    if (total_bytes > kMaxTrieBytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "added_tokens[", i, "]: the added tokens take more than ",
+          kMaxTrieBytes, " bytes together"));
+    }
+    (token.normalized ? added.normalized_ : added.raw_).Add(content, index);
+  }
+  return added;
+}
+
+void AddedTokens::Split(bool normalized, bool parse_special,
+                        std::string_view text,
+                        std::vector<TextSegment>* segments) const {
+  const TokenTrie& trie = normalized ? normalized_ : raw_;
+  segments->clear();
+  size_t done = 0;
+  // A stripping token may take whitespace along that belongs to a later match:
+  // the search itself goes on behind the match proper.
+  size_t at = trie.empty() ? text.size() : 0;
+  while (at < text.size()) {
+    size_t size = 0;
+    const int32_t index = trie.LongestAt(text, at, &size);
+    if (index < 0) {
+      ++at;
+      continue;
+    }
+    size_t begin = at;
+    size_t end = at + size;
+    at = end;
+    const AddedToken& token = tokens_[static_cast<size_t>(index)];
+    if (token.special && !parse_special) continue;
+    if (token.single_word &&
+        (WordEndsAt(text, begin) || WordStartsAt(text, end))) {
+      continue;
+    }
+    if (token.left_strip) begin = SpaceBegin(text, begin, done);
+    // What the token before took along is not searched again: a text of
+    // nothing but stripping spaces would take quadratic time.
+    if (token.right_strip) end = SpaceEnd(text, std::max(end, done));
+    // Inside the whitespace that the token before took along.
+    if (end <= done) continue;
+    if (done < begin) segments->push_back({-1, done, begin});
+    segments->push_back({token.id, begin, end});
+    done = end;
+  }
+  if (done < text.size()) segments->push_back({-1, done, text.size()});
+}
+
+}  // namespace kvasir::model

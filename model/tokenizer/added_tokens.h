@@ -1,0 +1,74 @@
+// Tokens that are found in the text as they are written, before the model
+// sees it: control tokens and words added after training.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "model/tokenizer/text_normalizer.h"
+#include "model/tokenizer/tokenizer_json.h"
+
+namespace kvasir::model {
+
+struct AddedToken {
+  int32_t id = 0;
+  std::string content;
+  bool special = false;
+  bool normalized = false;   // looked for in normalized text
+  bool single_word = false;  // only where no word character touches it
+  bool left_strip = false;   // takes the whitespace before it along
+  bool right_strip = false;  // and after it
+};
+
+// A part of a text: an added token, or text in between (id -1).
+struct TextSegment {
+  int32_t id = -1;
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+// Longest-match search for many contents at once. Threads: immutable.
+class TokenTrie {
+ public:
+  // `index` names the content in matches; of two equal ones the first does.
+  void Add(std::string_view content, int32_t index);
+  bool empty() const { return children_.empty(); }
+
+  // The longest content that `text` has at `at`: its index, or -1. `size` is
+  // its length.
+  int32_t LongestAt(std::string_view text, size_t at, size_t* size) const;
+
+ private:
+  // (node << 8 | byte) -> node; the root is 0.
+  absl::flat_hash_map<uint64_t, uint32_t> children_;
+  std::vector<int32_t> index_of_node_{-1};
+  std::array<bool, 256> starts_{};
+};
+
+// Threads: immutable.
+class AddedTokens {
+ public:
+  // `ref` is the file's "added_tokens" array.
+  static absl::StatusOr<std::vector<AddedToken>> ReadList(const JsonRef& ref);
+  static absl::StatusOr<AddedTokens> Build(std::vector<AddedToken> tokens,
+                                           const TextNormalizer& normalizer);
+
+  const std::vector<AddedToken>& tokens() const { return tokens_; }
+
+  // Cuts a text at the tokens that are looked for in raw or in normalized
+  // text. `parse_special` false passes special tokens over. O(text).
+  void Split(bool normalized, bool parse_special, std::string_view text,
+             std::vector<TextSegment>* segments) const;
+
+ private:
+  std::vector<AddedToken> tokens_;
+  TokenTrie raw_;
+  TokenTrie normalized_;
+};
+
+}  // namespace kvasir::model

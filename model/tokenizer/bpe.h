@@ -1,0 +1,107 @@
+// The byte-pair model: one pre-tokenized piece to ids.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "model/tokenizer/tokenizer_json.h"
+
+namespace kvasir::model {
+
+// Owns: vocabulary and merges.
+// Threads: Encode from any number of threads, each with its own scratch.
+class BpeModel {
+ public:
+  // Buffers of one encoding thread, kept between pieces.
+  struct Scratch {
+    struct Symbol {
+      int32_t id = 0;
+      int32_t previous = -1;
+      int32_t next = -1;
+      bool alive = true;
+    };
+    struct Candidate {
+      int32_t rank = 0;
+      int32_t position = 0;  // of the left symbol
+      int32_t merged = 0;
+    };
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> heap;
+    std::vector<int32_t> ids;
+    std::string mapped;
+  };
+
+  // `ref` is the file's "model". `byte_level`: pieces come as raw bytes.
+  // `num_added` bounds the ids together with the vocabulary's size.
+  static absl::StatusOr<std::unique_ptr<BpeModel>> FromJson(const JsonRef& ref,
+                                                            bool byte_level,
+                                                            size_t num_added);
+  BpeModel(const BpeModel&) = delete;
+  BpeModel& operator=(const BpeModel&) = delete;
+
+  // Appends the ids of one piece. Characters that no token covers become byte
+  // tokens, the unknown token, or nothing, as the file says. O(n log n).
+  void Encode(std::string_view piece, Scratch* scratch,
+              std::vector<int32_t>* ids) const;
+
+  // [id], empty where no token has the id.
+  const std::vector<std::string>& tokens() const { return tokens_; }
+  std::optional<int32_t> Find(std::string_view token) const;
+
+ private:
+  struct Merge {
+    int32_t rank = 0;
+    int32_t merged = 0;
+  };
+  // Whether a piece equal to a token is that token, which merges need not
+  // agree with. Found out at the first such piece.
+  enum WholeWord : uint8_t { kUntried, kIsToken, kIsMerged };
+
+  BpeModel() = default;
+  absl::Status ReadOptions(const JsonRef& ref);
+  absl::Status ReadVocabulary(const JsonRef& ref, size_t num_added);
+  absl::Status ReadMerges(const JsonRef& ref);
+  absl::Status AddMerge(const std::string& path, std::string_view left,
+                        std::string_view right, int32_t rank);
+  void IndexBytes();
+
+  void AppendSymbols(std::string_view piece, Scratch* scratch) const;
+  void AppendRawBytes(std::string_view piece, std::vector<int32_t>* ids) const;
+  // Runs the merges over scratch->ids, in place.
+  void MergeAll(Scratch* scratch) const;
+  void MergeFew(std::vector<int32_t>* ids) const;
+  const Merge* FindMerge(int32_t left, int32_t right) const;
+
+  bool byte_level_ = false;
+  bool ignore_merges_ = false;
+  bool fuse_unknown_ = false;
+  std::optional<int32_t> unknown_;
+  // Ids of <0x00> ... <0xFF>; empty where the file does not fall back to them
+  // or any is missing.
+  std::vector<int32_t> fallback_;
+
+  std::vector<std::string> tokens_;
+  // Keys point into tokens_.
+  absl::flat_hash_map<absl::string_view, int32_t> ids_;
+  absl::flat_hash_map<uint64_t, Merge> merges_;
+
+  // byte_level_: the id of each byte's character, -1 where it has none, and
+  // whether all have one.
+  std::array<int32_t, 256> byte_ids_{};
+  bool all_bytes_ = false;
+  // Tokens by what a piece looks like: raw bytes where byte_level_.
+  std::vector<std::string> word_texts_;
+  absl::flat_hash_map<absl::string_view, int32_t> words_;
+  mutable std::vector<std::atomic<uint8_t>> whole_words_;  // [id]
+};
+
+}  // namespace kvasir::model

@@ -1,0 +1,60 @@
+#include "model/tokenizer/detokenizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "model/tokenizer/token_decoder.h"
+
+namespace kvasir::model {
+namespace {
+
+// Enough to be inside a text and to complete a character that the context
+// left open; older tokens cannot matter.
+constexpr size_t kContextTokens = 8;
+
+}  // namespace
+
+IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer,
+                                               bool skip_special)
+    : tokenizer_(&tokenizer),
+      skip_special_(skip_special),
+      state_(std::make_unique<DecodeState>(tokenizer.decoder().NewState())) {}
+IncrementalDetokenizer::~IncrementalDetokenizer() = default;
+IncrementalDetokenizer::IncrementalDetokenizer(
+    IncrementalDetokenizer&&) noexcept = default;
+IncrementalDetokenizer& IncrementalDetokenizer::operator=(
+    IncrementalDetokenizer&&) noexcept = default;
+
+void IncrementalDetokenizer::Prime(std::span<const int32_t> context) {
+  size_t begin = context.size();
+  for (size_t kept = 0; begin > 0 && kept < kContextTokens;) {
+    const int32_t id = context[--begin];
+    const bool skipped = skip_special_ && tokenizer_->IsSpecial(id);
+    if (!skipped && !tokenizer_->IdToToken(id).empty()) ++kept;
+  }
+  for (const int32_t id : context.subspan(begin)) Push(id);
+}
+
+std::string IncrementalDetokenizer::Push(int32_t id) {
+  std::string delta;
+  const std::string_view token = tokenizer_->IdToToken(id);
+  if (token.empty() || (skip_special_ && tokenizer_->IsSpecial(id))) {
+    return delta;
+  }
+  tokenizer_->decoder().Push(token, state_.get(), &delta);
+  return delta;
+}
+
+std::string IncrementalDetokenizer::Finish() {
+  std::string rest;
+  tokenizer_->decoder().Finish(state_.get(), &rest);
+  return rest;
+}
+
+size_t IncrementalDetokenizer::pending_bytes() const {
+  size_t total = 0;
+  for (const auto& stage : state_->stages) total += stage.pending.size();
+  return total;
+}
+
+}  // namespace kvasir::model

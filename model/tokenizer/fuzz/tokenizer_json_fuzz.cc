@@ -1,0 +1,37 @@
+// libFuzzer: any bytes as tokenizer.json and tokenizer_config.json; what loads
+// must encode and decode without harm.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/check.h"
+#include "model/tokenizer/detokenizer.h"
+#include "model/tokenizer/tokenizer.h"
+#include "model/tokenizer/utf8.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using kvasir::model::IsValidUtf8;
+  using kvasir::model::Tokenizer;
+  const std::string_view file(reinterpret_cast<const char*>(data), size);
+  const auto tokenizer = Tokenizer::FromJson(file, file, "fuzz");
+  if (!tokenizer.ok()) {
+    KVASIR_CHECK(!tokenizer.status().message().empty());
+    return 0;
+  }
+  // The file's own text holds its added tokens, special or not.
+  const std::string_view text = file.substr(0, 512);
+  const auto ids = (*tokenizer)->Encode(text);
+  if (!ids.ok()) return 0;
+  kvasir::model::IncrementalDetokenizer stream(**tokenizer, false);
+  std::string streamed;
+  for (const int32_t id : *ids) {
+    KVASIR_CHECK(id >= 0 && id < (*tokenizer)->vocab_size());
+    const std::string delta = stream.Push(id);
+    KVASIR_CHECK(IsValidUtf8(delta));
+    streamed += delta;
+  }
+  streamed += stream.Finish();
+  KVASIR_CHECK(streamed == (*tokenizer)->Decode(*ids, false));
+  return 0;
+}

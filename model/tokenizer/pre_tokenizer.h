@@ -1,0 +1,97 @@
+// The "pre_tokenizer" of a tokenizer file: one text to the pieces that are
+// tokenized independently.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model/tokenizer/text_pattern.h"
+#include "model/tokenizer/tokenizer_json.h"
+
+namespace kvasir::model {
+
+struct TextPiece {
+  std::string_view text;
+  // Starts where the whole encoded text starts.
+  bool at_start = false;
+};
+
+// Pieces and the memory of those that are no part of the input.
+struct PieceList {
+  std::vector<TextPiece> pieces;
+  std::deque<std::string> owned;
+};
+
+// Threads: immutable.
+class PreTokenizer {
+ public:
+  // No pre-tokenizer: the text is one piece.
+  PreTokenizer() = default;
+  // Unimplemented names a component we do not have.
+  static absl::StatusOr<PreTokenizer> FromJson(const JsonRef& ref);
+
+  // Pieces are raw bytes which the model looks up in the byte-level alphabet.
+  bool byte_level() const { return byte_level_; }
+
+  // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
+  // outlive it. InvalidArgument where a pattern gives up.
+  absl::Status Apply(std::string_view text, bool at_start,
+                     PieceList* list) const;
+
+ private:
+  enum class Behavior {
+    kIsolated,
+    kRemoved,
+    kMergedWithPrevious,
+    kMergedWithNext,
+    kContiguous,
+  };
+  // Characters that a step matches one by one, where it has no pattern.
+  enum class CharClass { kNone, kWhiteSpace, kPunctuation, kNumeric, kLiteral };
+
+  struct Step {
+    // Split: matches of `pattern`, else of `chars` (else of words).
+    bool splits = false;
+    std::optional<TextPattern> pattern;
+    CharClass chars = CharClass::kNone;
+    char32_t literal = 0;  // kLiteral
+    bool words = false;    // runs of \w and runs of neither \w nor space
+    Behavior behavior = Behavior::kIsolated;
+    bool invert = false;
+    // Before splitting: spaces become `replacement` ...
+    std::string replacement;
+    // ... and this comes in front of a piece that does not start with it.
+    std::string prefix;
+    bool prefix_only_at_start = false;
+    // After splitting: bytes are written in the byte-level alphabet.
+    bool map_bytes = false;
+  };
+  struct Match {
+    TextRange range;
+    bool is_match = false;
+  };
+
+  static absl::StatusOr<Step> ReadStep(const std::string& type,
+                                       const JsonRef& ref);
+  static absl::StatusOr<Step> ReadByteLevel(const JsonRef& ref);
+  static absl::StatusOr<Step> ReadMetaspace(const JsonRef& ref);
+  static absl::StatusOr<Behavior> ReadBehavior(const JsonRef& ref);
+  static absl::Status ApplyStep(const Step& step, PieceList* list);
+  static void Rewrite(const Step& step, PieceList* list);
+  static void MapBytes(PieceList* list);
+  static absl::Status Split(const Step& step, PieceList* list);
+  static void FindChars(const Step& step, std::string_view text,
+                        std::vector<TextRange>* matches);
+  static void Join(const Step& step, std::string_view text,
+                   const std::vector<TextRange>& found,
+                   std::vector<Match>* joined);
+
+  std::vector<Step> steps_;
+  bool byte_level_ = false;
+};
+
+}  // namespace kvasir::model

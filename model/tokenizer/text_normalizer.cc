@@ -1,0 +1,145 @@
+#include "model/tokenizer/text_normalizer.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "model/tokenizer/utf8.h"
+
+namespace kvasir::model {
+namespace {
+
+constexpr size_t kMaxNormalizedBytes = size_t{256} << 20;
+
+constexpr std::string_view kSupported =
+    "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip";
+
+std::string Lower(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const Utf8Char c = FirstChar(text);
+    AppendLower(c.value, &out);
+    text.remove_prefix(c.size);
+  }
+  return out;
+}
+
+size_t LeadingSpaceBytes(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const Utf8Char c = FirstChar(text.substr(at));
+    if (!IsWhiteSpace(c.value)) break;
+    at += c.size;
+  }
+  return at;
+}
+
+size_t EndWithoutTrailingSpace(std::string_view text) {
+  size_t end = text.size();
+  while (end > 0) {
+    size_t begin = end - 1;
+    while (begin > 0 &&
+           (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80)
+      --begin;
+    if (!IsWhiteSpace(FirstChar(text.substr(begin)).value)) break;
+    end = begin;
+  }
+  return end;
+}
+
+std::optional<NormalForm> FormOf(const std::string& type) {
+  if (type == "NFC") return NormalForm::kNfc;
+  if (type == "NFD") return NormalForm::kNfd;
+  if (type == "NFKC") return NormalForm::kNfkc;
+  if (type == "NFKD") return NormalForm::kNfkd;
+  return std::nullopt;
+}
+
+}  // namespace
+
+absl::StatusOr<TextNormalizer::Step> TextNormalizer::ReadStep(
+    const std::string& type, const JsonRef& ref) {
+  Step step;
+  if (type == "Prepend") {
+    step.kind = Kind::kPrepend;
+    KVASIR_ASSIGN_OR_RETURN(step.content, ref.GetString("prepend"));
+  } else if (type == "Replace") {
+    step.kind = Kind::kReplace;
+    KVASIR_ASSIGN_OR_RETURN(step.content, ref.GetString("content"));
+    KVASIR_ASSIGN_OR_RETURN(const JsonRef pattern, ref.Get("pattern"));
+    KVASIR_ASSIGN_OR_RETURN(step.pattern, TextPattern::FromJson(pattern));
+  } else if (const auto form = FormOf(type)) {
+    step.kind = Kind::kForm;
+    step.form = *form;
+  } else if (type == "Lowercase") {
+    step.kind = Kind::kLowercase;
+  } else if (type == "Strip") {
+    step.kind = Kind::kStrip;
+    KVASIR_ASSIGN_OR_RETURN(step.strip_left, ref.GetBool("strip_left", true));
+    KVASIR_ASSIGN_OR_RETURN(step.strip_right, ref.GetBool("strip_right", true));
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
+    return name.Unsupported(kSupported);
+  }
+  return step;
+}
+
+absl::StatusOr<TextNormalizer> TextNormalizer::FromJson(const JsonRef& ref) {
+  TextNormalizer normalizer;
+  KVASIR_RETURN_IF_ERROR(VisitComponents(
+      ref, "normalizers",
+      [&](const std::string& type, const JsonRef& item) -> absl::Status {
+        KVASIR_ASSIGN_OR_RETURN(Step step, ReadStep(type, item));
+        normalizer.steps_.push_back(std::move(step));
+        return absl::OkStatus();
+      }));
+  return normalizer;
+}
+
+absl::Status TextNormalizer::ApplyStep(const Step& step, NormalizedText* text) {
+  switch (step.kind) {
+    case Kind::kPrepend:
+      if (!text->text.empty()) text->text.insert(0, step.content);
+      return absl::OkStatus();
+    case Kind::kReplace: {
+      KVASIR_ASSIGN_OR_RETURN(
+          text->text, ReplaceAll(*step.pattern, step.content, text->text,
+                                 kMaxNormalizedBytes));
+      return absl::OkStatus();
+    }
+    case Kind::kForm: {
+      KVASIR_ASSIGN_OR_RETURN(text->text, Normalize(step.form, text->text));
+      return absl::OkStatus();
+    }
+    case Kind::kLowercase:
+      text->text = Lower(text->text);
+      return absl::OkStatus();
+    case Kind::kStrip: {
+      std::string_view rest = text->text;
+      if (step.strip_right)
+        rest = rest.substr(0, EndWithoutTrailingSpace(rest));
+      const size_t front = step.strip_left ? LeadingSpaceBytes(rest) : 0;
+      text->front_stripped |= front > 0;
+      text->text = std::string(rest.substr(front));
+      return absl::OkStatus();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NormalizedText> TextNormalizer::Apply(
+    std::string_view text) const {
+  NormalizedText result{.text = std::string(text)};
+  for (const Step& step : steps_) {
+    KVASIR_RETURN_IF_ERROR(ApplyStep(step, &result));
+    if (result.text.size() > kMaxNormalizedBytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a text of ", text.size(), " bytes normalizes to ",
+                       result.text.size(), ", limit ", kMaxNormalizedBytes));
+    }
+  }
+  return result;
+}
+
+}  // namespace kvasir::model

@@ -1,0 +1,54 @@
+// The "normalizer" of a tokenizer file: text to text, before any splitting.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "model/tokenizer/text_pattern.h"
+#include "model/tokenizer/tokenizer_json.h"
+#include "model/tokenizer/unicode.h"
+
+namespace kvasir::model {
+
+struct NormalizedText {
+  std::string text;
+  // Whitespace was stripped from the front: the text no longer starts where
+  // the original did.
+  bool front_stripped = false;
+};
+
+// Threads: immutable.
+class TextNormalizer {
+ public:
+  // No normalizer: every text stays as it is.
+  TextNormalizer() = default;
+  // Unimplemented names a component we do not have.
+  static absl::StatusOr<TextNormalizer> FromJson(const JsonRef& ref);
+
+  bool empty() const { return steps_.empty(); }
+
+  // InvalidArgument where the text grows beyond reason, or a pattern gives up.
+  absl::StatusOr<NormalizedText> Apply(std::string_view text) const;
+
+ private:
+  enum class Kind { kPrepend, kReplace, kForm, kLowercase, kStrip };
+  struct Step {
+    Kind kind = Kind::kPrepend;
+    std::string content;                 // kPrepend, kReplace
+    std::optional<TextPattern> pattern;  // kReplace
+    NormalForm form = NormalForm::kNfc;  // kForm
+    bool strip_left = false;             // kStrip
+    bool strip_right = false;
+  };
+
+  static absl::StatusOr<Step> ReadStep(const std::string& type,
+                                       const JsonRef& ref);
+  static absl::Status ApplyStep(const Step& step, NormalizedText* text);
+
+  std::vector<Step> steps_;
+};
+
+}  // namespace kvasir::model

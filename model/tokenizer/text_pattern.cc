@@ -1,0 +1,84 @@
+#include "model/tokenizer/text_pattern.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::model {
+
+absl::StatusOr<TextPattern> TextPattern::FromJson(const JsonRef& ref) {
+  TextPattern pattern;
+  KVASIR_ASSIGN_OR_RETURN(const auto literal, ref.Find("String"));
+  if (literal) {
+    KVASIR_ASSIGN_OR_RETURN(pattern.literal_, literal->String());
+    if (pattern.literal_.empty()) return literal->Invalid("a nonempty string");
+    return pattern;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const auto regex, ref.Find("Regex"));
+  if (!regex) return ref.Invalid("an object with String or Regex");
+  KVASIR_ASSIGN_OR_RETURN(const std::string source, regex->String());
+  auto compiled = OfRegex(source);
+  if (!compiled.ok()) {
+    return absl::Status(
+        compiled.status().code(),
+        absl::StrCat(regex->path(), ": ", compiled.status().message()));
+  }
+  return compiled;
+}
+
+absl::StatusOr<TextPattern> TextPattern::OfRegex(std::string_view source) {
+  TextPattern pattern;
+  pattern.scanner_ = WordScanner::ForPattern(source);
+  if (pattern.scanner_) return pattern;
+  KVASIR_ASSIGN_OR_RETURN(pattern.regex_, Regex::Compile(std::string(source)));
+  return pattern;
+}
+
+PatternFinder::PatternFinder(const TextPattern& pattern) : pattern_(&pattern) {
+  if (pattern.regex_) {
+    matcher_ = std::make_unique<RegexMatcher>(*pattern.regex_);
+  }
+}
+
+absl::Status PatternFinder::FindAll(std::string_view text,
+                                    std::vector<TextRange>* matches) {
+  matches->clear();
+  if (matcher_) return matcher_->FindAll(text, matches);
+  if (pattern_->scanner_) {
+    pattern_->scanner_->FindAll(text, matches);
+    return absl::OkStatus();
+  }
+  const std::string& literal = pattern_->literal();
+  for (size_t at = text.find(literal); at != std::string_view::npos;
+       at = text.find(literal, at + literal.size())) {
+    matches->push_back({at, at + literal.size()});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
+                                       std::string_view content,
+                                       std::string_view text,
+                                       size_t max_bytes) {
+  PatternFinder finder(pattern);
+  std::vector<TextRange> matches;
+  KVASIR_RETURN_IF_ERROR(finder.FindAll(text, &matches));
+  if (matches.size() * content.size() + text.size() > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "replacing ", matches.size(), " matches by ", content.size(),
+        " bytes in a text of ", text.size(), " gives more than ", max_bytes));
+  }
+  std::string out;
+  out.reserve(text.size() + matches.size() * content.size());
+  size_t done = 0;
+  for (const TextRange& match : matches) {
+    out.append(text.substr(done, match.begin - done));
+    out.append(content);
+    done = match.end;
+  }
+  out.append(text.substr(done));
+  return out;
+}
+
+}  // namespace kvasir::model

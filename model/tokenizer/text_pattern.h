@@ -1,0 +1,55 @@
+// What tokenizer files search texts for: a literal or a regular expression.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/tokenizer/tokenizer_json.h"
+#include "model/tokenizer/unicode.h"
+#include "model/tokenizer/word_scanner.h"
+
+namespace kvasir::model {
+
+// {"String": ...} or {"Regex": ...}. Threads: immutable.
+class TextPattern {
+ public:
+  static absl::StatusOr<TextPattern> FromJson(const JsonRef& ref);
+  static absl::StatusOr<TextPattern> OfRegex(std::string_view source);
+
+  bool is_literal() const { return !literal_.empty(); }
+  const std::string& literal() const { return literal_; }
+
+ private:
+  friend class PatternFinder;
+
+  // One of the three.
+  std::string literal_;
+  std::optional<WordScanner> scanner_;
+  std::unique_ptr<Regex> regex_;
+};
+
+// Searches many texts for one pattern. Threads: one at a time.
+class PatternFinder {
+ public:
+  explicit PatternFinder(const TextPattern& pattern);
+
+  // Replaces `matches` by the non-overlapping matches from left to right.
+  absl::Status FindAll(std::string_view text, std::vector<TextRange>* matches);
+
+ private:
+  const TextPattern* pattern_;
+  std::unique_ptr<RegexMatcher> matcher_;
+};
+
+// `text` with every match replaced by `content`. InvalidArgument where the
+// result would be longer than `max_bytes`.
+absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
+                                       std::string_view content,
+                                       std::string_view text, size_t max_bytes);
+
+}  // namespace kvasir::model

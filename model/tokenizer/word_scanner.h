@@ -1,0 +1,43 @@
+// Cuts text into words as the common pre-tokenizer patterns do, without a
+// regular expression engine.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "model/tokenizer/unicode.h"
+
+namespace kvasir::model {
+
+// The patterns of GPT-2, Llama 3 and Qwen 2 differ in little: known by their
+// exact text, each is a few rules on character classes. Every other pattern is
+// matched by Regex; a test compares both on the same texts.
+class WordScanner {
+ public:
+  // Nothing for a pattern that is not one of the known ones.
+  static std::optional<WordScanner> ForPattern(std::string_view pattern);
+
+  // Appends the matches from left to right. They cover `text`, which must be
+  // valid UTF-8.
+  void FindAll(std::string_view text, std::vector<TextRange>* matches) const;
+
+ private:
+  enum class Family {
+    kGpt2,    // a space may lead letters, digits and signs
+    kLlama3,  // any sign may lead letters; newlines end signs and spaces
+  };
+
+  size_t WordEnd(std::string_view text, size_t begin) const;
+  size_t Gpt2End(std::string_view text, size_t begin) const;
+  size_t Llama3End(std::string_view text, size_t begin) const;
+  size_t ContractionEnd(std::string_view text, size_t begin) const;
+
+  Family family_ = Family::kGpt2;
+  int max_digits_ = 0;  // kLlama3
+};
+
+// The pattern of ByteLevel's own splitting.
+extern const std::string_view kGpt2Pattern;
+
+}  // namespace kvasir::model

@@ -1,0 +1,48 @@
+// The checks of ValidatePlan that concern how a latent is stored.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "plan/plan.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::cache {
+
+// The place that an error's text starts with: "layer 3 key part 0: ".
+struct PlanPlace {
+  int64_t layer = 0;
+  Side side = Side::kKey;
+  int part = -1;
+  // Instead of the side's name: "eviction", "selection".
+  absl::string_view section = "";
+
+  template <typename... Args>
+  absl::Status Refuse(const Args&... args) const {
+    std::string place = absl::StrCat(
+        "layer ", layer, " ", section.empty() ? SideName(side) : section);
+    if (part >= 0) absl::StrAppend(&place, " part ", part);
+    return absl::InvalidArgumentError(absl::StrCat(place, ": ", args...));
+  }
+};
+
+// The latent of one group: `width` numbers per slot.
+struct PlannedLatent {
+  int group = 0;
+  int64_t width = 0;
+};
+
+// Whether numbers or codes, ranges and parameters suit latents of these widths.
+absl::Status CheckStorage(const PlanPlace& where,
+                          const kvasir::v1::Codec& codec,
+                          const std::vector<PlannedLatent>& latents);
+
+// Whether the codec's transform suits the part's space and rotation.
+absl::Status CheckTransform(const PlanPlace& where,
+                            const kvasir::v1::Part& part);
+
+}  // namespace kvasir::cache

@@ -1,0 +1,759 @@
+#include "plan/plan.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "google/protobuf/util/message_differencer.h"
+
+namespace kvasir::cache {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using google::protobuf::util::MessageDifferencer;
+using kvasir::v1::BF16;
+using kvasir::v1::F32;
+using kvasir::v1::KvPlan;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// One layer of 4 KV heads of 16, all of which rotate: 8 RoPE pairs.
+CacheShape Shape() {
+  CacheShape shape;
+  shape.num_kv_heads = 4;
+  shape.head_dim = 16;
+  shape.rotary_dim = 16;
+  shape.layers.resize(1);
+  return shape;
+}
+
+// Half of each head rotates: 4 RoPE pairs and 8 dims without rotation.
+CacheShape PartialRotary() {
+  CacheShape shape = Shape();
+  shape.rotary_dim = 8;
+  return shape;
+}
+
+CacheShape NoRope() {
+  CacheShape shape = Shape();
+  shape.layers[0].rope = false;
+  return shape;
+}
+
+constexpr char kFullValue[] =
+    R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
+constexpr char kFullKey[] =
+    R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
+
+KvPlan Parse(const std::string& layer) {
+  absl::StatusOr<KvPlan> plan = ParsePlanJson(
+      absl::StrCat(R"({"schema_version":1,"layers":[{)", layer, "}]}"), "test");
+  EXPECT_THAT(plan, IsOk());
+  return plan.ok() ? *std::move(plan) : KvPlan();
+}
+
+KvPlan PlanOfKeys(const std::string& parts) {
+  return Parse(absl::StrCat(R"("key":{"parts":[)", parts,
+                            R"(]},"value":{"parts":[)", kFullValue, "]}"));
+}
+
+KvPlan PlanOfValues(const std::string& parts) {
+  return Parse(absl::StrCat(R"("key":{"parts":[)", kFullKey,
+                            R"(]},"value":{"parts":[)", parts, "]}"));
+}
+
+KvPlan PlanWith(const std::string& section) {
+  return Parse(absl::StrCat(R"("key":{"parts":[)", kFullKey,
+                            R"(]},"value":{"parts":[)", kFullValue, "]},",
+                            section));
+}
+
+// A low_rank part: all heads in one group, but for what `rest` says.
+std::string LowRank(const std::string& rest, int rank = 8) {
+  return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":)",
+                      rank, "}]},", rest, "}");
+}
+
+struct Refused {
+  const char* name;
+  KvPlan plan;
+  CacheShape shape;
+  std::vector<std::string> says;
+};
+
+void ExpectRefused(const std::vector<Refused>& cases) {
+  for (const Refused& c : cases) {
+    SCOPED_TRACE(c.name);
+    const absl::Status status = ValidatePlan(c.plan, c.shape);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    for (const std::string& text : c.says) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+    }
+  }
+}
+
+TEST(PlanTest, FullRankPlanIsValidAndServed) {
+  for (const CacheShape& shape : {Shape(), PartialRotary(), NoRope()}) {
+    const KvPlan plan = FullRankPlan(shape, BF16);
+    EXPECT_THAT(ValidatePlan(plan, shape), IsOk());
+    EXPECT_THAT(ServedByThisBuild(plan), IsOk());
+  }
+}
+
+TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
+  KvPlan plan = FullRankPlan(Shape(), BF16);
+  plan.set_base_model("a model");
+  plan.mutable_layers(0)
+      ->mutable_value()
+      ->mutable_parts(0)
+      ->mutable_codec()
+      ->set_dtype(F32);
+  const std::string text = PlanToJson(plan);
+  EXPECT_THAT(text, AllOf(HasSubstr("\"schema_version\": 1"),
+                          HasSubstr("\"dtype\": \"BF16\"")));
+  EXPECT_EQ(text.back(), '\n');
+  KVASIR_ASSERT_OK_AND_ASSIGN(KvPlan back, ParsePlanJson(text, "kv_plan.json"));
+  EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
+}
+
+TEST(PlanTest, RefusesTextThatIsNoPlanAndSaysWhere) {
+  const auto refused = [](const std::string& text) {
+    return ParsePlanJson(text, "dir/kv_plan.json");
+  };
+  EXPECT_THAT(refused("{"), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("dir/kv_plan.json")));
+  EXPECT_THAT(refused(""), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("dir/kv_plan.json")));
+  EXPECT_THAT(refused(R"({"schema_version":1,"extra":3})"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("extra")));
+  EXPECT_THAT(refused(R"({"schema_version":1,"layers":[{"key":{"parts":[
+               {"full":{},"codec":{"dtype":"F12"}}]}}]})"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("F12")));
+  EXPECT_THAT(refused(R"({"schema_version":2})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want 1, have 2")));
+  EXPECT_THAT(refused("{}"), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("want 1, have 0")));
+}
+
+TEST(PlanTest, RefusesTextThatIsTooLong) {
+  const std::string text(static_cast<size_t>(kMaxPlanJsonBytes) + 1, ' ');
+  EXPECT_THAT(ParsePlanJson(text, "p"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("at most 16777216 bytes, have 16777217")));
+}
+
+TEST(PlanTest, DeepNestingIsAnErrorAndNoCrash) {
+  const std::string text(1 << 20, '[');
+  EXPECT_THAT(ParsePlanJson(text, "p"),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p: ")));
+}
+
+TEST(PlanTest, DataTypesHaveNames) {
+  for (auto dtype : {kvasir::v1::F32, kvasir::v1::F16, kvasir::v1::BF16}) {
+    EXPECT_EQ(*ParseDataType(DataTypeName(dtype)), dtype);
+  }
+  EXPECT_THAT(ParseDataType("f8"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want f32, f16 or bf16")));
+}
+
+// ---------------------------------------------------------------------------
+// Every method of the papers is a valid plan; what is not served is named
+// ---------------------------------------------------------------------------
+
+TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
+  struct Method {
+    const char* name;
+    KvPlan plan;
+    CacheShape shape;
+    const char* not_served = "";
+  };
+  const std::vector<Method> methods = {
+      {"Palu keys, 3 bits, Hadamard",
+       PlanOfKeys(LowRank(R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+           "codec":{"bits":{"schedule":[3]},"per_token":{},"param_dtype":"F16",
+                    "hadamard_fused":{}})")),
+       Shape()},
+      {"Palu values",
+       PlanOfValues(R"({"low_rank":{"groups":[{"heads":[1,0],"rank":20},
+           {"heads":[2,3],"rank":32}]},"uses":[{"fold":{}}],"stored":"NO_ROPE",
+           "codec":{"dtype":"BF16"}})"),
+       Shape()},
+      {"RAP", PlanOfKeys(R"({"rope_pairs":{"per_head":[{"pair_indices":[0,2]},
+           {"pair_indices":[1,2]},{"pair_indices":[0,7]},
+           {"pair_indices":[3,4]}]},"uses":[{"fold":{}}],"stored":"POST_ROPE",
+           "codec":{"dtype":"BF16"}})"),
+       Shape()},
+      {"anchored slow pairs, commuting fast pairs",
+       PlanOfKeys(absl::StrCat(
+           LowRank(R"("uses":[{"pairs":[4,5,6,7],"anchored":{"block":16,
+               "order":1}}],"stored":"PRE_ROPE","codec":{"dtype":"BF16"})"),
+           R"(,{"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+               "pairs":[0,1,2,3],"rank_per_pair":[4,2,1,1]}]},
+               "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
+               "codec":{"dtype":"BF16"}})")),
+       Shape(), "layer 0 key: the plan asks for ANCHORED keys"},
+      {"one latent, anchored and reconstructed",
+       PlanOfKeys(LowRank(R"("uses":[{"pairs":[0,1,2],"reconstruct":{}},
+           {"pairs":[3,4,5,6,7],"anchored":{"block":16,"order":1,
+           "coefficients":[1,0.9]}}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"})")),
+       Shape(), "layer 0 key: the plan asks for ANCHORED keys"},
+      {"partial rotary in two parts",
+       PlanOfKeys(absl::StrCat(
+           LowRank(R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
+                      "codec":{"dtype":"BF16"})"),
+           ",", LowRank(R"("uses":[{"pairs":[0,1,2,3],"reconstruct":{}}],
+                           "stored":"PRE_ROPE","codec":{"dtype":"BF16"})"))),
+       PartialRotary()},
+      {"SVDq static",
+       PlanOfKeys(R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{
+           "bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_static":{},
+           "basis_static":{}}})"),
+       Shape()},
+      {"SVDq online",
+       PlanOfKeys(R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{
+           "bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
+           "param_dtype":"F16","basis_sequence":{"min_tokens":512}}})"),
+       Shape(), "layer 0 key: the plan asks for a basis of the sequence"},
+      {"commuting keys with a bias, rolling positions",
+       Parse(absl::StrCat(
+           R"("key":{"parts":[{"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0,1],"rank_per_pair":[2,2]}]},"uses":[{"at_runtime":{}}],
+           "stored":"PRE_ROPE","latent_bias":true,"codec":{"dtype":"F16"}}]},
+           "value":{"parts":[)",
+           kFullValue,
+           R"(]},"eviction":{"units":[{"heads":[0,1,2,3]}],"budget":64,
+           "sinks":4,"recent":16,"lambda":0.5,"positions":"ROLLING",
+           "every_tokens":16})")),
+       Shape(), "layer 0: the plan asks for eviction"},
+      {"quantized dense keys with an exact window and selection",
+       Parse(absl::StrCat(
+           R"("key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{
+           "bits":{"schedule":[4]},"per_token":{"group":8},
+           "param_dtype":"F16","hadamard_online":{}}}],"exact_window":32},
+           "value":{"parts":[)",
+           kFullValue,
+           R"(]},"selection":{"chunk_slots":8,"budget":128,"outlier_chunks":2,
+           "local":32,"landmark_codec":{"dtype":"BF16"}})")),
+       Shape(), "layer 0: the plan asks for selection"},
+      {"low-rank keys without RoPE",
+       PlanOfKeys(LowRank(R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
+           "codec":{"bits":{"schedule":[2]},"per_token":{},"param_dtype":"F16",
+                    "hadamard_online":{}})")),
+       NoRope()},
+  };
+  for (const Method& method : methods) {
+    SCOPED_TRACE(method.name);
+    EXPECT_THAT(ValidatePlan(method.plan, method.shape), IsOk());
+    if (std::string(method.not_served).empty()) {
+      EXPECT_THAT(ServedByThisBuild(method.plan), IsOk());
+    } else {
+      EXPECT_THAT(ServedByThisBuild(method.plan),
+                  StatusIs(absl::StatusCode::kUnimplemented,
+                           HasSubstr(method.not_served)));
+    }
+  }
+}
+
+TEST(PlanTest, WhatIsNotServedIsNamed) {
+  const std::string stored = R"(]}]},"uses":[{"at_runtime":{}}],)"
+                             R"("stored":"PRE_ROPE","codec":{"dtype":"BF16"}})";
+  const std::string alike =
+      R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0],)"
+      R"("rank_per_pair":[2]},{"heads":[2,3],"pairs":[3],"rank_per_pair":[)";
+  EXPECT_THAT(ServedByThisBuild(PlanOfKeys(absl::StrCat(alike, "2", stored))),
+              IsOk());
+  struct Case {
+    KvPlan plan;
+    const char* says;
+  };
+  KvPlan second = FullRankPlan(Shape(), BF16);
+  *second.add_layers() = PlanOfValues(R"({"full":{},"stored":"NO_ROPE","codec":{
+          "bits":{"schedule":[4]},"channel_sequence":{},"param_dtype":"F16"}})")
+                             .layers(0);
+  for (const Case& c : {
+           Case{second,
+                "layer 1 value: the plan asks for ranges of the sequence in "
+                "part 0"},
+           Case{PlanOfKeys(absl::StrCat(alike, "1", stored)),
+                "layer 0 key: the plan asks for a rope_low_rank space "
+                "stored PRE_ROPE with groups of unlike width (4, 2 numbers) "
+                "in part 0"},
+           Case{PlanOfKeys(LowRank(R"("uses":[{"at_runtime":{}}],
+                    "stored":"POST_ROPE","codec":{"dtype":"BF16"})")),
+                "low_rank space of keys stored POST_ROPE"},
+       }) {
+    EXPECT_THAT(ServedByThisBuild(c.plan),
+                StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(c.says)));
+  }
+}
+
+// ---------------------------------------------------------------------------
+// What has no meaning is refused, with the reason
+// ---------------------------------------------------------------------------
+
+TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
+  CacheShape two_layers = Shape();
+  two_layers.layers.resize(2);
+  KvPlan other_version = FullRankPlan(Shape(), BF16);
+  other_version.set_schema_version(7);
+  KvPlan no_number = FullRankPlan(Shape(), BF16);
+  no_number.mutable_target()->set_kv_bytes_per_token(
+      std::numeric_limits<double>::quiet_NaN());
+  ExpectRefused({
+      {"layers",
+       FullRankPlan(Shape(), BF16),
+       two_layers,
+       {"the plan has 1 layers, the model has 2"}},
+      {"target", no_number, Shape(), {"target.kv_bytes_per_token", "nan"}},
+      {"version", other_version, Shape(), {"want 1, have 7"}},
+      {"no parts",
+       Parse(R"("key":{})"),
+       Shape(),
+       {"layer 0 key: want 1..16 parts, have 0"}},
+      {"no value",
+       Parse(absl::StrCat(R"("key":{"parts":[)", kFullKey, "]}")),
+       Shape(),
+       {"layer 0 value: want 1..16 parts, have 0"}},
+      {"no space",
+       PlanOfKeys(R"({"stored":"POST_ROPE","uses":[{"fold":{}}],
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"layer 0 key part 0: no space"}},
+  });
+}
+
+TEST(PlanTest, RefusesShapesOutOfRange) {
+  CacheShape odd = Shape();
+  odd.rotary_dim = 7;
+  CacheShape wide = Shape();
+  wide.rotary_dim = 18;
+  CacheShape none;
+  CacheShape huge = Shape();
+  huge.num_kv_heads = 1 << 15;
+  huge.head_dim = 1 << 15;
+  huge.rotary_dim = 0;
+  ExpectRefused({
+      {"odd", FullRankPlan(odd, BF16), odd, {"rotary_dim must be even"}},
+      {"wide", FullRankPlan(wide, BF16), wide, {"0..16, have 18"}},
+      {"none", FullRankPlan(none, BF16), none, {"have 0, 0 and 0"}},
+      {"huge", FullRankPlan(huge, BF16), huge, {"at most 16777216"}},
+  });
+}
+
+TEST(PlanTest, RefusesHeadsThatAreNotPartitioned) {
+  const auto groups = [](const std::string& list) {
+    return PlanOfKeys(
+        absl::StrCat(R"({"low_rank":{"groups":[)", list,
+                     R"(]},"uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"}})"));
+  };
+  ExpectRefused({
+      {"twice",
+       groups(R"({"heads":[0,1],"rank":4},{"heads":[1,2,3],"rank":4})"),
+       Shape(),
+       {"layer 0 key part 0: head 1 is in group 0 and in group 1"}},
+      {"missing",
+       groups(R"({"heads":[0,1],"rank":4},{"heads":[3],"rank":4})"),
+       Shape(),
+       {"head 2 is in no group"}},
+      {"unknown",
+       groups(R"({"heads":[0,1,2,3,4],"rank":4})"),
+       Shape(),
+       {"group 0 names head 4, the layer has 4 KV heads"}},
+      {"empty",
+       groups(R"({"heads":[0,1,2,3],"rank":4},{"rank":4})"),
+       Shape(),
+       {"group 1 has no heads"}},
+  });
+}
+
+TEST(PlanTest, RefusesRanksThatAreNotPossible) {
+  const std::string rest = R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"dtype":"BF16"})";
+  EXPECT_THAT(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()), IsOk());
+  const std::string four_pairs =
+      R"("uses":[{"pairs":[0,1,2,3],"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"dtype":"BF16"})";
+  ExpectRefused({
+      {"above",
+       PlanOfKeys(LowRank(rest, 65)),
+       Shape(),
+       {"rank must be 1..64 (4 heads of 16 dims), have 65"}},
+      {"zero", PlanOfKeys(LowRank(rest, 0)), Shape(), {"have 0"}},
+      {"above the pairs",
+       PlanOfKeys(LowRank(four_pairs, 33)),
+       Shape(),
+       {"rank must be 1..32 (4 heads of 8 dims), have 33"}},
+      {"complex rank",
+       PlanOfKeys(R"({"rope_low_rank":{"groups":[
+           {"heads":[0,1,2,3],"pairs":[0,3],"rank_per_pair":[2,5]}]},
+           "uses":[{"fold":{}}],"stored":"POST_ROPE",
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"group 0 pair 3: rank must be 1..4", "have 5"}},
+      {"rank per pair",
+       PlanOfKeys(R"({"rope_low_rank":{"groups":[
+           {"heads":[0,1,2,3],"pairs":[0,3],"rank_per_pair":[2]}]},
+           "uses":[{"fold":{}}],"stored":"POST_ROPE",
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"have 1 ranks and 2 pairs"}},
+  });
+}
+
+TEST(PlanTest, RefusesRopePairsThatAreNotThere) {
+  const auto pairs = [](const std::string& first) {
+    return PlanOfKeys(
+        absl::StrCat(R"({"rope_pairs":{"per_head":[{"pair_indices":)", first,
+                     R"(},{"pair_indices":[0,1]},{"pair_indices":[0,1]},
+        {"pair_indices":[0,1]}]},"uses":[{"fold":{}}],"stored":"POST_ROPE",
+        "codec":{"dtype":"BF16"}})"));
+  };
+  ExpectRefused({
+      {"beyond", pairs("[0,8]"), Shape(), {"RoPE pair 8 is not below 8"}},
+      {"twice", pairs("[1,1]"), Shape(), {"must rise, have 1 after 1"}},
+      {"unequal", pairs("[1]"), Shape(), {"head 0 keeps 1, head 1 keeps 2"}},
+      {"none", pairs("[]"), Shape(), {"head 0 keeps 0"}},
+      {"no rotation", pairs("[0,1]"), NoRope(), {"want stored NO_ROPE"}},
+  });
+}
+
+TEST(PlanTest, RefusesWhatIsCoveredTwice) {
+  const std::string half = LowRank(
+      R"("uses":[{"pairs":[0,1],"reconstruct":{}}],"stored":"PRE_ROPE",
+      "codec":{"dtype":"BF16"})");
+  ExpectRefused({
+      {"pair",
+       PlanOfKeys(absl::StrCat(half, ",", half)),
+       Shape(),
+       {"part 1", "RoPE pair 0 of head 0: already covered by part 0"}},
+      {"full beside",
+       PlanOfKeys(absl::StrCat(half, ",", kFullKey)),
+       Shape(),
+       {"part 1", "want it alone"}},
+      {"beside full",
+       PlanOfKeys(absl::StrCat(kFullKey, ",", half)),
+       Shape(),
+       {"part 1", "already covered by part 0"}},
+      {"values",
+       PlanOfValues(absl::StrCat(kFullValue, ",", kFullValue)),
+       Shape(),
+       {"layer 0 value part 1", "want it alone"}},
+  });
+}
+
+TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
+  const auto low_rank = [](const std::string& stored, const std::string& lift) {
+    return PlanOfKeys(
+        LowRank(absl::StrCat(R"("uses":[{")", lift, R"(":{}}],"stored":")",
+                             stored, R"(","codec":{"dtype":"BF16"})")));
+  };
+  const std::string anchored =
+      R"("uses":[{"anchored":{"block":16,"order":1}}],"stored":"POST_ROPE",
+      "codec":{"dtype":"BF16"})";
+  ExpectRefused({
+      {"fold",
+       low_rank("PRE_ROPE", "fold"),
+       Shape(),
+       {"FOLD would move the lift across the rotation"}},
+      {"at_runtime",
+       low_rank("PRE_ROPE", "at_runtime"),
+       Shape(),
+       {"AT_RUNTIME would move"}},
+      {"fold after",
+       low_rank("POST_ROPE", "fold"),
+       Shape(),
+       {"FOLD into q_proj"}},
+      {"anchored after",
+       PlanOfKeys(LowRank(anchored)),
+       Shape(),
+       {"ANCHORED", "want PRE_ROPE"}},
+      {"no lift",
+       PlanOfKeys(LowRank(R"("uses":[{}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"})")),
+       Shape(),
+       {"a use has no lift"}},
+      {"one folds and one does not",
+       PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0,1],"rank_per_pair":[1,1]}]},"stored":"POST_ROPE",
+           "uses":[{"pairs":[0],"fold":{}},{"pairs":[1],"at_runtime":{}}],
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"FOLD beside another lift: 1 of 2 uses"}},
+      {"two uses of RoPE pairs",
+       PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0,1],"rank_per_pair":[1,1]}]},"stored":"POST_ROPE",
+           "uses":[{"fold":{}},{"fold":{}}],"codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"one use", "have 2 uses, the first of 0 pairs"}},
+      {"a use of pairs that are not kept",
+       PlanOfKeys(R"({"rope_pairs":{"per_head":[{"pair_indices":[0]},
+           {"pair_indices":[0]},{"pair_indices":[0]},{"pair_indices":[0]}]},
+           "stored":"POST_ROPE","uses":[{"pairs":[5],"fold":{}}],
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"one use", "have 1 uses, the first of 1 pairs"}},
+      {"no use",
+       PlanOfKeys(LowRank(R"("stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"})")),
+       Shape(),
+       {"no uses"}},
+      {"lifted full",
+       PlanOfKeys(R"({"full":{},"uses":[{"fold":{}}],
+           "stored":"POST_ROPE","codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"nothing to lift"}},
+      {"anchored values",
+       PlanOfValues(LowRank(R"("uses":[{"anchored":{"block":16}}],
+           "stored":"NO_ROPE","codec":{"dtype":"BF16"})")),
+       Shape(),
+       {"ANCHORED is for keys"}},
+      {"coefficients",
+       PlanOfKeys(LowRank(R"("uses":[{"pairs":[0,1,2],"anchored":{"block":16,
+           "order":1,"coefficients":[1,2,3]}}],"stored":"PRE_ROPE",
+           "codec":{"dtype":"BF16"})")),
+       Shape(),
+       {"wants 0 (Taylor), 2 or 6 coefficients, have 3"}},
+      {"block",
+       PlanOfKeys(LowRank(R"("uses":[{"anchored":{"order":1}}],
+           "stored":"PRE_ROPE","codec":{"dtype":"BF16"})")),
+       Shape(),
+       {"block >= 1"}},
+  });
+}
+
+TEST(PlanTest, RefusesWhatIsStoredOnTheWrongSideOfTheRotation) {
+  const auto full = [](const std::string& stored) {
+    return PlanOfKeys(
+        absl::StrCat(R"({"full":{},)", stored, R"("codec":{"dtype":"BF16"}})"));
+  };
+  ExpectRefused({
+      {"unsaid", full(""), Shape(), {"want PRE_ROPE, POST_ROPE or NO_ROPE"}},
+      {"rotates",
+       full(R"("stored":"NO_ROPE",)"),
+       Shape(),
+       {"the layer rotates its keys"}},
+      {"does not",
+       full(R"("stored":"POST_ROPE",)"),
+       NoRope(),
+       {"the layer has no RoPE"}},
+      {"values",
+       PlanOfValues(R"({"full":{},"stored":"POST_ROPE",
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"values do not rotate"}},
+      {"nothing left",
+       PlanOfKeys(LowRank(R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
+           "codec":{"dtype":"BF16"})")),
+       Shape(),
+       {"all 16 dims rotate"}},
+      {"enum", full(R"("stored":9,)"), Shape(), {"have 9"}},
+  });
+}
+
+TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
+  CacheShape shape = Shape();
+  shape.qk_norm = true;
+  EXPECT_THAT(ValidatePlan(FullRankPlan(shape, BF16), shape), IsOk());
+  ExpectRefused({{"low rank",
+                  PlanOfKeys(LowRank(R"("uses":[{"reconstruct":{}}],
+                      "stored":"PRE_ROPE","codec":{"dtype":"BF16"})")),
+                  shape,
+                  {"QK-norm"}}});
+}
+
+TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
+  const auto codec = [](const std::string& text) {
+    return PlanOfKeys(absl::StrCat(
+        R"({"full":{},"stored":"POST_ROPE","codec":{)", text, "}}"));
+  };
+  const auto bits = [&codec](const std::string& schedule) {
+    return codec(absl::StrCat(R"("bits":{"schedule":)", schedule,
+                              R"(},"per_token":{},"param_dtype":"F16")"));
+  };
+  ExpectRefused({
+      {"nothing", codec(""), Shape(), {"want a dtype or bits"}},
+      {"dtype", codec(R"("dtype":0)"), Shape(), {"want F32, F16 or BF16"}},
+      {"unknown dtype", codec(R"("dtype":77)"), Shape(), {"have 77"}},
+      {"scaled numbers",
+       codec(R"("dtype":"F16","per_token":{})"),
+       Shape(),
+       {"have no range to scale by"}},
+      {"two entries", bits("[4,4]"), Shape(), {"1 or 8 entries, have 2"}},
+      {"five bits", bits("[5]"), Shape(), {"0, 1, 2, 3, 4 or 8, have 5"}},
+      {"no bits", bits("[0]"), Shape(), {"stores nothing"}},
+      {"no order",
+       bits("[8,4,4,2,0,0,0,0]"),
+       Shape(),
+       {"falling singular value"}},
+      {"no range",
+       codec(R"("bits":{"schedule":[4]})"),
+       Shape(),
+       {"need a range"}},
+      {"no params",
+       codec(R"("bits":{"schedule":[4]},"per_token":{})"),
+       Shape(),
+       {"param_dtype"}},
+      {"range group",
+       codec(R"("bits":{"schedule":[4]},"per_token":{"group":5},
+                "param_dtype":"F16")"),
+       Shape(),
+       {"a range per 5 channels does not divide the 16"}},
+  });
+}
+
+TEST(PlanTest, RefusesTransformsWithoutAMeaning) {
+  const std::string four_bits =
+      R"("bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16",)";
+  const auto full = [&](const std::string& stored, const std::string& what) {
+    return PlanOfKeys(absl::StrCat(R"({"full":{},"stored":")", stored,
+                                   R"(","codec":{)", four_bits, what, "}}"));
+  };
+  const auto low_rank = [](const std::string& codec, int rank = 8) {
+    return PlanOfKeys(
+        LowRank(absl::StrCat(R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+                        "codec":{)",
+                             codec, "}"),
+                rank));
+  };
+  const std::string eight =
+      R"("bits":{"schedule":[8,4,4,2,0,0,0,0]},"per_token":{},
+         "param_dtype":"F16")";
+  ExpectRefused({
+      {"online before",
+       full("PRE_ROPE", R"("hadamard_online":{})"),
+       Shape(),
+       {"HADAMARD_ONLINE", "want POST_ROPE or NO_ROPE"}},
+      {"fused into nothing",
+       full("POST_ROPE", R"("hadamard_fused":{})"),
+       Shape(),
+       {"HADAMARD_FUSED needs a linear lift"}},
+      {"fused into a complex lift",
+       PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+           "pairs":[0],"rank_per_pair":[4]}]},"uses":[{"at_runtime":{}}],
+           "stored":"PRE_ROPE","codec":{"dtype":"BF16",
+           "hadamard_fused":{}}})"),
+       Shape(),
+       {"HADAMARD_FUSED would mix", "want HADAMARD_ONLINE"}},
+      {"sequence basis after",
+       full("POST_ROPE", R"("basis_sequence":{})"),
+       Shape(),
+       {"BASIS_SEQUENCE", "want PRE_ROPE or NO_ROPE"}},
+      {"static ranges of another basis",
+       PlanOfKeys(R"({"full":{},"stored":"PRE_ROPE","codec":{
+           "bits":{"schedule":[4]},"channel_static":{},"basis_sequence":{}}})"),
+       Shape(),
+       {"CHANNEL_STATIC ranges belong to another basis"}},
+      {"schedule and Hadamard",
+       low_rank(absl::StrCat(eight, R"(,"hadamard_fused":{})")),
+       Shape(),
+       {"Hadamard transform mixes"}},
+      {"width", low_rank(eight, 12), Shape(), {"8 divides, have 12"}},
+      {"basis over pairs",
+       PlanOfKeys(absl::StrCat(
+           R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],"pairs":[0],
+           "rank_per_pair":[4]}]},"uses":[{"fold":{}}],"stored":"POST_ROPE",
+           "codec":{)",
+           four_bits, R"("basis_static":{}}})")),
+       Shape(),
+       {"mixes channels across RoPE pairs"}},
+      {"bias of nothing",
+       PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","latent_bias":true,
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"latent_bias needs a low-rank space"}},
+      {"window of numbers",
+       Parse(absl::StrCat(R"("key":{"exact_window":8,"parts":[)", kFullKey,
+                          R"(]},"value":{"parts":[)", kFullValue, "]}")),
+       Shape(),
+       {"exact_window of 8"}},
+  });
+}
+
+TEST(PlanTest, RefusesEvictionThatCannotWork) {
+  const auto eviction = [](const std::string& text) {
+    return PlanWith(absl::StrCat(R"("eviction":{)", text, "}"));
+  };
+  ExpectRefused({
+      {"no recent",
+       eviction(R"("budget":8,"every_tokens":1)"),
+       Shape(),
+       {"layer 0 eviction: a recent window is mandatory"}},
+      {"never",
+       eviction(R"("budget":8,"recent":4)"),
+       Shape(),
+       {"every_tokens must be >= 1"}},
+      {"budget",
+       eviction(R"("budget":8,"recent":6,"sinks":4,"every_tokens":1)"),
+       Shape(),
+       {"the budget of 8 slots is below sinks + recent = 10"}},
+      {"lambda",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":1.5)"),
+       Shape(),
+       {"must be in 0..1, have 1.5"}},
+      {"not a number",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,"decay":"NaN")"),
+       Shape(),
+       {"must be in 0..1"}},
+      {"positions",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1)"),
+       Shape(),
+       {"want ORIGINAL or ROLLING, have 0"}},
+      {"rolling",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,
+                   "positions":"ROLLING")"),
+       Shape(),
+       {"want keys stored PRE_ROPE"}},
+      {"units",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,
+                   "positions":"ORIGINAL","units":[{"heads":[0,1,2]}])"),
+       Shape(),
+       {"layer 0 eviction: head 3 is in no group"}},
+  });
+  KvPlan straddled = PlanOfValues(LowRank(
+      R"("uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{"dtype":"BF16"})"));
+  auto* plan = straddled.mutable_layers(0)->mutable_eviction();
+  plan->set_budget(8);
+  plan->set_recent(4);
+  plan->set_every_tokens(1);
+  plan->set_positions(kvasir::v1::Eviction::ORIGINAL);
+  for (uint32_t head = 0; head < 4; ++head) plan->add_units()->add_heads(head);
+  ExpectRefused({{"straddled",
+                  straddled,
+                  Shape(),
+                  {"heads that share a latent must share a unit"}}});
+}
+
+TEST(PlanTest, RefusesSelectionThatCannotWork) {
+  const auto selection = [](const std::string& text) {
+    return PlanWith(absl::StrCat(R"("selection":{)", text, "}"));
+  };
+  ExpectRefused({
+      {"chunk",
+       selection(R"("budget":8)"),
+       Shape(),
+       {"layer 0 selection: chunk_slots must be >= 1"}},
+      {"budget",
+       selection(R"("chunk_slots":8,"budget":20,"outlier_chunks":2,"local":8)"),
+       Shape(),
+       {"the budget of 20 slots", "24"}},
+      {"landmarks",
+       selection(R"("chunk_slots":8,"budget":20)"),
+       Shape(),
+       {"layer 0 selection: codec: want a dtype or bits"}},
+      {"transform",
+       selection(R"("chunk_slots":8,"budget":20,"landmark_codec":{
+           "dtype":"BF16","hadamard_online":{}})"),
+       Shape(),
+       {"no transform"}},
+  });
+}
+
+}  // namespace
+}  // namespace kvasir::cache

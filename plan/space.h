@@ -1,0 +1,117 @@
+// The checks of ValidatePlan that concern what is stored of a key or a value,
+// and where its lift stands.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plan/codec.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::cache {
+
+// What the checks of one layer need of the model.
+struct LayerFacts {
+  int64_t num_heads = 0;
+  int64_t head_dim = 0;
+  int64_t num_pairs = 0;  // 0: the layer does not rotate
+  bool qk_norm = false;
+
+  bool rotates() const { return num_pairs > 0; }
+  int64_t non_rotary_dims() const { return head_dim - 2 * num_pairs; }
+};
+
+// Every head in exactly one of the groups.
+template <typename Groups>
+absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
+                            int64_t num_heads) {
+  std::vector<int> owner(static_cast<size_t>(num_heads), -1);
+  for (int g = 0; g < groups.size(); ++g) {
+    if (groups.Get(g).heads().empty()) {
+      return where.Refuse("group ", g, " has no heads");
+    }
+    for (uint32_t head : groups.Get(g).heads()) {
+      if (head >= num_heads) {
+        return where.Refuse("group ", g, " names head ", head,
+                            ", the layer has ", num_heads, " KV heads");
+      }
+      if (owner[head] >= 0) {
+        return where.Refuse("head ", head, " is in group ", owner[head],
+                            " and in group ", g);
+      }
+      owner[head] = g;
+    }
+  }
+  for (int64_t head = 0; head < num_heads; ++head) {
+    if (owner[static_cast<size_t>(head)] < 0) {
+      return where.Refuse("head ", head, " is in no group");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Which dims of which heads the parts of a side already cover: a column per
+// pair and one for the dims that do not rotate.
+class Coverage {
+ public:
+  explicit Coverage(const LayerFacts& facts)
+      : num_heads_(facts.num_heads), columns_(facts.num_pairs + 1) {}
+
+  int64_t non_rotary() const { return columns_ - 1; }
+
+  absl::Status Take(const PlanPlace& where, int64_t head, int64_t column) {
+    if (whole_owner_ >= 0) return Twice(where, head, column, whole_owner_);
+    if (owner_.empty()) {
+      owner_.assign(static_cast<size_t>(num_heads_ * columns_), -1);
+    }
+    int8_t& owner = owner_[static_cast<size_t>(head * columns_ + column)];
+    if (owner >= 0) return Twice(where, head, column, owner);
+    owner = static_cast<int8_t>(where.part);
+    return absl::OkStatus();
+  }
+
+  // All dims of all heads.
+  absl::Status TakeWhole(const PlanPlace& where) {
+    if (where.part > 0) {
+      return where.Refuse(
+          "a full space stores what part 0 already covers: want it alone");
+    }
+    whole_owner_ = where.part;
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Twice(const PlanPlace& where, int64_t head, int64_t column,
+                     int owner) const {
+    const std::string dims = column == non_rotary()
+                                 ? std::string("the dims without rotation")
+                                 : absl::StrCat("RoPE pair ", column);
+    return where.Refuse(dims, " of head ", head, ": already covered by part ",
+                        owner);
+  }
+
+  int64_t num_heads_;
+  int64_t columns_;
+  int whole_owner_ = -1;
+  // Part, or -1, [num_heads, columns]; empty until the first Take.
+  std::vector<int8_t> owner_;
+};
+
+// Whether `stored` suits the side and the layer's rotation.
+absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
+                         const LayerFacts& facts);
+
+// Whether the part's lifts are possible on their side of the rotation.
+absl::Status CheckUses(const PlanPlace& where, const kvasir::v1::Part& part,
+                       const LayerFacts& facts);
+
+// Whether the space's heads, pairs and ranks are; takes its dims in `coverage`
+// and returns its latents.
+absl::StatusOr<std::vector<PlannedLatent>> CheckSpace(
+    const PlanPlace& where, const kvasir::v1::Part& part,
+    const LayerFacts& facts, Coverage& coverage);
+
+}  // namespace kvasir::cache

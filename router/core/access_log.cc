@@ -1,0 +1,39 @@
+#include "router/core/access_log.h"
+
+#include "base/log.h"
+
+namespace kvasir::router {
+namespace {
+
+// -1: it did not happen.
+double Milliseconds(absl::Duration duration) {
+  return duration == absl::InfiniteDuration()
+             ? -1.0
+             : absl::ToDoubleMilliseconds(duration);
+}
+
+}  // namespace
+
+void LogAccess::Write(const AccessRecord& record) {
+  base::LogInfo("request",
+                {{"request_id", record.request_id},
+                 {"client_request_id", record.client_request_id},
+                 {"facade", record.facade},
+                 {"peer", record.peer},
+                 {"tenant", record.tenant},
+                 {"model", record.model},
+                 {"replica", record.replica},
+                 {"prompt_tokens", record.prompt_tokens},
+                 {"output_tokens", record.output_tokens},
+                 {"cached_tokens", record.cached_tokens},
+                 {"samples", record.samples},
+                 {"attempts", record.attempts},
+                 {"queue_ms", Milliseconds(record.queue)},
+                 {"ttft_ms", Milliseconds(record.time_to_first_token)},
+                 {"duration_ms", Milliseconds(record.duration)},
+                 {"finish_reason", record.finish_reason},
+                 {"status", absl::StatusCodeToString(record.status.code())},
+                 {"traceparent", record.traceparent}});
+}
+
+}  // namespace kvasir::router

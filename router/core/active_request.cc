@@ -1,0 +1,177 @@
+#include "router/core/active_request.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "router/core/request_router.h"
+
+namespace kvasir::router {
+
+void ActiveRequest::Cancel(CancelReason reason) {
+  std::shared_ptr<Attempt> attempt;
+  absl::Status status;
+  {
+    base::MutexLock lock(&mutex_);
+    if (done_ || !flow_.Cancel(reason)) return;
+    attempt = attempt_;
+    status = flow_.CancelledStatus();
+  }
+  if (attempt != nullptr) {
+    attempt->Cancel();
+    return;
+  }
+  // It waits in the queue, or is being dispatched and will see the flag. Not
+  // from here: a sink is never called inside Cancel.
+  core_->EndWaitingAt(absl::InfinitePast(), shared_from_this(), status);
+}
+
+void ActiveRequest::OnEvent(const kvasir::v1::GenerateEvent& event) {
+  RequestFlow::Delivery delivery;
+  std::shared_ptr<Attempt> attempt;
+  {
+    base::MutexLock lock(&mutex_);
+    delivery = flow_.OnEvent(event, absl::Now());
+    if (lease_ != nullptr) lease_->OnAccepted();
+    attempt = attempt_;
+  }
+  if (delivery.reset_attempt && attempt != nullptr) attempt->Cancel();
+  if (!delivery.deliver) return;
+  if (event.has_tokens()) {
+    sink_->OnTokens(event.tokens());
+  } else if (event.has_finish()) {
+    sink_->OnFinish(event.finish());
+  } else {
+    sink_->OnAccepted(event.accepted().prompt_tokens());
+  }
+  Observe(delivery, event);
+}
+
+void ActiveRequest::Observe(const RequestFlow::Delivery& delivery,
+                            const kvasir::v1::GenerateEvent& event) const {
+  if (observer_ == nullptr) return;
+  if (delivery.time_to_first_token.has_value()) {
+    observer_->OnFirstToken(*delivery.time_to_first_token);
+  }
+  if (delivery.inter_token.has_value()) {
+    observer_->OnInterToken(
+        *delivery.inter_token,
+        static_cast<size_t>(event.tokens().token_ids_size()));
+  }
+}
+
+void ActiveRequest::OnAttemptDone(const absl::Status& status) {
+  const std::shared_ptr<ActiveRequest> self = shared_from_this();
+  std::optional<absl::Status> end;
+  {
+    base::MutexLock lock(&mutex_);
+    end = flow_.OnAttemptDone(status, absl::Now());
+    attempt_.reset();
+    lease_.reset();
+  }
+  if (!end.has_value()) {
+    if (observer_ != nullptr) observer_->OnRetry(status);
+    const absl::Status dispatched = core_->Dispatch(self);
+    if (dispatched.ok()) return;
+    end = dispatched;
+  }
+  Close(*end);
+  core_->Release(self, /*ran=*/true);
+}
+
+std::vector<std::string> ActiveRequest::Tried() const {
+  base::MutexLock lock(&mutex_);
+  return flow_.tried();
+}
+
+absl::Status ActiveRequest::NoReplica(const absl::Status& otherwise) const {
+  base::MutexLock lock(&mutex_);
+  return flow_.NoReplica(otherwise);
+}
+
+std::optional<absl::Duration> ActiveRequest::QueueTimeoutLeft(
+    absl::Time now) const {
+  base::MutexLock lock(&mutex_);
+  return flow_.QueueTimeoutLeft(now);
+}
+
+absl::Status ActiveRequest::QueueTimeoutStatus() const {
+  base::MutexLock lock(&mutex_);
+  return flow_.QueueTimeoutStatus();
+}
+
+WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
+  const CanonicalRequest& request = flow_.request();
+  WorkerCall call;
+  call.head.set_request_id(id_);
+  call.head.set_attempt(flow_.attempts());
+  call.head.set_tenant(request.tenant);
+  call.head.set_cache_salt(request.cache_salt);
+  *call.head.mutable_sampling() = request.sampling;
+  call.head.set_priority(request.priority);
+  if (const auto left = flow_.QueueTimeoutLeft(absl::Now())) {
+    // Rounded up: 0 would stand for the worker's own default.
+    const int64_t left_ms =
+        absl::ToInt64Milliseconds(absl::Ceil(*left, absl::Milliseconds(1)));
+    call.head.set_queue_timeout_ms(static_cast<uint32_t>(
+        std::clamp<int64_t>(left_ms, 1, std::numeric_limits<uint32_t>::max())));
+  }
+  call.head.set_traceparent(request.traceparent);
+  // The worker behind the address may have been replaced since it was judged.
+  if (const auto info = replica.info()) {
+    call.head.set_weights_id(info->weights_id());
+  }
+  call.prompt = request.prompt;
+  call.emitted = flow_.emitted();
+  call.deadline = request.deadline;
+  return call;
+}
+
+void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
+  std::shared_ptr<Attempt> attempt;
+  bool cancelled = false;
+  std::optional<absl::Duration> waited;
+  {
+    base::MutexLock lock(&mutex_);
+    attempt =
+        replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
+    const absl::Time now = absl::Now();
+    flow_.OnAttempt(replica->target(), now);
+    if (flow_.attempts() == 1) {
+      waited = flow_.Record(absl::OkStatus(), now).queue;
+    }
+    lease_ = std::make_unique<ReplicaLease>(
+        replica, flow_.request().prompt.size_tokens());
+    attempt_ = attempt;
+    cancelled = flow_.cancelled();
+  }
+  if (waited.has_value() && observer_ != nullptr) {
+    observer_->OnDispatched(*waited);
+  }
+  attempt->Start();
+  if (cancelled) attempt->Cancel();
+}
+
+void ActiveRequest::SetQueueTimer(const TimerThread::TimerId& timer) {
+  base::MutexLock lock(&mutex_);
+  queue_timer_ = timer;
+}
+
+std::optional<TimerThread::TimerId> ActiveRequest::TakeQueueTimer() {
+  base::MutexLock lock(&mutex_);
+  return std::exchange(queue_timer_, std::nullopt);
+}
+
+AccessRecord ActiveRequest::Discard(const absl::Status& status) {
+  base::MutexLock lock(&mutex_);
+  done_ = true;
+  return flow_.Record(status, absl::Now());
+}
+
+void ActiveRequest::Close(const absl::Status& status) {
+  core_->LogEnd(Discard(status));
+  const std::shared_ptr<RequestSink> sink = std::move(sink_);
+  sink->OnDone(status);
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,92 @@
+// One request in flight: carries events between a worker's attempt, the state
+// machine (RequestFlow) and the facade's sink.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+#include "router/canonical.h"
+#include "router/core/admission.h"
+#include "router/core/observer.h"
+#include "router/core/request_flow.h"
+#include "router/core/timer_thread.h"
+#include "router/replicas/replica.h"
+#include "router/replicas/worker_client.h"
+
+namespace kvasir::router {
+
+class RouterCore;
+
+// Shared by the router's table, the attempt (its sink) and the facade (its
+// handle).
+// Threads: any thread; a worker's events come one at a time.
+class ActiveRequest final : public RequestHandle,
+                            public AttemptSink,
+                            public std::enable_shared_from_this<ActiveRequest> {
+ public:
+  ActiveRequest(RouterCore* core, RequestFlow flow, Ticket ticket,
+                std::shared_ptr<RequestSink> sink, RouterObserver* observer)
+      : core_(core),
+        ticket_(ticket),
+        id_(flow.id()),
+        observer_(observer),
+        sink_(std::move(sink)),
+        flow_(std::move(flow)) {}
+
+  const std::string& id() const override { return id_; }
+  void Cancel(CancelReason reason) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void OnEvent(const kvasir::v1::GenerateEvent& event) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnAttemptDone(const absl::Status& status) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  Ticket ticket() const { return ticket_; }
+  const CanonicalRequest& request() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return flow_.request();  // constant
+  }
+  std::vector<std::string> Tried() const ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status NoReplica(const absl::Status& otherwise) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status QueueTimeoutStatus() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Opens a stream to `replica`.
+  void Open(const std::shared_ptr<Replica>& replica)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetQueueTimer(const TimerThread::TimerId& timer)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  std::optional<TimerThread::TimerId> TakeQueueTimer()
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Logs, tells the sink, lets it go. Once.
+  void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Never started: nobody is told.
+  AccessRecord Discard(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  WorkerCall NewCall(const Replica& replica) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Observe(const RequestFlow::Delivery& delivery,
+               const kvasir::v1::GenerateEvent& event) const;
+
+  RouterCore* const core_;
+  const Ticket ticket_;
+  const std::string id_;
+  RouterObserver* const observer_;
+  // Used by one thread at a time, let go in Close.
+  std::shared_ptr<RequestSink> sink_;
+
+  mutable base::Mutex mutex_;
+  RequestFlow flow_ ABSL_GUARDED_BY(mutex_);
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<ReplicaLease> lease_ ABSL_GUARDED_BY(mutex_);
+  std::optional<TimerThread::TimerId> queue_timer_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvasir::router

@@ -1,0 +1,61 @@
+// A router's Prometheus families (docs/metrics.md lists them), fed by its
+// observer.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/mutex.h"
+#include "prometheus/counter.h"
+#include "prometheus/family.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
+#include "router/core/observer.h"
+
+namespace kvasir::router {
+
+// Threads: any thread.
+class RouterMetrics final : public RouterObserver {
+ public:
+  explicit RouterMetrics(const std::string& version);
+
+  void OnRefused(const absl::Status& why) override;
+  void OnDispatched(absl::Duration waited) override;
+  void OnFirstToken(absl::Duration since_submit) override;
+  void OnInterToken(absl::Duration gap, size_t tokens) override;
+  void OnRetry(const absl::Status& why) override;
+  void OnRequestEnd(const AccessRecord& record) override;
+  void OnReplicaState(const std::string& target, ReplicaState state) override;
+  void OnInFlight(size_t in_flight, size_t queued) override;
+
+  // What a metrics server scrapes.
+  std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
+
+ private:
+  prometheus::Histogram& AddHistogram(const std::string& name,
+                                      const std::string& help,
+                                      const std::vector<double>& buckets);
+  prometheus::Gauge& AddGauge(const std::string& name, const std::string& help);
+
+  const std::shared_ptr<prometheus::Registry> registry_;
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Counter>& refused_;
+  prometheus::Family<prometheus::Counter>& retries_;
+  prometheus::Counter& output_tokens_;
+  prometheus::Gauge& in_flight_;
+  prometheus::Gauge& queued_;
+  prometheus::Family<prometheus::Gauge>& replicas_;
+  prometheus::Histogram& dispatch_;
+  prometheus::Histogram& time_to_first_token_;
+  prometheus::Histogram& inter_token_;
+  prometheus::Histogram& duration_;
+
+  base::Mutex mutex_;
+  absl::flat_hash_map<std::string, ReplicaState> states_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvasir::router

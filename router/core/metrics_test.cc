@@ -1,0 +1,62 @@
+#include "router/core/metrics.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "prometheus/text_serializer.h"
+
+namespace kvasir::router {
+namespace {
+
+std::string Text(const RouterMetrics& metrics) {
+  return prometheus::TextSerializer().Serialize(metrics.registry()->Collect());
+}
+
+TEST(RouterMetricsTest, EndsAreCountedByFacadeAndReason) {
+  RouterMetrics metrics("1");
+  AccessRecord record;
+  record.facade = "kserve";
+  record.finish_reason = "length";
+  record.output_tokens = 7;
+  record.duration = absl::Seconds(2);
+  metrics.OnRequestEnd(record);
+  const std::string text = Text(metrics);
+  EXPECT_NE(text.find("kvasir_router_requests_total{facade=\"kserve\",finish_"
+                      "reason=\"length\"} 1\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("\nkvasir_router_output_tokens_total 7\n"),
+            std::string::npos);
+  EXPECT_NE(text.find("\nkvasir_router_request_seconds_sum 2\n"),
+            std::string::npos);
+}
+
+TEST(RouterMetricsTest, AReplicaIsCountedInItsLastStateOnly) {
+  RouterMetrics metrics("1");
+  metrics.OnReplicaState("a", ReplicaState::kReady);
+  metrics.OnReplicaState("b", ReplicaState::kReady);
+  metrics.OnReplicaState("a", ReplicaState::kLost);
+  const std::string text = Text(metrics);
+  EXPECT_NE(text.find("kvasir_router_replicas{state=\"ready\"} 1\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("kvasir_router_replicas{state=\"lost\"} 1\n"),
+            std::string::npos);
+  EXPECT_NE(text.find("kvasir_router_replicas{state=\"draining\"} 0\n"),
+            std::string::npos);
+}
+
+TEST(RouterMetricsTest, TokensThatCameTogetherShareTheGap) {
+  RouterMetrics metrics("1");
+  metrics.OnInterToken(absl::Milliseconds(8), 4);
+  const std::string text = Text(metrics);
+  EXPECT_NE(text.find("\nkvasir_router_inter_token_latency_seconds_count 4\n"),
+            std::string::npos);
+  EXPECT_NE(text.find("kvasir_router_inter_token_latency_seconds_bucket{le="
+                      "\"0.002\"} 4\n"),
+            std::string::npos)
+      << text;
+}
+
+}  // namespace
+}  // namespace kvasir::router

@@ -1,0 +1,111 @@
+// The state machine of one request over its attempts, without threads, clocks
+// or gRPC: what a worker's answer means, what to tell the client, what to log.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "router/canonical.h"
+#include "router/core/access_log.h"
+
+namespace kvasir::router {
+
+// Keeps what another replica would need to go on: the request, its seed and the
+// tokens that the client already has.
+//
+// Threads: one at a time (the caller's mutex).
+class RequestFlow {
+ public:
+  // `request` is complete: seed drawn, max_tokens set.
+  RequestFlow(CanonicalRequest request, std::string id, int max_attempts,
+              absl::Time now);
+
+  const CanonicalRequest& request() const { return request_; }
+  const std::string& id() const { return id_; }
+  // Little-endian ids that the client has, of a request with n = 1.
+  const std::string& emitted() const { return emitted_; }
+
+  // The first reason counts. True if this one is it.
+  bool Cancel(CancelReason reason);
+  bool cancelled() const { return cancel_reason_.has_value(); }
+
+  // A stream to `replica` is about to be opened.
+  void OnAttempt(const std::string& replica, absl::Time now);
+  uint32_t attempts() const { return attempts_; }
+  // Replicas that have been asked: none is asked twice.
+  const std::vector<std::string>& tried() const { return tried_; }
+
+  // What an event means to the client.
+  struct Delivery {
+    bool deliver = false;
+    // The worker broke the contract: its stream is to be reset.
+    bool reset_attempt = false;
+    // Set with the first tokens of all.
+    std::optional<absl::Duration> time_to_first_token;
+    // Set with tokens after that: since the last of the same sample.
+    std::optional<absl::Duration> inter_token;
+  };
+  Delivery OnEvent(const kvasir::v1::GenerateEvent& event, absl::Time now);
+
+  // An attempt has ended. Nothing: ask another replica. Else how the request
+  // ends.
+  std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
+                                            absl::Time now);
+  // What is left of the request's own queue timeout; nothing where it has none.
+  std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
+  // How a request ends whose own queue timeout is over.
+  absl::Status QueueTimeoutStatus() const;
+  // No other replica could be asked: what the last one said, or this.
+  absl::Status NoReplica(const absl::Status& otherwise) const;
+
+  // How a request that was cancelled ends.
+  absl::Status CancelledStatus() const;
+  AccessRecord Record(const absl::Status& status, absl::Time now) const;
+
+ private:
+  struct Sample {
+    bool finished = false;
+    uint64_t num_tokens = 0;
+    absl::Time last_tokens = absl::InfinitePast();
+  };
+
+  Delivery OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
+                    absl::Time now);
+  Delivery OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
+  // Null for a sample that was not asked for or has finished: a worker's slip
+  // must not reach the client, nor memory beyond the samples.
+  Sample* RunningSample(uint32_t index);
+  bool Retryable(const absl::Status& status, absl::Time now) const;
+  // No output yet, and the client's own timeout is over.
+  bool TimedOut(absl::Time now) const;
+  std::string FinishReasonName(const absl::Status& status) const;
+
+  const CanonicalRequest request_;
+  const std::string id_;
+  const int max_attempts_;
+  const absl::Time start_;
+
+  std::optional<CancelReason> cancel_reason_;
+  uint32_t attempts_ = 0;
+  std::vector<std::string> tried_;
+  absl::Status last_error_;
+  // What a worker did that none may do; nothing it says afterwards counts.
+  absl::Status breach_;
+  absl::Time first_attempt_ = absl::InfiniteFuture();
+  absl::Time first_token_ = absl::InfiniteFuture();
+  bool accepted_ = false;
+  // The client has been told of output: nothing can be tried elsewhere.
+  bool delivered_ = false;
+  std::vector<Sample> samples_;
+  std::string emitted_;
+  uint32_t output_tokens_ = 0;
+  uint32_t cached_tokens_ = 0;
+  kvasir::v1::FinishReason finish_reason_ =
+      kvasir::v1::FINISH_REASON_UNSPECIFIED;
+};
+
+}  // namespace kvasir::router

@@ -1,0 +1,318 @@
+#include "router/core/request_flow.h"
+
+#include "base/status_matchers.h"
+#include "proto/refusal.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::GenerateEvent;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const absl::Time kStart = absl::FromUnixSeconds(1000);
+
+absl::Time At(int milliseconds) {
+  return kStart + absl::Milliseconds(milliseconds);
+}
+
+RequestFlow NewFlow(uint32_t n = 1, int max_attempts = 3,
+                    absl::Duration queue_timeout = absl::ZeroDuration()) {
+  CanonicalRequest request;
+  request.model = "tiny";
+  request.tenant = "t";
+  request.client_request_id = "c";
+  request.traceparent = "00-trace";
+  request.prompt = TokenBytes::FromIds({1, 2, 3});
+  request.sampling = NeutralSampling();
+  request.sampling.set_n(n);
+  request.sampling.set_max_tokens(3);
+  request.deadline = At(10000);
+  request.queue_timeout = queue_timeout;
+  return RequestFlow(std::move(request), "id", max_attempts, kStart);
+}
+
+GenerateEvent Accepted() {
+  GenerateEvent event;
+  event.mutable_accepted()->set_prompt_tokens(3);
+  return event;
+}
+
+GenerateEvent Tokens(std::vector<int32_t> ids, uint32_t index = 0) {
+  GenerateEvent event;
+  event.mutable_tokens()->set_index(index);
+  event.mutable_tokens()->mutable_token_ids()->Add(ids.begin(), ids.end());
+  return event;
+}
+
+GenerateEvent Finish(uint32_t index = 0) {
+  GenerateEvent event;
+  event.mutable_finish()->set_index(index);
+  event.mutable_finish()->set_reason(kvasir::v1::FINISH_LENGTH);
+  event.mutable_finish()->set_cached_tokens(2);
+  return event;
+}
+
+absl::Status Full() {
+  return proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full");
+}
+
+TEST(RequestFlowTest, ACompleteStreamEndsOk) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Accepted(), At(2)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}), At(5)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
+  KVASIR_EXPECT_OK(*flow.OnAttemptDone(absl::OkStatus(), At(7)));
+  const AccessRecord record = flow.Record(absl::OkStatus(), At(7));
+  EXPECT_EQ(record.finish_reason, "length");
+  EXPECT_EQ(record.prompt_tokens, 3u);
+  EXPECT_EQ(record.output_tokens, 2u);
+  EXPECT_EQ(record.cached_tokens, 2u);
+  EXPECT_EQ(record.attempts, 1u);
+  EXPECT_EQ(record.replica, "a");
+  EXPECT_EQ(record.queue, absl::Milliseconds(1));
+  EXPECT_EQ(record.time_to_first_token, absl::Milliseconds(5));
+  EXPECT_EQ(record.duration, absl::Milliseconds(7));
+  EXPECT_EQ(record.traceparent, "00-trace");
+}
+
+TEST(RequestFlowTest, EmittedTokensAreKeptForAMove) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  flow.OnEvent(Tokens({8, 9}), At(3));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const TokenBytes emitted,
+                              TokenBytes::FromBytes(flow.emitted()));
+  EXPECT_THAT(emitted.ToIds(), ElementsAre(7, 8, 9));
+}
+
+TEST(RequestFlowTest, FirstTokenThenGapsPerSample) {
+  RequestFlow flow = NewFlow(2);
+  flow.OnAttempt("a", At(0));
+  const auto first = flow.OnEvent(Tokens({1}, 0), At(10));
+  EXPECT_EQ(first.time_to_first_token, absl::Milliseconds(10));
+  EXPECT_FALSE(first.inter_token.has_value());
+  const auto other = flow.OnEvent(Tokens({1}, 1), At(12));
+  EXPECT_FALSE(other.time_to_first_token.has_value());
+  EXPECT_FALSE(other.inter_token.has_value());
+  EXPECT_EQ(flow.OnEvent(Tokens({2}, 0), At(15)).inter_token,
+            absl::Milliseconds(5));
+}
+
+TEST(RequestFlowTest, ARefusedRequestIsTriedElsewhere) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
+  EXPECT_THAT(flow.tried(), ElementsAre("a"));
+  flow.OnAttempt("b", At(3));
+  EXPECT_EQ(flow.attempts(), 2u);
+}
+
+TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Accepted(), At(2));
+  EXPECT_FALSE(
+      flow.OnAttemptDone(absl::UnavailableError("gone"), At(3)).has_value());
+  flow.OnAttempt("b", At(4));
+  EXPECT_FALSE(flow.OnEvent(Accepted(), At(5)).deliver)
+      << "the client hears it once";
+}
+
+TEST(RequestFlowTest, ALostWorkerAfterTheFirstTokenEndsTheRequest) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(3));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable, "gone"));
+  EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "lost");
+}
+
+TEST(RequestFlowTest, AttemptsAreCapped) {
+  RequestFlow flow = NewFlow(1, 2);
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
+  flow.OnAttempt("b", At(3));
+  const auto end = flow.OnAttemptDone(Full(), At(4));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(flow.Record(*end, At(4)).finish_reason, "refused");
+}
+
+TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
+}
+
+TEST(RequestFlowTest, ACallThatTheDeadlineCancelledIsNoLossOfTheWorker) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  const auto end = flow.OnAttemptDone(absl::CancelledError(""), At(10000));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             "the deadline passed"));
+  EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
+}
+
+TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {
+  RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
+  EXPECT_EQ(flow.QueueTimeoutLeft(At(20)), absl::Milliseconds(30));
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnAttemptDone(Full(), At(49)).has_value());
+  flow.OnAttempt("b", At(49));
+  const auto end = flow.OnAttemptDone(Full(), At(50));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             HasSubstr("own timeout of 50ms")));
+}
+
+TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepSaysNothingOfALaterLoss) {
+  RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(90));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable, "gone"));
+}
+
+TEST(RequestFlowTest, WhatNeverFitsIsNotTriedElsewhere) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  const auto end = flow.OnAttemptDone(
+      proto::RefusedError(kvasir::v1::Refusal::NEVER_FITS, "900 pages"), At(2));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInvalidArgument, "900 pages"));
+}
+
+TEST(RequestFlowTest, AStreamThatEndsEarlyIsALoss) {
+  RequestFlow flow = NewFlow(2);
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  flow.OnEvent(Finish(0), At(3));
+  EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(4)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("worker a ended the stream early")));
+}
+
+TEST(RequestFlowTest, AResetByTheWorkerIsNotACancel) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError("RST"), At(3)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("worker a reset the stream")));
+}
+
+TEST(RequestFlowTest, AWorkersAbortIsNoAnswerAndIsTriedElsewhere) {
+  for (const kvasir::v1::FinishReason reason :
+       {kvasir::v1::FINISH_ABORT, kvasir::v1::FINISH_REASON_UNSPECIFIED}) {
+    RequestFlow flow = NewFlow();
+    GenerateEvent abort = Finish();
+    abort.mutable_finish()->set_reason(reason);
+    flow.OnAttempt("a", At(1));
+    EXPECT_FALSE(flow.OnEvent(abort, At(2)).deliver);
+    EXPECT_FALSE(flow.OnAttemptDone(absl::OkStatus(), At(3)).has_value());
+    flow.OnAttempt("b", At(4));
+    EXPECT_TRUE(flow.OnEvent(Tokens({7}), At(5)).deliver);
+    EXPECT_FALSE(flow.OnEvent(abort, At(6)).deliver);
+    EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(7)),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr("worker b ended the stream early")));
+  }
+}
+
+TEST(RequestFlowTest, AfterAFinishedSampleNothingIsTriedElsewhere) {
+  RequestFlow flow = NewFlow(2);
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Finish(0), At(2)).deliver);
+  EXPECT_THAT(*flow.OnAttemptDone(Full(), At(3)),
+              StatusIs(absl::StatusCode::kResourceExhausted, "full"));
+}
+
+TEST(RequestFlowTest, TokensBeyondMaxTokensResetTheWorkerAndEndInternal) {
+  RequestFlow flow = NewFlow(2);
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8, 9}, 0), At(2)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}, 1), At(2)).deliver);
+  const auto over = flow.OnEvent(Tokens({1, 2}, 1), At(3));
+  EXPECT_FALSE(over.deliver);
+  EXPECT_TRUE(over.reset_attempt);
+  EXPECT_FALSE(flow.OnEvent(Finish(0), At(4)).deliver);
+  const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(5));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInternal,
+                             "worker a sent 4 tokens of sample 1, max_tokens "
+                             "is 3"));
+  EXPECT_EQ(flow.Record(*end, At(5)).finish_reason, "error");
+  EXPECT_EQ(flow.Record(*end, At(5)).output_tokens, 5u);
+}
+
+TEST(RequestFlowTest, AnEventOfAnUnknownKindIsIgnored) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnEvent(GenerateEvent(), At(2)).deliver);
+  EXPECT_FALSE(flow.OnEvent(Tokens({}), At(2)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Tokens({7}), At(3)).time_to_first_token.has_value());
+}
+
+TEST(RequestFlowTest, AShutdownIsARefusalAndNotTheClientsCancel) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.Cancel(CancelReason::kShutdown);
+  const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(2));
+  ASSERT_TRUE(end.has_value());
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable,
+                             HasSubstr("shutting down")));
+  ASSERT_TRUE(proto::RefusalOf(*end).has_value());
+  EXPECT_EQ(proto::RefusalOf(*end)->reason(), kvasir::v1::Refusal::DRAINING);
+}
+
+TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.Cancel(CancelReason::kClient));
+  EXPECT_FALSE(flow.Cancel(CancelReason::kSlowReader));
+  EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(2)).deliver);
+  const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(3));
+  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "cancelled");
+}
+
+TEST(RequestFlowTest, EachCancelReasonHasItsNameInTheLog) {
+  const std::pair<CancelReason, const char*> cases[] = {
+      {CancelReason::kClient, "cancelled"},
+      {CancelReason::kStopString, "stop"},
+      {CancelReason::kSlowReader, "slow_reader"},
+      {CancelReason::kShutdown, "shutdown"}};
+  for (const auto& [reason, name] : cases) {
+    RequestFlow flow = NewFlow();
+    flow.Cancel(reason);
+    EXPECT_EQ(flow.Record(flow.CancelledStatus(), At(1)).finish_reason, name);
+  }
+}
+
+TEST(RequestFlowTest, ASampleThatWasNotAskedForIsDropped) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnEvent(Tokens({7}, 4000000000u), At(2)).deliver);
+  EXPECT_FALSE(flow.OnEvent(Finish(1), At(2)).deliver);
+}
+
+TEST(RequestFlowTest, NothingFollowsASamplesFinish) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Finish(), At(2)).deliver);
+  EXPECT_FALSE(flow.OnEvent(Finish(), At(3)).deliver);
+  EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(3)).deliver);
+}
+
+TEST(RequestFlowTest, WithoutAnotherReplicaTheLastWordCounts) {
+  RequestFlow flow = NewFlow();
+  const absl::Status none = absl::UnavailableError("none is ready");
+  EXPECT_EQ(flow.NoReplica(none), none);
+  flow.OnAttempt("a", At(1));
+  EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
+  EXPECT_EQ(flow.NoReplica(none), Full());
+}
+
+}  // namespace
+}  // namespace kvasir::router

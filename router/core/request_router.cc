@@ -1,0 +1,333 @@
+#include "router/core/request_router.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "proto/refusal.h"
+#include "router/core/active_request.h"
+
+namespace kvasir::router {
+namespace {
+
+std::string HexId(std::random_device* random) {
+  const uint64_t bits = uint64_t{(*random)()} << 32 | (*random)();
+  return absl::StrCat(absl::Hex(bits, absl::kZeroPad16));
+}
+
+std::string NewIdPrefix() {
+  std::random_device random;
+  return HexId(&random);
+}
+
+}  // namespace
+
+RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
+    : options_(std::move(options)),
+      parts_(parts),
+      random_(std::random_device()()),
+      id_prefix_(NewIdPrefix()),
+      admission_(options_.admission) {}
+
+RouterCore::~RouterCore() {
+  BeginDrain();
+  CancelAll(CancelReason::kShutdown);
+  WaitIdle(absl::InfiniteFuture());
+  gate_->Close();
+}
+
+std::string RouterCore::KnownModels() const {
+  std::vector<std::string> names;
+  for (const ModelStatus& model : parts_.registry->Models()) {
+    names.push_back(model.name);
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+absl::StatusOr<ModelStatus> RouterCore::Model(const std::string& name) const {
+  const std::vector<ModelStatus> models = Models();
+  for (const ModelStatus& model : models) {
+    if (model.name == name) return model;
+  }
+  if (models.empty()) {
+    return absl::UnavailableError(absl::StrCat(
+        "no worker has been reached yet: ", parts_.registry->Problems()));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("model '", name, "' is unknown; served: ", KnownModels()));
+}
+
+std::vector<ModelStatus> RouterCore::Models() const {
+  return parts_.registry->Models();
+}
+
+absl::Status RouterCore::Complete(CanonicalRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelStatus model, Model(request->model));
+  if (!model.info.has_value()) {
+    return absl::UnavailableError(absl::StrCat("model ", request->model, ": ",
+                                               parts_.registry->Problems()));
+  }
+  const uint64_t limit = model.info->max_model_len();
+  const uint64_t prompt = request->prompt.size_tokens();
+  if (prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
+  if (prompt >= limit) {
+    return proto::RefusedError(
+        kvasir::v1::Refusal::NEVER_FITS,
+        absl::StrCat("the prompt has ", prompt, " tokens; prompt and output ",
+                     "together may have ", limit, " (--max-model-len)"));
+  }
+  kvasir::v1::SamplingParams& sampling = request->sampling;
+  if (sampling.n() == 0 || sampling.n() > options_.max_n) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("n is ", sampling.n(), ", want 1 to ", options_.max_n));
+  }
+  if (request->deadline <= absl::Now()) {
+    return absl::DeadlineExceededError("the deadline has passed already");
+  }
+  if (sampling.max_tokens() == 0) {
+    sampling.set_max_tokens(static_cast<uint32_t>(
+        std::min<uint64_t>(options_.default_max_tokens, limit - prompt)));
+  }
+  if (!request->seed.has_value()) {
+    base::MutexLock lock(&mutex_);
+    request->seed = random_();
+  }
+  sampling.set_seed(*request->seed);
+  return absl::OkStatus();
+}
+
+void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
+  const absl::Time now = absl::Now();
+  // A refused request may ask for any n; nothing is allocated for it.
+  request.sampling.set_n(0);
+  const RequestFlow flow(std::move(request), "", 0, now);
+  AccessRecord record = flow.Record(why, now);
+  record.finish_reason = "refused";
+  if (parts_.log != nullptr) parts_.log->Write(record);
+  if (parts_.observer != nullptr) parts_.observer->OnRefused(why);
+}
+
+absl::Status RouterCore::Refuse(CanonicalRequest request, absl::Status why) {
+  LogRefused(std::move(request), why);
+  return why;
+}
+
+absl::StatusOr<Admission::Answer> RouterCore::Enter(const ActivePtr& active) {
+  base::MutexLock lock(&mutex_);
+  if (draining_) {
+    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
+                               "the router is draining");
+  }
+  const Admission::Answer answer =
+      admission_.Enter(active->ticket(), active->request().priority);
+  if (answer == Admission::Answer::kRefuse) return admission_.RefusedStatus();
+  active_.emplace(active->ticket(), active);
+  TellInFlight();
+  return answer;
+}
+
+absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
+    CanonicalRequest request, std::shared_ptr<RequestSink> sink) {
+  if (absl::Status status = Complete(&request); !status.ok()) {
+    return Refuse(std::move(request), std::move(status));
+  }
+  Ticket ticket;
+  {
+    base::MutexLock lock(&mutex_);
+    ticket = next_ticket_++;
+  }
+  RequestFlow flow(std::move(request), absl::StrCat(id_prefix_, "-", ticket),
+                   options_.max_attempts, absl::Now());
+  const auto active = std::make_shared<ActiveRequest>(
+      this, std::move(flow), ticket, std::move(sink), parts_.observer);
+  const absl::StatusOr<Admission::Answer> answer = Enter(active);
+  if (!answer.ok()) return Refuse(active->request(), answer.status());
+  if (*answer == Admission::Answer::kWait) {
+    WaitInQueue(active);
+  } else if (const absl::Status status = Dispatch(active); !status.ok()) {
+    active->Discard(status);
+    Release(active, /*ran=*/true);
+    return Refuse(active->request(), status);
+  }
+  return active;
+}
+
+void RouterCore::WaitInQueue(const ActivePtr& active) {
+  const CanonicalRequest& request = active->request();
+  const absl::Time now = absl::Now();
+  const std::optional<absl::Duration> own = active->QueueTimeoutLeft(now);
+  const absl::Time expiry = now + own.value_or(options_.queue_timeout);
+  absl::Status status;
+  if (request.deadline < expiry) {
+    status = absl::DeadlineExceededError(
+        "the deadline passed in the router's queue");
+  } else if (own.has_value()) {
+    status = active->QueueTimeoutStatus();
+  } else {
+    status = proto::RefusedError(
+        kvasir::v1::Refusal::RETRY_ELSEWHERE,
+        absl::StrCat("waited ", absl::FormatDuration(options_.queue_timeout),
+                     " in the router's queue (--queue-timeout)"));
+  }
+  active->SetQueueTimer(
+      EndWaitingAt(std::min(expiry, request.deadline), active, status));
+}
+
+absl::Status RouterCore::Dispatch(const ActivePtr& active) {
+  const CanonicalRequest& request = active->request();
+  std::vector<Candidate> candidates =
+      parts_.registry->Candidates(request.model);
+  const std::vector<std::string> tried = active->Tried();
+  std::vector<ReplicaView> views;
+  bool draining = !candidates.empty();
+  for (Candidate& candidate : candidates) {
+    const std::string& target = candidate.replica->target();
+    draining &= candidate.replica->state() == ReplicaState::kDraining;
+    candidate.view.eligible &=
+        std::find(tried.begin(), tried.end(), target) == tried.end();
+    views.push_back(candidate.view);
+  }
+  uint64_t turn;
+  {
+    base::MutexLock lock(&mutex_);
+    turn = turn_++;
+  }
+  const std::optional<size_t> picked =
+      PickReplica(options_.policy, views, {request.prompt.size_tokens()}, turn);
+  if (!picked.has_value()) {
+    if (draining) {
+      return active->NoReplica(
+          proto::RefusedError(kvasir::v1::Refusal::DRAINING,
+                              absl::StrCat("model ", request.model,
+                                           ": every replica is draining")));
+    }
+    return active->NoReplica(absl::UnavailableError(
+        absl::StrCat("model ", request.model,
+                     ": no replica is ready: ", parts_.registry->Problems())));
+  }
+  active->Open(candidates[*picked].replica);
+  return absl::OkStatus();
+}
+
+TimerThread::TimerId RouterCore::EndWaitingAt(absl::Time when,
+                                              const ActivePtr& active,
+                                              const absl::Status& status) {
+  return parts_.timers->At(when, [this, gate = gate_, active, status] {
+    if (!gate->Enter()) return;
+    EndWaiting(active, status);
+    gate->Leave();
+  });
+}
+
+void RouterCore::EndWaiting(const ActivePtr& active,
+                            const absl::Status& status) {
+  {
+    base::MutexLock lock(&mutex_);
+    if (!admission_.Withdraw(active->ticket())) return;
+  }
+  active->Close(status);
+  Release(active, /*ran=*/false);
+}
+
+void RouterCore::LogEnd(const AccessRecord& record) {
+  if (parts_.log != nullptr) parts_.log->Write(record);
+  if (parts_.observer != nullptr) parts_.observer->OnRequestEnd(record);
+}
+
+void RouterCore::Release(ActivePtr active, bool ran) {
+  // Once the table is empty the router may be gone: only locals after that.
+  std::deque<std::pair<ActivePtr, bool>> ended = {{std::move(active), ran}};
+  while (!ended.empty()) {
+    const auto [request, request_ran] = std::move(ended.front());
+    ended.pop_front();
+    if (const auto timer = request->TakeQueueTimer()) {
+      parts_.timers->Cancel(*timer);
+    }
+    std::vector<ActivePtr> admitted;
+    {
+      base::MutexLock lock(&mutex_);
+      active_.erase(request->ticket());
+      if (request_ran) {
+        for (const Ticket ticket : admission_.Leave()) {
+          admitted.push_back(active_.at(ticket));
+        }
+      }
+      TellInFlight();
+      changed_.SignalAll();
+    }
+    for (const ActivePtr& next : admitted) {
+      if (const auto timer = next->TakeQueueTimer()) {
+        parts_.timers->Cancel(*timer);
+      }
+      const absl::Status status = Dispatch(next);
+      if (status.ok()) continue;
+      next->Close(status);
+      ended.emplace_back(next, true);
+    }
+  }
+}
+
+std::vector<RouterCore::ActivePtr> RouterCore::All() const {
+  std::vector<ActivePtr> all;
+  base::MutexLock lock(&mutex_);
+  for (const auto& [ticket, active] : active_) all.push_back(active);
+  return all;
+}
+
+void RouterCore::TellInFlight() const {
+  if (parts_.observer == nullptr) return;
+  parts_.observer->OnInFlight(active_.size(), admission_.waiting());
+}
+
+RouterHealth RouterCore::Health() const {
+  RouterHealth health;
+  const std::vector<ModelStatus> models = Models();
+  health.ready = !models.empty() && std::all_of(models.begin(), models.end(),
+                                                [](const ModelStatus& model) {
+                                                  return model.ready;
+                                                });
+  health.state = health.ready ? RouterState::kReady : RouterState::kStarting;
+  health.detail = parts_.registry->Problems();
+  base::MutexLock lock(&mutex_);
+  if (draining_) {
+    health.state = RouterState::kDraining;
+    health.ready = false;
+    health.detail = "the router is draining";
+  }
+  return health;
+}
+
+void RouterCore::BeginDrain() {
+  base::MutexLock lock(&mutex_);
+  draining_ = true;
+}
+
+bool RouterCore::WaitIdle(absl::Time deadline) {
+  base::MutexLock lock(&mutex_);
+  while (!active_.empty()) {
+    if (deadline == absl::InfiniteFuture()) {
+      changed_.Wait(&mutex_);
+      continue;
+    }
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) return false;
+    changed_.WaitWithTimeout(&mutex_, left);
+  }
+  return true;
+}
+
+void RouterCore::CancelAll(CancelReason reason) {
+  for (const ActivePtr& active : All()) active->Cancel(reason);
+}
+
+size_t RouterCore::in_flight() const {
+  base::MutexLock lock(&mutex_);
+  return active_.size();
+}
+
+}  // namespace kvasir::router

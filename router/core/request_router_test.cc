@@ -1,0 +1,653 @@
+// The router over scripted workers: no gRPC.
+#include "router/core/request_router.h"
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/status_matchers.h"
+#include "proto/refusal.h"
+#include "router/testing/fake_worker_client.h"
+#include "router/testing/recording_sink.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+template <typename Condition>
+bool Eventually(Condition condition) {
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (!condition()) {
+    if (absl::Now() > end) return false;
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  return true;
+}
+
+class KeptLog final : public AccessLogSink {
+ public:
+  void Write(const AccessRecord& record) override {
+    base::MutexLock lock(&mutex_);
+    records_.push_back(record);
+  }
+  std::vector<AccessRecord> records() const {
+    base::MutexLock lock(&mutex_);
+    return records_;
+  }
+
+ private:
+  mutable base::Mutex mutex_;
+  std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Keeps what was told last; when slow, takes its time to note that anything
+// runs.
+class KeptStates final : public RouterObserver {
+ public:
+  std::atomic<bool> slow{false};
+
+  void OnInFlight(size_t in_flight, size_t queued) override {
+    if (slow && in_flight > 0) absl::SleepFor(absl::Milliseconds(1));
+    base::MutexLock lock(&mutex_);
+    in_flight_ = in_flight;
+    queued_ = queued;
+  }
+  void OnRefused(const absl::Status&) override {
+    base::MutexLock lock(&mutex_);
+    ++num_refused_;
+  }
+  void OnReplicaState(const std::string& target, ReplicaState state) override {
+    base::MutexLock lock(&mutex_);
+    states_[target].push_back(state);
+  }
+  std::pair<size_t, size_t> in_flight() const {
+    base::MutexLock lock(&mutex_);
+    return {in_flight_, queued_};
+  }
+  size_t num_refused() const {
+    base::MutexLock lock(&mutex_);
+    return num_refused_;
+  }
+  std::vector<ReplicaState> states(const std::string& target) const {
+    base::MutexLock lock(&mutex_);
+    const auto found = states_.find(target);
+    return found == states_.end() ? std::vector<ReplicaState>() : found->second;
+  }
+
+ private:
+  mutable base::Mutex mutex_;
+  size_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t queued_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t num_refused_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, std::vector<ReplicaState>> states_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
+  CanonicalRequest request;
+  request.model = "tiny";
+  request.tenant = "tenant";
+  request.client_request_id = "client-1";
+  request.prompt = TokenBytes::FromIds(std::vector<int32_t>(prompt_tokens, 5));
+  request.sampling = NeutralSampling();
+  return request;
+}
+
+class RequestRouterTest : public ::testing::Test {
+ protected:
+  // Workers "w0", "w1", ... as the test has left them.
+  absl::Status Start(int num_workers, RouterCoreOptions options = {}) {
+    Prepare(num_workers);
+    ReplicaRegistryOptions registry_options;
+    for (int i = 0; i < num_workers; ++i) {
+      registry_options.targets.push_back(absl::StrCat("w", i));
+    }
+    registry_options.served_names = served_names_;
+    registry_options.on_change = [this] { ++changes_; };
+    registry_ = std::make_unique<ReplicaRegistry>(
+        registry_options,
+        [this](const std::string& target) {
+          return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
+        },
+        &timers_, &observer_);
+    KVASIR_RETURN_IF_ERROR(registry_->Start(absl::Milliseconds(500)));
+    router_ = std::make_unique<RouterCore>(
+        options,
+        RouterCore::Parts{registry_.get(), &timers_, &log_, &observer_});
+    return absl::OkStatus();
+  }
+  void Prepare(int num_workers) {
+    while (workers_.size() < static_cast<size_t>(num_workers)) {
+      workers_.push_back(std::make_unique<FakeWorker>(&transport_));
+    }
+  }
+
+  // Submits; the sink hears the rest.
+  std::shared_ptr<RequestHandle> Submit(
+      std::shared_ptr<RecordingSink> sink,
+      CanonicalRequest request = NewRequest()) {
+    auto handle = router_->Submit(std::move(request), std::move(sink));
+    EXPECT_THAT(handle, base::IsOk());
+    return handle.ok() ? *handle : nullptr;
+  }
+
+  std::shared_ptr<FakeAttempt> WaitForAttempt(size_t worker, size_t index = 0) {
+    EXPECT_TRUE(Eventually([&] {
+      return workers_[worker]->attempts().size() > index &&
+             workers_[worker]->attempts()[index]->started();
+    }));
+    return workers_[worker]->attempts()[index];
+  }
+
+  TimerThread transport_;
+  std::vector<std::unique_ptr<FakeWorker>> workers_;
+  std::vector<std::string> served_names_;
+  std::atomic<int> changes_{0};
+  TimerThread timers_;
+  KeptLog log_;
+  KeptStates observer_;
+  std::unique_ptr<ReplicaRegistry> registry_;
+  std::unique_ptr<RouterCore> router_;
+};
+
+TEST_F(RequestRouterTest, ARequestIsRelayedToItsEnd) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink);
+  const auto attempt = WaitForAttempt(0);
+  attempt->Accept();
+  attempt->Tokens({7, 8});
+  attempt->Tokens({9});
+  attempt->Finish(kvasir::v1::FINISH_STOP);
+  attempt->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_EQ(sink->accepted(), 1);
+  EXPECT_THAT(sink->ids(), ElementsAre(7, 8, 9));
+  ASSERT_EQ(log_.records().size(), 1u);
+  const AccessRecord record = log_.records()[0];
+  EXPECT_EQ(record.request_id, handle->id());
+  EXPECT_EQ(record.finish_reason, "stop");
+  EXPECT_EQ(record.output_tokens, 3u);
+  EXPECT_TRUE(router_->WaitIdle(absl::Now() + absl::Seconds(20)));
+  EXPECT_EQ(registry_->replicas()[0]->in_flight(), 0u);
+}
+
+TEST_F(RequestRouterTest, TheWorkerGetsThePromptItselfAndAlwaysASeed) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  request.deadline = absl::Now() + absl::Seconds(30);
+  request.priority = -2;
+  request.traceparent = "00-trace";
+  request.cache_salt = "salt";
+  request.queue_timeout = absl::Milliseconds(1500);
+  const char* const bytes = request.prompt.bytes().data();
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink, request);
+  const WorkerCall& call = WaitForAttempt(0)->call();
+  EXPECT_EQ(call.prompt.bytes().data(), bytes) << "not a copy";
+  EXPECT_EQ(call.head.request_id(), handle->id());
+  EXPECT_EQ(call.head.attempt(), 0u);
+  EXPECT_EQ(call.head.weights_id(), "w1");
+  EXPECT_NE(call.head.sampling().seed(), 0u);
+  EXPECT_EQ(call.head.sampling().max_tokens(), 97u) << "what 100 leaves";
+  EXPECT_EQ(call.head.priority(), -2);
+  EXPECT_EQ(call.head.traceparent(), "00-trace");
+  EXPECT_EQ(call.head.cache_salt(), "salt");
+  EXPECT_EQ(call.head.tenant(), "tenant");
+  EXPECT_GT(call.head.queue_timeout_ms(), 0u);
+  EXPECT_LE(call.head.queue_timeout_ms(), 1500u);
+  EXPECT_EQ(call.deadline, request.deadline);
+}
+
+TEST_F(RequestRouterTest, AGivenSeedIsKept) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  request.seed = 0;
+  Submit(std::make_shared<RecordingSink>(), request);
+  EXPECT_EQ(WaitForAttempt(0)->call().head.sampling().seed(), 0u);
+}
+
+TEST_F(RequestRouterTest, AFullWorkerMeansAnotherIsAsked) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink);
+  WaitForAttempt(0)->End(
+      proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+  const auto second = WaitForAttempt(1);
+  EXPECT_EQ(second->call().head.attempt(), 1u);
+  EXPECT_EQ(second->call().head.request_id(), handle->id());
+  second->Tokens({1});
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_EQ(log_.records()[0].attempts, 2u);
+  EXPECT_EQ(log_.records()[0].replica, "w1");
+}
+
+TEST_F(RequestRouterTest, WhenAllRefuseTheClientHearsTheLastReason) {
+  KVASIR_ASSERT_OK(Start(2));
+  const auto sink = std::make_shared<RecordingSink>();
+  for (const auto& worker : workers_) {
+    worker->OnAttempt([](const std::shared_ptr<FakeAttempt>& attempt) {
+      attempt->End(
+          proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+    });
+  }
+  Submit(sink);
+  const absl::Status status = sink->Wait();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted, "full"));
+  EXPECT_TRUE(proto::RefusalOf(status).has_value());
+  EXPECT_EQ(log_.records()[0].finish_reason, "refused");
+  EXPECT_EQ(workers_[0]->attempts().size(), 1u) << "none is asked twice";
+  EXPECT_EQ(workers_[1]->attempts().size(), 1u);
+}
+
+TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  WaitForAttempt(0)->Tokens({1});
+  workers_[0]->Die();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, "connection lost"));
+  EXPECT_TRUE(workers_[1]->attempts().empty());
+}
+
+TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
+  KVASIR_ASSERT_OK(Start(1));
+  EXPECT_EQ(changes_, 1) << "ready";
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  EXPECT_TRUE(Eventually([&] { return changes_ == 2; }));
+  EXPECT_THAT(router_->Health().detail, HasSubstr("w0 lost"));
+  EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("w0 lost")));
+  workers_[0]->SetReachable(true);
+  EXPECT_TRUE(Eventually([&] { return router_->Health().ready; }));
+  Submit(std::make_shared<RecordingSink>());
+}
+
+TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
+  Prepare(2);
+  workers_[1]->SetReachable(false);
+  KVASIR_ASSERT_OK(Start(2));
+  EXPECT_THAT(observer_.states("w0"),
+              ElementsAre(ReplicaState::kConnecting, ReplicaState::kReady));
+  EXPECT_THAT(observer_.states("w1"), ElementsAre(ReplicaState::kConnecting));
+}
+
+TEST_F(RequestRouterTest, ADrainedWorkersAbortMeansAnotherIsAsked) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  const auto first = WaitForAttempt(0);
+  first->Accept();
+  first->Finish(kvasir::v1::FINISH_ABORT);
+  first->End(absl::OkStatus());
+  const auto second = WaitForAttempt(1);
+  second->Tokens({1});
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  ASSERT_EQ(sink->finishes().size(), 1u);
+  EXPECT_EQ(sink->finishes()[0].reason(), kvasir::v1::FINISH_LENGTH);
+}
+
+TEST_F(RequestRouterTest, AWorkerThatSendsTooMuchIsReset) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  request.sampling.set_max_tokens(2);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, request);
+  const auto attempt = WaitForAttempt(0);
+  attempt->Tokens({1, 2});
+  attempt->Tokens({3});
+  EXPECT_THAT(sink->Wait(), StatusIs(absl::StatusCode::kInternal,
+                                     HasSubstr("max_tokens is 2")));
+  EXPECT_TRUE(attempt->cancelled());
+  EXPECT_THAT(sink->ids(), ElementsAre(1, 2));
+}
+
+TEST_F(RequestRouterTest, TheLastNumbersInFlightThatAreToldAreTheLastThatWere) {
+  RouterCoreOptions options;
+  options.admission = {2, 100};
+  KVASIR_ASSERT_OK(Start(1, options));
+  workers_[0]->OnAttempt([](const std::shared_ptr<FakeAttempt>& attempt) {
+    attempt->Finish(kvasir::v1::FINISH_STOP);
+    attempt->End(absl::OkStatus());
+  });
+  observer_.slow = true;
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (int i = 0; i < 4; ++i) {
+      sinks.push_back(std::make_shared<RecordingSink>());
+      Submit(sinks.back());
+    }
+    for (const auto& sink : sinks) KVASIR_EXPECT_OK(sink->Wait());
+    ASSERT_TRUE(router_->WaitIdle(absl::Now() + absl::Seconds(20)));
+    ASSERT_EQ(observer_.in_flight(), std::make_pair(size_t{0}, size_t{0}));
+  }
+}
+
+TEST_F(RequestRouterTest, ACancelResetsTheWorkersCall) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink);
+  const auto attempt = WaitForAttempt(0);
+  attempt->Tokens({1});
+  ASSERT_TRUE(Eventually([&] { return sink->ids().size() == 1; }));
+  handle->Cancel(CancelReason::kStopString);
+  handle->Cancel(CancelReason::kClient);
+  EXPECT_TRUE(attempt->cancelled());
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("stop string")));
+  EXPECT_EQ(log_.records()[0].finish_reason, "stop");
+  handle->Cancel(CancelReason::kClient);
+}
+
+TEST_F(RequestRouterTest, WhatIsBeyondTheLimitWaitsItsTurn) {
+  RouterCoreOptions options;
+  options.admission = {1, 1};
+  KVASIR_ASSERT_OK(Start(1, options));
+  const auto first = std::make_shared<RecordingSink>();
+  const auto second = std::make_shared<RecordingSink>();
+  Submit(first);
+  const auto attempt = WaitForAttempt(0);
+  Submit(second);
+  EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("1 requests run of 1")));
+  EXPECT_EQ(workers_[0]->attempts().size(), 1u);
+  attempt->Finish(kvasir::v1::FINISH_STOP);
+  attempt->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(first->Wait());
+  const auto next = WaitForAttempt(0, 1);
+  next->Finish(kvasir::v1::FINISH_STOP);
+  next->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(second->Wait());
+}
+
+TEST_F(RequestRouterTest, ACancelInTheQueueNeverReachesAWorker) {
+  RouterCoreOptions options;
+  options.admission = {1, 1};
+  KVASIR_ASSERT_OK(Start(1, options));
+  Submit(std::make_shared<RecordingSink>());
+  const auto waiting = std::make_shared<RecordingSink>();
+  Submit(waiting)->Cancel(CancelReason::kClient);
+  EXPECT_THAT(waiting->Wait(),
+              StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  EXPECT_EQ(workers_[0]->attempts().size(), 1u);
+}
+
+TEST_F(RequestRouterTest, TheQueueHasATimeoutAndTheDeadlineCountsInIt) {
+  RouterCoreOptions options;
+  options.admission = {1, 2};
+  options.queue_timeout = absl::Milliseconds(20);
+  KVASIR_ASSERT_OK(Start(1, options));
+  Submit(std::make_shared<RecordingSink>());
+  const auto waiting = std::make_shared<RecordingSink>();
+  Submit(waiting);
+  EXPECT_THAT(waiting->Wait(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                        HasSubstr("--queue-timeout")));
+  CanonicalRequest hurried = NewRequest();
+  hurried.deadline = absl::Now() + absl::Milliseconds(10);
+  const auto late = std::make_shared<RecordingSink>();
+  Submit(late, hurried);
+  EXPECT_THAT(late->Wait(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
+}
+
+TEST_F(RequestRouterTest, AClientsOwnTimeoutInTheQueueIsItsDeadline) {
+  RouterCoreOptions options;
+  options.admission = {1, 2};
+  KVASIR_ASSERT_OK(Start(1, options));
+  Submit(std::make_shared<RecordingSink>());
+  CanonicalRequest hurried = NewRequest();
+  hurried.queue_timeout = absl::Milliseconds(10);
+  const auto waiting = std::make_shared<RecordingSink>();
+  Submit(waiting, hurried);
+  EXPECT_THAT(waiting->Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                        HasSubstr("own timeout of 10ms")));
+}
+
+TEST_F(RequestRouterTest, ATimeoutBelowAMillisecondIsNotTheWorkersDefault) {
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  request.queue_timeout = absl::Microseconds(10);
+  Submit(std::make_shared<RecordingSink>(), request);
+  EXPECT_EQ(WaitForAttempt(0)->call().head.queue_timeout_ms(), 1u);
+}
+
+TEST_F(RequestRouterTest, ALaterAttemptGetsWhatIsLeftOfTheTimeout) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  CanonicalRequest request = NewRequest();
+  request.queue_timeout = absl::Seconds(60);
+  Submit(std::make_shared<RecordingSink>(), request);
+  const auto first = WaitForAttempt(0);
+  absl::SleepFor(absl::Milliseconds(20));
+  first->End(proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+  EXPECT_LE(WaitForAttempt(1)->call().head.queue_timeout_ms(), 59980u);
+}
+
+TEST_F(RequestRouterTest, WhatCannotBeServedIsRefusedBeforeItStarts) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto refused = [&](CanonicalRequest request) {
+    const auto sink = std::make_shared<RecordingSink>();
+    const absl::Status status =
+        router_->Submit(std::move(request), sink).status();
+    EXPECT_FALSE(sink->done()) << "a refused sink hears nothing";
+    return status;
+  };
+  CanonicalRequest request = NewRequest();
+  request.model = "huge";
+  EXPECT_THAT(refused(request),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("'huge'"), HasSubstr("tiny"))));
+  const absl::Status too_long = refused(NewRequest(100));
+  EXPECT_THAT(too_long, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("100 tokens"),
+                                       HasSubstr("--max-model-len"))));
+  EXPECT_EQ(proto::RefusalOf(too_long)->reason(),
+            kvasir::v1::Refusal::NEVER_FITS);
+  EXPECT_THAT(refused(NewRequest(0)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("empty")));
+  request = NewRequest();
+  request.sampling.set_n(4000000000u);
+  EXPECT_THAT(refused(request), StatusIs(absl::StatusCode::kInvalidArgument,
+                                         HasSubstr("4000000000")));
+  request = NewRequest();
+  request.deadline = absl::Now() - absl::Seconds(1);
+  EXPECT_THAT(refused(request),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
+  EXPECT_EQ(log_.records().size(), 5u) << "each is logged";
+  EXPECT_TRUE(workers_[0]->attempts().empty());
+  EXPECT_EQ(router_->in_flight(), 0u);
+}
+
+TEST_F(RequestRouterTest, WhatAFacadeRefusesIsLoggedAndCountedAsRefused) {
+  KVASIR_ASSERT_OK(Start(1));
+  router_->LogRefused(NewRequest(), absl::AlreadyExistsError("twice"));
+  ASSERT_EQ(log_.records().size(), 1u);
+  EXPECT_EQ(log_.records()[0].finish_reason, "refused");
+  EXPECT_EQ(log_.records()[0].tenant, "tenant");
+  EXPECT_EQ(log_.records()[0].status, absl::AlreadyExistsError("twice"));
+  EXPECT_EQ(observer_.num_refused(), 1u);
+}
+
+TEST_F(RequestRouterTest, ADrainRefusesAndLetsFinish) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  const auto attempt = WaitForAttempt(0);
+  router_->BeginDrain();
+  EXPECT_EQ(router_->Health().state, RouterState::kDraining);
+  EXPECT_FALSE(router_->Health().ready);
+  const absl::Status refused =
+      router_->Submit(NewRequest(), std::make_shared<RecordingSink>()).status();
+  EXPECT_EQ(proto::RefusalOf(refused)->reason(), kvasir::v1::Refusal::DRAINING);
+  EXPECT_FALSE(router_->WaitIdle(absl::Now() + absl::Milliseconds(10)));
+  attempt->Finish(kvasir::v1::FINISH_STOP);
+  attempt->End(absl::OkStatus());
+  EXPECT_TRUE(router_->WaitIdle(absl::InfiniteFuture()));
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+
+TEST_F(RequestRouterTest, ADrainingReplicaGetsNothingNew) {
+  KVASIR_ASSERT_OK(Start(2));
+  kvasir::v1::LoadReport report;
+  report.set_draining(true);
+  workers_[0]->Report(report);
+  EXPECT_TRUE(Eventually([&] {
+    return registry_->replicas()[0]->state() == ReplicaState::kDraining;
+  }));
+  for (int i = 0; i < 4; ++i) Submit(std::make_shared<RecordingSink>());
+  EXPECT_TRUE(workers_[0]->attempts().empty());
+  EXPECT_EQ(workers_[1]->attempts().size(), 4u);
+  EXPECT_TRUE(router_->Health().ready);
+}
+
+TEST_F(RequestRouterTest, DestructionCancelsWhatRuns) {
+  KVASIR_ASSERT_OK(Start(1));
+  const auto sink = std::make_shared<RecordingSink>();
+  const auto handle = Submit(sink);
+  WaitForAttempt(0);
+  router_.reset();
+  EXPECT_TRUE(sink->done());
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_EQ(log_.records()[0].finish_reason, "shutdown");
+  handle->Cancel(CancelReason::kClient);
+}
+
+TEST_F(RequestRouterTest, AWorkerOfAnotherVersionFailsTheStart) {
+  Prepare(2);
+  workers_[1]->info()->set_api_version("kvasir.v9");
+  EXPECT_THAT(Start(2),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("w1"), HasSubstr("--workers"),
+                             HasSubstr("kvasir.v9"), HasSubstr("kvasir.v1"))));
+}
+
+TEST_F(RequestRouterTest, WorkersOfDifferentWeightsFailTheStart) {
+  Prepare(2);
+  workers_[1]->info()->set_weights_id("w2");
+  EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 AllOf(HasSubstr("--workers"),
+                                       HasSubstr("'w1'"), HasSubstr("'w2'"))));
+}
+
+TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
+  Prepare(2);
+  workers_[1]->SetReachable(false);
+  KVASIR_ASSERT_OK(Start(2));
+  EXPECT_TRUE(router_->Health().ready);
+  EXPECT_THAT(router_->Health().detail, HasSubstr("w1 connecting"));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ModelStatus model, router_->Model("tiny"));
+  EXPECT_EQ(model.num_ready_replicas, 1u);
+}
+
+TEST_F(RequestRouterTest, NoWorkersAtAllFailTheStart) {
+  EXPECT_THAT(Start(0), StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr("--workers")));
+}
+
+TEST_F(RequestRouterTest, AServedNameStandsForTheModel) {
+  served_names_ = {"default", "tiny-v1"};
+  KVASIR_ASSERT_OK(Start(1));
+  CanonicalRequest request = NewRequest();
+  EXPECT_THAT(router_->Submit(request, std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("default")));
+  request.model = "tiny-v1";
+  Submit(std::make_shared<RecordingSink>(), request);
+  EXPECT_EQ(router_->Models().size(), 2u);
+}
+
+TEST_F(RequestRouterTest, TwoModelsCannotShareOneServedName) {
+  served_names_ = {"default"};
+  Prepare(2);
+  workers_[1]->info()->set_model_name("other");
+  EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("--served-model-name")));
+}
+
+// Workers that refuse, die, dawdle and answer at random.
+void AnswerAtRandom(uint32_t seed,
+                    const std::shared_ptr<FakeAttempt>& attempt) {
+  std::mt19937 random(seed);
+  switch (static_cast<uint32_t>(random()) % 6) {
+    case 0:
+      attempt->End(
+          proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+      return;
+    case 1:
+      attempt->Accept();
+      attempt->End(absl::UnavailableError("gone"));
+      return;
+    case 2:
+      attempt->Accept();
+      attempt->Tokens({1, 2});
+      attempt->End(absl::UnavailableError("gone"));
+      return;
+    case 3:
+      attempt->Accept();  // and never answers
+      return;
+    default:
+      attempt->Accept();
+      attempt->Tokens({1});
+      attempt->Tokens({2});
+      attempt->Finish(kvasir::v1::FINISH_LENGTH);
+      attempt->End(absl::OkStatus());
+  }
+}
+
+TEST_F(RequestRouterTest, AStormOfAnswersAndCancelsLeavesNothingBehind) {
+  constexpr int kCallers = 4;
+  constexpr int kRequests = 300;
+  RouterCoreOptions options;
+  options.admission = {16, 1000};
+  KVASIR_ASSERT_OK(Start(3, options));
+  std::atomic<uint32_t> seed{0};
+  for (const auto& worker : workers_) {
+    worker->OnAttempt([&](const std::shared_ptr<FakeAttempt>& attempt) {
+      AnswerAtRandom(++seed, attempt);
+    });
+  }
+  std::atomic<int> accepted{0};
+  std::vector<std::thread> callers;
+  for (uint32_t caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      std::mt19937 random(caller);
+      for (int i = 0; i < kRequests; ++i) {
+        const auto sink = std::make_shared<RecordingSink>();
+        auto handle = router_->Submit(NewRequest(), sink);
+        if (!handle.ok()) continue;
+        ++accepted;
+        // Some never answer: what has not ended is cancelled sooner or later.
+        const auto patience = static_cast<int>(random() % 4);
+        for (int waited = 0; waited < patience && !sink->done(); ++waited) {
+          absl::SleepFor(absl::Milliseconds(1));
+        }
+        (*handle)->Cancel(CancelReason::kClient);
+        EXPECT_FALSE(absl::IsUnknown(sink->Wait()));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_TRUE(router_->WaitIdle(absl::Now() + absl::Seconds(20)));
+  EXPECT_GT(accepted.load(), kCallers * kRequests / 2);
+  for (const auto& replica : registry_->replicas()) {
+    EXPECT_EQ(replica->in_flight(), 0u);
+  }
+  EXPECT_GE(log_.records().size(), static_cast<size_t>(accepted.load()));
+}
+
+}  // namespace
+}  // namespace kvasir::router

@@ -1,0 +1,124 @@
+#include "router/core/task_runner.h"
+
+#include <utility>
+
+namespace kvasir::router {
+namespace {
+
+// A strand lets others run after this many tasks.
+constexpr size_t kTasksPerTurn = 64;
+
+}  // namespace
+
+class TaskPool::Queue final : public TaskRunner {
+ public:
+  explicit Queue(size_t max_queued) : max_queued_(max_queued) {}
+
+  bool Post(Task task) override {
+    base::MutexLock lock(&mutex_);
+    if (stopped_ || tasks_.size() >= max_queued_) return false;
+    tasks_.push_back(std::move(task));
+    changed_.Signal();
+    return true;
+  }
+
+  // Until Stop.
+  void RunTasks() {
+    while (true) {
+      Task task;
+      {
+        base::MutexLock lock(&mutex_);
+        while (!stopped_ && tasks_.empty()) changed_.Wait(&mutex_);
+        if (stopped_) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      task();
+    }
+  }
+
+  void Stop() {
+    std::deque<Task> dropped;  // destroyed outside the lock
+    base::MutexLock lock(&mutex_);
+    stopped_ = true;
+    dropped.swap(tasks_);
+    changed_.SignalAll();
+  }
+
+ private:
+  const size_t max_queued_;
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TaskPool::TaskPool(int num_threads, size_t max_queued)
+    : queue_(std::make_shared<Queue>(max_queued)), runner_(queue_) {
+  for (int i = 0; i < num_threads; ++i) {
+    threads_.emplace_back([queue = queue_] { queue->RunTasks(); });
+  }
+}
+
+TaskPool::~TaskPool() {
+  queue_->Stop();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+std::shared_ptr<Strand> Strand::Create(std::shared_ptr<TaskRunner> runner) {
+  return std::shared_ptr<Strand>(new Strand(std::move(runner)));
+}
+
+bool Strand::Post(Task task) {
+  {
+    base::MutexLock lock(&mutex_);
+    tasks_.push_back(std::move(task));
+    if (scheduled_) return true;
+    scheduled_ = true;
+  }
+  return Schedule();
+}
+
+// The strand's place in the runner's queue.
+class Strand::Turn {
+ public:
+  explicit Turn(std::shared_ptr<Strand> strand) : strand_(std::move(strand)) {}
+  Turn(Turn&&) = default;
+  Turn& operator=(Turn&&) = delete;
+  ~Turn() {
+    if (strand_ != nullptr) strand_->DropAll();
+  }
+
+  void operator()() { std::exchange(strand_, nullptr)->RunSome(); }
+
+ private:
+  std::shared_ptr<Strand> strand_;  // null: had its turn
+};
+
+bool Strand::Schedule() { return runner_->Post(Turn(shared_from_this())); }
+
+void Strand::DropAll() {
+  std::deque<Task> dropped;  // destroyed outside the lock
+  base::MutexLock lock(&mutex_);
+  dropped.swap(tasks_);
+  scheduled_ = false;
+}
+
+void Strand::RunSome() {
+  for (size_t i = 0; i < kTasksPerTurn; ++i) {
+    Task task;
+    {
+      base::MutexLock lock(&mutex_);
+      if (tasks_.empty()) {
+        scheduled_ = false;
+        return;
+      }
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+  Schedule();
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,114 @@
+#include "router/core/task_runner.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::router {
+namespace {
+
+// Opens once.
+class Gate {
+ public:
+  void Open() {
+    base::MutexLock lock(&mutex_);
+    open_ = true;
+    changed_.SignalAll();
+  }
+  void Wait() {
+    base::MutexLock lock(&mutex_);
+    while (!open_) changed_.Wait(&mutex_);
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST(TaskPoolTest, RefusesWhenItsQueueIsFull) {
+  TaskPool pool(1, /*max_queued=*/1);
+  Gate started, release, done;
+  ASSERT_TRUE(pool.runner()->Post([&] {
+    started.Open();
+    release.Wait();
+  }));
+  started.Wait();
+  EXPECT_TRUE(pool.runner()->Post([&] { done.Open(); }));
+  EXPECT_FALSE(pool.runner()->Post([] {}));
+  release.Open();
+  done.Wait();
+}
+
+TEST(TaskPoolTest, ItsRunnerOutlivesItAndRefuses) {
+  std::shared_ptr<TaskRunner> runner;
+  {
+    TaskPool pool(1);
+    runner = pool.runner();
+  }
+  EXPECT_FALSE(runner->Post([] {}));
+}
+
+TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
+  constexpr int kTasks = 2000;
+  TaskPool pool(4);
+  const std::shared_ptr<Strand> strand = Strand::Create(pool.runner());
+  std::vector<int> order;  // unguarded: the strand is the guard
+  std::atomic<int> inside{0};
+  Gate done;
+  for (int i = 0; i < kTasks; ++i) {
+    strand->Post([&, i] {
+      EXPECT_EQ(inside.fetch_add(1), 0);
+      order.push_back(i);
+      inside.fetch_sub(1);
+      if (i == kTasks - 1) done.Open();
+    });
+  }
+  done.Wait();
+  ASSERT_EQ(order.size(), static_cast<size_t>(kTasks));
+  for (int i = 0; i < kTasks; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
+}
+
+// A task that holds its strand must not keep it alive after the pool's end.
+TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
+  std::weak_ptr<Strand> weak;
+  {
+    auto pool = std::make_unique<TaskPool>(1);
+    const std::shared_ptr<Strand> strand = Strand::Create(pool->runner());
+    weak = strand;
+    pool.reset();
+    EXPECT_FALSE(strand->Post([strand] {}));
+  }
+  EXPECT_TRUE(weak.expired());
+}
+
+// The same for tasks that wait when the pool ends, behind what runs.
+TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
+  std::weak_ptr<Strand> weak;
+  auto pool = std::make_unique<TaskPool>(1);
+  const std::shared_ptr<TaskRunner> runner = pool->runner();
+  Gate started, ended;
+  ASSERT_TRUE(runner->Post([&] {
+    started.Open();
+    ended.Wait();
+  }));
+  started.Wait();
+  // Gone when the pool drops what waits, and only then.
+  std::shared_ptr<void> waiting(nullptr, [&](void*) { ended.Open(); });
+  ASSERT_TRUE(runner->Post([waiting = std::move(waiting)] {}));
+  {
+    const std::shared_ptr<Strand> strand = Strand::Create(runner);
+    weak = strand;
+    ASSERT_TRUE(strand->Post([strand] {}));
+  }
+  pool.reset();
+  EXPECT_TRUE(weak.expired());
+}
+
+}  // namespace
+}  // namespace kvasir::router

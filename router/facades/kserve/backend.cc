@@ -1,0 +1,92 @@
+#include "router/facades/kserve/backend.h"
+
+#include "router/facades/kserve/stream.h"
+
+namespace kvasir::router {
+namespace {
+
+void Add(absl::Duration duration, inference::StatisticDuration* total) {
+  total->set_count(total->count() + 1);
+  total->set_ns(total->ns() +
+                static_cast<uint64_t>(absl::ToInt64Nanoseconds(duration)));
+}
+
+}  // namespace
+
+void KserveStatistics::Record(const std::string& model,
+                              const Outcome& outcome) {
+  base::MutexLock lock(&mutex_);
+  inference::ModelStatistics& statistics = models_[model];
+  inference::InferStatistics* totals = statistics.mutable_inference_stats();
+  if (!outcome.ok) {
+    Add(outcome.total, totals->mutable_fail());
+    return;
+  }
+  statistics.set_inference_count(statistics.inference_count() + 1);
+  statistics.set_execution_count(statistics.execution_count() + 1);
+  statistics.set_last_inference(
+      static_cast<uint64_t>(absl::ToUnixMillis(outcome.end)));
+  Add(outcome.total, totals->mutable_success());
+  Add(outcome.queue, totals->mutable_queue());
+  Add(outcome.compute, totals->mutable_compute_infer());
+}
+
+inference::ModelStatistics KserveStatistics::Of(
+    const std::string& model) const {
+  base::MutexLock lock(&mutex_);
+  const auto found = models_.find(model);
+  if (found != models_.end()) return found->second;
+  inference::ModelStatistics none;
+  none.mutable_inference_stats();
+  return none;
+}
+
+void KserveStopIndex::Add(const std::string& scope, const std::string& id,
+                          std::weak_ptr<KserveStream> stream, uint64_t number) {
+  base::MutexLock lock(&mutex_);
+  entries_.emplace(Key(scope, id), Entry{std::move(stream), number});
+}
+
+void KserveStopIndex::Remove(const std::string& scope, const std::string& id,
+                             uint64_t number) {
+  base::MutexLock lock(&mutex_);
+  const auto [begin, end] = entries_.equal_range(Key(scope, id));
+  for (auto it = begin; it != end; ++it) {
+    if (it->second.number == number) {
+      entries_.erase(it);
+      return;
+    }
+  }
+}
+
+std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>>
+KserveStopIndex::Find(const std::string& scope, const std::string& id) const {
+  std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>> found;
+  base::MutexLock lock(&mutex_);
+  const auto [begin, end] = entries_.equal_range(Key(scope, id));
+  for (auto it = begin; it != end; ++it) {
+    found.emplace_back(it->second.stream, it->second.number);
+  }
+  return found;
+}
+
+void KserveStreams::Add(const std::shared_ptr<KserveStream>& stream) {
+  base::MutexLock lock(&mutex_);
+  streams_.emplace(stream.get(), stream);
+  if (draining_) stream->OnDrain();
+}
+
+void KserveStreams::Remove(const KserveStream* stream) {
+  base::MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+void KserveStreams::BeginDrain() {
+  base::MutexLock lock(&mutex_);
+  draining_ = true;
+  for (const auto& [key, weak] : streams_) {
+    if (const auto stream = weak.lock()) stream->OnDrain();
+  }
+}
+
+}  // namespace kvasir::router

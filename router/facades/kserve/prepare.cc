@@ -1,0 +1,110 @@
+#include "router/facades/kserve/prepare.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::router {
+namespace {
+
+// A token's place in the JSON list of log probabilities: its id, numbers and
+// text with their quotes and names.
+constexpr uint64_t kLogprobJsonBytes = 80;
+
+absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
+  for (const std::string& word : request->bad_words) {
+    if (word.empty()) continue;
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                            codec.EncodeWord(word));
+    if (ids.size() != 1) {
+      return absl::UnimplementedError(absl::StrCat(
+          "bad_words: a word of ", ids.size(), " tokens is not built (1 is)"));
+    }
+    (*request->sampling.mutable_logit_bias())[ids[0]] = kBannedTokenBias;
+  }
+  return absl::OkStatus();
+}
+
+// A stop string that is the name of a special token never shows in the text:
+// its id stops instead.
+absl::Status StopAtSpecialTokens(const TextCodec& codec,
+                                 KserveRequest* request) {
+  std::vector<std::string> strings;
+  for (std::string& stop : request->stop_strings) {
+    if (stop.empty()) continue;
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                            codec.EncodeWord(stop));
+    if (ids.size() == 1 && codec.IsSpecial(ids[0])) {
+      request->sampling.add_stop_token_ids(ids[0]);
+      if (request->skip_special_tokens) continue;
+    }
+    strings.push_back(std::move(stop));
+  }
+  request->stop_strings = std::move(strings);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PreparedRequest> PrepareRequest(
+    KserveRequest request, std::shared_ptr<const TextCodec> codec,
+    std::vector<int32_t> eos_ids, bool in_stream) {
+  KserveAnswerContext context;
+  context.eos_ids = std::move(eos_ids);
+  context.in_stream = in_stream;
+  if (request.schema == KserveSchema::kTrtTokens) {
+    context.prompt_ids = std::move(request.token_ids);
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(context.prompt_ids,
+                            codec->EncodePrompt(request.text));
+    KVASIR_RETURN_IF_ERROR(BanWords(*codec, &request));
+    KVASIR_RETURN_IF_ERROR(StopAtSpecialTokens(*codec, &request));
+  }
+  if (context.prompt_ids.empty()) {
+    return absl::InvalidArgumentError("the prompt has no tokens");
+  }
+  context.codec = std::move(codec);
+  PreparedRequest prepared;
+  prepared.prompt = TokenBytes::FromIds(context.prompt_ids);
+  prepared.sampling = request.sampling;
+  prepared.seed = request.seed;
+  prepared.priority = request.priority;
+  prepared.queue_timeout = request.queue_timeout;
+  prepared.answer =
+      std::make_unique<KserveAnswer>(std::move(request), std::move(context));
+  return prepared;
+}
+
+uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
+                    uint32_t max_model_len) {
+  const uint32_t wanted = request.sampling.max_tokens() > 0
+                              ? request.sampling.max_tokens()
+                              : default_max_tokens;
+  if (max_model_len == 0) return wanted;
+  const uint64_t prompt = std::max<uint64_t>(1, request.token_ids.size());
+  if (prompt >= max_model_len) return 0;  // the router refuses it
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(wanted, max_model_len - prompt));
+}
+
+absl::Status CheckResponseSize(const KserveRequest& request,
+                               size_t max_response_bytes, uint32_t max_tokens) {
+  if (request.streaming || !request.sampling.has_logprobs()) {
+    return absl::OkStatus();
+  }
+  const uint64_t per_token =
+      request.outputs.logprobs
+          ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
+          : sizeof(float);
+  // Two factors of 32 bits cannot wrap; three could.
+  const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
+  if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "log probabilities of ", request.sampling.n(), " x ", max_tokens,
+      " tokens may take ", per_token, " bytes each, one response holds ",
+      max_response_bytes, ": ask for fewer or stream"));
+}
+
+}  // namespace kvasir::router

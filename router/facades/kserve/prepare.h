@@ -1,0 +1,47 @@
+// From a parsed request to what the router takes: text to ids, words to biases.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/kvasir/v1/worker.pb.h"
+#include "router/facades/kserve/request.h"
+#include "router/facades/kserve/response.h"
+#include "router/facades/text/text_codec.h"
+#include "router/token_bytes.h"
+
+namespace kvasir::router {
+
+struct PreparedRequest {
+  TokenBytes prompt;
+  kvasir::v1::SamplingParams sampling;
+  std::optional<uint64_t> seed;
+  int32_t priority = 0;
+  absl::Duration queue_timeout;
+  std::unique_ptr<KserveAnswer> answer;
+};
+
+// Tokenizes: not for a thread that others wait for. `codec` may be null for
+// token requests. INVALID_ARGUMENT for a prompt without tokens and what the
+// tokenizer refuses; UNIMPLEMENTED for a bad word of several tokens.
+absl::StatusOr<PreparedRequest> PrepareRequest(
+    KserveRequest request, std::shared_ptr<const TextCodec> codec,
+    std::vector<int32_t> eos_ids, bool in_stream);
+
+// Tokens that a sample can get: what is asked for or else the default, as far
+// as the prompt leaves room in max_model_len (0: not known). Of a text only one
+// token is sure before it is tokenized.
+uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
+                    uint32_t max_model_len);
+
+// INVALID_ARGUMENT when one response could not hold the log probabilities
+// asked for of samples of `max_tokens`.
+absl::Status CheckResponseSize(const KserveRequest& request,
+                               size_t max_response_bytes, uint32_t max_tokens);
+
+}  // namespace kvasir::router

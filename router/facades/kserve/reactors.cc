@@ -1,0 +1,119 @@
+#include "router/facades/kserve/reactors.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_join.h"
+#include "base/net/grpc_status.h"
+
+namespace kvasir::router {
+namespace {
+
+// Values of a repeated key are joined by commas, as HTTP has it.
+std::string Metadata(const grpc::CallbackServerContext& context,
+                     const char* key) {
+  std::vector<std::string> values;
+  const auto [begin, end] = context.client_metadata().equal_range(key);
+  for (auto it = begin; it != end; ++it) {
+    values.emplace_back(it->second.data(), it->second.size());
+  }
+  return absl::StrJoin(values, ",");
+}
+
+KserveCall CallOf(const grpc::CallbackServerContext& context, bool unary) {
+  KserveCall call;
+  call.unary = unary;
+  call.errors_end_call =
+      absl::AsciiStrToLower(Metadata(context, "triton_grpc_error")) == "true";
+  call.peer = context.peer();
+  call.tenant = Metadata(context, "x-tenant-id");
+  call.traceparent = Metadata(context, "traceparent");
+  if (context.deadline() != std::chrono::system_clock::time_point::max()) {
+    call.deadline = absl::FromChrono(context.deadline());
+  }
+  return call;
+}
+
+}  // namespace
+
+KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
+                                         std::shared_ptr<TaskRunner> runner,
+                                         grpc::CallbackServerContext* context)
+    : context_(context),
+      backend_(std::move(backend)),
+      stream_(std::make_shared<KserveStream>(
+          backend_, CallOf(*context, /*unary=*/false),
+          Strand::Create(std::move(runner)), this)) {
+  StartRead(&request_);
+  backend_->streams.Add(stream_);
+}
+
+void KserveStreamReactor::OnReadDone(bool ok) {
+  if (ok) {
+    stream_->OnRead(std::make_shared<const inference::ModelInferRequest>(
+        std::move(request_)));
+    return;
+  }
+  // The client's half-close, or the end of a call that was reset.
+  if (context_->IsCancelled()) {
+    stream_->OnCancelled();
+  } else {
+    stream_->OnHalfClose();
+  }
+}
+
+void KserveStreamReactor::OnWriteDone(bool ok) { stream_->OnWritten(ok); }
+
+void KserveStreamReactor::OnCancel() { stream_->OnCancelled(); }
+
+void KserveStreamReactor::OnDone() {
+  backend_->streams.Remove(stream_.get());
+  delete this;
+}
+
+void KserveStreamReactor::Read() { StartRead(&request_); }
+
+void KserveStreamReactor::Write(inference::ModelStreamInferResponse response) {
+  response_ = std::move(response);
+  StartWrite(&response_);
+}
+
+void KserveStreamReactor::Reset() { context_->TryCancel(); }
+
+void KserveStreamReactor::End(const absl::Status& status) {
+  Finish(base::ToGrpcStatus(status));
+}
+
+KserveUnaryReactor::KserveUnaryReactor(
+    std::shared_ptr<KserveBackend> backend, std::shared_ptr<TaskRunner> runner,
+    grpc::CallbackServerContext* context,
+    const inference::ModelInferRequest* request,
+    inference::ModelInferResponse* response)
+    : response_(response),
+      stream_(std::make_shared<KserveStream>(
+          std::move(backend), CallOf(*context, /*unary=*/true),
+          Strand::Create(std::move(runner)), this)) {
+  // gRPC keeps the request until the call ends, which the stream decides after
+  // it has read it: no copy is needed.
+  stream_->OnRead(std::shared_ptr<const inference::ModelInferRequest>(
+      std::shared_ptr<void>(), request));
+  stream_->OnHalfClose();
+}
+
+void KserveUnaryReactor::OnCancel() { stream_->OnCancelled(); }
+
+void KserveUnaryReactor::OnDone() { delete this; }
+
+void KserveUnaryReactor::Write(inference::ModelStreamInferResponse response) {
+  *response_ = std::move(*response.mutable_infer_response());
+  stream_->OnWritten(true);
+}
+
+void KserveUnaryReactor::End(const absl::Status& status) {
+  Finish(base::ToGrpcStatus(status));
+}
+
+}  // namespace kvasir::router

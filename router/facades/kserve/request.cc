@@ -1,0 +1,644 @@
+#include "router/facades/kserve/request.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "router/canonical.h"
+#include "router/facades/kserve/sampling.h"
+#include "router/facades/kserve/tensors.h"
+
+namespace kvasir::router {
+namespace {
+
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+// What a uint32 of milliseconds holds, as workers are told.
+constexpr int64_t kMaxTimeoutUs =
+    int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
+
+// Tensors that only TensorRT-LLM's text schema has. One of them decides.
+constexpr const char* kTrtTextOnly[] = {
+    "max_tokens",
+    "num_return_sequences",
+    "bad_words",
+    "stop_words",
+    "end_id",
+    "pad_id",
+    "top_k",
+    "top_p",
+    "temperature",
+    "length_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "random_seed",
+    "return_log_probs",
+    "beam_width",
+    "return_context_logits",
+    "return_generation_logits",
+    "return_perf_metrics",
+};
+
+// The names under which the two TensorRT-LLM schemas give the same parameter.
+struct TrtNames {
+  const char* max_tokens;
+  const char* top_k;
+  const char* top_p;
+  const char* length_penalty;
+  const char* stream;
+};
+constexpr TrtNames kTextNames = {"max_tokens", "top_k", "top_p",
+                                 "length_penalty", "stream"};
+constexpr TrtNames kTokenNames = {"request_output_len", "runtime_top_k",
+                                  "runtime_top_p", "len_penalty", "streaming"};
+
+absl::Status NotBuilt(const std::string& what) {
+  return absl::UnimplementedError(absl::StrCat(what, " is not built"));
+}
+
+absl::Status OutOfRange(const std::string& name, const std::string& want,
+                        int64_t have) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor '", name, "': want ", want, ", have ", have));
+}
+
+// An optional integer tensor within [low, high].
+absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
+                                             const std::string& name,
+                                             int64_t low, int64_t high) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
+                          tensors->Int(name));
+  if (value && (*value < low || *value > high)) {
+    return OutOfRange(name, absl::StrCat("an integer from ", low, " to ", high),
+                      *value);
+  }
+  return value;
+}
+
+absl::StatusOr<bool> BoolOr(KserveTensors* tensors, const std::string& name,
+                            bool fallback) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> value, tensors->Bool(name));
+  return value.value_or(fallback);
+}
+
+// A flag that is only taken when it is off.
+absl::Status RefuseFlag(KserveTensors* tensors, const std::string& name) {
+  KVASIR_ASSIGN_OR_RETURN(const bool on, BoolOr(tensors, name, false));
+  if (!on) return absl::OkStatus();
+  return NotBuilt(absl::StrCat("tensor '", name, "' true"));
+}
+
+absl::Status RefuseUnread(const KserveTensors& tensors, const char* schema) {
+  const std::vector<std::string> unread = tensors.Unread();
+  if (unread.empty()) return absl::OkStatus();
+  return NotBuilt(absl::StrCat("tensor '", absl::StrJoin(unread, "', '"),
+                               "' in the ", schema, " schema"));
+}
+
+absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
+  KVASIR_ASSIGN_OR_RETURN(const bool stop, BoolOr(tensors, "stop", false));
+  if (stop) return KserveSchema::kStop;
+  if (tensors->Has("input_ids")) {
+    if (!tensors->Has("text_input")) return KserveSchema::kTrtTokens;
+    return absl::InvalidArgumentError(
+        "want one of the tensors 'text_input' and 'input_ids', have both");
+  }
+  if (!tensors->Has("text_input")) {
+    return absl::InvalidArgumentError(
+        "want a tensor 'text_input' or 'input_ids', have neither");
+  }
+  const bool trt =
+      std::any_of(std::begin(kTrtTextOnly), std::end(kTrtTextOnly),
+                  [tensors](const char* name) { return tensors->Has(name); });
+  if (trt && tensors->Has("sampling_parameters")) {
+    return absl::InvalidArgumentError(
+        "tensor 'sampling_parameters' stands for all other parameters: want "
+        "either it or tensors such as 'max_tokens', have both");
+  }
+  return trt ? KserveSchema::kTrtText : KserveSchema::kVllmText;
+}
+
+// `stream` and `streaming` are the same; the parameter `Streaming`, which some
+// clients send besides, counts where there is no tensor.
+absl::StatusOr<bool> ParseStreaming(const inference::ModelInferRequest& request,
+                                    KserveTensors* tensors) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> stream,
+                          tensors->Bool("stream"));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> streaming,
+                          tensors->Bool("streaming"));
+  if (stream) return *stream;
+  if (streaming) return *streaming;
+  const auto parameter = request.parameters().find("Streaming");
+  return parameter != request.parameters().end() &&
+         parameter->second.bool_param();
+}
+
+absl::Status WantBoolParam(const std::string& name,
+                           const inference::InferParameter& value) {
+  if (value.parameter_choice_case() == inference::InferParameter::kBoolParam) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter '", name, "': want a bool_param"));
+}
+
+// An int64_param or uint64_param from 0 to `high`.
+absl::StatusOr<int64_t> IntParam(const std::string& name,
+                                 const inference::InferParameter& value,
+                                 int64_t high) {
+  if (value.has_int64_param() && value.int64_param() >= 0 &&
+      value.int64_param() <= high) {
+    return value.int64_param();
+  }
+  if (value.has_uint64_param() &&
+      value.uint64_param() <= static_cast<uint64_t>(high)) {
+    return static_cast<int64_t>(value.uint64_param());
+  }
+  std::string have = "another kind of value";
+  if (value.has_int64_param()) have = absl::StrCat(value.int64_param());
+  if (value.has_uint64_param()) have = absl::StrCat(value.uint64_param());
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameter '", name, "': want an int64_param or uint64_param from 0 to ",
+      high, ", have ", have));
+}
+
+absl::Status ParseParameters(const inference::ModelInferRequest& request,
+                             KserveRequest* out) {
+  for (const auto& [name, value] : request.parameters()) {
+    if (name == "triton_enable_empty_final_response") {
+      KVASIR_RETURN_IF_ERROR(WantBoolParam(name, value));
+      out->wants_empty_final = value.bool_param();
+    } else if (name == "Streaming") {
+      // ParseStreaming reads it.
+      KVASIR_RETURN_IF_ERROR(WantBoolParam(name, value));
+    } else if (name == "priority") {
+      KVASIR_ASSIGN_OR_RETURN(const int64_t priority,
+                              IntParam(name, value, kMaxInt32));
+      // Triton's 1 is the highest and 0 the default, which is the highest here:
+      // a request can step back, not jump the queue.
+      out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority - 1);
+    } else if (name == "timeout") {
+      KVASIR_ASSIGN_OR_RETURN(const int64_t timeout_us,
+                              IntParam(name, value, kMaxTimeoutUs));
+      out->queue_timeout = absl::Microseconds(timeout_us);
+    } else if (name == "sequence_id" || name == "sequence_start" ||
+               name == "sequence_end") {
+      return NotBuilt(absl::StrCat("parameter '", name,
+                                   "' (sequences with state on the server)"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Parameters beside Triton's own mean something only to the vLLM schema
+// without a sampling_parameters tensor.
+absl::Status RefuseOtherParameters(
+    const inference::ModelInferRequest& request) {
+  for (const auto& [name, value] : request.parameters()) {
+    if (!IsTritonParameter(name)) {
+      return NotBuilt(absl::StrCat("request parameter '", name,
+                                   "' beside tensors that set the sampling"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Keeps of `out->outputs` what the client's list names, if it has one. A name
+// that another schema has is fine (benchmark clients list all); a name that
+// none has is an error.
+absl::Status FilterOutputs(const inference::ModelInferRequest& request,
+                           KserveOutputs* outputs) {
+  if (request.outputs().empty()) return absl::OkStatus();
+  std::vector<std::string> wanted;
+  for (const auto& output : request.outputs()) {
+    for (const auto& [parameter, value] : output.parameters()) {
+      return NotBuilt(absl::StrCat("output '", output.name(), "': parameter '",
+                                   parameter, "'"));
+    }
+    const auto& specs = KserveOutputSpecs();
+    const bool known = std::any_of(specs.begin(), specs.end(),
+                                   [&output](const KserveTensorSpec& spec) {
+                                     return output.name() == spec.name;
+                                   });
+    if (!known) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("output '", output.name(), "': no such output"));
+    }
+    wanted.push_back(output.name());
+  }
+  const auto keep = [&wanted](const char* name, bool* flag) {
+    *flag &= std::find(wanted.begin(), wanted.end(), name) != wanted.end();
+  };
+  keep("text_output", &outputs->text_output);
+  keep("output_ids", &outputs->output_ids);
+  keep("sequence_length", &outputs->sequence_length);
+  keep("finish_reason", &outputs->finish_reason);
+  keep("cumulative_logprob", &outputs->cumulative_logprob);
+  keep("logprobs", &outputs->logprobs);
+  keep("cum_log_probs", &outputs->cum_log_probs);
+  keep("output_log_probs", &outputs->output_log_probs);
+  keep("sequence_index", &outputs->sequence_index);
+  keep("batch_index", &outputs->batch_index);
+  keep("num_input_tokens", &outputs->num_input_tokens);
+  keep("num_output_tokens", &outputs->num_output_tokens);
+  return absl::OkStatus();
+}
+
+absl::Status ParseText(KserveTensors* tensors, KserveRequest* out) {
+  KVASIR_ASSIGN_OR_RETURN(std::optional<std::string> text,
+                          tensors->String("text_input"));
+  if (!text) return absl::InvalidArgumentError("want a tensor 'text_input'");
+  out->text = std::move(*text);
+  return absl::OkStatus();
+}
+
+absl::Status ParseVllm(const inference::ModelInferRequest& request, bool unary,
+                       KserveTensors* tensors, KserveRequest* out) {
+  KVASIR_RETURN_IF_ERROR(ParseText(tensors, out));
+  KVASIR_ASSIGN_OR_RETURN(const bool streaming,
+                          ParseStreaming(request, tensors));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> exclude,
+                          tensors->Bool("exclude_input_in_output"));
+  if (streaming && exclude == false) {
+    return absl::InvalidArgumentError(
+        "tensor 'exclude_input_in_output': want true when streaming, have "
+        "false");
+  }
+  out->streaming = streaming && !unary;
+  out->prepend_prompt = !exclude.value_or(streaming);
+  if (tensors->Has("sampling_parameters")) {
+    KVASIR_RETURN_IF_ERROR(RefuseOtherParameters(request));
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> json_text,
+                            tensors->String("sampling_parameters"));
+    KVASIR_RETURN_IF_ERROR(ApplySamplingJson(json_text.value_or(""), out));
+  } else {
+    KVASIR_RETURN_IF_ERROR(ApplySamplingParameters(request.parameters(), out));
+  }
+  KserveOutputs& outputs = out->outputs;
+  outputs.text_output = true;
+  KVASIR_ASSIGN_OR_RETURN(outputs.finish_reason,
+                          BoolOr(tensors, "return_finish_reason", false));
+  KVASIR_ASSIGN_OR_RETURN(outputs.cumulative_logprob,
+                          BoolOr(tensors, "return_cumulative_logprob", false));
+  KVASIR_ASSIGN_OR_RETURN(outputs.logprobs,
+                          BoolOr(tensors, "return_logprobs", false));
+  KVASIR_ASSIGN_OR_RETURN(outputs.num_input_tokens,
+                          BoolOr(tensors, "return_num_input_tokens", false));
+  KVASIR_ASSIGN_OR_RETURN(outputs.num_output_tokens,
+                          BoolOr(tensors, "return_num_output_tokens", false));
+  if (outputs.cumulative_logprob && !out->sampling.has_logprobs()) {
+    out->sampling.set_logprobs(0);
+  }
+  return RefuseUnread(*tensors, "vLLM");
+}
+
+absl::Status ParseSeed(KserveTensors* tensors, KserveRequest* out) {
+  // Older clients call it random_seed.
+  for (const char* name : {"seed", "random_seed"}) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> seed,
+                            tensors->Int(name));
+    if (!seed) continue;
+    if (out->seed && *out->seed != static_cast<uint64_t>(*seed)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensors 'seed' and 'random_seed' differ: have ",
+                       *out->seed, " and ", *seed));
+    }
+    out->seed = static_cast<uint64_t>(*seed);
+  }
+  return absl::OkStatus();
+}
+
+// top_p 0 stands for "not set" and no top_k and top_p at all for greedy, as in
+// TensorRT-LLM.
+absl::Status ParseTopKTopP(const TrtNames& names, KserveTensors* tensors,
+                           KserveRequest* out) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> top_k,
+                          IntIn(tensors, names.top_k, 0, kMaxInt32));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> top_p,
+                          tensors->Float(names.top_p));
+  const int64_t k = top_k.value_or(0);
+  const double p = top_p.value_or(0.0);
+  out->sampling.set_top_k(k == 0 && p == 0.0 ? 1 : static_cast<int32_t>(k));
+  out->sampling.set_top_p(p == 0.0 ? 1.0f : static_cast<float>(p));
+  return absl::OkStatus();
+}
+
+absl::Status ParsePenalties(KserveTensors* tensors, KserveRequest* out) {
+  kvasir::v1::SamplingParams& sampling = out->sampling;
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> temperature,
+                          tensors->Float("temperature"));
+  if (temperature) sampling.set_temperature(static_cast<float>(*temperature));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> repetition,
+                          tensors->Float("repetition_penalty"));
+  if (repetition) {
+    sampling.set_repetition_penalty(static_cast<float>(*repetition));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> presence,
+                          tensors->Float("presence_penalty"));
+  if (presence) sampling.set_presence_penalty(static_cast<float>(*presence));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> frequency,
+                          tensors->Float("frequency_penalty"));
+  if (frequency) sampling.set_frequency_penalty(static_cast<float>(*frequency));
+  return absl::OkStatus();
+}
+
+absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
+                         KserveRequest* out) {
+  kvasir::v1::SamplingParams& sampling = out->sampling;
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> max_tokens,
+                          IntIn(tensors, names.max_tokens, 1, kMaxInt32));
+  if (!max_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("want a tensor '", names.max_tokens, "', have none"));
+  }
+  sampling.set_max_tokens(static_cast<uint32_t>(*max_tokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> min_tokens,
+                          IntIn(tensors, "min_tokens", 0, kMaxInt32));
+  sampling.set_min_tokens(static_cast<uint32_t>(min_tokens.value_or(0)));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> n,
+                          IntIn(tensors, "num_return_sequences", 1, kMaxInt32));
+  sampling.set_n(static_cast<uint32_t>(n.value_or(1)));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> beam_width,
+                          IntIn(tensors, "beam_width", 0, kMaxInt32));
+  if (beam_width.value_or(1) > 1) {
+    return NotBuilt(
+        absl::StrCat("tensor 'beam_width' above 1 (have ", *beam_width, ")"));
+  }
+  // Only beam search reads these.
+  KVASIR_RETURN_IF_ERROR(tensors->Float(names.length_penalty).status());
+  KVASIR_RETURN_IF_ERROR(tensors->Float("beam_search_diversity_rate").status());
+  return tensors->Bool("early_stopping").status();
+}
+
+// -1 turns the end token off; any other takes the place of the model's own.
+absl::Status ParseEndId(KserveTensors* tensors, KserveRequest* out) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> end_id,
+                          IntIn(tensors, "end_id", -1, kMaxInt32));
+  if (end_id) {
+    out->replaces_eos = true;
+    out->sampling.set_ignore_eos(true);
+    if (*end_id >= 0) {
+      out->sampling.add_stop_token_ids(static_cast<int32_t>(*end_id));
+    }
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> pad_id,
+                          IntIn(tensors, "pad_id", -1, kMaxInt32));
+  out->pad_id = static_cast<int32_t>(pad_id.value_or(0));
+  return absl::OkStatus();
+}
+
+absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
+  for (const char* flag : {"return_context_logits", "return_generation_logits",
+                           "return_perf_metrics"}) {
+    KVASIR_RETURN_IF_ERROR(RefuseFlag(tensors, flag));
+  }
+  KserveOutputs& outputs = out->outputs;
+  KVASIR_ASSIGN_OR_RETURN(outputs.output_log_probs,
+                          BoolOr(tensors, "return_log_probs", false));
+  outputs.cum_log_probs = outputs.output_log_probs;
+  if (outputs.output_log_probs) out->sampling.set_logprobs(0);
+  KVASIR_ASSIGN_OR_RETURN(outputs.num_input_tokens,
+                          BoolOr(tensors, "return_num_input_tokens", false));
+  KVASIR_ASSIGN_OR_RETURN(outputs.num_output_tokens,
+                          BoolOr(tensors, "return_num_output_tokens", false));
+  outputs.sequence_index = true;
+  outputs.batch_index = true;
+  return absl::OkStatus();
+}
+
+// What both TensorRT-LLM schemas have.
+absl::Status ParseTrtCommon(const inference::ModelInferRequest& request,
+                            const TrtNames& names, bool unary,
+                            KserveTensors* tensors, KserveRequest* out) {
+  KVASIR_RETURN_IF_ERROR(RefuseOtherParameters(request));
+  KVASIR_ASSIGN_OR_RETURN(const bool streaming,
+                          ParseStreaming(request, tensors));
+  KVASIR_ASSIGN_OR_RETURN(const bool exclude,
+                          BoolOr(tensors, "exclude_input_in_output", false));
+  out->streaming = streaming && !unary;
+  out->prepend_prompt = !streaming && !exclude;
+  KVASIR_RETURN_IF_ERROR(ParseCounts(names, tensors, out));
+  KVASIR_RETURN_IF_ERROR(ParseTopKTopP(names, tensors, out));
+  KVASIR_RETURN_IF_ERROR(ParsePenalties(tensors, out));
+  KVASIR_RETURN_IF_ERROR(ParseSeed(tensors, out));
+  KVASIR_RETURN_IF_ERROR(ParseEndId(tensors, out));
+  return ParseTrtOutputs(tensors, out);
+}
+
+// Word lists are padded with empty strings.
+std::vector<std::string> WithoutEmpty(std::vector<std::string> words) {
+  words.erase(std::remove(words.begin(), words.end(), ""), words.end());
+  return words;
+}
+
+absl::Status ParseTrtText(const inference::ModelInferRequest& request,
+                          bool unary, KserveTensors* tensors,
+                          KserveRequest* out) {
+  KVASIR_RETURN_IF_ERROR(ParseText(tensors, out));
+  KVASIR_RETURN_IF_ERROR(
+      ParseTrtCommon(request, kTextNames, unary, tensors, out));
+  KVASIR_ASSIGN_OR_RETURN(out->stop_strings, tensors->Strings("stop_words"));
+  out->stop_strings = WithoutEmpty(std::move(out->stop_strings));
+  KVASIR_ASSIGN_OR_RETURN(out->bad_words, tensors->Strings("bad_words"));
+  out->bad_words = WithoutEmpty(std::move(out->bad_words));
+  out->outputs.text_output = true;
+  return RefuseUnread(*tensors, "TensorRT-LLM text");
+}
+
+// Words as token ids: row 0 is all ids in a line, row 1 the end of each word
+// in it, padded with -1.
+absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
+    KserveTensors* tensors, const std::string& name) {
+  KVASIR_ASSIGN_OR_RETURN(const auto rows, tensors->TwoRows(name));
+  std::vector<int32_t> ids;
+  if (rows.empty()) return ids;
+  int64_t begin = 0;
+  for (const int64_t end : rows[1]) {
+    if (end < 0) break;
+    if (end <= begin || end > static_cast<int64_t>(rows[0].size())) {
+      return OutOfRange(
+          name, absl::StrCat("word ends that rise from 1 to ", rows[0].size()),
+          end);
+    }
+    if (end - begin > 1) {
+      return NotBuilt(absl::StrCat("tensor '", name, "' with a word of ",
+                                   end - begin, " tokens (1 is)"));
+    }
+    const int64_t id = rows[0][static_cast<size_t>(begin)];
+    if (id < 0 || id > kMaxInt32) {
+      return OutOfRange(name, "token ids of 0 or more", id);
+    }
+    ids.push_back(static_cast<int32_t>(id));
+    begin = end;
+  }
+  return ids;
+}
+
+absl::Status ParseInputIds(KserveTensors* tensors, KserveRequest* out) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<int64_t> ids, tensors->Ints("input_ids"));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> length,
+                          tensors->Int("input_lengths"));
+  if (length) {
+    if (*length < 0 || *length > static_cast<int64_t>(ids.size())) {
+      return OutOfRange("input_lengths",
+                        absl::StrCat("0 to ", ids.size(), " (input_ids)"),
+                        *length);
+    }
+    ids.resize(static_cast<size_t>(*length));  // the rest is padding
+  }
+  out->token_ids.reserve(ids.size());
+  for (const int64_t id : ids) {
+    if (id < 0 || id > kMaxInt32) {
+      return OutOfRange("input_ids", "token ids of 0 or more", id);
+    }
+    out->token_ids.push_back(static_cast<int32_t>(id));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseTrtTokens(const inference::ModelInferRequest& request,
+                            bool unary, KserveTensors* tensors,
+                            KserveRequest* out) {
+  KVASIR_RETURN_IF_ERROR(ParseInputIds(tensors, out));
+  KVASIR_RETURN_IF_ERROR(
+      ParseTrtCommon(request, kTokenNames, unary, tensors, out));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> stops,
+                          ParseSingleTokenWords(tensors, "stop_words_list"));
+  for (const int32_t id : stops) out->sampling.add_stop_token_ids(id);
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> bad,
+                          ParseSingleTokenWords(tensors, "bad_words_list"));
+  for (const int32_t id : bad) {
+    (*out->sampling.mutable_logit_bias())[id] = kBannedTokenBias;
+  }
+  out->outputs.output_ids = true;
+  out->outputs.sequence_length = true;
+  return RefuseUnread(*tensors, "TensorRT-LLM token");
+}
+
+absl::Status CheckRepetitionPenalty(const KserveRequest& request) {
+  const float penalty = request.sampling.repetition_penalty();
+  // Written so that NaN is refused.
+  if (penalty >= kMinRepetitionPenalty && penalty <= kMaxRepetitionPenalty) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("repetition_penalty: want ", kMinRepetitionPenalty, " to ",
+                   kMaxRepetitionPenalty, ", have ", penalty));
+}
+
+absl::Status CheckStopStrings(const KserveRequest& request) {
+  const char* name =
+      request.schema == KserveSchema::kTrtText ? "stop_words" : "stop";
+  if (request.stop_strings.size() > kMaxStopStrings) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": want at most ", kMaxStopStrings,
+                     " strings, have ", request.stop_strings.size()));
+  }
+  for (const std::string& stop : request.stop_strings) {
+    if (stop.size() <= kMaxStopStringBytes) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": want strings of at most ", kMaxStopStringBytes,
+                     " bytes, have one of ", stop.size()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<KserveRequest> ParseKserveRequest(
+    const inference::ModelInferRequest& request, bool unary) {
+  KserveRequest out;
+  out.model_name = request.model_name();
+  out.model_version = request.model_version();
+  out.id = request.id();
+  out.sampling = NeutralSampling();
+  KVASIR_ASSIGN_OR_RETURN(KserveTensors tensors,
+                          KserveTensors::Create(request));
+  KVASIR_RETURN_IF_ERROR(ParseParameters(request, &out));
+  KVASIR_ASSIGN_OR_RETURN(out.schema, ChooseSchema(&tensors));
+  switch (out.schema) {
+    case KserveSchema::kStop:
+      return out;  // its other tensors are placeholders
+    case KserveSchema::kVllmText:
+      KVASIR_RETURN_IF_ERROR(ParseVllm(request, unary, &tensors, &out));
+      break;
+    case KserveSchema::kTrtText:
+      KVASIR_RETURN_IF_ERROR(ParseTrtText(request, unary, &tensors, &out));
+      break;
+    case KserveSchema::kTrtTokens:
+      KVASIR_RETURN_IF_ERROR(ParseTrtTokens(request, unary, &tensors, &out));
+      break;
+  }
+  KVASIR_RETURN_IF_ERROR(CheckRepetitionPenalty(out));
+  KVASIR_RETURN_IF_ERROR(CheckStopStrings(out));
+  KVASIR_RETURN_IF_ERROR(FilterOutputs(request, &out.outputs));
+  return out;
+}
+
+const std::vector<KserveTensorSpec>& KserveInputSpecs() {
+  static const auto& specs = *new std::vector<KserveTensorSpec>{
+      {"text_input", "BYTES", {1}},
+      {"input_ids", "INT32", {-1}},
+      {"input_lengths", "INT32", {1}},
+      {"stream", "BOOL", {1}},
+      {"streaming", "BOOL", {1}},
+      {"stop", "BOOL", {1}},
+      {"exclude_input_in_output", "BOOL", {1}},
+      {"sampling_parameters", "BYTES", {1}},
+      {"max_tokens", "INT32", {1}},
+      {"request_output_len", "INT32", {1}},
+      {"min_tokens", "INT32", {1}},
+      {"num_return_sequences", "INT32", {1}},
+      {"beam_width", "INT32", {1}},
+      {"end_id", "INT32", {1}},
+      {"pad_id", "INT32", {1}},
+      {"stop_words", "BYTES", {-1}},
+      {"bad_words", "BYTES", {-1}},
+      {"stop_words_list", "INT32", {2, -1}},
+      {"bad_words_list", "INT32", {2, -1}},
+      {"temperature", "FP32", {1}},
+      {"top_k", "INT32", {1}},
+      {"top_p", "FP32", {1}},
+      {"runtime_top_k", "INT32", {1}},
+      {"runtime_top_p", "FP32", {1}},
+      {"length_penalty", "FP32", {1}},
+      {"len_penalty", "FP32", {1}},
+      {"repetition_penalty", "FP32", {1}},
+      {"presence_penalty", "FP32", {1}},
+      {"frequency_penalty", "FP32", {1}},
+      {"seed", "UINT64", {1}},
+      {"random_seed", "UINT64", {1}},
+      {"return_log_probs", "BOOL", {1}},
+      {"return_finish_reason", "BOOL", {1}},
+      {"return_cumulative_logprob", "BOOL", {1}},
+      {"return_logprobs", "BOOL", {1}},
+      {"return_num_input_tokens", "BOOL", {1}},
+      {"return_num_output_tokens", "BOOL", {1}},
+  };
+  return specs;
+}
+
+const std::vector<KserveTensorSpec>& KserveOutputSpecs() {
+  static const auto& specs = *new std::vector<KserveTensorSpec>{
+      {"text_output", "BYTES", {-1}},
+      {"finish_reason", "BYTES", {-1}},
+      {"cumulative_logprob", "FP32", {-1}},
+      {"logprobs", "BYTES", {-1}},
+      {"output_ids", "INT32", {-1, -1, -1}},
+      {"sequence_length", "INT32", {-1, -1}},
+      {"cum_log_probs", "FP32", {-1, -1}},
+      {"output_log_probs", "FP32", {-1, -1, -1}},
+      {"sequence_index", "INT32", {1, 1}},
+      {"batch_index", "INT32", {1, 1}},
+      {"num_input_tokens", "UINT32", {-1}},
+      {"num_output_tokens", "UINT32", {-1}},
+  };
+  return specs;
+}
+
+}  // namespace kvasir::router

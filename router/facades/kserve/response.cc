@@ -1,0 +1,431 @@
+#include "router/facades/kserve/response.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::router {
+namespace {
+
+using inference::ModelInferResponse;
+using Shape = std::vector<int64_t>;
+
+// All results are raw: clients read nothing else but BYTES from contents.
+std::string* AddOutput(const char* name, const char* datatype,
+                       const Shape& shape, ModelInferResponse* response) {
+  auto* output = response->add_outputs();
+  output->set_name(name);
+  output->set_datatype(datatype);
+  for (const int64_t dim : shape) output->add_shape(dim);
+  return response->add_raw_output_contents();
+}
+
+template <typename T>
+void AppendRaw(T value, std::string* raw) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &value, sizeof(T));
+  raw->append(bytes, sizeof(T));
+}
+
+template <typename T>
+void AddNumbers(const char* name, const char* datatype, const Shape& shape,
+                const std::vector<T>& values, ModelInferResponse* response) {
+  std::string* raw = AddOutput(name, datatype, shape, response);
+  raw->reserve(values.size() * sizeof(T));
+  for (const T value : values) AppendRaw(value, raw);
+}
+
+void AddStrings(const char* name, const std::vector<std::string>& values,
+                ModelInferResponse* response) {
+  std::string* raw =
+      AddOutput(name, "BYTES", {static_cast<int64_t>(values.size())}, response);
+  for (const std::string& value : values) {
+    AppendRaw(static_cast<uint32_t>(value.size()), raw);
+    raw->append(value);
+  }
+}
+
+const char* ReasonText(kvasir::v1::FinishReason reason) {
+  switch (reason) {
+    case kvasir::v1::FINISH_STOP:
+      return "stop";
+    case kvasir::v1::FINISH_LENGTH:
+      return "length";
+    default:
+      return "abort";
+  }
+}
+
+// {"17": {"logprob": -0.5, "rank": 1, "decoded_token": "x"}, ...}
+std::string LogprobJson(int32_t id, const kvasir::v1::TokenLogprob& logprob,
+                        const TextCodec& codec) {
+  nlohmann::ordered_json entries = nlohmann::ordered_json::object();
+  const auto add = [&entries, &codec](int32_t token, float value,
+                                      std::optional<int> rank) {
+    nlohmann::ordered_json entry;
+    entry["logprob"] = value;
+    entry["rank"] =
+        rank ? nlohmann::ordered_json(*rank) : nlohmann::ordered_json();
+    entry["decoded_token"] = codec.TokenText(token);
+    entries[std::to_string(token)] = std::move(entry);
+  };
+  add(id, logprob.logprob(), std::nullopt);
+  for (int i = 0; i < logprob.top_size(); ++i) {
+    add(logprob.top(i).token_id(), logprob.top(i).logprob(), i + 1);
+  }
+  return entries.dump(-1, ' ', false,
+                      nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace
+
+KserveAnswer::KserveAnswer(KserveRequest request, KserveAnswerContext context)
+    : request_(std::move(request)), context_(std::move(context)) {
+  const auto& stops = request_.sampling.stop_token_ids();
+  ending_ids_.assign(stops.begin(), stops.end());
+  if (!request_.sampling.ignore_eos()) {
+    ending_ids_.insert(ending_ids_.end(), context_.eos_ids.begin(),
+                       context_.eos_ids.end());
+  }
+  samples_.resize(std::max<uint32_t>(1, request_.sampling.n()));
+  for (Sample& sample : samples_) {
+    if (request_.schema != KserveSchema::kTrtTokens) {
+      TextStreamOptions options;
+      options.stop_strings = request_.stop_strings;
+      options.include_stop_string = request_.include_stop_string;
+      options.min_tokens = request_.sampling.min_tokens();
+      sample.text = std::make_unique<TextStream>(
+          context_.codec->NewDecoder(context_.prompt_ids,
+                                     request_.skip_special_tokens),
+          std::move(options));
+    }
+  }
+}
+
+void KserveAnswer::OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) {
+  if (tokens.index() >= samples_.size()) return;
+  Sample& sample = samples_[tokens.index()];
+  for (int i = 0; i < tokens.token_ids_size(); ++i) {
+    if (!sample.finish_reason.empty()) return;
+    if (sample.maybe_last_id) {
+      const int32_t id = *std::exchange(sample.maybe_last_id, std::nullopt);
+      AddToken(id, &sample.maybe_last_logprob, /*in_text=*/true, &sample);
+      if (!sample.finish_reason.empty()) return;
+    }
+    const int32_t id = tokens.token_ids(i);
+    const kvasir::v1::TokenLogprob* logprob =
+        i < tokens.logprobs_size() ? &tokens.logprobs(i) : nullptr;
+    if (std::find(ending_ids_.begin(), ending_ids_.end(), id) !=
+        ending_ids_.end()) {
+      sample.maybe_last_id = id;
+      sample.maybe_last_logprob =
+          logprob != nullptr ? *logprob : kvasir::v1::TokenLogprob();
+      continue;
+    }
+    AddToken(id, logprob, /*in_text=*/true, &sample);
+  }
+}
+
+void KserveAnswer::AddToken(int32_t id, const kvasir::v1::TokenLogprob* logprob,
+                            bool in_text, Sample* sample) {
+  ++sample->num_new_tokens;
+  if (logprob != nullptr && request_.sampling.has_logprobs()) {
+    AddLogprob(id, *logprob, sample);
+  }
+  if (!in_text) return;
+  if (sample->text == nullptr) {
+    sample->new_ids.push_back(id);
+    return;
+  }
+  sample->new_text += sample->text->Push({&id, 1}).text;
+  if (sample->text->stopped()) sample->finish_reason = "stop";
+}
+
+void KserveAnswer::AddLogprob(int32_t id,
+                              const kvasir::v1::TokenLogprob& logprob,
+                              Sample* sample) {
+  sample->cumulative_logprob += static_cast<double>(logprob.logprob());
+  if (request_.outputs.output_log_probs) {
+    sample->new_logprobs.push_back(logprob.logprob());
+  }
+  if (request_.outputs.logprobs) {
+    if (!sample->new_logprobs_json.empty()) sample->new_logprobs_json += ", ";
+    sample->new_logprobs_json += LogprobJson(id, logprob, *context_.codec);
+  }
+}
+
+void KserveAnswer::OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) {
+  if (finish.index() >= samples_.size()) return;
+  EndSample(ReasonText(finish.reason()), &samples_[finish.index()]);
+}
+
+void KserveAnswer::Stop() {
+  for (Sample& sample : samples_) EndSample("abort", &sample);
+}
+
+void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
+  if (!sample->finish_reason.empty()) return;
+  if (sample->maybe_last_id) {
+    const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
+    // It ended the sample, unless the sample ran out of length with it, which
+    // only a token below min_tokens can.
+    const bool ended = reason == "stop";
+    // TensorRT-LLM does not count it; vLLM does.
+    if (!ended || !IsTrt()) {
+      AddToken(id, &sample->maybe_last_logprob,
+               /*in_text=*/!ended || request_.include_stop_string, sample);
+    }
+    if (!sample->finish_reason.empty()) return;
+  }
+  if (sample->text != nullptr) {
+    sample->new_text += sample->text->Finish();
+    if (sample->text->stopped()) {
+      sample->finish_reason = "stop";
+      return;
+    }
+  }
+  sample->finish_reason = reason;
+}
+
+bool KserveAnswer::finished() const {
+  return std::all_of(
+      samples_.begin(), samples_.end(),
+      [](const Sample& sample) { return !sample.finish_reason.empty(); });
+}
+
+bool KserveAnswer::HasNewData(const Sample& sample) const {
+  return !sample.new_text.empty() || !sample.new_ids.empty();
+}
+
+bool KserveAnswer::HasNewOutputs(const Sample& sample) const {
+  const KserveOutputs& outputs = request_.outputs;
+  const bool counted = outputs.num_output_tokens ||
+                       outputs.cumulative_logprob || outputs.cum_log_probs;
+  return HasNewData(sample) || !sample.new_logprobs.empty() ||
+         !sample.new_logprobs_json.empty() ||
+         (counted && sample.num_new_tokens > 0);
+}
+
+bool KserveAnswer::HasResponse() const {
+  if (complete_) return false;
+  if (finished()) return true;
+  if (!request_.streaming) return false;
+  return std::any_of(
+      samples_.begin(), samples_.end(),
+      [this](const Sample& sample) { return HasNewData(sample); });
+}
+
+size_t KserveAnswer::waiting_bytes() const {
+  if (!HasResponse()) return 0;
+  size_t bytes = 0;
+  for (const Sample& sample : samples_) {
+    bytes += sample.new_text.size() + sample.new_logprobs_json.size() +
+             sample.new_ids.size() * sizeof(int32_t) +
+             sample.new_logprobs.size() * sizeof(float);
+  }
+  return bytes;
+}
+
+ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
+  ModelInferResponse response;
+  response.set_model_name(request_.model_name);
+  response.set_model_version(kKserveModelVersion);
+  response.set_id(request_.id);
+  if (context_.in_stream) {
+    // Set even when false: clients look for it.
+    (*response.mutable_parameters())[kFinalResponseParameter].set_bool_param(
+        is_final);
+  }
+  return response;
+}
+
+ModelInferResponse KserveAnswer::Take() {
+  // At the end nothing may be left behind.
+  const bool at_end = finished();
+  const auto has_data = [this, at_end](const Sample& sample) {
+    return at_end ? HasNewOutputs(sample) : HasNewData(sample);
+  };
+  const auto with_data =
+      std::count_if(samples_.begin(), samples_.end(), has_data);
+  // TensorRT-LLM streams each sample by itself; the rest goes together.
+  const bool alone = IsTrt() && request_.streaming;
+  const bool is_final = at_end && !(alone && with_data > 1);
+  complete_ = is_final;
+  ModelInferResponse response = NewResponse(is_final);
+  if (is_final && with_data == 0 && request_.streaming &&
+      request_.wants_empty_final && !request_.outputs.finish_reason) {
+    return response;
+  }
+  size_t first = 0;
+  size_t count = samples_.size();
+  if (alone) {
+    count = 1;
+    const auto found = std::find_if(samples_.begin(), samples_.end(), has_data);
+    if (found != samples_.end()) {
+      first = static_cast<size_t>(found - samples_.begin());
+    }
+  }
+  if (IsTrt()) {
+    AddTrtOutputs(first, count, &response);
+  } else {
+    AddVllmOutputs(&response);
+  }
+  for (size_t i = first; i < first + count; ++i) {
+    Sample& sample = samples_[i];
+    sample.new_text.clear();
+    sample.new_ids.clear();
+    sample.new_logprobs.clear();
+    sample.new_logprobs_json.clear();
+    sample.num_new_tokens = 0;
+  }
+  return response;
+}
+
+std::vector<std::string> KserveAnswer::Texts(size_t first, size_t count) const {
+  std::vector<std::string> texts;
+  for (size_t i = first; i < first + count; ++i) {
+    const std::string& text = samples_[i].new_text;
+    texts.push_back(request_.prepend_prompt ? request_.text + text : text);
+  }
+  return texts;
+}
+
+void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
+  const KserveOutputs& outputs = request_.outputs;
+  const Shape shape = {static_cast<int64_t>(samples_.size())};
+  if (outputs.text_output) {
+    AddStrings("text_output", Texts(0, samples_.size()), response);
+  }
+  std::vector<std::string> reasons;
+  std::vector<std::string> logprobs;
+  std::vector<float> cumulative;
+  std::vector<uint32_t> counts;
+  for (const Sample& sample : samples_) {
+    // "None" is what the backend that defined this schema sends meanwhile.
+    reasons.push_back(sample.finish_reason.empty() ? "None"
+                                                   : sample.finish_reason);
+    logprobs.push_back(request_.sampling.has_logprobs()
+                           ? absl::StrCat("[", sample.new_logprobs_json, "]")
+                           : "null");
+    cumulative.push_back(static_cast<float>(sample.cumulative_logprob));
+    counts.push_back(sample.num_new_tokens);
+  }
+  if (outputs.finish_reason) AddStrings("finish_reason", reasons, response);
+  if (outputs.cumulative_logprob) {
+    AddNumbers("cumulative_logprob", "FP32", shape, cumulative, response);
+  }
+  if (outputs.logprobs) AddStrings("logprobs", logprobs, response);
+  if (outputs.num_input_tokens) {
+    AddNumbers("num_input_tokens", "UINT32", {1},
+               std::vector<uint32_t>{
+                   static_cast<uint32_t>(context_.prompt_ids.size())},
+               response);
+  }
+  if (outputs.num_output_tokens) {
+    AddNumbers("num_output_tokens", "UINT32", shape, counts, response);
+  }
+}
+
+void KserveAnswer::AddTrtIds(size_t first, size_t count,
+                             ModelInferResponse* response) const {
+  std::span<const int32_t> prompt;
+  if (request_.prepend_prompt && request_.schema == KserveSchema::kTrtTokens) {
+    prompt = context_.prompt_ids;
+  }
+  size_t longest = 0;
+  std::vector<int32_t> lengths;
+  for (size_t i = first; i < first + count; ++i) {
+    const size_t length = prompt.size() + samples_[i].new_ids.size();
+    longest = std::max(longest, length);
+    lengths.push_back(static_cast<int32_t>(length));
+  }
+  std::vector<int32_t> ids;
+  for (size_t i = first; i < first + count; ++i) {
+    ids.insert(ids.end(), prompt.begin(), prompt.end());
+    ids.insert(ids.end(), samples_[i].new_ids.begin(),
+               samples_[i].new_ids.end());
+    ids.resize((i - first + 1) * longest, request_.pad_id);
+  }
+  const auto n = static_cast<int64_t>(count);
+  if (request_.outputs.output_ids) {
+    AddNumbers("output_ids", "INT32", {1, n, static_cast<int64_t>(longest)},
+               ids, response);
+  }
+  if (request_.outputs.sequence_length) {
+    AddNumbers("sequence_length", "INT32", {1, n}, lengths, response);
+  }
+}
+
+void KserveAnswer::AddTrtLogprobs(size_t first, size_t count,
+                                  ModelInferResponse* response) const {
+  size_t longest = 0;
+  std::vector<float> cumulative;
+  for (size_t i = first; i < first + count; ++i) {
+    longest = std::max(longest, samples_[i].new_logprobs.size());
+    cumulative.push_back(static_cast<float>(samples_[i].cumulative_logprob));
+  }
+  std::vector<float> values;
+  for (size_t i = first; i < first + count; ++i) {
+    values.insert(values.end(), samples_[i].new_logprobs.begin(),
+                  samples_[i].new_logprobs.end());
+    values.resize((i - first + 1) * longest, 0.0f);
+  }
+  const auto n = static_cast<int64_t>(count);
+  if (request_.outputs.cum_log_probs) {
+    AddNumbers("cum_log_probs", "FP32", {1, n}, cumulative, response);
+  }
+  if (request_.outputs.output_log_probs) {
+    AddNumbers("output_log_probs", "FP32",
+               {1, n, static_cast<int64_t>(longest)}, values, response);
+  }
+}
+
+void KserveAnswer::AddTrtOutputs(size_t first, size_t count,
+                                 ModelInferResponse* response) const {
+  const KserveOutputs& outputs = request_.outputs;
+  const auto n = static_cast<int64_t>(count);
+  // First: some clients read only the first output.
+  if (outputs.text_output) {
+    AddStrings("text_output", Texts(first, count), response);
+  }
+  AddTrtIds(first, count, response);
+  AddTrtLogprobs(first, count, response);
+  std::vector<int32_t> indexes;
+  std::vector<int32_t> counts;
+  for (size_t i = first; i < first + count; ++i) {
+    indexes.push_back(static_cast<int32_t>(i));
+    counts.push_back(static_cast<int32_t>(samples_[i].num_new_tokens));
+  }
+  if (outputs.sequence_index) {
+    AddNumbers("sequence_index", "INT32", {1, n}, indexes, response);
+  }
+  if (outputs.batch_index) {
+    AddNumbers("batch_index", "INT32", {1, 1}, std::vector<int32_t>{0},
+               response);
+  }
+  if (outputs.num_input_tokens) {
+    AddNumbers(
+        "num_input_tokens", "INT32", {1, 1},
+        std::vector<int32_t>{static_cast<int32_t>(context_.prompt_ids.size())},
+        response);
+  }
+  if (outputs.num_output_tokens) {
+    AddNumbers("num_output_tokens", "INT32", {1, n}, counts, response);
+  }
+}
+
+ModelInferResponse EmptyFinalResponse(const std::string& model_name,
+                                      const std::string& id) {
+  ModelInferResponse response;
+  response.set_model_name(model_name);
+  response.set_model_version(kKserveModelVersion);
+  response.set_id(id);
+  (*response.mutable_parameters())[kFinalResponseParameter].set_bool_param(
+      true);
+  return response;
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,412 @@
+#include "router/facades/kserve/sampling.h"
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::router {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxShownBytes = 60;
+// Integers beyond it are not exact in a double.
+constexpr double kMaxExactInteger = 9007199254740992.0;
+
+// Nothing here nests deeper; a library that copies or prints JSON recursively
+// must not be handed more.
+constexpr int kMaxJsonDepth = 8;
+
+// A discarded value for text that is no JSON or nests too deep.
+Json ParseJsonText(const std::string& text) {
+  bool too_deep = false;
+  Json value = Json::parse(
+      text,
+      [&too_deep](int depth, Json::parse_event_t, Json&) {
+        too_deep |= depth > kMaxJsonDepth;
+        return !too_deep;
+      },
+      /*allow_exceptions=*/false);
+  return too_deep ? Json(Json::value_t::discarded) : value;
+}
+
+// A value as an error shows it; prompts never come here.
+std::string Shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > kMaxShownBytes) {
+    text.resize(kMaxShownBytes);
+    text += "...";
+  }
+  return text;
+}
+
+absl::Status ValueError(const std::string& name, const std::string& want,
+                        const Json& have) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "sampling parameter '", name, "': want ", want, ", have ", Shown(have)));
+}
+
+absl::Status NotBuilt(const std::string& name, const std::string& detail = "") {
+  return absl::UnimplementedError(absl::StrCat("sampling parameter '", name,
+                                               "'", detail.empty() ? "" : " ",
+                                               detail, " is not built"));
+}
+
+absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
+  double number = 0;
+  if (value.is_number()) {
+    number = value.get<double>();
+  } else if (!value.is_string() ||
+             !absl::SimpleAtod(value.get_ref<const std::string&>(), &number)) {
+    return ValueError(name, "a number", value);
+  }
+  // Also refuses NaN.
+  if (!(std::abs(number) <= std::numeric_limits<float>::max())) {
+    return ValueError(name, "a finite number", value);
+  }
+  return number;
+}
+
+absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
+                              int64_t low, int64_t high) {
+  int64_t integer = 0;
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() >
+          static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return ValueError(name, absl::StrCat("at most ", high), value);
+  }
+  if (value.is_number_integer()) {
+    integer = value.get<int64_t>();
+  } else if (!value.is_string() ||
+             !absl::SimpleAtoi(value.get_ref<const std::string&>(), &integer)) {
+    KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, value));
+    if (number != std::floor(number) || std::abs(number) > kMaxExactInteger) {
+      return ValueError(name, "an integer", value);
+    }
+    integer = static_cast<int64_t>(number);
+  }
+  if (integer < low || integer > high) {
+    return ValueError(name, absl::StrCat("an integer from ", low, " to ", high),
+                      value);
+  }
+  return integer;
+}
+
+absl::StatusOr<bool> AsBool(const std::string& name, const Json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_integer() &&
+      (value.get<int64_t>() == 0 || value.get<int64_t>() == 1)) {
+    return value.get<int64_t>() == 1;
+  }
+  bool flag = false;
+  if (value.is_string() &&
+      absl::SimpleAtob(value.get_ref<const std::string&>(), &flag)) {
+    return flag;
+  }
+  return ValueError(name, "true or false", value);
+}
+
+// A string that holds a JSON array or object stands for it.
+Json Unquoted(const Json& value) {
+  if (!value.is_string()) return value;
+  const std::string& text = value.get_ref<const std::string&>();
+  if (text.empty() || (text[0] != '[' && text[0] != '{')) return value;
+  Json inner = ParseJsonText(text);
+  return inner.is_discarded() ? value : inner;
+}
+
+absl::StatusOr<std::vector<std::string>> AsStrings(const std::string& name,
+                                                   const Json& value) {
+  const Json list = Unquoted(value);
+  if (list.is_string()) {
+    return std::vector<std::string>{list.get<std::string>()};
+  }
+  if (!list.is_array()) {
+    return ValueError(name, "a string or a list of strings", value);
+  }
+  std::vector<std::string> strings;
+  for (const Json& item : list) {
+    if (!item.is_string()) {
+      return ValueError(name, "a list of strings", value);
+    }
+    strings.push_back(item.get<std::string>());
+  }
+  return strings;
+}
+
+absl::Status SetStopTokenIds(const Json& value, KserveRequest* request) {
+  const Json list = Unquoted(value);
+  if (!list.is_array()) {
+    return ValueError("stop_token_ids", "a list of integers", value);
+  }
+  for (const Json& item : list) {
+    KVASIR_ASSIGN_OR_RETURN(
+        const int64_t id,
+        AsInt("stop_token_ids", item, 0, std::numeric_limits<int32_t>::max()));
+    request->sampling.add_stop_token_ids(static_cast<int32_t>(id));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetLogitBias(const Json& value, KserveRequest* request) {
+  const Json object = Unquoted(value);
+  if (!object.is_object()) {
+    return ValueError("logit_bias", "an object of token id to bias", value);
+  }
+  for (const auto& [key, bias] : object.items()) {
+    int32_t id = 0;
+    if (!absl::SimpleAtoi(key, &id) || id < 0) {
+      return ValueError("logit_bias", "token ids as keys", Json(key));
+    }
+    KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber("logit_bias", bias));
+    (*request->sampling.mutable_logit_bias())[id] = static_cast<float>(number);
+  }
+  return absl::OkStatus();
+}
+
+using Setter = absl::Status (*)(const Json& value, KserveRequest* request);
+using Sampling = kvasir::v1::SamplingParams;
+
+template <void (Sampling::*set)(float)>
+absl::Status SetFloat(const std::string& name, const Json& value,
+                      KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, value));
+  (request->sampling.*set)(static_cast<float>(number));
+  return absl::OkStatus();
+}
+
+template <void (Sampling::*set)(uint32_t)>
+absl::Status SetCount(const std::string& name, const Json& value, int64_t low,
+                      KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t integer,
+      AsInt(name, value, low, std::numeric_limits<int32_t>::max()));
+  (request->sampling.*set)(static_cast<uint32_t>(integer));
+  return absl::OkStatus();
+}
+
+absl::Status SetTopK(const Json& value, KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t k,
+      AsInt("top_k", value, -1, std::numeric_limits<int32_t>::max()));
+  // -1 and 0: all tokens.
+  request->sampling.set_top_k(static_cast<int32_t>(k < 0 ? 0 : k));
+  return absl::OkStatus();
+}
+
+absl::Status SetSeed(const Json& value, KserveRequest* request) {
+  if (value.is_number_unsigned()) {
+    request->seed = value.get<uint64_t>();
+    return absl::OkStatus();
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t seed,
+      AsInt("seed", value, std::numeric_limits<int64_t>::min(),
+            std::numeric_limits<int64_t>::max()));
+  request->seed = static_cast<uint64_t>(seed);
+  return absl::OkStatus();
+}
+
+absl::Status SetStop(const Json& value, KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(request->stop_strings, AsStrings("stop", value));
+  return absl::OkStatus();
+}
+
+absl::Status SetBadWords(const Json& value, KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(request->bad_words, AsStrings("bad_words", value));
+  return absl::OkStatus();
+}
+
+absl::Status SetIncludeStop(const Json& value, KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(request->include_stop_string,
+                          AsBool("include_stop_str_in_output", value));
+  return absl::OkStatus();
+}
+
+absl::Status SetSkipSpecial(const Json& value, KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(request->skip_special_tokens,
+                          AsBool("skip_special_tokens", value));
+  return absl::OkStatus();
+}
+
+absl::Status SetIgnoreEos(const Json& value, KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(const bool ignore, AsBool("ignore_eos", value));
+  request->sampling.set_ignore_eos(ignore);
+  return absl::OkStatus();
+}
+
+const std::map<std::string, Setter>& Setters() {
+  static const auto& setters = *new std::map<std::string, Setter>{
+      {"temperature",
+       [](const Json& v, KserveRequest* r) {
+         return SetFloat<&Sampling::set_temperature>("temperature", v, r);
+       }},
+      {"top_p",
+       [](const Json& v, KserveRequest* r) {
+         return SetFloat<&Sampling::set_top_p>("top_p", v, r);
+       }},
+      {"min_p",
+       [](const Json& v, KserveRequest* r) {
+         return SetFloat<&Sampling::set_min_p>("min_p", v, r);
+       }},
+      {"repetition_penalty",
+       [](const Json& v, KserveRequest* r) {
+         return SetFloat<&Sampling::set_repetition_penalty>(
+             "repetition_penalty", v, r);
+       }},
+      {"presence_penalty",
+       [](const Json& v, KserveRequest* r) {
+         return SetFloat<&Sampling::set_presence_penalty>("presence_penalty", v,
+                                                          r);
+       }},
+      {"frequency_penalty",
+       [](const Json& v, KserveRequest* r) {
+         return SetFloat<&Sampling::set_frequency_penalty>("frequency_penalty",
+                                                           v, r);
+       }},
+      {"max_tokens",
+       [](const Json& v, KserveRequest* r) {
+         return SetCount<&Sampling::set_max_tokens>("max_tokens", v, 1, r);
+       }},
+      {"min_tokens",
+       [](const Json& v, KserveRequest* r) {
+         return SetCount<&Sampling::set_min_tokens>("min_tokens", v, 0, r);
+       }},
+      {"n",
+       [](const Json& v, KserveRequest* r) {
+         return SetCount<&Sampling::set_n>("n", v, 1, r);
+       }},
+      {"logprobs",
+       [](const Json& v, KserveRequest* r) {
+         return SetCount<&Sampling::set_logprobs>("logprobs", v, 0, r);
+       }},
+      {"top_k", SetTopK},
+      {"seed", SetSeed},
+      {"stop", SetStop},
+      {"stop_token_ids", SetStopTokenIds},
+      {"bad_words", SetBadWords},
+      {"logit_bias", SetLogitBias},
+      {"ignore_eos", SetIgnoreEos},
+      {"include_stop_str_in_output", SetIncludeStop},
+      {"skip_special_tokens", SetSkipSpecial},
+  };
+  return setters;
+}
+
+// Known parameters that are not built, with the one value that changes nothing.
+struct NeutralFlag {
+  const char* name;
+  bool neutral;
+};
+constexpr NeutralFlag kNeutralFlags[] = {
+    {"use_beam_search", false}, {"early_stopping", false},
+    {"detokenize", true},       {"spaces_between_special_tokens", true},
+    {"skip_clone", false},      {"skip_reading_prefix_cache", false},
+};
+
+absl::Status CheckNotBuilt(const std::string& name, const Json& value) {
+  for (const NeutralFlag& flag : kNeutralFlags) {
+    if (name != flag.name) continue;
+    KVASIR_ASSIGN_OR_RETURN(const bool have, AsBool(name, value));
+    if (have == flag.neutral) return absl::OkStatus();
+    return NotBuilt(name, have ? "true" : "false");
+  }
+  // Only beam search reads it.
+  if (name == "length_penalty") return AsNumber(name, value).status();
+  return NotBuilt(name);
+}
+
+absl::Status ApplyObject(const Json& object, KserveRequest* request) {
+  std::optional<int64_t> best_of;
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_null()) continue;  // the default
+    if (name == "best_of") {
+      KVASIR_ASSIGN_OR_RETURN(
+          best_of, AsInt(name, value, 1, std::numeric_limits<int32_t>::max()));
+      continue;
+    }
+    const auto setter = Setters().find(name);
+    KVASIR_RETURN_IF_ERROR(setter != Setters().end()
+                               ? setter->second(value, request)
+                               : CheckNotBuilt(name, value));
+  }
+  if (best_of && *best_of != request->sampling.n()) {
+    return NotBuilt("best_of",
+                    absl::StrCat("other than n (want ", request->sampling.n(),
+                                 ", have ", *best_of, ")"));
+  }
+  return absl::OkStatus();
+}
+
+Json ParameterValue(const inference::InferParameter& parameter) {
+  switch (parameter.parameter_choice_case()) {
+    case inference::InferParameter::kBoolParam:
+      return parameter.bool_param();
+    case inference::InferParameter::kInt64Param:
+      return parameter.int64_param();
+    case inference::InferParameter::kStringParam:
+      return parameter.string_param();
+    case inference::InferParameter::kDoubleParam:
+      return parameter.double_param();
+    case inference::InferParameter::kUint64Param:
+      return parameter.uint64_param();
+    case inference::InferParameter::PARAMETER_CHOICE_NOT_SET:
+      break;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+absl::Status ApplySamplingJson(const std::string& json_text,
+                               KserveRequest* request) {
+  if (json_text.size() > kMaxSamplingJsonBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor 'sampling_parameters': want at most ",
+                     kMaxSamplingJsonBytes, " bytes, have ", json_text.size()));
+  }
+  if (absl::StripAsciiWhitespace(json_text).empty()) return absl::OkStatus();
+  const Json object = ParseJsonText(json_text);
+  if (!object.is_object()) {
+    return absl::InvalidArgumentError(
+        "tensor 'sampling_parameters': want a JSON object as text");
+  }
+  return ApplyObject(object, request);
+}
+
+absl::Status ApplySamplingParameters(
+    const google::protobuf::Map<std::string, inference::InferParameter>&
+        parameters,
+    KserveRequest* request) {
+  Json object = Json::object();
+  for (const auto& [name, parameter] : parameters) {
+    if (!IsTritonParameter(name)) object[name] = ParameterValue(parameter);
+  }
+  return ApplyObject(object, request);
+}
+
+bool IsTritonParameter(const std::string& name) {
+  static const char* const kNames[] = {
+      "priority",           "timeout",
+      "sequence_id",        "sequence_start",
+      "sequence_end",       "Streaming",
+      "binary_data_output", "triton_enable_empty_final_response",
+  };
+  for (const char* known : kNames) {
+    if (name == known) return true;
+  }
+  return false;
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,231 @@
+#include "router/facades/kserve/service.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/net/grpc_status.h"
+#include "router/facades/kserve/models.h"
+#include "router/facades/kserve/reactors.h"
+#include "router/facades/kserve/response.h"
+
+namespace kvasir::router {
+namespace {
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(base::ToGrpcStatus(status));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* NotBuilt(grpc::CallbackServerContext* context,
+                                   const char* rpc) {
+  return Answer(context, absl::UnimplementedError(absl::StrCat(
+                             kKserveServiceName, "/", rpc, " is not built")));
+}
+
+// NOT_FOUND for an unknown name and for a version other than the one there is.
+absl::StatusOr<ModelStatus> FindModel(const RequestRouter& router,
+                                      const std::string& name,
+                                      const std::string& version) {
+  if (!version.empty() && version != kKserveModelVersion) {
+    return absl::NotFoundError(absl::StrCat("model '", name, "' has version ",
+                                            kKserveModelVersion, ", not '",
+                                            version, "'"));
+  }
+  return router.Model(name);
+}
+
+}  // namespace
+
+KserveService::KserveService(KserveServiceOptions options,
+                             RequestRouter* router)
+    : server_version_(std::move(options.server_version)),
+      tokenizer_pool_(options.limits.num_tokenizer_threads,
+                      options.limits.max_tokenizer_queue),
+      stream_pool_(options.limits.num_stream_threads),
+      backend_(std::make_shared<KserveBackend>()) {
+  backend_->router = router;
+  backend_->codecs = std::move(options.codecs);
+  backend_->limits = options.limits;
+  backend_->tokenizer = tokenizer_pool_.runner();
+}
+
+KserveService::~KserveService() = default;
+
+void KserveService::BeginDrain() { backend_->streams.BeginDrain(); }
+
+grpc::ServerUnaryReactor* KserveService::ServerLive(
+    grpc::CallbackServerContext* context, const inference::ServerLiveRequest*,
+    inference::ServerLiveResponse* response) {
+  response->set_live(true);
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* KserveService::ServerReady(
+    grpc::CallbackServerContext* context, const inference::ServerReadyRequest*,
+    inference::ServerReadyResponse* response) {
+  response->set_ready(backend_->router->Health().ready);
+  return Answer(context, absl::OkStatus());
+}
+
+// An unknown model is not ready, which is no error: clients poll.
+grpc::ServerUnaryReactor* KserveService::ModelReady(
+    grpc::CallbackServerContext* context,
+    const inference::ModelReadyRequest* request,
+    inference::ModelReadyResponse* response) {
+  const auto model =
+      FindModel(*backend_->router, request->name(), request->version());
+  response->set_ready(model.ok() && model->ready);
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* KserveService::ServerMetadata(
+    grpc::CallbackServerContext* context,
+    const inference::ServerMetadataRequest*,
+    inference::ServerMetadataResponse* response) {
+  response->set_name("kvasir");
+  response->set_version(server_version_);
+  response->add_extensions("model_configuration");
+  response->add_extensions("statistics");
+  response->add_extensions("parameters");
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* KserveService::ModelMetadata(
+    grpc::CallbackServerContext* context,
+    const inference::ModelMetadataRequest* request,
+    inference::ModelMetadataResponse* response) {
+  const auto model =
+      FindModel(*backend_->router, request->name(), request->version());
+  if (model.ok()) *response = KserveMetadataOf(*model);
+  return Answer(context, model.status());
+}
+
+grpc::ServerUnaryReactor* KserveService::ModelConfig(
+    grpc::CallbackServerContext* context,
+    const inference::ModelConfigRequest* request,
+    inference::ModelConfigResponse* response) {
+  const auto model =
+      FindModel(*backend_->router, request->name(), request->version());
+  if (model.ok()) *response->mutable_config() = KserveConfigOf(*model);
+  return Answer(context, model.status());
+}
+
+grpc::ServerUnaryReactor* KserveService::ModelStatistics(
+    grpc::CallbackServerContext* context,
+    const inference::ModelStatisticsRequest* request,
+    inference::ModelStatisticsResponse* response) {
+  std::vector<ModelStatus> models;
+  if (request->name().empty()) {
+    models = backend_->router->Models();
+  } else {
+    auto model =
+        FindModel(*backend_->router, request->name(), request->version());
+    if (!model.ok()) return Answer(context, model.status());
+    models.push_back(*std::move(model));
+  }
+  for (const ModelStatus& model : models) {
+    inference::ModelStatistics* statistics = response->add_model_stats();
+    *statistics = backend_->statistics.Of(model.name);
+    statistics->set_name(model.name);
+    statistics->set_version(kKserveModelVersion);
+  }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* KserveService::RepositoryIndex(
+    grpc::CallbackServerContext* context,
+    const inference::RepositoryIndexRequest* request,
+    inference::RepositoryIndexResponse* response) {
+  for (const ModelStatus& model : backend_->router->Models()) {
+    if (request->ready() && !model.ready) continue;
+    *response->add_models() = KserveIndexOf(model);
+  }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* KserveService::ModelInfer(
+    grpc::CallbackServerContext* context,
+    const inference::ModelInferRequest* request,
+    inference::ModelInferResponse* response) {
+  return new KserveUnaryReactor(backend_, stream_pool_.runner(), context,
+                                request, response);
+}
+
+grpc::ServerBidiReactor<inference::ModelInferRequest,
+                        inference::ModelStreamInferResponse>*
+KserveService::ModelStreamInfer(grpc::CallbackServerContext* context) {
+  return new KserveStreamReactor(backend_, stream_pool_.runner(), context);
+}
+
+grpc::ServerUnaryReactor* KserveService::RepositoryModelLoad(
+    grpc::CallbackServerContext* context,
+    const inference::RepositoryModelLoadRequest*,
+    inference::RepositoryModelLoadResponse*) {
+  return NotBuilt(context, "RepositoryModelLoad");
+}
+
+grpc::ServerUnaryReactor* KserveService::RepositoryModelUnload(
+    grpc::CallbackServerContext* context,
+    const inference::RepositoryModelUnloadRequest*,
+    inference::RepositoryModelUnloadResponse*) {
+  return NotBuilt(context, "RepositoryModelUnload");
+}
+
+grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryStatus(
+    grpc::CallbackServerContext* context,
+    const inference::SystemSharedMemoryStatusRequest*,
+    inference::SystemSharedMemoryStatusResponse*) {
+  return NotBuilt(context, "SystemSharedMemoryStatus");
+}
+
+grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryRegister(
+    grpc::CallbackServerContext* context,
+    const inference::SystemSharedMemoryRegisterRequest*,
+    inference::SystemSharedMemoryRegisterResponse*) {
+  return NotBuilt(context, "SystemSharedMemoryRegister");
+}
+
+grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryUnregister(
+    grpc::CallbackServerContext* context,
+    const inference::SystemSharedMemoryUnregisterRequest*,
+    inference::SystemSharedMemoryUnregisterResponse*) {
+  return NotBuilt(context, "SystemSharedMemoryUnregister");
+}
+
+grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryStatus(
+    grpc::CallbackServerContext* context,
+    const inference::CudaSharedMemoryStatusRequest*,
+    inference::CudaSharedMemoryStatusResponse*) {
+  return NotBuilt(context, "CudaSharedMemoryStatus");
+}
+
+grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryRegister(
+    grpc::CallbackServerContext* context,
+    const inference::CudaSharedMemoryRegisterRequest*,
+    inference::CudaSharedMemoryRegisterResponse*) {
+  return NotBuilt(context, "CudaSharedMemoryRegister");
+}
+
+grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryUnregister(
+    grpc::CallbackServerContext* context,
+    const inference::CudaSharedMemoryUnregisterRequest*,
+    inference::CudaSharedMemoryUnregisterResponse*) {
+  return NotBuilt(context, "CudaSharedMemoryUnregister");
+}
+
+grpc::ServerUnaryReactor* KserveService::TraceSetting(
+    grpc::CallbackServerContext* context, const inference::TraceSettingRequest*,
+    inference::TraceSettingResponse*) {
+  return NotBuilt(context, "TraceSetting");
+}
+
+grpc::ServerUnaryReactor* KserveService::LogSettings(
+    grpc::CallbackServerContext* context, const inference::LogSettingsRequest*,
+    inference::LogSettingsResponse*) {
+  return NotBuilt(context, "LogSettings");
+}
+
+}  // namespace kvasir::router

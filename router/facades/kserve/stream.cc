@@ -1,0 +1,516 @@
+#include "router/facades/kserve/stream.h"
+
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::router {
+namespace {
+
+using inference::ModelStreamInferResponse;
+
+ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
+  ModelStreamInferResponse wrapped;
+  *wrapped.mutable_infer_response() = std::move(response);
+  return wrapped;
+}
+
+constexpr size_t kMaxTenantBytes = 128;
+
+// Shows no value: it may be a secret, or not printable.
+absl::Status CheckTenant(const std::string& tenant) {
+  if (tenant.size() > kMaxTenantBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata 'x-tenant-id': want at most ", kMaxTenantBytes,
+                     " bytes, have ", tenant.size()));
+  }
+  for (const char c : tenant) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+        absl::StrContains("-_.:@/", c)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        "metadata 'x-tenant-id': want one value of letters, digits and "
+        "-_.:@/ only");
+  }
+  return absl::OkStatus();
+}
+
+// Tenants never share cached prefixes; requests without one share theirs.
+std::string CacheSaltOf(const std::string& tenant) {
+  return tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
+}
+
+// Requests that a stop may end: those of the same connection, which a proxy
+// may share among tenants, and of the same tenant.
+std::string StopScope(const KserveCall& call) {
+  return absl::StrCat(call.tenant, " ", call.peer);
+}
+
+}  // namespace
+
+// The router's view of one request: copies what comes and returns.
+class KserveStream::Relay final : public RequestSink {
+ public:
+  Relay(std::shared_ptr<KserveStream> stream, uint64_t number)
+      : stream_(std::move(stream)), number_(number) {}
+
+  void OnAccepted(uint32_t) override {}
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) override {
+    stream_->Post([number = number_, tokens](KserveStream& stream) {
+      stream.HandleTokens(number, tokens);
+    });
+  }
+  void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) override {
+    stream_->Post([number = number_, finish](KserveStream& stream) {
+      stream.HandleFinish(number, finish);
+    });
+  }
+  void OnDone(const absl::Status& status) override {
+    stream_->Post([number = number_, status](KserveStream& stream) {
+      stream.HandleDone(number, status);
+    });
+  }
+
+ private:
+  const std::shared_ptr<KserveStream> stream_;
+  const uint64_t number_;
+};
+
+KserveStream::KserveStream(std::shared_ptr<KserveBackend> backend,
+                           KserveCall call, std::shared_ptr<TaskRunner> strand,
+                           KserveStreamSink* sink)
+    : backend_(std::move(backend)),
+      call_(std::move(call)),
+      strand_(std::move(strand)),
+      sink_(sink) {}
+
+void KserveStream::Post(absl::AnyInvocable<void(KserveStream&)> step) {
+  strand_->Post([self = shared_from_this(), step = std::move(step)]() mutable {
+    if (!self->ended_) step(*self);
+  });
+}
+
+void KserveStream::OnRead(
+    std::shared_ptr<const inference::ModelInferRequest> request) {
+  Post([request = std::move(request)](KserveStream& stream) {
+    stream.HandleRead(*request);
+  });
+}
+
+void KserveStream::OnHalfClose() {
+  Post([](KserveStream& stream) {
+    stream.half_closed_ = true;
+    stream.Pump();
+  });
+}
+
+void KserveStream::OnWritten(bool ok) {
+  Post([ok](KserveStream& stream) {
+    stream.writing_ = false;
+    if (!ok) {
+      stream.EndCall(absl::CancelledError("the client is gone"),
+                     CancelReason::kClient);
+    }
+    stream.Pump();
+  });
+}
+
+void KserveStream::OnCancelled() {
+  Post([](KserveStream& stream) {
+    stream.EndCall(absl::CancelledError("cancelled by the client"),
+                   CancelReason::kClient);
+  });
+}
+
+void KserveStream::OnDrain() {
+  Post([](KserveStream& stream) {
+    stream.draining_ = true;
+    stream.Pump();
+  });
+}
+
+void KserveStream::OnStop(uint64_t number) {
+  Post([number](KserveStream& stream) {
+    stream.StopNumber(number);
+    stream.Pump();
+  });
+}
+
+void KserveStream::HandleRead(const inference::ModelInferRequest& message) {
+  if (end_status_) return;
+  const absl::Time start = backend_->clock->Now();
+  if (const absl::Status status = Begin(message); !status.ok()) {
+    CountRefused(message, status, start);
+    AnswerError(message.model_name(), message.id(), status);
+  }
+  if (!ended_ && !end_status_ && !call_.unary) sink_->Read();
+}
+
+void KserveStream::CountRefused(const inference::ModelInferRequest& message,
+                                const absl::Status& status, absl::Time start) {
+  backend_->router->LogRefused(Describe(message.model_name(), message.id()),
+                               status);
+  // Statistics are kept by model: any name would make them grow.
+  if (!backend_->router->Model(message.model_name()).ok()) return;
+  Request refused;
+  refused.model = message.model_name();
+  refused.start = start;
+  Record(refused, false);
+}
+
+CanonicalRequest KserveStream::Describe(const std::string& model,
+                                        const std::string& id) const {
+  CanonicalRequest request;
+  request.model = model;
+  request.client_request_id = id;
+  // One that was refused for it may be anything.
+  if (CheckTenant(call_.tenant).ok()) request.tenant = call_.tenant;
+  request.deadline = call_.deadline;
+  request.traceparent = call_.traceparent;
+  request.facade = "kserve";
+  request.peer = call_.peer;
+  return request;
+}
+
+absl::Status KserveStream::Begin(const inference::ModelInferRequest& message) {
+  KVASIR_RETURN_IF_ERROR(CheckTenant(call_.tenant));
+  KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
+                          ParseKserveRequest(message, call_.unary));
+  if (!request.model_version.empty() &&
+      request.model_version != kKserveModelVersion) {
+    return absl::NotFoundError(absl::StrCat(
+        "model '", request.model_name, "' has version ", kKserveModelVersion,
+        ", not '", request.model_version, "'"));
+  }
+  if (request.schema == KserveSchema::kStop) {
+    StopById(request);
+    return absl::OkStatus();
+  }
+  return BeginGeneration(std::move(request));
+}
+
+absl::Status KserveStream::CheckId(const KserveRequest& request) const {
+  if (requests_.size() >= backend_->limits.max_requests_per_stream) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "this stream runs ", requests_.size(), " requests, the limit is ",
+        backend_->limits.max_requests_per_stream));
+  }
+  if (numbers_by_id_.contains(request.id)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "a request with id '", request.id, "' still runs on this stream"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KserveStream::BeginGeneration(KserveRequest request) {
+  KVASIR_RETURN_IF_ERROR(CheckId(request));
+  if (request.sampling.n() > backend_->limits.max_n) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "n is ", request.sampling.n(), ", want 1 to ", backend_->limits.max_n));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
+                          backend_->router->Model(request.model_name));
+  const kvasir::v1::WorkerInfo info =
+      model.info.value_or(kvasir::v1::WorkerInfo());
+  KVASIR_RETURN_IF_ERROR(
+      CheckResponseSize(request, backend_->limits.max_response_bytes,
+                        MostTokens(request, backend_->limits.default_max_tokens,
+                                   info.max_model_len())));
+  std::shared_ptr<const TextCodec> codec;
+  if (const auto found = backend_->codecs.find(request.model_name);
+      found != backend_->codecs.end()) {
+    codec = found->second;
+  }
+  const bool needs_text = request.schema != KserveSchema::kTrtTokens;
+  if (needs_text && codec == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat("model '", request.model_name,
+                     "' has no tokenizer: want the tensor 'input_ids'"));
+  }
+  const uint64_t number = backend_->next_number.fetch_add(1);
+  Request& entry = requests_[number];
+  entry.id = request.id;
+  entry.model = request.model_name;
+  entry.start = backend_->clock->Now();
+  if (!request.id.empty()) {
+    numbers_by_id_[request.id] = number;
+    backend_->stop_index.Add(StopScope(call_), request.id, weak_from_this(),
+                             number);
+  }
+  auto prepare = [self = shared_from_this(), number, codec,
+                  request = std::move(request),
+                  eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
+                                                 info.eos_token_ids().end()),
+                  in_stream = !call_.unary]() mutable {
+    auto prepared = PrepareRequest(std::move(request), std::move(codec),
+                                   std::move(eos_ids), in_stream);
+    self->Post(
+        [number, prepared = std::move(prepared)](KserveStream& stream) mutable {
+          stream.HandlePrepared(number, std::move(prepared));
+        });
+  };
+  if (!backend_->tokenizer->Post(std::move(prepare))) {
+    Remove(requests_.find(number), CancelReason::kClient);
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the tokenizer's queue is full (",
+                     backend_->limits.max_tokenizer_queue, " requests)"));
+  }
+  return absl::OkStatus();
+}
+
+void KserveStream::HandlePrepared(uint64_t number,
+                                  absl::StatusOr<PreparedRequest> prepared) {
+  const auto it = requests_.find(number);
+  if (it == requests_.end()) return;  // stopped meanwhile
+  if (!prepared.ok()) {
+    backend_->router->LogRefused(Describe(it->second.model, it->second.id),
+                                 prepared.status());
+    Fail(number, prepared.status());
+    return;
+  }
+  const absl::Status status = Submit(number, *std::move(prepared));
+  if (!status.ok()) Fail(number, status);
+}
+
+absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
+  Request& entry = requests_.at(number);
+  entry.answer = std::move(prepared.answer);
+  entry.num_samples = prepared.sampling.n();
+  CanonicalRequest request = Describe(entry.model, entry.id);
+  request.cache_salt = CacheSaltOf(call_.tenant);
+  request.prompt = std::move(prepared.prompt);
+  request.sampling = std::move(prepared.sampling);
+  request.seed = prepared.seed;
+  request.priority = prepared.priority;
+  request.queue_timeout = prepared.queue_timeout;
+  KVASIR_ASSIGN_OR_RETURN(
+      entry.handle, backend_->router->Submit(
+                        std::move(request),
+                        std::make_shared<Relay>(shared_from_this(), number)));
+  return absl::OkStatus();
+}
+
+void KserveStream::HandleTokens(
+    uint64_t number, const kvasir::v1::GenerateEvent::Tokens& tokens) {
+  const auto it = requests_.find(number);
+  if (it == requests_.end()) return;
+  it->second.answer->OnTokens(tokens);
+  // All that is wanted is there: the engine need not go on.
+  if (it->second.answer->finished()) {
+    it->second.handle->Cancel(CancelReason::kStopString);
+  }
+  Changed(it);
+}
+
+void KserveStream::HandleFinish(
+    uint64_t number, const kvasir::v1::GenerateEvent::Finish& finish) {
+  const auto it = requests_.find(number);
+  if (it == requests_.end()) return;
+  it->second.queue = absl::Microseconds(finish.queue_us());
+  it->second.compute =
+      absl::Microseconds(finish.prefill_us() + finish.decode_us());
+  ++it->second.num_engine_finishes;
+  it->second.answer->OnFinish(finish);
+  Changed(it);
+}
+
+void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
+  const auto it = requests_.find(number);
+  if (it == requests_.end()) return;
+  if (it->second.answer->finished()) return;  // the rest waits to be written
+  Fail(number, !status.ok() ? status
+                            : absl::InternalError(
+                                  "the request ended without its samples"));
+}
+
+void KserveStream::StopById(const KserveRequest& request) {
+  const auto here = numbers_by_id_.find(request.id);
+  if (here != numbers_by_id_.end()) {
+    StopNumber(here->second);
+  } else if (!request.id.empty()) {
+    for (const auto& [weak, number] :
+         backend_->stop_index.Find(StopScope(call_), request.id)) {
+      if (const auto stream = weak.lock(); stream && stream.get() != this) {
+        stream->OnStop(number);
+      }
+    }
+  }
+  direct_.push_back(Wrap(EmptyFinalResponse(request.model_name, request.id)));
+  direct_bytes_ += direct_.back().ByteSizeLong();
+  CheckWaitingBytes();
+  Pump();
+}
+
+void KserveStream::StopNumber(uint64_t number) {
+  const auto it = requests_.find(number);
+  if (it == requests_.end()) return;
+  Request& entry = it->second;
+  // Its last responses go before the answer to the stop.
+  if (entry.answer == nullptr) {
+    direct_.push_back(Wrap(EmptyFinalResponse(entry.model, entry.id)));
+    direct_bytes_ += direct_.back().ByteSizeLong();
+  } else {
+    entry.answer->Stop();
+    while (entry.answer->HasResponse()) {
+      direct_.push_back(Wrap(entry.answer->Take()));
+      direct_bytes_ += direct_.back().ByteSizeLong();
+    }
+  }
+  Record(entry, true);
+  Remove(it, CancelReason::kClient);
+}
+
+void KserveStream::Fail(uint64_t number, const absl::Status& status) {
+  const auto it = requests_.find(number);
+  const std::string model = it->second.model;
+  const std::string id = it->second.id;
+  Record(it->second, false);
+  Remove(it, CancelReason::kClient);
+  AnswerError(model, id, status);
+}
+
+void KserveStream::AnswerError(const std::string& model, const std::string& id,
+                               const absl::Status& status) {
+  if (call_.unary || call_.errors_end_call) {
+    EndCall(status, CancelReason::kClient);
+    return;
+  }
+  ModelStreamInferResponse response = Wrap(EmptyFinalResponse(model, id));
+  // The code has no field of its own.
+  response.set_error_message(absl::StrCat(
+      absl::StatusCodeToString(status.code()), ": ", status.message()));
+  direct_bytes_ += response.ByteSizeLong();
+  direct_.push_back(std::move(response));
+  CheckWaitingBytes();
+  Pump();
+}
+
+void KserveStream::Record(const Request& request, bool ok) {
+  KserveStatistics::Outcome outcome;
+  outcome.ok = ok;
+  outcome.end = backend_->clock->Now();
+  outcome.total = outcome.end - request.start;
+  outcome.queue = request.queue;
+  outcome.compute = request.compute;
+  backend_->statistics.Record(request.model, outcome);
+}
+
+void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
+  Request& entry = it->second;
+  const bool engine_works = entry.num_engine_finishes < entry.num_samples;
+  if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
+  if (!entry.id.empty()) {
+    numbers_by_id_.erase(entry.id);
+    backend_->stop_index.Remove(StopScope(call_), entry.id, it->first);
+  }
+  answer_bytes_ -= entry.waiting_bytes;
+  ready_.erase(it->first);
+  requests_.erase(it);
+}
+
+void KserveStream::Changed(Requests::iterator it) {
+  Request& entry = it->second;
+  const size_t waiting = CountedBytes(*entry.answer);
+  answer_bytes_ += waiting - entry.waiting_bytes;
+  entry.waiting_bytes = waiting;
+  if (entry.answer->HasResponse()) {
+    ready_.insert(it->first);
+  } else {
+    ready_.erase(it->first);
+  }
+  PumpSoon();
+  // What waits of one streamed answer becomes one response.
+  CheckWaitingBytes(waiting, backend_->limits.max_response_bytes);
+  CheckWaitingBytes();
+}
+
+size_t KserveStream::CountedBytes(const KserveAnswer& answer) {
+  return answer.request().streaming ? answer.waiting_bytes() : 0;
+}
+
+void KserveStream::PumpSoon() {
+  if (pump_posted_) return;
+  pump_posted_ = true;
+  Post([](KserveStream& stream) {
+    stream.pump_posted_ = false;
+    stream.Pump();
+  });
+}
+
+void KserveStream::CheckWaitingBytes() {
+  CheckWaitingBytes(direct_bytes_ + answer_bytes_,
+                    backend_->limits.max_waiting_bytes_per_stream);
+}
+
+void KserveStream::CheckWaitingBytes(size_t waiting, size_t limit) {
+  if (ended_ || end_status_ || !writing_ || waiting <= limit) return;
+  EndCall(absl::ResourceExhaustedError(
+              absl::StrCat("the client does not read: ", waiting,
+                           " bytes of responses wait, the limit is ", limit)),
+          CancelReason::kSlowReader);
+  if (!ended_) sink_->Reset();
+}
+
+void KserveStream::EndCall(const absl::Status& status, CancelReason reason) {
+  if (ended_) return;
+  if (!end_status_) end_status_ = status;
+  while (!requests_.empty()) {
+    Record(requests_.begin()->second, false);
+    Remove(requests_.begin(), reason);
+  }
+  direct_.clear();
+  direct_bytes_ = 0;
+  Pump();
+}
+
+void KserveStream::Pump() {
+  if (ended_ || writing_) return;
+  if (end_status_) {
+    ended_ = true;
+    sink_->End(*end_status_);
+    return;
+  }
+  if (auto response = NextResponse()) {
+    writing_ = true;
+    sink_->Write(*std::move(response));
+    return;
+  }
+  if ((half_closed_ || draining_) && requests_.empty()) {
+    ended_ = true;
+    sink_->End(half_closed_ ? absl::OkStatus()
+                            : absl::UnavailableError("the server is draining"));
+  }
+}
+
+std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
+  if (!direct_.empty()) {
+    ModelStreamInferResponse response = std::move(direct_.front());
+    direct_.pop_front();
+    direct_bytes_ =
+        direct_.empty() ? 0 : direct_bytes_ - response.ByteSizeLong();
+    return response;
+  }
+  if (ready_.empty()) return std::nullopt;
+  auto next = ready_.upper_bound(last_served_);
+  if (next == ready_.end()) next = ready_.begin();
+  last_served_ = *next;
+  const auto it = requests_.find(last_served_);
+  Request& entry = it->second;
+  ModelStreamInferResponse response = Wrap(entry.answer->Take());
+  answer_bytes_ -= entry.waiting_bytes;
+  entry.waiting_bytes = CountedBytes(*entry.answer);
+  answer_bytes_ += entry.waiting_bytes;
+  if (!entry.answer->HasResponse()) ready_.erase(last_served_);
+  if (entry.answer->complete()) {
+    Record(entry, true);
+    // Where the engine still works, a stop string has made the rest needless.
+    Remove(it, CancelReason::kStopString);
+  }
+  return response;
+}
+
+}  // namespace kvasir::router

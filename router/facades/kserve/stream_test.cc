@@ -1,0 +1,700 @@
+#include "router/facades/kserve/stream.h"
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "router/testing/fake_router.h"
+#include "router/testing/kserve_testing.h"
+
+namespace kvasir::router {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class ManualRunner final : public TaskRunner {
+ public:
+  bool Post(Task task) override {
+    if (tasks_.size() >= max_queued) return false;
+    tasks_.push_back(std::move(task));
+    return true;
+  }
+  bool RunOne() {
+    if (tasks_.empty()) return false;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    task();
+    return true;
+  }
+
+  size_t max_queued = 1000;
+
+ private:
+  std::deque<Task> tasks_;
+};
+
+class FakeSink final : public KserveStreamSink {
+ public:
+  void Read() override { ++reads; }
+  void Write(inference::ModelStreamInferResponse response) override {
+    EXPECT_FALSE(writing) << "two writes at once";
+    EXPECT_FALSE(end.has_value());
+    writing = true;
+    writes.push_back(std::move(response));
+  }
+  void Reset() override { was_reset = true; }
+  void End(const absl::Status& status) override {
+    EXPECT_FALSE(end.has_value()) << "ended twice";
+    EXPECT_FALSE(writing) << "ended within a write";
+    end = status;
+  }
+
+  int reads = 0;
+  bool writing = false;
+  bool was_reset = false;
+  std::vector<inference::ModelStreamInferResponse> writes;
+  std::optional<absl::Status> end;
+};
+
+// One call, one thread: tasks run when the test says so.
+class KserveStreamTest : public ::testing::Test {
+ protected:
+  void Start(KserveCall call = {}) {
+    backend_->router = &router_;
+    backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
+    backend_->tokenizer = tokenizer_;
+    stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
+                                             &sink_);
+  }
+  // What still runs is let go: the fake router keeps its sinks.
+  void TearDown() override {
+    if (stream_ == nullptr) return;
+    stream_->OnCancelled();
+    Run();
+    if (sink_.writing) {
+      sink_.writing = false;
+      stream_->OnWritten(false);
+      Run();
+    }
+    EXPECT_TRUE(sink_.end.has_value());
+  }
+  // Everything that can happen without writes being done.
+  void Run() {
+    while (strand_->RunOne() || tokenizer_->RunOne()) {
+    }
+  }
+  // The transport takes what it is given until nothing is left.
+  void RunWrites() {
+    Run();
+    while (sink_.writing) {
+      sink_.writing = false;
+      stream_->OnWritten(true);
+      Run();
+    }
+  }
+  void Send(const InferRequestBuilder& builder) {
+    stream_->OnRead(
+        std::make_shared<inference::ModelInferRequest>(builder.Build()));
+    Run();
+  }
+  static InferRequestBuilder Vllm(const std::string& id,
+                                  const std::string& text = "hi") {
+    InferRequestBuilder builder("tiny", id);
+    builder.Text("text_input", text).Bool("stream", true);
+    return builder;
+  }
+  static InferRequestBuilder StopRequest(const std::string& id) {
+    InferRequestBuilder builder("tiny", id);
+    builder.Bool("stop", true);
+    return builder;
+  }
+  std::shared_ptr<FakeRouter::Request> Engine(size_t index) {
+    EXPECT_GT(router_.num_requests(), index);
+    return router_.WaitFor(index);
+  }
+  // "id:text" of every response written, "!" for an error, "$" for the last.
+  std::vector<std::string> Written() const {
+    std::vector<std::string> lines;
+    for (const auto& response : sink_.writes) {
+      const auto& answer = response.infer_response();
+      std::string line = answer.id() + ":";
+      if (!response.error_message().empty()) line += "!";
+      for (const std::string& text : StringOutput(answer, "text_output")) {
+        line += text;
+      }
+      if (FinalFlag(answer) == true) line += "$";
+      lines.push_back(line);
+    }
+    return lines;
+  }
+  std::string LastError() const { return sink_.writes.back().error_message(); }
+
+  FakeRouter router_;
+  std::shared_ptr<ManualRunner> strand_ = std::make_shared<ManualRunner>();
+  std::shared_ptr<ManualRunner> tokenizer_ = std::make_shared<ManualRunner>();
+  std::shared_ptr<KserveBackend> backend_ = std::make_shared<KserveBackend>();
+  FakeSink sink_;
+  std::shared_ptr<KserveStream> stream_;
+};
+
+TEST_F(KserveStreamTest, RequestReachesTheRouterAndItsTokensTheClient) {
+  KserveCall call;
+  call.peer = "ipv4:1.2.3.4:5";
+  call.traceparent = "00-abc";
+  call.deadline = absl::FromUnixSeconds(5);
+  Start(call);
+  Send(Vllm("a").Text("sampling_parameters", R"({"max_tokens": 4})"));
+  EXPECT_EQ(sink_.reads, 1);
+  const CanonicalRequest& request = Engine(0)->request();
+  EXPECT_EQ(request.model, "tiny");
+  EXPECT_EQ(request.client_request_id, "a");
+  EXPECT_EQ(request.facade, "kserve");
+  EXPECT_EQ(request.peer, "ipv4:1.2.3.4:5");
+  EXPECT_EQ(request.traceparent, "00-abc");
+  EXPECT_EQ(request.deadline, absl::FromUnixSeconds(5));
+  EXPECT_EQ(request.sampling.max_tokens(), 4u);
+  EXPECT_THAT(request.prompt.ToIds(), ElementsAre('h', 'i'));
+  Engine(0)->Emit("x");
+  RunWrites();
+  Engine(0)->Complete("y");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:x", "a:y$"));
+  EXPECT_FALSE(Engine(0)->cancelled());
+  EXPECT_FALSE(sink_.end.has_value());
+}
+
+TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsSizedByIt) {
+  Start();
+  Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
+  RunWrites();
+  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 2000000000, want 1 to 128");
+  EXPECT_EQ(router_.num_requests(), 0u);
+  Send(Vllm("b").Text("sampling_parameters", R"({"n": 128})"));
+  EXPECT_EQ(router_.num_requests(), 1u);
+}
+
+TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotWrap) {
+  Start();
+  // 1677721600 tokens x 128 x 80 x 2^31 bytes are a multiple of 2^64.
+  Send(InferRequestBuilder("tiny", "a")
+           .Text("text_input", "hi")
+           .Bool("return_logprobs", true)
+           .Text("sampling_parameters", R"({"n": 128, "logprobs": 2147483647,
+                 "max_tokens": 1677721600})"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("one response holds"));
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
+TEST_F(KserveStreamTest, ADrainEndsAnIdleStreamAndABusyOneAfterItsRequests) {
+  Start();
+  Send(Vllm("a"));
+  stream_->OnDrain();
+  RunWrites();
+  EXPECT_FALSE(sink_.end.has_value());
+  Engine(0)->Complete("x");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:x$"));
+  ASSERT_TRUE(sink_.end.has_value());
+  EXPECT_TRUE(absl::IsUnavailable(*sink_.end));
+  EXPECT_THAT(sink_.end->message(), HasSubstr("draining"));
+}
+
+TEST_F(KserveStreamTest, ATenantThatIsTooLongOrHasOtherCharactersIsRefused) {
+  KserveCall call;
+  call.tenant = "a,b";
+  Start(call);
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("INVALID_ARGUMENT: metadata "
+                                      "'x-tenant-id'"));
+  call.tenant = std::string(129, 'x');
+  stream_->OnCancelled();
+  Run();
+  sink_ = FakeSink();
+  Start(call);
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("at most 128 bytes, have 129"));
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
+TEST_F(KserveStreamTest, HalfCloseAnswersWhatRunsThenEndsOk) {
+  Start();
+  Send(Vllm("a"));
+  stream_->OnHalfClose();
+  RunWrites();
+  EXPECT_FALSE(sink_.end.has_value());
+  EXPECT_FALSE(Engine(0)->cancelled());
+  Engine(0)->Complete("xyz");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:xyz$"));
+  EXPECT_EQ(sink_.end, absl::OkStatus());
+}
+
+TEST_F(KserveStreamTest, HalfCloseWithoutRequestsEndsAtOnce) {
+  Start();
+  stream_->OnHalfClose();
+  Run();
+  EXPECT_EQ(sink_.end, absl::OkStatus());
+}
+
+TEST_F(KserveStreamTest, RequestsRunSideBySideAndTakeTurns) {
+  Start();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  Engine(0)->Emit("1");
+  Run();  // written, outstanding
+  Engine(0)->Emit("2");
+  Engine(0)->Emit("3");
+  Engine(1)->Emit("4");
+  RunWrites();
+  // While one write was out, tokens of `a` came together.
+  EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
+}
+
+TEST_F(KserveStreamTest, ResetCancelsEveryRequest) {
+  Start();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  Engine(0)->Emit("x");
+  Run();
+  ASSERT_TRUE(sink_.writing);
+  stream_->OnCancelled();
+  Run();
+  EXPECT_FALSE(sink_.end.has_value());  // the write is still out
+  EXPECT_TRUE(Engine(0)->cancelled());
+  EXPECT_TRUE(Engine(1)->cancelled());
+  EXPECT_EQ(Engine(1)->reason(), CancelReason::kClient);
+  sink_.writing = false;
+  stream_->OnWritten(false);
+  Run();
+  EXPECT_EQ(sink_.end->code(), absl::StatusCode::kCancelled);
+  // Late events find nothing.
+  Engine(0)->Emit("y");
+  Engine(0)->Done(absl::CancelledError(""));
+  Run();
+}
+
+TEST_F(KserveStreamTest, ErrorsStayInsideTheStream) {
+  Start();
+  Send(InferRequestBuilder("tiny", "bad"));
+  Send(InferRequestBuilder("other", "who").Text("text_input", "x"));
+  Send(Vllm("a"));
+  Engine(0)->Complete("x");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("bad:!$", "who:!$", "a:x$"));
+  EXPECT_THAT(sink_.writes[0].error_message(),
+              StartsWith("INVALID_ARGUMENT: want a tensor"));
+  EXPECT_THAT(sink_.writes[1].error_message(),
+              HasSubstr("NOT_FOUND: no model 'other'"));
+  EXPECT_EQ(sink_.reads, 3);
+}
+
+TEST_F(KserveStreamTest, ErrorsEndTheCallWhereTheClientWantsThat) {
+  KserveCall call;
+  call.errors_end_call = true;
+  Start(call);
+  Send(Vllm("a"));
+  Send(InferRequestBuilder("tiny", "bad"));
+  EXPECT_EQ(sink_.end->code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Engine(0)->cancelled());
+}
+
+TEST_F(KserveStreamTest, RefusalsOfRouterAndEngineReachTheClient) {
+  Start();
+  router_.Refuse(absl::ResourceExhaustedError("queue full (4)"));
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_EQ(LastError(), "RESOURCE_EXHAUSTED: queue full (4)");
+  router_.Refuse(absl::OkStatus());
+  Send(Vllm("b"));
+  Engine(0)->Done(absl::UnavailableError("draining"));
+  RunWrites();
+  EXPECT_EQ(LastError(), "UNAVAILABLE: draining");
+  // The id is free again.
+  Send(Vllm("b"));
+  EXPECT_EQ(router_.num_requests(), 2u);
+}
+
+TEST_F(KserveStreamTest, IdsAreUniqueAmongRunningRequestsUnlessEmpty) {
+  Start();
+  Send(Vllm("a"));
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("ALREADY_EXISTS: "));
+  Send(Vllm(""));
+  Send(Vllm(""));
+  EXPECT_EQ(router_.num_requests(), 3u);
+}
+
+TEST_F(KserveStreamTest, StopEndsTheRequestOfItsIdWithWhatItHas) {
+  Start();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  Engine(0)->Emit("x");
+  Run();
+  Engine(0)->Emit("yz");
+  Send(StopRequest("a"));
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:x", "a:yz$", "a:$"));
+  EXPECT_EQ(sink_.writes.back().infer_response().outputs_size(), 0);
+  EXPECT_TRUE(Engine(0)->cancelled());
+  EXPECT_FALSE(Engine(1)->cancelled());
+}
+
+TEST_F(KserveStreamTest, StopOfNothingIsAnsweredToo) {
+  Start();
+  Send(StopRequest("gone"));
+  Send(StopRequest(""));
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("gone:$", ":$"));
+}
+
+TEST_F(KserveStreamTest, StopWhileThePromptIsTokenizedPreventsTheRequest) {
+  Start();
+  stream_->OnRead(
+      std::make_shared<inference::ModelInferRequest>(Vllm("a").Build()));
+  while (strand_->RunOne()) {
+  }
+  stream_->OnRead(
+      std::make_shared<inference::ModelInferRequest>(StopRequest("a").Build()));
+  while (strand_->RunOne()) {
+  }
+  RunWrites();
+  EXPECT_EQ(router_.num_requests(), 0u);
+  EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
+}
+
+TEST_F(KserveStreamTest, StopFindsARequestOfAnotherCallOfTheSameConnection) {
+  KserveCall call;
+  call.peer = "p";
+  call.unary = true;
+  Start(call);
+  Send(Vllm("a"));
+  Engine(0)->Emit("x");
+  FakeSink other_sink;
+  auto other =
+      std::make_shared<KserveStream>(backend_, call, strand_, &other_sink);
+  other->OnRead(
+      std::make_shared<inference::ModelInferRequest>(StopRequest("a").Build()));
+  other->OnHalfClose();
+  stream_->OnHalfClose();
+  RunWrites();
+  EXPECT_TRUE(Engine(0)->cancelled());
+  ASSERT_EQ(sink_.writes.size(), 1u);
+  EXPECT_THAT(StringOutput(sink_.writes[0].infer_response(), "text_output"),
+              ElementsAre("x"));
+  EXPECT_EQ(sink_.end, absl::OkStatus());
+  EXPECT_EQ(other_sink.writes.size(), 1u);
+}
+
+TEST_F(KserveStreamTest, StopOfAnotherTenantFindsNothing) {
+  KserveCall call;
+  call.peer = "proxy";
+  call.tenant = "red";
+  Start(call);
+  Send(Vllm("a"));
+  call.tenant = "blue";
+  FakeSink other_sink;
+  auto other =
+      std::make_shared<KserveStream>(backend_, call, strand_, &other_sink);
+  other->OnRead(
+      std::make_shared<inference::ModelInferRequest>(StopRequest("a").Build()));
+  other->OnHalfClose();
+  Run();
+  EXPECT_EQ(other_sink.writes.size(), 1u) << "answered all the same";
+  EXPECT_FALSE(Engine(0)->cancelled());
+  other_sink.writing = false;
+  other->OnWritten(true);
+  Run();
+}
+
+TEST_F(KserveStreamTest, StopOfAnotherConnectionFindsNothing) {
+  KserveCall call;
+  call.peer = "p";
+  Start(call);
+  Send(Vllm("a"));
+  FakeSink other_sink;
+  call.peer = "q";
+  auto other =
+      std::make_shared<KserveStream>(backend_, call, strand_, &other_sink);
+  other->OnRead(
+      std::make_shared<inference::ModelInferRequest>(StopRequest("a").Build()));
+  Run();
+  EXPECT_FALSE(Engine(0)->cancelled());
+}
+
+TEST_F(KserveStreamTest, StopStringLetsTheEngineGo) {
+  Start();
+  Send(Vllm("a").Text("sampling_parameters", R"({"stop": ["END"]})"));
+  Engine(0)->Emit("xEND and more");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:x$"));
+  EXPECT_TRUE(Engine(0)->cancelled());
+  EXPECT_EQ(Engine(0)->reason(), CancelReason::kStopString);
+  Engine(0)->Done(absl::CancelledError("stop string"));
+  RunWrites();
+  EXPECT_EQ(sink_.writes.size(), 1u);
+}
+
+TEST_F(KserveStreamTest, SlowReaderIsResetAtTheByteLimit) {
+  backend_->limits.max_waiting_bytes_per_stream = 10;
+  Start();
+  Send(Vllm("a"));
+  Engine(0)->Emit("x");
+  Run();
+  Engine(0)->Emit("1234567890");
+  Run();
+  EXPECT_FALSE(sink_.was_reset);
+  Engine(0)->Emit("1");
+  Run();
+  EXPECT_TRUE(sink_.was_reset);
+  EXPECT_EQ(Engine(0)->reason(), CancelReason::kSlowReader);
+  sink_.writing = false;
+  stream_->OnWritten(false);
+  Run();
+  EXPECT_EQ(sink_.end->code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(sink_.end->message()), HasSubstr("11 bytes"));
+}
+
+TEST_F(KserveStreamTest, FoldedAnswersBeyondTheBoundDoNotMakeASlowReader) {
+  backend_->limits.max_waiting_bytes_per_stream = 10;
+  Start();
+  for (const char* id : {"a", "b", "c"}) {
+    InferRequestBuilder builder("tiny", id);
+    Send(builder.Text("text_input", "hi")
+             .Bool("stream", false)
+             .Bool("exclude_input_in_output", true));
+  }
+  for (size_t i = 0; i < 3; ++i) Engine(i)->Complete("12345678");
+  Run();
+  EXPECT_TRUE(sink_.writing);
+  EXPECT_FALSE(sink_.was_reset);
+  RunWrites();
+  EXPECT_THAT(Written(),
+              ElementsAre("a:12345678$", "b:12345678$", "c:12345678$"));
+}
+
+TEST_F(KserveStreamTest, WhatWaitsOfOneAnswerFitsOneResponse) {
+  backend_->limits.max_response_bytes = 10;
+  Start();
+  Send(Vllm("a"));
+  Engine(0)->Emit("x");
+  Run();
+  Engine(0)->Emit("12345678901");
+  Run();
+  EXPECT_TRUE(sink_.was_reset);
+}
+
+TEST_F(KserveStreamTest, TakenBytesNoLongerCount) {
+  backend_->limits.max_waiting_bytes_per_stream = 10;
+  Start();
+  Send(Vllm("a"));
+  for (int i = 0; i < 100; ++i) {
+    Engine(0)->Emit("12345");
+    RunWrites();
+  }
+  EXPECT_FALSE(sink_.was_reset);
+  EXPECT_EQ(sink_.writes.size(), 100u);
+}
+
+TEST_F(KserveStreamTest, RequestsPerStreamAreLimited) {
+  backend_->limits.max_requests_per_stream = 1;
+  Start();
+  Send(Vllm("a"));
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("the limit is 1"));
+  Engine(0)->Complete("x");
+  RunWrites();
+  Send(Vllm("c"));
+  EXPECT_EQ(router_.num_requests(), 2u);
+}
+
+TEST_F(KserveStreamTest, FullTokenizerQueueRefuses) {
+  tokenizer_->max_queued = 0;
+  Start();
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: the tokenizer"));
+}
+
+TEST_F(KserveStreamTest, PromptsThatCannotBeTokenizedAreRefused) {
+  Start();
+  Send(Vllm("a", "bad\x01"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("INVALID_ARGUMENT: text has a byte 1"));
+  Send(Vllm("a", ""));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("no tokens"));
+}
+
+TEST_F(KserveStreamTest, BadWordsOfOneTokenAreBanned) {
+  Start();
+  InferRequestBuilder builder("tiny", "a");
+  builder.Text("text_input", "hi").Int("max_tokens", 3);
+  Send(builder.Strings("bad_words", {"z", ""}, {2}));
+  EXPECT_EQ(Engine(0)->request().sampling.logit_bias().at('z'),
+            kBannedTokenBias);
+  InferRequestBuilder longer("tiny", "b");
+  longer.Text("text_input", "hi").Int("max_tokens", 3);
+  Send(longer.Text("bad_words", "zz"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("UNIMPLEMENTED: bad_words"));
+}
+
+TEST_F(KserveStreamTest, StopWordThatIsASpecialTokenStopsByItsId) {
+  Start();
+  InferRequestBuilder builder("tiny", "a");
+  builder.Text("text_input", "hi").Int("max_tokens", 3);
+  Send(builder.Text("stop_words", "</s>"));
+  EXPECT_THAT(Engine(0)->request().sampling.stop_token_ids(),
+              ElementsAre(kByteEos));
+}
+
+TEST_F(KserveStreamTest, OtherModelVersionsDoNotExist) {
+  Start();
+  inference::ModelInferRequest request = Vllm("a").Build();
+  request.set_model_version("2");
+  stream_->OnRead(std::make_shared<inference::ModelInferRequest>(request));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("NOT_FOUND: "));
+}
+
+TEST_F(KserveStreamTest, FoldedLogprobsThatDoNotFitAreRefused) {
+  Start();
+  InferRequestBuilder builder("tiny", "a");
+  Send(builder.Text("text_input", "hi")
+           .Bool("return_logprobs", true)
+           .Text("sampling_parameters",
+                 R"({"logprobs": 20, "n": 100, "max_tokens": 1000})"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+}
+
+TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
+  router_.SetMaxModelLen(1 << 20);
+  backend_->limits.default_max_tokens = 1000;
+  Start();
+  const auto with = [](const std::string& id, const std::string& sampling) {
+    InferRequestBuilder builder("tiny", id);
+    return builder.Text("text_input", "hi")
+        .Bool("return_logprobs", true)
+        .Text("sampling_parameters", sampling);
+  };
+  Send(with("a", R"({"logprobs": 1})"));
+  EXPECT_EQ(router_.num_requests(), 1u);
+  Send(with("b", R"({"logprobs": 20, "n": 100})"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+  // What the length leaves, where more is asked for.
+  router_.SetMaxModelLen(1024);
+  Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
+  EXPECT_EQ(router_.num_requests(), 2u);
+}
+
+TEST_F(KserveStreamTest, EveryRefusalOfTheFacadeIsLoggedAndCountedOnce) {
+  KserveCall call;
+  call.tenant = "red";
+  call.peer = "p";
+  call.traceparent = "00-abc";
+  Start(call);
+  tokenizer_->max_queued = 1;
+  Send(InferRequestBuilder("tiny", "bad-tensors"));
+  Send(InferRequestBuilder("other", "unknown").Text("text_input", "x"));
+  Send(Vllm("twice"));
+  Send(Vllm("twice"));
+  Send(Vllm("bad-text", "\x01"));
+  tokenizer_->max_queued = 0;
+  Send(Vllm("full"));
+  tokenizer_->max_queued = 1;
+  backend_->codecs.clear();
+  Send(Vllm("no-tokenizer"));
+  RunWrites();
+  std::vector<std::string> ids;
+  for (const auto& [request, why] : router_.refused()) {
+    ids.push_back(request.client_request_id);
+    EXPECT_FALSE(why.ok());
+    EXPECT_EQ(request.tenant, "red");
+    EXPECT_EQ(request.facade, "kserve");
+    EXPECT_EQ(request.peer, "p");
+    EXPECT_EQ(request.traceparent, "00-abc");
+  }
+  EXPECT_THAT(ids, ElementsAre("bad-tensors", "unknown", "twice", "bad-text",
+                               "full", "no-tokenizer"));
+  EXPECT_EQ(backend_->statistics.Of("tiny").inference_stats().fail().count(),
+            5u);
+  EXPECT_EQ(backend_->statistics.Of("other").inference_stats().fail().count(),
+            0u);
+}
+
+TEST_F(KserveStreamTest, ARefusedUnaryCallIsLoggedWithoutItsBadTenant) {
+  KserveCall call;
+  call.unary = true;
+  call.tenant = "not\na tenant";
+  Start(call);
+  Send(Vllm("a"));
+  EXPECT_EQ(sink_.end->code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_EQ(router_.refused().size(), 1u);
+  EXPECT_EQ(router_.refused()[0].first.tenant, "");
+  EXPECT_EQ(router_.refused()[0].second.code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(KserveStreamTest, ModelsWithoutTokenizerTakeTokenIds) {
+  Start();
+  backend_->codecs.clear();
+  Send(Vllm("a"));
+  RunWrites();
+  EXPECT_THAT(LastError(), HasSubstr("'input_ids'"));
+  InferRequestBuilder builder("tiny", "b");
+  Send(builder.Numbers<int32_t>("input_ids", "INT32", {2}, {5, 6})
+           .Int("request_output_len", 2));
+  EXPECT_THAT(Engine(0)->request().prompt.ToIds(), ElementsAre(5, 6));
+}
+
+TEST_F(KserveStreamTest, UnaryCallHasOneResponseThenEnds) {
+  KserveCall call;
+  call.unary = true;
+  Start(call);
+  Send(Vllm("a"));
+  stream_->OnHalfClose();
+  Engine(0)->Complete("xy");
+  RunWrites();
+  EXPECT_THAT(Written(), ElementsAre("a:xy"));
+  EXPECT_EQ(sink_.end, absl::OkStatus());
+  EXPECT_EQ(sink_.reads, 0);
+}
+
+TEST_F(KserveStreamTest, UnaryErrorsAreTheStatusOfTheCall) {
+  KserveCall call;
+  call.unary = true;
+  Start(call);
+  Send(InferRequestBuilder("nope", "a").Text("text_input", "x"));
+  EXPECT_EQ(sink_.end->code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(sink_.writes.empty());
+}
+
+TEST_F(KserveStreamTest, StatisticsCountWhatEnded) {
+  Start();
+  Send(Vllm("a"));
+  Engine(0)->Complete("x");
+  Send(Vllm("b"));
+  Engine(1)->Done(absl::UnavailableError(""));
+  RunWrites();
+  const auto statistics = backend_->statistics.Of("tiny");
+  EXPECT_EQ(statistics.inference_count(), 1u);
+  EXPECT_EQ(statistics.inference_stats().success().count(), 1u);
+  EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
+}
+
+}  // namespace
+}  // namespace kvasir::router

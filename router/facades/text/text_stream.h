@@ -1,0 +1,65 @@
+// The text of one sample: detokenized as its tokens come, watched for stop
+// strings.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "router/facades/text/text_codec.h"
+
+namespace kvasir::router {
+
+struct TextStreamOptions {
+  std::vector<std::string> stop_strings;
+  // The stop string that matched stays in the text.
+  bool include_stop_string = false;
+  // Text of the first min_tokens tokens is not searched.
+  uint32_t min_tokens = 0;
+};
+
+// Text is released as soon as no stop string can begin in it. The first stop
+// string to be complete ends the text (of two that end together, the longer
+// one), so how tokens are cut into pushes changes nothing.
+//
+// Threads: one at a time.
+class TextStream {
+ public:
+  TextStream(std::unique_ptr<TextDecoder> decoder, TextStreamOptions options);
+
+  struct Piece {
+    // Text that is certain now.
+    std::string text;
+    // How many of the pushed ids count: all, or up to the one that completed a
+    // stop string.
+    size_t num_used = 0;
+  };
+  // Empty once stopped.
+  Piece Push(std::span<const int32_t> ids);
+  // The rest, when the sample has ended by itself. A stop string may still
+  // match in what the decoder held.
+  std::string Finish();
+
+  bool stopped() const { return stopped_; }
+  // The one that matched; empty if none.
+  const std::string& matched_stop() const { return matched_stop_; }
+
+ private:
+  // Adds decoded text and returns what may be released.
+  std::string Absorb(const std::string& text);
+  // Length of the longest end of held_ that begins a stop string.
+  size_t HoldBackBytes() const;
+
+  const std::unique_ptr<TextDecoder> decoder_;
+  const TextStreamOptions options_;
+  size_t longest_stop_bytes_ = 0;
+  // Text not released: it could be the begin of a stop string.
+  std::string held_;
+  uint64_t num_tokens_ = 0;
+  bool stopped_ = false;
+  std::string matched_stop_;
+};
+
+}  // namespace kvasir::router

@@ -1,0 +1,36 @@
+// A checkpoint's tokenizer as the facades' TextCodec.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/tokenizer/tokenizer.h"
+#include "router/facades/text/text_codec.h"
+
+namespace kvasir::router {
+
+// Prompts are taken as text that is meant to hold control tokens where it
+// writes them, since these protocols' clients apply chat templates themselves.
+//
+// Threads: any thread.
+class TokenizerCodec final : public TextCodec {
+ public:
+  explicit TokenizerCodec(std::shared_ptr<const model::Tokenizer> tokenizer)
+      : tokenizer_(std::move(tokenizer)) {}
+
+  absl::StatusOr<std::vector<int32_t>> EncodePrompt(
+      const std::string& text) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeWord(
+      const std::string& text) const override;
+  std::unique_ptr<TextDecoder> NewDecoder(std::span<const int32_t> prompt,
+                                          bool skip_special) const override;
+  std::string TokenText(int32_t id) const override;
+  bool IsSpecial(int32_t id) const override;
+
+ private:
+  const std::shared_ptr<const model::Tokenizer> tokenizer_;
+};
+
+}  // namespace kvasir::router

@@ -1,0 +1,25 @@
+// A worker over gRPC's callback API.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "router/replicas/worker_client.h"
+
+namespace kvasir::router {
+
+struct GrpcWorkerClientOptions {
+  // Streams are spread over so many connections: one TCP connection's
+  // flow-control window and one lock would otherwise serve them all.
+  int num_connections = 2;
+  absl::Duration keepalive_time = absl::Seconds(5);
+  absl::Duration keepalive_timeout = absl::Seconds(2);
+  int64_t max_receive_message_bytes = 64 << 20;
+};
+
+// `target`: "host:port" or "unix:/path". Connects when first used.
+std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
+    const std::string& target, const GrpcWorkerClientOptions& options);
+
+}  // namespace kvasir::router

@@ -1,0 +1,179 @@
+#include "router/replicas/replica.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::router {
+namespace {
+
+constexpr absl::Duration kFirstBackoff = absl::Milliseconds(100);
+constexpr absl::Duration kMaxBackoff = absl::Seconds(5);
+constexpr double kBackoffGrowth = 1.6;
+
+absl::Status Mismatch(const std::string& target, absl::string_view field,
+                      absl::string_view have, absl::string_view want,
+                      absl::string_view whose) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("worker ", target, " (--workers): ", field, " is '", have,
+                   "', ", whose, " '", want, "'"));
+}
+
+}  // namespace
+
+const char* ReplicaStateName(ReplicaState state) {
+  switch (state) {
+    case ReplicaState::kConnecting:
+      return "connecting";
+    case ReplicaState::kReady:
+      return "ready";
+    case ReplicaState::kDraining:
+      return "draining";
+    case ReplicaState::kLost:
+      return "lost";
+    case ReplicaState::kRefused:
+      return "refused";
+  }
+  return "unknown";
+}
+
+absl::Status CheckWorker(const std::string& target,
+                         const kvasir::v1::WorkerInfo& info,
+                         const Expected& expected) {
+  if (info.api_version() != kApiVersion) {
+    return Mismatch(target, "api_version", info.api_version(), kApiVersion,
+                    "this router speaks");
+  }
+  if (info.page_tokens() == 0 || info.max_model_len() == 0 ||
+      info.max_num_seqs() == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "worker ", target, " (--workers): page_tokens ", info.page_tokens(),
+        ", max_model_len ", info.max_model_len(), ", max_num_seqs ",
+        info.max_num_seqs(), "; each must be positive"));
+  }
+  if (!expected.tokenizer_hash.empty() &&
+      info.tokenizer_hash() != expected.tokenizer_hash) {
+    return Mismatch(target, "tokenizer_hash", info.tokenizer_hash(),
+                    expected.tokenizer_hash, "this router's tokenizer has");
+  }
+  if (!expected.peer.has_value()) return absl::OkStatus();
+  if (info.weights_id() != expected.peer->weights_id()) {
+    return Mismatch(target, "weights_id", info.weights_id(),
+                    expected.peer->weights_id(),
+                    "other replicas of this model have");
+  }
+  if (info.tokenizer_hash() != expected.peer->tokenizer_hash()) {
+    return Mismatch(target, "tokenizer_hash", info.tokenizer_hash(),
+                    expected.peer->tokenizer_hash(),
+                    "other replicas of this model have");
+  }
+  return absl::OkStatus();
+}
+
+void Replica::OnInfo(const kvasir::v1::WorkerInfo& info) {
+  base::MutexLock lock(&mutex_);
+  info_ = info;
+  state_ = ReplicaState::kConnecting;
+}
+
+absl::Duration Replica::OnRefused(const absl::Status& why) {
+  base::MutexLock lock(&mutex_);
+  state_ = ReplicaState::kRefused;
+  info_.reset();
+  detail_ = std::string(why.message());
+  return NextBackoff();
+}
+
+absl::Duration Replica::OnLost(const absl::Status& why) {
+  base::MutexLock lock(&mutex_);
+  if (info_.has_value()) state_ = ReplicaState::kLost;
+  detail_ = why.ToString();
+  return NextBackoff();
+}
+
+void Replica::OnReport(const kvasir::v1::LoadReport& report) {
+  base::MutexLock lock(&mutex_);
+  state_ = report.draining() ? ReplicaState::kDraining : ReplicaState::kReady;
+  detail_.clear();
+  report_ = report;
+  failures_ = 0;
+  fresh_ = 0;
+  fresh_tokens_ = 0;
+}
+
+ReplicaState Replica::state() const {
+  base::MutexLock lock(&mutex_);
+  return state_;
+}
+
+bool Replica::in_use() const {
+  base::MutexLock lock(&mutex_);
+  return info_.has_value() && state_ != ReplicaState::kLost;
+}
+
+std::string Replica::detail() const {
+  base::MutexLock lock(&mutex_);
+  return detail_;
+}
+
+std::optional<kvasir::v1::WorkerInfo> Replica::info() const {
+  base::MutexLock lock(&mutex_);
+  return info_;
+}
+
+ReplicaView Replica::view() const {
+  base::MutexLock lock(&mutex_);
+  ReplicaView view;
+  view.eligible = state_ == ReplicaState::kReady;
+  view.running = report_.running();
+  view.waiting = report_.waiting();
+  view.free_pages = report_.free_pages();
+  view.total_pages = report_.total_pages();
+  if (info_.has_value()) {
+    view.page_tokens = info_->page_tokens();
+    view.max_num_seqs = info_->max_num_seqs();
+  }
+  view.unreported_requests = unaccepted_ + fresh_;
+  view.unreported_tokens = unaccepted_tokens_ + fresh_tokens_;
+  return view;
+}
+
+uint32_t Replica::in_flight() const {
+  base::MutexLock lock(&mutex_);
+  return in_flight_;
+}
+
+void Replica::OnSent(uint64_t prompt_tokens) {
+  base::MutexLock lock(&mutex_);
+  ++in_flight_;
+  ++unaccepted_;
+  unaccepted_tokens_ += prompt_tokens;
+}
+
+void Replica::OnAccepted(uint64_t prompt_tokens) {
+  base::MutexLock lock(&mutex_);
+  --unaccepted_;
+  unaccepted_tokens_ -= prompt_tokens;
+  ++fresh_;
+  fresh_tokens_ += prompt_tokens;
+}
+
+void Replica::OnEnded(uint64_t prompt_tokens, bool accepted) {
+  base::MutexLock lock(&mutex_);
+  --in_flight_;
+  // What was accepted is the reports' to count.
+  if (accepted) return;
+  --unaccepted_;
+  unaccepted_tokens_ -= prompt_tokens;
+}
+
+absl::Duration Replica::NextBackoff() {
+  const absl::Duration backoff =
+      kFirstBackoff * std::pow(kBackoffGrowth, std::min(failures_, 20));
+  ++failures_;
+  return std::min(backoff, kMaxBackoff);
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,236 @@
+#include "router/replicas/replica_registry.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+
+namespace kvasir::router {
+
+// The workers' first answers.
+struct ReplicaRegistry::FirstAnswers {
+  base::Mutex mutex;
+  base::CondVar changed;
+  std::set<const Replica*> answered ABSL_GUARDED_BY(mutex);
+  std::vector<absl::Status> refusals ABSL_GUARDED_BY(mutex);
+
+  void Add(const Replica& replica, const absl::Status& refusal)
+      ABSL_LOCKS_EXCLUDED(mutex) {
+    base::MutexLock lock(&mutex);
+    if (answered.insert(&replica).second && !refusal.ok()) {
+      refusals.push_back(refusal);
+    }
+    changed.SignalAll();
+  }
+};
+
+class ReplicaRegistry::Watch final : public LoadSink {
+ public:
+  Watch(ReplicaRegistry* registry, std::shared_ptr<Replica> replica)
+      : registry_(registry), replica_(std::move(replica)) {}
+
+  void OnReport(const kvasir::v1::LoadReport& report) override {
+    const ReplicaState before = replica_->state();
+    replica_->OnReport(report);
+    if (replica_->state() == before) return;
+    registry_->TellState(*replica_);
+    registry_->first_answers_->Add(*replica_, absl::OkStatus());
+  }
+  void OnWatchEnded(const absl::Status& status) override {
+    registry_->OnWatchEnded(replica_, status);
+  }
+
+ private:
+  ReplicaRegistry* const registry_;
+  const std::shared_ptr<Replica> replica_;
+};
+
+ReplicaRegistry::ReplicaRegistry(ReplicaRegistryOptions options,
+                                 const WorkerClientFactory& new_client,
+                                 TimerThread* timers, RouterObserver* observer)
+    : options_(std::move(options)),
+      timers_(timers),
+      observer_(observer),
+      first_answers_(std::make_unique<FirstAnswers>()) {
+  for (const std::string& target : options_.targets) {
+    replicas_.push_back(std::make_shared<Replica>(target, new_client(target)));
+  }
+}
+
+ReplicaRegistry::~ReplicaRegistry() { Stop(); }
+
+absl::Status ReplicaRegistry::Start(absl::Duration patience) {
+  if (replicas_.empty()) {
+    return absl::InvalidArgumentError(
+        "no workers: name at least one with --workers");
+  }
+  for (const auto& replica : replicas_) {
+    TellObserver(*replica);
+    Connect(replica);
+  }
+  const absl::Time deadline = absl::Now() + patience;
+  FirstAnswers& first = *first_answers_;
+  base::MutexLock lock(&first.mutex);
+  while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) break;
+    first.changed.WaitWithTimeout(&first.mutex, left);
+  }
+  return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();
+}
+
+void ReplicaRegistry::Stop() {
+  gate_->Shut();
+  for (const auto& replica : replicas_) replica->client()->Close();
+  gate_->Close();
+}
+
+void ReplicaRegistry::Connect(const std::shared_ptr<Replica>& replica) {
+  if (!gate_->Enter()) return;
+  replica->client()->GetInfo(options_.info_timeout,
+                             [this, gate = gate_, replica](
+                                 absl::StatusOr<kvasir::v1::WorkerInfo> info) {
+                               OnInfo(replica, std::move(info));
+                               gate->Leave();
+                             });
+}
+
+void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
+                             absl::StatusOr<kvasir::v1::WorkerInfo> info) {
+  if (!info.ok()) {
+    Retry(replica, replica->OnLost(info.status()));
+    return;
+  }
+  const ReplicaState before = replica->state();
+  const absl::Status compatible = Admit(replica.get(), *info);
+  if (!compatible.ok()) {
+    const absl::Duration after = replica->OnRefused(compatible);
+    TellState(*replica);
+    first_answers_->Add(*replica, compatible);
+    Retry(replica, after);
+    return;
+  }
+  if (replica->state() != before) TellState(*replica);
+  if (!gate_->Enter()) return;
+  replica->client()->WatchLoad(options_.load_interval,
+                               std::make_shared<Watch>(this, replica));
+}
+
+void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
+                                   const absl::Status& status) {
+  const std::shared_ptr<CallbackGate> gate = gate_;
+  const absl::Duration after = replica->OnLost(status);
+  TellState(*replica);
+  Retry(replica, after);
+  gate->Leave();
+}
+
+void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
+                            absl::Duration after) {
+  // The timer thread may outlive the registry: the task asks before it uses it.
+  timers_->At(absl::Now() + after, [this, gate = gate_, replica] {
+    if (!gate->Enter()) return;
+    Connect(replica);
+    gate->Leave();
+  });
+}
+
+void ReplicaRegistry::TellObserver(const Replica& replica) const {
+  if (observer_ == nullptr) return;
+  observer_->OnReplicaState(replica.target(), replica.state());
+}
+
+void ReplicaRegistry::TellState(const Replica& replica) const {
+  TellObserver(replica);
+  if (options_.on_change) options_.on_change();
+}
+
+absl::Status ReplicaRegistry::Admit(Replica* replica,
+                                    const kvasir::v1::WorkerInfo& info) {
+  base::MutexLock lock(&admit_mutex_);
+  Expected expected;
+  expected.tokenizer_hash = options_.tokenizer_hash;
+  for (const auto& other : replicas_) {
+    if (other.get() == replica || !other->in_use()) continue;
+    const std::optional<kvasir::v1::WorkerInfo> peer = other->info();
+    if (!peer.has_value()) continue;
+    if (peer->model_name() == info.model_name()) {
+      expected.peer = peer;
+    } else if (!options_.served_names.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("worker ", replica->target(), " (--workers): model '",
+                       info.model_name(), "', worker ", other->target(),
+                       " has '", peer->model_name(),
+                       "'; --served-model-name can name one model only"));
+    }
+  }
+  absl::Status compatible = CheckWorker(replica->target(), info, expected);
+  if (compatible.ok()) replica->OnInfo(info);
+  return compatible;
+}
+
+std::vector<std::string> ReplicaRegistry::NamesOf(
+    const Replica& replica) const {
+  if (!options_.served_names.empty()) return options_.served_names;
+  const std::optional<kvasir::v1::WorkerInfo> info = replica.info();
+  if (!info.has_value()) return {};
+  return {info->model_name()};
+}
+
+std::vector<Candidate> ReplicaRegistry::Candidates(
+    const std::string& model) const {
+  std::vector<Candidate> candidates;
+  for (const auto& replica : replicas_) {
+    const std::vector<std::string> names = NamesOf(*replica);
+    if (std::find(names.begin(), names.end(), model) == names.end()) continue;
+    candidates.push_back({replica, replica->view()});
+  }
+  return candidates;
+}
+
+std::vector<ModelStatus> ReplicaRegistry::Models() const {
+  std::map<std::string, ModelStatus> models;
+  for (const std::string& name : options_.served_names)
+    models[name].name = name;
+  for (const auto& replica : replicas_) {
+    const std::optional<kvasir::v1::WorkerInfo> info = replica->info();
+    for (const std::string& name : NamesOf(*replica)) {
+      ModelStatus& model = models[name];
+      model.name = name;
+      ++model.num_replicas;
+      if (replica->view().eligible) ++model.num_ready_replicas;
+      model.ready = model.num_ready_replicas > 0;
+      if (!info.has_value()) continue;
+      if (!model.info.has_value()) {
+        model.info = info;
+        continue;
+      }
+      // What all of them can do and promise.
+      if (info->max_model_len() < model.info->max_model_len()) {
+        model.info->set_max_model_len(info->max_model_len());
+      }
+      if (info->lifts_prompts()) model.info->set_lifts_prompts(true);
+    }
+  }
+  std::vector<ModelStatus> list;
+  for (auto& [name, model] : models) list.push_back(std::move(model));
+  return list;
+}
+
+std::string ReplicaRegistry::Problems() const {
+  std::vector<std::string> problems;
+  for (const auto& replica : replicas_) {
+    const ReplicaState state = replica->state();
+    if (state == ReplicaState::kReady) continue;
+    const std::string detail = replica->detail();
+    problems.push_back(absl::StrCat(replica->target(), " ",
+                                    ReplicaStateName(state),
+                                    detail.empty() ? "" : ": ", detail));
+  }
+  return absl::StrJoin(problems, "; ");
+}
+
+}  // namespace kvasir::router

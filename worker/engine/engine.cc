@@ -1,0 +1,647 @@
+#include "worker/engine/engine.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "base/string_view.h"
+#include "cache/kv_cache.h"
+#include "worker/engine/plan_dump.h"
+#include "worker/engine/scheduler.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::AbslView;
+using base::MutexLock;
+using kvasir::v1::StepPlan;
+
+// How long the engine's thread sleeps when work is there but nothing can be
+// planned: deadlines still pass, and the watchdog sees that nothing moves.
+constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
+
+// Of the warm-up's requests.
+class NullSink final : public EngineSink {
+ public:
+  void OnAccepted(uint32_t) override {}
+  void OnTokens(const TokenChunk&) override {}
+  void OnFinished(const FinishInfo&) override {}
+  void OnFailed(const Refusal&) override {}
+};
+
+Refusal Refuse(absl::Status status, RefusalReason reason) {
+  return {std::move(status), reason};
+}
+
+}  // namespace
+
+// Lock order: mutex_ is the only lock, and no callback runs under it.
+class Engine::Impl final : public EngineObserver {
+ public:
+  Impl(EngineOptions options, cache::KvCache* cache, Executor* executor)
+      : options_(std::move(options)), cache_(cache), executor_(executor) {}
+  ~Impl() override { Stop(); }
+
+  absl::Status Init();
+  absl::Status Start() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+  Refusal Submit(Request request, std::shared_ptr<EngineSink> sink)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  int Abort(std::string_view request_id, std::optional<uint32_t> attempt)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void RefuseAll(const Refusal& why) ABSL_LOCKS_EXCLUDED(mutex_);
+  void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  LoadSnapshot Load() const ABSL_LOCKS_EXCLUDED(mutex_);
+  void SubscribeLoad(std::weak_ptr<LoadListener> listener)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  EngineTotals Totals() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  enum class State { kNew, kWarmingUp, kRunning, kStopping, kStopped, kFailed };
+
+  // What other threads ask of the engine's.
+  struct Command {
+    enum class Kind { kSubmit, kAbort, kRefuseAll };
+    Kind kind = Kind::kSubmit;
+    Request request;
+    std::shared_ptr<EngineSink> sink;
+    std::string request_id;
+    std::optional<uint32_t> attempt;
+    Refusal why;
+  };
+
+  // EngineObserver: the scheduler's, on the engine's thread.
+  void OnRequestEnd(const RequestSummary& summary) override;
+
+  Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  Refusal CheckState() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether `seats` are free now, and nothing waits for pages: who comes then
+  // takes no place in the queue.
+  bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The engine's thread.
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status WarmUp();
+  // Moves the inbox into commands_; waits for one when there is no work. False
+  // when the engine stops.
+  bool TakeCommands(absl::Duration wait) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RunCommands();
+  absl::Status Step(bool* planned);
+  absl::StatusOr<kvasir::v1::StepResult> Execute(const StepPlan& plan)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Makes ends and load visible to other threads, together.
+  void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
+  void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The watchdog's thread.
+  void Watch() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after Init.
+  EngineOptions options_;
+  cache::KvCache* const cache_;
+  Executor* const executor_;
+
+  // Owner's thread: Start and Stop.
+  std::thread thread_;
+  std::thread watchdog_;
+
+  struct Ended {
+    std::string request_id;
+    uint32_t attempt = 0;
+    bool failed = false;
+    bool aborted = false;
+  };
+
+  // Engine's thread.
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<Ended> ended_;  // since the last Publish
+  std::vector<Command> commands_;
+  bool warming_up_ = false;
+
+  mutable base::Mutex mutex_;
+  base::CondVar wake_;     // engine's thread: inbox, stop
+  base::CondVar changed_;  // state_, idleness, stop (Start, WaitIdle, watchdog)
+  State state_ ABSL_GUARDED_BY(mutex_) = State::kNew;
+  absl::Status warm_up_status_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Command> inbox_ ABSL_GUARDED_BY(mutex_);
+  // Live requests: attempts by id.
+  absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
+      ABSL_GUARDED_BY(mutex_);
+  uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Requests without a first step: in the inbox, and in the scheduler.
+  uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
+  LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
+  bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a new listener
+  std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
+  EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
+  // The plan being executed: changes only after this is null again.
+  const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // There is work, and the last sign of life was then.
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time progress_at_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::Status Engine::Impl::Init() {
+  RequestLimits& limits = options_.limits;
+  limits.vocab_size = options_.scheduler.vocab_size;
+  limits.max_model_len = options_.scheduler.max_model_len;
+  limits.token_masks = options_.token_masks != nullptr;
+  limits.max_n = std::min(limits.max_n, options_.scheduler.max_num_seqs);
+  // Submit holds the queue's bound, synchronously; the scheduler's must let a
+  // full batch of the warm-up in.
+  SchedulerOptions scheduler = options_.scheduler;
+  scheduler.max_queue = std::max(scheduler.max_queue, scheduler.max_num_seqs);
+  KVASIR_ASSIGN_OR_RETURN(
+      scheduler_,
+      Scheduler::Create(scheduler, {.cache = cache_,
+                                    .clock = options_.clock,
+                                    .observer = this,
+                                    .token_masks = options_.token_masks}));
+  MutexLock lock(&mutex_);
+  load_ = scheduler_->Load();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::Start() {
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kNew) {
+      return absl::FailedPreconditionError("the engine was started before");
+    }
+    state_ = State::kWarmingUp;
+    progress_at_ = options_.clock->Now();
+  }
+  thread_ = std::thread([this] { Run(); });
+  if (options_.watchdog > absl::ZeroDuration()) {
+    watchdog_ = std::thread([this] { Watch(); });
+  }
+  MutexLock lock(&mutex_);
+  while (state_ == State::kWarmingUp) changed_.Wait(&mutex_);
+  return warm_up_status_;
+}
+
+void Engine::Impl::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    if (state_ == State::kNew) state_ = State::kStopped;
+    if (state_ == State::kRunning) state_ = State::kStopping;
+    wake_.SignalAll();
+    changed_.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kFailed) state_ = State::kStopped;
+    changed_.SignalAll();
+  }
+  if (watchdog_.joinable()) watchdog_.join();
+}
+
+// ---------------------------------------------------------------------------
+// Any thread
+// ---------------------------------------------------------------------------
+
+Refusal Engine::Impl::Submit(Request request,
+                             std::shared_ptr<EngineSink> sink) {
+  Refusal refusal = Admit(&request, &sink);
+  if (!refusal.ok() && options_.observer != nullptr) {
+    options_.observer->OnRefused(refusal);
+  }
+  return refusal;
+}
+
+Refusal Engine::Impl::Admit(Request* request,
+                            std::shared_ptr<EngineSink>* sink) {
+  // The prompt is looked at before the lock is taken.
+  if (absl::Status valid = ValidateRequest(*request, options_.limits);
+      !valid.ok()) {
+    const bool too_long =
+        request->prompt_ids.size() >= options_.limits.max_model_len;
+    return Refuse(std::move(valid),
+                  too_long ? RefusalReason::kNeverFits : RefusalReason::kNone);
+  }
+  const absl::Time now = options_.clock->Now();
+  request->arrival = now;
+
+  MutexLock lock(&mutex_);
+  if (Refusal refusal = CheckState(); !refusal.ok()) return refusal;
+  if (const auto found = live_.find(request->request_id);
+      found != live_.end() &&
+      std::find(found->second.begin(), found->second.end(), request->attempt) !=
+          found->second.end()) {
+    return Refuse(absl::AlreadyExistsError(
+                      absl::StrCat("request ", request->request_id,
+                                   ", attempt ", request->attempt, " is live")),
+                  RefusalReason::kNone);
+  }
+  const uint32_t queued = inbox_submits_ + scheduler_queued_;
+  if (queued >= options_.scheduler.max_queue &&
+      !StartsAtOnce(request->sampling.n)) {
+    return Refuse(absl::ResourceExhaustedError(
+                      absl::StrCat(queued, " requests wait, the limit is ",
+                                   options_.scheduler.max_queue)),
+                  RefusalReason::kRetryElsewhere);
+  }
+  live_[request->request_id].push_back(request->attempt);
+  ++num_live_;
+  ++inbox_submits_;
+  if (!busy_) {
+    busy_ = true;
+    progress_at_ = now;
+  }
+  Command command;
+  command.kind = Command::Kind::kSubmit;
+  command.request = std::move(*request);
+  command.sink = std::move(*sink);
+  inbox_.push_back(std::move(command));
+  wake_.Signal();
+  return {};
+}
+
+Refusal Engine::Impl::CheckState() const {
+  switch (state_) {
+    case State::kRunning:
+      break;
+    case State::kFailed:
+      return Refuse(absl::UnavailableError("the executor failed"),
+                    RefusalReason::kRetryElsewhere);
+    case State::kNew:
+    case State::kWarmingUp:
+      return Refuse(absl::UnavailableError("the engine is not ready"),
+                    RefusalReason::kRetryElsewhere);
+    case State::kStopping:
+    case State::kStopped:
+      return Refuse(absl::UnavailableError("the engine has stopped"),
+                    RefusalReason::kRetryElsewhere);
+  }
+  if (draining_) {
+    return Refuse(absl::UnavailableError("the engine is draining"),
+                  RefusalReason::kDraining);
+  }
+  return {};
+}
+
+bool Engine::Impl::StartsAtOnce(uint32_t seats) const {
+  const uint64_t taken =
+      uint64_t{load_.running} + inbox_submits_ + scheduler_queued_;
+  return load_.waiting == 0 && taken + seats <= options_.scheduler.max_num_seqs;
+}
+
+int Engine::Impl::Abort(std::string_view request_id,
+                        std::optional<uint32_t> attempt) {
+  MutexLock lock(&mutex_);
+  const auto found = live_.find(AbslView(request_id));
+  if (found == live_.end()) return 0;
+  const std::vector<uint32_t>& attempts = found->second;
+  const auto matches = static_cast<int>(
+      attempt.has_value()
+          ? std::count(attempts.begin(), attempts.end(), *attempt)
+          : static_cast<std::ptrdiff_t>(attempts.size()));
+  if (matches == 0) return 0;
+  Command command;
+  command.kind = Command::Kind::kAbort;
+  command.request_id = std::string(request_id);
+  command.attempt = attempt;
+  inbox_.push_back(std::move(command));
+  wake_.Signal();
+  return matches;
+}
+
+void Engine::Impl::RefuseAll(const Refusal& why) {
+  MutexLock lock(&mutex_);
+  if (num_live_ == 0) return;
+  Command command;
+  command.kind = Command::Kind::kRefuseAll;
+  command.why = why;
+  inbox_.push_back(std::move(command));
+  wake_.Signal();
+}
+
+void Engine::Impl::BeginDrain() {
+  MutexLock lock(&mutex_);
+  draining_ = true;
+  load_wanted_ = true;
+  wake_.Signal();
+}
+
+bool Engine::Impl::WaitIdle(absl::Time deadline) {
+  MutexLock lock(&mutex_);
+  while (num_live_ > 0) {
+    const absl::Duration left = deadline - options_.clock->Now();
+    if (left <= absl::ZeroDuration()) return false;
+    if (left == absl::InfiniteDuration()) {
+      changed_.Wait(&mutex_);
+    } else {
+      changed_.WaitWithTimeout(&mutex_, left);
+    }
+  }
+  return true;
+}
+
+LoadSnapshot Engine::Impl::Load() const {
+  MutexLock lock(&mutex_);
+  LoadSnapshot load = load_;
+  load.draining = draining_;
+  return load;
+}
+
+void Engine::Impl::SubscribeLoad(std::weak_ptr<LoadListener> listener) {
+  MutexLock lock(&mutex_);
+  listeners_.push_back(std::move(listener));
+  load_wanted_ = true;
+  wake_.Signal();
+}
+
+EngineTotals Engine::Impl::Totals() const {
+  MutexLock lock(&mutex_);
+  return totals_;
+}
+
+// ---------------------------------------------------------------------------
+// The engine's thread
+// ---------------------------------------------------------------------------
+
+void Engine::Impl::Run() {
+  absl::Status status = options_.warm_up ? WarmUp() : absl::OkStatus();
+  {
+    MutexLock lock(&mutex_);
+    warm_up_status_ = status;
+    state_ = status.ok() ? State::kRunning : State::kFailed;
+    changed_.SignalAll();
+    if (!status.ok()) return;
+  }
+  bool planned = true;
+  while (true) {
+    const bool idle = !scheduler_->has_work();
+    if (!TakeCommands(idle      ? absl::InfiniteDuration()
+                      : planned ? absl::ZeroDuration()
+                                : kNothingPlanned)) {
+      EndAll();
+      return;
+    }
+    RunCommands();
+    if (status = Step(&planned); !status.ok()) {
+      Fail(status);
+      return;
+    }
+    Publish();
+  }
+}
+
+// One prefill of max_batched_tokens over max_num_seqs sequences and one decode
+// of them all, as far as pages allow: what the largest batch needs is there
+// before the first request, and errors show now.
+absl::Status Engine::Impl::WarmUp() {
+  warming_up_ = true;
+  const SchedulerOptions& o = options_.scheduler;
+  const uint32_t prompt = std::clamp<uint32_t>(
+      o.max_batched_tokens / o.max_num_seqs, 1, o.max_model_len - 1);
+  const auto sink = std::make_shared<NullSink>();
+  for (uint32_t i = 0; i < o.max_num_seqs; ++i) {
+    Request request;
+    request.request_id = absl::StrCat("warm-up-", i);
+    request.prompt_ids.assign(prompt, 0);
+    request.sampling.temperature = 0.0f;
+    request.sampling.max_tokens = 2;
+    request.sampling.ignore_eos = true;
+    request.queue_timeout = absl::InfiniteDuration();
+    request.use_prefix_cache = false;
+    if (const Refusal refusal = scheduler_->Add(std::move(request), sink);
+        !refusal.ok()) {
+      return refusal.status;
+    }
+  }
+  bool planned = true;
+  while (scheduler_->has_work()) {
+    const absl::Status status = Step(&planned);
+    if (!status.ok()) {
+      scheduler_->FailAll(Refuse(status, RefusalReason::kRetryElsewhere));
+      return status;
+    }
+  }
+  warming_up_ = false;
+  return absl::OkStatus();
+}
+
+bool Engine::Impl::TakeCommands(absl::Duration wait) {
+  MutexLock lock(&mutex_);
+  if (wait == absl::InfiniteDuration()) {
+    busy_ = inbox_submits_ > 0;
+    while (inbox_.empty() && !load_wanted_ && state_ == State::kRunning) {
+      wake_.Wait(&mutex_);
+    }
+  } else if (wait > absl::ZeroDuration() && inbox_.empty() &&
+             state_ == State::kRunning) {
+    wake_.WaitWithTimeout(&mutex_, wait);
+  }
+  commands_.swap(inbox_);
+  // Until the scheduler has counted them itself.
+  scheduler_queued_ += std::exchange(inbox_submits_, 0);
+  return state_ == State::kRunning;
+}
+
+void Engine::Impl::RunCommands() {
+  for (Command& command : commands_) {
+    switch (command.kind) {
+      case Command::Kind::kSubmit: {
+        // Checked by Submit, which knows all that the scheduler knows.
+        const Refusal refusal =
+            scheduler_->Add(std::move(command.request), command.sink);
+        KVASIR_CHECK(refusal.ok());
+        break;
+      }
+      case Command::Kind::kAbort:
+        scheduler_->Abort(command.request_id, command.attempt);
+        break;
+      case Command::Kind::kRefuseAll:
+        scheduler_->RefuseAll(command.why);
+        break;
+    }
+  }
+  commands_.clear();
+}
+
+absl::Status Engine::Impl::Step(bool* planned) {
+  const absl::Time start = options_.clock->Now();
+  const StepPlan* plan = scheduler_->Schedule();
+  *planned = plan != nullptr;
+  if (plan == nullptr) return absl::OkStatus();
+
+  const absl::Time scheduled = options_.clock->Now();
+  absl::StatusOr<kvasir::v1::StepResult> result = Execute(*plan);
+  const absl::Time executed = options_.clock->Now();
+  KVASIR_RETURN_IF_ERROR(result.status());
+  if (!warming_up_) {
+    // Whoever was aborted while the step ran hears no token of it.
+    TakeCommands(absl::ZeroDuration());
+    RunCommands();
+  }
+  KVASIR_RETURN_IF_ERROR(scheduler_->Apply(*result));
+
+  if (options_.observer != nullptr && !warming_up_) {
+    StepStats stats = scheduler_->last_step();
+    stats.execute = executed - scheduled;
+    stats.schedule = (scheduled - start) + (options_.clock->Now() - executed);
+    {
+      MutexLock lock(&mutex_);
+      stats.load.draining = draining_;  // the scheduler does not know
+    }
+    options_.observer->OnStep(stats);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<kvasir::v1::StepResult> Engine::Impl::Execute(
+    const StepPlan& plan) {
+  {
+    MutexLock lock(&mutex_);
+    executing_ = &plan;
+  }
+  absl::StatusOr<kvasir::v1::StepResult> result = executor_->Execute(plan);
+  MutexLock lock(&mutex_);
+  executing_ = nullptr;
+  progress_at_ = options_.clock->Now();
+  return result;
+}
+
+void Engine::Impl::Publish() {
+  LoadSnapshot load = scheduler_->Load();
+  std::vector<std::shared_ptr<LoadListener>> listeners;
+  {
+    MutexLock lock(&mutex_);
+    scheduler_queued_ = scheduler_->num_queued();
+    load.draining = draining_;
+    const bool wanted = std::exchange(load_wanted_, false);
+    const bool changed = load != load_;
+    load_ = load;
+    ForgetEnded();
+    if (!changed && !wanted) return;
+    std::erase_if(listeners_, [&](const std::weak_ptr<LoadListener>& weak) {
+      auto listener = weak.lock();
+      if (listener == nullptr) return true;
+      listeners.push_back(std::move(listener));
+      return false;
+    });
+  }
+  for (const auto& listener : listeners) listener->OnLoad(load);
+}
+
+void Engine::Impl::OnRequestEnd(const RequestSummary& summary) {
+  if (warming_up_) return;
+  if (options_.observer != nullptr) options_.observer->OnRequestEnd(summary);
+  ended_.push_back({.request_id = summary.request_id,
+                    .attempt = summary.attempt,
+                    .failed = !summary.reason.has_value(),
+                    .aborted = summary.aborted});
+}
+
+void Engine::Impl::ForgetEnded() {
+  for (const Ended& ended : ended_) {
+    ++(ended.failed    ? totals_.failed
+       : ended.aborted ? totals_.aborted
+                       : totals_.finished);
+    const auto found = live_.find(ended.request_id);
+    KVASIR_CHECK(found != live_.end());
+    std::erase(found->second, ended.attempt);
+    if (found->second.empty()) live_.erase(found);
+    if (--num_live_ == 0) {
+      busy_ = false;
+      changed_.SignalAll();
+    }
+  }
+  ended_.clear();
+}
+
+void Engine::Impl::Fail(const absl::Status& status) {
+  {
+    MutexLock lock(&mutex_);
+    state_ = State::kFailed;  // nothing comes into the inbox after this
+    busy_ = false;
+    commands_.swap(inbox_);
+    inbox_submits_ = 0;
+    changed_.SignalAll();
+  }
+  const Refusal why = Refuse(absl::UnavailableError(absl::StrCat(
+                                 "the executor failed: ", status.ToString())),
+                             RefusalReason::kRetryElsewhere);
+  RunCommands();
+  scheduler_->FailAll(why);
+  Publish();
+  if (options_.on_failure) options_.on_failure(status);
+}
+
+void Engine::Impl::EndAll() {
+  RunCommands();
+  scheduler_->RefuseAll(Refuse(absl::UnavailableError("the engine was stopped"),
+                               RefusalReason::kDraining));
+  Publish();
+}
+
+// ---------------------------------------------------------------------------
+// The watchdog's thread
+// ---------------------------------------------------------------------------
+
+void Engine::Impl::Watch() {
+  const absl::Duration interval = std::clamp(
+      options_.watchdog / 4, absl::Milliseconds(1), absl::Seconds(1));
+  StallReport report;
+  {
+    MutexLock lock(&mutex_);
+    while (true) {
+      if (state_ == State::kStopped || state_ == State::kFailed) return;
+      changed_.WaitWithTimeout(&mutex_, interval);
+      const bool working = busy_ || executing_ != nullptr;
+      const absl::Duration silent = options_.clock->Now() - progress_at_;
+      if (!working || silent <= options_.watchdog) continue;
+      report.stalled = silent;
+      report.plan =
+          executing_ == nullptr ? "no step was planned" : DumpPlan(*executing_);
+      break;
+    }
+  }
+  if (options_.on_stall) options_.on_stall(report);
+}
+
+// ---------------------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
+                                                       cache::KvCache* cache,
+                                                       Executor* executor) {
+  auto impl = std::make_unique<Impl>(std::move(options), cache, executor);
+  KVASIR_RETURN_IF_ERROR(impl->Init());
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+absl::Status Engine::Start() { return impl_->Start(); }
+void Engine::Stop() { impl_->Stop(); }
+Refusal Engine::Submit(Request request, std::shared_ptr<EngineSink> sink) {
+  return impl_->Submit(std::move(request), std::move(sink));
+}
+int Engine::Abort(std::string_view request_id,
+                  std::optional<uint32_t> attempt) {
+  return impl_->Abort(request_id, attempt);
+}
+void Engine::RefuseAll(const Refusal& why) { impl_->RefuseAll(why); }
+void Engine::BeginDrain() { impl_->BeginDrain(); }
+bool Engine::WaitIdle(absl::Time deadline) { return impl_->WaitIdle(deadline); }
+LoadSnapshot Engine::Load() const { return impl_->Load(); }
+void Engine::SubscribeLoad(std::weak_ptr<LoadListener> listener) {
+  impl_->SubscribeLoad(std::move(listener));
+}
+EngineTotals Engine::Totals() const { return impl_->Totals(); }
+
+}  // namespace kvasir::worker

@@ -1,0 +1,674 @@
+#include "worker/engine/engine.h"
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/status_matchers.h"
+#include "cache/kv_cache.h"
+#include "gtest/gtest.h"
+#include "worker/testing/fake_executor.h"
+#include "worker/testing/recording_sink.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::IsOk;
+using base::MutexLock;
+using base::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int32_t kPages = 64;
+
+// Holds steps back until it is opened, and says when one has arrived.
+class Gate {
+ public:
+  void Close() { CloseAfter(0); }
+  // Lets so many more steps through.
+  void CloseAfter(int steps) {
+    MutexLock lock(&mutex_);
+    closed_ = true;
+    passes_ = steps;
+  }
+  void Open() {
+    MutexLock lock(&mutex_);
+    closed_ = false;
+    changed_.SignalAll();
+  }
+  void Pass() {
+    MutexLock lock(&mutex_);
+    if (closed_ && passes_ > 0) {
+      --passes_;
+      return;
+    }
+    ++held_;
+    changed_.SignalAll();
+    while (closed_) changed_.Wait(&mutex_);
+    --held_;
+  }
+  void AwaitHeld() {
+    MutexLock lock(&mutex_);
+    while (held_ == 0) changed_.Wait(&mutex_);
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  int passes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int held_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A RecordingSink that another thread can wait for.
+class WaitableSink final : public RecordingSink {
+ public:
+  using RecordingSink::RecordingSink;
+  void OnFinished(const FinishInfo& info) override {
+    MutexLock lock(&mutex_);
+    RecordingSink::OnFinished(info);
+    changed_.SignalAll();
+  }
+  void OnFailed(const Refusal& why) override {
+    MutexLock lock(&mutex_);
+    RecordingSink::OnFailed(why);
+    changed_.SignalAll();
+  }
+  void AwaitEnd() {
+    MutexLock lock(&mutex_);
+    while (!ended()) changed_.Wait(&mutex_);
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::CondVar changed_;
+};
+
+class EngineTest : public ::testing::Test {
+ protected:
+  EngineTest() {
+    options_.scheduler.max_model_len = 64;
+    options_.scheduler.max_num_seqs = 8;
+    options_.scheduler.max_batched_tokens = 32;
+    options_.scheduler.max_queue = 4;
+    options_.scheduler.vocab_size = 1000;
+    fake_.page_tokens = 4;
+    fake_.groups = {{.num_pages = kPages}};
+    fake_.max_num_seqs = 8;
+    fake_.max_batched_tokens = 32;
+    fake_.during_step = [this](const kvasir::v1::StepPlan&) {
+      gate_.Pass();
+      MutexLock lock(&mutex_);
+      return step_status_;
+    };
+  }
+  ~EngineTest() override {
+    gate_.Open();
+    engine_.reset();
+  }
+
+  absl::Status Start() {
+    cache::KvCacheConfig config;
+    config.page_tokens = 4;
+    config.cache_id = "test";
+    config.groups = {{.num_pages = kPages}};
+    cache_ = std::make_unique<cache::KvCache>(config);
+    executor_ = std::make_unique<FakeExecutor>(fake_);
+    auto engine = Engine::Create(options_, cache_.get(), executor_.get());
+    if (!engine.ok()) return engine.status();
+    engine_ = *std::move(engine);
+    return engine_->Start();
+  }
+
+  static Request MakeRequest(const std::string& id, uint32_t max_tokens = 4) {
+    Request request;
+    request.request_id = id;
+    request.prompt_ids = {1, 2, 3, static_cast<int32_t>(id.size())};
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.seed = 7;
+    return request;
+  }
+  std::vector<int32_t> Expected(const Request& request, uint32_t sample = 0) {
+    return FakeContinuation(request, sample,
+                            {.vocab_size = 1000, .max_model_len = 64});
+  }
+  void FailSteps(absl::Status status) {
+    MutexLock lock(&mutex_);
+    step_status_ = std::move(status);
+  }
+  // After Stop: nothing of any request is left.
+  void ExpectNothingHeld() {
+    EXPECT_EQ(cache_->Stats().sequences, 0);
+    EXPECT_EQ(cache_->available_pages(cache::PageGroupId(0)), kPages);
+    EXPECT_THAT(cache_->CheckInvariants(), IsOk());
+  }
+
+  Gate gate_;
+  base::ManualClock manual_clock_;
+  base::Mutex mutex_;
+  absl::Status step_status_ ABSL_GUARDED_BY(mutex_);
+  EngineOptions options_;
+  FakeExecutorOptions fake_;
+  std::unique_ptr<cache::KvCache> cache_;
+  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_F(EngineTest, StreamsTheTokensOfEverySample) {
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("r", 6);
+  request.sampling.n = 3;
+  const auto sink = std::make_shared<WaitableSink>(3);
+  KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  sink->AwaitEnd();
+  for (uint32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(sink->samples()[i].tokens, Expected(request, i));
+  }
+  EXPECT_NE(sink->samples()[0].tokens, sink->samples()[1].tokens);
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  engine_->Stop();
+  EXPECT_EQ(engine_->Totals().finished, 1u);
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
+  KVASIR_ASSERT_OK(Start());
+  engine_->Stop();
+  EXPECT_EQ(executor_->largest_batch_tokens(), 32u);
+  EXPECT_EQ(executor_->largest_batch_sequences(), 8u);
+  EXPECT_EQ(engine_->Totals().finished, 0u);
+  EXPECT_EQ(cache_->Stats().pages_published, 0);
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
+  FailSteps(absl::InternalError("no such kernel"));
+  EXPECT_THAT(Start(), StatusIs(absl::StatusCode::kInternal,
+                                HasSubstr("no such kernel")));
+  EXPECT_THAT(
+      engine_->Submit(MakeRequest("r"), std::make_shared<WaitableSink>())
+          .status,
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("failed")));
+}
+
+TEST_F(EngineTest, RefusesBeforeStartAndAfterStop) {
+  KVASIR_ASSERT_OK(Start());
+  engine_->Stop();
+  const Refusal refusal =
+      engine_->Submit(MakeRequest("r"), std::make_shared<WaitableSink>());
+  EXPECT_THAT(refusal.status,
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("stopped")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+}
+
+TEST_F(EngineTest, RefusesWhatCannotBe) {
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("r");
+  request.prompt_ids.assign(64, 1);
+  Refusal refusal = engine_->Submit(request, std::make_shared<WaitableSink>());
+  EXPECT_EQ(refusal.reason, RefusalReason::kNeverFits);
+  EXPECT_EQ(refusal.status.code(), absl::StatusCode::kInvalidArgument);
+  request = MakeRequest("r");
+  request.sampling.n = 9;  // max_num_seqs is 8
+  EXPECT_THAT(engine_->Submit(request, std::make_shared<WaitableSink>()).status,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("n is 9, want 1 to 8")));
+}
+
+TEST_F(EngineTest, RefusesAboveTheQueueBoundAtOnce) {
+  options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto first = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
+  gate_.AwaitHeld();  // its step is running: it waits no more
+  std::vector<std::shared_ptr<WaitableSink>> sinks;
+  for (int i = 0; i < 3; ++i) {
+    sinks.push_back(std::make_shared<WaitableSink>());
+    KVASIR_ASSERT_OK(
+        engine_->Submit(MakeRequest(absl::StrCat("r", i)), sinks.back())
+            .status);
+  }
+  // The bound is 4; `first` is counted until its step has been published.
+  sinks.push_back(std::make_shared<WaitableSink>());
+  Refusal refusal = engine_->Submit(MakeRequest("r3"), sinks.back());
+  if (refusal.ok()) {
+    refusal =
+        engine_->Submit(MakeRequest("r4"), std::make_shared<WaitableSink>());
+  } else {
+    sinks.pop_back();
+  }
+  EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                       HasSubstr("the limit is 4")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  gate_.Open();
+  first->AwaitEnd();
+  for (const auto& sink : sinks) sink->AwaitEnd();
+}
+
+TEST_F(EngineTest, WithoutAQueueServesWhatFindsASeatAndRefusesTheRest) {
+  options_.scheduler.max_queue = 0;
+  options_.scheduler.max_num_seqs = 2;
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto first = std::make_shared<WaitableSink>();
+  const auto second = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("second"), second).status);
+  const Refusal refusal =
+      engine_->Submit(MakeRequest("third"), std::make_shared<WaitableSink>());
+  EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                       HasSubstr("the limit is 0")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  gate_.Open();
+  first->AwaitEnd();
+  second->AwaitEnd();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  const auto later = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("later"), later).status);
+  later->AwaitEnd();
+  EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
+}
+
+TEST_F(EngineTest, RefusesAnIdThatIsLiveButNotItsNextAttempt) {
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
+  EXPECT_EQ(engine_->Submit(MakeRequest("r"), std::make_shared<WaitableSink>())
+                .status.code(),
+            absl::StatusCode::kAlreadyExists);
+  Request again = MakeRequest("r");
+  again.attempt = 1;
+  const auto second = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(again, second).status);
+  // Abort by attempt takes that one only.
+  EXPECT_EQ(engine_->Abort("r", 1), 1);
+  gate_.Open();
+  sink->AwaitEnd();
+  second->AwaitEnd();
+  EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kLength);
+  EXPECT_EQ(second->samples()[0].finish->reason, FinishReason::kAbort);
+}
+
+TEST_F(EngineTest, AbortDuringAStepDropsItsTokens) {
+  KVASIR_ASSERT_OK(Start());
+  gate_.CloseAfter(2);
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
+  gate_.AwaitHeld();
+  EXPECT_EQ(engine_->Abort("r"), 1);
+  EXPECT_EQ(engine_->Abort("r "), 0);  // ids match exactly
+  gate_.Open();
+  sink->AwaitEnd();
+  EXPECT_EQ(sink->samples()[0].tokens.size(), 2u);
+  EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kAbort);
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_EQ(engine_->Abort("r"), 0);
+  EXPECT_EQ(engine_->Totals().aborted, 1u);
+  engine_->Stop();
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto sink = std::make_shared<WaitableSink>();
+  const Request request = MakeRequest("r");
+  KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  engine_->BeginDrain();
+  const Refusal refusal =
+      engine_->Submit(MakeRequest("late"), std::make_shared<WaitableSink>());
+  EXPECT_EQ(refusal.status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(refusal.reason, RefusalReason::kDraining);
+  EXPECT_TRUE(engine_->Load().draining);
+  EXPECT_FALSE(engine_->WaitIdle(absl::Now() + absl::Milliseconds(5)));
+  gate_.Open();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+}
+
+TEST_F(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  std::vector<std::shared_ptr<WaitableSink>> sinks;
+  for (int i = 0; i < 3; ++i) {
+    sinks.push_back(std::make_shared<WaitableSink>());
+    KVASIR_ASSERT_OK(
+        engine_->Submit(MakeRequest(absl::StrCat("r", i), 50), sinks.back())
+            .status);
+  }
+  gate_.AwaitHeld();
+  std::thread stop([&] { engine_->Stop(); });
+  // Not before Stop has been noticed: the requests could finish.
+  int more = 0;
+  while (true) {
+    auto sink = std::make_shared<WaitableSink>();
+    const Refusal refusal =
+        engine_->Submit(MakeRequest(absl::StrCat("more", more++)), sink);
+    if (refusal.ok()) sinks.push_back(std::move(sink));
+    if (refusal.status.code() == absl::StatusCode::kUnavailable) break;
+    std::this_thread::yield();
+  }
+  gate_.Open();
+  stop.join();
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->failed().has_value());
+    EXPECT_EQ(sink->failed()->reason, RefusalReason::kDraining);
+  }
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineGoesOn) {
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto running = std::make_shared<WaitableSink>();
+  const auto waiting = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), running).status);
+  gate_.AwaitHeld();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("w"), waiting).status);
+  engine_->RefuseAll(
+      {absl::UnavailableError("too late"), RefusalReason::kDraining});
+  gate_.Open();
+  running->AwaitEnd();
+  waiting->AwaitEnd();
+  for (const auto& sink : {running, waiting}) {
+    ASSERT_TRUE(sink->failed().has_value());
+    EXPECT_EQ(sink->failed()->reason, RefusalReason::kDraining);
+    EXPECT_TRUE(sink->samples()[0].tokens.empty());
+  }
+  const auto later = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("l"), later).status);
+  later->AwaitEnd();
+  EXPECT_TRUE(later->samples()[0].finish.has_value());
+  engine_->Stop();
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, AFailedStepFailsEveryRequest) {
+  std::atomic<int> failures = 0;
+  options_.on_failure = [&](const absl::Status& status) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "bit rot"));
+    ++failures;
+  };
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto running = std::make_shared<WaitableSink>();
+  const auto waiting = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), running).status);
+  gate_.AwaitHeld();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("w"), waiting).status);
+  FailSteps(absl::DataLossError("bit rot"));
+  gate_.Open();
+  running->AwaitEnd();
+  waiting->AwaitEnd();
+  for (const auto& sink : {running, waiting}) {
+    ASSERT_TRUE(sink->failed().has_value());
+    EXPECT_THAT(sink->failed()->status,
+                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("bit rot")));
+    EXPECT_EQ(sink->failed()->reason, RefusalReason::kRetryElsewhere);
+  }
+  engine_->Stop();
+  EXPECT_EQ(failures, 1);
+  EXPECT_EQ(engine_->Totals().failed, 2u);
+  EXPECT_EQ(engine_->Submit(MakeRequest("x"), std::make_shared<WaitableSink>())
+                .reason,
+            RefusalReason::kRetryElsewhere);
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
+  base::Mutex mutex;
+  base::CondVar changed;
+  std::vector<StallReport> reports;
+  // It measures with the engine's clock, which stands still but for us.
+  options_.clock = &manual_clock_;
+  options_.watchdog = absl::Milliseconds(20);
+  options_.on_stall = [&](const StallReport& report) {
+    MutexLock lock(&mutex);
+    reports.push_back(report);
+    changed.SignalAll();
+  };
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  Request request = MakeRequest("r");
+  request.prompt_ids = {987, 986, 985};
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  gate_.AwaitHeld();
+  manual_clock_.Advance(absl::Seconds(7));
+  {
+    MutexLock lock(&mutex);
+    while (reports.empty()) changed.Wait(&mutex);
+    EXPECT_EQ(reports[0].stalled, absl::Seconds(7));
+    EXPECT_THAT(reports[0].plan, AllOf(HasSubstr("3 tokens at 0, samples"),
+                                       HasSubstr("group 0: reset, +1 pages"),
+                                       Not(HasSubstr("987"))));
+  }
+  gate_.Open();
+  sink->AwaitEnd();
+}
+
+TEST_F(EngineTest, WatchdogKeepsQuietWhileNothingWaits) {
+  std::atomic<int> stalls = 0;
+  options_.clock = &manual_clock_;
+  options_.watchdog = absl::Milliseconds(20);
+  options_.on_stall = [&](const StallReport&) { ++stalls; };
+  KVASIR_ASSERT_OK(Start());
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  // Longer than it lets a step take; then it has looked several times.
+  manual_clock_.Advance(absl::Seconds(7));
+  absl::SleepFor(absl::Milliseconds(60));
+  EXPECT_EQ(stalls, 0);
+}
+
+class CountingListener final : public LoadListener {
+ public:
+  void OnLoad(const LoadSnapshot& load) override {
+    MutexLock lock(&mutex_);
+    heard_.push_back(load);
+    changed_.SignalAll();
+  }
+  template <typename Predicate>
+  LoadSnapshot Await(Predicate predicate) {
+    MutexLock lock(&mutex_);
+    while (true) {
+      for (const LoadSnapshot& load : heard_) {
+        if (predicate(load)) return load;
+      }
+      changed_.Wait(&mutex_);
+    }
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::CondVar changed_;
+  std::vector<LoadSnapshot> heard_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(EngineTest, ListenersHearTheLoadAtOnceAndWhenItChanges) {
+  KVASIR_ASSERT_OK(Start());
+  const auto listener = std::make_shared<CountingListener>();
+  engine_->SubscribeLoad(listener);
+  const LoadSnapshot first = listener->Await([](const auto&) { return true; });
+  EXPECT_EQ(first.total_pages, uint64_t{kPages});
+  EXPECT_EQ(first.free_pages, uint64_t{kPages});
+  EXPECT_EQ(first.running, 0u);
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 8), sink).status);
+  const LoadSnapshot busy = listener->Await(
+      [](const LoadSnapshot& load) { return load.running == 1; });
+  EXPECT_GT(busy.step, first.step);
+  EXPECT_LT(busy.free_pages, uint64_t{kPages});
+  listener->Await([&](const LoadSnapshot& load) {
+    return load.step > busy.step && load.running == 0 &&
+           load.free_pages == kPages;
+  });
+  engine_->BeginDrain();
+  listener->Await([](const LoadSnapshot& load) { return load.draining; });
+}
+
+class CountingObserver final : public EngineObserver {
+ public:
+  void OnStep(const StepStats& step) override {
+    MutexLock lock(&mutex_);
+    ++steps;
+    first_tokens += step.time_to_first_token.size();
+    later_tokens += step.inter_token.size();
+    sampled += step.sampled_tokens;
+    draining_steps += step.load.draining ? 1 : 0;
+  }
+  void OnRequestEnd(const RequestSummary& summary) override {
+    MutexLock lock(&mutex_);
+    ends.push_back(summary);
+  }
+  void OnRefused(const Refusal&) override {
+    MutexLock lock(&mutex_);
+    ++refused;
+  }
+
+  base::Mutex mutex_;
+  size_t steps = 0, first_tokens = 0, later_tokens = 0, sampled = 0;
+  size_t refused = 0, draining_steps = 0;
+  std::vector<RequestSummary> ends;
+};
+
+TEST_F(EngineTest, ObserverHearsStepsEndsAndRefusals) {
+  CountingObserver observer;
+  options_.observer = &observer;
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("r", 5);
+  request.tenant = "acme";
+  request.sampling.n = 2;
+  const auto sink = std::make_shared<WaitableSink>(2);
+  KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  sink->AwaitEnd();
+  Request bad = MakeRequest("bad");
+  bad.prompt_ids.clear();
+  EXPECT_FALSE(engine_->Submit(bad, std::make_shared<WaitableSink>()).ok());
+  engine_->WaitIdle(absl::InfiniteFuture());
+  engine_->Stop();
+  EXPECT_GE(observer.steps, 6u);
+  EXPECT_EQ(observer.sampled, 10u);
+  EXPECT_EQ(observer.first_tokens, 2u);
+  EXPECT_EQ(observer.later_tokens, 8u);
+  EXPECT_EQ(observer.refused, 1u);
+  ASSERT_EQ(observer.ends.size(), 1u);
+  EXPECT_EQ(observer.ends[0].tenant, "acme");
+  EXPECT_EQ(observer.ends[0].output_tokens, 10u);
+  EXPECT_EQ(observer.ends[0].reason, FinishReason::kLength);
+}
+
+TEST_F(EngineTest, StepsOfADrainTellTheObserverSo) {
+  CountingObserver observer;
+  options_.observer = &observer;
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();
+  const auto sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 5), sink).status);
+  gate_.AwaitHeld();
+  engine_->BeginDrain();
+  gate_.Open();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  engine_->Stop();
+  EXPECT_GE(observer.steps, 5u);
+  EXPECT_EQ(observer.draining_steps, observer.steps);
+}
+
+// Sinks that abort from inside a callback, as a facade does at a stop string.
+class AbortingSink final : public RecordingSink {
+ public:
+  AbortingSink(Engine* engine, std::string id)
+      : engine_(engine), id_(std::move(id)) {}
+  void OnTokens(const TokenChunk& chunk) override {
+    RecordingSink::OnTokens(chunk);
+    engine_->Abort(id_);
+  }
+
+ private:
+  Engine* const engine_;
+  const std::string id_;
+};
+
+TEST_F(EngineTest, ASinkMayAbortFromItsCallback) {
+  KVASIR_ASSERT_OK(Start());
+  const auto sink = std::make_shared<AbortingSink>(engine_.get(), "r");
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  engine_->Stop();
+  EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kAbort);
+  // At most the step that was being planned runs on.
+  EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
+}
+
+TEST_F(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
+  options_.scheduler.max_queue = 64;
+  KVASIR_ASSERT_OK(Start());
+  constexpr int kThreads = 4;
+  constexpr int kRequests = 125;
+  std::atomic<int> wrong = 0;
+  std::atomic<int> finished = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 generator(static_cast<uint32_t>(t));
+      const auto random = [&] { return static_cast<uint32_t>(generator()); };
+      std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
+      for (int i = 0; i < kRequests; ++i) {
+        Request request =
+            MakeRequest(absl::StrCat("t", t, "-", i), 1 + random() % 12);
+        request.prompt_ids.assign(1 + random() % 30,
+                                  static_cast<int32_t>(random() % 3));
+        request.sampling.n = 1 + random() % 2;
+        auto sink = std::make_shared<WaitableSink>(request.sampling.n);
+        while (!engine_->Submit(request, sink).ok()) std::this_thread::yield();
+        if (random() % 3 == 0) engine_->Abort(request.request_id);
+        all.emplace_back(std::move(request), std::move(sink));
+      }
+      for (auto& [request, sink] : all) {
+        sink->AwaitEnd();
+        for (uint32_t s = 0; s < request.sampling.n; ++s) {
+          const auto& sample = sink->samples()[s];
+          if (sample.finish->reason == FinishReason::kAbort) continue;
+          ++finished;
+          if (sample.tokens != Expected(request, s)) ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(finished, 0);
+  const EngineTotals totals = engine_->Totals();
+  EXPECT_EQ(totals.finished + totals.aborted, uint64_t{kThreads * kRequests});
+  EXPECT_EQ(totals.failed, 0u);
+  EXPECT_EQ(engine_->Load().running, 0u);
+  EXPECT_EQ(engine_->Load().waiting, 0u);
+  engine_->Stop();
+  ExpectNothingHeld();
+}
+
+TEST(EngineCreateTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
+  cache::KvCacheConfig config;
+  config.page_tokens = 4;
+  config.cache_id = "test";
+  config.groups = {{.num_pages = 15}};
+  cache::KvCache cache(config);
+  FakeExecutor executor({.groups = {{.num_pages = 15}}});
+  EngineOptions options;
+  options.scheduler.max_model_len = 64;
+  options.scheduler.vocab_size = 10;
+  EXPECT_THAT(Engine::Create(options, &cache, &executor).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("64"), HasSubstr("16 pages"),
+                             HasSubstr("which has 15"))));
+}
+
+}  // namespace
+}  // namespace kvasir::worker

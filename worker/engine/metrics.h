@@ -1,0 +1,150 @@
+// A worker's Prometheus families (docs/metrics.md lists them). Counters and
+// histograms are fed by the engine's events; gauges of the cache are sampled on
+// the engine's thread, so that nothing else touches the cache.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "prometheus/collectable.h"
+#include "prometheus/counter.h"
+#include "prometheus/family.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
+#include "worker/engine/engine_events.h"
+
+namespace kvasir::worker {
+
+// What the counters of the cache and of the executor say at one moment.
+struct CacheSample {
+  int64_t free_pages = 0;
+  int64_t used_pages = 0;
+  int64_t cached_pages = 0;  // free, but still in the prefix index
+  int64_t leaked_pages = 0;  // held although no request lives
+  int64_t logical_tokens = 0;
+  int64_t physical_tokens = 0;
+  int64_t used_bytes = 0;              // of used pages
+  int64_t padding_bytes = 0;           // of those: between regions
+  int64_t unfilled_bytes = 0;          // of those: slots without a token
+  int64_t side_bytes = 0;              // of those: side pages
+  int64_t side_unused_bytes = 0;       // of those: what no layer uses
+  int64_t prefix_query_tokens = 0;     // since start
+  int64_t prefix_hit_tokens = 0;       // since start
+  int64_t window_pages_reclaimed = 0;  // since start
+  double reconstruction_flops = 0;     // since start
+  int64_t static_codes = 0;            // since start
+  int64_t clamped_codes = 0;           // since start, of those
+};
+
+// What does not change after start.
+struct WorkerConstants {
+  std::string version;
+  std::string model_name;
+  std::string model_type;
+  std::string invariance;  // of outputs: InvarianceName
+  int64_t max_model_len = 0;
+  int64_t page_tokens = 0;
+  int64_t total_pages = 0;
+  int64_t kv_pool_bytes = 0;  // from the allocator's counter
+  int64_t weight_bytes = 0;   // from the allocator's counter
+  double kv_bytes_per_token = 0;
+  double kv_fixed_bytes_per_sequence = 0;
+  double kv_compression_ratio = 0;
+  struct LayerSide {
+    int64_t layer = 0;
+    std::string side;    // "key" or "value"
+    std::string method;  // the part's space
+    int64_t rank = 0;    // numbers per token, all groups
+    std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
+  };
+  std::vector<LayerSide> layers;
+};
+
+// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread; OnRefused
+// and Collect from any.
+class WorkerMetrics final : public EngineObserver, public LoadListener {
+ public:
+  // `sample_cache` is called on the engine's thread only, between steps:
+  // whenever the load is at rest, and at most every kCacheSampleInterval while
+  // it is not, because it looks at every sequence.
+  static constexpr absl::Duration kCacheSampleInterval =
+      absl::Milliseconds(100);
+  WorkerMetrics(WorkerConstants constants,
+                std::function<CacheSample()> sample_cache,
+                const base::Clock* clock = &base::Clock::Real());
+
+  void OnStep(const StepStats& step) override;
+  void OnRequestEnd(const RequestSummary& summary) override;
+  void OnRefused(const Refusal& why) override;
+  void OnLoad(const LoadSnapshot& load) override;
+
+  // What a metrics server scrapes.
+  std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
+
+ private:
+  prometheus::Gauge& AddGauge(const std::string& name, const std::string& help);
+  prometheus::Counter& AddCounter(const std::string& name,
+                                  const std::string& help);
+  prometheus::Histogram& AddHistogram(const std::string& name,
+                                      const std::string& help,
+                                      const std::vector<double>& buckets);
+  void AddConstants(const WorkerConstants& constants);
+  void SetCache(bool at_rest);
+
+  const std::function<CacheSample()> sample_cache_;
+  const base::Clock* const clock_;
+  absl::Time cache_sampled_ = absl::InfinitePast();
+  const std::shared_ptr<prometheus::Registry> registry_;
+
+  prometheus::Gauge& running_;
+  prometheus::Gauge& waiting_;
+  prometheus::Gauge& usage_ratio_;
+  prometheus::Gauge& queued_tokens_;
+  prometheus::Gauge& draining_;
+  prometheus::Gauge& pages_free_;
+  prometheus::Gauge& pages_used_;
+  prometheus::Gauge& pages_cached_;
+  prometheus::Gauge& leaked_pages_;
+  prometheus::Gauge& logical_tokens_;
+  prometheus::Gauge& physical_tokens_;
+  prometheus::Gauge& used_bytes_;
+  prometheus::Family<prometheus::Gauge>& waste_bytes_;  // of the next two
+  prometheus::Gauge& padding_bytes_;
+  prometheus::Gauge& unfilled_bytes_;
+  prometheus::Gauge& side_unused_bytes_;
+  prometheus::Gauge& side_bytes_;
+  prometheus::Counter& prefix_queries_;
+  prometheus::Counter& prefix_hits_;
+  prometheus::Counter& window_pages_reclaimed_;
+  prometheus::Counter& reconstruction_flops_;
+  prometheus::Counter& static_codes_;
+  prometheus::Counter& clamped_codes_;
+  prometheus::Counter& steps_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& cached_tokens_;
+  prometheus::Counter& generation_tokens_;
+  prometheus::Counter& preemptions_;
+  prometheus::Histogram& time_to_first_token_;
+  prometheus::Histogram& inter_token_;
+  prometheus::Histogram& end_to_end_;
+  prometheus::Histogram& queue_time_;
+  prometheus::Histogram& prefill_time_;
+  prometheus::Histogram& decode_time_;
+  prometheus::Histogram& request_prompt_tokens_;
+  prometheus::Histogram& request_generation_tokens_;
+  prometheus::Histogram& step_schedule_;
+  prometheus::Histogram& step_execute_;
+  prometheus::Histogram& step_tokens_;
+  prometheus::Family<prometheus::Counter>& success_;
+  prometheus::Family<prometheus::Counter>& failure_;
+  prometheus::Family<prometheus::Counter>& refused_;
+};
+
+}  // namespace kvasir::worker

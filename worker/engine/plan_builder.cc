@@ -1,0 +1,142 @@
+#include "worker/engine/plan_builder.h"
+
+#include "absl/types/span.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::SampleRequest;
+using kvasir::v1::SequenceStep;
+
+void AddIds(absl::Span<const int32_t> ids,
+            google::protobuf::RepeatedField<int32_t>* out) {
+  out->Add(ids.begin(), ids.end());
+}
+
+// Sets every field: `out` was another sequence's, or this one's last step.
+void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
+                 SampleRequest* out) {
+  Sequence& sequence = *planned.sequence;
+  const RequestState& state = *sequence.request;
+  const SamplingParams& p = state.request.sampling;
+  out->set_temperature(p.temperature);
+  out->set_top_k(p.top_k);
+  out->set_top_p(p.top_p);
+  out->set_min_p(p.min_p);
+  out->set_repetition_penalty(p.repetition_penalty);
+  out->set_presence_penalty(p.presence_penalty);
+  out->set_frequency_penalty(p.frequency_penalty);
+  out->set_seed(p.seed);
+  out->set_sample_index(sequence.sample_index);
+  out->set_position(sequence.tokens.size());
+  out->set_num_logprobs(p.num_logprobs);
+
+  out->mutable_logit_bias()->Clear();
+  for (const auto& [id, bias] : p.logit_bias) {
+    auto* entry = out->add_logit_bias();
+    entry->set_token_id(id);
+    entry->set_bias(bias);
+  }
+  out->mutable_banned_ids()->Clear();
+  if (state.output_tokens(sequence) < p.min_tokens) {
+    AddIds(state.stop_ids, out->mutable_banned_ids());
+  }
+  if (!p.token_mask.empty() && masks != nullptr) {
+    const auto output =
+        absl::MakeConstSpan(sequence.tokens).subspan(state.prompt_tokens());
+    *out->mutable_token_mask() =
+        masks->NextMask({.mask = p.token_mask,
+                         .sample_index = sequence.sample_index,
+                         .output_ids = output});
+  } else if (!out->token_mask().empty()) {
+    out->clear_token_mask();
+  }
+  out->mutable_prompt_history()->Clear();
+  out->mutable_output_history()->Clear();
+  out->set_history_reset(!sequence.history_sent);
+  if (!sequence.history_sent && state.has_penalties) {
+    const auto tokens = absl::MakeConstSpan(sequence.tokens);
+    AddIds(tokens.first(state.prompt_tokens()), out->mutable_prompt_history());
+    AddIds(tokens.subspan(state.prompt_tokens()),
+           out->mutable_output_history());
+  }
+  sequence.history_sent = true;
+}
+
+}  // namespace
+
+void PlanBuilder::Begin() {
+  decodes_.clear();
+  prefills_.clear();
+  planned_.clear();
+}
+
+void PlanBuilder::Add(const PlannedSequence& planned) {
+  (planned.decodes ? decodes_ : prefills_).push_back(planned);
+}
+
+const kvasir::v1::StepPlan& PlanBuilder::Build(uint64_t step_id,
+                                               cache::KvCache* cache,
+                                               TokenMaskProvider* masks) {
+  planned_ = decodes_;
+  planned_.insert(planned_.end(), prefills_.begin(), prefills_.end());
+
+  plan_.set_step_id(step_id);
+  plan_.mutable_released_sequences()->Clear();
+  plan_.mutable_released_sequences()->Add(released_.begin(), released_.end());
+  released_.clear();
+  plan_.mutable_page_copies()->Clear();
+  cache->TakePageCopies(plan_.mutable_page_copies());
+
+  const auto count = static_cast<int>(planned_.size());
+  while (plan_.sequences_size() > count) {
+    plan_.mutable_sequences()->RemoveLast();
+  }
+  while (plan_.sequences_size() < count) plan_.add_sequences();
+  for (int i = 0; i < count; ++i) {
+    const PlannedSequence& planned = planned_[static_cast<size_t>(i)];
+    planned.sequence->plan_index = i;
+    Write(planned, step_id, cache, masks, plan_.mutable_sequences(i));
+  }
+  return plan_;
+}
+
+void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
+                        cache::KvCache* cache, TokenMaskProvider* masks,
+                        SequenceStep* out) {
+  Sequence& sequence = *planned.sequence;
+  const auto tokens = absl::MakeConstSpan(sequence.tokens);
+  sequence.known_to_executor = true;
+  out->set_sequence_id(planned.sequence_id);
+  out->mutable_block_tables()->Clear();
+  cache->TakeDeltas(sequence.cache_id(), out->mutable_block_tables());
+
+  // Only the very next step may leave the token to the executor: one that sat
+  // out a step (no pages) names it.
+  const bool last_sampled = planned.decodes && sequence.sampled_step != 0 &&
+                            sequence.sampled_step + 1 == step_id;
+  out->mutable_token_ids()->Clear();
+  out->set_input_is_last_sampled(last_sampled);
+  out->set_num_tokens(planned.num_tokens);
+  if (!last_sampled) {
+    AddIds(tokens.subspan(planned.start, planned.num_tokens),
+           out->mutable_token_ids());
+  }
+  // Without eviction every token seen has a slot, be it behind a window.
+  out->set_logical_start(planned.start);
+  out->set_physical_start(planned.start);
+  out->set_prompt(planned.start < sequence.request->prompt_tokens());
+
+  out->mutable_target_ids()->Clear();
+  if (planned.num_targets > 0) {
+    AddIds(tokens.subspan(planned.start + 1, planned.num_targets),
+           out->mutable_target_ids());
+  }
+  if (planned.samples) {
+    WriteSample(planned, masks, out->mutable_sample());
+  } else {
+    out->clear_sample();
+  }
+}
+
+}  // namespace kvasir::worker

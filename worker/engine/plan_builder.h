@@ -1,0 +1,57 @@
+// Writes the step plan from what the scheduler chose. One StepPlan is reused
+// from step to step: with the same batch nothing is allocated.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "cache/kv_cache.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+#include "worker/engine/sequence.h"
+#include "worker/engine/token_mask.h"
+
+namespace kvasir::worker {
+
+// A sequence's part of a step: tokens [start, start + num_tokens).
+struct PlannedSequence {
+  Sequence* sequence = nullptr;  // null: it ended while the step ran
+  uint64_t sequence_id = 0;
+  uint32_t start = 0;
+  uint32_t num_tokens = 0;
+  uint32_t num_targets = 0;
+  bool samples = false;
+  bool decodes = false;  // one token, the last: comes first in the plan
+};
+
+// Threads: the scheduler's.
+class PlanBuilder {
+ public:
+  // Starts a new plan; releases that no plan has carried yet stay.
+  void Begin();
+  // The executor forgets the sequence before the next step that is built.
+  void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
+  void Add(const PlannedSequence& planned);
+  bool empty() const { return decodes_.empty() && prefills_.empty(); }
+
+  // Puts decodes before prefills, sets Sequence::plan_index, and takes deltas
+  // and copies from the cache. `masks` may be null.
+  const kvasir::v1::StepPlan& Build(uint64_t step_id, cache::KvCache* cache,
+                                    TokenMaskProvider* masks);
+
+  // In the plan's order.
+  std::vector<PlannedSequence>& planned() { return planned_; }
+
+ private:
+  void Write(const PlannedSequence& planned, uint64_t step_id,
+             cache::KvCache* cache, TokenMaskProvider* masks,
+             kvasir::v1::SequenceStep* out);
+
+  kvasir::v1::StepPlan plan_;
+  std::vector<uint64_t> released_;
+  std::vector<PlannedSequence> decodes_;
+  std::vector<PlannedSequence> prefills_;
+  std::vector<PlannedSequence> planned_;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,207 @@
+#include "worker/engine/request.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::IsOk;
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+RequestLimits Limits() {
+  RequestLimits limits;
+  limits.vocab_size = 100;
+  limits.max_model_len = 32;
+  limits.max_n = 4;
+  limits.max_logprobs = 5;
+  limits.max_logit_bias = 2;
+  limits.max_stop_token_ids = 2;
+  return limits;
+}
+
+Request Good() {
+  Request request;
+  request.request_id = "r";
+  request.prompt_ids = {1, 2, 3};
+  return request;
+}
+
+TEST(ValidateRequestTest, DefaultsAreValid) {
+  EXPECT_THAT(ValidateRequest(Good(), Limits()), IsOk());
+}
+
+TEST(ValidateRequestTest, BoundsThemselvesAreValid) {
+  Request r = Good();
+  r.prompt_ids.assign(31, 99);
+  r.sampling.temperature = 0.0f;
+  r.sampling.top_p = 1.0f;
+  r.sampling.min_p = 1.0f;
+  r.sampling.repetition_penalty = 0.01f;
+  r.sampling.presence_penalty = -2.0f;
+  r.sampling.frequency_penalty = 2.0f;
+  r.sampling.n = 4;
+  r.sampling.num_logprobs = 5;
+  r.sampling.num_prompt_logprobs = 0;
+  r.sampling.min_tokens = r.sampling.max_tokens;
+  r.sampling.logit_bias = {{0, -100.0f}, {99, 100.0f}};
+  r.sampling.stop_token_ids = {0, 99};
+  EXPECT_THAT(ValidateRequest(r, Limits()), IsOk());
+}
+
+struct BadCase {
+  const char* name;
+  std::function<void(Request*)> break_it;
+  const char* message;
+};
+
+class BadRequestTest : public ::testing::TestWithParam<BadCase> {};
+
+TEST_P(BadRequestTest, IsRefusedWithFieldValueAndLimit) {
+  Request r = Good();
+  GetParam().break_it(&r);
+  EXPECT_THAT(ValidateRequest(r, Limits()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(GetParam().message)));
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, BadRequestTest,
+    ::testing::Values(
+        BadCase{"NoId", [](Request* r) { r->request_id.clear(); },
+                "length of request_id is 0, want 1 to 256 bytes"},
+        BadCase{"LongId", [](Request* r) { r->request_id.assign(257, 'x'); },
+                "length of request_id is 257"},
+        BadCase{"NegativeQueueTimeout",
+                [](Request* r) { r->queue_timeout = -absl::Seconds(1); },
+                "queue_timeout is -1s"},
+        BadCase{"NegativeTemperature",
+                [](Request* r) { r->sampling.temperature = -0.5f; },
+                "temperature is -0.5, want a finite number >= 0"},
+        BadCase{"NanTemperature",
+                [](Request* r) { r->sampling.temperature = kNan; },
+                "temperature is nan"},
+        BadCase{"InfTemperature",
+                [](Request* r) { r->sampling.temperature = kInf; },
+                "temperature is inf"},
+        BadCase{"ZeroTopP", [](Request* r) { r->sampling.top_p = 0.0f; },
+                "top_p is 0, want 0 < top_p <= 1"},
+        BadCase{"LargeTopP", [](Request* r) { r->sampling.top_p = 1.5f; },
+                "top_p is 1.5"},
+        BadCase{"NegativeTopK", [](Request* r) { r->sampling.top_k = -1; },
+                "top_k is -1, want 0 (off) or more"},
+        BadCase{"LargeMinP", [](Request* r) { r->sampling.min_p = 1.25f; },
+                "min_p is 1.25, want 0 <= min_p <= 1"},
+        BadCase{"NanMinP", [](Request* r) { r->sampling.min_p = kNan; },
+                "min_p is nan"},
+        BadCase{"ZeroRepetition",
+                [](Request* r) { r->sampling.repetition_penalty = 0.0f; },
+                "repetition_penalty is 0, want 0.01 to 100"},
+        BadCase{"RepetitionThatOverflowsALogit",
+                [](Request* r) { r->sampling.repetition_penalty = 1e-38f; },
+                "repetition_penalty is 1e-38, want 0.01 to 100"},
+        BadCase{"LargeRepetition",
+                [](Request* r) { r->sampling.repetition_penalty = 101.0f; },
+                "repetition_penalty is 101"},
+        BadCase{"NanRepetition",
+                [](Request* r) { r->sampling.repetition_penalty = kNan; },
+                "repetition_penalty is nan"},
+        BadCase{"PresenceRange",
+                [](Request* r) { r->sampling.presence_penalty = 2.5f; },
+                "presence_penalty is 2.5, want -2 to 2"},
+        BadCase{"FrequencyRange",
+                [](Request* r) { r->sampling.frequency_penalty = -2.5f; },
+                "frequency_penalty is -2.5, want -2 to 2"},
+        BadCase{"BiasOutsideVocabulary",
+                [](Request* r) {
+                  r->sampling.logit_bias = {{100, 1.0f}};
+                },
+                "logit_bias token id is 100, want 0 <= id < vocabulary size "
+                "100"},
+        BadCase{"BiasNotFinite",
+                [](Request* r) {
+                  r->sampling.logit_bias = {{7, kInf}};
+                },
+                "logit_bias[7] is inf, want a finite number"},
+        BadCase{"TooManyBiases",
+                [](Request* r) {
+                  r->sampling.logit_bias = {{1, 0.f}, {2, 0.f}, {3, 0.f}};
+                },
+                "number of logit_bias is 3, want at most 2"},
+        BadCase{"ZeroN", [](Request* r) { r->sampling.n = 0; },
+                "n is 0, want 1 to 4"},
+        BadCase{"LargeN", [](Request* r) { r->sampling.n = 5; },
+                "n is 5, want 1 to 4"},
+        BadCase{"ZeroMaxTokens", [](Request* r) { r->sampling.max_tokens = 0; },
+                "max_tokens is 0, want at least 1"},
+        BadCase{"MinAboveMax",
+                [](Request* r) {
+                  r->sampling.max_tokens = 3;
+                  r->sampling.min_tokens = 4;
+                },
+                "min_tokens is 4, want at most max_tokens 3"},
+        BadCase{"Logprobs", [](Request* r) { r->sampling.num_logprobs = 6; },
+                "logprobs is 6, want at most 5"},
+        BadCase{"PromptLogprobs",
+                [](Request* r) { r->sampling.num_prompt_logprobs = 1; },
+                "prompt_logprobs is 1, want at most 0"},
+        BadCase{"StopIdOutsideVocabulary",
+                [](Request* r) {
+                  r->sampling.stop_token_ids = {5, -1};
+                },
+                "stop_token_ids[1] is -1"},
+        BadCase{"TooManyStopIds",
+                [](Request* r) {
+                  r->sampling.stop_token_ids = {5, 6, 7};
+                },
+                "number of stop_token_ids is 3, want at most 2"},
+        BadCase{"EmptyPrompt", [](Request* r) { r->prompt_ids.clear(); },
+                "prompt has no token"},
+        BadCase{"LongPrompt", [](Request* r) { r->prompt_ids.assign(32, 1); },
+                "prompt has 32 tokens, want at most max_model_len - 1 = 31"},
+        BadCase{"PromptIdOutsideVocabulary",
+                [](Request* r) { r->prompt_ids[2] = 100; },
+                "prompt[2] is 100, want 0 <= id < vocabulary size 100"},
+        BadCase{"EmittedIdOutsideVocabulary",
+                [](Request* r) {
+                  r->emitted_ids = {4, -3};
+                },
+                "emitted[1] is -3"},
+        BadCase{"TooManyEmitted",
+                [](Request* r) { r->emitted_ids.assign(17, 1); },
+                "17 emitted tokens, want at most max_tokens 16"},
+        BadCase{"EmittedBeyondModel",
+                [](Request* r) {
+                  r->sampling.max_tokens = 100;
+                  r->emitted_ids.assign(30, 1);
+                },
+                "prompt and emitted tokens are 3 + 30, want at most "
+                "max_model_len 32"},
+        BadCase{"EmittedWithSamples",
+                [](Request* r) {
+                  r->sampling.n = 2;
+                  r->emitted_ids = {1};
+                },
+                "n is 2, want 1 with emitted tokens"}),
+    [](const auto& param_info) { return std::string(param_info.param.name); });
+
+TEST(ValidateRequestTest, TokenMaskNeedsAProvider) {
+  Request r = Good();
+  r.sampling.token_mask = "json";
+  EXPECT_THAT(ValidateRequest(r, Limits()),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("json")));
+  RequestLimits limits = Limits();
+  limits.token_masks = true;
+  EXPECT_THAT(ValidateRequest(r, limits), IsOk());
+}
+
+}  // namespace
+}  // namespace kvasir::worker

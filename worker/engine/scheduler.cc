@@ -1,0 +1,475 @@
+#include "worker/engine/scheduler.h"
+
+#include <algorithm>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::SequenceResult;
+using kvasir::v1::StepPlan;
+using kvasir::v1::StepResult;
+
+// The sampler's answer where everything is banned.
+constexpr int32_t kNoToken = -1;
+
+cache::StartOptions StartOptionsOf(const Sequence& sequence) {
+  const RequestState& state = *sequence.request;
+  cache::StartOptions options;
+  options.salt = state.request.cache_salt;
+  options.publish_prefix = state.request.use_prefix_cache;
+  // Logits are wanted for every token of the prompt: all of them must run.
+  options.reuse_prefix =
+      state.request.use_prefix_cache &&
+      !(sequence.sample_index == 0 && state.wants_prompt_logprobs());
+  return options;
+}
+
+// Another replica may start in time what waited too long by the operator's
+// measure; a client's own patience is at an end everywhere.
+Refusal QueueTimeoutOf(const RequestState& state) {
+  const std::string message = absl::StrCat(
+      "not started within the queue timeout, ",
+      absl::FormatDuration(state.start_by - state.request.arrival));
+  if (state.request.queue_timeout != absl::ZeroDuration()) {
+    return {absl::DeadlineExceededError(message), RefusalReason::kNone};
+  }
+  return {absl::ResourceExhaustedError(message),
+          RefusalReason::kRetryElsewhere};
+}
+
+absl::Status CheckOptions(const SchedulerOptions& o,
+                          const cache::KvCache& cache) {
+  if (o.max_model_len < 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_model_len is ", o.max_model_len, ", want at least 2"));
+  }
+  if (o.max_num_seqs < 1) {
+    return absl::InvalidArgumentError("max_num_seqs is 0, want at least 1");
+  }
+  if (o.max_batched_tokens < o.max_num_seqs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_batched_tokens is ", o.max_batched_tokens,
+                     ", want at least max_num_seqs ", o.max_num_seqs,
+                     ": every running sequence decodes in every step"));
+  }
+  if (o.max_queue < 1) {
+    return absl::InvalidArgumentError("max_queue is 0, want at least 1");
+  }
+  for (int32_t id : o.eos_token_ids) {
+    if (id < 0 || id >= o.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("end-of-sequence id is ", id,
+                       ", want 0 <= id < vocabulary size ", o.vocab_size));
+    }
+  }
+  for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
+    const cache::PageGroupId group(static_cast<int32_t>(g));
+    const int64_t need =
+        cache.PagesNeeded(group, o.max_model_len,
+                          std::min(o.max_batched_tokens, o.max_model_len));
+    if (need > cache.num_pages(group)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("one sequence of max_model_len ", o.max_model_len,
+                       " tokens needs ", need, " pages of page group ", g,
+                       ", which has ", cache.num_pages(group),
+                       ": lower max_model_len or raise the cache's bytes"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(
+    const SchedulerOptions& options, const SchedulerDeps& deps) {
+  KVASIR_RETURN_IF_ERROR(CheckOptions(options, *deps.cache));
+  return std::unique_ptr<Scheduler>(new Scheduler(options, deps));
+}
+
+Scheduler::Scheduler(const SchedulerOptions& options, const SchedulerDeps& deps)
+    : options_(options), deps_(deps) {
+  running_.reserve(options.max_num_seqs);
+}
+
+// ---------------------------------------------------------------------------
+// Planning a step
+// ---------------------------------------------------------------------------
+
+// Running sequences come in order of rank, so that pages go to the best first
+// and whoever is preempted for them has nothing planned yet. A waiting request
+// of higher priority takes its turn among them.
+const StepPlan* Scheduler::Schedule() {
+  KVASIR_CHECK(!in_flight_);
+  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
+  const absl::Time now = deps_.clock->Now();
+  stats_ = StepStats();
+  time_to_first_token_.clear();
+  inter_token_.clear();
+  EndOverdue(now);
+  plan_.Begin();
+
+  // Decodes come first: prefill chunks share what they leave.
+  prefill_budget_ = options_.max_batched_tokens;
+  for (const Sequence* sequence : running_) {
+    if (sequence->to_run() == 1) --prefill_budget_;
+  }
+  bool pages_ran_out = false;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    while (!waiting_.empty() && i < running_.size() &&
+           (*waiting_.begin())->priority() < running_[i]->priority()) {
+      const size_t admitted = TryAdmit(i, now);
+      if (admitted == 0) break;
+      i += admitted;
+    }
+    if (i == running_.size()) break;
+    if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
+  }
+  // A sequence preempted just now would only be preempted again.
+  while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
+    if (TryAdmit(running_.size(), now) == 0) break;
+  }
+  if (plan_.empty()) return nullptr;
+  in_flight_ = true;
+  return &plan_.Build(++step_id_, deps_.cache, deps_.token_masks);
+}
+
+void Scheduler::EndOverdue(absl::Time now) {
+  if (now < earliest_expiry_) return;
+  earliest_expiry_ = absl::InfiniteFuture();
+  for (RequestState* state : LiveRequests()) {
+    const absl::Time deadline = state->request.deadline;
+    if (now >= deadline) {
+      FailRequest(state,
+                  {absl::DeadlineExceededError(absl::StrCat(
+                       "deadline passed ",
+                       state->started ? "while running" : "in the queue")),
+                   RefusalReason::kNone});
+      continue;
+    }
+    if (!state->started && now >= state->start_by) {
+      FailRequest(state, QueueTimeoutOf(*state));
+      continue;
+    }
+    earliest_expiry_ =
+        std::min({earliest_expiry_, deadline,
+                  state->started ? absl::InfiniteFuture() : state->start_by});
+  }
+}
+
+size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
+  Sequence* sequence = *waiting_.begin();
+  const auto can_preempt = [&] {
+    return running_.size() > victims_from &&
+           running_.back()->priority() > sequence->priority();
+  };
+  const auto preempt_lower = [&] {
+    if (!can_preempt()) return false;
+    Preempt(running_.back());
+    return true;
+  };
+  const auto lacks_seats = [&] {
+    return seats_ + sequence->seats() > options_.max_num_seqs;
+  };
+  // When the budget is spent, the token of a decode that must leave for its
+  // seat is left to run.
+  if (prefill_budget_ == 0 &&
+      !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
+    return 0;
+  }
+  while (lacks_seats()) {
+    if (!preempt_lower()) return 0;
+  }
+  while (!HasRoomFor(*sequence) || !Start(sequence, now)) {
+    if (!preempt_lower()) return 0;
+  }
+  const size_t before = running_.size();
+  LeaveQueue(sequence);
+  EnterBatch(sequence);
+  ForkIfReady(sequence);
+  if (sequence->to_run() == 1) --prefill_budget_;
+  PlanSequence(sequence, running_.size());
+  return running_.size() - before;
+}
+
+// Room for all its tokens and one more, not just for a first chunk: a sequence
+// that is preempted in the middle of its prefill has worked for nothing.
+bool Scheduler::HasRoomFor(const Sequence& sequence) {
+  if (running_.empty() || PagesSuffice(sequence.tokens.size() + 1, 0)) {
+    return true;
+  }
+  // Looking for its prefix hashes the whole prompt: not in every step, but when
+  // another sequence is first, pages have come free, or a prefill went on.
+  const uint64_t available = Load().free_pages;
+  if (sequence.request->order == blocked_order_ &&
+      available <= blocked_pages_ && !prefix_grew_) {
+    return false;
+  }
+  prefix_grew_ = false;
+  blocked_order_ = sequence.request->order;
+  blocked_pages_ = available;
+  // Pages it shares with others cost nothing. How many of the cached ones are
+  // in use by others shows only when they have been taken: Start looks again.
+  const int64_t cached = deps_.cache->CachedPrefixTokens(
+      sequence.tokens, StartOptionsOf(sequence));
+  return cached > 0 && PagesSuffice(sequence.tokens.size() + 1,
+                                    cached / deps_.cache->page_tokens());
+}
+
+bool Scheduler::PagesSuffice(uint64_t tokens, int64_t held_pages) const {
+  const auto length =
+      static_cast<int64_t>(std::min<uint64_t>(tokens, options_.max_model_len));
+  const int64_t chunk = std::min<int64_t>(length, options_.max_batched_tokens);
+  for (int64_t g = 0; g < deps_.cache->num_page_groups(); ++g) {
+    const cache::PageGroupId group(static_cast<int32_t>(g));
+    if (deps_.cache->PagesNeeded(group, length, chunk) - held_pages >
+        deps_.cache->available_pages(group)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Scheduler::Start(Sequence* sequence, absl::Time now) {
+  RequestState& state = *sequence->request;
+  sequence->id = next_sequence_id_++;
+  const cache::StartResult started = deps_.cache->StartSequence(
+      sequence->cache_id(), sequence->tokens, StartOptionsOf(*sequence));
+  if (!running_.empty() &&
+      !PagesSuffice(sequence->tokens.size() + 1,
+                    started.cached_tokens / deps_.cache->page_tokens())) {
+    deps_.cache->Release(sequence->cache_id());
+    return false;
+  }
+  sequence->computed = static_cast<uint32_t>(started.cached_tokens);
+  if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {
+    state.prompt_logprobs.clear();  // of a prefill that was cut short
+  }
+  if (!state.started) {
+    state.started = true;
+    state.first_step = now;
+    state.cached_tokens = std::min(sequence->computed, state.prompt_tokens());
+    --num_queued_;
+  }
+  return true;
+}
+
+bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
+  const RequestState& state = *sequence->request;
+  const uint32_t prompt = state.prompt_tokens();
+  const bool decodes = sequence->to_run() == 1;
+  uint32_t want = decodes ? 1 : std::min(sequence->to_run(), prefill_budget_);
+  if (sequence->sample_index == 0 && state.pending_forks > 0) {
+    want = std::min(want, prompt - 1 - sequence->computed);
+  }
+  // A step's tokens are all of the prompt, or all output.
+  if (sequence->computed < prompt) {
+    want = std::min(want, prompt - sequence->computed);
+  }
+  if (want == 0) return true;  // the budget is spent
+  const uint32_t num_tokens = Grow(*sequence, want, victims_from);
+  if (num_tokens == 0) return false;
+
+  const uint32_t end = sequence->computed + num_tokens;
+  PlannedSequence planned{.sequence = sequence,
+                          .sequence_id = sequence->id,
+                          .start = sequence->computed,
+                          .num_tokens = num_tokens,
+                          .samples = end == sequence->tokens.size(),
+                          .decodes = decodes};
+  if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {
+    planned.num_targets = std::min(end, prompt - 1) - planned.start;
+  }
+  plan_.Add(planned);
+  if (decodes) {
+    ++stats_.decode_sequences;
+  } else {
+    prefill_budget_ -= num_tokens;
+    ++stats_.prefill_sequences;
+    stats_.prefill_tokens += num_tokens;
+  }
+  return true;
+}
+
+uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
+                         size_t victims_from) {
+  const int64_t page_tokens = deps_.cache->page_tokens();
+  const int64_t slack =
+      (page_tokens - sequence.computed % page_tokens) % page_tokens;
+  while (true) {
+    int64_t tokens = want;
+    while (tokens > 0) {
+      const cache::ReserveResult reserved =
+          deps_.cache->Reserve(sequence.cache_id(), tokens);
+      if (reserved) return static_cast<uint32_t>(tokens);
+      // What the free pages hold; less where the last page must be copied.
+      const int64_t fits = reserved.free_pages * page_tokens + slack;
+      tokens = fits < tokens ? fits : tokens / 2;
+    }
+    if (running_.size() <= victims_from) return 0;
+    Preempt(running_.back());
+  }
+}
+
+void Scheduler::Preempt(Sequence* sequence) {
+  if (sequence->to_run() == 1) ++prefill_budget_;  // reserved for its decode
+  deps_.cache->Preempt(sequence->cache_id());
+  LeaveBatch(sequence);
+  ++sequence->preemptions;
+  ++sequence->request->summary.preemptions;
+  ++stats_.preemptions;
+  Enqueue(sequence);
+}
+
+void Scheduler::ForkIfReady(Sequence* leader) {
+  RequestState& state = *leader->request;
+  if (leader->sample_index != 0 || state.pending_forks == 0 ||
+      leader->computed + 1 != state.prompt_tokens()) {
+    return;
+  }
+  seats_ -= state.pending_forks;
+  state.pending_forks = 0;
+  for (size_t i = 1; i < state.samples.size(); ++i) {
+    Sequence& child = state.samples[i];
+    child.tokens = leader->tokens;
+    if (!deps_.cache->can_fork()) {
+      Enqueue(&child);  // runs the prompt for itself, when its turn comes
+      continue;
+    }
+    child.computed = leader->computed;
+    child.id = next_sequence_id_++;
+    deps_.cache->Fork(leader->cache_id(), child.cache_id());
+    EnterBatch(&child);
+  }
+}
+
+// ---------------------------------------------------------------------------
+// Taking over a step's result
+// ---------------------------------------------------------------------------
+
+absl::Status Scheduler::Apply(const StepResult& result) {
+  KVASIR_CHECK(in_flight_);
+  in_flight_ = false;
+  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
+  const absl::Time now = deps_.clock->Now();
+  if (result.step_id() != step_id_) {
+    return absl::InternalError(
+        absl::StrCat("result of step ", result.step_id(), ", want ", step_id_));
+  }
+  int next = 0;
+  for (PlannedSequence& planned : plan_.planned()) {
+    const SequenceResult* found = nullptr;
+    if (next < result.sequences_size() &&
+        result.sequences(next).sequence_id() == planned.sequence_id) {
+      found = &result.sequences(next++);
+    }
+    if (planned.sequence == nullptr) continue;  // ended while the step ran
+    KVASIR_RETURN_IF_ERROR(CheckResult(planned, found));
+    if (planned.samples && found->token_id() == kNoToken) {
+      FailRequest(planned.sequence->request,
+                  {absl::InvalidArgumentError(
+                       "no token may be sampled: the request's token mask and "
+                       "bans leave none"),
+                   RefusalReason::kNone});
+      continue;
+    }
+    ApplyToSequence(planned, found, now);
+  }
+  if (next != result.sequences_size()) {
+    return absl::InternalError(absl::StrCat(
+        "step ", step_id_, " has a result for sequence ",
+        result.sequences(next).sequence_id(), ", out of the plan's order"));
+  }
+  stats_.step_id = step_id_;
+  stats_.time_to_first_token = time_to_first_token_;
+  stats_.inter_token = inter_token_;
+  stats_.load = Load();
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::CheckResult(const PlannedSequence& planned,
+                                    const SequenceResult* result) const {
+  if (!planned.samples && planned.num_targets == 0) return absl::OkStatus();
+  if (result == nullptr) {
+    return absl::InternalError(absl::StrCat("step ", step_id_,
+                                            " has no result for sequence ",
+                                            planned.sequence_id));
+  }
+  if (planned.samples && (result->token_id() < kNoToken ||
+                          result->token_id() >= options_.vocab_size)) {
+    return absl::InternalError(absl::StrCat(
+        "step ", step_id_, ", sequence ", planned.sequence_id, ": token ",
+        result->token_id(), ", vocabulary size ", options_.vocab_size));
+  }
+  if (result->target_logprobs_size() != static_cast<int>(planned.num_targets)) {
+    return absl::InternalError(
+        absl::StrCat("step ", step_id_, ", sequence ", planned.sequence_id,
+                     ": ", result->target_logprobs_size(),
+                     " target log probabilities, want ", planned.num_targets));
+  }
+  return absl::OkStatus();
+}
+
+void Scheduler::ApplyToSequence(const PlannedSequence& planned,
+                                const SequenceResult* result, absl::Time now) {
+  Sequence* sequence = planned.sequence;
+  sequence->plan_index = -1;
+  deps_.cache->Commit(sequence->cache_id(),
+                      absl::MakeConstSpan(sequence->tokens)
+                          .subspan(planned.start, planned.num_tokens));
+  sequence->computed += planned.num_tokens;
+  prefix_grew_ |= !planned.decodes;
+  if (planned.num_targets > 0) {
+    std::vector<float>& logprobs = sequence->request->prompt_logprobs;
+    logprobs.insert(logprobs.end(), result->target_logprobs().begin(),
+                    result->target_logprobs().end());
+  }
+  if (planned.samples) {
+    Deliver(sequence, *result, now);
+  } else {
+    ForkIfReady(sequence);
+  }
+}
+
+void Scheduler::Deliver(Sequence* sequence, const SequenceResult& result,
+                        absl::Time now) {
+  RequestState& state = *sequence->request;
+  const SamplingParams& sampling = state.request.sampling;
+  sequence->tokens.push_back(result.token_id());
+  sequence->sampled_step = step_id_;
+  ++stats_.sampled_tokens;
+
+  const bool first = sequence->first_token == absl::InfiniteFuture();
+  if (first) {
+    sequence->first_token = now;
+    time_to_first_token_.push_back(now - state.request.arrival);
+  } else {
+    inter_token_.push_back(now - sequence->last_token);
+  }
+  sequence->last_token = now;
+
+  TokenChunk chunk;
+  chunk.index = sequence->sample_index;
+  const int32_t token_id = result.token_id();
+  chunk.token_ids = absl::MakeConstSpan(&token_id, 1);
+  if (sampling.num_logprobs >= 0) {
+    logprob_.resize(1);
+    logprob_[0].logprob = result.logprob();
+    logprob_[0].top.clear();
+    for (const auto& top : result.top()) {
+      logprob_[0].top.push_back({top.token_id(), top.logprob()});
+    }
+    chunk.logprobs = logprob_;
+  }
+  if (first && sequence->sample_index == 0) {
+    chunk.prompt_logprobs = state.prompt_logprobs;
+  }
+  state.sink->OnTokens(chunk);
+  EndIfComplete(sequence, now);
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,775 @@
+// The scheduler's table of cases, in the language of scheduler_scenario.h.
+#include <string>
+
+#include "gtest/gtest.h"
+#include "worker/testing/scheduler_scenario.h"
+
+namespace kvasir::worker {
+namespace {
+
+struct Case {
+  const char* name;
+  const char* script;
+};
+
+class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SchedulerScenarioTest, RunsAsWritten) {
+  Scenario scenario;
+  scenario.Run(GetParam().script);
+}
+
+std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
+  return param_info.param.name;
+}
+
+constexpr Case kBatching[] = {
+    {"ChunksALongPromptUnderTheBudget", R"(
+    submit a prompt=40 max=3
+    step
+    expect plan a:16
+    expect tokens a 0
+    step
+    expect plan a:16
+    step
+    expect plan a:8
+    expect tokens a 1
+    step
+    expect plan a:1
+    run
+    expect finished a=length
+    expect output a
+    expect idle
+)"},
+    {"DecodesBeforeItPrefills", R"(
+    submit a prompt=4 max=10
+    step
+    expect plan a:4
+    submit b prompt=30 max=2
+    step
+    expect plan a:1 b:15
+    step
+    expect plan a:1 b:15
+    expect tokens b 1
+    step
+    expect plan a:1 b:1
+    expect finished b=length
+    run
+    expect output a b
+    expect idle
+)"},
+    {"GivesTheRestOfTheBudgetToTheNext", R"(
+    submit a prompt=10 max=4
+    submit b prompt=10 max=4
+    step
+    expect plan a:10 b:6
+    step
+    expect plan a:1 b:4
+    run
+    expect output a b
+    expect idle
+)"},
+    {"RunsNoMoreThanItsSeats", R"(
+    options seqs=2
+    submit a max=2
+    submit b max=4
+    submit c max=2
+    step
+    expect running a b
+    expect waiting c
+    step
+    expect finished a=length
+    step
+    expect running b c
+    run
+    expect output a b c
+    expect idle
+)"},
+    {"EndsAtTheModelsLength", R"(
+    options len=16
+    submit a prompt=10 max=100
+    run
+    expect finished a=length
+    expect tokens a 6
+    expect output a
+    expect idle
+)"},
+    {"APromptOfOneTokenRuns", R"(
+    submit a prompt=1 max=3
+    step
+    expect plan a:1
+    run
+    expect output a
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Batching, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kBatching), CaseName);
+
+constexpr Case kPriorities[] = {
+    {"LowerValuesFirstThenFirstCome", R"(
+    options seqs=1
+    submit a prio=1 max=1
+    submit b prio=0 max=1
+    submit c prio=0 max=1
+    expect waiting b c a
+    step
+    expect plan b:4
+    step
+    expect plan c:4
+    step
+    expect plan a:4
+    expect idle
+)"},
+    {"AHigherPriorityTakesTheSeatOfALower", R"(
+    options seqs=1
+    submit low prio=5 max=20
+    step 3
+    expect tokens low 3
+    submit high prio=0 max=2
+    step
+    expect plan high:4
+    expect running high
+    expect waiting low
+    run
+    expect output high low
+    expect preempted low 1
+    expect preempted high 0
+    expect idle
+)"},
+    {"AnEqualPriorityWaits", R"(
+    options seqs=1
+    submit a max=20
+    step 2
+    submit b max=2
+    step
+    expect running a
+    expect waiting b
+    run
+    expect preempted a 0
+    expect idle
+)"},
+    {"AHigherPriorityTakesThePagesOfALower", R"(
+    pool pages=8
+    options len=32
+    submit low prio=5 prompt=20 max=10
+    step 3
+    submit high prio=0 prompt=20 max=4
+    step
+    expect plan high:16
+    expect running high
+    expect waiting low
+    run
+    expect output high low
+    expect preempted low 1
+    expect idle
+)"},
+    {"AHigherPriorityTakesTheSeatOfALowerWhenDecodesSpendTheBudget", R"(
+    options seqs=2 batch=2
+    submit a prio=5 prompt=1 max=20
+    submit b prio=5 prompt=1 max=20
+    step
+    expect plan a:1 b:1
+    submit high prio=0 prompt=3 max=2
+    step
+    expect plan a:1 high:1
+    expect running high a
+    expect waiting b
+    run
+    expect output high a b
+    expect preempted a 0
+    expect preempted b 1
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Priorities, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kPriorities), CaseName);
+
+constexpr Case kPreemption[] = {
+    {"TakesTheLatestOfEqualPriority", R"(
+    pool pages=8
+    options len=32
+    submit a prompt=12 max=20
+    submit b prompt=12 max=20
+    step
+    expect plan a:12 b:4
+    step 2
+    expect running a b
+    step 4
+    expect running a
+    expect waiting b
+    run
+    expect preempted a 0
+    expect preempted b 1
+    expect output a b
+    expect idle
+)"},
+    {"TakesTheLowestPriorityBeforeTheLatest", R"(
+    pool pages=12
+    options len=32 batch=64
+    submit a prio=0 prompt=12 max=20
+    submit b prio=1 prompt=12 max=20
+    submit c prio=0 prompt=12 max=20
+    step
+    expect plan a:12 c:12 b:12
+    step 4
+    expect plan a:1 c:1 b:1
+    expect free 0
+    step
+    expect plan a:1 c:1
+    expect waiting b
+    run
+    expect output a b c
+    expect preempted a 0
+    expect idle
+)"},
+    {"WaitsRatherThanPreemptItself", R"(
+    pool pages=8
+    options len=32 batch=32
+    submit a prompt=12 max=3
+    submit b prompt=15 max=8
+    step
+    expect plan a:12 b:15
+    step
+    expect plan a:1 b:1
+    expect free 0
+    step
+    expect plan a:1
+    expect running b
+    expect finished a=length
+    step
+    expect plan b:1
+    run
+    expect preempted b 0
+    expect output a b
+    expect idle
+)"},
+    {"DoesNotAdmitWhatItCouldNotFinishPrefilling", R"(
+    pool pages=16
+    options batch=8
+    submit a prompt=30 max=30
+    step 4
+    submit b prompt=34 max=2
+    step
+    expect plan a:1
+    expect waiting b
+    run
+    expect preempted a 0
+    expect preempted b 0
+    expect output a b
+    expect idle
+)"},
+    {"ShrinksAChunkToTheFreePages", R"(
+    pool pages=8
+    options len=32 batch=5
+    submit a prompt=14 max=18
+    submit b prompt=15 max=8
+    step 5
+    expect plan a:1 b:4
+    step
+    expect plan a:1 b:3
+    expect free 0
+    step
+    expect plan a:1
+    expect running a b
+    run
+    expect preempted b 1
+    expect output a b
+    expect idle
+)"},
+    {"FinishesManyOnAPoolForOne", R"(
+    pool pages=8
+    options len=32 batch=16 seqs=8 queue=16
+    submit a prompt=9 max=23 temp=1 seed=1
+    submit b prompt=2 max=30 temp=1 seed=2
+    submit c prompt=20 max=12 temp=1 seed=3 prio=1
+    submit d prompt=1 max=31 temp=1 seed=4
+    submit e prompt=30 max=2 temp=1 seed=5
+    submit f prompt=3 max=7 n=3 temp=1 seed=6
+    submit g prompt=17 max=9 temp=1 seed=7 prio=-1
+    submit h prompt=5 max=20 n=2 temp=1 seed=8 penalties
+    run
+    expect output a b c d e f g h
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kPreemption), CaseName);
+
+constexpr Case kTimeLimits[] = {
+    {"DeadlineInTheQueue", R"(
+    options seqs=1
+    submit a max=20
+    submit b deadline=2s
+    step
+    advance 1s
+    step
+    expect waiting b
+    advance 1s
+    step
+    expect failed b=DEADLINE_EXCEEDED
+    expect waiting none
+    run
+    expect output a
+    expect idle
+)"},
+    {"DeadlineWhilePrefilling", R"(
+    submit a prompt=40 deadline=2s
+    step
+    expect running a
+    advance 3s
+    step
+    expect plan none
+    expect failed a=DEADLINE_EXCEEDED
+    expect idle
+)"},
+    {"DeadlineWhileDecoding", R"(
+    submit a max=30 deadline=2s
+    step 3
+    advance 2s
+    step
+    expect failed a=DEADLINE_EXCEEDED
+    expect tokens a 3
+    expect idle
+)"},
+    {"DeadlineWhilePreempted", R"(
+    options seqs=1
+    submit low prio=5 max=20 deadline=2s
+    step 2
+    submit high prio=0 max=20
+    step
+    expect waiting low
+    advance 2s
+    step
+    expect failed low=DEADLINE_EXCEEDED
+    run
+    expect idle
+)"},
+    {"DeadlineOfForks", R"(
+    submit a prompt=6 n=3 max=20 deadline=2s
+    step 3
+    expect running a a#1 a#2
+    advance 2s
+    step
+    expect failed a=DEADLINE_EXCEEDED
+    expect idle
+)"},
+    {"QueueTimeoutOfTheRequest", R"(
+    options seqs=1 timeout=60s
+    submit a max=30
+    submit b queue_timeout=2s
+    step
+    advance 2s
+    step
+    expect failed b=DEADLINE_EXCEEDED
+    run
+    expect idle
+)"},
+    {"QueueTimeoutByDefaultAndOnlyBeforeTheFirstStep", R"(
+    options seqs=1 timeout=5s
+    submit a max=30
+    submit b
+    step
+    advance 6s
+    step
+    expect failed b=RESOURCE_EXHAUSTED
+    expect running a
+    run
+    expect output a
+    expect idle
+)"},
+    {"QueueTimeoutSparesWhatWasPreempted", R"(
+    options seqs=1 timeout=5s
+    submit low prio=5 max=10
+    step 2
+    submit high prio=0 max=10
+    step
+    expect waiting low
+    advance 6s
+    run
+    expect output high low
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(TimeLimits, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kTimeLimits), CaseName);
+
+constexpr Case kAbort[] = {
+    {"Waiting", R"(
+    options seqs=1
+    submit a max=3
+    submit b
+    step
+    abort b
+    expect finished b=abort
+    expect waiting none
+    run
+    expect output a
+    expect idle
+)"},
+    {"Prefilling", R"(
+    submit a prompt=40
+    step
+    abort a
+    expect finished a=abort
+    expect idle
+)"},
+    {"Decoding", R"(
+    submit a max=30
+    step 5
+    abort a
+    expect finished a=abort
+    expect tokens a 5
+    expect idle
+)"},
+    {"WhileItsStepRuns", R"(
+    submit a max=30
+    submit b max=5
+    step 2
+    schedule
+    expect plan a:1 b:1
+    abort a
+    apply
+    expect finished a=abort
+    expect tokens a 2
+    expect tokens b 3
+    run
+    expect output b
+    expect idle
+)"},
+    {"WhileItsFirstChunkRuns", R"(
+    submit a prompt=30
+    schedule
+    abort a
+    apply
+    expect finished a=abort
+    expect idle
+)"},
+    {"Preempted", R"(
+    options seqs=1
+    submit low prio=5 max=20
+    step 3
+    submit high prio=0 max=5
+    step
+    expect waiting low
+    abort low
+    expect finished low=abort
+    run
+    expect output high
+    expect idle
+)"},
+    {"BeforeItForked", R"(
+    submit a prompt=40 n=3
+    step
+    expect running a
+    abort a
+    expect finished a=abort
+    expect idle
+)"},
+    {"Forked", R"(
+    submit a prompt=10 n=3 max=20
+    step 4
+    expect running a a#1 a#2
+    abort a
+    expect finished a=abort
+    expect idle
+)"},
+    {"ForkedAndPartlyPreempted", R"(
+    pool pages=8
+    options len=32 batch=32
+    submit a prompt=10 n=3 max=22
+    step 9
+    expect running a a#1
+    expect waiting a#2
+    abort a
+    expect finished a=abort
+    expect idle
+)"},
+    {"FinishedOrUnknownIsNothing", R"(
+    submit a max=2
+    run
+    abort a
+    abort nobody
+    expect finished a=length
+    expect output a
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Abort, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kAbort), CaseName);
+
+constexpr Case kAdmission[] = {
+    {"RefusesAboveTheQueueBound", R"(
+    options seqs=1 queue=2
+    submit a max=2
+    submit b max=2
+    submit c max=2
+    expect refused c=RESOURCE_EXHAUSTED/retry
+    step
+    submit d max=2
+    submit e max=2
+    expect refused e=RESOURCE_EXHAUSTED/retry
+    run
+    expect output a b d
+    expect idle
+)"},
+    {"PreemptedRequestsDoNotFillTheQueue", R"(
+    options seqs=1 queue=1
+    submit low prio=5 max=20
+    step 2
+    submit high prio=0 max=4
+    step
+    expect waiting low
+    submit other max=2
+    run
+    expect output low high other
+    expect idle
+)"},
+    {"RefusesALiveId", R"(
+    submit a max=2
+    submit a max=2
+    expect refused a=ALREADY_EXISTS/none
+    run
+    expect idle
+)"},
+    {"TakesAnotherAttemptOfALiveId", R"(
+    submit a max=2
+    submit a max=3 attempt=1
+    run
+    expect output a
+    expect idle
+)"},
+    {"RefusesMoreSamplesThanSeats", R"(
+    submit a n=5
+    expect refused a=INVALID_ARGUMENT/never
+    expect idle
+)"},
+    {"ForksHoldTheirSeatsFromTheStart", R"(
+    options seqs=3
+    submit a prompt=30 n=2 max=4
+    submit b prompt=4 n=2 max=4
+    step
+    expect running a
+    expect waiting b
+    run
+    expect output a b
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Admission, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kAdmission), CaseName);
+
+constexpr Case kSamples[] = {
+    {"PrefillOnceAndShareThePages", R"(
+    submit a prompt=10 n=3 max=4 temp=1 seed=5
+    step
+    expect plan a:9
+    expect running a a#1 a#2
+    expect free 13
+    step
+    expect plan a:1 a#1:1 a#2:1
+    expect free 11       # two of the three copied the last page
+    run
+    expect output a
+    expect finished a=length
+    expect idle
+)"},
+    {"OfAPromptOfOneToken", R"(
+    submit a prompt=1 n=2 max=4 temp=1 seed=5
+    run
+    expect output a
+    expect idle
+)"},
+    {"OfAPromptThatEndsWithAPage", R"(
+    submit a prompt=9 n=4 max=6 temp=1 seed=5
+    run
+    expect output a
+    expect idle
+)"},
+    {"OfAPromptThatIsCachedButForItsLastToken", R"(
+    submit a prompt=8 max=1
+    run
+    submit b text=a prompt=9 n=2 max=4 temp=1 seed=1
+    step
+    expect plan b:1
+    run
+    expect cached b 8
+    expect output b
+    expect idle
+)"},
+    {"APreemptedForkGoesOnExactly", R"(
+    pool pages=8
+    options len=32 batch=32
+    submit a prompt=10 n=3 max=22 temp=1 seed=11
+    run
+    expect output a
+    expect finished a=length
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Samples, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kSamples), CaseName);
+
+constexpr Case kResume[] = {
+    {"PrefillsWhatWasEmittedAndGoesOn", R"(
+    submit a prompt=10 emitted=5 max=12 temp=1 seed=3
+    step
+    expect plan a:10
+    expect tokens a 0
+    step
+    expect plan a:5
+    expect tokens a 1
+    run
+    expect tokens a 7
+    expect output a
+    expect idle
+)"},
+    {"WithPenaltiesAndMinTokens", R"(
+    submit a prompt=10 emitted=5 max=20 min=8 temp=1 seed=3 penalties
+    run
+    expect output a
+    expect idle
+)"},
+    {"InChunks", R"(
+    options batch=7 seqs=2
+    submit a prompt=20 emitted=9 max=20 temp=1 seed=3 penalties
+    run
+    expect output a
+    expect idle
+)"},
+    {"OfAnOutputThatWasComplete", R"(
+    submit a prompt=4 max=4 emitted=4
+    expect finished a=length
+    expect tokens a 0
+    expect idle
+)"},
+    {"PenaltiesSurviveAPreemption", R"(
+    options seqs=1
+    submit low prio=5 max=20 temp=1 seed=4 penalties
+    step 7
+    submit high prio=0 max=3 temp=1 seed=5 penalties
+    run
+    expect preempted low 1
+    expect output low high
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Resume, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kResume), CaseName);
+
+constexpr Case kPrefixReuse[] = {
+    {"TakesTheWholePagesOfAnEarlierPrompt", R"(
+    submit a prompt=16 max=2
+    run
+    expect idle
+    submit b text=a prompt=20 max=2
+    step
+    expect plan b:4
+    run
+    expect cached a 0
+    expect cached b 16
+    expect output a b
+    expect idle
+)"},
+    {"LeavesOneTokenToRun", R"(
+    submit a prompt=16 max=2
+    run
+    submit b text=a prompt=16 max=2
+    step
+    expect plan b:4
+    run
+    expect cached b 12
+    expect output b
+    expect idle
+)"},
+    {"NotAcrossSalts", R"(
+    submit a prompt=16 max=2 salt=x
+    run
+    submit b text=a prompt=16 max=2 salt=y
+    submit c text=a prompt=16 max=2 salt=x
+    run
+    expect cached b 0
+    expect cached c 12
+    expect output b c
+    expect idle
+)"},
+    {"SharesPagesWithASequenceThatRuns", R"(
+    pool pages=16
+    submit a prompt=32 max=30
+    step 3
+    submit b text=a prompt=32 max=20
+    step
+    expect plan a:1 b:4
+    run
+    expect cached b 28
+    expect output a b
+    expect idle
+)"},
+    {"SeesAPrefixThatGrewWhileItWaited", R"(
+    pool pages=16
+    options batch=44
+    submit a prompt=40 max=20
+    submit b text=a prompt=40 max=8
+    step
+    expect plan a:40
+    expect waiting b
+    step
+    expect plan a:1 b:4
+    run
+    expect cached b 36
+    expect output a b
+    expect idle
+)"},
+    {"WaitsForPagesWhileNoPrefixHelps", R"(
+    pool pages=16
+    options batch=44
+    submit a prompt=40 max=10
+    submit b prompt=40 max=8
+    step 9
+    expect running a
+    expect waiting b
+    run
+    expect preempted a 0
+    expect preempted b 0
+    expect output a b
+    expect idle
+)"},
+    {"NoneForPromptLogprobs", R"(
+    submit a prompt=16 max=2
+    run
+    submit b text=a prompt=16 max=2 prompt_logprobs
+    run
+    expect cached b 0
+    expect output b
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(PrefixReuse, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kPrefixReuse), CaseName);
+
+constexpr Case kWindows[] = {
+    {"HoldOnlyThePagesThatAreSeen", R"(
+    pool pages=6 window=6
+    options batch=8 seqs=1
+    submit a prompt=40 max=20
+    run
+    expect output a
+    expect idle
+)"},
+    {"BesideLayersThatSeeAll", R"(
+    pool pages=16
+    group pages=8 window=6
+    options batch=8
+    submit a prompt=40 max=20 temp=1 seed=1
+    submit b prompt=20 max=20 temp=1 seed=2
+    submit c prompt=30 max=9 n=2 temp=1 seed=3
+    run
+    expect output a b c
+    expect idle
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Windows, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kWindows), CaseName);
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,348 @@
+// Scheduler: how requests come and how they end.
+#include <algorithm>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/string_view.h"
+#include "worker/engine/scheduler.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::AbslView;
+
+// Output tokens that a sequence has room for from the start.
+constexpr size_t kTokensReserve = 256;
+
+// What a sample spent its time on until `now`.
+struct Phases {
+  absl::Duration queue;
+  std::optional<absl::Duration> prefill;
+  std::optional<absl::Duration> decode;
+};
+
+Phases PhasesOf(const RequestState& state, const Sequence& sample,
+                absl::Time now) {
+  const absl::Time started = std::min(state.first_step, now);
+  const absl::Time first_token = std::min(sample.first_token, now);
+  Phases phases;
+  phases.queue = started - state.request.arrival;
+  if (state.started) phases.prefill = first_token - started;
+  if (sample.first_token != absl::InfiniteFuture()) {
+    phases.decode = now - first_token;
+  }
+  return phases;
+}
+
+void Summarize(const Phases& phases, RequestSummary* summary) {
+  summary->queue = phases.queue;
+  summary->prefill = phases.prefill;
+  summary->decode = phases.decode;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------
+// Requests come
+// ---------------------------------------------------------------------------
+
+Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
+  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
+  if (request.sampling.n > options_.max_num_seqs) {
+    return {absl::InvalidArgumentError(absl::StrCat(
+                "n is ", request.sampling.n, ", want at most max_num_seqs ",
+                options_.max_num_seqs)),
+            RefusalReason::kNeverFits};
+  }
+  if (const auto found = requests_.find(request.request_id);
+      found != requests_.end()) {
+    for (const auto& state : found->second) {
+      if (state->request.attempt != request.attempt) continue;
+      return {absl::AlreadyExistsError(
+                  absl::StrCat("request ", request.request_id, ", attempt ",
+                               request.attempt, " is live")),
+              RefusalReason::kNone};
+    }
+  }
+  if (num_queued_ >= options_.max_queue) {
+    return {
+        absl::ResourceExhaustedError(absl::StrCat(
+            num_queued_, " requests wait, the limit is ", options_.max_queue)),
+        RefusalReason::kRetryElsewhere};
+  }
+
+  const absl::Time now = deps_.clock->Now();
+  auto owned = std::make_unique<RequestState>();
+  RequestState& state = *owned;
+  state.request = std::move(request);
+  state.sink = std::move(sink);
+  state.order = next_order_++;
+  InitRequest(&state, now);
+  requests_[state.request.request_id].push_back(std::move(owned));
+  ++num_queued_;
+  earliest_expiry_ =
+      std::min({earliest_expiry_, state.request.deadline, state.start_by});
+
+  state.sink->OnAccepted(state.prompt_tokens());
+  // What an earlier attempt delivered may already be all.
+  if (state.request.emitted_ids.empty() ||
+      !EndIfComplete(&state.samples[0], now)) {
+    Enqueue(&state.samples[0]);
+  }
+  return {};
+}
+
+void Scheduler::InitRequest(RequestState* state, absl::Time now) const {
+  Request& request = state->request;
+  const SamplingParams& sampling = request.sampling;
+  if (request.arrival == absl::InfinitePast()) request.arrival = now;
+  state->start_by =
+      request.arrival + (request.queue_timeout == absl::ZeroDuration()
+                             ? options_.queue_timeout
+                             : request.queue_timeout);
+  state->stop_ids = sampling.stop_token_ids;
+  if (!sampling.ignore_eos) {
+    state->stop_ids.insert(state->stop_ids.end(),
+                           options_.eos_token_ids.begin(),
+                           options_.eos_token_ids.end());
+  }
+  std::sort(state->stop_ids.begin(), state->stop_ids.end());
+  state->stop_ids.erase(
+      std::unique(state->stop_ids.begin(), state->stop_ids.end()),
+      state->stop_ids.end());
+  state->has_penalties = sampling.repetition_penalty != 1.0f ||
+                         sampling.presence_penalty != 0.0f ||
+                         sampling.frequency_penalty != 0.0f;
+  state->max_total_tokens =
+      std::min<uint64_t>(uint64_t{state->prompt_tokens()} + sampling.max_tokens,
+                         options_.max_model_len);
+
+  state->samples.resize(sampling.n);
+  state->unfinished = sampling.n;
+  state->pending_forks = sampling.n - 1;
+  for (uint32_t i = 0; i < sampling.n; ++i) {
+    Sequence& sequence = state->samples[i];
+    sequence.request = state;
+    sequence.sample_index = i;
+    sequence.state = Sequence::State::kPending;
+  }
+  std::vector<int32_t>& tokens = state->samples[0].tokens;
+  tokens.reserve(request.prompt_ids.size() + request.emitted_ids.size() +
+                 std::min<size_t>(sampling.max_tokens, kTokensReserve));
+  tokens = request.prompt_ids;
+  tokens.insert(tokens.end(), request.emitted_ids.begin(),
+                request.emitted_ids.end());
+}
+
+void Scheduler::Enqueue(Sequence* sequence) {
+  sequence->state = Sequence::State::kWaiting;
+  sequence->computed = 0;
+  sequence->sampled_step = 0;
+  sequence->known_to_executor = false;
+  sequence->history_sent = false;
+  waiting_.insert(sequence);
+  queued_tokens_ += sequence->tokens.size();
+}
+
+void Scheduler::LeaveQueue(Sequence* sequence) {
+  waiting_.erase(sequence);
+  queued_tokens_ -= sequence->tokens.size();
+}
+
+void Scheduler::EnterBatch(Sequence* sequence) {
+  sequence->state = Sequence::State::kRunning;
+  seats_ += sequence->seats();
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), sequence,
+                                   RunsBefore()),
+                  sequence);
+}
+
+// The cache has released or preempted it already, or does so next.
+void Scheduler::LeaveBatch(Sequence* sequence) {
+  const auto at = std::lower_bound(running_.begin(), running_.end(), sequence,
+                                   RunsBefore());
+  KVASIR_CHECK(at != running_.end() && *at == sequence);
+  running_.erase(at);
+  seats_ -= sequence->seats();
+  if (sequence->known_to_executor) plan_.Release(sequence->id);
+  if (sequence->plan_index >= 0) {
+    plan_.planned()[static_cast<size_t>(sequence->plan_index)].sequence =
+        nullptr;
+    sequence->plan_index = -1;
+  }
+}
+
+// ---------------------------------------------------------------------------
+// Requests end
+// ---------------------------------------------------------------------------
+
+bool Scheduler::EndIfComplete(Sequence* sequence, absl::Time now) {
+  const RequestState& state = *sequence->request;
+  const int32_t last = sequence->tokens.back();
+  if (std::binary_search(state.stop_ids.begin(), state.stop_ids.end(), last)) {
+    Finish(sequence, FinishReason::kStop, last, now);
+    return true;
+  }
+  if (sequence->tokens.size() >= state.max_total_tokens) {
+    Finish(sequence, FinishReason::kLength, std::nullopt, now);
+    return true;
+  }
+  return false;
+}
+
+void Scheduler::Finish(Sequence* sequence, FinishReason reason,
+                       std::optional<int32_t> matched, absl::Time now) {
+  RequestState& state = *sequence->request;
+  Leave(sequence);
+  FinishInfo info;
+  info.index = sequence->sample_index;
+  info.reason = reason;
+  info.matched_token_id = matched;
+  info.prompt_tokens = state.prompt_tokens();
+  // A sample that never forked has no tokens of its own yet.
+  info.output_tokens =
+      sequence->tokens.empty() ? 0 : state.output_tokens(*sequence);
+  info.cached_tokens = state.cached_tokens;
+  const Phases phases = PhasesOf(state, *sequence, now);
+  info.queue = phases.queue;
+  info.prefill = phases.prefill.value_or(absl::ZeroDuration());
+  info.decode = phases.decode.value_or(absl::ZeroDuration());
+  info.preemptions = sequence->preemptions;
+  info.last = --state.unfinished == 0;
+  state.summary.output_tokens += info.output_tokens;
+  state.summary.aborted |= reason == FinishReason::kAbort;
+  if (sequence->sample_index == 0) {
+    state.summary.reason = reason;
+    Summarize(phases, &state.summary);
+  }
+  state.sink->OnFinished(info);
+  if (info.last) EndRequest(&state, now);
+}
+
+// Gives back what the sequence holds: its place and its pages.
+void Scheduler::Leave(Sequence* sequence) {
+  if (sequence->state == Sequence::State::kWaiting) LeaveQueue(sequence);
+  if (sequence->state == Sequence::State::kRunning) {
+    deps_.cache->Release(sequence->cache_id());
+    LeaveBatch(sequence);
+  }
+  sequence->state = Sequence::State::kFinished;
+}
+
+void Scheduler::AbortRequest(RequestState* state) {
+  const absl::Time now = deps_.clock->Now();
+  for (Sequence& sequence : state->samples) {
+    if (sequence.state == Sequence::State::kFinished) continue;
+    Finish(&sequence, FinishReason::kAbort, std::nullopt, now);
+  }
+}
+
+void Scheduler::FailRequest(RequestState* state, const Refusal& why) {
+  const absl::Time now = deps_.clock->Now();
+  for (Sequence& sequence : state->samples) {
+    if (sequence.state == Sequence::State::kFinished) continue;
+    if (sequence.sample_index == 0) {
+      Summarize(PhasesOf(*state, sequence, now), &state->summary);
+    }
+    if (!sequence.tokens.empty()) {
+      state->summary.output_tokens += state->output_tokens(sequence);
+    }
+    Leave(&sequence);
+  }
+  state->summary.reason.reset();
+  state->summary.status = why.status;
+  state->summary.refusal = why.reason;
+  state->sink->OnFailed(why);
+  EndRequest(state, now);
+}
+
+void Scheduler::EndRequest(RequestState* state, absl::Time now) {
+  if (!state->started) --num_queued_;
+  RequestSummary& summary = state->summary;
+  summary.request_id = state->request.request_id;
+  summary.attempt = state->request.attempt;
+  summary.tenant = state->request.tenant;
+  summary.prompt_tokens = state->prompt_tokens();
+  summary.cached_tokens = state->cached_tokens;
+  summary.end_to_end = now - state->request.arrival;
+  if (deps_.observer != nullptr) deps_.observer->OnRequestEnd(summary);
+
+  const auto found = requests_.find(state->request.request_id);
+  auto& attempts = found->second;
+  const auto at =
+      std::find_if(attempts.begin(), attempts.end(),
+                   [&](const auto& owned) { return owned.get() == state; });
+  ended_.push_back(std::move(*at));
+  attempts.erase(at);
+  if (attempts.empty()) requests_.erase(found);
+}
+
+int Scheduler::Abort(std::string_view request_id,
+                     std::optional<uint32_t> attempt) {
+  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
+  const auto found = requests_.find(AbslView(request_id));
+  if (found == requests_.end()) return 0;
+  std::vector<RequestState*> matches;
+  for (const auto& state : found->second) {
+    if (!attempt.has_value() || state->request.attempt == *attempt) {
+      matches.push_back(state.get());
+    }
+  }
+  for (RequestState* state : matches) AbortRequest(state);
+  return static_cast<int>(matches.size());
+}
+
+void Scheduler::RefuseAll(const Refusal& why) {
+  const absl::Cleanup forget_ended = [this] { ended_.clear(); };
+  for (RequestState* state : LiveRequests()) FailRequest(state, why);
+}
+
+void Scheduler::FailAll(const Refusal& why) {
+  in_flight_ = false;
+  RefuseAll(why);
+}
+
+std::vector<RequestState*> Scheduler::LiveRequests() const {
+  std::vector<RequestState*> all;
+  for (const auto& [id, attempts] : requests_) {
+    for (const auto& state : attempts) all.push_back(state.get());
+  }
+  std::sort(all.begin(), all.end(),
+            [](const auto* a, const auto* b) { return a->order < b->order; });
+  return all;
+}
+
+std::vector<SequenceSnapshot> Scheduler::Snapshot() const {
+  std::vector<SequenceSnapshot> all;
+  const auto add = [&](const Sequence& sequence, bool running) {
+    all.push_back({.request_id = sequence.request->request.request_id,
+                   .sample_index = sequence.sample_index,
+                   .sequence_id = sequence.id,
+                   .running = running,
+                   .priority = sequence.priority(),
+                   .num_tokens = static_cast<uint32_t>(sequence.tokens.size()),
+                   .computed_tokens = sequence.computed,
+                   .preemptions = sequence.preemptions});
+  };
+  for (const Sequence* sequence : running_) add(*sequence, true);
+  for (const Sequence* sequence : waiting_) add(*sequence, false);
+  return all;
+}
+
+LoadSnapshot Scheduler::Load() const {
+  LoadSnapshot load;
+  load.step = step_id_;
+  load.running = num_running();
+  load.waiting = num_waiting();
+  load.queued_tokens = queued_tokens_;
+  for (int64_t g = 0; g < deps_.cache->num_page_groups(); ++g) {
+    const cache::PageGroupId group(static_cast<int32_t>(g));
+    load.free_pages +=
+        static_cast<uint64_t>(deps_.cache->available_pages(group));
+    load.total_pages += static_cast<uint64_t>(deps_.cache->num_pages(group));
+  }
+  return load;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,238 @@
+// Random requests, aborts and clock jumps; every step is checked by the fake
+// executor and the cache's invariants, every output against the model told
+// without pages.
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "worker/engine/scheduler.h"
+#include "worker/testing/fake_executor.h"
+#include "worker/testing/recording_sink.h"
+#include "worker/testing/scheduler_scenario.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::IsOk;
+
+constexpr uint32_t kMaxLen = 64;
+constexpr uint32_t kMaxQueue = 20;
+constexpr int32_t kVocab = 50;  // small: stop ids are met
+
+struct Storm {
+  const char* name;
+  uint32_t seed;
+  uint32_t max_batched_tokens;
+  uint32_t max_num_seqs;
+  std::vector<FakeExecutorOptions::PageGroup> groups;
+};
+
+struct Sent {
+  Request request;
+  std::shared_ptr<RecordingSink> sink;
+};
+
+class StormTest : public ::testing::TestWithParam<Storm> {
+ protected:
+  void SetUp() override {
+    const Storm& storm = GetParam();
+    random_.seed(storm.seed);
+    FakeExecutorOptions fake;
+    fake.groups = storm.groups;
+    fake.vocab_size = kVocab;
+    fake.max_num_seqs = storm.max_num_seqs;
+    fake.max_batched_tokens = storm.max_batched_tokens;
+    executor_ = std::make_unique<FakeExecutor>(fake);
+    cache::KvCacheConfig config;
+    config.page_tokens = fake.page_tokens;
+    config.cache_id = "storm";
+    for (const auto& group : storm.groups) {
+      config.groups.push_back({.num_pages = group.num_pages,
+                               .sliding_window = group.sliding_window});
+    }
+    cache_ = std::make_unique<cache::KvCache>(config);
+    SchedulerOptions options;
+    options.max_model_len = kMaxLen;
+    options.max_num_seqs = storm.max_num_seqs;
+    options.max_batched_tokens = storm.max_batched_tokens;
+    options.max_queue = kMaxQueue;
+    options.vocab_size = kVocab;
+    options.eos_token_ids = {3};
+    auto scheduler =
+        Scheduler::Create(options, {.cache = cache_.get(), .clock = &clock_});
+    KVASIR_ASSERT_OK(scheduler.status());
+    scheduler_ = *std::move(scheduler);
+  }
+
+  uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
+
+  FakeModelLimits Limits() const {
+    return {
+        .vocab_size = kVocab, .max_model_len = kMaxLen, .eos_token_ids = {3}};
+  }
+
+  Request RandomRequest(int index) {
+    Request request;
+    request.request_id = absl::StrCat("r", index);
+    // Few texts, so that prefixes meet.
+    request.prompt_ids =
+        FakePrompt(absl::StrCat("text", Below(4)), 1 + Below(40), kVocab);
+    request.cache_salt = Below(4) == 0 ? "other" : "";
+    request.priority = static_cast<int32_t>(Below(3)) - 1;
+    request.use_prefix_cache = Below(8) != 0;
+    SamplingParams& sampling = request.sampling;
+    sampling.temperature = Below(3) == 0 ? 0.0f : 1.0f;
+    sampling.seed = Below(1000);
+    sampling.max_tokens = 1 + Below(24);
+    sampling.min_tokens = Below(4) == 0 ? Below(sampling.max_tokens) : 0;
+    sampling.ignore_eos = Below(2) == 0;
+    if (Below(3) == 0) {
+      sampling.stop_token_ids = {static_cast<int32_t>(Below(kVocab))};
+    }
+    if (Below(4) == 0) sampling.presence_penalty = 0.5f;
+    if (Below(6) == 0) sampling.num_prompt_logprobs = 0;
+    if (Below(6) == 0) sampling.num_logprobs = 2;
+    switch (Below(5)) {
+      case 0:
+        sampling.n = 1 + Below(std::min(4u, GetParam().max_num_seqs));
+        break;
+      case 1: {
+        request.emitted_ids = FakeContinuation(request, 0, Limits());
+        request.emitted_ids.resize(
+            Below(static_cast<uint32_t>(request.emitted_ids.size()) + 1));
+        break;
+      }
+      default:
+        break;
+    }
+    if (Below(12) == 0) {
+      request.deadline = clock_.Now() + absl::Seconds(Below(40));
+    }
+    return request;
+  }
+
+  void Submit(int index) {
+    Sent sent{.request = RandomRequest(index), .sink = nullptr};
+    sent.sink = std::make_shared<RecordingSink>(sent.request.sampling.n);
+    const Refusal refusal = scheduler_->Add(sent.request, sent.sink);
+    if (refusal.ok()) {
+      sent_.push_back(std::move(sent));
+    } else {
+      EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+      ++refused_;
+    }
+  }
+
+  void AbortOne() {
+    if (sent_.empty()) return;
+    const uint32_t recent =
+        std::min<uint32_t>(static_cast<uint32_t>(sent_.size()), 20);
+    scheduler_->Abort(
+        sent_[sent_.size() - 1 - Below(recent)].request.request_id,
+        std::nullopt);
+  }
+
+  void Step() {
+    const kvasir::v1::StepPlan* plan = scheduler_->Schedule();
+    if (plan == nullptr) {
+      ASSERT_FALSE(scheduler_->has_work()) << "work, but no plan";
+      return;
+    }
+    const auto result = executor_->Execute(*plan);
+    KVASIR_ASSERT_OK(result.status());
+    if (Below(10) == 0) AbortOne();  // while the step runs
+    KVASIR_ASSERT_OK(scheduler_->Apply(*result));
+    KVASIR_ASSERT_OK(cache_->CheckInvariants());
+    ASSERT_EQ(cache_->Stats().leaked_pages, 0);
+    ASSERT_LE(scheduler_->num_running(), GetParam().max_num_seqs);
+  }
+
+  static bool EndedBefore(const Request& request) {
+    if (request.emitted_ids.empty()) return false;
+    const int32_t last = request.emitted_ids.back();
+    const auto& stop = request.sampling.stop_token_ids;
+    return (last == 3 && !request.sampling.ignore_eos) ||
+           std::find(stop.begin(), stop.end(), last) != stop.end();
+  }
+
+  // Returns how many samples ran to their own end.
+  int CheckOutputs() {
+    int complete = 0;
+    for (const Sent& sent : sent_) {
+      EXPECT_TRUE(sent.sink->ended()) << sent.request.request_id;
+      for (uint32_t i = 0; i < sent.request.sampling.n; ++i) {
+        const auto& sample = sent.sink->samples()[i];
+        std::vector<int32_t> want = FakeContinuation(sent.request, i, Limits());
+        // What was emitted before may have ended the output already.
+        if (sample.finish.has_value() &&
+            sample.finish->reason != FinishReason::kAbort) {
+          ++complete;
+          if (EndedBefore(sent.request)) want.clear();
+        } else {
+          EXPECT_GE(want.size(), sample.tokens.size());
+          want.resize(sample.tokens.size());
+        }
+        EXPECT_EQ(sample.tokens, want) << sent.request.request_id << "#" << i;
+        if (sent.request.sampling.num_logprobs >= 0) {
+          EXPECT_EQ(sample.logprobs.size(), sample.tokens.size());
+        }
+      }
+    }
+    return complete;
+  }
+
+  std::mt19937 random_;
+  base::ManualClock clock_;
+  std::unique_ptr<cache::KvCache> cache_;
+  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<Sent> sent_;
+  int refused_ = 0;
+};
+
+TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
+  constexpr int kRequests = 500;
+  int submitted = 0;
+  while (submitted < kRequests) {
+    // A full queue is met now and then, not all the time.
+    const bool full = scheduler_->num_queued() >= kMaxQueue - 2;
+    uint32_t burst = full && Below(20) != 0 ? 0 : Below(4);
+    for (; burst > 0 && submitted < kRequests; --burst) Submit(submitted++);
+    if (Below(6) == 0) AbortOne();
+    if (Below(3) == 0) clock_.Advance(absl::Seconds(Below(3)));
+    Step();
+    if (HasFatalFailure()) return;
+  }
+  for (int i = 0; i < 100000 && scheduler_->has_work(); ++i) {
+    Step();
+    if (HasFatalFailure()) return;
+  }
+  ASSERT_FALSE(scheduler_->has_work());
+  EXPECT_GT(CheckOutputs(), kRequests / 3);
+  EXPECT_EQ(static_cast<int>(sent_.size()) + refused_, kRequests);
+  const LoadSnapshot load = scheduler_->Load();
+  EXPECT_EQ(load.free_pages, load.total_pages);
+  EXPECT_EQ(load.queued_tokens, 0u);
+  EXPECT_EQ(scheduler_->num_queued(), 0u);
+  EXPECT_EQ(cache_->Stats().sequences, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Pools, StormTest,
+    ::testing::Values(
+        Storm{"PoolForOne", 1, 16, 4, {{.num_pages = 16}}},
+        Storm{"PoolForMany", 2, 32, 16, {{.num_pages = 128}}},
+        Storm{"SmallChunks", 3, 5, 5, {{.num_pages = 40}}},
+        Storm{"OneSeat", 4, 7, 1, {{.num_pages = 24}}},
+        Storm{"ManySeatsFewPages", 5, 64, 32, {{.num_pages = 20}}},
+        Storm{"Window", 6, 12, 8, {{.num_pages = 24, .sliding_window = 10}}},
+        Storm{"WindowBesideFull",
+              7,
+              16,
+              8,
+              {{.num_pages = 40}, {.num_pages = 20, .sliding_window = 7}}}),
+    [](const auto& param_info) { return std::string(param_info.param.name); });
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,121 @@
+// The scheduler's own records: a request and its samples. Plain data; the
+// scheduler is the only one who touches them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "cache/kv_cache.h"
+#include "worker/engine/engine_events.h"
+#include "worker/engine/request.h"
+
+namespace kvasir::worker {
+
+struct RequestState;
+
+// One sample of a request. Its tokens are
+//
+//   tokens:  |-- prompt --|-- output (emitted before, then sampled) --|
+//            |------ computed: in the cache ------|-- to run --|
+//
+// It decodes when one token is left to run, and prefills when more are: after
+// a preemption the output is prefilled again like a prompt.
+struct Sequence {
+  enum class State {
+    kWaiting,  // in the waiting set; holds no page
+    kRunning,  // in the running list; holds pages
+    kPending,  // sample > 0 while sample 0 prefills the prompt for all
+    kFinished,
+  };
+
+  RequestState* request = nullptr;
+  uint32_t sample_index = 0;
+  State state = State::kWaiting;
+  // A new one each time it starts, so that an id the executor has released
+  // never comes back.
+  uint64_t id = 0;
+
+  std::vector<int32_t> tokens;
+  uint32_t computed = 0;
+  // Step that sampled tokens.back(); 0: none since it (re)started.
+  uint64_t sampled_step = 0;
+  bool known_to_executor = false;
+  bool history_sent = false;  // the executor counts its tokens for penalties
+
+  // Position in the plan in flight; -1: not in it.
+  int32_t plan_index = -1;
+
+  uint32_t preemptions = 0;
+  absl::Time first_token = absl::InfiniteFuture();
+  absl::Time last_token = absl::InfiniteFuture();
+
+  cache::SequenceId cache_id() const {
+    return cache::SequenceId(static_cast<int64_t>(id));
+  }
+  uint32_t to_run() const {
+    return static_cast<uint32_t>(tokens.size()) - computed;
+  }
+  int32_t priority() const;
+  // Places in the batch: its own and those of the samples that wait for it.
+  uint32_t seats() const;
+};
+
+struct RequestState {
+  Request request;
+  std::shared_ptr<EngineSink> sink;
+  uint64_t order = 0;  // counts arrivals: first come, first served
+  std::vector<Sequence> samples;
+
+  // Samples that wait for sample 0's prompt; they hold seats meanwhile.
+  uint32_t pending_forks = 0;
+  uint32_t unfinished = 0;
+
+  // Sorted. What ends the output, and what may not be sampled while it is
+  // shorter than min_tokens.
+  std::vector<int32_t> stop_ids;
+  bool has_penalties = false;
+  uint64_t max_total_tokens = 0;  // prompt and output: whichever limit is first
+
+  bool started = false;  // had its first step
+  absl::Time start_by;   // queue timeout
+  absl::Time first_step = absl::InfiniteFuture();
+  uint32_t cached_tokens = 0;
+  std::vector<float> prompt_logprobs;
+  RequestSummary summary;
+
+  uint32_t prompt_tokens() const {
+    return static_cast<uint32_t>(request.prompt_ids.size());
+  }
+  uint32_t output_tokens(const Sequence& sequence) const {
+    return static_cast<uint32_t>(sequence.tokens.size()) - prompt_tokens();
+  }
+  bool wants_prompt_logprobs() const {
+    return request.sampling.num_prompt_logprobs >= 0 &&
+           prompt_logprobs.size() + 1 < request.prompt_ids.size();
+  }
+};
+
+inline int32_t Sequence::priority() const { return request->request.priority; }
+
+inline uint32_t Sequence::seats() const {
+  return sample_index == 0 ? 1 + request->pending_forks : 1;
+}
+
+// Who runs first: lower priority values, then earlier arrivals, then lower
+// samples. Preemption takes from the other end.
+struct RunsBefore {
+  bool operator()(const Sequence* a, const Sequence* b) const {
+    const RequestState& x = *a->request;
+    const RequestState& y = *b->request;
+    if (x.request.priority != y.request.priority) {
+      return x.request.priority < y.request.priority;
+    }
+    if (x.order != y.order) return x.order < y.order;
+    return a->sample_index < b->sample_index;
+  }
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,106 @@
+// The promise of the whole engine: a request's tokens and log probabilities are
+// the same bits whatever shares its batch, however its prefill was cut, with
+// any number of threads, after a preemption, with a prefix hit, and when it is
+// resumed elsewhere. Scheduler and real executor on a tiny model.
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "worker/testing/invariance_scenario.h"
+
+namespace kvasir::worker {
+namespace {
+
+class BatchInvarianceTest : public ::testing::TestWithParam<int64_t> {
+ protected:
+  // What each request gives alone.
+  std::vector<Sample> Alone(const std::vector<Request>& requests) {
+    Worker worker({.one_at_a_time = true}, GetParam());
+    return worker.Run(requests);
+  }
+};
+
+TEST_P(BatchInvarianceTest, SixteenTogetherAreWhatEachIsAlone) {
+  const std::vector<Request> requests = MixedRequests();
+  Worker worker({}, GetParam());
+  EXPECT_EQ(worker.Run(requests), Alone(requests));
+  EXPECT_EQ(worker.stats().preemptions, 0);
+}
+
+TEST_P(BatchInvarianceTest, ChunksAndThreadsChangeNothing) {
+  const std::vector<Request> requests = MixedRequests();
+  const std::vector<Sample> alone = Alone(requests);
+  for (const Conditions& conditions : {
+           Conditions{.max_num_seqs = 2, .max_batched_tokens = 2},
+           Conditions{.max_num_seqs = 7, .max_batched_tokens = 7},
+           Conditions{.threads = 2, .max_batched_tokens = 64},
+       }) {
+    Worker worker(conditions, GetParam());
+    EXPECT_EQ(worker.Run(requests), alone)
+        << "chunks of " << conditions.max_batched_tokens << ", "
+        << conditions.threads << " threads";
+  }
+}
+
+TEST_P(BatchInvarianceTest, NorDoesOneTokenAtATime) {
+  std::vector<Request> requests = MixedRequests();
+  std::erase_if(requests, [](const Request& r) { return r.sampling.n > 1; });
+  Worker worker({.max_num_seqs = 1, .max_batched_tokens = 1}, GetParam());
+  EXPECT_EQ(worker.Run(requests), Alone(requests));
+}
+
+TEST_P(BatchInvarianceTest, PreemptionChangesNothing) {
+  const std::vector<Request> requests = MixedRequests();
+  Worker worker({.pages = 14}, GetParam());
+  EXPECT_EQ(worker.Run(requests), Alone(requests));
+  EXPECT_GT(worker.stats().preemptions, 0);
+}
+
+TEST_P(BatchInvarianceTest, APrefixHitChangesNothing) {
+  std::vector<Request> requests = MixedRequests();
+  const std::vector<Sample> alone = Alone(requests);
+  for (Request& request : requests) request.use_prefix_cache = true;
+  Worker worker({.max_num_seqs = 4}, GetParam());
+  EXPECT_EQ(worker.Run(requests), alone);
+  const int64_t hits = worker.stats().hit_tokens;
+  EXPECT_GT(hits, 0);
+  EXPECT_EQ(worker.Run(requests), alone);
+  EXPECT_GT(worker.stats().hit_tokens, 2 * hits);
+}
+
+TEST_P(BatchInvarianceTest, AResumedRequestGoesOnWithTheSameTokens) {
+  const std::vector<Request> requests = MixedRequests();
+  std::vector<Request> resumed;
+  std::vector<Sample> rest;
+  for (const Request& request : requests) {
+    if (request.sampling.n == 1) resumed.push_back(request);
+  }
+  const std::vector<Sample> whole = Alone(resumed);
+  for (size_t i = 0; i < resumed.size(); ++i) {
+    const size_t emitted = 1 + i % 7;
+    resumed[i].emitted_ids.assign(
+        whole[i].tokens.begin(),
+        whole[i].tokens.begin() + static_cast<std::ptrdiff_t>(emitted));
+    Sample& sample = rest.emplace_back();
+    sample.tokens.assign(
+        whole[i].tokens.begin() + static_cast<std::ptrdiff_t>(emitted),
+        whole[i].tokens.end());
+  }
+  Worker worker({.threads = 2, .max_num_seqs = 5, .max_batched_tokens = 9},
+                GetParam());
+  const std::vector<Sample> got = worker.Run(resumed);
+  ASSERT_EQ(got.size(), rest.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].tokens, rest[i].tokens) << resumed[i].request_id;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Windows, BatchInvarianceTest, ::testing::Values(0, 24),
+                         [](const auto& param_info) {
+                           return param_info.param == 0
+                                      ? std::string("AllLayersSeeAll")
+                                      : std::string("OneLayerHasAWindow");
+                         });
+
+}  // namespace
+}  // namespace kvasir::worker

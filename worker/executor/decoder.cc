@@ -1,0 +1,269 @@
+#include "worker/executor/decoder.h"
+
+#include <vector>
+
+#include "base/status_macros.h"
+#include "kernels/device/read_back.h"
+#include "kernels/linear/ops.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::Stream;
+using kernels::Workspace;
+
+struct DenseRows {
+  const float* x = nullptr;
+  int64_t num_rows = 0;
+  const float* bias = nullptr;
+};
+
+// y [rows, n] = x [rows, k] W, both without gaps between rows.
+absl::Status MatmulDense(Stream& stream, const DenseRows& in,
+                         const kernels::PackedMatrix& weight, float* y,
+                         Workspace& workspace) {
+  kernels::MatmulParams params;
+  params.x = in.x;
+  params.x_row_stride = weight.k;
+  params.num_rows = in.num_rows;
+  params.weight = weight;
+  params.bias = in.bias;
+  params.y = y;
+  params.y_row_stride = weight.n;
+  return kernels::Matmul(stream, params, workspace);
+}
+
+kernels::ActivationKind ActivationOf(model::MlpKind kind) {
+  switch (kind) {
+    case model::MlpKind::kGelu:
+      return kernels::ActivationKind::kGelu;
+    case model::MlpKind::kGeluTanh:
+      return kernels::ActivationKind::kGeluTanh;
+    case model::MlpKind::kRelu:
+    case model::MlpKind::kGatedSilu:  // has no activation of its own
+      break;
+  }
+  return kernels::ActivationKind::kRelu;
+}
+
+}  // namespace
+
+absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
+                                        kernels::DeviceAllocator* allocator,
+                                        kernels::Stream* stream) {
+  Decoder decoder;
+  decoder.parts_ = parts;
+  std::vector<uint64_t> steps;
+  for (const double frequency : parts.spec->rope.frequencies) {
+    steps.push_back(kernels::RopeStep(frequency));
+  }
+  const size_t bytes = steps.size() * sizeof(uint64_t);
+  KVASIR_ASSIGN_OR_RETURN(
+      decoder.rope_steps_,
+      allocator->Allocate(bytes, kernels::MemoryTag::kOther));
+  KVASIR_RETURN_IF_ERROR(kernels::Upload(*stream, decoder.rope_steps_.data(),
+                                         steps.data(), bytes));
+  decoder.hadamard_ = std::make_unique<kernels::HadamardTables>();
+  for (int64_t layer = 0; layer < parts.spec->num_layers(); ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    decoder.attention_.emplace_back(
+        LayerAttention::Parts{.spec = parts.spec,
+                              .layer = layer,
+                              .weights = &parts.weights->layers[index],
+                              .arena = &parts.arenas->layers()[index],
+                              .rings = &parts.arenas->rings(),
+                              .rope_steps = decoder.rope_steps_.as<uint64_t>(),
+                              .hadamard = decoder.hadamard_.get(),
+                              .page_tokens = parts.page_tokens,
+                              .profile = parts.profile,
+                              .clamped_codes = parts.clamped_codes});
+  }
+  return decoder;
+}
+
+absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch, float* x,
+                            Workspace& workspace) const {
+  const ModelWeights& weights = *parts_.weights;
+  kernels::EmbeddingParams params;
+  params.ids = batch.ids;
+  params.num_tokens = batch.num_tokens;
+  params.vocab = spec().vocab_size;
+  params.hidden = spec().hidden_size;
+  params.table = weights.embedding;
+  params.table_dtype = weights.embedding_dtype;
+  params.packed = weights.head;
+  params.position_table = weights.positions;
+  params.position_dtype = weights.positions_dtype;
+  params.num_positions = spec().max_position_embeddings;
+  params.positions = batch.positions;
+  params.out = x;
+  return kernels::Embedding(stream, params, workspace);
+}
+
+absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
+                          HiddenStates* out, Workspace& workspace) const {
+  const int64_t m = spec().hidden_size;
+  const int64_t t = batch.num_tokens;
+  out->x = workspace.Take<float>(t * m);
+  out->delta = workspace.Take<float>(t * m);
+  Workspace::Scope scope(&workspace);
+  float* const normed = workspace.Take<float>(t * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(Embed(stream, batch, out->x, workspace));
+
+  for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
+    const LayerWeights& weights =
+        parts_.weights->layers[static_cast<size_t>(layer)];
+    // What the layer before added enters with this norm.
+    KVASIR_RETURN_IF_ERROR(
+        Norm(stream,
+             {out->x, layer == 0 ? nullptr : out->delta, weights.input_norm,
+              weights.input_norm_bias, normed, t},
+             workspace));
+    KVASIR_RETURN_IF_ERROR(
+        Attention(stream, batch, layer, normed, out->delta, workspace));
+    const bool parallel = spec().parallel_residual;
+    KVASIR_RETURN_IF_ERROR(
+        Norm(stream,
+             {out->x, parallel ? nullptr : out->delta, weights.post_norm,
+              weights.post_norm_bias, normed, t},
+             workspace));
+    if (parallel) {
+      KVASIR_RETURN_IF_ERROR(
+          AddMlp(stream, t, layer, normed, out->delta, workspace));
+    } else {
+      KVASIR_RETURN_IF_ERROR(
+          Mlp(stream, t, layer, normed, out->delta, workspace));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,
+                           Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kNorms);
+  const auto fill = [&](auto& norm) {
+    norm.x = rows.x;
+    norm.residual = rows.residual;
+    norm.weight = rows.weight;
+    norm.out = rows.out;
+    norm.num_rows = rows.num_rows;
+    norm.columns = spec().hidden_size;
+    norm.eps = static_cast<float>(spec().norm_eps);
+  };
+  if (spec().norm == model::NormKind::kRmsNorm) {
+    kernels::RmsNormParams norm;
+    fill(norm);
+    return kernels::RmsNorm(stream, norm, workspace);
+  }
+  kernels::LayerNormParams norm;
+  fill(norm);
+  norm.bias = rows.bias;
+  return kernels::LayerNorm(stream, norm, workspace);
+}
+
+absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
+                                int64_t layer, const float* normed, float* out,
+                                Workspace& workspace) const {
+  const auto index = static_cast<size_t>(layer);
+  const KvArenas::Layer& arena = parts_.arenas->layers()[index];
+  const auto page_group = static_cast<size_t>(arena.page_group);
+  const auto ring_slots = [&batch](int64_t ring) {
+    return ring < 0 ? nullptr : batch.ring_slots[static_cast<size_t>(ring)];
+  };
+  KVASIR_RETURN_IF_ERROR(
+      attention_[index].Run(stream,
+                            {.normed = normed,
+                             .num_tokens = batch.num_tokens,
+                             .num_sequences = batch.num_sequences,
+                             .rows = batch.rows,
+                             .positions = batch.positions,
+                             .group = batch.groups[page_group],
+                             .key_ring_slots = ring_slots(arena.key_ring),
+                             .value_ring_slots = ring_slots(arena.value_ring)},
+                            out, workspace));
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
+  return parts_.collective->AllReduceSum(
+      stream, out, batch.num_tokens * spec().hidden_size, workspace);
+}
+
+absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
+                          const float* normed, float* out,
+                          Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kMlp);
+  const LayerWeights& weights =
+      parts_.weights->layers[static_cast<size_t>(layer)];
+  const int64_t features = parts_.weights->shard.num_features;
+  Workspace::Scope scope(&workspace);
+  const bool gated_mlp = model::IsGated(spec().mlp);
+  float* const gate_up = workspace.Take<float>(num_tokens * weights.gate_up.n);
+  // A plain activation stays in its place.
+  float* const gated =
+      gated_mlp ? workspace.Take<float>(num_tokens * features) : gate_up;
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
+                                     {normed, num_tokens, weights.gate_up_bias},
+                                     weights.gate_up, gate_up, workspace));
+  if (gated_mlp) {
+    KVASIR_RETURN_IF_ERROR(kernels::SiluMul(
+        stream, {gate_up, gated, num_tokens, features}, workspace));
+  } else {
+    KVASIR_RETURN_IF_ERROR(kernels::Activation(
+        stream,
+        {gate_up, gated, num_tokens, features, ActivationOf(spec().mlp)},
+        workspace));
+  }
+  KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
+                                     {gated, num_tokens, weights.down_bias},
+                                     weights.down, out, workspace));
+  const StepPartScope summing(parts_.profile, stream, StepPart::kSum);
+  return parts_.collective->AllReduceSum(
+      stream, out, num_tokens * spec().hidden_size, workspace);
+}
+
+absl::Status Decoder::AddMlp(Stream& stream, int64_t num_tokens, int64_t layer,
+                             const float* normed, float* sum,
+                             Workspace& workspace) const {
+  const int64_t m = spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const added = workspace.Take<float>(num_tokens * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(
+      Mlp(stream, num_tokens, layer, normed, added, workspace));
+  kernels::AddRowsParams add;
+  add.y = sum;
+  add.y_row_stride = m;
+  add.x = added;
+  add.x_row_stride = m;
+  add.num_rows = num_tokens;
+  add.columns = m;
+  return kernels::AddRows(stream, add, workspace);
+}
+
+absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
+                                const int32_t* rows, int64_t num_rows,
+                                float* out, Workspace& workspace) const {
+  const int64_t m = spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const delta = workspace.Take<float>(num_rows * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  kernels::GatherRowsParams gather;
+  gather.x_row_stride = m;
+  gather.rows = rows;
+  gather.out_row_stride = m;
+  gather.num_rows = num_rows;
+  gather.columns = m;
+  gather.x = hidden.delta;
+  gather.out = delta;
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));
+  gather.x = hidden.x;
+  gather.out = out;
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(stream, gather, workspace));
+  return Norm(stream,
+              {out, delta, parts_.weights->final_norm,
+               parts_.weights->final_norm_bias, out, num_rows},
+              workspace);
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,87 @@
+// Runs sequences on an executor without a scheduler: offline scoring,
+// benchmarks and tests. Keeps block tables of its own and writes step plans.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cache/layout.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+#include "worker/executor/executor.h"
+
+namespace kvasir::worker {
+
+// A sequence's part of one step.
+struct DirectStep {
+  uint64_t sequence_id = 0;
+  // Empty: the token that the last step sampled for this sequence.
+  absl::Span<const int32_t> token_ids;
+  // Log probabilities are wanted of these, one after each token.
+  absl::Span<const int32_t> target_ids;
+  std::optional<kvasir::v1::SampleRequest> sample;
+  // Tokens given are output, not prompt.
+  bool output = false;
+};
+
+// Threads: one at a time.
+// Errors: RESOURCE_EXHAUSTED when pages run out, before anything is run; the
+//   executor's.
+class DirectRunner {
+ public:
+  // Executor and layout outlive it. `last_step_id`: of the executor's last
+  // step, 0 for a new one.
+  DirectRunner(Executor* executor, const cache::PageLayout* layout,
+               const cache::PageCounts& pages, uint64_t last_step_id = 0);
+
+  // One step. A sequence begins with its first mention, at position 0.
+  absl::StatusOr<kvasir::v1::StepResult> Run(
+      absl::Span<const DirectStep> steps);
+
+  // The sequence begins after `length` tokens whose slots hold what somebody
+  // else wrote there, or anything. Before its first step.
+  void StartAt(uint64_t sequence_id, int64_t length) {
+    sequences_[sequence_id].length = length;
+  }
+
+  // The executor forgets it with the next step; its pages are free at once.
+  void Release(uint64_t sequence_id);
+
+  // Tokens run so far.
+  int64_t length(uint64_t sequence_id) const;
+  int64_t free_pages(int64_t group) const {
+    return static_cast<int64_t>(free_[static_cast<size_t>(group)].size());
+  }
+
+ private:
+  struct Table {
+    std::vector<int32_t> pages;
+    int64_t first_live = 0;
+    std::vector<int32_t> side_pages;
+  };
+  struct Sequence {
+    int64_t length = 0;
+    bool known = false;  // to the executor
+    std::vector<Table> tables;
+  };
+
+  absl::Status AddPages(int64_t num_tokens, Sequence* sequence,
+                        kvasir::v1::SequenceStep* out);
+  void GiveUpBehindWindow(Sequence* sequence);
+
+  Executor* const executor_;
+  const cache::PageLayout* const layout_;
+  uint64_t last_step_id_;
+  std::vector<std::vector<int32_t>> free_;  // by page group
+  absl::flat_hash_map<uint64_t, Sequence> sequences_;
+  std::vector<uint64_t> released_;
+};
+
+// A greedy sample, nothing else asked for.
+kvasir::v1::SampleRequest GreedySample();
+
+}  // namespace kvasir::worker

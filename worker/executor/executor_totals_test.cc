@@ -1,0 +1,120 @@
+// What an executor costs and what it counts, under every plan.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "model/checkpoint/plan_tensors.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/program/attention_flops.h"
+#include "worker/testing/plan_cases.h"
+
+namespace kvasir::worker {
+namespace {
+
+constexpr int64_t kPromptTokens = 40;
+
+// Prompts lift nothing (prompt_lift_test has what they do).
+RankOptions Absorbing() {
+  RankOptions options = TinyOptions();
+  options.deterministic = true;
+  return options;
+}
+
+class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
+ protected:
+  // A prompt in chunks, then two tokens.
+  static void Run(Rank& rank, int64_t chunk) {
+    DirectRunner runner(&rank.executor(), &rank.layout(), rank.pages());
+    std::vector<int32_t> ids;
+    for (int32_t i = 0; i < kPromptTokens; ++i) ids.push_back(i * 37 % 1237);
+    DirectStep step = {.sequence_id = 1, .sample = GreedySample()};
+    for (int64_t done = 0; done < kPromptTokens; done += chunk) {
+      step.token_ids = absl::MakeConstSpan(ids).subspan(
+          static_cast<size_t>(done), static_cast<size_t>(chunk));
+      KVASIR_ASSERT_OK(runner.Run({step}).status());
+    }
+    step.token_ids = {};
+    KVASIR_ASSERT_OK(runner.Run({step}).status());
+    KVASIR_ASSERT_OK(runner.Run({step}).status());
+  }
+};
+
+// 40 tokens of this model are one tile of queries: a chunk reads what is cached
+// once.
+TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                              MakePlannedRank(GetParam(), Absorbing()));
+  int64_t per_slot = 0;
+  for (int l = 0; l < rank->plan().layers_size(); ++l) {
+    per_slot += FlopsPerSlot(rank->spec(), l, cache::Side::kKey,
+                             rank->plan().layers(l).key(), rank->layout())
+                    .reconstruction;
+  }
+  Run(*rank, 10);
+  EXPECT_EQ(rank->executor().totals().reconstruction_flops,
+            static_cast<double>(per_slot * (10 + 20 + 30 + 40 + 41 + 42)));
+}
+
+TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWhateverTheChunks) {
+  ExecutorTotals totals[2];
+  int64_t per_token = 0;
+  for (const int64_t chunk : {1, 20}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                                MakePlannedRank(GetParam(), Absorbing()));
+    Run(*rank, chunk);
+    totals[chunk / 20] = rank->executor().totals();
+    per_token = 0;
+    for (int l = 0; l < rank->plan().layers_size(); ++l) {
+      for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
+        const kvasir::v1::SidePlan& plan = side == cache::Side::kKey
+                                               ? rank->plan().layers(l).key()
+                                               : rank->plan().layers(l).value();
+        if (!plan.parts(0).codec().has_channel_static()) continue;
+        for (const auto& group :
+             rank->layout().layer(l).side(side).parts[0].groups) {
+          per_token +=
+              model::StoredChannels(plan.parts(0).codec(), group.width);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(totals[0].static_codes, per_token * (kPromptTokens + 2));
+  EXPECT_EQ(totals[1].static_codes, totals[0].static_codes);
+  EXPECT_EQ(totals[1].clamped_codes, totals[0].clamped_codes);
+  if (per_token == 0) {
+    EXPECT_EQ(totals[0].clamped_codes, 0);
+  }
+  // The ranges of this one are narrow enough.
+  if (GetParam().name == "Channels") {
+    EXPECT_GT(totals[0].clamped_codes, 0);
+  }
+  EXPECT_LE(totals[0].clamped_codes, totals[0].static_codes);
+}
+
+TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
+  model::ModelShape shape = TinyShape();
+  shape.max_position = 1 << 16;
+  RankOptions options = TinyOptions();
+  options.page_tokens = 64;
+  options.executor.max_num_seqs = 2;
+  options.pages = {(1 << 10) + 8};  // and side pages
+  int64_t bytes[2];
+  for (const int64_t more : {0, 1}) {
+    options.executor.max_model_len = 1 << (10 + 6 * more);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto rank,
+        MakePlannedRank(GetParam(), options, nullptr, "BF16", shape));
+    bytes[more] = rank->executor().workspace_bytes();
+  }
+  EXPECT_EQ(bytes[0], bytes[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, ExecutorTotalsTest,
+                         ::testing::ValuesIn(PlanCases()),
+                         [](const auto& parameter) {
+                           return parameter.param.name;
+                         });
+
+}  // namespace
+}  // namespace kvasir::worker

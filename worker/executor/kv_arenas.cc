@@ -1,0 +1,242 @@
+#include "worker/executor/kv_arenas.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/latents/ops.h"
+#include "plan/plan.h"
+
+namespace kvasir::worker {
+namespace {
+
+absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
+  switch (dtype) {
+    case kvasir::v1::F32:
+      return kernels::DType::kF32;
+    case kvasir::v1::F16:
+      return kernels::DType::kF16;
+    case kvasir::v1::BF16:
+      return kernels::DType::kBf16;
+    default:
+      return absl::UnimplementedError(absl::StrCat(
+          "cache: number type ", static_cast<int>(dtype), " is not served"));
+  }
+}
+
+// Stored channels of a latent of `rank` numbers that have one width, and one
+// range where ranges are a token's own.
+std::vector<kernels::CodeRun> CodeRuns(const kvasir::v1::Codec& codec,
+                                       int64_t rank) {
+  std::vector<kernels::CodeRun> runs;
+  const auto& schedule = codec.bits().schedule();
+  if (schedule.empty()) return runs;
+  const int64_t entry = rank / schedule.size();
+  const int64_t range = codec.per_token().group();  // 0: an entry's channels
+  const int64_t width = range > 0 ? range : entry;
+  int64_t begin = 0;
+  for (const uint32_t bits : schedule) {
+    if (bits == 0) continue;  // nothing is stored
+    for (int64_t end = begin + entry; begin < end; begin += width) {
+      runs.push_back({begin, width, static_cast<int>(bits)});
+    }
+  }
+  return runs;
+}
+
+// Rows of an exact window: the same groups as plain numbers, in side pages.
+void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
+  for (size_t g = 0; g < part->groups.size(); ++g) {
+    const cache::Region& rows = layout.groups[g].exact;
+    if (rows.num_slots == 0) return;
+    kernels::LatentGroup group;
+    group.width = part->groups[g].width;
+    group.column = part->groups[g].column;
+    group.codes_offset_bytes = rows.offset_bytes;
+    group.codes_stride_bytes = rows.slot_stride_bytes;
+    part->exact_groups.push_back(group);
+  }
+  part->exact.dtype = kernels::DType::kBf16;
+  part->exact.groups = part->exact_groups.data();
+  part->exact.num_groups = part->latents.num_groups;
+}
+
+// Groups of a part; the caller says where its pages are.
+absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
+                                        const kvasir::v1::Codec& codec) {
+  KvArenas::Part part;
+  if (codec.has_dtype()) {
+    KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(codec.dtype()));
+  } else if (codec.has_per_token()) {
+    KVASIR_ASSIGN_OR_RETURN(part.latents.param_dtype,
+                            StoredType(codec.param_dtype()));
+  }
+  int64_t column = 0;
+  for (const cache::GroupLayout& from : layout.groups) {
+    const std::vector<kernels::CodeRun>& runs =
+        part.runs.emplace_back(CodeRuns(codec, from.width));
+    kernels::LatentGroup group;
+    group.width =
+        runs.empty() ? from.width : runs.back().begin + runs.back().width;
+    group.column = column;
+    group.codes_offset_bytes = from.codes.offset_bytes;
+    group.codes_stride_bytes = from.codes.slot_stride_bytes;
+    group.params_offset_bytes = from.params.offset_bytes;
+    group.params_stride_bytes = from.params.slot_stride_bytes;
+    group.runs = runs.data();  // stays where it is when `part.runs` grows
+    group.num_runs = static_cast<int64_t>(runs.size());
+    column += group.width;
+    part.groups.push_back(group);
+  }
+  part.latents.groups = part.groups.data();
+  part.latents.num_groups = static_cast<int64_t>(part.groups.size());
+  AddExactView(layout, &part);
+  return part;
+}
+
+// Copies that one launch may do: none reads or writes what another writes.
+class PairBatch {
+ public:
+  bool Fits(const kernels::PagePair& pair) const {
+    return !written_.contains(pair.from) && !written_.contains(pair.to) &&
+           !read_.contains(pair.to);
+  }
+  void Add(const kernels::PagePair& pair) {
+    pairs_.push_back(pair);
+    read_.insert(pair.from);
+    written_.insert(pair.to);
+  }
+  void Clear() {
+    pairs_.clear();
+    read_.clear();
+    written_.clear();
+  }
+  const std::vector<kernels::PagePair>& pairs() const { return pairs_; }
+
+ private:
+  std::vector<kernels::PagePair> pairs_;
+  absl::flat_hash_set<int32_t> read_;
+  absl::flat_hash_set<int32_t> written_;
+};
+
+}  // namespace
+
+absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
+                                          const cache::PageLayout& layout,
+                                          const cache::PageCounts& pages,
+                                          kernels::DeviceAllocator* allocator) {
+  KvArenas arenas;
+  arenas.pages_ = pages;
+  arenas.page_bytes_.resize(pages.size());
+  if (pages.size() != layout.page_groups().size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cache: page counts of ", pages.size(), " groups, want ",
+                     layout.page_groups().size()));
+  }
+  for (size_t index = 0; index < layout.layers().size(); ++index) {
+    const cache::LayerLayout& layer = layout.layers()[index];
+    Layer out;
+    out.page_group = layer.page_group.value();
+    const auto group = static_cast<size_t>(out.page_group);
+    if (pages[group] < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cache: page group ", group, " has no pages"));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        kernels::DeviceBuffer arena,
+        allocator->Allocate(
+            static_cast<size_t>(layer.page_bytes * pages[group]),
+            kernels::MemoryTag::kKvCache,
+            {.alignment_bytes = cache::kRegionAlignmentBytes,
+             .prefault = true}));
+    for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
+      const kvasir::v1::LayerPlan& planned =
+          plan.layers(static_cast<int>(index));
+      const kvasir::v1::SidePlan& side =
+          which == cache::Side::kKey ? planned.key() : planned.value();
+      for (const cache::PartLayout& part : layer.side(which).parts) {
+        KVASIR_ASSIGN_OR_RETURN(
+            Part view, PartView(part, side.parts(part.part_index).codec()));
+        view.latents.arena = arena.data();
+        view.latents.page_bytes = layer.page_bytes;
+        view.exact.arena = arena.data();
+        view.exact.page_bytes = layer.page_bytes;
+        (which == cache::Side::kKey ? out.key : out.value)
+            .push_back(std::move(view));
+      }
+    }
+    out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
+    out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
+    const int64_t page_bytes =
+        static_cast<int64_t>(arena.bytes()) / pages[group];
+    arenas.page_bytes_[group] += page_bytes;
+    arenas.bytes_per_token_ += static_cast<double>(page_bytes) /
+                               static_cast<double>(layout.page_tokens());
+    arenas.buffers_.push_back(std::move(arena));
+    arenas.layers_.push_back(std::move(out));
+  }
+  return arenas;
+}
+
+int64_t KvArenas::RingOf(int64_t page_group, const cache::ExactRing& rows) {
+  if (rows.window_tokens == 0) return -1;
+  const Ring ring{page_group, rows};
+  const auto found = std::find(rings_.begin(), rings_.end(), ring);
+  const auto index = static_cast<int64_t>(found - rings_.begin());
+  if (found == rings_.end()) rings_.push_back(ring);
+  return index;
+}
+
+absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {
+  if (page_group >= pages_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page group ", page_group, ": there are ", pages_.size()));
+  }
+  if (page < 0 || page >= pages_[page_group]) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page ", page, " of group ", page_group,
+                     " is outside of the pool of ", pages_[page_group]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvArenas::Copy(
+    kernels::Stream& stream,
+    const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
+    kernels::Workspace& workspace) const {
+  for (const kvasir::v1::PageCopy& copy : copies) {
+    KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.from_page()));
+    KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.to_page()));
+  }
+  for (int64_t group = 0; group < num_page_groups(); ++group) {
+    PairBatch batch;
+    const auto flush = [&]() -> absl::Status {
+      for (const Layer& layer : layers_) {
+        if (layer.page_group != group || batch.pairs().empty()) continue;
+        kernels::CopyPagesParams params;
+        const kernels::LatentPart& any = layer.key.front().latents;
+        params.arena = any.arena;  // the layer's, values included
+        params.page_bytes = any.page_bytes;
+        params.num_pages = pages_[static_cast<size_t>(group)];
+        params.pairs = batch.pairs().data();
+        params.num_pairs = static_cast<int64_t>(batch.pairs().size());
+        KVASIR_RETURN_IF_ERROR(kernels::CopyPages(stream, params, workspace));
+      }
+      batch.Clear();
+      return absl::OkStatus();
+    };
+    for (const kvasir::v1::PageCopy& copy : copies) {
+      if (copy.page_group() != static_cast<uint32_t>(group)) continue;
+      const kernels::PagePair pair{copy.from_page(), copy.to_page()};
+      if (pair.from == pair.to) continue;
+      if (!batch.Fits(pair)) KVASIR_RETURN_IF_ERROR(flush());
+      batch.Add(pair);
+    }
+    KVASIR_RETURN_IF_ERROR(flush());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,100 @@
+// The bytes of the cache's pages: one arena per layer, as the layout says.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "cache/layout.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/workspace.h"
+#include "kernels/latents/latent_view.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "proto/kvasir/v1/step_plan.pb.h"
+
+namespace kvasir::worker {
+
+// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache", and the tables
+// behind the views.
+// Threads: one at a time.
+class KvArenas {
+ public:
+  // One part of a side. Views point into the vectors: it moves, and is not
+  // copied.
+  struct Part {
+    Part() = default;
+    Part(Part&&) = default;
+    Part& operator=(Part&&) = default;
+
+    kernels::LatentPart latents;
+    std::vector<kernels::LatentGroup> groups;
+    std::vector<std::vector<kernels::CodeRun>> runs;  // by group
+    // Rows in side pages, where the side has an exact window.
+    kernels::LatentPart exact;
+    std::vector<kernels::LatentGroup> exact_groups;
+  };
+  // Rows of exact windows that lie alike in the side pages of a page group.
+  struct Ring {
+    int64_t page_group = 0;
+    cache::ExactRing rows;
+
+    friend bool operator==(const Ring&, const Ring&) = default;
+  };
+  struct Layer {
+    int64_t page_group = 0;
+    std::vector<Part> key;
+    std::vector<Part> value;
+    int64_t key_ring = -1;  // in rings(); below 0: no exact window
+    int64_t value_ring = -1;
+  };
+
+  // Ranges that lie in no page are the caller's to add to the views. `plan` is
+  // what the layout was made of, served by this build; `pages` by page group;
+  // memory is touched, so that the pool is really there. Layout's and
+  // allocator's errors.
+  static absl::StatusOr<KvArenas> Create(const kvasir::v1::KvPlan& plan,
+                                         const cache::PageLayout& layout,
+                                         const cache::PageCounts& pages,
+                                         kernels::DeviceAllocator* allocator);
+
+  const std::vector<Layer>& layers() const { return layers_; }
+  // Without repetitions: layers that are alike share one.
+  const std::vector<Ring>& rings() const { return rings_; }
+  const cache::PageCounts& num_pages() const { return pages_; }
+  int64_t num_page_groups() const {
+    return static_cast<int64_t>(pages_.size());
+  }
+
+  // Bytes that were allocated for one token's slots in every layer.
+  double bytes_per_token() const { return bytes_per_token_; }
+
+  // Bytes that were allocated for one page id of a group, over its layers.
+  int64_t page_bytes(int64_t group) const {
+    return page_bytes_[static_cast<size_t>(group)];
+  }
+
+  // INVALID_ARGUMENT for a group or page that does not exist.
+  absl::Status CheckPage(uint32_t page_group, int32_t page) const;
+
+  // Enqueues whole-page copies in their order, over all layers of the group.
+  absl::Status Copy(
+      kernels::Stream& stream,
+      const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
+      kernels::Workspace& workspace) const;
+
+ private:
+  KvArenas() = default;
+  int64_t RingOf(int64_t page_group, const cache::ExactRing& rows);
+
+  cache::PageCounts pages_;
+  std::vector<int64_t> page_bytes_;  // by page group
+  double bytes_per_token_ = 0;
+  std::vector<Layer> layers_;
+  std::vector<Ring> rings_;
+  std::vector<kernels::DeviceBuffer> buffers_;
+};
+
+}  // namespace kvasir::worker

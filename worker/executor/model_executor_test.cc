@@ -1,0 +1,811 @@
+#include "worker/executor/model_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/testing/plan_cases.h"
+#include "worker/testing/tiny_rank.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::SampleRequest;
+using kvasir::v1::SequenceStep;
+using kvasir::v1::StepPlan;
+using kvasir::v1::StepResult;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::unique_ptr<Rank> TinyRank(const RankOptions& options = TinyOptions()) {
+  auto rank = MakeTinyRank(options);
+  EXPECT_THAT(rank, base::IsOk());
+  return *std::move(rank);
+}
+
+DirectRunner RunnerOf(Rank& rank) {
+  return DirectRunner(&rank.executor(), &rank.layout(), rank.pages());
+}
+
+std::vector<int32_t> Prompt(int32_t first, int count) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    ids[static_cast<size_t>(i)] = (first + 37 * i) % 1237;
+  }
+  return ids;
+}
+
+StepResult MustRun(DirectRunner& runner, const std::vector<DirectStep>& steps) {
+  auto result = runner.Run(steps);
+  EXPECT_THAT(result, base::IsOk());
+  return result.ok() ? *std::move(result) : StepResult{};
+}
+
+// A prompt, then tokens that are sampled one after the other.
+std::vector<int32_t> Generate(DirectRunner& runner, uint64_t id,
+                              const std::vector<int32_t>& prompt,
+                              SampleRequest sample, int num_tokens) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < num_tokens; ++i) {
+    sample.set_position(prompt.size() + static_cast<size_t>(i));
+    DirectStep step = {.sequence_id = id, .sample = sample};
+    if (i == 0) step.token_ids = prompt;
+    tokens.push_back(MustRun(runner, {step}).sequences(0).token_id());
+    sample.clear_prompt_history();
+    sample.clear_output_history();
+    sample.set_history_reset(false);
+  }
+  return tokens;
+}
+
+SampleRequest Random(uint64_t seed) {
+  SampleRequest sample = GreedySample();
+  sample.set_temperature(1.5f);
+  sample.set_top_p(0.95f);
+  sample.set_seed(seed);
+  return sample;
+}
+
+TEST(ModelExecutorTest, TheTokenSampledLastNeedsNoId) {
+  auto rank = TinyRank();
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> prompt = Prompt(5, 20);
+  const std::vector<int32_t> tokens =
+      Generate(runner, 1, prompt, Random(3), 12);
+  // The same with every id spelt out.
+  std::vector<int32_t> fed = prompt;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    SampleRequest sample = Random(3);
+    sample.set_position(prompt.size() + i);
+    const StepResult result = MustRun(
+        runner, {{.sequence_id = 2, .token_ids = fed, .sample = sample}});
+    ASSERT_EQ(result.sequences(0).token_id(), tokens[i]) << i;
+    fed = {tokens[i]};
+  }
+}
+
+TEST(ModelExecutorTest, TheTokenSampledLastOutlivesStepsOfOthers) {
+  auto rank = TinyRank();
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> prompt = Prompt(5, 20);
+  const std::vector<int32_t> want =
+      Generate(runner, 1, prompt, GreedySample(), 2);
+  MustRun(runner,
+          {{.sequence_id = 2, .token_ids = prompt, .sample = GreedySample()}});
+  MustRun(runner, {{.sequence_id = 3,
+                    .token_ids = Prompt(9, 9),
+                    .sample = GreedySample()}});
+  const StepResult result =
+      MustRun(runner, {{.sequence_id = 2, .sample = GreedySample()}});
+  EXPECT_EQ(result.sequences(0).token_id(), want[1]);
+}
+
+TEST(ModelExecutorTest, SixteenMixedSequencesGiveWhatEachGivesAlone) {
+  const auto sample_of = [](int i) {
+    SampleRequest sample =
+        i % 3 == 0 ? GreedySample() : Random(static_cast<uint64_t>(100 + i));
+    if (i % 4 == 1) sample.set_repetition_penalty(1.3f);
+    if (i % 5 == 2) sample.set_top_k(7);
+    sample.set_num_logprobs(i % 3);
+    sample.set_position(77);
+    return sample;
+  };
+  constexpr int kTokens = 4;
+  auto alone_rank = TinyRank();
+  DirectRunner alone = RunnerOf(*alone_rank);
+  std::vector<std::vector<int32_t>> want;
+  for (int i = 0; i < 16; ++i) {
+    want.emplace_back();
+    for (int t = 0; t < kTokens; ++t) {
+      const std::vector<int32_t> prompt = Prompt(i, 3 + i % 2);
+      DirectStep step = {.sequence_id = static_cast<uint64_t>(i),
+                         .sample = sample_of(i)};
+      if (t == 0) step.token_ids = prompt;
+      want.back().push_back(MustRun(alone, {step}).sequences(0).token_id());
+    }
+  }
+  RankOptions options = TinyOptions();
+  options.num_threads = 2;
+  auto rank = TinyRank(options);
+  DirectRunner runner = RunnerOf(*rank);
+  std::vector<std::vector<int32_t>> prompts;
+  for (int i = 0; i < 16; ++i) prompts.push_back(Prompt(i, 3 + i % 2));
+  for (int t = 0; t < kTokens; ++t) {
+    std::vector<DirectStep> steps;
+    for (int i = 15; i >= 0; --i) {
+      DirectStep step = {.sequence_id = static_cast<uint64_t>(i),
+                         .sample = sample_of(i)};
+      if (t == 0) step.token_ids = prompts[static_cast<size_t>(i)];
+      steps.push_back(step);
+    }
+    const StepResult result = MustRun(runner, steps);
+    for (int i = 0; i < 16; ++i) {
+      EXPECT_EQ(result.sequences(15 - i).token_id(),
+                want[static_cast<size_t>(i)][static_cast<size_t>(t)])
+          << "sequence " << i << " token " << t;
+    }
+  }
+}
+
+TEST(ModelExecutorTest, ABatchOfSixteenReadsEachWeightOnce) {
+  for (const int threads : {1, 2}) {
+    RankOptions options = TinyOptions();
+    options.num_threads = threads;
+    auto rank = TinyRank(options);
+    DirectRunner runner = RunnerOf(*rank);
+    const std::vector<int32_t> prompt = Prompt(5, 4);
+    std::vector<DirectStep> prefill;
+    std::vector<DirectStep> decode;
+    for (uint64_t id = 0; id < 16; ++id) {
+      prefill.push_back(
+          {.sequence_id = id, .token_ids = prompt, .sample = GreedySample()});
+      decode.push_back({.sequence_id = id, .sample = GreedySample()});
+    }
+    MustRun(runner, prefill);
+    const int64_t start = rank->stream().weight_bytes_read();
+    MustRun(runner, decode);
+    EXPECT_EQ(rank->stream().weight_bytes_read() - start,
+              rank->executor().matrix_bytes())
+        << threads << " threads";
+  }
+}
+
+TEST(ModelExecutorTest, TargetLogprobsAreThoseOfTheLogits) {
+  RankOptions options = TinyOptions();
+  std::map<int64_t, std::vector<float>> logits;
+  options.executor.logits_tap = [&](const LogitsRow& row) {
+    logits[row.position].assign(row.logits.begin(), row.logits.end());
+  };
+  // Small enough that the vocabulary is scored in two chunks.
+  options.executor.logits_bytes = 1;
+  auto rank = TinyRank(options);
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> ids = Prompt(5, 64);
+  const std::vector<int32_t> targets = Prompt(11, 64);
+  const StepResult result = MustRun(
+      runner, {{.sequence_id = 1, .token_ids = ids, .target_ids = targets}});
+  ASSERT_EQ(result.sequences(0).target_logprobs_size(), 64);
+  EXPECT_EQ(result.sequences(0).token_id(), -1);
+  for (int i = 0; i < 64; ++i) {
+    const std::vector<float>& row = logits[i];
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+    const double want =
+        row[static_cast<size_t>(targets[static_cast<size_t>(i)])] -
+        std::log(sum);
+    EXPECT_NEAR(result.sequences(0).target_logprobs(i), want, 2e-5) << i;
+  }
+}
+
+TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheMemoryForLogits) {
+  const std::vector<int32_t> ids = Prompt(5, 64);
+  std::vector<std::vector<float>> results;
+  for (const int64_t bytes : {int64_t{1}, int64_t{64} << 20}) {
+    RankOptions options = TinyOptions();
+    options.executor.logits_bytes = bytes;
+    auto rank = TinyRank(options);
+    DirectRunner runner = RunnerOf(*rank);
+    const StepResult result = MustRun(
+        runner, {{.sequence_id = 1, .token_ids = ids, .target_ids = ids}});
+    const auto& logprobs = result.sequences(0).target_logprobs();
+    results.emplace_back(logprobs.begin(), logprobs.end());
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(ModelExecutorTest, CountsForPenaltiesGoOnAsIfSentAnew) {
+  auto rank = TinyRank();
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> prompt = Prompt(5, 10);
+  // Favoured so much that it is always chosen, but for what it was before.
+  SampleRequest sample = GreedySample();
+  for (const int32_t id : {prompt[3], 321, 322}) {
+    auto* bias = sample.add_logit_bias();
+    bias->set_token_id(id);
+    bias->set_bias(id == 322 ? 30.0f : 40.0f);
+  }
+  const std::vector<int32_t> free = Generate(runner, 1, prompt, sample, 8);
+
+  sample.set_repetition_penalty(3.0f);
+  sample.set_frequency_penalty(9.0f);
+  sample.set_presence_penalty(5.0f);
+  sample.set_history_reset(true);
+  sample.mutable_prompt_history()->Add(prompt.begin(), prompt.end());
+  const std::vector<int32_t> tokens = Generate(runner, 2, prompt, sample, 8);
+  EXPECT_EQ(tokens[0], 321);
+  EXPECT_NE(tokens[1], 321);
+  EXPECT_NE(tokens, free);
+
+  // Restarted after two tokens, as after a preemption.
+  runner.Release(2);
+  std::vector<int32_t> again = prompt;
+  again.insert(again.end(), tokens.begin(), tokens.begin() + 2);
+  sample.mutable_output_history()->Add(tokens.begin(), tokens.begin() + 2);
+  EXPECT_EQ(Generate(runner, 3, again, sample, 6),
+            std::vector<int32_t>(tokens.begin() + 2, tokens.end()));
+}
+
+TEST(ModelExecutorTest, MasksBansAndBiasesDecideWhatMayBeSampled) {
+  auto rank = TinyRank();
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> prompt = Prompt(5, 10);
+  const int32_t best = Generate(runner, 1, prompt, GreedySample(), 1)[0];
+
+  SampleRequest banned = GreedySample();
+  banned.add_banned_ids(best);
+  EXPECT_NE(Generate(runner, 2, prompt, banned, 1)[0], best);
+
+  SampleRequest biased = GreedySample();
+  biased.add_logit_bias()->set_token_id(321);
+  biased.mutable_logit_bias(0)->set_bias(1000);
+  EXPECT_EQ(Generate(runner, 3, prompt, biased, 1)[0], 321);
+
+  std::vector<uint32_t> words(1237 / 32 + 1, 0);
+  words[123 / 32] = 1u << (123 % 32);
+  KVASIR_ASSERT_OK(rank->executor().RegisterTokenMask("only-123", words));
+  SampleRequest masked = GreedySample();
+  masked.set_token_mask("only-123");
+  EXPECT_EQ(Generate(runner, 4, prompt, masked, 1)[0], 123);
+  EXPECT_THAT(rank->executor().RegisterTokenMask("short", {}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("39")));
+}
+
+TEST(ModelExecutorTest, LogprobsComeInFallingOrderAndOnlyWhereAskedFor) {
+  auto rank = TinyRank();
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> prompt = Prompt(5, 10);
+  SampleRequest three = GreedySample();
+  three.set_num_logprobs(3);
+  const StepResult result = MustRun(
+      runner,
+      {{.sequence_id = 1, .token_ids = prompt, .sample = three},
+       {.sequence_id = 2, .token_ids = prompt, .sample = GreedySample()}});
+  const auto& with = result.sequences(0);
+  ASSERT_EQ(with.top_size(), 3);
+  EXPECT_EQ(with.top(0).token_id(), with.token_id());
+  EXPECT_EQ(with.top(0).logprob(), with.logprob());
+  EXPECT_GE(with.top(0).logprob(), with.top(1).logprob());
+  EXPECT_GE(with.top(1).logprob(), with.top(2).logprob());
+  EXPECT_LT(with.logprob(), 0);
+  EXPECT_EQ(result.sequences(1).top_size(), 0);
+  EXPECT_EQ(result.sequences(1).token_id(), with.token_id());
+}
+
+TEST(ModelExecutorTest, TheLargestStepFitsThePlannedWorkspace) {
+  RankOptions options = TinyOptions();
+  auto rank = TinyRank(options);
+  DirectRunner runner = RunnerOf(*rank);
+  SampleRequest sample = Random(1);
+  sample.set_num_logprobs(20);
+  sample.set_presence_penalty(0.1f);
+  for (int32_t id = 0; id < kMaxBiases; ++id) {
+    auto* bias = sample.add_logit_bias();
+    bias->set_token_id(id);
+    bias->set_bias(0.5f);
+    sample.add_banned_ids(id);
+  }
+  const std::vector<int32_t> prompt = Prompt(5, 4);
+  std::vector<DirectStep> steps;
+  for (uint64_t id = 0; id < 16; ++id) {
+    steps.push_back({.sequence_id = id,
+                     .token_ids = prompt,
+                     .target_ids = prompt,
+                     .sample = sample});
+  }
+  MustRun(runner, steps);
+}
+
+TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
+  auto rank = TinyRank();
+  ModelExecutor& executor = rank->executor();
+  const std::vector<int32_t> prompt = Prompt(5, 20);  // a page and 4 slots
+  StepPlan plan;
+  plan.set_step_id(1);
+  SequenceStep* step = plan.add_sequences();
+  step->set_sequence_id(1);
+  auto* table = step->add_block_tables();
+  table->set_reset(true);
+  table->add_appended_pages(3);
+  table->add_appended_pages(8);
+  step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
+  step->set_num_tokens(20);
+  *step->mutable_sample() = GreedySample();
+  KVASIR_ASSERT_OK(executor.Execute(plan));
+
+  // Two continue: one in place, one in a copy of the second page made in two
+  // hops, sharing the first.
+  StepPlan next;
+  next.set_step_id(2);
+  for (const auto& [from, to] : {std::pair{8, 5}, std::pair{5, 9}}) {
+    auto* copy = next.add_page_copies();
+    copy->set_from_page(from);
+    copy->set_to_page(to);
+  }
+  for (const uint64_t id : {uint64_t{1}, uint64_t{2}}) {
+    SequenceStep* more = next.add_sequences();
+    more->set_sequence_id(id);
+    more->add_token_ids(77);
+    more->set_num_tokens(1);
+    more->set_logical_start(20);
+    more->set_physical_start(20);
+    *more->mutable_sample() = GreedySample();
+    more->mutable_sample()->set_num_logprobs(2);
+  }
+  auto* copied = next.mutable_sequences(1)->add_block_tables();
+  copied->set_reset(true);
+  copied->add_appended_pages(3);
+  copied->add_appended_pages(9);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result, executor.Execute(next));
+  EXPECT_EQ(result.sequences(0).token_id(), result.sequences(1).token_id());
+  EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
+}
+
+TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
+  auto spec = model::SpecOfShape(TinyShape());
+  KVASIR_ASSERT_OK(spec);
+  auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+  auto* selection = plan.mutable_layers(1)->mutable_selection();
+  selection->set_chunk_slots(8);
+  selection->set_budget(64);
+  selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
+  RandomSource source(TinyShape(), 1, kernels::DType::kBf16);
+  EXPECT_THAT(Rank::Create(*spec, plan, &source, TinyOptions()),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("layer 1")));
+}
+
+TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
+  model::ModelShape shape = TinyShape();
+  shape.num_layers = 1;
+  auto spec = model::SpecOfShape(shape);
+  KVASIR_ASSERT_OK(spec);
+  for (const bool rope : {true, false}) {
+    spec->layers[0].rope = rope;
+    const auto cache_shape = CacheShapeOf(*spec);
+    EXPECT_EQ(cache_shape.layers[0].rope, rope);
+    std::vector<float> last;
+    RankOptions options = TinyOptions();
+    options.executor.logits_tap = [&](const LogitsRow& row) {
+      last.assign(row.logits.begin(), row.logits.end());
+    };
+    RandomSource source(shape, 1, kernels::DType::kBf16);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto rank,
+        Rank::Create(*spec, cache::FullRankPlan(cache_shape, kvasir::v1::F32),
+                     &source, options));
+    DirectRunner runner = RunnerOf(*rank);
+    const auto logits_after = [&](uint64_t id, std::vector<int32_t> prompt) {
+      MustRun(
+          runner,
+          {{.sequence_id = id, .token_ids = prompt, .sample = GreedySample()}});
+      return last;
+    };
+    const std::vector<float> one = logits_after(1, {5, 900, 33, 7});
+    const std::vector<float> other = logits_after(2, {33, 5, 900, 7});
+    ASSERT_EQ(one.size(), other.size());
+    float difference = 0;
+    for (size_t i = 0; i < one.size(); ++i) {
+      difference = std::max(difference, std::abs(one[i] - other[i]));
+    }
+    if (rope) {
+      EXPECT_GT(difference, 1e-3f);
+    } else {
+      EXPECT_LT(difference, 1e-5f);
+    }
+  }
+}
+
+TEST(ModelExecutorTest, AModelOfLearnedPositionsServesNoMoreThanThose) {
+  RankOptions options = TinyOptions();
+  model::ModelShape shape = TinyOptShape();
+  shape.max_position = options.executor.max_model_len - 1;
+  EXPECT_THAT(MakeTinyRank(options, nullptr, shape),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("128"), HasSubstr("127 positions"))));
+  shape.max_position = options.executor.max_model_len;
+  KVASIR_EXPECT_OK(MakeTinyRank(options, nullptr, shape));
+}
+
+TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
+  RankOptions options = TinyOptions();
+  options.kv_cache_bytes = 20000;
+  EXPECT_THAT(
+      MakeTinyRank(options),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("128")));
+}
+
+TEST(RankMemoryTest, APoolAboveWhatTheWeightsLeaveIsRefusedWithFlagAndNumbers) {
+  KVASIR_EXPECT_OK(CheckPoolFitsMemory(
+      {.pool_bytes = 700, .weight_bytes = 300, .available_bytes = 1000}));
+  EXPECT_THAT(
+      CheckPoolFitsMemory(
+          {.pool_bytes = 701, .weight_bytes = 300, .available_bytes = 1000}),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("KV cache of 701 bytes does not fit: of 1000 bytes "
+                         "available the weights take 300; lower "
+                         "--kv-cache-bytes to at most 700")));
+  EXPECT_THAT(
+      CheckPoolFitsMemory(
+          {.pool_bytes = 1, .weight_bytes = 3, .available_bytes = 2}),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 0")));
+}
+
+TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
+  RankOptions options = TinyOptions();
+  options.kv_cache_bytes = int64_t{1} << 50;  // to touch it would end the test
+  options.memory_limit_bytes = int64_t{1} << 30;
+  EXPECT_THAT(MakeTinyRank(options),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("of 1073741824")));
+}
+
+// ---------------------------------------------------------------------------
+// Plans that break a rule
+// ---------------------------------------------------------------------------
+
+// Sequence 1 with 20 tokens in pages 3 and 8 ran in step 1; this is step 2.
+StepPlan SoundPlan() {
+  StepPlan plan;
+  plan.set_step_id(2);
+  SequenceStep* step = plan.add_sequences();
+  step->set_sequence_id(1);
+  step->add_token_ids(7);
+  step->set_num_tokens(1);
+  step->set_logical_start(20);
+  step->set_physical_start(20);
+  *step->mutable_sample() = GreedySample();
+  return plan;
+}
+
+SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
+  SequenceStep* step = plan->add_sequences();
+  step->set_sequence_id(id);
+  auto* table = step->add_block_tables();
+  table->set_reset(true);
+  table->add_appended_pages(page);
+  step->add_token_ids(7);
+  step->set_num_tokens(1);
+  return step;
+}
+
+// A rank of a plan with exact windows: two side pages for each sequence.
+std::unique_ptr<Rank> RankWithSidePages() {
+  for (const PlanCase& plan_case : PlanCases()) {
+    if (plan_case.name != "ExactPaluJoint") continue;
+    auto rank = MakePlannedRank(plan_case, TinyOptions());
+    EXPECT_THAT(rank, base::IsOk());
+    EXPECT_EQ((*rank)->layout().page_groups()[0].side_pages_per_sequence, 2);
+    return *std::move(rank);
+  }
+  ADD_FAILURE() << "there is no such case";
+  return nullptr;
+}
+
+struct Pages {
+  int32_t token = 0;
+  std::vector<int32_t> side;
+};
+
+void AddWithSidePages(StepPlan* plan, uint64_t id, const Pages& pages) {
+  auto* table = AddFresh(plan, id, pages.token)->mutable_block_tables(0);
+  table->mutable_side_pages()->Add(pages.side.begin(), pages.side.end());
+}
+
+// A sequence starts with these side pages.
+absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
+  StepPlan plan;
+  plan.set_step_id(1);
+  AddWithSidePages(&plan, 1, {4, side_pages});
+  return RankWithSidePages()->executor().Execute(plan).status();
+}
+
+TEST(SidePagesTest, AreASequencesOwn) {
+  KVASIR_EXPECT_OK(StartWithSidePages({5, 6}));
+  const auto refuses = [](const std::vector<int32_t>& pages, const char* why) {
+    EXPECT_THAT(StartWithSidePages(pages),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  refuses({}, "sequence 1: 0 side pages in group 0, want 2");
+  refuses({5, 6, 7}, "sequence 1: 3 side pages in group 0, want 2");
+  refuses({5, -1}, "page -1 of group 0 is outside");
+  refuses({5, 5}, "page 5 of group 0 is written twice");
+  refuses({5, 4}, "page 4 of group 0 is written twice");
+}
+
+// Sequence 1 has token page 4 and side pages 5 and 6; then 2 starts.
+class TakenSidePagesTest : public ::testing::Test {
+ protected:
+  void Start(const Pages& pages) {
+    StepPlan first;
+    first.set_step_id(1);
+    AddWithSidePages(&first, 1, {4, {5, 6}});
+    KVASIR_ASSERT_OK(executor().Execute(first));
+    StepPlan second;
+    second.set_step_id(2);
+    AddWithSidePages(&second, 2, pages);
+    KVASIR_ASSERT_OK(executor().Execute(second));
+  }
+  static StepPlan GoOn() {
+    StepPlan plan;
+    plan.set_step_id(3);
+    SequenceStep* step = plan.add_sequences();
+    step->set_sequence_id(1);
+    step->add_token_ids(7);
+    step->set_num_tokens(1);
+    step->set_logical_start(1);
+    step->set_physical_start(1);
+    return plan;
+  }
+  ModelExecutor& executor() { return rank_->executor(); }
+
+  const std::unique_ptr<Rank> rank_ = RankWithSidePages();
+};
+
+TEST_F(TakenSidePagesTest, NobodyTookAny) {
+  Start({7, {8, 9}});
+  KVASIR_EXPECT_OK(executor().Execute(GoOn()));
+}
+
+TEST_F(TakenSidePagesTest, ASequenceThatLostOneDoesNotGoOn) {
+  Start({7, {8, 6}});
+  EXPECT_THAT(executor().Execute(GoOn()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sequence 1: another sequence has a side page "
+                                 "of it in group 0")));
+}
+
+TEST_F(TakenSidePagesTest, NorWhenItIsAPageOfTokensNow) {
+  Start({5, {8, 9}});
+  EXPECT_THAT(executor().Execute(GoOn()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("another sequence has a side page of it")));
+}
+
+TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOthers) {
+  Start({5, {8, 6}});
+  StepPlan plan;
+  plan.set_step_id(3);
+  AddWithSidePages(&plan, 1, {4, {10, 11}});
+  KVASIR_EXPECT_OK(executor().Execute(plan));
+}
+
+TEST_F(TakenSidePagesTest, ThoseOfAReleasedSequenceAreFree) {
+  Start({7, {8, 9}});
+  StepPlan plan;
+  plan.set_step_id(3);
+  plan.add_released_sequences(2);
+  AddWithSidePages(&plan, 3, {9, {7, 8}});
+  KVASIR_EXPECT_OK(executor().Execute(plan));
+}
+
+TEST_F(TakenSidePagesTest, OneStepWritesAPageForOneSequence) {
+  Start({7, {8, 9}});
+  StepPlan plan = GoOn();
+  AddWithSidePages(&plan, 3, {10, {11, 5}});
+  EXPECT_THAT(executor().Execute(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("sequence 3: page 5 of group 0 is written "
+                                 "twice")));
+}
+
+struct BrokenPlan {
+  const char* name;
+  std::function<void(StepPlan*)> change;
+  const char* message;
+};
+
+class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
+
+TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
+  auto rank = TinyRank();
+  StepPlan first = SoundPlan();
+  first.set_step_id(1);
+  SequenceStep* step = first.mutable_sequences(0);
+  const std::vector<int32_t> prompt = Prompt(5, 20);
+  step->mutable_token_ids()->Clear();
+  step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
+  step->set_num_tokens(20);
+  step->set_logical_start(0);
+  step->set_physical_start(0);
+  auto* table = step->add_block_tables();
+  table->set_reset(true);
+  table->add_appended_pages(3);
+  table->add_appended_pages(8);
+  KVASIR_ASSERT_OK(rank->executor().Execute(first));
+
+  StepPlan plan = SoundPlan();
+  GetParam().change(&plan);
+  EXPECT_THAT(rank->executor().Execute(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(GetParam().message)));
+  EXPECT_THAT(rank->executor().Execute(SoundPlan()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("an earlier step failed")));
+}
+
+SequenceStep* First(StepPlan* plan) { return plan->mutable_sequences(0); }
+SampleRequest* Sample(StepPlan* plan) { return First(plan)->mutable_sample(); }
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BrokenPlanTest,
+    ::testing::Values(
+        BrokenPlan{"StepIdGap", [](StepPlan* p) { p->set_step_id(4); },
+                   "step id 4, want 2"},
+        BrokenPlan{"StepIdAgain", [](StepPlan* p) { p->set_step_id(1); },
+                   "step id 1, want 2"},
+        BrokenPlan{"ReleaseUnknown",
+                   [](StepPlan* p) { p->add_released_sequences(5); },
+                   "sequence 5: released, but unknown"},
+        BrokenPlan{"UnknownSequence",
+                   [](StepPlan* p) { First(p)->set_sequence_id(9); },
+                   "sequence 9: unknown"},
+        BrokenPlan{"SequenceTwice",
+                   [](StepPlan* p) { *p->add_sequences() = *First(p); },
+                   "sequence 1: is there twice"},
+        BrokenPlan{"PageOutsideThePool",
+                   [](StepPlan* p) { AddFresh(p, 2, 1 << 20); },
+                   "page 1048576 of group 0 is outside"},
+        BrokenPlan{"NegativePage", [](StepPlan* p) { AddFresh(p, 2, -1); },
+                   "page -1 of group 0 is outside"},
+        BrokenPlan{"UnknownPageGroup",
+                   [](StepPlan* p) {
+                     First(p)->add_block_tables()->set_page_group(3);
+                   },
+                   "page group 3"},
+        BrokenPlan{"PageWrittenTwice", [](StepPlan* p) { AddFresh(p, 2, 8); },
+                   "page 8 of group 0 is written twice"},
+        BrokenPlan{"SidePagesThatNobodyHas",
+                   [](StepPlan* p) {
+                     AddFresh(p, 2, 9)->mutable_block_tables(0)->add_side_pages(
+                         10);
+                   },
+                   "1 side pages in group 0, want 0"},
+        BrokenPlan{"TableTooLong",
+                   [](StepPlan* p) {
+                     auto* table = First(p)->add_block_tables();
+                     for (int i = 0; i < 7; ++i) table->add_appended_pages(i);
+                   },
+                   "table of 9 pages in group 0, the limit is 8"},
+        BrokenPlan{"LiveIndexPastTheEnd",
+                   [](StepPlan* p) {
+                     First(p)->add_block_tables()->set_first_live_index(3);
+                   },
+                   "first live index 3"},
+        BrokenPlan{"GivesUpWhatIsSeen",
+                   [](StepPlan* p) {
+                     First(p)->add_block_tables()->set_first_live_index(1);
+                   },
+                   "gave up slots below 16, but slot 0 is seen"},
+        BrokenPlan{"NotCovered",
+                   [](StepPlan* p) {
+                     SequenceStep* step = AddFresh(p, 2, 9);
+                     step->set_logical_start(16);
+                   },
+                   "covers 16 slots, want 17"},
+        BrokenPlan{"SkipsAPosition",
+                   [](StepPlan* p) { First(p)->set_logical_start(21); },
+                   "starts at 21, want 20"},
+        BrokenPlan{"GoesBack",
+                   [](StepPlan* p) {
+                     First(p)->set_logical_start(19);
+                     First(p)->set_physical_start(19);
+                   },
+                   "starts at 19, want 20"},
+        BrokenPlan{"PhysicalPastLogical",
+                   [](StepPlan* p) { First(p)->set_physical_start(21); },
+                   "physical start 21"},
+        BrokenPlan{
+            "HugePosition",
+            [](StepPlan* p) { First(p)->set_logical_start(~uint64_t{0}); },
+            "past the maximum length 128"},
+        BrokenPlan{"NoTokens",
+                   [](StepPlan* p) {
+                     First(p)->clear_token_ids();
+                     First(p)->set_num_tokens(0);
+                   },
+                   "has no tokens"},
+        BrokenPlan{"CountsDisagree",
+                   [](StepPlan* p) { First(p)->set_num_tokens(2); },
+                   "num_tokens is 2, have 1 ids"},
+        BrokenPlan{"TooManyTokens",
+                   [](StepPlan* p) { First(p)->set_num_tokens(65); },
+                   "65 tokens, the limit is 64"},
+        BrokenPlan{"TooManySequences",
+                   [](StepPlan* p) {
+                     for (int i = 0; i < 16; ++i) p->add_sequences();
+                   },
+                   "17 sequences, the limit is 16"},
+        BrokenPlan{"IdOutsideTheVocabulary",
+                   [](StepPlan* p) { First(p)->set_token_ids(0, 1237); },
+                   "token_ids: want 0 to 1236, have 1237"},
+        BrokenPlan{"NegativeTarget",
+                   [](StepPlan* p) { First(p)->add_target_ids(-1); },
+                   "target_ids: want 0 to 1236, have -1"},
+        BrokenPlan{"MoreTargetsThanTokens",
+                   [](StepPlan* p) {
+                     First(p)->add_target_ids(1);
+                     First(p)->add_target_ids(1);
+                   },
+                   "2 targets of 1 tokens"},
+        BrokenPlan{"NothingWasSampled",
+                   [](StepPlan* p) {
+                     SequenceStep* step = AddFresh(p, 2, 9);
+                     step->clear_token_ids();
+                     step->set_input_is_last_sampled(true);
+                   },
+                   "the last sampled token"},
+        BrokenPlan{
+            "LastSampledAndAnId",
+            [](StepPlan* p) { First(p)->set_input_is_last_sampled(true); },
+            "the last sampled token"},
+        BrokenPlan{"TemperatureNan",
+                   [](StepPlan* p) { Sample(p)->set_temperature(kNan); },
+                   "temperature: want 0 or more"},
+        BrokenPlan{"TopPZero", [](StepPlan* p) { Sample(p)->set_top_p(0); },
+                   "top_p: want above 0"},
+        BrokenPlan{"NegativeTopK",
+                   [](StepPlan* p) { Sample(p)->set_top_k(-1); },
+                   "top_k: want 0 or more"},
+        BrokenPlan{"MinPAboveOne", [](StepPlan* p) { Sample(p)->set_min_p(2); },
+                   "min_p: want 0 to 1"},
+        BrokenPlan{"RepetitionZero",
+                   [](StepPlan* p) { Sample(p)->set_repetition_penalty(0); },
+                   "repetition_penalty: want 0.01 to 100"},
+        BrokenPlan{
+            "RepetitionThatOverflowsALogit",
+            [](StepPlan* p) { Sample(p)->set_repetition_penalty(1e-38f); },
+            "repetition_penalty: want 0.01 to 100"},
+        BrokenPlan{"TooManyLogprobs",
+                   [](StepPlan* p) { Sample(p)->set_num_logprobs(21); },
+                   "num_logprobs: want -1 to 20, have 21"},
+        BrokenPlan{"BannedOutside",
+                   [](StepPlan* p) { Sample(p)->add_banned_ids(5000); },
+                   "banned_ids: want 0 to 1236, have 5000"},
+        BrokenPlan{
+            "BiasNan",
+            [](StepPlan* p) { Sample(p)->add_logit_bias()->set_bias(kNan); },
+            "logit_bias of id 0"},
+        BrokenPlan{"UnknownMask",
+                   [](StepPlan* p) { Sample(p)->set_token_mask("none"); },
+                   "token_mask"},
+        BrokenPlan{"CopyOutsideThePool",
+                   [](StepPlan* p) {
+                     auto* copy = p->add_page_copies();
+                     copy->set_from_page(1);
+                     copy->set_to_page(1 << 20);
+                   },
+                   "outside of the pool"}),
+    [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,140 @@
+#include "worker/executor/perplexity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/executor/direct_runner.h"
+
+namespace kvasir::worker {
+namespace {
+
+struct Loss {
+  double nats = 0;
+  int64_t tokens = 0;
+};
+
+// Bytes of pages that are not in the pool now.
+int64_t HeldBytes(Rank& rank, const DirectRunner& runner) {
+  int64_t bytes = 0;
+  for (size_t g = 0; g < rank.pages().size(); ++g) {
+    const auto group = static_cast<int64_t>(g);
+    bytes += (rank.pages()[g] - runner.free_pages(group)) *
+             rank.executor().arenas().page_bytes(group);
+  }
+  return bytes;
+}
+
+void CountPool(Rank& rank, PerplexityResult* result) {
+  result->kv_bytes_per_token = rank.executor().kv_bytes_per_token();
+  result->kv_compression_ratio = rank.kv_compression_ratio();
+  result->kv_fixed_bytes_per_sequence = rank.kv_fixed_bytes_per_sequence();
+  result->kv_pool_bytes =
+      rank.allocator().use(kernels::MemoryTag::kKvCache).bytes;
+  for (const int64_t pages : rank.pages()) result->kv_pool_pages += pages;
+}
+
+// Loss of ids[1..] of one window, each after those before it. The last id is
+// only a target: nothing follows it. `held` hears of every step.
+absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
+                                absl::Span<const int32_t> ids, int64_t chunk,
+                                absl::FunctionRef<void(int64_t tokens)> held) {
+  Loss loss;
+  const auto num_inputs = static_cast<int64_t>(ids.size()) - 1;
+  for (int64_t start = 0; start < num_inputs; start += chunk) {
+    const auto first = static_cast<size_t>(start);
+    const auto count = static_cast<size_t>(std::min(chunk, num_inputs - start));
+    const DirectStep step = {.sequence_id = sequence_id,
+                             .token_ids = ids.subspan(first, count),
+                             .target_ids = ids.subspan(first + 1, count)};
+    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::StepResult result,
+                            runner->Run(absl::MakeConstSpan(&step, 1)));
+    for (const float logprob : result.sequences(0).target_logprobs()) {
+      loss.nats -= static_cast<double>(logprob);
+      ++loss.tokens;
+    }
+    held(start + static_cast<int64_t>(count));
+  }
+  runner->Release(sequence_id);
+  return loss;
+}
+
+absl::Status CheckOptions(const TokenizedText& text,
+                          const ModelExecutorOptions& limits,
+                          const PerplexityOptions& options) {
+  if (text.token_ids.size() != text.token_bytes.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: ", text.token_ids.size(), " tokens, but ",
+                     text.token_bytes.size(), " byte counts"));
+  }
+  if (options.window_tokens < 2 ||
+      options.window_tokens > limits.max_model_len) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: window: want 2 to ", limits.max_model_len,
+                     " tokens, have ", options.window_tokens));
+  }
+  if (options.chunk_tokens < 0 ||
+      options.chunk_tokens > limits.max_batched_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: chunk: want 1 to ", limits.max_batched_tokens,
+                     " tokens, have ", options.chunk_tokens));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
+                                            const TokenizedText& text,
+                                            const PerplexityOptions& options) {
+  const ModelExecutorOptions& limits = rank->executor().options();
+  KVASIR_RETURN_IF_ERROR(CheckOptions(text, limits, options));
+  const int64_t chunk = options.chunk_tokens > 0 ? options.chunk_tokens
+                                                 : limits.max_batched_tokens;
+  const bool has_bos = options.bos_token_id.has_value();
+  const int64_t text_per_window = options.window_tokens - (has_bos ? 1 : 0);
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages(),
+                      rank->executor().last_step_id());
+
+  PerplexityResult result;
+  double nats = 0;
+  const auto total = static_cast<int64_t>(text.token_ids.size());
+  std::vector<int32_t> ids;
+  uint64_t sequence_id = 0;
+  for (int64_t start = 0; start < total; start += text_per_window) {
+    const auto first = text.token_ids.begin() + start;
+    const int64_t count = std::min(text_per_window, total - start);
+    ids.clear();
+    if (has_bos) ids.push_back(*options.bos_token_id);
+    ids.insert(ids.end(), first, first + count);
+    KVASIR_ASSIGN_OR_RETURN(
+        const Loss loss,
+        WindowLoss(&runner, ++sequence_id, ids, chunk, [&](int64_t tokens) {
+          const int64_t bytes = HeldBytes(*rank, runner);
+          if (bytes < result.kv_held_bytes) return;
+          result.kv_held_bytes = bytes;
+          result.kv_held_tokens = std::max(result.kv_held_tokens, tokens);
+        }));
+    nats += loss.nats;
+    result.tokens += loss.tokens;
+    for (int64_t i = start + (has_bos ? 0 : 1); i < start + count; ++i) {
+      result.bytes += text.token_bytes[static_cast<size_t>(i)];
+    }
+    if (options.progress) options.progress(start + count, total);
+  }
+  // The executor forgets the last window too.
+  KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
+  if (result.tokens == 0 || result.bytes == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: nothing to score in ", total, " tokens"));
+  }
+  result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
+  result.nats_per_byte = nats / static_cast<double>(result.bytes);
+  CountPool(*rank, &result);
+  return result;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,58 @@
+// Perplexity of a text, computed the way a request is served: through the paged
+// cache, in windows.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/ranks/rank.h"
+
+namespace kvasir::worker {
+
+// A text as the model reads it, without special tokens.
+struct TokenizedText {
+  absl::Span<const int32_t> token_ids;
+  // Bytes of the text that each token stands for.
+  absl::Span<const int32_t> token_bytes;
+};
+
+struct PerplexityOptions {
+  // Tokens of a window, the one put before it included. Windows follow one
+  // another without overlap; each is a sequence of its own.
+  int64_t window_tokens = 0;
+  // Tokens of a step; 0: as many as a step takes.
+  int64_t chunk_tokens = 0;
+  // Put before each window, where the tokenizer begins texts with one. Without
+  // it a window's first token has no context and is not scored.
+  std::optional<int32_t> bos_token_id;
+  std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;
+};
+
+// Of the tokens that were scored.
+struct PerplexityResult {
+  double perplexity = 0;     // exp of the mean loss of a token
+  double nats_per_byte = 0;  // the loss of all over their bytes
+  int64_t tokens = 0;
+  int64_t bytes = 0;
+  // Of the page pool as allocated.
+  double kv_bytes_per_token = 0;
+  double kv_compression_ratio = 0;  // against a dense bf16 cache
+  int64_t kv_pool_bytes = 0;        // by the allocator's counter
+  int64_t kv_pool_pages = 0;
+  int64_t kv_fixed_bytes_per_sequence = 0;
+  // Of the window that held most: tokens it had run then, and bytes of the
+  // pages taken from the pool.
+  int64_t kv_held_tokens = 0;
+  int64_t kv_held_bytes = 0;
+};
+
+// INVALID_ARGUMENT for a window or chunk out of the executor's limits, or a
+// text with nothing to score; the executor's errors.
+absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
+                                            const TokenizedText& text,
+                                            const PerplexityOptions& options);
+
+}  // namespace kvasir::worker

@@ -1,0 +1,122 @@
+#include "worker/executor/perplexity.h"
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "worker/testing/tiny_rank.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+struct Text {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> bytes;
+  TokenizedText view() const { return {ids, bytes}; }
+};
+
+Text SomeText(int count) {
+  Text text;
+  for (int i = 0; i < count; ++i) {
+    text.ids.push_back((i * i + 7 * i) % 1237);
+    text.bytes.push_back(1 + i % 4);
+  }
+  return text;
+}
+
+std::unique_ptr<Rank> TinyRank(const RankOptions& options = TinyOptions()) {
+  auto rank = MakeTinyRank(options);
+  EXPECT_THAT(rank, base::IsOk());
+  return *std::move(rank);
+}
+
+PerplexityResult MustScore(Rank& rank, const Text& text,
+                           const PerplexityOptions& options) {
+  auto result = Perplexity(&rank, text.view(), options);
+  EXPECT_THAT(result, base::IsOk());
+  return result.ok() ? *result : PerplexityResult{};
+}
+
+TEST(PerplexityTest, ScoresEveryTokenThatHasContext) {
+  auto rank = TinyRank();
+  const Text text = SomeText(100);
+  const PerplexityResult without =
+      MustScore(*rank, text, {.window_tokens = 40});
+  EXPECT_EQ(without.tokens, 39 + 39 + 19);
+  EXPECT_EQ(without.bytes, 250 - 1 - 1 - 1);  // tokens 0, 40 and 80
+  const PerplexityResult with =
+      MustScore(*rank, text, {.window_tokens = 41, .bos_token_id = 1});
+  EXPECT_EQ(with.tokens, 100);
+  EXPECT_EQ(with.bytes, 250);
+  EXPECT_NEAR(with.nats_per_byte, std::log(with.perplexity) * 100.0 / 250.0,
+              1e-9);
+}
+
+TEST(PerplexityTest, IsTheLossOfTheLogits) {
+  RankOptions options = TinyOptions();
+  std::map<int64_t, std::vector<float>> logits;
+  options.executor.logits_tap = [&](const LogitsRow& row) {
+    logits[row.position].assign(row.logits.begin(), row.logits.end());
+  };
+  auto rank = TinyRank(options);
+  const Text text = SomeText(30);
+  const PerplexityResult result =
+      MustScore(*rank, text, {.window_tokens = 64, .chunk_tokens = 7});
+  double nats = 0;
+  for (size_t i = 0; i + 1 < text.ids.size(); ++i) {
+    const std::vector<float>& row = logits[static_cast<int64_t>(i)];
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+    nats += std::log(sum) - row[static_cast<size_t>(text.ids[i + 1])];
+  }
+  EXPECT_NEAR(std::log(result.perplexity), nats / 29, 1e-5);
+}
+
+TEST(PerplexityTest, ChunksMakeNoDifferenceToTheLastBit) {
+  auto rank = TinyRank();
+  const Text text = SomeText(150);
+  const PerplexityResult whole = MustScore(*rank, text, {.window_tokens = 100});
+  for (const int64_t chunk : {1, 7, 64}) {
+    const PerplexityResult chunked =
+        MustScore(*rank, text, {.window_tokens = 100, .chunk_tokens = chunk});
+    EXPECT_EQ(chunked.perplexity, whole.perplexity) << chunk;
+  }
+}
+
+TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
+  auto rank = TinyRank();
+  const PerplexityResult result =
+      MustScore(*rank, SomeText(10), {.window_tokens = 10});
+  // 2 layers of 4 heads of 8 numbers, keys and values, bf16.
+  EXPECT_EQ(result.kv_bytes_per_token, 2 * 2 * 4 * 8 * 2);
+  EXPECT_EQ(result.kv_compression_ratio, 1.0);
+  const double pool =
+      result.kv_bytes_per_token * static_cast<double>(rank->pages()[0] * 16);
+  EXPECT_EQ(rank->allocator().use(kernels::MemoryTag::kKvCache).bytes,
+            static_cast<int64_t>(pool));
+}
+
+TEST(PerplexityTest, RefusesWindowsOutOfTheLimits) {
+  auto rank = TinyRank();
+  const Text text = SomeText(10);
+  for (const int64_t window : {0, 1, 129}) {
+    EXPECT_THAT(Perplexity(rank.get(), text.view(), {.window_tokens = window}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("window: want 2 to 128")));
+  }
+  EXPECT_THAT(Perplexity(rank.get(), text.view(),
+                         {.window_tokens = 16, .chunk_tokens = 65}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("chunk: want 1 to 64")));
+  EXPECT_THAT(Perplexity(rank.get(), {}, {.window_tokens = 16}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("nothing to score")));
+}
+
+}  // namespace
+}  // namespace kvasir::worker

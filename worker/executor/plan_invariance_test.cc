@@ -1,0 +1,138 @@
+// The promise of batch_invariance_test.cc for compressed caches: of every
+// method, in every family, and with a window.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "worker/testing/family_plan_cases.h"
+#include "worker/testing/invariance_scenario.h"
+
+namespace kvasir::worker {
+namespace {
+
+// Shorter than most prompts, and not a multiple of a page.
+constexpr int64_t kWindow = 24;
+constexpr int64_t kPageTokens[] = {16, 32, 64};
+
+class PlanInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
+ protected:
+  PlanInvarianceTest() {
+    Worker worker = MakeWorker({.one_at_a_time = true});
+    alone_ = worker.Run(Requests());
+  }
+
+  static Worker MakeWorker(const Conditions& conditions) {
+    return Worker(conditions, 0, &GetParam().plan_case, GetParam().shape);
+  }
+  static std::vector<Request> Requests(bool use_prefix_cache = false) {
+    std::vector<Request> requests = MixedRequests();
+    requests.resize(8);
+    for (Request& request : requests) {
+      request.use_prefix_cache = use_prefix_cache;
+    }
+    return requests;
+  }
+
+  std::vector<Sample> alone_;  // what each request gives alone
+};
+
+TEST_P(PlanInvarianceTest, ChunksThreadsAndPagesChangeNothing) {
+  for (const Sample& sample : alone_) {
+    for (const float number : sample.numbers) {
+      ASSERT_TRUE(std::isfinite(number));
+    }
+  }
+  for (const Conditions& conditions : {
+           Conditions{.threads = 2},
+           Conditions{
+               .page_tokens = 32, .max_num_seqs = 7, .max_batched_tokens = 7},
+           Conditions{.page_tokens = 64, .max_num_seqs = 3},
+       }) {
+    EXPECT_EQ(MakeWorker(conditions).Run(Requests()), alone_)
+        << "pages of " << conditions.page_tokens;
+  }
+}
+
+TEST_P(PlanInvarianceTest, PreemptionChangesNothing) {
+  struct Pools {
+    int64_t page_tokens;
+    std::vector<int64_t> pages;  // side pages take some of them
+  };
+  for (const Pools& pools : {Pools{16, {10}}, {32, {7}}, {64, {6, 8}}}) {
+    int64_t preemptions = 0;
+    for (const int64_t pages : pools.pages) {
+      Worker worker =
+          MakeWorker({.page_tokens = pools.page_tokens, .pages = pages});
+      EXPECT_EQ(worker.Run(Requests()), alone_) << pools.page_tokens;
+      preemptions += worker.stats().preemptions;
+    }
+    EXPECT_GT(preemptions, 0) << "pages of " << pools.page_tokens;
+  }
+}
+
+TEST_P(PlanInvarianceTest, APrefixHitChangesNothing) {
+  const PlanCase& plan = GetParam().plan_case;
+  for (const int64_t page_tokens : kPageTokens) {
+    Worker worker = MakeWorker({.page_tokens = page_tokens, .max_num_seqs = 4});
+    EXPECT_EQ(worker.Run(Requests(true)), alone_);
+    EXPECT_EQ(worker.Run(Requests(true)), alone_) << "pages of " << page_tokens;
+    // Exact rows are the sequence's own: it runs its prompt for itself.
+    EXPECT_EQ(worker.stats().hit_tokens > 0,
+              plan.key_exact + plan.value_exact == 0);
+  }
+}
+
+TEST_P(PlanInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
+  std::vector<Sample> kept;
+  auto next = alone_.begin();
+  for (size_t i = 0; i < Requests().size(); ++i) {
+    const uint32_t n = Requests()[i].sampling.n;
+    if (i % 2 == 0) kept.insert(kept.end(), next, next + n);
+    next += n;
+  }
+  for (const int64_t page_tokens : kPageTokens) {
+    Worker worker = MakeWorker({.page_tokens = page_tokens,
+                                .max_batched_tokens = 16,
+                                .pages = 512 / page_tokens});
+    EXPECT_EQ(worker.RunAndAbortOdd(Requests(true)), kept)
+        << "pages of " << page_tokens;
+    // Nor do the pages that they had, or those that others may find.
+    EXPECT_EQ(worker.Run(Requests(true)), alone_) << "pages of " << page_tokens;
+  }
+}
+
+// Whole and low-rank caches of the other types: the rest is of bfloat16.
+std::vector<PlanCase> TypedCases() {
+  using namespace plan_cases;  // NOLINT: this function is of that namespace
+  const std::string half = R"({"dtype":"F16"})";
+  const std::string full = R"({"dtype":"F32"})";
+  return {
+      {"Dense", Full("POST_ROPE"), Full("NO_ROPE")},
+      {"DenseHalves", Full("POST_ROPE", half), Full("NO_ROPE", half)},
+      {"DenseFloats", Full("POST_ROPE", full), Full("NO_ROPE", full)},
+      {"PaluHalves", LowRank(kTwo, kReconstruct, "PRE_ROPE", half),
+       LowRank(kTwo, kFold, "NO_ROPE", half)},
+      {"PaluFloats", LowRank(kTwo, kReconstruct, "PRE_ROPE", full),
+       LowRank(kTwo, kFold, "NO_ROPE", full)},
+  };
+}
+
+std::vector<FamilyCase> Cases() {
+  std::vector<FamilyCase> cases = FamilyCases(kWindow);
+  for (const auto& more : {PlanCases(), TypedCases()}) {
+    for (const PlanCase& plan_case : more) {
+      cases.push_back({TinyShape(), plan_case});
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, PlanInvarianceTest,
+                         ::testing::ValuesIn(Cases()),
+                         [](const auto& param_info) {
+                           return param_info.param.plan_case.name;
+                         });
+
+}  // namespace
+}  // namespace kvasir::worker

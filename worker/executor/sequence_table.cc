@@ -1,0 +1,314 @@
+#include "worker/executor/sequence_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/device/read_back.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::BlockTableDelta;
+using kvasir::v1::SequenceStep;
+
+absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
+}
+
+absl::Status WrittenTwice(size_t group, int32_t page) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "page ", page, " of group ", group, " is written twice in one step"));
+}
+
+}  // namespace
+
+absl::StatusOr<SequenceTable> SequenceTable::Create(
+    SequenceTableLimits limits, const KvArenas* arenas,
+    kernels::DeviceAllocator* allocator) {
+  if (limits.max_sequences < 1 || limits.max_model_len < 1 ||
+      limits.page_tokens < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "executor: want at least 1 of sequences, tokens and page tokens, have ",
+        limits.max_sequences, ", ", limits.max_model_len, ", ",
+        limits.page_tokens));
+  }
+  SequenceTable table;
+  table.limits_ = std::move(limits);
+  table.arenas_ = arenas;
+  table.max_pages_ =
+      (table.limits_.max_model_len + table.limits_.page_tokens - 1) /
+      table.limits_.page_tokens;
+  for (int64_t group = 0; group < arenas->num_page_groups(); ++group) {
+    KVASIR_ASSIGN_OR_RETURN(
+        kernels::DeviceBuffer buffer,
+        allocator->Allocate(static_cast<size_t>(table.limits_.max_sequences *
+                                                table.max_pages_) *
+                                sizeof(int32_t),
+                            kernels::MemoryTag::kOther));
+    table.device_tables_.push_back(std::move(buffer));
+    kernels::DeviceBuffer& side_pages = table.device_side_pages_.emplace_back();
+    SidePages& owners = table.side_pages_.emplace_back();
+    const auto index = static_cast<size_t>(group);
+    const int64_t count = table.limits_.side_pages[index];
+    if (count == 0) continue;
+    owners.owner.assign(static_cast<size_t>(arenas->num_pages()[index]), -1);
+    owners.lost.assign(static_cast<size_t>(table.limits_.max_sequences), false);
+    KVASIR_ASSIGN_OR_RETURN(
+        side_pages,
+        allocator->Allocate(
+            static_cast<size_t>(table.limits_.max_sequences * count) *
+                sizeof(int32_t),
+            kernels::MemoryTag::kOther));
+  }
+  for (int64_t row = table.limits_.max_sequences; row-- > 0;) {
+    table.free_rows_.push_back(static_cast<int32_t>(row));
+  }
+  table.last_step_.resize(table.free_rows_.size());
+  return table;
+}
+
+absl::StatusOr<std::unique_ptr<PenaltyCounts>> SequenceTable::Release(
+    uint64_t id) {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) {
+    return Wrong(id, "released, but unknown");
+  }
+  for (size_t group = 0; group < found->second.tables.size(); ++group) {
+    DropSidePages(found->second, group);
+  }
+  std::unique_ptr<PenaltyCounts> penalties = std::move(found->second.penalties);
+  free_rows_.push_back(found->second.row);
+  sequences_.erase(found);
+  return penalties;
+}
+
+absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
+    const SequenceStep& step) {
+  const uint64_t id = step.sequence_id();
+  const auto found = sequences_.find(id);
+  if (found != sequences_.end()) return &found->second;
+  const bool starts =
+      step.block_tables_size() > 0 &&
+      std::all_of(step.block_tables().begin(), step.block_tables().end(),
+                  [](const BlockTableDelta& delta) { return delta.reset(); });
+  if (!starts) return Wrong(id, "unknown, and its tables do not start anew");
+  if (free_rows_.empty()) {
+    return Wrong(id, absl::StrCat("one too many: the executor keeps ",
+                                  limits_.max_sequences));
+  }
+  Sequence sequence;
+  sequence.row = free_rows_.back();
+  sequence.tables.resize(device_tables_.size());
+  free_rows_.pop_back();
+  return &sequences_.emplace(id, std::move(sequence)).first->second;
+}
+
+absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
+                                       kernels::Stream& stream,
+                                       Sequence* sequence) {
+  const uint32_t group = delta.page_group();
+  if (group >= sequence->tables.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page group ", group, ": there are ", sequence->tables.size()));
+  }
+  Table& table = sequence->tables[group];
+  if (delta.reset()) {
+    DropSidePages(*sequence, group);
+    table = Table{};
+    sequence->is_fresh = true;
+  }
+  KVASIR_RETURN_IF_ERROR(ApplySidePages(delta, stream, sequence));
+  const int64_t old_size = static_cast<int64_t>(table.pages.size());
+  const int64_t new_size = old_size + delta.appended_pages_size();
+  if (new_size > max_pages_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("table of ", new_size, " pages in group ", group,
+                     ", the limit is ", max_pages_));
+  }
+  // Entries that a window gave up before they were ever sent name no page.
+  const int64_t first_live = delta.first_live_index();
+  if (first_live < table.first_live || first_live > new_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first live index ", first_live, " of group ", group,
+                     ": want ", table.first_live, " to ", new_size));
+  }
+  for (int i = 0; i < delta.appended_pages_size(); ++i) {
+    if (old_size + i >= first_live) {
+      KVASIR_RETURN_IF_ERROR(
+          arenas_->CheckPage(group, delta.appended_pages(i)));
+    }
+    table.pages.push_back(delta.appended_pages(i));
+  }
+  table.first_live = first_live;
+  if (new_size == old_size) return absl::OkStatus();
+  int32_t* const row =
+      device_tables_[group].as<int32_t>() + sequence->row * max_pages_;
+  return kernels::Upload(
+      stream, row + old_size, table.pages.data() + old_size,
+      static_cast<size_t>(new_size - old_size) * sizeof(int32_t));
+}
+
+absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
+                                           kernels::Stream& stream,
+                                           Sequence* sequence) {
+  const uint32_t group = delta.page_group();
+  const int64_t count = limits_.side_pages[group];
+  const int64_t want = delta.reset() ? count : 0;
+  if (delta.side_pages_size() != want) {
+    return absl::InvalidArgumentError(absl::StrCat(delta.side_pages_size(),
+                                                   " side pages in group ",
+                                                   group, ", want ", want));
+  }
+  if (want == 0) return absl::OkStatus();
+  for (const int32_t page : delta.side_pages()) {
+    KVASIR_RETURN_IF_ERROR(arenas_->CheckPage(group, page));
+    if (written_pages_.contains({static_cast<int64_t>(group), page})) {
+      return WrittenTwice(group, page);
+    }
+    KVASIR_RETURN_IF_ERROR(TakeSidePage(group, page));
+    side_pages_[group].owner[static_cast<size_t>(page)] = sequence->row;
+  }
+  std::vector<int32_t>& pages = sequence->tables[group].side_pages;
+  pages.assign(delta.side_pages().begin(), delta.side_pages().end());
+  return kernels::Upload(
+      stream, device_side_pages_[group].as<int32_t>() + sequence->row * count,
+      pages.data(), pages.size() * sizeof(int32_t));
+}
+
+void SequenceTable::DropSidePages(const Sequence& sequence, size_t group) {
+  SidePages& side = side_pages_[group];
+  if (side.owner.empty()) return;
+  for (const int32_t page : sequence.tables[group].side_pages) {
+    int32_t& owner = side.owner[static_cast<size_t>(page)];
+    if (owner == sequence.row) owner = -1;
+  }
+  side.lost[static_cast<size_t>(sequence.row)] = false;
+}
+
+absl::Status SequenceTable::TakeSidePage(size_t group, int32_t page) {
+  SidePages& side = side_pages_[group];
+  if (side.owner.empty()) return absl::OkStatus();
+  int32_t& owner = side.owner[static_cast<size_t>(page)];
+  if (owner < 0) return absl::OkStatus();
+  const auto row = static_cast<size_t>(owner);
+  if (last_step_[row] == step_) return WrittenTwice(group, page);
+  // Of one that was preempted: it starts anew, with other pages.
+  side.lost[row] = true;
+  owner = -1;
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
+                                           const Sequence& sequence) const {
+  const uint64_t id = step.sequence_id();
+  const uint64_t limit = static_cast<uint64_t>(limits_.max_model_len);
+  if (step.num_tokens() == 0) return Wrong(id, "has no tokens");
+  if (step.logical_start() > limit ||
+      step.num_tokens() > limit - step.logical_start()) {
+    return Wrong(id, absl::StrCat("tokens ", step.logical_start(), " + ",
+                                  step.num_tokens(),
+                                  " are past the maximum length ", limit));
+  }
+  // Tables keep their indices when a window gives pages up, so slots are
+  // counted by logical positions; nothing is served that compacts them.
+  if (step.physical_start() > step.logical_start()) {
+    return Wrong(id,
+                 absl::StrCat("physical start ", step.physical_start(),
+                              " is past logical start ", step.logical_start()));
+  }
+  if (!sequence.is_fresh &&
+      static_cast<int64_t>(step.logical_start()) != sequence.length) {
+    return Wrong(id, absl::StrCat("starts at ", step.logical_start(), ", want ",
+                                  sequence.length));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
+                                       const Sequence& sequence) {
+  const uint64_t id = step.sequence_id();
+  const int64_t start = static_cast<int64_t>(step.logical_start());
+  const int64_t end = start + step.num_tokens();
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const Table& table = sequence.tables[group];
+    const int64_t covered =
+        static_cast<int64_t>(table.pages.size()) * limits_.page_tokens;
+    if (end > covered) {
+      return Wrong(id, absl::StrCat("its table in group ", group, " covers ",
+                                    covered, " slots, want ", end));
+    }
+    const int64_t window = limits_.windows[group];
+    const int64_t first_seen =
+        window == 0 ? 0 : std::max<int64_t>(0, start + 1 - window);
+    if (table.first_live * limits_.page_tokens > first_seen) {
+      return Wrong(id, absl::StrCat("group ", group, " gave up slots below ",
+                                    table.first_live * limits_.page_tokens,
+                                    ", but slot ", first_seen, " is seen"));
+    }
+    for (int64_t index = start / limits_.page_tokens;
+         index <= (end - 1) / limits_.page_tokens; ++index) {
+      const absl::Status status =
+          AddWrittenPage(group, table.pages[static_cast<size_t>(index)]);
+      if (!status.ok()) return Wrong(id, std::string(status.message()));
+    }
+    if (!table.side_pages.empty() &&
+        side_pages_[group].lost[static_cast<size_t>(sequence.row)]) {
+      return Wrong(id, absl::StrCat("another sequence has a side page of it in "
+                                    "group ",
+                                    group));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::AddWrittenPage(size_t group, int32_t page) {
+  if (!written_pages_.insert({static_cast<int64_t>(group), page}).second) {
+    return WrittenTwice(group, page);
+  }
+  return TakeSidePage(group, page);
+}
+
+absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
+    const SequenceStep& step, kernels::Stream& stream) {
+  KVASIR_ASSIGN_OR_RETURN(Sequence* const sequence, FindOrStart(step));
+  last_step_[static_cast<size_t>(sequence->row)] = step_;
+  for (const BlockTableDelta& delta : step.block_tables()) {
+    const absl::Status status = ApplyDelta(delta, stream, sequence);
+    if (!status.ok()) {
+      return Wrong(step.sequence_id(), std::string(status.message()));
+    }
+  }
+  KVASIR_RETURN_IF_ERROR(CheckPositions(step, *sequence));
+  KVASIR_RETURN_IF_ERROR(CheckSlots(step, *sequence));
+  sequence->is_fresh = false;
+  sequence->length =
+      static_cast<int64_t>(step.logical_start()) + step.num_tokens();
+  return sequence;
+}
+
+const int32_t* SequenceTable::DeviceTable(const Sequence& sequence,
+                                          int64_t group) const {
+  return device_tables_[static_cast<size_t>(group)].as<int32_t>() +
+         sequence.row * max_pages_;
+}
+
+const int32_t* SequenceTable::DeviceSidePages(const Sequence& sequence,
+                                              int64_t group) const {
+  const int64_t count = limits_.side_pages[static_cast<size_t>(group)];
+  if (count == 0) return nullptr;
+  return device_side_pages_[static_cast<size_t>(group)].as<int32_t>() +
+         sequence.row * count;
+}
+
+int64_t SequenceTable::SlotOf(const Sequence& sequence, int64_t group,
+                              int64_t position) const {
+  const Table& table = sequence.tables[static_cast<size_t>(group)];
+  const int64_t index = position / limits_.page_tokens;
+  return table.pages[static_cast<size_t>(index)] * limits_.page_tokens +
+         position % limits_.page_tokens;
+}
+
+}  // namespace kvasir::worker

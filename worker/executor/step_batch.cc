@@ -1,0 +1,350 @@
+#include "worker/executor/step_batch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/engine/request.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::SampleRequest;
+using kvasir::v1::SequenceStep;
+
+absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
+}
+
+absl::Status CheckIds(const SequenceStep& step, const char* field,
+                      const google::protobuf::RepeatedField<int32_t>& ids,
+                      int64_t vocab_size) {
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocab_size) {
+      return Wrong(
+          step.sequence_id(),
+          absl::StrCat(field, ": want 0 to ", vocab_size - 1, ", have ", id));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// NaN fails every comparison, so limits are written as what is wanted.
+absl::Status CheckNumbers(const SequenceStep& step) {
+  const SampleRequest& sample = step.sample();
+  struct Row {
+    const char* field;
+    double value;
+    bool ok;
+    const char* want;
+  };
+  const auto finite = [](float value) { return std::isfinite(value); };
+  const Row rows[] = {
+      {"temperature", sample.temperature(),
+       finite(sample.temperature()) && sample.temperature() >= 0, "0 or more"},
+      {"top_k", static_cast<double>(sample.top_k()), sample.top_k() >= 0,
+       "0 or more"},
+      {"top_p", sample.top_p(), sample.top_p() > 0 && sample.top_p() <= 1,
+       "above 0, at most 1"},
+      {"min_p", sample.min_p(), sample.min_p() >= 0 && sample.min_p() <= 1,
+       "0 to 1"},
+      {"repetition_penalty", sample.repetition_penalty(),
+       sample.repetition_penalty() >= kMinRepetitionPenalty &&
+           sample.repetition_penalty() <= kMaxRepetitionPenalty,
+       "0.01 to 100"},
+      {"presence_penalty", sample.presence_penalty(),
+       finite(sample.presence_penalty()), "a finite number"},
+      {"frequency_penalty", sample.frequency_penalty(),
+       finite(sample.frequency_penalty()), "a finite number"},
+  };
+  for (const Row& row : rows) {
+    if (!row.ok) {
+      return Wrong(
+          step.sequence_id(),
+          absl::StrCat(row.field, ": want ", row.want, ", have ", row.value));
+    }
+  }
+  return absl::OkStatus();
+}
+
+kernels::SampleRow RowOf(const SampleRequest& sample) {
+  kernels::SampleRow row;
+  row.temperature = sample.temperature();
+  row.top_k = sample.top_k();
+  row.top_p = sample.top_p();
+  row.min_p = sample.min_p();
+  row.repetition_penalty = sample.repetition_penalty();
+  row.presence_penalty = sample.presence_penalty();
+  row.frequency_penalty = sample.frequency_penalty();
+  row.num_biases = sample.logit_bias_size();
+  row.num_banned = sample.banned_ids_size();
+  row.seed = sample.seed();
+  row.sample_index = sample.sample_index();
+  row.position = sample.position();
+  row.num_logprobs = sample.num_logprobs();
+  return row;
+}
+
+}  // namespace
+
+StepSizes LargestStep(const StepLimits& limits) {
+  StepSizes sizes;
+  sizes.tokens = limits.max_batched_tokens;
+  sizes.sequences = limits.max_sequences;
+  sizes.samples = limits.max_sequences;
+  sizes.targets = limits.max_batched_tokens;
+  sizes.top = limits.max_logprobs;
+  sizes.biases = limits.max_sequences * kMaxBiases;
+  sizes.banned = limits.max_sequences * kMaxBannedIds;
+  return sizes;
+}
+
+StepSizes StepBatch::sizes() const {
+  StepSizes sizes;
+  sizes.tokens = static_cast<int64_t>(ids_.size());
+  sizes.sequences = static_cast<int64_t>(outputs_.size());
+  sizes.samples = static_cast<int64_t>(samples_.size());
+  sizes.targets = static_cast<int64_t>(target_ids_.size());
+  sizes.biases = static_cast<int64_t>(biases_.size());
+  sizes.banned = static_cast<int64_t>(banned_ids_.size());
+  for (const Sample& sample : samples_) {
+    sizes.top = std::max<int64_t>(sizes.top, sample.row.num_logprobs);
+  }
+  return sizes;
+}
+
+void StepBatch::Clear() {
+  ids_.clear();
+  token_sources_.clear();
+  positions_.clear();
+  rows_.clear();
+  for (Group& group : groups_) {
+    group.slots.clear();
+    group.sequences.clear();
+  }
+  for (std::vector<int64_t>& slots : ring_slots_) slots.clear();
+  sample_rows_.clear();
+  samples_.clear();
+  bias_ids_.clear();
+  biases_.clear();
+  banned_ids_.clear();
+  target_rows_.clear();
+  target_ids_.clear();
+  outputs_.clear();
+}
+
+absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
+                              SequenceTable* table, kernels::Stream& stream,
+                              PrepareSample prepare) {
+  Clear();
+  if (plan.sequences_size() > limits_.max_sequences) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step plan: ", plan.sequences_size(),
+                     " sequences, the limit is ", limits_.max_sequences));
+  }
+  int64_t num_tokens = 0;
+  for (const SequenceStep& step : plan.sequences()) {
+    num_tokens += step.num_tokens();
+  }
+  if (num_tokens > limits_.max_batched_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("step plan: ", num_tokens,
+                                                   " tokens, the limit is ",
+                                                   limits_.max_batched_tokens));
+  }
+  table->BeginStep();
+  for (const SequenceStep& step : plan.sequences()) {
+    KVASIR_RETURN_IF_ERROR(Add(step, table, stream, prepare));
+  }
+  PutPromptsFirst();
+  return absl::OkStatus();
+}
+
+void StepBatch::PutPromptsFirst() {
+  // As they are where all decode.
+  if (std::none_of(rows_.begin(), rows_.end(),
+                   [](const SequenceRows& rows) { return rows.prompt; })) {
+    return;
+  }
+  std::vector<size_t> order(rows_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_partition(order.begin(), order.end(),
+                        [this](size_t i) { return rows_[i].prompt; });
+  const auto reorder = [&order](auto* list) {
+    const auto from = *list;
+    for (size_t i = 0; i < order.size(); ++i) (*list)[i] = from[order[i]];
+  };
+  for (Group& group : groups_) reorder(&group.sequences);
+  reorder(&rows_);
+}
+
+absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
+                            kernels::Stream& stream, PrepareSample prepare) {
+  for (const Output& output : outputs_) {
+    if (output.sequence_id == step.sequence_id()) {
+      return Wrong(step.sequence_id(), "is there twice");
+    }
+  }
+  KVASIR_ASSIGN_OR_RETURN(SequenceTable::Sequence* const sequence,
+                          table->Apply(step, stream));
+  const int64_t first_row = static_cast<int64_t>(ids_.size());
+  KVASIR_RETURN_IF_ERROR(AddTokens(step, *sequence));
+  AddAttention(*table, *sequence, first_row,
+               static_cast<int64_t>(step.logical_start()));
+  Output output;
+  output.sequence_id = step.sequence_id();
+  output.num_rows = static_cast<int64_t>(ids_.size()) - first_row;
+  rows_.push_back({first_row, output.num_rows, step.prompt()});
+  KVASIR_RETURN_IF_ERROR(AddTargets(step, first_row, &output));
+  if (step.has_sample()) {
+    output.sample = static_cast<int64_t>(samples_.size());
+    KVASIR_RETURN_IF_ERROR(AddSample(step, sequence, prepare));
+  }
+  outputs_.push_back(output);
+  return absl::OkStatus();
+}
+
+absl::Status StepBatch::AddTokens(const SequenceStep& step,
+                                  const SequenceTable::Sequence& sequence) {
+  const int64_t start = static_cast<int64_t>(step.logical_start());
+  const bool last_sampled = step.input_is_last_sampled();
+  if (last_sampled) {
+    if (step.num_tokens() != 1 || step.token_ids_size() != 0 ||
+        !sequence.has_sampled) {
+      return Wrong(
+          step.sequence_id(),
+          absl::StrCat("the last sampled token is 1 token without an id, of a "
+                       "sequence that was sampled; have ",
+                       step.num_tokens(), " tokens, ", step.token_ids_size(),
+                       " ids"));
+    }
+  } else if (static_cast<uint32_t>(step.token_ids_size()) !=
+             step.num_tokens()) {
+    return Wrong(step.sequence_id(),
+                 absl::StrCat("num_tokens is ", step.num_tokens(), ", have ",
+                              step.token_ids_size(), " ids"));
+  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckIds(step, "token_ids", step.token_ids(), limits_.vocab_size));
+  for (int64_t i = 0; i < step.num_tokens(); ++i) {
+    const int64_t row = static_cast<int64_t>(ids_.size());
+    ids_.push_back(last_sampled ? 0 : step.token_ids(static_cast<int>(i)));
+    token_sources_.push_back(static_cast<int32_t>(
+        last_sampled ? limits_.max_batched_tokens + sequence.row : row));
+    positions_.push_back(start + i);
+  }
+  return absl::OkStatus();
+}
+
+void StepBatch::AddAttention(const SequenceTable& table,
+                             const SequenceTable::Sequence& sequence,
+                             int64_t first_row, int64_t start) {
+  const int64_t num_rows = static_cast<int64_t>(ids_.size()) - first_row;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    kernels::AttentionSequence attention;
+    attention.first_row = first_row;
+    attention.num_rows = num_rows;
+    attention.first_slot = start;
+    attention.block_table =
+        table.DeviceTable(sequence, static_cast<int64_t>(group));
+    attention.first_live_index = sequence.tables[group].first_live;
+    attention.side_pages =
+        table.DeviceSidePages(sequence, static_cast<int64_t>(group));
+    groups_[group].sequences.push_back(attention);
+    for (int64_t i = 0; i < num_rows; ++i) {
+      groups_[group].slots.push_back(
+          table.SlotOf(sequence, static_cast<int64_t>(group), start + i));
+    }
+  }
+  AddRings(sequence, start, num_rows);
+}
+
+// The last tokens of a window stay; what came before them would fall into the
+// places of these.
+void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
+                         int64_t num_rows) {
+  for (size_t r = 0; r < rings_.size(); ++r) {
+    const cache::ExactRing& ring = rings_[r].rows;
+    const std::vector<int32_t>& pages =
+        sequence.tables[static_cast<size_t>(rings_[r].page_group)].side_pages;
+    const int64_t first_kept = start + num_rows - ring.window_tokens;
+    for (int64_t p = start; p < start + num_rows; ++p) {
+      const int64_t page =
+          ring.first_page + p / ring.rows_per_page % ring.num_pages;
+      ring_slots_[r].push_back(p < first_kept
+                                   ? -1
+                                   : pages[static_cast<size_t>(page)] *
+                                             ring.rows_per_page +
+                                         p % ring.rows_per_page);
+    }
+  }
+}
+
+absl::Status StepBatch::AddTargets(const SequenceStep& step, int64_t first_row,
+                                   Output* output) {
+  if (static_cast<uint32_t>(step.target_ids_size()) > step.num_tokens()) {
+    return Wrong(step.sequence_id(),
+                 absl::StrCat(step.target_ids_size(), " targets of ",
+                              step.num_tokens(), " tokens"));
+  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckIds(step, "target_ids", step.target_ids(), limits_.vocab_size));
+  output->first_target = static_cast<int64_t>(target_ids_.size());
+  output->num_targets = step.target_ids_size();
+  for (int i = 0; i < step.target_ids_size(); ++i) {
+    target_rows_.push_back(static_cast<int32_t>(first_row + i));
+    target_ids_.push_back(step.target_ids(i));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepBatch::AddSample(const SequenceStep& step,
+                                  SequenceTable::Sequence* sequence,
+                                  PrepareSample prepare) {
+  const SampleRequest& request = step.sample();
+  const uint64_t id = step.sequence_id();
+  KVASIR_RETURN_IF_ERROR(CheckNumbers(step));
+  if (request.logit_bias_size() > kMaxBiases ||
+      request.banned_ids_size() > kMaxBannedIds) {
+    return Wrong(id, absl::StrCat(request.logit_bias_size(), " biases and ",
+                                  request.banned_ids_size(),
+                                  " banned ids, the limits are ", kMaxBiases,
+                                  " and ", kMaxBannedIds));
+  }
+  if (request.num_logprobs() < -1 ||
+      request.num_logprobs() > limits_.max_logprobs) {
+    return Wrong(id,
+                 absl::StrCat("num_logprobs: want -1 to ", limits_.max_logprobs,
+                              ", have ", request.num_logprobs()));
+  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckIds(step, "banned_ids", request.banned_ids(), limits_.vocab_size));
+  Sample sample;
+  sample.row = RowOf(request);
+  sample.first_bias = static_cast<int64_t>(biases_.size());
+  sample.first_banned = static_cast<int64_t>(banned_ids_.size());
+  sample.table_row = sequence->row;
+  for (const kvasir::v1::LogitBias& bias : request.logit_bias()) {
+    if (bias.token_id() < 0 || bias.token_id() >= limits_.vocab_size ||
+        !std::isfinite(bias.bias())) {
+      return Wrong(id,
+                   absl::StrCat("logit_bias of id ", bias.token_id(), ": ",
+                                bias.bias(), ": want an id below ",
+                                limits_.vocab_size, " and a finite number"));
+    }
+    bias_ids_.push_back(bias.token_id());
+    biases_.push_back(bias.bias());
+  }
+  banned_ids_.insert(banned_ids_.end(), request.banned_ids().begin(),
+                     request.banned_ids().end());
+  KVASIR_RETURN_IF_ERROR(prepare(step, sequence, &sample.row));
+  sample_rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
+  samples_.push_back(sample);
+  sequence->has_sampled = true;
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::worker

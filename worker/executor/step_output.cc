@@ -1,0 +1,145 @@
+#include "worker/executor/step_output.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "kernels/device/read_back.h"
+#include "kernels/linear/ops.h"
+#include "kernels/sampling/ops.h"
+#include "worker/weights/advance.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::Stream;
+using kernels::Workspace;
+
+absl::Status HeadColumns(const Decoder& decoder, Stream& stream,
+                         const kernels::PackedMatrix& head, const float* normed,
+                         int64_t num_rows, float* logits,
+                         Workspace& workspace) {
+  const StepPartScope part_of_step(decoder.profile(), stream, StepPart::kHead);
+  kernels::MatmulParams params;
+  params.x = normed;
+  params.x_row_stride = head.k;
+  params.num_rows = num_rows;
+  params.weight = head;
+  params.y = logits;
+  params.y_row_stride = head.n;
+  return kernels::Matmul(stream, params, workspace);
+}
+
+}  // namespace
+
+StepOutput::StepOutput(const Decoder* decoder, int64_t max_rows,
+                       int64_t logits_bytes)
+    : decoder_(decoder) {
+  const int64_t vocab = decoder->spec().vocab_size;
+  const int64_t wanted = std::min(
+      logits_bytes / static_cast<int64_t>(sizeof(float)), max_rows * vocab);
+  const int64_t least =
+      std::max(vocab, max_rows * std::min(vocab, kernels::kVocabBlock));
+  logits_floats_ = std::max(wanted, least);
+}
+
+absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
+                                const SampleBatch& batch,
+                                Workspace& workspace) const {
+  const int64_t vocab = decoder_->spec().vocab_size;
+  const int64_t m = decoder_->spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const logits = workspace.Take<float>(logits_floats_);
+  const int64_t chunk = std::min(logits_floats_ / vocab, batch.num_rows);
+  float* const normed = workspace.Take<float>(chunk * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  for (int64_t row = 0; row < batch.num_rows; row += chunk) {
+    const int64_t count = std::min(chunk, batch.num_rows - row);
+    KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(stream, hidden,
+                                               Advance(batch.token_rows, row),
+                                               count, normed, workspace));
+    KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
+                                       normed, count, logits, workspace));
+    kernels::SampleParams params;
+    params.logits = logits;
+    params.row_stride = vocab;
+    params.num_rows = count;
+    params.vocab = vocab;
+    params.rows = Advance(batch.rows, row);
+    params.token_ids = Advance(batch.token_ids, row);
+    params.logprobs = Advance(batch.logprobs, row);
+    params.max_top = batch.max_top;
+    params.top_ids = Advance(batch.top_ids, row * batch.max_top);
+    params.top_logprobs = Advance(batch.top_logprobs, row * batch.max_top);
+    const StepPartScope part_of_step(decoder_->profile(), stream,
+                                     StepPart::kSampling);
+    KVASIR_RETURN_IF_ERROR(kernels::Sample(stream, params, workspace));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepOutput::ScoreTargets(Stream& stream,
+                                      const HiddenStates& hidden,
+                                      const TargetBatch& batch,
+                                      Workspace& workspace) const {
+  if (batch.num_rows == 0) return absl::OkStatus();
+  const int64_t vocab = decoder_->spec().vocab_size;
+  const int64_t m = decoder_->spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const logits = workspace.Take<float>(logits_floats_);
+  float* const normed = workspace.Take<float>(batch.num_rows * m);
+  auto* const state = workspace.Take<kernels::LogSoftmaxState>(batch.num_rows);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
+      stream, hidden, batch.token_rows, batch.num_rows, normed, workspace));
+  int64_t chunk = logits_floats_ / batch.num_rows;
+  chunk = chunk >= vocab ? vocab
+                         : chunk / kernels::kVocabBlock * kernels::kVocabBlock;
+  for (int64_t begin = 0; begin < vocab; begin += chunk) {
+    const int64_t count = std::min(chunk, vocab - begin);
+    KVASIR_RETURN_IF_ERROR(
+        HeadColumns(*decoder_, stream, decoder_->head().Columns(begin, count),
+                    normed, batch.num_rows, logits, workspace));
+    kernels::LogSoftmaxParams params;
+    params.logits = logits;
+    params.row_stride = count;
+    params.num_rows = batch.num_rows;
+    params.vocab_begin = begin;
+    params.vocab_count = count;
+    params.last = begin + count == vocab;
+    params.targets = batch.target_ids;
+    params.state = state;
+    params.logprobs = batch.logprobs;
+    KVASIR_RETURN_IF_ERROR(kernels::LogSoftmax(stream, params, workspace));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepOutput::ReadAllLogits(Stream& stream,
+                                       const HiddenStates& hidden,
+                                       const int32_t* token_rows,
+                                       int64_t num_rows, RowsReader reader,
+                                       Workspace& workspace) const {
+  const int64_t vocab = decoder_->spec().vocab_size;
+  const int64_t m = decoder_->spec().hidden_size;
+  Workspace::Scope scope(&workspace);
+  float* const logits = workspace.Take<float>(logits_floats_);
+  const int64_t chunk = std::min(logits_floats_ / vocab, num_rows);
+  float* const normed = workspace.Take<float>(chunk * m);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  std::vector<float> host;
+  for (int64_t row = 0; row < num_rows; row += chunk) {
+    const int64_t count = std::min(chunk, num_rows - row);
+    KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
+        stream, hidden, Advance(token_rows, row), count, normed, workspace));
+    KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
+                                       normed, count, logits, workspace));
+    if (workspace.counting()) continue;
+    host.resize(static_cast<size_t>(count * vocab));
+    KVASIR_RETURN_IF_ERROR(kernels::ReadBack(stream, host.data(), logits,
+                                             host.size() * sizeof(float)));
+    KVASIR_RETURN_IF_ERROR(reader(row, host));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,75 @@
+// From hidden states to what a step gives: sampled tokens, and log
+// probabilities of given ones. Rows nobody asked for never meet the head.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/workspace.h"
+#include "kernels/sampling/sample.h"
+#include "worker/executor/decoder.h"
+
+namespace kvasir::worker {
+
+// Device memory, all of it.
+struct SampleBatch {
+  int64_t num_rows = 0;
+  const int32_t* token_rows = nullptr;       // [num_rows]
+  const kernels::SampleRow* rows = nullptr;  // [num_rows]
+  int64_t max_top = 0;
+  int32_t* token_ids = nullptr;   // [num_rows], out
+  float* logprobs = nullptr;      // [num_rows], out
+  int32_t* top_ids = nullptr;     // [num_rows, max_top], out
+  float* top_logprobs = nullptr;  // [num_rows, max_top], out
+};
+
+struct TargetBatch {
+  int64_t num_rows = 0;
+  const int32_t* token_rows = nullptr;  // [num_rows]
+  const int32_t* target_ids = nullptr;  // [num_rows]
+  float* logprobs = nullptr;            // [num_rows], out
+};
+
+// Threads: one at a time. `decoder` must outlive it.
+class StepOutput {
+ public:
+  // Logits are at most `logits_bytes` at a time: more samples are done in
+  // chunks of rows (each reads the head once more), targets in chunks of the
+  // vocabulary (the head is still read once). Never less than what one sample
+  // and `max_rows` targets need.
+  StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);
+
+  absl::Status Sample(kernels::Stream& stream, const HiddenStates& hidden,
+                      const SampleBatch& batch,
+                      kernels::Workspace& workspace) const;
+
+  absl::Status ScoreTargets(kernels::Stream& stream, const HiddenStates& hidden,
+                            const TargetBatch& batch,
+                            kernels::Workspace& workspace) const;
+
+  // Reads the logits of every row [0, num_rows) back, a chunk at a time. For
+  // tests and debugging: `token_rows` is 0, 1, 2 ... on the device.
+  using RowsReader = absl::FunctionRef<absl::Status(
+      int64_t first_row, absl::Span<const float> logits)>;
+  absl::Status ReadAllLogits(kernels::Stream& stream,
+                             const HiddenStates& hidden,
+                             const int32_t* token_rows, int64_t num_rows,
+                             RowsReader reader,
+                             kernels::Workspace& workspace) const;
+
+  int64_t logits_bytes() const {
+    return logits_floats_ * static_cast<int64_t>(sizeof(float));
+  }
+
+ private:
+  // The buffer's size does not depend on the step, so that a small step never
+  // wants more than the largest one.
+  const Decoder* const decoder_;
+  int64_t logits_floats_ = 0;
+};
+
+}  // namespace kvasir::worker

@@ -1,0 +1,152 @@
+#include "worker/program/attention_limits.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/attention/paged_attention.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::Codec;
+
+// Runs of codes in a latent of so many stored channels: one for each entry of
+// the schedule that has bits, or one for each range of the token.
+int64_t NumRuns(const Codec& codec, int64_t width) {
+  if (codec.per_token().group() > 0) return width / codec.per_token().group();
+  const auto& schedule = codec.bits().schedule();
+  return schedule.size() - std::count(schedule.begin(), schedule.end(), 0u);
+}
+
+absl::Status AtMost(int64_t limit, int64_t value, const std::string& where,
+                    const char* what) {
+  if (value <= limit) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(where, ": ", what,
+                                               ": this build "
+                                               "serves at most ",
+                                               limit, ", have ", value));
+}
+
+// The latents of a part as the op sees them; points to the groups.
+struct Latents {
+  Latents(const PartProgram& part, const Codec& codec) {
+    for (const LatentProgram& latent : part.latents) {
+      kernels::LatentGroup& group = groups.emplace_back();
+      group.width = latent.width;
+      exact_groups.push_back(group);
+      group.num_runs = NumRuns(codec, latent.width);
+    }
+    view.groups = groups.data();
+    view.num_groups = static_cast<int64_t>(groups.size());
+    if (part.static_ranges) view.static_scale = &kPresent;
+    exact.ring.groups = exact_groups.data();
+    exact.ring.num_groups = view.num_groups;
+  }
+  Latents(const Latents&) = delete;
+  Latents(Latents&&) = default;
+
+  // Stands for numbers that are not looked at.
+  static constexpr float kPresent = 0.0f;
+
+  std::vector<kernels::LatentGroup> groups;
+  std::vector<kernels::LatentGroup> exact_groups;
+  kernels::LatentPart view;
+  // Rows of an exact window, where the side has one: plain numbers.
+  kernels::ExactRows exact;
+};
+
+absl::Status CheckLatents(const Latents& latents, const std::string& where) {
+  for (const kernels::LatentGroup& group : latents.groups) {
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxWidth, group.width,
+                                  where, "numbers of a latent"));
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxRuns, group.num_runs,
+                                  where, "runs of codes in a latent"));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the op does a launch over the program's parts, of prompts or output.
+// The parts by themselves are within their limits.
+bool LaunchFits(const AttentionProgram& program,
+                const kvasir::v1::LayerPlan& plan, bool prompts) {
+  std::vector<Latents> latents;
+  latents.reserve(program.key.size());  // pointed to
+  std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
+  std::vector<kernels::AttentionKeyPart> keys(program.key.size());
+  const float* const lift = &Latents::kPresent;
+  for (size_t p = 0; p < program.key.size(); ++p) {
+    const KeyProgram& part = program.key[p];
+    latents.emplace_back(part, plan.key().parts(static_cast<int>(p)).codec());
+    keys[p].latents = latents.back().view;
+    keys[p].exact = &latents.back().exact;
+    if (prompts && part.prompt_lift.has_value()) {
+      rebuilds[p].dims = part.prompt_lift->dims;
+      rebuilds[p].up = &lift;
+    } else if (part.rebuild.has_value()) {
+      rebuilds[p].dims = part.rebuild->dims;
+      rebuilds[p].num_pairs = part.rebuild->rotation.num_pairs;
+      if (part.rebuild->lifted) rebuilds[p].up = &lift;
+    } else {
+      continue;
+    }
+    keys[p].rebuild = &rebuilds[p];
+  }
+  const Latents value(program.value, plan.value().parts(0).codec());
+  kernels::AttentionValuePart values;
+  values.latents = value.view;
+  values.exact = &value.exact;
+  kernels::ValueLift value_lift;
+  if (prompts && program.value.prompt_lift.has_value()) {
+    value_lift.dims = program.value.prompt_lift->dims;
+    value_lift.up = &lift;
+    values.lift = &value_lift;
+  }
+
+  kernels::PagedAttentionParams params;
+  params.num_heads = program.heads.query.count;
+  params.num_kv_heads = program.heads.kv.count;
+  params.keys = keys.data();
+  params.num_key_parts = static_cast<int64_t>(keys.size());
+  params.values = &values;
+  params.num_value_parts = 1;
+  // Exact rows are parts of their own.
+  params.key_exact.tokens = plan.key().exact_window();
+  params.value_exact.tokens = plan.value().exact_window();
+  return kernels::PagedAttentionScratch(params, 1) >= 0;
+}
+
+}  // namespace
+
+absl::Status CheckAttentionLimits(const AttentionProgram& program,
+                                  int64_t layer,
+                                  const kvasir::v1::LayerPlan& plan) {
+  const std::string name = absl::StrCat("layer ", layer);
+  for (size_t p = 0; p < program.key.size(); ++p) {
+    const KeyProgram& part = program.key[p];
+    const std::string where = absl::StrCat(name, " key part ", p);
+    const Latents latents(part, plan.key().parts(static_cast<int>(p)).codec());
+    KVASIR_RETURN_IF_ERROR(CheckLatents(latents, where));
+    if (!part.rebuild.has_value()) continue;
+    KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxHeadDim,
+                                  part.rebuild->dims, where,
+                                  "numbers of a key that is rebuilt"));
+  }
+  const Latents value(program.value, plan.value().parts(0).codec());
+  KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
+  if (LaunchFits(program, plan, /*prompts=*/false)) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      name, ": one query's numbers of all parts take more than the ",
+      kernels::kAttentionScratchBytes, " bytes that this build keeps of them"));
+}
+
+void DropPromptLiftsBeyondLimits(const kvasir::v1::LayerPlan& plan,
+                                 AttentionProgram* program) {
+  if (LaunchFits(*program, plan, /*prompts=*/true)) return;
+  program->value.prompt_lift.reset();
+  for (KeyProgram& part : program->key) part.prompt_lift.reset();
+}
+
+}  // namespace kvasir::worker

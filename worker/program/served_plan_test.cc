@@ -1,0 +1,185 @@
+// What a plan is refused for, and that nobody hears of it later: a plan that is
+// served has an executor, whose kernels have counted their largest step.
+#include "worker/program/served_plan.h"
+
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "google/protobuf/util/json_util.h"
+#include "worker/testing/tiny_rank.h"
+
+namespace kvasir::worker {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  std::string name;
+  int64_t head_dim = 8;
+  int64_t kv_heads = 4;
+  int64_t query_heads = 4;
+  std::string key;
+  std::string value;
+  uint32_t exact_window = 0;  // of either side
+  std::string refusal;        // empty: served
+};
+
+constexpr char kFullKey[] =
+    R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
+constexpr char kFullValue[] =
+    R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
+
+// One latent of all heads.
+std::string Joint(int64_t heads, int64_t rank, const std::string& rest) {
+  std::string list;
+  for (int64_t head = 0; head < heads; ++head) {
+    absl::StrAppend(&list, head > 0 ? "," : "", head);
+  }
+  return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[)", list,
+                      R"(],"rank":)", rank, "}]},", rest, "}");
+}
+
+// 4 bits, a range for each `group` channels.
+std::string Codes(int64_t group) {
+  return absl::StrCat(R"("codec":{"bits":{"schedule":[4]},"per_token":{)",
+                      R"("group":)", group, R"(},"param_dtype":"F16"})");
+}
+
+const std::string kRebuilt =
+    R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",)";
+const std::string kFolded = R"("uses":[{"fold":{}}],"stored":"NO_ROPE",)";
+const std::string kLifted = R"("uses":[{"at_runtime":{}}],"stored":"NO_ROPE",)";
+
+std::vector<Case> Cases() {
+  const std::string basis =
+      R"({"full":{},"stored":"NO_ROPE","codec":{"bits":{"schedule":[4]},)"
+      R"("channel_static":{},"basis_static":{}}})";
+  return {
+      {.name = "RunsAtTheLimit",
+       .head_dim = 256,
+       .key = kFullKey,
+       .value = Joint(4, 1024, kFolded + Codes(4))},
+      {.name = "ARunTooMany",
+       .head_dim = 264,
+       .key = kFullKey,
+       .value = Joint(4, 1028, kFolded + Codes(4)),
+       .refusal = "layer 1 value part 0: runs of codes in a latent: this build "
+                  "serves at most 256, have 257"},
+      {.name = "WidthAtTheLimitWithExactRows",
+       .head_dim = 256,
+       .kv_heads = 32,
+       .query_heads = 32,
+       .key = Joint(32, 96, kRebuilt + Codes(8)),
+       .value = basis,
+       .exact_window = 8},
+      {.name = "TooWide",
+       .head_dim = 264,
+       .kv_heads = 32,
+       .query_heads = 32,
+       .key = kFullKey,
+       .value = basis,
+       .refusal = "layer 1 value part 0: numbers of a latent: this build "
+                  "serves at most 8192, have 8448"},
+      {.name = "HeadsTooWideToRebuild",
+       .head_dim = 264,
+       .key = Joint(4, 16, kRebuilt + Codes(8)),
+       .value = kFullValue,
+       .refusal = "layer 1 key part 0: numbers of a key that is rebuilt: this "
+                  "build serves at most 256, have 264"},
+      // 256 KiB of scratch hold a prompt's launch that lifts these values, but
+      // not one with exact rows beside.
+      {.name = "LiftsBesideExactRows",
+       .head_dim = 256,
+       .kv_heads = 2,
+       .query_heads = 32,
+       .key = Joint(2, 88, kRebuilt + Codes(8)),
+       .value = Joint(2, 512, kLifted + Codes(8)),
+       .exact_window = 8},
+      {.name = "LiftsFillTheScratch",
+       .head_dim = 256,
+       .kv_heads = 2,
+       .query_heads = 32,
+       .key = Joint(2, 88, kRebuilt + Codes(8)),
+       .value = Joint(2, 512, kLifted + Codes(8))},
+  };
+}
+
+Case CaseNamed(const std::string& name) {
+  for (const Case& each : Cases()) {
+    if (each.name == name) return each;
+  }
+  ADD_FAILURE() << name;
+  return {};
+}
+
+class ServedPlanTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const Case& each = GetParam();
+    shape_.head_dim = each.head_dim;
+    shape_.num_kv_heads = each.kv_heads;
+    shape_.num_query_heads = each.query_heads;
+    KVASIR_ASSERT_OK_AND_ASSIGN(spec_, model::SpecOfShape(shape_));
+    plan_ = cache::FullRankPlan(CacheShapeOf(spec_), kvasir::v1::BF16);
+    const std::string json =
+        absl::StrCat(R"({"key":{"parts":[)", each.key,
+                     R"(]},"value":{"parts":[)", each.value, "]}}");
+    kvasir::v1::LayerPlan* const layer = plan_.mutable_layers(1);
+    layer->Clear();
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json, layer).ok());
+    if (each.exact_window > 0) {
+      layer->mutable_key()->set_exact_window(each.exact_window);
+      layer->mutable_value()->set_exact_window(each.exact_window);
+    }
+    KVASIR_ASSERT_OK(cache::ValidatePlan(plan_, CacheShapeOf(spec_)));
+  }
+
+  absl::StatusOr<std::vector<AttentionProgram>> Served() const {
+    return ServedAttention(spec_, plan_, {.heads = AllHeads(spec_)});
+  }
+
+  model::ModelShape shape_ = TinyShape();
+  model::DecoderSpec spec_;
+  kvasir::v1::KvPlan plan_;
+};
+
+TEST_P(ServedPlanTest, IsTheServersAnswer) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto source,
+      RandomSource::Create(shape_, spec_, plan_, 1, kernels::DType::kBf16));
+  RankOptions options = TinyOptions();
+  options.kv_cache_bytes = 64 << 20;
+  const absl::Status started =
+      Rank::Create(spec_, plan_, source.get(), options).status();
+  EXPECT_EQ(Served().status(), started);
+  if (GetParam().refusal.empty()) {
+    KVASIR_EXPECT_OK(started);
+  } else {
+    EXPECT_THAT(started, base::StatusIs(absl::StatusCode::kUnimplemented,
+                                        HasSubstr(GetParam().refusal)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ServedPlanTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& parameter) {
+                           return parameter.param.name;
+                         });
+
+class LiftLimitTest : public ServedPlanTest {};
+
+TEST_P(LiftLimitTest, ExactRowsTakeScratchThatLiftsWouldHave) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto programs, Served());
+  EXPECT_EQ(programs[1].value.prompt_lift.has_value(),
+            GetParam().exact_window == 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, LiftLimitTest,
+                         ::testing::Values(CaseNamed("LiftsFillTheScratch"),
+                                           CaseNamed("LiftsBesideExactRows")),
+                         [](const auto& parameter) {
+                           return parameter.param.name;
+                         });
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,172 @@
+#include "worker/ranks/collective.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "base/thread_pool.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/testing/family_plan_cases.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+TEST(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
+  constexpr int64_t kRanks = 3;
+  constexpr int64_t kCount = 1000;
+  const auto group = InProcessGroup::Create(kRanks);
+  std::vector<std::vector<float>> data(kRanks);
+  std::vector<float> want(kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      // Sums that round: the order matters.
+      const float value = std::ldexp(1.0f + 0.37f * static_cast<float>(i % 7),
+                                     static_cast<int>((i * (rank + 3)) % 29));
+      data[static_cast<size_t>(rank)].push_back(value);
+      want[static_cast<size_t>(i)] =
+          rank == 0 ? value : want[static_cast<size_t>(i)] + value;
+    }
+  }
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      base::ThreadPool pool(1);
+      kernels::CpuStream stream(&pool);
+      std::vector<float> memory(kCount + 64);
+      kernels::Workspace workspace(memory.data(),
+                                   memory.size() * sizeof(float));
+      EXPECT_THAT(group[static_cast<size_t>(rank)]->AllReduceSum(
+                      stream, data[static_cast<size_t>(rank)].data(), kCount,
+                      workspace),
+                  base::IsOk());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& result : data) EXPECT_EQ(result, want);
+}
+
+TEST(CollectiveTest, ARankThatGivesUpWakesTheOthers) {
+  const auto group = InProcessGroup::Create(2);
+  absl::Status status;
+  std::thread waiting([&] {
+    base::ThreadPool pool(1);
+    kernels::CpuStream stream(&pool);
+    std::vector<float> memory(128);
+    kernels::Workspace workspace(memory.data(), memory.size() * sizeof(float));
+    float value = 1;
+    status = group[0]->AllReduceSum(stream, &value, 1, workspace);
+  });
+  group[1]->Abort(absl::InternalError("disk on fire"));
+  waiting.join();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted,
+                               HasSubstr("rank 1 gave up: disk on fire")));
+}
+
+struct Outcome {
+  std::vector<int32_t> tokens;
+  std::vector<float> logits;
+};
+
+// A prompt in chunks and eight decoded tokens; every rank in its own thread.
+// `plan_case` null: a full-rank plan.
+std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
+                              const PlanCase* plan_case = nullptr) {
+  const auto group = InProcessGroup::Create(size);
+  std::vector<Outcome> outcomes(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < size; ++r) {
+    threads.emplace_back([&, r] {
+      Outcome& outcome = outcomes[static_cast<size_t>(r)];
+      RankOptions options = TinyOptions();
+      options.executor.logits_tap = [&](const LogitsRow& row) {
+        outcome.logits.insert(outcome.logits.end(), row.logits.begin(),
+                              row.logits.end());
+      };
+      Collective* const own = group[static_cast<size_t>(r)].get();
+      auto rank = plan_case != nullptr
+                      ? MakePlannedRank(*plan_case, options, own, "F32", shape)
+                      : MakeTinyRank(options, own, shape, kvasir::v1::F32);
+      ASSERT_THAT(rank, base::IsOk());
+      DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
+                          (*rank)->pages());
+      std::vector<int32_t> prompt;
+      for (int32_t i = 0; i < 20; ++i) prompt.push_back(11 * i + 3);
+      for (int step = 0; step < 9; ++step) {
+        DirectStep direct = {.sequence_id = 1};
+        if (step == 0) direct.token_ids = absl::MakeSpan(prompt).first(13);
+        if (step == 1) direct.token_ids = absl::MakeSpan(prompt).subspan(13);
+        if (step > 0) direct.sample = GreedySample();
+        auto result = runner.Run(absl::MakeConstSpan(&direct, 1));
+        ASSERT_THAT(result, base::IsOk());
+        if (step > 0) {
+          outcome.tokens.push_back(result->sequences(0).token_id());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+// Ranks together do what one does, up to the order of the sums. Of codes a last
+// bit may be another code: only the ranks of a group are compared.
+void ExpectSameAsOne(const model::ModelShape& shape,
+                     std::initializer_list<int64_t> sizes,
+                     const PlanCase* plan_case = nullptr) {
+  const Outcome one = RunRanks(1, shape, plan_case)[0];
+  float largest = 0;
+  for (const float logit : one.logits) {
+    largest = std::max(largest, std::abs(logit));
+  }
+  for (const int64_t size : sizes) {
+    const std::vector<Outcome> outcomes = RunRanks(size, shape, plan_case);
+    const std::vector<Outcome> again = RunRanks(size, shape, plan_case);
+    ASSERT_EQ(outcomes[0].logits.size(), one.logits.size());
+    for (size_t r = 0; r < outcomes.size(); ++r) {
+      // The same bits on every rank and in every run.
+      EXPECT_EQ(outcomes[r].tokens, outcomes[0].tokens) << size << " ranks";
+      EXPECT_EQ(outcomes[r].logits, outcomes[0].logits) << size << " ranks";
+      EXPECT_EQ(again[r].logits, outcomes[0].logits) << size << " ranks";
+    }
+    if (plan_case != nullptr && plan_case->codes) continue;
+    EXPECT_EQ(outcomes[0].tokens, one.tokens) << size << " ranks";
+    for (size_t i = 0; i < one.logits.size(); ++i) {
+      ASSERT_NEAR(outcomes[0].logits[i], one.logits[i], 1e-5f * largest);
+    }
+  }
+}
+
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoes) {
+  ExpectSameAsOne(TinyShape(), {2, 4, 8});
+}
+
+// Two sums a layer into one stream, each with a bias that rank 0 adds.
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesInLayerNormFamilies) {
+  ExpectSameAsOne(TinyNeoxShape(), {2, 4});
+  ExpectSameAsOne(TinyOptShape(), {2, 4});
+}
+
+TEST(TensorParallelTest, RanksTogetherDoWhatOneDoesUnderEveryPlan) {
+  for (const PlanCase& plan_case : PlanCases()) {
+    SCOPED_TRACE(plan_case.name);
+    ExpectSameAsOne(TinyShape(), {2, 8}, &plan_case);
+  }
+}
+
+TEST(TensorParallelTest, AndUnderPlansOfOtherFamilies) {
+  constexpr int64_t kWindow = 7;
+  for (const FamilyCase& each : FamilyCases(kWindow)) {
+    SCOPED_TRACE(each.plan_case.name);
+    ExpectSameAsOne(each.shape, {2, 4}, &each.plan_case);
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,118 @@
+#include "worker/ranks/rank.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "cache/cache_id.h"
+#include "worker/program/served_plan.h"
+
+namespace kvasir::worker {
+
+absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
+  const int64_t left =
+      std::max(int64_t{0}, memory.available_bytes - memory.weight_bytes);
+  if (memory.pool_bytes <= left) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "a KV cache of ", memory.pool_bytes, " bytes does not fit: of ",
+      memory.available_bytes, " bytes available the weights take ",
+      memory.weight_bytes, "; lower --kv-cache-bytes to at most ", left));
+}
+
+cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
+  cache::CacheShape shape;
+  shape.num_kv_heads = spec.num_kv_heads;
+  shape.head_dim = spec.head_dim;
+  shape.rotary_dim = spec.rope.rotary_dim;
+  for (const model::LayerSpec& layer : spec.layers) {
+    shape.layers.push_back({.sliding_window = layer.sliding_window,
+                            .rope = layer.rope && spec.rope.rotary_dim > 0});
+  }
+  return shape;
+}
+
+std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
+                      const model::DecoderSpec& spec, int64_t page_tokens,
+                      const std::string& weights_id) {
+  return cache::CacheId(
+      plan, {.shape = CacheShapeOf(spec),
+             .page_tokens = page_tokens,
+             .rope = {.interleaved =
+                          spec.rope.pairing == model::RopePairing::kInterleaved,
+                      .frequencies = spec.rope.frequencies,
+                      .attention_factor = spec.rope.attention_factor},
+             .tensor_fingerprint = weights_id});
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
+    const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
+    WeightSource* source, const RankOptions& options, Collective* collective) {
+  std::unique_ptr<Rank> rank(new Rank(spec, plan));
+  if (collective == nullptr) collective = &rank->single_rank_;
+  KVASIR_ASSIGN_OR_RETURN(const ShardSizes shard,
+                          ShardSizes::Create(spec, collective->shard()));
+  const ModelExecutorOptions& limits = options.executor;
+  KVASIR_ASSIGN_OR_RETURN(
+      cache::PageLayout layout,
+      cache::PageLayout::Create(
+          plan, CacheShapeOf(spec),
+          {.page_tokens = options.page_tokens, .shard = collective->shard()}));
+  rank->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
+  // Before memory is taken and weights are read, which needs the programs
+  // again.
+  KVASIR_RETURN_IF_ERROR(
+      ServedAttention(spec, plan, {.heads = shard.heads()}).status());
+  rank->pages_ = options.pages;
+  if (rank->pages_.empty()) {
+    rank->pages_ = rank->layout_->PagesForBudget(
+        {.budget_bytes = options.kv_cache_bytes,
+         .max_model_len = limits.max_model_len,
+         .max_chunk_tokens = limits.max_batched_tokens});
+  }
+  KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
+      rank->pages_, limits.max_model_len, limits.max_batched_tokens));
+
+  KVASIR_ASSIGN_OR_RETURN(rank->allocator_, kernels::DeviceAllocator::Create(
+                                                kernels::DeviceKind::kCpu,
+                                                options.memory_limit_bytes));
+  rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
+  rank->stream_ =
+      std::make_unique<kernels::CpuStream>(rank->pool_.get(), options.backend);
+  KVASIR_ASSIGN_OR_RETURN(
+      ModelWeights weights,
+      LoadWeights(spec, plan, source, rank->allocator_.get(),
+                  {.shard = collective->shard(),
+                   .lift_prompts = !options.deterministic,
+                   .pool = rank->pool_.get(),
+                   .progress = options.progress}));
+  rank->cache_id_ =
+      CacheIdOf(plan, spec, options.page_tokens, weights.weights_id);
+  KVASIR_ASSIGN_OR_RETURN(
+      rank->executor_,
+      ModelExecutor::Create({.spec = &rank->spec_,
+                             .plan = &rank->plan_,
+                             .layout = rank->layout_.get(),
+                             .pages = rank->pages_,
+                             .allocator = rank->allocator_.get(),
+                             .stream = rank->stream_.get(),
+                             .collective = collective},
+                            std::move(weights), limits));
+  return rank;
+}
+
+int64_t Rank::kv_fixed_bytes_per_sequence() const {
+  int64_t bytes = 0;
+  for (const cache::PageGroupLayout& group : layout_->page_groups()) {
+    bytes += group.side_pages_per_sequence *
+             executor_->arenas().page_bytes(group.id.value());
+  }
+  return bytes;
+}
+
+double Rank::kv_compression_ratio() const {
+  return static_cast<double>(layout_->dense_bf16_bytes_per_token()) /
+         executor_->kv_bytes_per_token();
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,107 @@
+// Everything that one rank needs to run a model, put together in the right
+// order: layout, page counts, threads, memory, weights, executor.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "cache/layout.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/stream.h"
+#include "model/shapes/decoder_spec.h"
+#include "plan/plan.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/executor/model_executor.h"
+#include "worker/ranks/collective.h"
+#include "worker/weights/weight_source.h"
+
+namespace kvasir::worker {
+
+struct RankOptions {
+  int num_threads = 1;
+  kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
+  int64_t page_tokens = 64;
+  // Bytes of the page pool on this rank, all page groups together; not used
+  // when `pages` is given.
+  int64_t kv_cache_bytes = 0;
+  cache::PageCounts pages;
+  // All device memory together; 0: no limit.
+  int64_t memory_limit_bytes = 0;
+  ModelExecutorOptions executor;
+  // Prompts lift nothing, even where that would be cheaper: results have the
+  // same bits whatever the prefix index holds (prompt_lift.h).
+  bool deterministic = false;
+  // Of loading the weights.
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+};
+
+// Whether a pool fits beside the weights.
+struct PoolMemory {
+  int64_t pool_bytes = 0;
+  int64_t weight_bytes = 0;
+  int64_t available_bytes = 0;  // MachineLimits's, before either is there
+};
+
+// RESOURCE_EXHAUSTED with the numbers and the flag when it does not: the pool
+// is touched at start, and more than there is would have the system kill the
+// process.
+absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
+
+// What the cache needs to know of a model.
+cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec);
+
+// cache::CacheId of a model with these weights.
+std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
+                      const model::DecoderSpec& spec, int64_t page_tokens,
+                      const std::string& weights_id);
+
+// Owns: all of the above.
+// Threads: constructed by one thread; then as ModelExecutor.
+// Errors: FAILED_PRECONDITION with the numbers when the pool does not hold one
+//   sequence of max_model_len tokens, before any weight is read.
+class Rank {
+ public:
+  // `collective` null: a group of one; else it outlives the rank.
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(
+      const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
+      WeightSource* source, const RankOptions& options,
+      Collective* collective = nullptr);
+
+  ModelExecutor& executor() { return *executor_; }
+  const model::DecoderSpec& spec() const { return spec_; }
+  const kvasir::v1::KvPlan& plan() const { return plan_; }
+  const cache::PageLayout& layout() const { return *layout_; }
+  const cache::PageCounts& pages() const { return pages_; }
+  const kernels::DeviceAllocator& allocator() const { return *allocator_; }
+  const kernels::CpuStream& stream() const { return *stream_; }
+  const std::string& weights_id() const { return executor_->weights_id(); }
+  const std::string& cache_id() const { return cache_id_; }
+
+  // Of the arenas, as allocated: bytes of a sequence's side pages, and a dense
+  // bf16 cache's bytes over those of a token.
+  int64_t kv_fixed_bytes_per_sequence() const;
+  double kv_compression_ratio() const;
+
+ private:
+  Rank(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan)
+      : spec_(spec), plan_(plan) {}
+
+  // Destroyed in the reverse order.
+  const model::DecoderSpec spec_;
+  const kvasir::v1::KvPlan plan_;
+  SingleRank single_rank_;
+  std::unique_ptr<cache::PageLayout> layout_;
+  cache::PageCounts pages_;
+  std::string cache_id_;
+  std::unique_ptr<kernels::DeviceAllocator> allocator_;
+  std::unique_ptr<base::ThreadPool> pool_;
+  std::unique_ptr<kernels::CpuStream> stream_;
+  std::unique_ptr<ModelExecutor> executor_;
+};
+
+}  // namespace kvasir::worker

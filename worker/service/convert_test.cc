@@ -1,0 +1,151 @@
+#include "worker/service/convert.h"
+
+#include <limits>
+
+#include "base/status_matchers.h"
+#include "proto/refusal.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+TEST(ConvertTest, EveryFieldOfARequestArrives) {
+  kvasir::v1::GenerateRequest from;
+  from.set_request_id("r");
+  from.set_attempt(2);
+  from.set_tenant("t");
+  from.set_cache_salt("salt");
+  from.set_prompt_token_ids(std::string("\4\3\2\1\7\0\0\0", 8));
+  from.set_emitted_token_ids(std::string("\1\0\0\0", 4));
+  from.set_priority(-3);
+  from.set_queue_timeout_ms(1500);
+  kvasir::v1::SamplingParams* params = from.mutable_sampling();
+  params->set_temperature(0.5f);
+  params->set_top_p(0.9f);
+  params->set_top_k(40);
+  params->set_min_p(0.1f);
+  params->set_repetition_penalty(1.1f);
+  params->set_presence_penalty(0.2f);
+  params->set_frequency_penalty(0.3f);
+  (*params->mutable_logit_bias())[9] = 1.0f;
+  (*params->mutable_logit_bias())[2] = -1.0f;
+  params->set_seed(77);
+  params->set_n(3);
+  params->set_max_tokens(16);
+  params->set_min_tokens(4);
+  params->add_stop_token_ids(5);
+  params->set_ignore_eos(true);
+  params->set_logprobs(0);
+  params->set_token_mask("json");
+  const absl::Time deadline = absl::FromUnixSeconds(1000);
+
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Request to, ToRequest(from, deadline));
+  EXPECT_EQ(to.request_id, "r");
+  EXPECT_EQ(to.attempt, 2u);
+  EXPECT_EQ(to.tenant, "t");
+  EXPECT_EQ(to.cache_salt, "salt");
+  EXPECT_THAT(to.prompt_ids, ElementsAre(0x01020304, 7));
+  EXPECT_THAT(to.emitted_ids, ElementsAre(1));
+  EXPECT_EQ(to.priority, -3);
+  EXPECT_EQ(to.queue_timeout, absl::Milliseconds(1500));
+  EXPECT_EQ(to.deadline, deadline);
+  EXPECT_EQ(to.sampling.temperature, 0.5f);
+  EXPECT_EQ(to.sampling.top_p, 0.9f);
+  EXPECT_EQ(to.sampling.top_k, 40);
+  EXPECT_EQ(to.sampling.min_p, 0.1f);
+  EXPECT_EQ(to.sampling.repetition_penalty, 1.1f);
+  EXPECT_EQ(to.sampling.presence_penalty, 0.2f);
+  EXPECT_EQ(to.sampling.frequency_penalty, 0.3f);
+  EXPECT_THAT(to.sampling.logit_bias,
+              ElementsAre(Pair(2, -1.0f), Pair(9, 1.0f)));
+  EXPECT_EQ(to.sampling.seed, 77u);
+  EXPECT_EQ(to.sampling.n, 3u);
+  EXPECT_EQ(to.sampling.max_tokens, 16u);
+  EXPECT_EQ(to.sampling.min_tokens, 4u);
+  EXPECT_THAT(to.sampling.stop_token_ids, ElementsAre(5));
+  EXPECT_TRUE(to.sampling.ignore_eos);
+  EXPECT_EQ(to.sampling.num_logprobs, 0);
+  EXPECT_EQ(to.sampling.num_prompt_logprobs, -1);
+  EXPECT_EQ(to.sampling.token_mask, "json");
+}
+
+TEST(ConvertTest, AnAbsurdLogprobCountStaysAbsurd) {
+  kvasir::v1::GenerateRequest from;
+  from.mutable_sampling()->set_logprobs(std::numeric_limits<uint32_t>::max());
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Request to,
+                              ToRequest(from, absl::InfiniteFuture()));
+  EXPECT_EQ(to.sampling.num_logprobs, std::numeric_limits<int32_t>::max());
+}
+
+TEST(ConvertTest, HalfATokenIdIsRefusedWithTheFieldsName) {
+  kvasir::v1::GenerateRequest from;
+  from.set_prompt_token_ids("123456");
+  EXPECT_THAT(ToRequest(from, absl::InfiniteFuture()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("prompt_token_ids: 6 bytes")));
+  from.set_prompt_token_ids("1234");
+  from.set_emitted_token_ids("1");
+  EXPECT_THAT(ToRequest(from, absl::InfiniteFuture()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("emitted_token_ids: 1 bytes")));
+}
+
+TEST(ConvertTest, TokensKeepTheirLogprobs) {
+  const std::vector<int32_t> ids = {4, 5};
+  const std::vector<TokenLogprob> logprobs = {{-0.5f, {{4, -0.5f}}},
+                                              {-0.25f, {}}};
+  const std::vector<float> prompt = {-1.0f};
+  kvasir::v1::GenerateEvent::Tokens to;
+  AppendTokens({1, ids, logprobs, prompt}, &to);
+  AppendTokens({1, ids, logprobs, {}}, &to);
+  EXPECT_EQ(to.index(), 1u);
+  EXPECT_THAT(to.token_ids(), ElementsAre(4, 5, 4, 5));
+  ASSERT_EQ(to.logprobs_size(), 4);
+  EXPECT_EQ(to.logprobs(2).top(0).token_id(), 4);
+  EXPECT_EQ(to.logprobs(3).logprob(), -0.25f);
+  ASSERT_EQ(to.prompt_logprobs_size(), 1);
+  EXPECT_EQ(to.prompt_logprobs(0).logprob(), -1.0f);
+}
+
+TEST(ConvertTest, AFinishKeepsItsFigures) {
+  FinishInfo from;
+  from.index = 2;
+  from.reason = FinishReason::kLength;
+  from.matched_token_id = 0;
+  from.prompt_tokens = 10;
+  from.output_tokens = 20;
+  from.cached_tokens = 5;
+  from.queue = absl::Milliseconds(1);
+  from.prefill = absl::Milliseconds(2);
+  from.decode = absl::Milliseconds(3);
+  from.preemptions = 4;
+  const kvasir::v1::GenerateEvent::Finish to = ToFinish(from);
+  EXPECT_EQ(to.index(), 2u);
+  EXPECT_EQ(to.reason(), kvasir::v1::FINISH_LENGTH);
+  EXPECT_TRUE(to.has_matched_token_id());
+  EXPECT_EQ(to.prompt_tokens(), 10u);
+  EXPECT_EQ(to.output_tokens(), 20u);
+  EXPECT_EQ(to.cached_tokens(), 5u);
+  EXPECT_EQ(to.queue_us(), 1000u);
+  EXPECT_EQ(to.prefill_us(), 2000u);
+  EXPECT_EQ(to.decode_us(), 3000u);
+  EXPECT_EQ(to.preemptions(), 4u);
+}
+
+TEST(ConvertTest, OnlyARefusalWithAReasonCarriesAPayload) {
+  const absl::Status full = ToStatus({absl::ResourceExhaustedError("64 wait"),
+                                      RefusalReason::kRetryElsewhere});
+  EXPECT_EQ(proto::RefusalOf(full)->reason(),
+            kvasir::v1::Refusal::RETRY_ELSEWHERE);
+  EXPECT_EQ(proto::RefusalOf(full)->detail(), "64 wait");
+  EXPECT_FALSE(proto::RefusalOf(
+                   ToStatus({absl::InternalError("x"), RefusalReason::kNone}))
+                   .has_value());
+}
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,63 @@
+#include "worker/service/server.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+
+absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
+    WorkerServerOptions options, ServedEngine* engine) {
+  std::unique_ptr<WorkerServer> worker(new WorkerServer);
+  base::GrpcServerOptions listener;
+  listener.listen = std::move(options.listen);
+  listener.credentials = std::move(options.credentials);
+  listener.max_receive_message_bytes =
+      base::MaxMessageBytesFor(options.service.info.max_model_len());
+  listener.min_ping_interval = options.min_ping_interval;
+  options.service.on_drain = [raw = worker.get()] { raw->BeginDrain(); };
+  worker->service_ =
+      std::make_unique<WorkerService>(std::move(options.service), engine);
+  KVASIR_ASSIGN_OR_RETURN(
+      std::unique_ptr<base::GrpcServer> server,
+      base::GrpcServer::Start(listener, {worker->service_.get()}));
+  {
+    base::MutexLock lock(&worker->mutex_);
+    worker->server_ = std::move(server);
+  }
+  worker->SetReady(false);
+  return worker;
+}
+
+WorkerServer::~WorkerServer() {
+  if (server_ != nullptr) Shutdown(absl::InfinitePast());
+}
+
+void WorkerServer::SetReady(bool ready) {
+  base::MutexLock lock(&mutex_);
+  // A drain may arrive as soon as the listener is there, inside Start, which
+  // then reports for it.
+  if (server_ == nullptr) return;
+  if (draining_) ready = false;
+  server_->SetServing("", ready);
+  server_->SetServing(kvasir::v1::Worker::service_full_name(), ready);
+}
+
+void WorkerServer::BeginDrain() {
+  {
+    base::MutexLock lock(&mutex_);
+    draining_ = true;
+  }
+  SetReady(false);
+}
+
+kvasir::v1::DrainResponse WorkerServer::Drain(absl::Time deadline) {
+  return service_->DrainAndWait(deadline);
+}
+
+void WorkerServer::Shutdown(absl::Time deadline) {
+  service_->Close();
+  server_->Shutdown(deadline);
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,480 @@
+#include "worker/testing/fake_executor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::SampleRequest;
+using kvasir::v1::SequenceResult;
+using kvasir::v1::SequenceStep;
+using kvasir::v1::StepPlan;
+using kvasir::v1::StepResult;
+
+constexpr uint64_t kEmptyPrefix = 0x9e3779b97f4a7c15u;
+
+uint64_t Mix(uint64_t state, uint64_t value) {
+  uint64_t x = state ^ (value + 0x9e3779b97f4a7c15u + (state << 6));
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+uint64_t Extend(uint64_t prefix_hash, int32_t token, uint64_t position) {
+  return Mix(Mix(prefix_hash, static_cast<uint64_t>(token)), position);
+}
+
+float LogprobOf(uint64_t prefix_hash, int32_t token) {
+  const uint64_t x = Mix(prefix_hash, static_cast<uint64_t>(token) + 77);
+  return -static_cast<float>(x % 997) / 100.0f;
+}
+
+bool HasPenalties(float repetition, float presence, float frequency) {
+  return repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
+}
+
+// Order does not matter to penalties, only what occurred how often, and where.
+uint64_t CountOutput(uint64_t history_hash, int32_t token) {
+  return history_hash + Mix(1, static_cast<uint64_t>(token));
+}
+uint64_t CountPrompt(uint64_t history_hash, int32_t token) {
+  return history_hash + Mix(2, static_cast<uint64_t>(token));
+}
+
+struct Draw {
+  bool greedy = true;
+  uint64_t seed = 0;
+  uint64_t sample_index = 0;
+  uint64_t position = 0;
+  uint64_t history_hash = 0;  // 0 without penalties
+};
+
+template <typename Ids>
+int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
+                  int32_t vocab_size) {
+  uint64_t x = Mix(prefix_hash, draw.history_hash);
+  if (!draw.greedy) {
+    x = Mix(Mix(Mix(x, draw.seed), draw.sample_index), draw.position);
+  }
+  auto token = static_cast<int32_t>(x % static_cast<uint64_t>(vocab_size));
+  while (std::find(banned.begin(), banned.end(), token) != banned.end()) {
+    token = (token + 1) % vocab_size;
+  }
+  return token;
+}
+
+template <typename... Args>
+absl::Status Broken(uint64_t sequence_id, const Args&... args) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("sequence ", sequence_id, ": ", args...));
+}
+
+}  // namespace
+
+FakeExecutor::FakeExecutor(FakeExecutorOptions options)
+    : options_(std::move(options)) {
+  for (const auto& group : options_.groups) {
+    pages_.emplace_back(static_cast<size_t>(group.num_pages));
+    for (Page& page : pages_.back()) page.slots.resize(options_.page_tokens);
+  }
+}
+
+absl::StatusOr<StepResult> FakeExecutor::Execute(const StepPlan& plan) {
+  if (plan.step_id() != last_step_ + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step ", plan.step_id(), ", want ", last_step_ + 1));
+  }
+  last_step_ = plan.step_id();
+  if (options_.during_step) KVASIR_RETURN_IF_ERROR(options_.during_step(plan));
+
+  for (uint64_t id : plan.released_sequences()) {
+    KVASIR_RETURN_IF_ERROR(Release(id));
+  }
+  for (const auto& copy : plan.page_copies()) {
+    KVASIR_RETURN_IF_ERROR(Copy(copy));
+  }
+  if (plan.sequences_size() > static_cast<int>(options_.max_num_seqs)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(plan.sequences_size(), " sequences in a step"));
+  }
+  // All tables first: a page that two of them name is seen as shared.
+  absl::flat_hash_set<uint64_t> seen;
+  uint32_t total_tokens = 0;
+  for (const SequenceStep& step : plan.sequences()) {
+    if (!seen.insert(step.sequence_id()).second) {
+      return Broken(step.sequence_id(), "twice in a step");
+    }
+    if (released_.contains(step.sequence_id())) {
+      return Broken(step.sequence_id(), "back after its release");
+    }
+    total_tokens += step.num_tokens();
+    KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
+  }
+  for (const auto& copy : plan.page_copies()) {
+    const auto group = static_cast<int32_t>(copy.page_group());
+    DropBehindWindows(0, group, copy.to_page());
+    if (pages_[copy.page_group()][static_cast<size_t>(copy.to_page())]
+            .held_by.size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("copy to page ", copy.to_page(), ", which is shared"));
+    }
+  }
+  if (total_tokens > options_.max_batched_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(total_tokens, " tokens in a step"));
+  }
+  largest_batch_tokens_ = std::max(largest_batch_tokens_, total_tokens);
+  largest_batch_seqs_ = std::max(largest_batch_seqs_,
+                                 static_cast<uint32_t>(plan.sequences_size()));
+  tokens_run_ += total_tokens;
+
+  StepResult result;
+  result.set_step_id(plan.step_id());
+  for (const SequenceStep& step : plan.sequences()) {
+    State& state = sequences_[step.sequence_id()];
+    uint64_t prefix_hash = 0;
+    SequenceResult* out = result.add_sequences();
+    out->set_sequence_id(step.sequence_id());
+    out->set_token_id(-1);
+    for (int i = 0; i < step.target_ids_size(); ++i)
+      out->add_target_logprobs(0);
+    KVASIR_RETURN_IF_ERROR(RunTokens(step, &state, &prefix_hash));
+    // Log probabilities of targets need each token's own prefix.
+    for (int i = 0; i < step.target_ids_size(); ++i) {
+      const uint64_t position = step.logical_start() + static_cast<uint64_t>(i);
+      KVASIR_ASSIGN_OR_RETURN(
+          const Slot* slot,
+          Read(step.sequence_id(), 0, state.tables[0], position));
+      out->set_target_logprobs(
+          i, LogprobOf(slot->prefix_hash, step.target_ids(i)));
+    }
+    KVASIR_RETURN_IF_ERROR(CheckVisible(step.sequence_id(), state));
+    if (step.has_sample()) {
+      KVASIR_RETURN_IF_ERROR(Sample(step, prefix_hash, &state, out));
+    }
+  }
+  return result;
+}
+
+absl::Status FakeExecutor::Release(uint64_t sequence_id) {
+  auto it = sequences_.find(sequence_id);
+  if (it == sequences_.end()) return Broken(sequence_id, "released, unknown");
+  for (size_t g = 0; g < it->second.tables.size(); ++g) {
+    const Table& table = it->second.tables[g];
+    for (size_t i = table.first_live; i < table.pages.size(); ++i) {
+      pages_[g][static_cast<size_t>(table.pages[i])].held_by.erase(sequence_id);
+    }
+  }
+  sequences_.erase(it);
+  released_.insert(sequence_id);
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
+  if (copy.page_group() >= pages_.size()) {
+    return absl::InvalidArgumentError("copy in an unknown page group");
+  }
+  std::vector<Page>& pages = pages_[copy.page_group()];
+  const auto count = static_cast<int32_t>(pages.size());
+  if (copy.from_page() < 0 || copy.from_page() >= count || copy.to_page() < 0 ||
+      copy.to_page() >= count || copy.from_page() == copy.to_page()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "copy of page ", copy.from_page(), " to ", copy.to_page()));
+  }
+  Page& to = pages[static_cast<size_t>(copy.to_page())];
+  to.slots = pages[static_cast<size_t>(copy.from_page())].slots;
+  to.copied = true;
+  to.writer = 0;
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
+  const uint64_t id = step.sequence_id();
+  const bool is_new = state->tables.empty();
+  if (is_new) state->tables.resize(options_.groups.size());
+  for (const auto& delta : step.block_tables()) {
+    const uint32_t g = delta.page_group();
+    if (g >= pages_.size()) return Broken(id, "unknown page group ", g);
+    if (delta.reset() != is_new) return Broken(id, "reset is ", delta.reset());
+    KVASIR_RETURN_IF_ERROR(ApplyDelta(id, delta, &state->tables[g]));
+  }
+  if (is_new) {
+    state->length = step.logical_start();
+    return absl::OkStatus();
+  }
+  if (step.logical_start() != state->length) {
+    return Broken(id, "starts at ", step.logical_start(), ", want ",
+                  state->length);
+  }
+  return absl::OkStatus();
+}
+
+// Pages go before pages come: one may be given up and taken again.
+absl::Status FakeExecutor::ApplyDelta(uint64_t id,
+                                      const kvasir::v1::BlockTableDelta& delta,
+                                      Table* table) {
+  const uint32_t g = delta.page_group();
+  const uint32_t first_live = delta.first_live_index();
+  const auto old_size = static_cast<uint32_t>(table->pages.size());
+  if (first_live < table->first_live ||
+      first_live >
+          old_size + static_cast<uint32_t>(delta.appended_pages_size())) {
+    return Broken(id, "first live index ", first_live);
+  }
+  for (uint32_t i = table->first_live; i < std::min(first_live, old_size);
+       ++i) {
+    pages_[g][static_cast<size_t>(table->pages[i])].held_by.erase(id);
+  }
+  table->first_live = first_live;
+  for (int32_t page : delta.appended_pages()) {
+    table->pages.push_back(page);
+    if (table->pages.size() <= first_live) continue;  // names no page
+    if (page < 0 || page >= options_.groups[g].num_pages) {
+      return Broken(id, "page ", page, " of group ", g);
+    }
+    if (!pages_[g][static_cast<size_t>(page)].held_by.insert(id).second) {
+      return Broken(id, "page ", page, " twice in the table");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
+                                     uint64_t* prefix_hash) {
+  const uint64_t id = step.sequence_id();
+  if (step.num_tokens() == 0) return Broken(id, "no tokens");
+  if (step.physical_start() > step.logical_start()) {
+    return Broken(id, "physical start ", step.physical_start());
+  }
+  std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
+  if (step.input_is_last_sampled()) {
+    if (!tokens.empty() || state->sampled_step + 1 != last_step_) {
+      return Broken(id, "no token was sampled in the last step");
+    }
+    tokens.push_back(state->last_sampled);
+  }
+  if (tokens.size() != step.num_tokens()) {
+    return Broken(id, tokens.size(), " token ids, want ", step.num_tokens());
+  }
+  if (step.target_ids_size() > static_cast<int>(tokens.size())) {
+    return Broken(id, step.target_ids_size(), " target ids");
+  }
+  *prefix_hash = kEmptyPrefix;
+  if (state->length > 0) {
+    KVASIR_ASSIGN_OR_RETURN(const Slot* slot,
+                            Read(id, 0, state->tables[0], state->length - 1));
+    *prefix_hash = slot->prefix_hash;
+  }
+  for (int32_t token : tokens) {
+    if (token < 0 || token >= options_.vocab_size) {
+      return Broken(id, "token ", token);
+    }
+    *prefix_hash = Extend(*prefix_hash, token, state->length);
+    for (size_t g = 0; g < state->tables.size(); ++g) {
+      KVASIR_RETURN_IF_ERROR(Write(id, static_cast<int32_t>(g),
+                                   state->tables[g], state->length,
+                                   *prefix_hash));
+    }
+    ++state->length;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
+                                 const Table& table, uint64_t position,
+                                 uint64_t prefix_hash) {
+  const uint64_t index = position / options_.page_tokens;
+  const uint64_t slot = position % options_.page_tokens;
+  if (index < table.first_live || index >= table.pages.size()) {
+    return Broken(sequence_id, "position ", position, " lies outside table ",
+                  table.first_live, "..", table.pages.size());
+  }
+  const int32_t page_id = table.pages[index];
+  Page& page = pages_[static_cast<size_t>(group)][static_cast<size_t>(page_id)];
+  DropBehindWindows(sequence_id, group, page_id);
+  if (page.held_by.size() != 1) {
+    return Broken(sequence_id, "writes page ", page_id, ", which ",
+                  page.held_by.size(), " sequences hold");
+  }
+  if (page.writer != sequence_id) {
+    if (slot != 0 && !page.copied) {
+      return Broken(sequence_id, "writes slot ", slot, " of page ", page_id,
+                    ", which sequence ", page.writer, " filled");
+    }
+    if (!page.copied) page.slots.assign(options_.page_tokens, Slot());
+    page.writer = sequence_id;
+    page.copied = false;
+  }
+  page.slots[slot] = {true, position, prefix_hash};
+  return absl::OkStatus();
+}
+
+// A sequence that sat out a step has not told yet which pages it gave up behind
+// its window: who else holds the page but will not look at it does not count.
+void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
+                                     int32_t page_id) {
+  const auto g = static_cast<size_t>(group);
+  const uint64_t window = options_.groups[g].sliding_window;
+  if (window == 0) return;
+  auto& held_by = pages_[g][static_cast<size_t>(page_id)].held_by;
+  if (held_by.size() == 1) return;
+  const std::vector<uint64_t> holders(held_by.begin(), held_by.end());
+  for (uint64_t holder : holders) {
+    if (holder == writer) continue;
+    const State& state = sequences_.at(holder);
+    const std::vector<int32_t>& pages = state.tables[g].pages;
+    uint64_t index = state.tables[g].first_live;
+    while (index < pages.size() && pages[index] != page_id) ++index;
+    // Its next token, at state.length, sees from length - window + 1 on.
+    if ((index + 1) * options_.page_tokens + window <= state.length + 1) {
+      held_by.erase(holder);
+    }
+  }
+}
+
+absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
+    uint64_t sequence_id, int32_t group, const Table& table,
+    uint64_t position) const {
+  const uint64_t index = position / options_.page_tokens;
+  if (index < table.first_live || index >= table.pages.size()) {
+    return Broken(sequence_id, "reads position ", position, " outside table ",
+                  table.first_live, "..", table.pages.size(), " of group ",
+                  group);
+  }
+  const Page& page = pages_[static_cast<size_t>(group)]
+                           [static_cast<size_t>(table.pages[index])];
+  const Slot& slot = page.slots[position % options_.page_tokens];
+  if (!slot.written || slot.position != position) {
+    return Broken(sequence_id, "page ", table.pages[index], " of group ", group,
+                  " does not hold position ", position);
+  }
+  return &slot;
+}
+
+// Everything the last token sees is there, and is the same in all groups.
+absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
+                                        const State& state) const {
+  for (size_t g = 0; g < state.tables.size(); ++g) {
+    const uint64_t window = options_.groups[g].sliding_window;
+    const uint64_t first =
+        window == 0 || window >= state.length ? 0 : state.length - window;
+    for (uint64_t p = first; p < state.length; ++p) {
+      KVASIR_ASSIGN_OR_RETURN(
+          const Slot* slot,
+          Read(sequence_id, static_cast<int32_t>(g), state.tables[g], p));
+      if (g == 0) continue;
+      const absl::StatusOr<const Slot*> same =
+          Read(sequence_id, 0, state.tables[0], p);
+      if (same.ok() && (*same)->prefix_hash != slot->prefix_hash) {
+        return Broken(sequence_id, "groups differ at position ", p);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::Sample(const SequenceStep& step,
+                                  uint64_t prefix_hash, State* state,
+                                  SequenceResult* result) {
+  const SampleRequest& sample = step.sample();
+  const uint64_t id = step.sequence_id();
+  if (sample.position() != state->length) {
+    return Broken(id, "samples position ", sample.position(), ", want ",
+                  state->length);
+  }
+  const bool penalties =
+      HasPenalties(sample.repetition_penalty(), sample.presence_penalty(),
+                   sample.frequency_penalty());
+  if (sample.history_reset()) {
+    state->has_history = true;
+    state->history_hash = 0;
+  }
+  const auto history = static_cast<uint64_t>(sample.prompt_history_size() +
+                                             sample.output_history_size());
+  if (history != (penalties && sample.history_reset() ? state->length : 0)) {
+    return Broken(id, history, " tokens of history at length ", state->length);
+  }
+  if (penalties && !state->has_history) return Broken(id, "no history");
+  for (int32_t token : sample.prompt_history()) {
+    state->history_hash = CountPrompt(state->history_hash, token);
+  }
+  for (int32_t token : sample.output_history()) {
+    state->history_hash = CountOutput(state->history_hash, token);
+  }
+  const Draw draw{.greedy = sample.temperature() == 0.0f,
+                  .seed = sample.seed(),
+                  .sample_index = sample.sample_index(),
+                  .position = sample.position(),
+                  .history_hash = penalties ? state->history_hash : 0};
+  const int32_t token =
+      DrawToken(prefix_hash, draw, sample.banned_ids(), options_.vocab_size);
+  if (penalties) state->history_hash = CountOutput(state->history_hash, token);
+  state->last_sampled = token;
+  state->sampled_step = last_step_;
+  result->set_token_id(token);
+  if (sample.num_logprobs() >= 0) {
+    result->set_logprob(LogprobOf(prefix_hash, token));
+    for (int32_t i = 0; i < sample.num_logprobs(); ++i) {
+      auto* top = result->add_top();
+      top->set_token_id((token + i) % options_.vocab_size);
+      top->set_logprob(LogprobOf(prefix_hash, top->token_id()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int32_t> FakeContinuation(const Request& request,
+                                      uint32_t sample_index,
+                                      const FakeModelLimits& limits) {
+  const SamplingParams& p = request.sampling;
+  const bool penalties = HasPenalties(p.repetition_penalty, p.presence_penalty,
+                                      p.frequency_penalty);
+  std::vector<int32_t> stop = p.stop_token_ids;
+  if (!p.ignore_eos) {
+    stop.insert(stop.end(), limits.eos_token_ids.begin(),
+                limits.eos_token_ids.end());
+  }
+  uint64_t prefix_hash = kEmptyPrefix;
+  uint64_t history_hash = 0;
+  uint64_t length = 0;
+  uint64_t num_output = 0;
+  for (int32_t token : request.prompt_ids) {
+    prefix_hash = Extend(prefix_hash, token, length++);
+    history_hash = CountPrompt(history_hash, token);
+  }
+  for (int32_t token : request.emitted_ids) {
+    prefix_hash = Extend(prefix_hash, token, length++);
+    history_hash = CountOutput(history_hash, token);
+    ++num_output;
+  }
+  std::vector<int32_t> output;
+  while (num_output < p.max_tokens && length < limits.max_model_len) {
+    const Draw draw{.greedy = p.temperature == 0.0f,
+                    .seed = p.seed,
+                    .sample_index = sample_index,
+                    .position = length,
+                    .history_hash = penalties ? history_hash : 0};
+    const std::vector<int32_t> banned =
+        num_output < p.min_tokens ? stop : std::vector<int32_t>();
+    const int32_t token =
+        DrawToken(prefix_hash, draw, banned, limits.vocab_size);
+    output.push_back(token);
+    prefix_hash = Extend(prefix_hash, token, length++);
+    history_hash = CountOutput(history_hash, token);
+    ++num_output;
+    if (std::find(stop.begin(), stop.end(), token) != stop.end()) break;
+  }
+  return output;
+}
+
+float FakeLogprob(absl::Span<const int32_t> prefix, int32_t token) {
+  uint64_t prefix_hash = kEmptyPrefix;
+  uint64_t length = 0;
+  for (int32_t id : prefix) prefix_hash = Extend(prefix_hash, id, length++);
+  return LogprobOf(prefix_hash, token);
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,210 @@
+// Test support: scheduler and real executor of one worker on a tiny model, and
+// requests of every kind.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "cache/kv_cache.h"
+#include "worker/engine/scheduler.h"
+#include "worker/testing/plan_cases.h"
+#include "worker/testing/recording_sink.h"
+#include "worker/testing/tiny_rank.h"
+
+namespace kvasir::worker {
+
+inline constexpr uint32_t kMaxLen = 128;
+
+struct Conditions {
+  int threads = 1;
+  int64_t page_tokens = 16;
+  uint32_t max_num_seqs = 16;
+  uint32_t max_batched_tokens = 64;
+  // Token pages of each page group.
+  int64_t pages = 256;
+  bool one_at_a_time = false;
+  bool deterministic = true;
+};
+
+struct Sample {
+  std::vector<int32_t> tokens;
+  std::vector<float> numbers;  // every log probability that was reported
+  friend bool operator==(const Sample&, const Sample&) = default;
+};
+
+// Model, cache and scheduler of one worker.
+class Worker {
+ public:
+  // `sliding_window`: of layer 1 alone, 0: none. `plan_case` null: a full-rank
+  // plan.
+  Worker(const Conditions& conditions, int64_t sliding_window,
+         const PlanCase* plan_case = nullptr,
+         const model::ModelShape& shape = TinyShape())
+      : conditions_(conditions) {
+    auto spec = model::SpecOfShape(shape);
+    EXPECT_THAT(spec, base::IsOk());
+    if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
+    const auto plan =
+        plan_case != nullptr
+            ? PlanOf(*plan_case, *spec)
+            : cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+    RankOptions options = TinyOptions();
+    options.num_threads = conditions.threads;
+    options.deterministic = conditions.deterministic;
+    options.page_tokens = conditions.page_tokens;
+    options.pages.assign(sliding_window > 0 ? 2 : 1, conditions.pages);
+    options.executor.max_model_len = kMaxLen;
+    options.executor.max_num_seqs = conditions.max_num_seqs;
+    options.executor.max_batched_tokens = conditions.max_batched_tokens;
+    auto source =
+        RandomSource::Create(shape, *spec, plan, 20260, kernels::DType::kBf16);
+    EXPECT_THAT(source.status(), base::IsOk());
+    auto rank = Rank::Create(*spec, plan, source->get(), options);
+    EXPECT_THAT(rank, base::IsOk());
+    rank_ = *std::move(rank);
+    cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
+        rank_->layout(), rank_->pages(), rank_->cache_id()));
+    SchedulerOptions scheduler;
+    scheduler.max_model_len = kMaxLen;
+    scheduler.max_num_seqs = conditions.max_num_seqs;
+    scheduler.max_batched_tokens = conditions.max_batched_tokens;
+    scheduler.vocab_size = static_cast<int32_t>(spec->vocab_size);
+    auto made = Scheduler::Create(
+        scheduler, {.cache = cache_.get(), .clock = &base::Clock::Real()});
+    EXPECT_THAT(made.status(), base::IsOk());
+    scheduler_ = *std::move(made);
+  }
+
+  // All samples of all requests, in order.
+  std::vector<Sample> Run(const std::vector<Request>& requests) {
+    Sinks sinks;
+    for (const Request& request : requests) {
+      sinks.push_back(Add(request));
+      if (conditions_.one_at_a_time) Finish();
+    }
+    Finish();
+    return SamplesOf(sinks);
+  }
+
+  // The same of requests 0, 2, ...: the others are aborted, half of them within
+  // their prompt and during a step, half within their answer and between steps.
+  std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests) {
+    Sinks kept;
+    Sinks aborted;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      (i % 2 == 0 ? kept : aborted).push_back(Add(requests[i]));
+    }
+    Finish([&](bool during_step) {
+      for (const SequenceSnapshot& each : scheduler_->Snapshot()) {
+        for (size_t i = during_step ? 1 : 3; i < requests.size(); i += 4) {
+          const auto prompt =
+              static_cast<uint32_t>(requests[i].prompt_ids.size());
+          const uint32_t from = during_step ? prompt / 4 : prompt + 3;
+          if (each.request_id == requests[i].request_id &&
+              each.computed_tokens >= from) {
+            scheduler_->Abort(each.request_id, std::nullopt);
+          }
+        }
+      }
+    });
+    for (size_t i = 0; i < aborted.size(); ++i) {
+      EXPECT_TRUE(aborted[i]->ended()) << "request " << i;
+      if (!aborted[i]->ended()) continue;
+      for (const RecordingSink::Sample& sample : aborted[i]->samples()) {
+        EXPECT_EQ(sample.finish->reason, FinishReason::kAbort);
+        EXPECT_EQ(sample.tokens.empty(), i % 2 == 0);
+      }
+    }
+    return SamplesOf(kept);
+  }
+
+  cache::KvCacheStats stats() const { return cache_->Stats(); }
+
+ private:
+  using Sinks = std::vector<std::shared_ptr<RecordingSink>>;
+
+  std::shared_ptr<RecordingSink> Add(const Request& request) {
+    auto sink = std::make_shared<RecordingSink>(request.sampling.n);
+    EXPECT_THAT(scheduler_->Add(request, sink).status, base::IsOk());
+    return sink;
+  }
+
+  // Steps until nothing is left; `look` comes during and behind each.
+  void Finish(const std::function<void(bool during_step)>& look = [](bool) {}) {
+    while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
+      look(true);
+      const auto result = rank_->executor().Execute(*plan);
+      ASSERT_THAT(result.status(), base::IsOk());
+      ASSERT_THAT(scheduler_->Apply(*result), base::IsOk());
+      look(false);
+    }
+  }
+
+  // Of requests that have ended, and hold no page.
+  std::vector<Sample> SamplesOf(const Sinks& sinks) {
+    std::vector<Sample> samples;
+    for (const auto& sink : sinks) {
+      EXPECT_TRUE(sink->ended());
+      for (const auto& from : sink->samples()) {
+        Sample& to = samples.emplace_back();
+        to.tokens = from.tokens;
+        to.numbers = from.prompt_logprobs;
+        for (const TokenLogprob& logprob : from.logprobs) {
+          to.numbers.push_back(logprob.logprob);
+          for (const TopToken& top : logprob.top) {
+            to.numbers.push_back(static_cast<float>(top.token_id));
+            to.numbers.push_back(top.logprob);
+          }
+        }
+      }
+    }
+    EXPECT_EQ(scheduler_->Load().free_pages, scheduler_->Load().total_pages);
+    return samples;
+  }
+
+  const Conditions conditions_;
+  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<cache::KvCache> cache_;
+  std::unique_ptr<Scheduler> scheduler_;
+};
+
+inline std::vector<Request> MixedRequests() {
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < 16; ++i) {
+    Request& request = requests.emplace_back();
+    request.request_id = absl::StrCat("r", i);
+    request.use_prefix_cache = false;
+    // Some share the beginning of their prompts.
+    const uint32_t text = i % 4;
+    const uint32_t length = 1 + (i * 29) % 75;
+    for (uint32_t t = 0; t < length; ++t) {
+      request.prompt_ids.push_back(
+          static_cast<int32_t>((text * 311 + t * 37 + t * t) % 1237));
+    }
+    SamplingParams& sampling = request.sampling;
+    sampling.max_tokens = 8 + i;
+    sampling.seed = 1000 + i;
+    sampling.temperature =
+        i % 4 == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(i % 5);
+    sampling.num_logprobs = 5;
+    if (i % 3 == 1) sampling.top_p = 0.9f;
+    if (i % 5 == 2) sampling.top_k = 40;
+    if (i % 5 == 3) sampling.min_p = 0.05f;
+    if (i % 4 == 3) {
+      sampling.repetition_penalty = 1.25f;
+      sampling.presence_penalty = 0.5f;
+      sampling.frequency_penalty = 0.25f;
+    }
+    if (i % 6 == 4) sampling.logit_bias = {{7, 2.0f}, {11, -4.0f}};
+    if (i % 7 == 5) sampling.n = 2;
+    if (i % 8 == 6) sampling.num_prompt_logprobs = 0;
+  }
+  return requests;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,103 @@
+// A small language for scheduler tests: one command per line, `#` comments.
+//
+//   pool page_tokens=4 pages=16          the cache; before the first submit
+//   group pages=8 window=6               one more page group, with a window
+//   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7
+//   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
+//          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
+//          logprobs=2 prompt_logprobs penalties attempt=1]
+//   schedule | apply | step [N] | run    plan; execute and apply; both; to the
+//                                        end, at most 10000 steps
+//   abort a | advance 3s
+//   expect running a b#1                 in the order they are served; `none`
+//   expect waiting c                     the same
+//   expect plan a:1 b:7                  the last step: decodes, then prefills
+//   expect free 12                       pages, over all groups
+//   expect finished a=length b=stop      every sample; or length, stop, abort
+//   expect failed a=DEADLINE_EXCEEDED    or RESOURCE_EXHAUSTED, ...
+//   expect refused a=RESOURCE_EXHAUSTED/retry     the last submit of a
+//   expect output a                      what FakeContinuation says, exactly
+//   expect tokens a 5                    tokens of sample 0 delivered so far
+//   expect cached a 8 | expect preempted a 2
+//   expect idle                          nothing live, every page free
+//
+// Prompts are made from a text's name (the request's own, or text=): equal
+// names give equal ids, and a shorter prompt is a prefix of a longer one.
+// Every step is checked by the fake executor and by the cache's invariants.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "cache/kv_cache.h"
+#include "worker/engine/scheduler.h"
+#include "worker/testing/fake_executor.h"
+#include "worker/testing/recording_sink.h"
+
+namespace kvasir::worker {
+
+// Threads: one. Errors: a gtest failure that names the line.
+class Scenario {
+ public:
+  Scenario();
+  void Run(std::string_view script);
+
+  // Of a request that was submitted.
+  const Request& request(const std::string& name) const {
+    return Of(name).request;
+  }
+  const RecordingSink& sink(const std::string& name) const {
+    return *Of(name).sink;
+  }
+  Scheduler& scheduler() { return *scheduler_; }
+
+ private:
+  struct Line {
+    std::vector<std::string> words;                // without key=value
+    std::map<std::string, std::string> arguments;  // key=value, in `words` too
+    std::string Argument(const std::string& key,
+                         const std::string& otherwise) const;
+    int64_t Number(const std::string& key, int64_t otherwise) const;
+    absl::Duration Time(const std::string& key, absl::Duration otherwise) const;
+  };
+  struct Submitted {
+    Request request;
+    std::shared_ptr<RecordingSink> sink;
+    Refusal refusal;
+  };
+
+  static Line Parse(std::string_view text);
+  void RunLine(const Line& line);
+  void Build();
+  void Submit(const Line& line);
+  void Schedule();
+  void ExecuteAndApply();
+  void CheckInvariants();
+  void Expect(const Line& line);
+  void ExpectEnds(const Line& line);
+  void ExpectRefused(const Line& line);
+  void ExpectOutput(const std::string& name);
+  std::string Names(bool running) const;
+  const Submitted& Of(const std::string& name) const;
+
+  base::ManualClock clock_;
+  SchedulerOptions options_;
+  FakeExecutorOptions fake_;
+  std::unique_ptr<cache::KvCache> cache_;
+  std::unique_ptr<FakeExecutor> executor_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::map<std::string, Submitted> submitted_;
+  const kvasir::v1::StepPlan* plan_ = nullptr;
+  std::string last_plan_;
+};
+
+// Token ids of a text: the same for the same name, whatever the length.
+std::vector<int32_t> FakePrompt(std::string_view name, size_t num_tokens,
+                                int32_t vocab_size);
+
+}  // namespace kvasir::worker

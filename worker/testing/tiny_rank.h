@@ -1,0 +1,79 @@
+// Test support: a rank of a tiny random-weight model.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "model/shapes/shape_config.h"
+#include "model/shapes/shapes.h"
+#include "plan/plan.h"
+#include "worker/ranks/rank.h"
+#include "worker/weights/weight_source.h"
+
+namespace kvasir::worker {
+
+// 8 query heads, 4 KV heads, 2 layers: splits over 2 or 4 ranks.
+inline model::ModelShape TinyShape() {
+  return {.name = "tiny-test",
+          .num_layers = 2,
+          .hidden_size = 32,
+          .intermediate_size = 48,
+          .num_query_heads = 8,
+          .num_kv_heads = 4,
+          .head_dim = 8,
+          .vocab_size = 1237,
+          .max_position = 512};
+}
+
+// The same in two families of LayerNorm, with biases and a KV head for each
+// query head: half of a GPT-NeoX head turns (2 pairs), nothing in OPT.
+inline model::ModelShape TinyNeoxShape() {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-neox-test";
+  shape.family = model::ShapeFamily::kNeox;
+  shape.num_query_heads = shape.num_kv_heads;
+  shape.rotary_part = 0.5;
+  shape.qkv_bias = true;
+  return shape;
+}
+inline model::ModelShape TinyOptShape() {
+  model::ModelShape shape = TinyNeoxShape();
+  shape.name = "tiny-opt-test";
+  shape.family = model::ShapeFamily::kOpt;
+  shape.rotary_part = 0.0;
+  shape.tied_embedding = true;
+  return shape;
+}
+// All layers see so many tokens back.
+inline model::ModelShape TinyWindowShape(int64_t sliding_window) {
+  model::ModelShape shape = TinyShape();
+  shape.name = "tiny-window-test";
+  shape.family = model::ShapeFamily::kMistral;
+  shape.sliding_window = sliding_window;
+  return shape;
+}
+
+inline RankOptions TinyOptions() {
+  RankOptions options;
+  options.page_tokens = 16;
+  options.kv_cache_bytes = 4 << 20;
+  options.executor.max_model_len = 128;
+  options.executor.max_num_seqs = 16;
+  options.executor.max_batched_tokens = 64;
+  return options;
+}
+
+inline absl::StatusOr<std::unique_ptr<Rank>> MakeTinyRank(
+    const RankOptions& options, Collective* collective = nullptr,
+    const model::ModelShape& shape = TinyShape(),
+    kvasir::v1::DataType cache_dtype = kvasir::v1::BF16) {
+  absl::StatusOr<model::DecoderSpec> spec = model::SpecOfShape(shape);
+  if (!spec.ok()) return spec.status();
+  constexpr uint64_t kSeed = 20260;
+  RandomSource source(shape, kSeed, kernels::DType::kBf16);
+  return Rank::Create(*spec,
+                      cache::FullRankPlan(CacheShapeOf(*spec), cache_dtype),
+                      &source, options, collective);
+}
+
+}  // namespace kvasir::worker

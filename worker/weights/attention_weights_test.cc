@@ -1,0 +1,474 @@
+// What LoadWeights makes of the tensors of a compressed layer, number by
+// number, on one rank and on two.
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "google/protobuf/util/json_util.h"
+#include "worker/testing/prompt_lift_cases.h"
+#include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
+#include "worker/weights/weights.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kernels::DType;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+constexpr int64_t kModelDim = 32;
+constexpr char kFullKey[] =
+    R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
+constexpr char kFullValue[] =
+    R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
+
+// Counts how often each tensor is read.
+class CountingSource final : public WeightSource {
+ public:
+  explicit CountingSource(WeightSource* source) : source_(source) {}
+  absl::StatusOr<DType> TypeOf(const std::string& name) const override {
+    return source_->TypeOf(name);
+  }
+  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
+                    Consumer consume) override {
+    ++reads_[name];
+    return source_->Read(name, buffer, consume);
+  }
+  std::string WeightsId() const override { return source_->WeightsId(); }
+  const std::map<std::string, int>& reads() const { return reads_; }
+
+ private:
+  WeightSource* const source_;
+  std::map<std::string, int> reads_;
+};
+
+// The tiny model (8 query, 4 KV heads of 8, M = 32), its first layer
+// compressed.
+struct Model {
+  model::DecoderSpec spec;
+  kvasir::v1::KvPlan plan;
+  std::unique_ptr<RandomSource> source;
+};
+
+Model MakeModel(const std::string& key, const std::string& value) {
+  Model model;
+  model.spec = *model::SpecOfShape(TinyShape());
+  model.plan = cache::FullRankPlan(CacheShapeOf(model.spec), kvasir::v1::BF16);
+  const std::string json = absl::StrCat(
+      R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)", value, "]}}");
+  model.plan.mutable_layers(0)->Clear();
+  EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(
+                  json, model.plan.mutable_layers(0))
+                  .ok());
+  EXPECT_THAT(cache::ValidatePlan(model.plan, CacheShapeOf(model.spec)),
+              base::IsOk());
+  auto source = RandomSource::Create(TinyShape(), model.spec, model.plan, 1,
+                                     DType::kBf16);
+  EXPECT_THAT(source.status(), base::IsOk());
+  model.source = *std::move(source);
+  return model;
+}
+
+struct Loaded {
+  std::unique_ptr<kernels::DeviceAllocator> allocator;
+  ModelWeights weights;
+  std::map<std::string, int> reads;
+
+  const LayerWeights& layer() const { return weights.layers[0]; }
+};
+
+Loaded Load(const Model& model, base::TpShard shard = {}) {
+  Loaded loaded;
+  loaded.allocator =
+      *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  CountingSource source(model.source.get());
+  base::ThreadPool pool(1);
+  // Small blocks: rows are taken from several.
+  auto weights =
+      LoadWeights(model.spec, model.plan, &source, loaded.allocator.get(),
+                  {.shard = shard,
+                   .lift_prompts = true,
+                   .pool = &pool,
+                   .read_buffer_bytes = 300});
+  EXPECT_THAT(weights.status(), base::IsOk());
+  if (weights.ok()) loaded.weights = *std::move(weights);
+  loaded.reads = source.reads();
+  return loaded;
+}
+
+std::vector<std::vector<float>> Tensor(const Model& model,
+                                       const std::string& name,
+                                       int64_t columns) {
+  return Rows(*model.source, "model.layers.0.self_attn." + name, columns);
+}
+
+// Groups {0, 2} of rank 6 and {3, 1} of rank 5.
+std::string LowRank(const std::string& lift, const std::string& stored,
+                    const std::string& rest = "") {
+  return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,2],"rank":6},)",
+                      R"({"heads":[3,1],"rank":5}]},"uses":[{")", lift,
+                      R"(":{}}],"stored":")", stored,
+                      R"(","codec":{"dtype":"BF16"})", rest, "}");
+}
+
+void ExpectColumns(const kernels::PackedMatrix& matrix, int64_t first_column,
+                   const std::vector<std::vector<float>>& rows) {
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (size_t k = 0; k < rows[row].size(); ++k) {
+      ASSERT_EQ(Element(matrix, static_cast<int64_t>(k),
+                        first_column + static_cast<int64_t>(row)),
+                rows[row][k])
+          << row << ", " << k;
+    }
+  }
+}
+
+void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
+  SCOPED_TRACE(each.name);
+  Model model;
+  model.spec = *model::SpecOfShape(shape);
+  model.plan = PlanOf(each, model.spec);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      model.source,
+      RandomSource::Create(shape, model.spec, model.plan, 1, DType::kBf16));
+  const auto wanted = model::RequiredTensors(model.spec, model.plan);
+  KVASIR_ASSERT_OK(wanted);
+  for (const base::TpShard shard :
+       {base::TpShard{0, 1}, base::TpShard{0, 4}, base::TpShard{3, 4}}) {
+    const Loaded loaded = Load(model, shard);
+    EXPECT_EQ(loaded.reads.size(), wanted->size());
+    EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
+    // What is counted before is what is allocated.
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const int64_t counted,
+        CountWeightBytes(model.spec, model.plan, model.source.get(),
+                         {.shard = shard, .lift_prompts = true}));
+    EXPECT_EQ(counted,
+              loaded.allocator->use(kernels::MemoryTag::kWeights).bytes);
+  }
+}
+
+TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
+  for (const PlanCase& each : PlanCases()) ExpectReadOnce(TinyShape(), each);
+  for (const FamilyCase& each : FamilyCases(0)) {
+    ExpectReadOnce(each.shape, each.plan_case);
+  }
+  for (const FamilyCase& each : PromptLiftCases()) {
+    ExpectReadOnce(each.shape, each.plan_case);
+  }
+}
+
+// Gives the rows of some tensors as another function says.
+class ChangedSource final : public WeightSource {
+ public:
+  using Change = std::function<absl::Status(
+      const std::string& name, const WeightBlock& block, Consumer consume)>;
+  ChangedSource(WeightSource* source, Change change)
+      : source_(source), change_(std::move(change)) {}
+  absl::StatusOr<DType> TypeOf(const std::string& name) const override {
+    return source_->TypeOf(name);
+  }
+  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
+                    Consumer consume) override {
+    return source_->Read(name, buffer, [&](const WeightBlock& block) {
+      return change_(name, block, consume);
+    });
+  }
+  std::string WeightsId() const override { return "changed"; }
+
+ private:
+  WeightSource* const source_;
+  const Change change_;
+};
+
+absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
+  ChangedSource source(model.source.get(), std::move(change));
+  auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  base::ThreadPool pool(1);
+  return LoadWeights(model.spec, model.plan, &source, allocator.get(),
+                     {.pool = &pool})
+      .status();
+}
+
+TEST(AttentionWeightsTest, RangesThatAreNoneAreRefused) {
+  const std::string codec =
+      R"("codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
+  Model model = MakeModel(R"({"full":{},"stored":"POST_ROPE",)" + codec,
+                          R"({"full":{},"stored":"NO_ROPE",)" + codec);
+  const std::string name = "model.layers.0.self_attn.v_proj.range.";
+  const auto with = [&](const std::string& which, float value) {
+    return LoadChanged(model, [&, value](const std::string& tensor,
+                                         const WeightBlock& block,
+                                         WeightSource::Consumer consume) {
+      if (tensor != name + which) return consume(block);
+      // bf16: the upper half of a float32.
+      std::vector<uint16_t> numbers(static_cast<size_t>(block.num_rows));
+      std::memcpy(numbers.data(), block.data,
+                  numbers.size() * sizeof(uint16_t));
+      numbers[5] = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+      WeightBlock changed = block;
+      changed.data = numbers.data();
+      return consume(changed);
+    });
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  KVASIR_EXPECT_OK(with("min", -2.0f));
+  KVASIR_EXPECT_OK(with("scale", 0.0f));
+  for (const auto& [which, value, text] :
+       std::vector<std::tuple<std::string, float, std::string>>{
+           {"min", -infinity, "-inf"},
+           {"min", std::nanf(""), "nan"},
+           {"scale", infinity, "inf"},
+           {"scale", -0.5f, "-0.5"}}) {
+    EXPECT_THAT(with(which, value),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(name + which), HasSubstr("channel 5"),
+                               HasSubstr(text))));
+  }
+}
+
+TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
+  const Model model = MakeModel(kFullKey, kFullValue);
+  const std::string name = "model.layers.1.self_attn.v_proj.weight";
+  const auto with = [&](int64_t columns, int64_t missing_rows) {
+    return LoadChanged(
+        model, [&, columns, missing_rows](const std::string& tensor,
+                                          const WeightBlock& block,
+                                          WeightSource::Consumer consume) {
+          WeightBlock changed = block;
+          if (tensor == name) {
+            changed.columns = columns;
+            changed.num_rows -= missing_rows;
+          }
+          return consume(changed);
+        });
+  };
+  KVASIR_EXPECT_OK(with(kModelDim, 0));
+  EXPECT_THAT(
+      with(kModelDim - 1, 0),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr(name), HasSubstr("31"), HasSubstr("32"))));
+  EXPECT_THAT(with(kModelDim, 3),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr(name), HasSubstr("29 rows"))));
+}
+
+// What the kernels cannot do is refused before a tensor is read.
+TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
+  struct Case {
+    model::ModelShape shape;
+    std::string key;
+    std::string value;
+    std::string text;
+  };
+  model::ModelShape wide = TinyShape();  // heads of 264
+  wide.head_dim = 264;
+  wide.num_query_heads = wide.num_kv_heads = 4;
+  model::ModelShape widest = wide;  // 32 of them: 8448 numbers
+  widest.num_query_heads = widest.num_kv_heads = 32;
+  const std::string basis =
+      R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",)"
+      R"("basis_static":{}}})";
+  const std::string groups = R"("groups":[{"heads":[0,1,2,3],"rank":1028}]},)";
+  for (const Case& each : {
+           Case{wide, kFullKey,
+                R"({"low_rank":{)" + groups +
+                    R"("uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{)"
+                    R"("bits":{"schedule":[4]},"per_token":{"group":4},)"
+                    R"("param_dtype":"F16"}})",
+                "layer 1 value part 0: runs of codes in a latent: this build "
+                "serves at most 256, have 257"},
+           Case{widest, kFullKey, basis,
+                "layer 1 value part 0: numbers of a latent: this build serves "
+                "at most 8192, have 8448"},
+           Case{wide,
+                R"({"low_rank":{)" + groups +
+                    R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",)"
+                    R"("codec":{"dtype":"BF16"}})",
+                kFullValue,
+                "layer 1 key part 0: numbers of a key that is rebuilt: this "
+                "build serves at most 256, have 264"},
+       }) {
+    SCOPED_TRACE(each.text);
+    auto spec = model::SpecOfShape(each.shape);
+    KVASIR_ASSERT_OK(spec);
+    auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+    const std::string json =
+        absl::StrCat(R"({"key":{"parts":[)", each.key,
+                     R"(]},"value":{"parts":[)", each.value, "]}}");
+    plan.mutable_layers(1)->Clear();
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
+                    json, plan.mutable_layers(1))
+                    .ok());
+    KVASIR_ASSERT_OK(cache::ValidatePlan(plan, CacheShapeOf(*spec)));
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        auto random,
+        RandomSource::Create(each.shape, *spec, plan, 1, DType::kBf16));
+    CountingSource source(random.get());
+    auto allocator =
+        *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+    base::ThreadPool pool(1);
+    EXPECT_THAT(
+        LoadWeights(*spec, plan, &source, allocator.get(), {.pool = &pool})
+            .status(),
+        StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(each.text)));
+    EXPECT_TRUE(source.reads().empty());
+    EXPECT_EQ(allocator->total_use().peak_bytes, 0);
+  }
+}
+
+TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
+  const Model model = MakeModel(LowRank("reconstruct", "PRE_ROPE"), kFullValue);
+  const auto down = Tensor(model, "k_proj.down.weight", kModelDim);
+  const std::vector<std::vector<std::vector<float>>> up = {
+      Tensor(model, "k_proj.up.0.weight", 6),
+      Tensor(model, "k_proj.up.1.weight", 5)};
+  struct Place {
+    size_t group;
+    size_t place;
+  };
+  const Place place_of[4] = {{0, 0}, {1, 0}, {0, 1}, {1, 1}};
+  for (const int64_t size : {1, 2}) {
+    for (int64_t rank = 0; rank < size; ++rank) {
+      const Loaded loaded = Load(model, {rank, size});
+      const LayerWeights& layer = loaded.layer();
+      // Both groups have a head on each of two ranks.
+      ExpectColumns(layer.qkv, 64 / size, down);
+      const PartWeights& key = layer.key[0];
+      ASSERT_EQ(key.up.size(), 4 / size);
+      EXPECT_TRUE(key.lift.empty());
+      for (size_t local = 0; local < key.up.size(); ++local) {
+        const Place from =
+            place_of[local + static_cast<size_t>(rank) * key.up.size()];
+        const size_t width = from.group == 0 ? 6 : 5;
+        for (size_t row = 0; row < 8; ++row) {
+          for (size_t i = 0; i < width; ++i) {
+            ASSERT_EQ(key.up[local][row * width + i],
+                      up[from.group][from.place * 8 + row][i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionWeightsTest, ValuesLiftedAtRuntimeHaveAMatrixPerHead) {
+  const Model model = MakeModel(kFullKey, LowRank("at_runtime", "NO_ROPE"));
+  const auto up = Tensor(model, "v_proj.up.1.weight", 5);
+  const Loaded loaded = Load(model, {1, 2});  // heads 2 and 3
+  const kernels::PackedMatrix& lift = loaded.layer().value.lift[1];
+  EXPECT_EQ(lift.k, 5);
+  EXPECT_EQ(lift.n, 8);
+  EXPECT_EQ(lift.dtype, DType::kBf16);
+  // Head 3 is the second of group 1.
+  ExpectColumns(lift, 0, {up.begin() + 8, up.end()});
+}
+
+TEST(AttentionWeightsTest, FoldedValuesTakeTheirColumnsOfTheOutput) {
+  const Model model = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
+  // Two query heads each of KV heads of ranks 6, 5, 6, 5.
+  const auto o = Tensor(model, "o_proj.weight", 44);
+  const Loaded loaded = Load(model, {1, 2});
+  const kernels::PackedMatrix& own = loaded.layer().o;
+  EXPECT_EQ(own.k, 22);
+  for (int64_t k = 0; k < 22; ++k) {
+    ASSERT_EQ(Element(own, k, 7), o[7][static_cast<size_t>(22 + k)]);
+  }
+}
+
+TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
+  std::string heads;
+  for (int head = 0; head < 4; ++head) {
+    absl::StrAppend(&heads, head == 0 ? "" : ",", R"({"pair_indices":[)",
+                    head % 2, ",3]}");
+  }
+  const Model model = MakeModel(
+      absl::StrCat(R"({"rope_pairs":{"per_head":[)", heads,
+                   R"(]},"uses":[{"at_runtime":{}}],"stored":"POST_ROPE",)",
+                   R"("codec":{"dtype":"BF16"}})"),
+      kFullValue);
+  const auto q = Tensor(model, "q_proj.weight", kModelDim);
+  const auto k = Tensor(model, "k_proj.weight", kModelDim);
+  const Loaded loaded = Load(model, {1, 2});
+  const LayerWeights& layer = loaded.layer();
+  // Query heads 4..7 of KV heads 2 (pairs 0, 3) and 3 (pairs 1, 3).
+  for (int64_t h = 0; h < 4; ++h) {
+    const size_t first = h < 2 ? 0 : 1;
+    const auto head = static_cast<size_t>(32 + h * 8);
+    ExpectColumns(
+        layer.qkv, h * 4,
+        {q[head + first], q[head + 3], q[head + first + 4], q[head + 7]});
+  }
+  ExpectColumns(layer.qkv, 16, {k.begin() + 8, k.end()});
+}
+
+TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
+  const std::string codec =
+      R"(,"codec":{"bits":{"schedule":[8,4,4,4,2,2,0,0]},)"
+      R"("channel_static":{},"basis_static":{}}})";
+  const Model model =
+      MakeModel(R"({"full":{},"stored":"PRE_ROPE","mean":true)" + codec,
+                R"({"full":{},"stored":"NO_ROPE","mean":true)" + codec);
+  const Loaded loaded = Load(model, {1, 2});
+  for (const std::string side : {"k_proj", "v_proj"}) {
+    const auto basis = Tensor(model, side + ".basis.weight", 32);  // [24, 32]
+    const auto mean = Tensor(model, side + ".basis.mean", 1);
+    const PartWeights& part =
+        side == "k_proj" ? loaded.layer().key[0] : loaded.layer().value;
+    EXPECT_EQ(part.basis.k, 32);
+    EXPECT_EQ(part.basis.n, 24);
+    ExpectColumns(part.basis, 0, basis);
+    for (size_t r = 0; r < 24; ++r) {
+      double sum = 0;
+      for (size_t c = 0; c < 32; ++c) {
+        sum -=
+            static_cast<double>(basis[r][c]) * static_cast<double>(mean[c][0]);
+      }
+      EXPECT_FLOAT_EQ(part.basis_bias[r], static_cast<float>(sum));
+      // Heads 2 and 3 are columns 16 to 31.
+      for (size_t i = 0; i < 16; ++i) {
+        const float lift =
+            side == "k_proj"
+                ? part.up[i / 8][i % 8 * 24 + r]
+                : Element(part.lift[i / 8], static_cast<int64_t>(r),
+                          static_cast<int64_t>(i % 8));
+        ASSERT_EQ(lift, basis[r][16 + i]);
+      }
+    }
+    for (size_t i = 0; i < 8; ++i) {
+      if (side == "k_proj") {
+        EXPECT_EQ(part.up_bias[8 + i], mean[24 + i][0]);
+      } else {  // query heads 4..7
+        EXPECT_EQ(part.lift_bias[i], mean[16 + i][0]);
+        EXPECT_EQ(part.lift_bias[24 + i], mean[24 + i][0]);
+      }
+    }
+    EXPECT_EQ(part.range_minimum[23], -3.0f);
+    EXPECT_EQ(part.range_scale[0], 2.0f);  // 2 bits: four numbers over 6
+  }
+}
+
+TEST(AttentionWeightsTest, AnotherPlanIsAnotherModel) {
+  const Model plain = MakeModel(kFullKey, kFullValue);
+  const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
+  RandomSource shape(TinyShape(), 1, DType::kBf16);
+  EXPECT_EQ(plain.source->WeightsId(), shape.WeightsId());
+  EXPECT_NE(low.source->WeightsId(), shape.WeightsId());
+}
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,301 @@
+#include "worker/weights/weight_jobs.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "base/status_macros.h"
+#include "kernels/linear/pack.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::DType;
+using kernels::PackedMatrix;
+
+absl::Status WithName(const std::string& tensor, const absl::Status& status) {
+  return absl::Status(status.code(),
+                      absl::StrCat("tensor ", tensor, ": ", status.message()));
+}
+
+// Numbers of `dtype` widened to float32, exactly.
+void Widen(const void* data, DType dtype, int64_t count, float* out) {
+  kernels::VisitDType(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const char* in = static_cast<const char*>(data);
+    for (int64_t i = 0; i < count; ++i) {
+      T stored;
+      std::memcpy(&stored, in + static_cast<size_t>(i) * sizeof(T), sizeof(T));
+      out[i] = kernels::ToFloat(stored);
+    }
+  });
+}
+
+// Rows of a checkpoint that are rows of W, from `first_row` on.
+void PackAsTheyLie(const PackedMatrix& shape, const kernels::RowBlock& block,
+                   int64_t first_row, void* memory) {
+  const int64_t width = kernels::DTypeBytes(shape.dtype);
+  const int64_t panel = kernels::kPanelColumns;
+  for (int64_t i = 0; i < block.num_rows; ++i) {
+    const char* const row =
+        static_cast<const char*>(block.data) + i * block.row_stride * width;
+    for (int64_t n = 0; n < shape.n; n += panel) {
+      std::memcpy(static_cast<char*>(memory) +
+                      (n * shape.k + (first_row + i) * panel) * width,
+                  row + n * width,
+                  static_cast<size_t>(std::min(panel, shape.n - n) * width));
+    }
+  }
+}
+
+// Whole rows of a tensor on their way into a sink.
+struct Rows {
+  const char* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t columns = 0;
+  int64_t first = 0;  // of the tensor
+  int64_t count = 0;
+  int64_t to = 0;  // as RowTake.column
+};
+
+class JobRunner {
+ public:
+  JobRunner(WeightSource* source, size_t buffer_bytes)
+      : source_(source), buffer_(buffer_bytes) {}
+
+  absl::Status Run(const WeightJob& job) {
+    for (const TensorRead& read : job.reads) {
+      KVASIR_ASSIGN_OR_RETURN(const DType dtype, source_->TypeOf(read.tensor));
+      const auto row_bytes =
+          static_cast<size_t>(read.columns * kernels::DTypeBytes(dtype));
+      if (buffer_.size() < row_bytes) buffer_.resize(row_bytes);
+      int64_t num_rows = 0;
+      absl::Status status = source_->Read(
+          read.tensor, buffer_, [&](const WeightBlock& block) -> absl::Status {
+            if (block.columns != read.columns) {
+              return absl::InvalidArgumentError(absl::StrCat(
+                  "rows of ", block.columns, " numbers, want ", read.columns));
+            }
+            num_rows = block.first_row + block.num_rows;
+            for (const WeightSink& sink : read.sinks) {
+              KVASIR_RETURN_IF_ERROR(
+                  TakeRows(sink, block, dtype, read.columns));
+            }
+            return absl::OkStatus();
+          });
+      if (status.ok()) status = CheckRows(read, num_rows);
+      if (!status.ok()) return WithName(read.tensor, status);
+    }
+    return job.finish ? job.finish() : absl::OkStatus();
+  }
+
+ private:
+  // Rows that are not there would be left out of a matrix.
+  static absl::Status CheckRows(const TensorRead& read, int64_t num_rows) {
+    int64_t want = 0;
+    for (const WeightSink& sink : read.sinks) {
+      for (const RowTake& take : sink.takes) {
+        want = std::max(want, take.row + take.count);
+      }
+    }
+    if (num_rows >= want) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(num_rows, " rows, want at least ", want));
+  }
+
+  absl::Status TakeRows(const WeightSink& sink, const WeightBlock& block,
+                        DType dtype, int64_t columns) {
+    for (const RowTake& take : sink.takes) {
+      const int64_t begin = std::max(block.first_row, take.row);
+      const int64_t end =
+          std::min(block.first_row + block.num_rows, take.row + take.count);
+      if (begin >= end) continue;
+      Rows rows{static_cast<const char*>(block.data), dtype, columns};
+      rows.data +=
+          (begin - block.first_row) * columns * kernels::DTypeBytes(dtype);
+      rows.first = begin;
+      rows.count = end - begin;
+      rows.to = take.column + begin - take.row;
+      KVASIR_RETURN_IF_ERROR(Put(sink, rows));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Put(const WeightSink& sink, const Rows& rows) {
+    const int64_t numbers = rows.count * rows.columns;
+    const int64_t width = kernels::DTypeBytes(rows.dtype);
+    switch (sink.kind) {
+      case WeightSink::Kind::kFloats:
+        Widen(rows.data, rows.dtype, numbers,
+              static_cast<float*>(sink.memory) + rows.to * rows.columns);
+        return absl::OkStatus();
+      case WeightSink::Kind::kVisit:
+        sink.visit(rows.first, rows.count, Widened(rows));
+        return absl::OkStatus();
+      case WeightSink::Kind::kTable:
+        std::memcpy(
+            static_cast<char*>(sink.memory) + rows.to * rows.columns * width,
+            rows.data, static_cast<size_t>(numbers * width));
+        return absl::OkStatus();
+      default:
+        break;
+    }
+    kernels::RowBlock block;
+    block.num_rows = rows.count;
+    block.row_stride = rows.columns;
+    if (rows.dtype == sink.shape.dtype) {
+      block.data = rows.data + sink.first_column * width;
+    } else {
+      block.data = Widened(rows) + sink.first_column;
+    }
+    if (sink.kind == WeightSink::Kind::kPackRows) {
+      PackAsTheyLie(sink.shape, block, rows.to, sink.memory);
+      return absl::OkStatus();
+    }
+    return kernels::PackRows(sink.shape, block, rows.to, sink.memory);
+  }
+
+  // Valid until the next call.
+  const float* Widened(const Rows& rows) {
+    const int64_t numbers = rows.count * rows.columns;
+    wide_.resize(static_cast<size_t>(numbers));
+    Widen(rows.data, rows.dtype, numbers, wide_.data());
+    return wide_.data();
+  }
+
+  WeightSource* const source_;
+  std::vector<std::byte> buffer_;
+  std::vector<float> wide_;
+};
+
+}  // namespace
+
+absl::StatusOr<void*> WeightJobs::Allocate(int64_t bytes) {
+  bytes_ += bytes;
+  if (allocator_ == nullptr) return static_cast<void*>(nullptr);
+  KVASIR_ASSIGN_OR_RETURN(kernels::DeviceBuffer buffer,
+                          allocator_->Allocate(static_cast<size_t>(bytes),
+                                               kernels::MemoryTag::kWeights));
+  buffers_->push_back(std::move(buffer));
+  return buffers_->back().data();
+}
+
+absl::StatusOr<void*> WeightJobs::AllocateMatrix(const std::string& tensor,
+                                                 PackedMatrix* matrix) {
+  KVASIR_ASSIGN_OR_RETURN(matrix->dtype, source_->TypeOf(tensor));
+  KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(matrix->bytes()));
+  if (memory != nullptr) kernels::ZeroPadding(*matrix, memory);
+  matrix->data = memory;
+  CountAsMatrix(matrix->bytes());
+  return memory;
+}
+
+absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
+                                PackedMatrix* out) {
+  PackedMatrix shape;
+  shape.k = k;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    KVASIR_ASSIGN_OR_RETURN(const DType dtype,
+                            source_->TypeOf(parts[i].tensor));
+    if (i == 0) shape.dtype = dtype;
+    if (dtype != shape.dtype) shape.dtype = DType::kF32;
+    for (const RowTake& take : parts[i].takes) shape.n += take.count;
+  }
+  KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(shape.bytes()));
+  if (memory != nullptr) kernels::ZeroPadding(shape, memory);
+  WeightJob job;
+  job.bytes = shape.bytes();
+  for (TensorRows& part : parts) {
+    WeightSink sink;
+    sink.kind = WeightSink::Kind::kPack;
+    sink.takes = std::move(part.takes);
+    sink.first_column = part.first_column;
+    sink.shape = shape;
+    sink.memory = memory;
+    job.reads.push_back(
+        {std::move(part.tensor), part.columns, {std::move(sink)}});
+  }
+  *out = shape;
+  out->data = memory;
+  CountAsMatrix(job.bytes);
+  Add(std::move(job));
+  return absl::OkStatus();
+}
+
+absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
+                                const float** out) {
+  WeightJob job;
+  job.bytes = size * static_cast<int64_t>(sizeof(float));
+  KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(job.bytes));
+  if (memory != nullptr) {
+    std::memset(memory, 0, static_cast<size_t>(job.bytes));
+  }
+  for (TensorRows& part : parts) {
+    WeightSink sink;
+    sink.takes = std::move(part.takes);
+    sink.memory = memory;
+    job.reads.push_back(
+        {std::move(part.tensor), part.columns, {std::move(sink)}});
+  }
+  *out = static_cast<const float*>(memory);
+  Add(std::move(job));
+  return absl::OkStatus();
+}
+
+absl::Status WeightJobs::Table(const std::string& tensor, int64_t rows,
+                               int64_t columns, DType* dtype,
+                               const void** out) {
+  KVASIR_ASSIGN_OR_RETURN(*dtype, source_->TypeOf(tensor));
+  WeightJob job;
+  job.bytes = rows * columns * kernels::DTypeBytes(*dtype);
+  WeightSink sink;
+  sink.kind = WeightSink::Kind::kTable;
+  sink.takes = {{0, rows, 0}};
+  KVASIR_ASSIGN_OR_RETURN(sink.memory, Allocate(job.bytes));
+  *out = sink.memory;
+  job.reads.push_back({tensor, columns, {std::move(sink)}});
+  Add(std::move(job));
+  return absl::OkStatus();
+}
+
+void WeightJobs::ReadOnly(const std::string& tensor, int64_t columns) {
+  WeightJob job;
+  job.reads.push_back({tensor, columns, {}});
+  Add(std::move(job));
+}
+
+absl::Status WeightJobs::Run(const RunOptions& options) {
+  // Largest first, so that threads end together.
+  std::stable_sort(
+      jobs_.begin(), jobs_.end(),
+      [](const WeightJob& a, const WeightJob& b) { return a.bytes > b.bytes; });
+  int64_t total_bytes = 0;
+  for (const WeightJob& job : jobs_) total_bytes += job.bytes;
+  base::Mutex mutex;
+  absl::Status status;
+  int64_t done_bytes = 0;
+  std::atomic<size_t> next = 0;
+  options.pool->Run([&](int) {
+    JobRunner runner(source_, options.read_buffer_bytes);
+    while (true) {
+      const size_t index = next.fetch_add(1);
+      if (index >= jobs_.size()) return;
+      const absl::Status result = runner.Run(jobs_[index]);
+      base::MutexLock lock(&mutex);
+      if (!result.ok()) {
+        status.Update(result);
+        next = jobs_.size();
+        return;
+      }
+      done_bytes += jobs_[index].bytes;
+      if (options.progress) options.progress(done_bytes, total_bytes);
+    }
+  });
+  jobs_.clear();
+  return status;
+}
+
+}  // namespace kvasir::worker

@@ -1,0 +1,121 @@
+// Reading tensors into packed matrices, tables and float32 arrays, on many
+// threads, each tensor once whatever is made of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "kernels/device/allocator.h"
+#include "kernels/linear/matmul.h"
+#include "worker/program/attention_program.h"
+#include "worker/weights/weight_source.h"
+
+namespace kvasir::worker {
+
+// Rows of a tensor [rows, columns] and where they go.
+struct TensorRows {
+  std::string tensor;
+  int64_t columns = 1;
+  // `column` counts columns of a packed matrix, rows of an array.
+  std::vector<RowTake> takes;
+  int64_t first_column = 0;  // of those taken, into a packed matrix
+};
+
+// Where rows of a tensor go.
+struct WeightSink {
+  enum class Kind {
+    kPack,      // row i becomes column i of a packed matrix
+    kPackRows,  // row i stays row i of a packed matrix
+    kTable,     // copied as it is
+    kFloats,    // widened to float32, row behind row
+    kVisit,     // widened, shown to `visit` and not kept
+  };
+  // Rows [first, first + count) of the tensor, front to back.
+  using Visit =
+      std::function<void(int64_t first, int64_t count, const float* numbers)>;
+  Kind kind = Kind::kFloats;
+  std::vector<RowTake> takes;
+  // Of packed matrices: numbers of a row from here on, as many as fit.
+  int64_t first_column = 0;
+  kernels::PackedMatrix shape;
+  void* memory = nullptr;
+  Visit visit;
+};
+
+// A tensor on its way; without sinks it is read for its fingerprint alone.
+struct TensorRead {
+  std::string tensor;
+  int64_t columns = 1;
+  std::vector<WeightSink> sinks;
+};
+
+// Work of one thread. Sinks of one matrix may share a panel, so a matrix is
+// never split between threads.
+struct WeightJob {
+  std::vector<TensorRead> reads;         // in this order
+  std::function<absl::Status()> finish;  // after all reads; or null
+  int64_t bytes = 0;                     // made
+};
+
+// A list of jobs and the memory they fill.
+// Threads: one until Run.
+// Errors: the source's and the allocator's; INVALID_ARGUMENT for a tensor of
+//   other rows than are asked for. All name the tensor.
+class WeightJobs {
+ public:
+  // Only counts the bytes that would be allocated: pointers are null, and the
+  // jobs are not to be run.
+  explicit WeightJobs(WeightSource* source)
+      : WeightJobs(source, nullptr, nullptr) {}
+  // All outlive it; `buffers` owns the memory, under the tag "weights".
+  WeightJobs(WeightSource* source, kernels::DeviceAllocator* allocator,
+             std::vector<kernels::DeviceBuffer>* buffers)
+      : source_(source), allocator_(allocator), buffers_(buffers) {}
+
+  // [k, n] of several tensors side by side, n the rows taken of all. In the
+  // type that they are stored in, float32 where that differs.
+  absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
+                      kernels::PackedMatrix* out);
+  // One array of `size` numbers, zero where nothing is taken.
+  absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
+                      const float** out);
+  // The tensor as it is.
+  absl::Status Table(const std::string& tensor, int64_t rows, int64_t columns,
+                     kernels::DType* dtype, const void** out);
+  // For the fingerprint.
+  void ReadOnly(const std::string& tensor, int64_t columns);
+
+  void Add(WeightJob job) { jobs_.push_back(std::move(job)); }
+  absl::StatusOr<void*> Allocate(int64_t bytes);
+  // For a matrix [k, n] in the tensor's type: sets type and data.
+  absl::StatusOr<void*> AllocateMatrix(const std::string& tensor,
+                                       kernels::PackedMatrix* matrix);
+
+  // Of all that was allocated, or would have been.
+  int64_t bytes() const { return bytes_; }
+  int64_t matrix_bytes() const { return matrix_bytes_; }
+  void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
+
+  struct RunOptions {
+    base::ThreadPool* pool = nullptr;
+    size_t read_buffer_bytes = 0;
+    std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+  };
+  // All of them, largest first; the first error stops the rest.
+  absl::Status Run(const RunOptions& options);
+
+ private:
+  WeightSource* const source_;
+  kernels::DeviceAllocator* const allocator_;
+  std::vector<kernels::DeviceBuffer>* const buffers_;
+  std::vector<WeightJob> jobs_;
+  int64_t bytes_ = 0;
+  int64_t matrix_bytes_ = 0;
+};
+
+}  // namespace kvasir::worker

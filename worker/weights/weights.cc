@@ -1,0 +1,186 @@
+#include "worker/weights/weights.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "model/checkpoint/checkpoint.h"
+#include "worker/program/served_plan.h"
+#include "worker/weights/attention_weights.h"
+#include "worker/weights/weight_jobs.h"
+
+namespace kvasir::worker {
+namespace {
+
+// Rows [first, first + count) of a tensor as columns from `column` on.
+TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
+  return {std::move(tensor), columns, {take}};
+}
+
+// Lists the jobs of a model and allocates their memory.
+class Planner {
+ public:
+  Planner(const model::DecoderSpec& spec, const LoadOptions& options,
+          WeightJobs* jobs, ModelWeights* weights)
+      : spec_(spec),
+        shard_(options.shard),
+        lift_prompts_(options.lift_prompts),
+        jobs_(jobs),
+        weights_(weights) {}
+
+  absl::Status PlanAll(const kvasir::v1::KvPlan& plan) {
+    KVASIR_ASSIGN_OR_RETURN(std::vector<AttentionProgram> programs,
+                            ServedAttention(spec_, plan,
+                                            {.heads = weights_->shard.heads(),
+                                             .lift_prompts = lift_prompts_}));
+    for (AttentionProgram& program : programs) {
+      weights_->layers.emplace_back().attention = std::move(program);
+    }
+    for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
+      KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
+    }
+    const int64_t m = spec_.hidden_size;
+    KVASIR_RETURN_IF_ERROR(
+        Vector(std::string(model::kFinalNormName), &weights_->final_norm));
+    if (HasNormBias()) {
+      KVASIR_RETURN_IF_ERROR(Vector(std::string(model::kFinalNormBiasName),
+                                    &weights_->final_norm_bias));
+    }
+    if (spec_.learned_positions) {
+      KVASIR_RETURN_IF_ERROR(jobs_->Table(
+          std::string(model::kPositionsName), spec_.max_position_embeddings, m,
+          &weights_->positions_dtype, &weights_->positions));
+    }
+    const std::string embedding(model::kEmbeddingName);
+    const std::string head =
+        spec_.tied_head ? embedding : std::string(model::kHeadName);
+    KVASIR_RETURN_IF_ERROR(jobs_->Matrix(
+        {Slice(head, m, {0, spec_.vocab_size, 0})}, m, &weights_->head));
+    if (spec_.tied_head) return absl::OkStatus();
+    return jobs_->Table(embedding, spec_.vocab_size, m,
+                        &weights_->embedding_dtype, &weights_->embedding);
+  }
+
+ private:
+  absl::Status PlanLayer(int64_t index) {
+    LayerWeights& layer = weights_->layers[static_cast<size_t>(index)];
+    const auto name = [index](const char* part) {
+      return model::LayerTensorName(index, part);
+    };
+    KVASIR_RETURN_IF_ERROR(
+        Vector(name("input_layernorm.weight"), &layer.input_norm));
+    KVASIR_RETURN_IF_ERROR(
+        Vector(name("post_attention_layernorm.weight"), &layer.post_norm));
+    if (HasNormBias()) {
+      KVASIR_RETURN_IF_ERROR(
+          Vector(name("input_layernorm.bias"), &layer.input_norm_bias));
+      KVASIR_RETURN_IF_ERROR(
+          Vector(name("post_attention_layernorm.bias"), &layer.post_norm_bias));
+    }
+    KVASIR_RETURN_IF_ERROR(PlanAttention(
+        {.spec = &spec_, .layer = index, .first_rank = shard_.rank == 0}, jobs_,
+        &layer));
+    return PlanMlp(name("mlp."), &layer);
+  }
+
+  absl::Status PlanMlp(const std::string& prefix, LayerWeights* layer) {
+    const ShardSizes& shard = weights_->shard;
+    const int64_t m = spec_.hidden_size;
+    std::vector<TensorRows> in;
+    std::vector<TensorRows> bias;
+    int64_t columns = 0;
+    const auto add = [&](const char* part) {
+      const RowTake take{shard.first_feature, shard.num_features, columns};
+      in.push_back(Slice(absl::StrCat(prefix, part, ".weight"), m, take));
+      bias.push_back(Slice(absl::StrCat(prefix, part, ".bias"), 1, take));
+      columns += shard.num_features;
+    };
+    if (model::IsGated(spec_.mlp)) add("gate_proj");
+    add("up_proj");
+    KVASIR_RETURN_IF_ERROR(jobs_->Matrix(std::move(in), m, &layer->gate_up));
+    TensorRows down =
+        Slice(prefix + "down_proj.weight", spec_.intermediate_size, {0, m, 0});
+    down.first_column = shard.first_feature;
+    KVASIR_RETURN_IF_ERROR(
+        jobs_->Matrix({std::move(down)}, shard.num_features, &layer->down));
+    if (!spec_.mlp_bias) return absl::OkStatus();
+    KVASIR_RETURN_IF_ERROR(
+        jobs_->Floats(std::move(bias), columns, &layer->gate_up_bias));
+    return SummedBias(prefix + "down_proj.bias", &layer->down_bias);
+  }
+
+  bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
+
+  // A vector of the model's width.
+  absl::Status Vector(std::string tensor, const float** out) {
+    const int64_t m = spec_.hidden_size;
+    return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
+  }
+
+  // Added by rank 0 alone; the others read it for the fingerprint only.
+  absl::Status SummedBias(const std::string& tensor, const float** out) {
+    if (shard_.rank == 0) return Vector(tensor, out);
+    jobs_->ReadOnly(tensor, 1);
+    return absl::OkStatus();
+  }
+
+  const model::DecoderSpec& spec_;
+  const base::TpShard shard_;
+  const bool lift_prompts_;
+  WeightJobs* const jobs_;
+  ModelWeights* const weights_;
+};
+
+}  // namespace
+
+absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
+                                              base::TpShard shard) {
+  ShardSizes sizes;
+  KVASIR_ASSIGN_OR_RETURN(sizes.kv_heads,
+                          base::KvHeadsOfRank(shard, spec.num_kv_heads));
+  if (spec.num_heads % shard.size != 0 ||
+      spec.intermediate_size % shard.size != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        spec.num_heads, " query heads and ", spec.intermediate_size,
+        " MLP features cannot be dealt equally to ", shard.size,
+        " tensor-parallel ranks"));
+  }
+  sizes.num_q_heads = spec.num_heads / shard.size;
+  sizes.first_q_head = shard.rank * sizes.num_q_heads;
+  sizes.num_features = spec.intermediate_size / shard.size;
+  sizes.first_feature = shard.rank * sizes.num_features;
+  return sizes;
+}
+
+absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
+                                         WeightSource* source,
+                                         const LoadOptions& options) {
+  ModelWeights weights;
+  KVASIR_ASSIGN_OR_RETURN(weights.shard,
+                          ShardSizes::Create(spec, options.shard));
+  WeightJobs jobs(source);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, options, &jobs, &weights).PlanAll(plan));
+  return jobs.bytes();
+}
+
+absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
+                                         WeightSource* source,
+                                         kernels::DeviceAllocator* allocator,
+                                         const LoadOptions& options) {
+  ModelWeights weights;
+  KVASIR_ASSIGN_OR_RETURN(weights.shard,
+                          ShardSizes::Create(spec, options.shard));
+  WeightJobs jobs(source, allocator, &weights.buffers);
+  KVASIR_RETURN_IF_ERROR(Planner(spec, options, &jobs, &weights).PlanAll(plan));
+  weights.matrix_bytes = jobs.matrix_bytes();
+  KVASIR_RETURN_IF_ERROR(
+      jobs.Run({options.pool, options.read_buffer_bytes, options.progress}));
+  weights.weights_id = source->WeightsId();
+  return weights;
+}
+
+}  // namespace kvasir::worker

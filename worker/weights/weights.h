@@ -1,0 +1,131 @@
+// A model's weights as the executor uses them: packed, and only this rank's
+// part of them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "kernels/device/allocator.h"
+#include "kernels/linear/matmul.h"
+#include "model/shapes/decoder_spec.h"
+#include "plan/tp_shard.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/program/attention_program.h"
+#include "worker/weights/weight_source.h"
+
+namespace kvasir::worker {
+
+// What one rank holds of a layer. q, k, v, gate and up are split by output
+// column, o and down by input row (attention by heads, as its program says);
+// embedding, head and norms are whole on every rank, so that each samples the
+// same token by itself.
+struct ShardSizes {
+  int64_t first_q_head = 0;
+  int64_t num_q_heads = 0;
+  base::HeadRange kv_heads;
+  int64_t first_feature = 0;  // of the intermediate size
+  int64_t num_features = 0;
+
+  // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
+  static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
+                                           base::TpShard shard);
+  RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
+};
+
+// What a part of attention has beside its columns of the fused projection.
+struct PartWeights {
+  // Rebuilt keys: how a latent becomes the key of each KV head [d, R'], and
+  // what is added to it [Hkv, d] (or null). A complex lift: [2, C].
+  std::vector<const float*> up;  // [Hkv]
+  const float* up_bias = nullptr;
+  // Otherwise, of each KV head: from a query to what meets its latent (d x R'),
+  // or from a sum of latents to a value (R' x D).
+  std::vector<kernels::PackedMatrix> lift;  // [Hkv]
+  const float* lift_bias = nullptr;         // [Hq, D], or null
+  kernels::PackedMatrix basis;              // [KV heads of the model * D, R']
+  const float* basis_bias = nullptr;        // [R']: takes the mean off; or null
+  const float* range_minimum = nullptr;  // [sum of R']; null: ranges in slots
+  const float* range_scale = nullptr;
+  // Lifts that prompts take beside these, where the part has a prompt_lift: of
+  // each KV head, a key's [d, R'] or a value's [R', d].
+  std::vector<const float*> prompt_up;  // [Hkv], or none
+};
+
+// Vectors are float32, null where the model has none. Matrices keep the type
+// they were stored in (float32 where fused parts were stored differently).
+struct LayerWeights {
+  const float* input_norm = nullptr;       // [M]
+  const float* input_norm_bias = nullptr;  // [M]
+  AttentionProgram attention;
+  std::vector<PartWeights> key;  // by key part
+  PartWeights value;
+  kernels::PackedMatrix qkv;              // [M, attention.projection_columns]
+  const float* qkv_bias = nullptr;        // [qkv.n]
+  kernels::PackedMatrix o;                // [attention.output_columns, M]
+  const float* o_bias = nullptr;          // [M]; on rank 0 only: it is summed
+  const float* post_norm = nullptr;       // [M]
+  const float* post_norm_bias = nullptr;  // [M]
+  // [M, 2 * features]; of a plain MLP up_proj alone: [M, features].
+  kernels::PackedMatrix gate_up;
+  const float* gate_up_bias = nullptr;  // [gate_up.n]
+  kernels::PackedMatrix down;           // [features, M]
+  const float* down_bias = nullptr;     // [M]; on rank 0 only
+};
+
+// Owns: all weight memory, under the tag "weights".
+struct ModelWeights {
+  ShardSizes shard;
+  std::vector<LayerWeights> layers;
+  const float* final_norm = nullptr;       // [M]
+  const float* final_norm_bias = nullptr;  // [M]
+  kernels::PackedMatrix head;              // [M, V]
+  // Row-major [V, M]; null when the head is tied: the packed head serves both.
+  const void* embedding = nullptr;
+  kernels::DType embedding_dtype = kernels::DType::kF32;
+  // Learned positions [max_position_embeddings, M]; null where there are none.
+  const void* positions = nullptr;
+  kernels::DType positions_dtype = kernels::DType::kF32;
+
+  std::string weights_id;
+  // Of all matrices that a step streams (the embedding is only looked up in,
+  // and a step that decodes leaves the prompts' lifts alone).
+  int64_t matrix_bytes = 0;
+
+  std::vector<kernels::DeviceBuffer> buffers;
+};
+
+struct LoadOptions {
+  base::TpShard shard;
+  // Lifts of prompts are made where they pay (prompt_lift.h).
+  bool lift_prompts = false;
+  // Runs on all threads of the pool; each reads and packs whole matrices.
+  base::ThreadPool* pool = nullptr;
+  // Per thread; more where a row needs it. Small enough that what was read is
+  // still in the second-level cache when it is packed.
+  size_t read_buffer_bytes = size_t{512} << 10;
+  // Called from one thread at a time with the bytes packed so far and in all.
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
+};
+
+// What LoadWeights would allocate. Reads nothing; its errors but those of
+// reading and memory.
+absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
+                                         WeightSource* source,
+                                         const LoadOptions& options);
+
+// Reads every tensor once, and packs it while it is read: no second copy is
+// held. The plan was judged for the model. Before anything is read:
+// ServedAttention's errors; then those of WeightJobs, and INVALID_ARGUMENT for
+// ranges of codes that are none, with tensor, channel and value.
+absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
+                                         const kvasir::v1::KvPlan& plan,
+                                         WeightSource* source,
+                                         kernels::DeviceAllocator* allocator,
+                                         const LoadOptions& options);
+
+}  // namespace kvasir::worker

@@ -1,0 +1,177 @@
+#include "worker/weights/weights.h"
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "model/shapes/shape_config.h"
+#include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kernels::DType;
+using ::testing::HasSubstr;
+
+// A random source that stores some tensors in another type.
+class MixedSource final : public WeightSource {
+ public:
+  explicit MixedSource(std::map<std::string, DType> types)
+      : types_(std::move(types)) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+      sources_[dtype] = std::make_unique<RandomSource>(TinyShape(), 1, dtype);
+    }
+  }
+  absl::StatusOr<DType> TypeOf(const std::string& name) const override {
+    const auto found = types_.find(name);
+    return found == types_.end() ? DType::kBf16 : found->second;
+  }
+  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
+                    Consumer consume) override {
+    return sources_[*TypeOf(name)]->Read(name, buffer, consume);
+  }
+  std::string WeightsId() const override { return "mixed"; }
+
+ private:
+  std::map<std::string, DType> types_;
+  std::map<DType, std::unique_ptr<RandomSource>> sources_;
+};
+
+struct Loaded {
+  std::unique_ptr<kernels::DeviceAllocator> allocator;
+  ModelWeights weights;
+};
+
+Loaded Load(WeightSource* source, base::TpShard shard, int threads = 1,
+            size_t buffer_bytes = 1 << 20) {
+  Loaded loaded;
+  auto spec = model::SpecOfShape(TinyShape());
+  EXPECT_THAT(spec, base::IsOk());
+  loaded.allocator =
+      *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  base::ThreadPool pool(threads);
+  auto weights = LoadWeights(
+      *spec, cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16), source,
+      loaded.allocator.get(),
+      {.shard = shard, .pool = &pool, .read_buffer_bytes = buffer_bytes});
+  EXPECT_THAT(weights, base::IsOk());
+  if (weights.ok()) loaded.weights = *std::move(weights);
+  return loaded;
+}
+
+TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
+  RandomSource source(TinyShape(), 1, DType::kBf16);
+  const std::string layer = "model.layers.1.";
+  const auto q = Rows(source, layer + "self_attn.q_proj.weight", 32);
+  const auto k = Rows(source, layer + "self_attn.k_proj.weight", 32);
+  const auto o = Rows(source, layer + "self_attn.o_proj.weight", 64);
+  const auto up = Rows(source, layer + "mlp.up_proj.weight", 32);
+  const auto down = Rows(source, layer + "mlp.down_proj.weight", 48);
+  for (const int64_t size : {1, 2, 4, 8}) {
+    for (int64_t rank = 0; rank < size; ++rank) {
+      const Loaded loaded = Load(&source, {rank, size});
+      const LayerWeights& weights = loaded.weights.layers[1];
+      const int64_t q_rows = 64 / size;
+      const int64_t kv_rows = size == 8 ? 8 : 32 / size;  // 8: heads twice
+      const int64_t kv_first = size == 8 ? rank / 2 * 8 : rank * kv_rows;
+      const int64_t features = 48 / size;
+      ASSERT_EQ(weights.qkv.n, q_rows + 2 * kv_rows);
+      for (int64_t i = 0; i < 32; i += 5) {
+        const auto column = static_cast<size_t>(i);
+        for (int64_t row = 0; row < q_rows; ++row) {
+          ASSERT_EQ(Element(weights.qkv, i, row),
+                    q[static_cast<size_t>(rank * q_rows + row)][column]);
+        }
+        for (int64_t row = 0; row < kv_rows; ++row) {
+          ASSERT_EQ(Element(weights.qkv, i, q_rows + row),
+                    k[static_cast<size_t>(kv_first + row)][column]);
+        }
+        for (int64_t row = 0; row < features; ++row) {
+          ASSERT_EQ(Element(weights.gate_up, i, features + row),
+                    up[static_cast<size_t>(rank * features + row)][column]);
+          ASSERT_EQ(Element(weights.down, row, i),
+                    down[column][static_cast<size_t>(rank * features + row)]);
+        }
+        for (int64_t row = 0; row < q_rows; ++row) {
+          ASSERT_EQ(Element(weights.o, row, i),
+                    o[column][static_cast<size_t>(rank * q_rows + row)]);
+        }
+      }
+    }
+  }
+}
+
+TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
+  const std::string layer = "model.layers.0.self_attn.";
+  MixedSource source({{layer + "k_proj.weight", DType::kF16}});
+  const auto k = Rows(source, layer + "k_proj.weight", 32);
+  const Loaded loaded = Load(&source, {});
+  const kernels::PackedMatrix& qkv = loaded.weights.layers[0].qkv;
+  EXPECT_EQ(qkv.dtype, DType::kF32);
+  EXPECT_EQ(loaded.weights.layers[1].qkv.dtype, DType::kBf16);
+  for (int64_t row = 0; row < 32; ++row) {
+    ASSERT_EQ(Element(qkv, 3, 64 + row), k[static_cast<size_t>(row)][3]);
+  }
+}
+
+TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {
+  RandomSource source(TinyShape(), 1, DType::kBf16);
+  const Loaded one = Load(&source, {}, 1);
+  const Loaded other = Load(&source, {}, 3, 200);
+  const auto same = [](const kernels::PackedMatrix& a,
+                       const kernels::PackedMatrix& b) {
+    return a.bytes() == b.bytes() &&
+           std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
+  };
+  EXPECT_TRUE(same(one.weights.head, other.weights.head));
+  for (size_t i = 0; i < one.weights.layers.size(); ++i) {
+    const LayerWeights& a = one.weights.layers[i];
+    const LayerWeights& b = other.weights.layers[i];
+    EXPECT_TRUE(same(a.qkv, b.qkv));
+    EXPECT_TRUE(same(a.o, b.o));
+    EXPECT_TRUE(same(a.gate_up, b.gate_up));
+    EXPECT_TRUE(same(a.down, b.down));
+  }
+  EXPECT_EQ(one.weights.matrix_bytes, other.weights.matrix_bytes);
+}
+
+TEST(WeightsTest, AllMemoryIsCountedAsWeights) {
+  RandomSource source(TinyShape(), 1, DType::kBf16);
+  const Loaded loaded = Load(&source, {});
+  EXPECT_EQ(loaded.allocator->use(kernels::MemoryTag::kWeights).bytes,
+            loaded.allocator->total_use().bytes);
+  EXPECT_GT(loaded.allocator->total_use().bytes, loaded.weights.matrix_bytes);
+}
+
+TEST(WeightsTest, AModelThatCannotBeDealtOutIsRefused) {
+  auto spec = model::SpecOfShape(TinyShape());
+  KVASIR_ASSERT_OK(spec);
+  EXPECT_THAT(ShardSizes::Create(*spec, {0, 3}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3")));
+  spec->intermediate_size = 47;
+  EXPECT_THAT(ShardSizes::Create(*spec, {0, 2}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("47")));
+}
+
+TEST(WeightsTest, AFailingTensorIsNamed) {
+  model::ModelShape shape = TinyShape();
+  RandomSource source(shape, 1, DType::kBf16);
+  shape.num_layers = 3;
+  auto spec = model::SpecOfShape(shape);
+  KVASIR_ASSERT_OK(spec);
+  auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  base::ThreadPool pool(1);
+  EXPECT_THAT(
+      LoadWeights(*spec,
+                  cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16),
+                  &source, allocator.get(), {.pool = &pool}),
+      StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
+}
+
+}  // namespace
+}  // namespace kvasir::worker
