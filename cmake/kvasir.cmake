@@ -8,7 +8,7 @@
 #
 # A target is named <folder>_<concept>; the folder decides what it may link.
 
-# folder -> folders it may link (ARCHITECTURE.md section 2).
+# folder -> folders it may link (ARCHITECTURE.md, Folders).
 set(KVASIR_MAY_LINK_base "base")
 set(KVASIR_MAY_LINK_proto "proto;base")
 set(KVASIR_MAY_LINK_plan "plan;proto;base")

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "kernels/attention/planner/attention_plan.h"
+#include "kernels/latents/ops.h"
+#include "kernels/rowwise/ops.h"
 #include "kernels/testing/latent_cache_for_test.h"
 
 namespace kvasir::kernels {

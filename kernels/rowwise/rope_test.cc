@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/latents/ops.h"
 #include "kernels/rowwise/ops.h"
 #include "kernels/testing/op_test_util.h"
 

@@ -5,6 +5,8 @@
 
 #include "base/status_macros.h"
 #include "kernels/attention/planner/attention_tiles.h"
+#include "kernels/linear/ops.h"
+#include "kernels/rowwise/ops.h"
 #include "worker/weights/advance.h"
 
 namespace kvasir::worker {
