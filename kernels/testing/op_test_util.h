@@ -101,18 +101,22 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
          std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Calls test(name) once for every vector target that this machine can run, and
+// Every op runs `target` from now on; 0: the best that this machine has.
+inline void UseSimdTarget(int64_t target) {
+  hwy::SetSupportedTargetsForTest(target);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+// Calls test() once for every vector target that this machine can run, and
 // restores automatic choice afterwards.
 template <typename Test>
 void ForEachSimdTarget(Test&& test) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    UseSimdTarget(target);
     SCOPED_TRACE(hwy::TargetName(target));
     test();
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  UseSimdTarget(0);
 }
 
 }  // namespace kvasir::kernels

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct Conditions {
   int64_t pages = 256;
   bool one_at_a_time = false;
   bool deterministic = true;
+  kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
+  uint32_t max_model_len = kMaxLen;
+  std::function<void(const LogitsRow&)> logits_tap;
 };
 
 struct Sample {
@@ -41,43 +45,29 @@ struct Sample {
 class Worker {
  public:
   // `sliding_window`: of layer 1 alone, 0: none. `plan_case` null: a full-rank
-  // plan.
+  // plan. `dtype`: of what the case stores as numbers.
   Worker(const Conditions& conditions, int64_t sliding_window,
          const PlanCase* plan_case = nullptr,
-         const model::ModelShape& shape = TinyShape())
+         const model::ModelShape& shape = TinyShape(),
+         const std::string& dtype = "BF16")
       : conditions_(conditions) {
     auto spec = model::SpecOfShape(shape);
     EXPECT_THAT(spec, base::IsOk());
     if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
     const auto plan =
         plan_case != nullptr
-            ? PlanOf(*plan_case, *spec)
+            ? PlanOf(*plan_case, *spec, dtype)
             : cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
-    RankOptions options = TinyOptions();
-    options.num_threads = conditions.threads;
-    options.deterministic = conditions.deterministic;
-    options.page_tokens = conditions.page_tokens;
-    options.pages.assign(sliding_window > 0 ? 2 : 1, conditions.pages);
-    options.executor.max_model_len = kMaxLen;
-    options.executor.max_num_seqs = conditions.max_num_seqs;
-    options.executor.max_batched_tokens = conditions.max_batched_tokens;
     auto source =
         RandomSource::Create(shape, *spec, plan, 20260, kernels::DType::kBf16);
     EXPECT_THAT(source.status(), base::IsOk());
-    auto rank = Rank::Create(*spec, plan, source->get(), options);
-    EXPECT_THAT(rank, base::IsOk());
-    rank_ = *std::move(rank);
-    cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
-        rank_->layout(), rank_->pages(), rank_->cache_id()));
-    SchedulerOptions scheduler;
-    scheduler.max_model_len = kMaxLen;
-    scheduler.max_num_seqs = conditions.max_num_seqs;
-    scheduler.max_batched_tokens = conditions.max_batched_tokens;
-    scheduler.vocab_size = static_cast<int32_t>(spec->vocab_size);
-    auto made = Scheduler::Create(
-        scheduler, {.cache = cache_.get(), .clock = &base::Clock::Real()});
-    EXPECT_THAT(made.status(), base::IsOk());
-    scheduler_ = *std::move(made);
+    Start(*spec, plan, source->get());
+  }
+  // Of any model.
+  Worker(const Conditions& conditions, const model::DecoderSpec& spec,
+         const kvasir::v1::KvPlan& plan, WeightSource* source)
+      : conditions_(conditions) {
+    Start(spec, plan, source);
   }
 
   // All samples of all requests, in order.
@@ -124,9 +114,40 @@ class Worker {
   }
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }
+  Rank& rank() { return *rank_; }
 
  private:
   using Sinks = std::vector<std::shared_ptr<RecordingSink>>;
+
+  void Start(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
+             WeightSource* source) {
+    std::set<int64_t> windows;  // each is a page group
+    for (const auto& layer : spec.layers) windows.insert(layer.sliding_window);
+    RankOptions options = TinyOptions();
+    options.num_threads = conditions_.threads;
+    options.deterministic = conditions_.deterministic;
+    options.backend = conditions_.backend;
+    options.page_tokens = conditions_.page_tokens;
+    options.pages.assign(windows.size(), conditions_.pages);
+    options.executor.max_model_len = conditions_.max_model_len;
+    options.executor.max_num_seqs = conditions_.max_num_seqs;
+    options.executor.max_batched_tokens = conditions_.max_batched_tokens;
+    options.executor.logits_tap = conditions_.logits_tap;
+    auto rank = Rank::Create(spec, plan, source, options);
+    EXPECT_THAT(rank, base::IsOk());
+    rank_ = *std::move(rank);
+    cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
+        rank_->layout(), rank_->pages(), rank_->cache_id()));
+    SchedulerOptions scheduler;
+    scheduler.max_model_len = conditions_.max_model_len;
+    scheduler.max_num_seqs = conditions_.max_num_seqs;
+    scheduler.max_batched_tokens = conditions_.max_batched_tokens;
+    scheduler.vocab_size = static_cast<int32_t>(spec.vocab_size);
+    auto made = Scheduler::Create(
+        scheduler, {.cache = cache_.get(), .clock = &base::Clock::Real()});
+    EXPECT_THAT(made.status(), base::IsOk());
+    scheduler_ = *std::move(made);
+  }
 
   std::shared_ptr<RecordingSink> Add(const Request& request) {
     auto sink = std::make_shared<RecordingSink>(request.sampling.n);
