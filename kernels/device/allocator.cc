@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
+#include "kernels/device/device_observer.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -144,6 +145,9 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
         absl::StrCat("alignment of ", alignment, " bytes"));
   }
   if (bytes == 0) return DeviceBuffer();
+  if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
+    observer->OnAllocate(bytes);
+  }
   KVASIR_RETURN_IF_ERROR(Count(bytes, tag));
   AllocationOptions fixed = options;
   fixed.alignment_bytes = std::max<size_t>(alignment, 64);

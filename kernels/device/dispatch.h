@@ -2,8 +2,11 @@
 // decides what a build contains; a device that is not in it is refused here.
 #pragma once
 
+#include <tuple>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/device/device_observer.h"
 #include "kernels/device/stream.h"
 
 namespace kvasir::kernels {
@@ -21,6 +24,10 @@ struct OpKernels {
 template <typename... Args, typename... Given>
 absl::Status Launch(const OpKernels<Args...>& kernels, Stream& stream,
                     const Given&... args) {
+  if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
+    observer->OnLaunch(DescribeLaunch(
+        kernels.op, std::get<0>(std::forward_as_tuple(args...))));
+  }
   switch (stream.device()) {
     case DeviceKind::kCpu: {
       auto& cpu = static_cast<CpuStream&>(stream);

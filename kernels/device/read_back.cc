@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/status_macros.h"
+#include "kernels/device/device_observer.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -18,6 +19,9 @@ absl::Status ReadBack(Stream& stream, void* host, const void* device,
                       size_t bytes) {
   if (stream.device() != DeviceKind::kCpu) return NoBackEnd("read_back");
   KVASIR_RETURN_IF_ERROR(stream.Synchronize());
+  if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
+    observer->OnReadBack(bytes);
+  }
   if (bytes > 0) std::memcpy(host, device, bytes);
   return absl::OkStatus();
 }
@@ -25,6 +29,9 @@ absl::Status ReadBack(Stream& stream, void* host, const void* device,
 absl::Status Upload(Stream& stream, void* device, const void* host,
                     size_t bytes) {
   if (stream.device() != DeviceKind::kCpu) return NoBackEnd("upload");
+  if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
+    observer->OnUpload(bytes);
+  }
   if (bytes > 0) std::memcpy(device, host, bytes);
   return absl::OkStatus();
 }

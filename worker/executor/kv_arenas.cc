@@ -96,31 +96,6 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   return part;
 }
 
-// Copies that one launch may do: none reads or writes what another writes.
-class PairBatch {
- public:
-  bool Fits(const kernels::PagePair& pair) const {
-    return !written_.contains(pair.from) && !written_.contains(pair.to) &&
-           !read_.contains(pair.to);
-  }
-  void Add(const kernels::PagePair& pair) {
-    pairs_.push_back(pair);
-    read_.insert(pair.from);
-    written_.insert(pair.to);
-  }
-  void Clear() {
-    pairs_.clear();
-    read_.clear();
-    written_.clear();
-  }
-  const std::vector<kernels::PagePair>& pairs() const { return pairs_; }
-
- private:
-  std::vector<kernels::PagePair> pairs_;
-  absl::flat_hash_set<int32_t> read_;
-  absl::flat_hash_set<int32_t> written_;
-};
-
 }  // namespace
 
 absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
@@ -202,39 +177,56 @@ absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {
   return absl::OkStatus();
 }
 
-absl::Status KvArenas::Copy(
-    kernels::Stream& stream,
+absl::Status KvArenas::ListCopies(
     const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
-    kernels::Workspace& workspace) const {
+    CopyList* list) const {
   for (const kvasir::v1::PageCopy& copy : copies) {
     KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.from_page()));
     KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.to_page()));
   }
+  list->pairs.clear();
+  list->batches.clear();
   for (int64_t group = 0; group < num_page_groups(); ++group) {
-    PairBatch batch;
-    const auto flush = [&]() -> absl::Status {
-      for (const Layer& layer : layers_) {
-        if (layer.page_group != group || batch.pairs().empty()) continue;
-        kernels::CopyPagesParams params;
-        const kernels::LatentPart& any = layer.key.front().latents;
-        params.arena = any.arena;  // the layer's, values included
-        params.page_bytes = any.page_bytes;
-        params.num_pages = pages_[static_cast<size_t>(group)];
-        params.pairs = batch.pairs().data();
-        params.num_pairs = static_cast<int64_t>(batch.pairs().size());
-        KVASIR_RETURN_IF_ERROR(kernels::CopyPages(stream, params, workspace));
-      }
-      batch.Clear();
-      return absl::OkStatus();
-    };
+    // Of the last batch.
+    absl::flat_hash_set<int32_t> read;
+    absl::flat_hash_set<int32_t> written;
+    bool is_open = false;
     for (const kvasir::v1::PageCopy& copy : copies) {
-      if (copy.page_group() != static_cast<uint32_t>(group)) continue;
       const kernels::PagePair pair{copy.from_page(), copy.to_page()};
-      if (pair.from == pair.to) continue;
-      if (!batch.Fits(pair)) KVASIR_RETURN_IF_ERROR(flush());
-      batch.Add(pair);
+      if (copy.page_group() != static_cast<uint32_t>(group) ||
+          pair.from == pair.to) {
+        continue;
+      }
+      if (!is_open || written.contains(pair.from) ||
+          written.contains(pair.to) || read.contains(pair.to)) {
+        list->batches.push_back(
+            {group, static_cast<int64_t>(list->pairs.size()), 0});
+        read.clear();
+        written.clear();
+        is_open = true;
+      }
+      ++list->batches.back().count;
+      list->pairs.push_back(pair);
+      read.insert(pair.from);
+      written.insert(pair.to);
     }
-    KVASIR_RETURN_IF_ERROR(flush());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvArenas::Copy(kernels::Stream& stream, const CopyBatch& batch,
+                            absl::Span<const kernels::PagePair> pairs,
+                            kernels::Workspace& workspace) const {
+  for (const Layer& layer : layers_) {
+    if (layer.page_group != batch.page_group) continue;
+    kernels::CopyPagesParams params;
+    const kernels::LatentPart& any = layer.key.front().latents;
+    params.arena = any.arena;  // the layer's, values included
+    params.page_bytes = any.page_bytes;
+    params.num_pages = pages_[static_cast<size_t>(batch.page_group)];
+    params.pairs = pairs.data() + batch.first;
+    params.num_pairs = batch.count;
+    KVASIR_RETURN_IF_ERROR(kernels::CopyPages(stream, params, workspace));
   }
   return absl::OkStatus();
 }

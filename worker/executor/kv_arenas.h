@@ -11,6 +11,7 @@
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
+#include "kernels/latents/copy_pages.h"
 #include "kernels/latents/latent_view.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
@@ -79,11 +80,28 @@ class KvArenas {
   // INVALID_ARGUMENT for a group or page that does not exist.
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
 
-  // Enqueues whole-page copies in their order, over all layers of the group.
-  absl::Status Copy(
-      kernels::Stream& stream,
+  // Page copies of a step, cut into batches that one launch may do: no copy of
+  // a batch reads or writes what another of it writes.
+  struct CopyBatch {
+    int64_t page_group = 0;
+    int64_t first = 0;  // in the pairs
+    int64_t count = 0;
+  };
+  struct CopyList {
+    std::vector<kernels::PagePair> pairs;
+    std::vector<CopyBatch> batches;
+  };
+  // The batches one after the other do what `copies` do in their order.
+  // CheckPage's errors.
+  absl::Status ListCopies(
       const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
-      kernels::Workspace& workspace) const;
+      CopyList* list) const;
+
+  // Enqueues one batch over all layers of its page group; `pairs` are those of
+  // the whole list.
+  absl::Status Copy(kernels::Stream& stream, const CopyBatch& batch,
+                    absl::Span<const kernels::PagePair> pairs,
+                    kernels::Workspace& workspace) const;
 
  private:
   KvArenas() = default;

@@ -74,7 +74,10 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
       MakeLatents(stream, plan.value, parts_.weights->value, rows, workspace));
   KVASIR_RETURN_IF_ERROR(
       Hadamard(stream, value_.hadamard, false, rows, workspace));
-  const std::vector<Exact> exact = PlaceExact(t, workspace);
+  const std::vector<Exact> exact = [&] {
+    const StepPartScope part_of_step(parts_.profile, stream, StepPart::kAppend);
+    return PlaceExact(t, workspace);
+  }();
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Append(stream, input, rows, workspace));
   KVASIR_RETURN_IF_ERROR(AppendFresh(stream, rows, exact, workspace));
@@ -161,17 +164,10 @@ absl::Status LayerAttention::ForAbsorbedRows(
   if (!part.prompt_lift.has_value() || workspace.counting()) {
     return call(0, input.num_tokens);
   }
-  std::vector<SequenceRows> absorbed;
-  for (const SequenceRows& rows : input.rows) {
-    if (!rows.prompt) absorbed.push_back(rows);
-  }
-  std::sort(absorbed.begin(), absorbed.end(),
-            [](const SequenceRows& a, const SequenceRows& b) {
-              return a.first_row < b.first_row;
-            });
   int64_t begin = 0;
   int64_t end = 0;
-  for (const SequenceRows& rows : absorbed) {
+  for (const SequenceRows& rows : input.rows) {
+    if (rows.prompt) continue;
     if (rows.first_row != end) {
       if (end > begin) KVASIR_RETURN_IF_ERROR(call(begin, end - begin));
       begin = rows.first_row;

@@ -43,8 +43,8 @@ struct AttentionInput {
   const float* normed = nullptr;  // [T, M]
   int64_t num_tokens = 0;         // T
   int64_t num_sequences = 0;      // B
-  // Of the sequences in the group's order [B]; host memory. Not looked at while
-  // the workspace counts.
+  // Of the sequences in the group's order [B], by rising rows among prompts and
+  // among output; host memory. Not looked at while the workspace counts.
   absl::Span<const SequenceRows> rows;
   const int64_t* positions = nullptr;  // [T], logical
   AttentionBatch group;                // of the layer's page group

@@ -1,10 +1,15 @@
 // The executor: a step plan becomes batch tensors, runs through the layers and
-// the paged cache, and comes back as tokens.
+// the paged cache, and comes back as tokens. In three parts, a file each:
 //
-//   plan -> SequenceTable (deltas, checks) -> StepBatch (host arrays)
-//        -> Decoder (layers) -> StepOutput (head, sampler) -> StepResult
+//   Stage    plan -> SequenceTable (deltas, checks) -> StepBatch (host arrays)
+//            -> StepBlob -> one upload
+//   Launch   page copies -> Decoder (layers) -> StepOutput (head, sampler);
+//            enqueues only: it allocates nothing and reads nothing back, and
+//            steps of one StepBucket launch the same ops
+//   Collect  one read-back -> StepResult, totals
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +31,7 @@
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/sequence_table.h"
 #include "worker/executor/step_batch.h"
+#include "worker/executor/step_layout.h"
 #include "worker/executor/step_output.h"
 #include "worker/executor/step_profile.h"
 #include "worker/ranks/collective.h"
@@ -59,7 +65,8 @@ struct ModelExecutorOptions {
   // Logits held at a time (StepOutput); one sample's at least.
   int64_t logits_bytes = int64_t{64} << 20;
   // For tests and debugging: hears every token's logits. Every row then meets
-  // the head. Called from Execute.
+  // the head and is read back: a tapped Launch waits for the device. Called
+  // from Enqueue.
   std::function<void(const LogitsRow&)> logits_tap;
   // Takes the time of each part of a step, or null; outlives the executor.
   StepProfile* profile = nullptr;
@@ -68,8 +75,8 @@ struct ModelExecutorOptions {
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. What
 //   Parts points to is the caller's and outlives it.
 // Threads: one at a time.
-// Errors: after a failed Execute every other one is FAILED_PRECONDITION, and
-//   the other ranks hear of it.
+// Errors: after a failed step every other one is FAILED_PRECONDITION, and the
+//   other ranks hear of it.
 class ModelExecutor final : public Executor {
  public:
   struct Parts {
@@ -88,8 +95,8 @@ class ModelExecutor final : public Executor {
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
 
-  absl::StatusOr<kvasir::v1::StepResult> Execute(
-      const kvasir::v1::StepPlan& plan) override;
+  absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
+  absl::StatusOr<kvasir::v1::StepResult> Await() override;
 
   // `allowed`: bit id % 32 of word id / 32 for ids that may be sampled,
   // [ceil(V / 32)]. Replaces a mask of the same name.
@@ -100,7 +107,7 @@ class ModelExecutor final : public Executor {
   const ModelExecutorOptions& options() const { return options_; }
   const std::string& weights_id() const { return weights_.weights_id; }
   // Whether prompts of some layer lift latents (prompt_lift.h).
-  bool lifts_prompts() const;
+  bool lifts_prompts() const { return lifts_prompts_; }
   // Names the arithmetic: requests may move only between executors of one id.
   std::string numerics_id() const;
   // Bytes of weights that one step streams, whatever its batch.
@@ -113,21 +120,52 @@ class ModelExecutor final : public Executor {
   const KvArenas& arenas() const { return arenas_; }
   uint64_t last_step_id() const { return last_step_id_; }
   const ExecutorTotals& totals() const { return totals_; }
+  // Of the last step.
+  const StepBucket& bucket() const { return staged_.bucket; }
 
  private:
-  // Results of a step on the device.
-  struct Results;
-  // Host copies of them.
-  struct HostResults;
+  // Where a step's results are on the device.
+  struct Results {
+    int32_t* token_ids = nullptr;      // [samples]
+    float* logprobs = nullptr;         // [samples]
+    int32_t* top_ids = nullptr;        // [samples, top]
+    float* top_logprobs = nullptr;     // [samples, top]
+    float* target_logprobs = nullptr;  // [targets]
+  };
+  // What Launch needs of a step: counts, and addresses in the uploaded blob
+  // (device memory). Reused from step to step.
+  struct StagedStep {
+    uint64_t step_id = 0;
+    StepSizes sizes;
+    StepBucket bucket;
+    const int32_t* ids = nullptr;            // [T]
+    const int32_t* token_sources = nullptr;  // [T]
+    const int64_t* positions = nullptr;      // [T]
+    std::vector<AttentionBatch> groups;      // by page group
+    std::vector<const int64_t*> ring_slots;  // by ring
+    const int32_t* sample_rows = nullptr;
+    const kernels::SampleRow* samples = nullptr;
+    const int32_t* carried = nullptr;  // [max seqs], rows of last_sampled()
+    const int32_t* target_rows = nullptr;
+    const int32_t* target_ids = nullptr;
+    const int32_t* history_ids = nullptr;
+    const int32_t* all_rows = nullptr;  // [T]: 0, 1, ..., for the logits tap
+    ResultLayout layout;
+    Results results;
+  };
 
   ModelExecutor(const Parts& parts, ModelWeights weights,
                 ModelExecutorOptions options, KvArenas arenas);
 
+  absl::Status CreateState();
   absl::Status CreateDecoder();
   void FindLikeLayers();
-  absl::Status CreateTables();
+  absl::Status CreateTable();
   absl::Status PlanWorkspace();
+  absl::Status ReserveBlob();
 
+  // Stage.
+  absl::Status Stage(const kvasir::v1::StepPlan& plan);
   absl::Status ApplyPlan(const kvasir::v1::StepPlan& plan);
   absl::Status PrepareSample(const kvasir::v1::SequenceStep& step,
                              SequenceTable::Sequence* sequence,
@@ -135,35 +173,49 @@ class ModelExecutor final : public Executor {
   absl::Status PreparePenalties(const kvasir::v1::SequenceStep& step,
                                 SequenceTable::Sequence* sequence,
                                 kernels::SampleRow* row);
-  absl::Status CountHistory(const google::protobuf::RepeatedField<int32_t>& ids,
-                            bool clear, int32_t* counts,
-                            kernels::Workspace& workspace);
+  StepBucket BucketOfBatch() const;
+  void Pack();
+  void PackSequences(
+      const int32_t* tables,
+      const std::vector<StepBlob::Place<kernels::AttentionSequence>>& places);
+  void PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
+                   const StepBlob::Place<int32_t>& carried);
+  void PlaceResults(StagedStep* step) const;
 
-  // Everything on the device; with a counting workspace only its size.
-  absl::Status RunStep(const StepSizes& sizes, kernels::Workspace& workspace,
-                       Results* results);
-  absl::Status PlaceTokens(const StepSizes& sizes,
-                           kernels::Workspace& workspace, TokenBatch* batch);
-  absl::Status RunSamples(const StepSizes& sizes, const HiddenStates& hidden,
-                          kernels::Workspace& workspace, Results* results);
-  absl::Status RunTargets(const StepSizes& sizes, const HiddenStates& hidden,
-                          kernels::Workspace& workspace, Results* results);
-  absl::Status CarrySampled(kernels::Workspace& workspace);
-  absl::Status TapLogits(const StepSizes& sizes, const HiddenStates& hidden,
+  // Launch. With a counting workspace only its size.
+  absl::Status Launch(const StagedStep& step, kernels::Workspace& workspace);
+  absl::Status CopyPages(kernels::Workspace& workspace);
+  absl::Status GatherIds(const StagedStep& step, int32_t* ids,
+                         kernels::Workspace& workspace);
+  absl::Status CountHistories(const StagedStep& step,
+                              kernels::Workspace& workspace);
+  absl::Status RunTargets(const StagedStep& step, const HiddenStates& hidden,
+                          kernels::Workspace& workspace);
+  absl::Status RunSamples(const StagedStep& step, const HiddenStates& hidden,
+                          kernels::Workspace& workspace);
+  absl::Status CarrySampled(const StagedStep& step,
+                            kernels::Workspace& workspace);
+  absl::Status TapLogits(const StagedStep& step, const HiddenStates& hidden,
                          kernels::Workspace& workspace);
 
-  absl::StatusOr<kvasir::v1::StepResult> ReadResults(uint64_t step_id,
-                                                     const StepSizes& sizes,
-                                                     const Results& results);
+  // Collect.
+  absl::StatusOr<kvasir::v1::StepResult> Collect();
+  kvasir::v1::StepResult ResultOf(const StagedStep& step) const;
+  void CountStep(int64_t num_tokens);
 
-  // Adds a step that has run to the totals.
-  absl::Status CountStep(int64_t num_tokens);
+  // Keeps what the executor failed with, for itself and the other ranks.
+  absl::Status Fail(const absl::Status& status);
 
-  // The table of token sources on the device, int32:
+  // What stays on the device from step to step, int32 and then results:
   //   | ids of the step [max tokens] | last sampled [max seqs, by table row] |
-  //   | sampled in this step [max seqs] |
-  int32_t* last_sampled() const;
-  int32_t* sampled_now() const;
+  //   | ResultLayout |
+  int32_t* source_ids() const { return state_.as<int32_t>(); }
+  int32_t* last_sampled() const {
+    return source_ids() + options_.max_batched_tokens;
+  }
+  std::byte* results() const {
+    return state_.as<std::byte>() + results_offset_bytes_;
+  }
 
   // Constant after construction.
   const Parts parts_;
@@ -174,8 +226,8 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<StepOutput> output_;
   kernels::DeviceBuffer workspace_memory_;
-  kernels::DeviceBuffer token_sources_;
-  kernels::DeviceBuffer clamped_codes_;  // one int64, counts up
+  kernels::DeviceBuffer state_;
+  int64_t results_offset_bytes_ = 0;
   // Layers that make the same of the same slots: the first of them.
   struct LikeLayers {
     int64_t first = 0;
@@ -183,12 +235,16 @@ class ModelExecutor final : public Executor {
   };
   std::vector<LikeLayers> like_layers_;
   int64_t static_codes_per_token_ = 0;
+  bool lifts_prompts_ = false;
 
   // The executing thread's.
   std::unique_ptr<SequenceTable> table_;
   StepBatch batch_;
-  std::vector<AttentionBatch> attention_;   // by page group
-  std::vector<const int64_t*> ring_slots_;  // by ring
+  KvArenas::CopyList copies_;
+  StepBlob blob_;
+  StagedStep staged_;
+  bool in_flight_ = false;
+  std::vector<std::byte> host_results_;
   std::vector<std::unique_ptr<PenaltyCounts>> idle_penalties_;
   uint64_t last_step_id_ = 0;
   ExecutorTotals totals_;

@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "kernels/device/read_back.h"
 
 namespace kvasir::worker {
 namespace {
@@ -25,9 +24,8 @@ absl::Status WrittenTwice(size_t group, int32_t page) {
 
 }  // namespace
 
-absl::StatusOr<SequenceTable> SequenceTable::Create(
-    SequenceTableLimits limits, const KvArenas* arenas,
-    kernels::DeviceAllocator* allocator) {
+absl::StatusOr<SequenceTable> SequenceTable::Create(SequenceTableLimits limits,
+                                                    const KvArenas* arenas) {
   if (limits.max_sequences < 1 || limits.max_model_len < 1 ||
       limits.page_tokens < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -42,26 +40,11 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(
       (table.limits_.max_model_len + table.limits_.page_tokens - 1) /
       table.limits_.page_tokens;
   for (int64_t group = 0; group < arenas->num_page_groups(); ++group) {
-    KVASIR_ASSIGN_OR_RETURN(
-        kernels::DeviceBuffer buffer,
-        allocator->Allocate(static_cast<size_t>(table.limits_.max_sequences *
-                                                table.max_pages_) *
-                                sizeof(int32_t),
-                            kernels::MemoryTag::kOther));
-    table.device_tables_.push_back(std::move(buffer));
-    kernels::DeviceBuffer& side_pages = table.device_side_pages_.emplace_back();
     SidePages& owners = table.side_pages_.emplace_back();
     const auto index = static_cast<size_t>(group);
-    const int64_t count = table.limits_.side_pages[index];
-    if (count == 0) continue;
+    if (table.limits_.side_pages[index] == 0) continue;
     owners.owner.assign(static_cast<size_t>(arenas->num_pages()[index]), -1);
     owners.lost.assign(static_cast<size_t>(table.limits_.max_sequences), false);
-    KVASIR_ASSIGN_OR_RETURN(
-        side_pages,
-        allocator->Allocate(
-            static_cast<size_t>(table.limits_.max_sequences * count) *
-                sizeof(int32_t),
-            kernels::MemoryTag::kOther));
   }
   for (int64_t row = table.limits_.max_sequences; row-- > 0;) {
     table.free_rows_.push_back(static_cast<int32_t>(row));
@@ -101,13 +84,12 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
   }
   Sequence sequence;
   sequence.row = free_rows_.back();
-  sequence.tables.resize(device_tables_.size());
+  sequence.tables.resize(side_pages_.size());
   free_rows_.pop_back();
   return &sequences_.emplace(id, std::move(sequence)).first->second;
 }
 
 absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
-                                       kernels::Stream& stream,
                                        Sequence* sequence) {
   const uint32_t group = delta.page_group();
   if (group >= sequence->tables.size()) {
@@ -120,7 +102,7 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
     table = Table{};
     sequence->is_fresh = true;
   }
-  KVASIR_RETURN_IF_ERROR(ApplySidePages(delta, stream, sequence));
+  KVASIR_RETURN_IF_ERROR(ApplySidePages(delta, sequence));
   const int64_t old_size = static_cast<int64_t>(table.pages.size());
   const int64_t new_size = old_size + delta.appended_pages_size();
   if (new_size > max_pages_) {
@@ -143,20 +125,13 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
     table.pages.push_back(delta.appended_pages(i));
   }
   table.first_live = first_live;
-  if (new_size == old_size) return absl::OkStatus();
-  int32_t* const row =
-      device_tables_[group].as<int32_t>() + sequence->row * max_pages_;
-  return kernels::Upload(
-      stream, row + old_size, table.pages.data() + old_size,
-      static_cast<size_t>(new_size - old_size) * sizeof(int32_t));
+  return absl::OkStatus();
 }
 
 absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
-                                           kernels::Stream& stream,
                                            Sequence* sequence) {
   const uint32_t group = delta.page_group();
-  const int64_t count = limits_.side_pages[group];
-  const int64_t want = delta.reset() ? count : 0;
+  const int64_t want = delta.reset() ? limits_.side_pages[group] : 0;
   if (delta.side_pages_size() != want) {
     return absl::InvalidArgumentError(absl::StrCat(delta.side_pages_size(),
                                                    " side pages in group ",
@@ -171,11 +146,9 @@ absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
     KVASIR_RETURN_IF_ERROR(TakeSidePage(group, page));
     side_pages_[group].owner[static_cast<size_t>(page)] = sequence->row;
   }
-  std::vector<int32_t>& pages = sequence->tables[group].side_pages;
-  pages.assign(delta.side_pages().begin(), delta.side_pages().end());
-  return kernels::Upload(
-      stream, device_side_pages_[group].as<int32_t>() + sequence->row * count,
-      pages.data(), pages.size() * sizeof(int32_t));
+  sequence->tables[group].side_pages.assign(delta.side_pages().begin(),
+                                            delta.side_pages().end());
+  return absl::OkStatus();
 }
 
 void SequenceTable::DropSidePages(const Sequence& sequence, size_t group) {
@@ -272,11 +245,11 @@ absl::Status SequenceTable::AddWrittenPage(size_t group, int32_t page) {
 }
 
 absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
-    const SequenceStep& step, kernels::Stream& stream) {
+    const SequenceStep& step) {
   KVASIR_ASSIGN_OR_RETURN(Sequence* const sequence, FindOrStart(step));
   last_step_[static_cast<size_t>(sequence->row)] = step_;
   for (const BlockTableDelta& delta : step.block_tables()) {
-    const absl::Status status = ApplyDelta(delta, stream, sequence);
+    const absl::Status status = ApplyDelta(delta, sequence);
     if (!status.ok()) {
       return Wrong(step.sequence_id(), std::string(status.message()));
     }
@@ -287,20 +260,6 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
   sequence->length =
       static_cast<int64_t>(step.logical_start()) + step.num_tokens();
   return sequence;
-}
-
-const int32_t* SequenceTable::DeviceTable(const Sequence& sequence,
-                                          int64_t group) const {
-  return device_tables_[static_cast<size_t>(group)].as<int32_t>() +
-         sequence.row * max_pages_;
-}
-
-const int32_t* SequenceTable::DeviceSidePages(const Sequence& sequence,
-                                              int64_t group) const {
-  const int64_t count = limits_.side_pages[static_cast<size_t>(group)];
-  if (count == 0) return nullptr;
-  return device_side_pages_[static_cast<size_t>(group)].as<int32_t>() +
-         sequence.row * count;
 }
 
 int64_t SequenceTable::SlotOf(const Sequence& sequence, int64_t group,

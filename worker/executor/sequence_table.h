@@ -1,6 +1,6 @@
 // What the executor remembers of each sequence: its own copy of the block
-// tables, kept from the step plan's deltas on host and device, and how far the
-// sequence has been written.
+// tables, kept from the step plan's deltas, and how far the sequence has been
+// written. Host memory: a step takes the tables of its own sequences along.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/device/allocator.h"
-#include "kernels/device/stream.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/kv_arenas.h"
 
@@ -34,9 +33,7 @@ struct PenaltyCounts {
   kernels::DeviceBuffer output;  // [V] int32
 };
 
-// Owns: the device tables [max_sequences, pages of max_model_len] per group,
-// and
-//   those of side pages.
+// Owns: tables and penalty counts of live sequences.
 // Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming sequence, value and limit.
 class SequenceTable {
@@ -47,7 +44,7 @@ class SequenceTable {
     std::vector<int32_t> side_pages;
   };
   struct Sequence {
-    int32_t row = 0;       // of the device tables
+    int32_t row = 0;       // below max_sequences, no other live one's
     int64_t length = 0;    // tokens written
     bool is_fresh = true;  // may start anywhere: its pages come from elsewhere
     bool has_sampled = false;
@@ -56,9 +53,8 @@ class SequenceTable {
   };
 
   // `arenas` must outlive it.
-  static absl::StatusOr<SequenceTable> Create(
-      SequenceTableLimits limits, const KvArenas* arenas,
-      kernels::DeviceAllocator* allocator);
+  static absl::StatusOr<SequenceTable> Create(SequenceTableLimits limits,
+                                              const KvArenas* arenas);
 
   // Forgets a sequence; gives back its penalty counts, if any.
   absl::StatusOr<std::unique_ptr<PenaltyCounts>> Release(uint64_t id);
@@ -72,13 +68,8 @@ class SequenceTable {
   // Applies the step's deltas and checks that its tokens have slots, that what
   // they see is live, and that they follow what was written before. The
   // pointer is valid until the next call.
-  absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step,
-                                  kernels::Stream& stream);
+  absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
-  // The sequence's device table of a group.
-  const int32_t* DeviceTable(const Sequence& sequence, int64_t group) const;
-  // The device table of its side pages there; null if the group has none.
-  const int32_t* DeviceSidePages(const Sequence& sequence, int64_t group) const;
   // Slot of a token in its group's arenas: page * P + slot in the page.
   int64_t SlotOf(const Sequence& sequence, int64_t group,
                  int64_t position) const;
@@ -91,9 +82,9 @@ class SequenceTable {
 
   absl::StatusOr<Sequence*> FindOrStart(const kvasir::v1::SequenceStep& step);
   absl::Status ApplyDelta(const kvasir::v1::BlockTableDelta& delta,
-                          kernels::Stream& stream, Sequence* sequence);
+                          Sequence* sequence);
   absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
-                              kernels::Stream& stream, Sequence* sequence);
+                              Sequence* sequence);
   void DropSidePages(const Sequence& sequence, size_t group);
   // Takes a page from the sequence that has it as a side page, if any; an error
   // if that one is in this step.
@@ -106,9 +97,7 @@ class SequenceTable {
 
   SequenceTableLimits limits_;
   const KvArenas* arenas_ = nullptr;
-  int64_t max_pages_ = 0;                             // of one sequence
-  std::vector<kernels::DeviceBuffer> device_tables_;  // by page group
-  std::vector<kernels::DeviceBuffer> device_side_pages_;
+  int64_t max_pages_ = 0;  // of one sequence
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
   // (group, page) of tokens that this step writes.

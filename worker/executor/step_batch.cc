@@ -91,26 +91,13 @@ kernels::SampleRow RowOf(const SampleRequest& sample) {
 
 }  // namespace
 
-StepSizes LargestStep(const StepLimits& limits) {
-  StepSizes sizes;
-  sizes.tokens = limits.max_batched_tokens;
-  sizes.sequences = limits.max_sequences;
-  sizes.samples = limits.max_sequences;
-  sizes.targets = limits.max_batched_tokens;
-  sizes.top = limits.max_logprobs;
-  sizes.biases = limits.max_sequences * kMaxBiases;
-  sizes.banned = limits.max_sequences * kMaxBannedIds;
-  return sizes;
-}
-
 StepSizes StepBatch::sizes() const {
   StepSizes sizes;
   sizes.tokens = static_cast<int64_t>(ids_.size());
   sizes.sequences = static_cast<int64_t>(outputs_.size());
   sizes.samples = static_cast<int64_t>(samples_.size());
   sizes.targets = static_cast<int64_t>(target_ids_.size());
-  sizes.biases = static_cast<int64_t>(biases_.size());
-  sizes.banned = static_cast<int64_t>(banned_ids_.size());
+  sizes.histories = static_cast<int64_t>(histories_.size());
   for (const Sample& sample : samples_) {
     sizes.top = std::max<int64_t>(sizes.top, sample.row.num_logprobs);
   }
@@ -121,10 +108,13 @@ void StepBatch::Clear() {
   ids_.clear();
   token_sources_.clear();
   positions_.clear();
+  tables_.clear();
   rows_.clear();
+  output_runs_ = 0;
   for (Group& group : groups_) {
     group.slots.clear();
     group.sequences.clear();
+    group.tables.clear();
   }
   for (std::vector<int64_t>& slots : ring_slots_) slots.clear();
   sample_rows_.clear();
@@ -132,14 +122,15 @@ void StepBatch::Clear() {
   bias_ids_.clear();
   biases_.clear();
   banned_ids_.clear();
+  history_ids_.clear();
+  histories_.clear();
   target_rows_.clear();
   target_ids_.clear();
   outputs_.clear();
 }
 
 absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
-                              SequenceTable* table, kernels::Stream& stream,
-                              PrepareSample prepare) {
+                              SequenceTable* table, PrepareSample prepare) {
   Clear();
   if (plan.sequences_size() > limits_.max_sequences) {
     return absl::InvalidArgumentError(
@@ -157,7 +148,7 @@ absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
   }
   table->BeginStep();
   for (const SequenceStep& step : plan.sequences()) {
-    KVASIR_RETURN_IF_ERROR(Add(step, table, stream, prepare));
+    KVASIR_RETURN_IF_ERROR(Add(step, table, prepare));
   }
   PutPromptsFirst();
   return absl::OkStatus();
@@ -177,19 +168,22 @@ void StepBatch::PutPromptsFirst() {
     const auto from = *list;
     for (size_t i = 0; i < order.size(); ++i) (*list)[i] = from[order[i]];
   };
-  for (Group& group : groups_) reorder(&group.sequences);
+  for (Group& group : groups_) {
+    reorder(&group.sequences);
+    reorder(&group.tables);
+  }
   reorder(&rows_);
 }
 
 absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
-                            kernels::Stream& stream, PrepareSample prepare) {
+                            PrepareSample prepare) {
   for (const Output& output : outputs_) {
     if (output.sequence_id == step.sequence_id()) {
       return Wrong(step.sequence_id(), "is there twice");
     }
   }
   KVASIR_ASSIGN_OR_RETURN(SequenceTable::Sequence* const sequence,
-                          table->Apply(step, stream));
+                          table->Apply(step));
   const int64_t first_row = static_cast<int64_t>(ids_.size());
   KVASIR_RETURN_IF_ERROR(AddTokens(step, *sequence));
   AddAttention(*table, *sequence, first_row,
@@ -197,6 +191,7 @@ absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
   Output output;
   output.sequence_id = step.sequence_id();
   output.num_rows = static_cast<int64_t>(ids_.size()) - first_row;
+  if (!step.prompt() && (rows_.empty() || rows_.back().prompt)) ++output_runs_;
   rows_.push_back({first_row, output.num_rows, step.prompt()});
   KVASIR_RETURN_IF_ERROR(AddTargets(step, first_row, &output));
   if (step.has_sample()) {
@@ -239,6 +234,20 @@ absl::Status StepBatch::AddTokens(const SequenceStep& step,
   return absl::OkStatus();
 }
 
+int64_t StepBatch::AddTable(absl::Span<const int32_t> pages) {
+  const auto first = static_cast<int64_t>(tables_.size());
+  tables_.insert(tables_.end(), pages.begin(), pages.end());
+  return first;
+}
+
+void StepBatch::AddHistory(absl::Span<const int32_t> ids, bool clear,
+                           int32_t* counts) {
+  if (ids.empty() && !clear) return;
+  histories_.push_back({static_cast<int64_t>(history_ids_.size()),
+                        static_cast<int64_t>(ids.size()), counts, clear});
+  history_ids_.insert(history_ids_.end(), ids.begin(), ids.end());
+}
+
 void StepBatch::AddAttention(const SequenceTable& table,
                              const SequenceTable::Sequence& sequence,
                              int64_t first_row, int64_t start) {
@@ -248,12 +257,14 @@ void StepBatch::AddAttention(const SequenceTable& table,
     attention.first_row = first_row;
     attention.num_rows = num_rows;
     attention.first_slot = start;
-    attention.block_table =
-        table.DeviceTable(sequence, static_cast<int64_t>(group));
-    attention.first_live_index = sequence.tables[group].first_live;
-    attention.side_pages =
-        table.DeviceSidePages(sequence, static_cast<int64_t>(group));
+    const SequenceTable::Table& pages = sequence.tables[group];
+    attention.first_live_index = pages.first_live;
     groups_[group].sequences.push_back(attention);
+    Group::Tables& tables = groups_[group].tables.emplace_back();
+    tables.pages = AddTable(pages.pages);
+    if (!pages.side_pages.empty()) {
+      tables.side_pages = AddTable(pages.side_pages);
+    }
     for (int64_t i = 0; i < num_rows; ++i) {
       groups_[group].slots.push_back(
           table.SlotOf(sequence, static_cast<int64_t>(group), start + i));

@@ -8,36 +8,19 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/attention/paged_attention.h"
-#include "kernels/device/stream.h"
 #include "kernels/sampling/sample.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/layer_attention.h"
 #include "worker/executor/sequence_table.h"
+#include "worker/executor/step_layout.h"
 
 namespace kvasir::worker {
 
-struct StepLimits {
-  int64_t max_batched_tokens = 0;
-  int64_t max_sequences = 0;
-  int64_t vocab_size = 0;
-  int64_t max_logprobs = 0;
-};
 // Of one sequence's sample.
 inline constexpr int64_t kMaxBiases = 1024;
 inline constexpr int64_t kMaxBannedIds = 1024;
-
-// How large a step is; what the workspace depends on.
-struct StepSizes {
-  int64_t tokens = 0;     // T
-  int64_t sequences = 0;  // B
-  int64_t samples = 0;
-  int64_t targets = 0;
-  int64_t top = 0;  // most likely ids reported per sample
-  int64_t biases = 0;
-  int64_t banned = 0;
-};
-StepSizes LargestStep(const StepLimits& limits);
 
 // Threads: one at a time. Reused from step to step.
 // Errors: INVALID_ARGUMENT naming sequence, field, value and limit.
@@ -45,16 +28,29 @@ class StepBatch {
  public:
   struct Group {
     std::vector<int64_t> slots;  // [T]
-    // [B], in the order of rows().
+    // [B], in the order of rows(). Pointers to tables are null: where a
+    // sequence's begin in tables(), the list beside it says.
     std::vector<kernels::AttentionSequence> sequences;
+    struct Tables {
+      int64_t pages = 0;
+      int64_t side_pages = -1;  // below 0: there are none
+    };
+    std::vector<Tables> tables;
   };
-  // A row that is sampled. Pointers into pools are set once the pools have
-  // their place: until then the counts and offsets say where.
+  // A row that is sampled. Pointers into pools are null: the counts and offsets
+  // say where.
   struct Sample {
     kernels::SampleRow row;
     int64_t first_bias = 0;
     int64_t first_banned = 0;
     int32_t table_row = 0;  // SequenceTable::Sequence::row
+  };
+  // Ids that are counted for a sequence's penalties.
+  struct History {
+    int64_t first_id = 0;  // in history_ids()
+    int64_t num_ids = 0;
+    int32_t* counts = nullptr;  // [V], device memory
+    bool clear = false;         // of what was counted before
   };
   struct Output {
     uint64_t sequence_id = 0;
@@ -64,7 +60,7 @@ class StepBatch {
     int64_t num_targets = 0;
   };
   // What a sample needs beyond the plan: penalty counts, token masks. Fills
-  // the pointers of the row.
+  // the pointers of the row that lead elsewhere than into this batch.
   using PrepareSample = absl::FunctionRef<absl::Status(
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
@@ -77,7 +73,9 @@ class StepBatch {
 
   // Applies the plan's sequences to the table and lays out their tokens.
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
-                     kernels::Stream& stream, PrepareSample prepare);
+                     PrepareSample prepare);
+  // For PrepareSample. Nothing is to do for no ids that clear nothing.
+  void AddHistory(absl::Span<const int32_t> ids, bool clear, int32_t* counts);
 
   StepSizes sizes() const;
 
@@ -87,8 +85,13 @@ class StepBatch {
   const std::vector<int32_t>& token_sources() const { return token_sources_; }
   const std::vector<int64_t>& positions() const { return positions_; }
   const std::vector<Group>& groups() const { return groups_; }
+  // Block tables and side pages of all sequences, one behind the other.
+  const std::vector<int32_t>& tables() const { return tables_; }
   // Prompts first.
   const std::vector<SequenceRows>& rows() const { return rows_; }
+  bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
+  // How often rows of output follow rows of a prompt, or begin.
+  int64_t output_runs() const { return output_runs_; }
   // By ring of the arenas: where each token's exact row is kept, side page *
   // rows of a page + row [T]; below 0: behind the window before the next step.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
@@ -97,10 +100,12 @@ class StepBatch {
 
   // Token rows that are sampled after, and those with a target.
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
-  std::vector<Sample>& samples() { return samples_; }
+  const std::vector<Sample>& samples() const { return samples_; }
   const std::vector<int32_t>& bias_ids() const { return bias_ids_; }
   const std::vector<float>& biases() const { return biases_; }
   const std::vector<int32_t>& banned_ids() const { return banned_ids_; }
+  const std::vector<int32_t>& history_ids() const { return history_ids_; }
+  const std::vector<History>& histories() const { return histories_; }
   const std::vector<int32_t>& target_rows() const { return target_rows_; }
   const std::vector<int32_t>& target_ids() const { return target_ids_; }
   // In the plan's order, as the tokens.
@@ -109,9 +114,10 @@ class StepBatch {
  private:
   void Clear();
   absl::Status Add(const kvasir::v1::SequenceStep& step, SequenceTable* table,
-                   kernels::Stream& stream, PrepareSample prepare);
+                   PrepareSample prepare);
   absl::Status AddTokens(const kvasir::v1::SequenceStep& step,
                          const SequenceTable::Sequence& sequence);
+  int64_t AddTable(absl::Span<const int32_t> pages);
   void AddAttention(const SequenceTable& table,
                     const SequenceTable::Sequence& sequence, int64_t first_row,
                     int64_t start);
@@ -130,13 +136,17 @@ class StepBatch {
   std::vector<int32_t> token_sources_;
   std::vector<int64_t> positions_;
   std::vector<Group> groups_;
+  std::vector<int32_t> tables_;
   std::vector<SequenceRows> rows_;
+  int64_t output_runs_ = 0;
   std::vector<std::vector<int64_t>> ring_slots_;
   std::vector<int32_t> sample_rows_;
   std::vector<Sample> samples_;
   std::vector<int32_t> bias_ids_;
   std::vector<float> biases_;
   std::vector<int32_t> banned_ids_;
+  std::vector<int32_t> history_ids_;
+  std::vector<History> histories_;
   std::vector<int32_t> target_rows_;
   std::vector<int32_t> target_ids_;
   std::vector<Output> outputs_;

@@ -42,6 +42,10 @@ StepOutput::StepOutput(const Decoder* decoder, int64_t max_rows,
   logits_floats_ = std::max(wanted, least);
 }
 
+int64_t StepOutput::logits_rows() const {
+  return logits_floats_ / decoder_->spec().vocab_size;
+}
+
 absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
                                 const SampleBatch& batch,
                                 Workspace& workspace) const {
@@ -49,7 +53,7 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
   const int64_t m = decoder_->spec().hidden_size;
   Workspace::Scope scope(&workspace);
   float* const logits = workspace.Take<float>(logits_floats_);
-  const int64_t chunk = std::min(logits_floats_ / vocab, batch.num_rows);
+  const int64_t chunk = std::min(logits_rows(), batch.padded_rows);
   float* const normed = workspace.Take<float>(chunk * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   for (int64_t row = 0; row < batch.num_rows; row += chunk) {
@@ -86,12 +90,13 @@ absl::Status StepOutput::ScoreTargets(Stream& stream,
   const int64_t m = decoder_->spec().hidden_size;
   Workspace::Scope scope(&workspace);
   float* const logits = workspace.Take<float>(logits_floats_);
-  float* const normed = workspace.Take<float>(batch.num_rows * m);
-  auto* const state = workspace.Take<kernels::LogSoftmaxState>(batch.num_rows);
+  float* const normed = workspace.Take<float>(batch.padded_rows * m);
+  auto* const state =
+      workspace.Take<kernels::LogSoftmaxState>(batch.padded_rows);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
       stream, hidden, batch.token_rows, batch.num_rows, normed, workspace));
-  int64_t chunk = logits_floats_ / batch.num_rows;
+  int64_t chunk = logits_floats_ / batch.padded_rows;
   chunk = chunk >= vocab ? vocab
                          : chunk / kernels::kVocabBlock * kernels::kVocabBlock;
   for (int64_t begin = 0; begin < vocab; begin += chunk) {
@@ -123,7 +128,7 @@ absl::Status StepOutput::ReadAllLogits(Stream& stream,
   const int64_t m = decoder_->spec().hidden_size;
   Workspace::Scope scope(&workspace);
   float* const logits = workspace.Take<float>(logits_floats_);
-  const int64_t chunk = std::min(logits_floats_ / vocab, num_rows);
+  const int64_t chunk = std::min(logits_rows(), num_rows);
   float* const normed = workspace.Take<float>(chunk * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   std::vector<float> host;

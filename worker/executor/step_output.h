@@ -18,7 +18,8 @@ namespace kvasir::worker {
 // Device memory, all of it.
 struct SampleBatch {
   int64_t num_rows = 0;
-  const int32_t* token_rows = nullptr;       // [num_rows]
+  int64_t padded_rows = 0;              // StepBucket's, what launches depend on
+  const int32_t* token_rows = nullptr;  // [num_rows]
   const kernels::SampleRow* rows = nullptr;  // [num_rows]
   int64_t max_top = 0;
   int32_t* token_ids = nullptr;   // [num_rows], out
@@ -29,6 +30,7 @@ struct SampleBatch {
 
 struct TargetBatch {
   int64_t num_rows = 0;
+  int64_t padded_rows = 0;
   const int32_t* token_rows = nullptr;  // [num_rows]
   const int32_t* target_ids = nullptr;  // [num_rows]
   float* logprobs = nullptr;            // [num_rows], out
@@ -61,6 +63,8 @@ class StepOutput {
                              RowsReader reader,
                              kernels::Workspace& workspace) const;
 
+  // Rows that are sampled at a time, at most.
+  int64_t logits_rows() const;
   int64_t logits_bytes() const {
     return logits_floats_ * static_cast<int64_t>(sizeof(float));
   }

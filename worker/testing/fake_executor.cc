@@ -1,6 +1,7 @@
 #include "worker/testing/fake_executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -82,14 +83,29 @@ FakeExecutor::FakeExecutor(FakeExecutorOptions options)
   }
 }
 
-absl::StatusOr<StepResult> FakeExecutor::Execute(const StepPlan& plan) {
+absl::Status FakeExecutor::Enqueue(const StepPlan& plan) {
+  if (in_flight_.has_value()) {
+    return absl::FailedPreconditionError("a step is in flight");
+  }
   if (plan.step_id() != last_step_ + 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("step ", plan.step_id(), ", want ", last_step_ + 1));
   }
   last_step_ = plan.step_id();
-  if (options_.during_step) KVASIR_RETURN_IF_ERROR(options_.during_step(plan));
+  in_flight_ = plan;
+  return absl::OkStatus();
+}
 
+absl::StatusOr<StepResult> FakeExecutor::Await() {
+  if (!in_flight_.has_value()) {
+    return absl::FailedPreconditionError("no step is in flight");
+  }
+  const StepPlan plan = *std::exchange(in_flight_, std::nullopt);
+  if (options_.during_step) KVASIR_RETURN_IF_ERROR(options_.during_step(plan));
+  return Run(plan);
+}
+
+absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   for (uint64_t id : plan.released_sequences()) {
     KVASIR_RETURN_IF_ERROR(Release(id));
   }

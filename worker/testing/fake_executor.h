@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -30,7 +31,8 @@ struct FakeExecutorOptions {
   int32_t vocab_size = 1000;
   uint32_t max_num_seqs = 256;
   uint32_t max_batched_tokens = 2048;
-  // Called while a step runs, e.g. to move a clock, block, or fail the step.
+  // Called while a step runs, e.g. to move a clock, block, or fail the step:
+  // from Await.
   std::function<absl::Status(const kvasir::v1::StepPlan&)> during_step;
 };
 
@@ -48,8 +50,8 @@ class FakeExecutor final : public Executor {
  public:
   explicit FakeExecutor(FakeExecutorOptions options);
 
-  absl::StatusOr<kvasir::v1::StepResult> Execute(
-      const kvasir::v1::StepPlan& plan) override;
+  absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
+  absl::StatusOr<kvasir::v1::StepResult> Await() override;
 
   uint64_t steps() const { return last_step_; }
   uint64_t tokens_run() const { return tokens_run_; }
@@ -82,6 +84,7 @@ class FakeExecutor final : public Executor {
     uint64_t history_hash = 0;
   };
 
+  absl::StatusOr<kvasir::v1::StepResult> Run(const kvasir::v1::StepPlan& plan);
   absl::Status Release(uint64_t sequence_id);
   absl::Status Copy(const kvasir::v1::PageCopy& copy);
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
@@ -104,6 +107,7 @@ class FakeExecutor final : public Executor {
   std::vector<std::vector<Page>> pages_;  // [group][page]
   absl::flat_hash_map<uint64_t, State> sequences_;
   absl::flat_hash_set<uint64_t> released_;
+  std::optional<kvasir::v1::StepPlan> in_flight_;
   uint64_t last_step_ = 0;
   uint64_t tokens_run_ = 0;
   uint32_t largest_batch_tokens_ = 0;

@@ -1,0 +1,74 @@
+// Who hears what a thread asks of a device: tests that count copies and
+// allocations and compare lists of launches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvasir::kernels {
+
+// One launch, without its data: which op, over how many rows, and the width of
+// what it makes of each (0 where an op has none).
+struct OpLaunch {
+  const char* op = "";
+  int64_t rows = 0;
+  int64_t width = 0;
+};
+
+// Threads: the thread that observes.
+class DeviceObserver {
+ public:
+  virtual ~DeviceObserver() = default;
+  virtual void OnUpload(size_t bytes) = 0;
+  virtual void OnReadBack(size_t bytes) = 0;
+  virtual void OnLaunch(const OpLaunch& launch) = 0;
+  virtual void OnAllocate(size_t bytes) = 0;
+
+  // That of the calling thread, or null.
+  static DeviceObserver* Current();
+};
+
+// `observer` hears what this thread does while the scope lives. Scopes do not
+// nest.
+class ObserveDevice {
+ public:
+  explicit ObserveDevice(DeviceObserver* observer);
+  ~ObserveDevice();
+  ObserveDevice(const ObserveDevice&) = delete;
+  ObserveDevice& operator=(const ObserveDevice&) = delete;
+};
+
+// The launch of an op with these parameters.
+template <typename Params>
+OpLaunch DescribeLaunch(const char* op, const Params& params) {
+  OpLaunch launch = {.op = op};
+  if constexpr (requires { params.num_rows; }) {
+    launch.rows = params.num_rows;
+  } else if constexpr (requires { params.num_tokens; }) {
+    launch.rows = params.num_tokens;
+  } else if constexpr (requires { params.num_sequences; }) {
+    launch.rows = params.num_sequences;
+  } else if constexpr (requires { params.num_pairs; }) {
+    launch.rows = params.num_pairs;
+  } else if constexpr (requires { params.num_ids; }) {
+    launch.rows = params.num_ids;
+  }
+  if constexpr (requires { params.weight.n; }) {
+    launch.width = params.weight.n;
+  } else if constexpr (requires { params.columns; }) {
+    launch.width = params.columns;
+  } else if constexpr (requires { params.hidden; }) {
+    launch.width = params.hidden;
+  } else if constexpr (requires { params.features; }) {
+    launch.width = params.features;
+  } else if constexpr (requires { params.vocab_count; }) {
+    launch.width = params.vocab_count;
+  } else if constexpr (requires { params.vocab; }) {
+    launch.width = params.vocab;
+  } else if constexpr (requires { params.num_heads; }) {
+    launch.width = params.num_heads;
+  }
+  return launch;
+}
+
+}  // namespace kvasir::kernels

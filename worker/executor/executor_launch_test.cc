@@ -1,0 +1,357 @@
+// What a step does beside its arithmetic, under every plan and family: copies
+// to and from the device, allocations, and which ops it launches.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "kernels/device/device_observer.h"
+#include "worker/executor/direct_runner.h"
+#include "worker/executor/step_layout.h"
+#include "worker/testing/prompt_lift_cases.h"
+
+namespace {
+
+// Counts what this thread takes from the heap, while it is set.
+thread_local int64_t* heap_allocations = nullptr;
+
+void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
+  if (heap_allocations != nullptr) ++*heap_allocations;
+  const std::size_t whole = (bytes + alignment) / alignment * alignment;
+  void* const memory = std::aligned_alloc(alignment, whole);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return CountedAllocate(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return CountedAllocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::SampleRequest;
+using kvasir::v1::StepPlan;
+using kvasir::v1::StepResult;
+using ::testing::HasSubstr;
+
+struct StepRecord {
+  StepBucket bucket;
+  StepSizes sizes;  // histories and tops are not told
+  int uploads = 0;
+  int read_backs = 0;
+  int others = 0;  // copies at a place where there should be none
+  int64_t device_allocations = 0;
+  std::array<int64_t, kNumStepParts> heap = {};
+  std::vector<kernels::OpLaunch> launches;
+};
+
+// Records each step of a rank's executor. Launch is what Enqueue does behind
+// the upload.
+class RecordedExecutor final : public Executor,
+                               public StepProfile,
+                               private kernels::DeviceObserver {
+ public:
+  void set_executor(ModelExecutor* executor) { executor_ = executor; }
+  const std::vector<StepRecord>& steps() const { return steps_; }
+
+  absl::Status Enqueue(const StepPlan& plan) override {
+    StepRecord& step = steps_.emplace_back();
+    step.launches.reserve(1 << 12);
+    for (const kvasir::v1::SequenceStep& sequence : plan.sequences()) {
+      ++step.sizes.sequences;
+      step.sizes.tokens += sequence.num_tokens();
+      step.sizes.samples += sequence.has_sample() ? 1 : 0;
+      step.sizes.targets += sequence.target_ids_size();
+    }
+    in_enqueue_ = true;
+    absl::Status status;
+    {
+      const kernels::ObserveDevice observe(this);
+      status = executor_->Enqueue(plan);
+      heap_allocations = nullptr;
+    }
+    in_enqueue_ = false;
+    step.bucket = executor_->bucket();
+    return status;
+  }
+
+  absl::StatusOr<StepResult> Await() override {
+    const kernels::ObserveDevice observe(this);
+    return executor_->Await();
+  }
+
+  StepPart Enter(kernels::Stream&, StepPart part) override {
+    const StepPart before = part_;
+    part_ = part;
+    if (heap_allocations != nullptr) CountHeap();
+    return before;
+  }
+
+ private:
+  bool launching() const { return in_enqueue_ && steps_.back().uploads > 0; }
+  void CountHeap() {
+    heap_allocations = &steps_.back().heap[static_cast<size_t>(part_)];
+  }
+  void OnUpload(size_t) override {
+    ++(in_enqueue_ ? steps_.back().uploads : steps_.back().others);
+    CountHeap();
+  }
+  void OnReadBack(size_t) override {
+    ++(in_enqueue_ ? steps_.back().others : steps_.back().read_backs);
+  }
+  void OnLaunch(const kernels::OpLaunch& launch) override {
+    steps_.back().launches.push_back(launch);
+  }
+  void OnAllocate(size_t) override {
+    if (launching()) ++steps_.back().device_allocations;
+  }
+
+  ModelExecutor* executor_ = nullptr;
+  std::vector<StepRecord> steps_;
+  StepPart part_ = StepPart::kRest;
+  bool in_enqueue_ = false;
+};
+
+std::vector<int32_t> Ids(int32_t first, int count) {
+  std::vector<int32_t> ids;
+  for (int i = 0; i < count; ++i) ids.push_back((first + 37 * i) % 1237);
+  return ids;
+}
+
+// Everything that a sample can ask for.
+SampleRequest DemandingSample(const std::vector<int32_t>& history) {
+  SampleRequest sample = GreedySample();
+  sample.set_temperature(0.7f);
+  sample.set_num_logprobs(3);
+  sample.set_presence_penalty(0.5f);
+  sample.set_token_mask("all");
+  sample.add_banned_ids(history.front());
+  sample.add_logit_bias()->set_token_id(history.back());
+  sample.set_history_reset(true);
+  sample.mutable_prompt_history()->Add(history.begin(), history.end());
+  return sample;
+}
+
+std::vector<FamilyCase> EveryPlan() {
+  std::vector<FamilyCase> cases = FamilyCases(24);
+  for (const PlanCase& each : PlanCases()) cases.push_back({TinyShape(), each});
+  for (FamilyCase& each : PromptLiftCases()) {
+    each.plan_case.name += "Lifted";
+    cases.push_back(std::move(each));
+  }
+  return cases;
+}
+
+class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
+ protected:
+  void SetUp() override {
+    RankOptions options = TinyOptions();
+    options.executor.profile = &executor_;
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        rank_, MakePlannedRank(GetParam().plan_case, options, nullptr, "BF16",
+                               GetParam().shape));
+    executor_.set_executor(&rank_->executor());
+    const std::vector<uint32_t> all(1237 / 32 + 1, ~uint32_t{0});
+    KVASIR_ASSERT_OK(rank_->executor().RegisterTokenMask("all", all));
+    runner_ = std::make_unique<DirectRunner>(&executor_, &rank_->layout(),
+                                             rank_->pages());
+  }
+
+  void Run(const std::vector<DirectStep>& steps) {
+    KVASIR_ASSERT_OK(runner_->Run(steps).status());
+  }
+
+  // Prompts that are sampled after, output, both mixed in either order, a chunk
+  // of a prompt alone, targets. Sequences from `first` on; `more` of them.
+  void RunAll(uint64_t first, int more) {
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<DirectStep> prefill;
+    std::vector<DirectStep> decode;
+    for (int i = 0; i < 5 + more; ++i) {
+      prompts.push_back(Ids(static_cast<int32_t>(first) + i, 4 + i % 2));
+    }
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      prefill.push_back(
+          {.sequence_id = first + i,
+           .token_ids = prompts[i],
+           .sample = i < 2 ? DemandingSample(prompts[i]) : GreedySample()});
+      decode.push_back({.sequence_id = first + i, .sample = GreedySample()});
+    }
+    Run(prefill);
+    Run(decode);
+    Run(decode);
+    const std::vector<int32_t> late = Ids(static_cast<int32_t>(first), 20);
+    const DirectStep chunk = {.sequence_id = first + 50, .token_ids = late};
+    std::vector<DirectStep> mixed = decode;
+    mixed.push_back(chunk);
+    Run(mixed);
+    mixed.insert(mixed.begin(), {.sequence_id = first + 51, .token_ids = late});
+    mixed.pop_back();
+    Run(mixed);
+    Run({chunk});
+    Run({{.sequence_id = first + 50, .token_ids = late, .target_ids = late}});
+    for (size_t i = 0; i < prompts.size(); ++i) runner_->Release(first + i);
+    runner_->Release(first + 50);
+    runner_->Release(first + 51);
+  }
+
+  RecordedExecutor executor_;
+  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<DirectRunner> runner_;
+};
+
+// A layer lists its parts for these two anew in each step, and attention is
+// planned anew, on the host's heap.
+bool ListsPartsOnTheHeap(StepPart part) {
+  return part == StepPart::kAppend || part == StepPart::kAttention;
+}
+
+TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
+  RunAll(100, 0);
+  RunAll(200, 1);
+  ASSERT_EQ(executor_.steps().size(), 14u);
+  for (const StepRecord& step : executor_.steps()) {
+    EXPECT_EQ(step.uploads, 1);
+    EXPECT_EQ(step.read_backs, 1);
+    EXPECT_EQ(step.others, 0);
+    EXPECT_EQ(step.device_allocations, 0);
+    EXPECT_GT(step.launches.size(), 10u);
+    for (size_t part = 0; part < kNumStepParts; ++part) {
+      if (ListsPartsOnTheHeap(static_cast<StepPart>(part))) continue;
+      EXPECT_EQ(step.heap[part], 0)
+          << StepPartName(static_cast<StepPart>(part));
+    }
+  }
+}
+
+TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
+  RunAll(100, 0);
+  RunAll(200, 1);  // as many padded, but for true ones
+  RunAll(300, 0);  // other numbers in the same places
+  const std::vector<StepRecord>& steps = executor_.steps();
+  int alike = 0;
+  int as_large = 0;
+  for (size_t a = 0; a < steps.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (!(steps[a].bucket == steps[b].bucket)) continue;
+      ++alike;
+      const bool same_sizes = steps[a].sizes == steps[b].sizes;
+      as_large += same_sizes ? 1 : 0;
+      const auto text = [same_sizes](const StepRecord& step) {
+        std::string lines;
+        for (const kernels::OpLaunch& launch : step.launches) {
+          absl::StrAppend(&lines, launch.op, " ", launch.width, " ",
+                          same_sizes ? launch.rows : 0, "\n");
+        }
+        return lines;
+      };
+      ASSERT_EQ(text(steps[a]), text(steps[b])) << "steps " << a << ", " << b;
+    }
+  }
+  EXPECT_EQ(as_large, 21);
+  EXPECT_EQ(alike - as_large, 18);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
+                         ::testing::ValuesIn(EveryPlan()),
+                         [](const auto& parameter) {
+                           return parameter.param.plan_case.name;
+                         });
+
+TEST(ExecutorTurnsTest, OneStepIsInFlightAtMost) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
+  ModelExecutor& executor = rank->executor();
+  EXPECT_THAT(executor.Await(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         HasSubstr("no step is in flight")));
+  StepPlan nothing;
+  nothing.set_step_id(1);
+  KVASIR_ASSERT_OK(executor.Enqueue(nothing));
+  StepPlan next;
+  next.set_step_id(2);
+  EXPECT_THAT(executor.Enqueue(next),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a step is in flight")));
+  // Neither call out of turn did harm.
+  KVASIR_EXPECT_OK(executor.Await());
+  KVASIR_EXPECT_OK(executor.Execute(next));
+}
+
+TEST(PadSizesTest, CountsGrowToPowersOfTwoWithinTheLimits) {
+  const StepLimits limits = {.max_batched_tokens = 100,
+                             .max_sequences = 50,
+                             .vocab_size = 1000,
+                             .max_logprobs = 20};
+  const auto samples = [&](int64_t count, int64_t logits_rows) {
+    return PadSizes({.samples = count}, limits, logits_rows).samples;
+  };
+  EXPECT_EQ(PadSizes({}, limits, 8), StepSizes());
+  EXPECT_EQ(PadSizes({.tokens = 33}, limits, 8).tokens, 64);
+  EXPECT_EQ(PadSizes({.tokens = 65}, limits, 8).tokens, 100);
+  EXPECT_EQ(samples(5, 16), 8);
+  EXPECT_EQ(samples(9, 12), 12);
+  // Whole chunks of logits: the head is read no more often than it must.
+  EXPECT_EQ(samples(13, 12), 24);
+  EXPECT_EQ(samples(49, 12), 50);
+  EXPECT_EQ(samples(3, 1), 3);
+}
+
+TEST(StepBlobTest, GrowsToWhatIsPackedAndKeepsItsPlaceUntilThen) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto allocator,
+      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
+  base::ThreadPool pool(1);
+  kernels::CpuStream stream(&pool);
+  StepBlob blob(allocator.get());
+  const auto pack = [&](const std::vector<int32_t>& numbers) {
+    const int32_t* place = nullptr;
+    const auto count =
+        std::max<int64_t>(20, static_cast<int64_t>(numbers.size()));
+    for (const bool counting : {true, false}) {
+      if (counting) {
+        blob.StartCounting();
+      } else {
+        KVASIR_EXPECT_OK(blob.StartPacking());
+      }
+      blob.Take<char>(1);  // what follows is aligned all the same
+      place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1});
+    }
+    KVASIR_EXPECT_OK(blob.Upload(stream));
+    return place;
+  };
+  const int32_t* const first = pack({1, 2, 3});
+  EXPECT_EQ(std::vector<int32_t>(first, first + 5),
+            (std::vector<int32_t>{1, 2, 3, -1, -1}));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
+  EXPECT_EQ(pack({4}), first);
+  EXPECT_EQ(first[0], 4);
+  const int64_t bytes = allocator->total_use().bytes;
+  const int32_t* const grown = pack(std::vector<int32_t>(1000, 7));
+  EXPECT_EQ(grown[999], 7);
+  EXPECT_GT(allocator->total_use().bytes, bytes);
+}
+
+}  // namespace
+}  // namespace kvasir::worker

@@ -1,0 +1,171 @@
+// Launch: a staged step enqueued, from page copies to sampled tokens.
+#include <algorithm>
+#include <vector>
+
+#include "base/status_macros.h"
+#include "kernels/rowwise/ops.h"
+#include "kernels/sampling/ops.h"
+#include "worker/executor/model_executor.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kernels::Workspace;
+
+// Numbers one behind the other. Rows of int32 are moved by the op that moves
+// rows of float32: it copies bits.
+kernels::GatherRowsParams GatherNumbers(const int32_t* from,
+                                        const int32_t* rows, int32_t* to,
+                                        int64_t count) {
+  kernels::GatherRowsParams gather;
+  gather.x = reinterpret_cast<const float*>(from);
+  gather.x_row_stride = 1;
+  gather.rows = rows;
+  gather.out = reinterpret_cast<float*>(to);
+  gather.out_row_stride = 1;
+  gather.num_rows = count;
+  gather.columns = 1;
+  return gather;
+}
+
+}  // namespace
+
+absl::Status ModelExecutor::Launch(const StagedStep& step,
+                                   Workspace& workspace) {
+  KVASIR_RETURN_IF_ERROR(CopyPages(workspace));
+  if (step.sizes.tokens == 0) return absl::OkStatus();
+  TokenBatch tokens;
+  tokens.num_tokens = step.sizes.tokens;
+  tokens.num_sequences = step.sizes.sequences;
+  tokens.rows = batch_.rows();
+  tokens.positions = step.positions;
+  tokens.groups = step.groups;
+  tokens.ring_slots = step.ring_slots;
+  int32_t* const ids = workspace.Take<int32_t>(step.bucket.padded.tokens);
+  tokens.ids = ids;
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(GatherIds(step, ids, workspace));
+  HiddenStates hidden;
+  KVASIR_RETURN_IF_ERROR(
+      decoder_->Run(*parts_.stream, tokens, &hidden, workspace));
+  if (options_.logits_tap) {
+    KVASIR_RETURN_IF_ERROR(TapLogits(step, hidden, workspace));
+  }
+  KVASIR_RETURN_IF_ERROR(RunTargets(step, hidden, workspace));
+  return RunSamples(step, hidden, workspace);
+}
+
+absl::Status ModelExecutor::CopyPages(Workspace& workspace) {
+  for (const KvArenas::CopyBatch& batch : copies_.batches) {
+    KVASIR_RETURN_IF_ERROR(
+        arenas_.Copy(*parts_.stream, batch, copies_.pairs, workspace));
+  }
+  return absl::OkStatus();
+}
+
+// Ids from the plan and from the last sample come together on the device.
+absl::Status ModelExecutor::GatherIds(const StagedStep& step, int32_t* ids,
+                                      Workspace& workspace) {
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(
+      *parts_.stream,
+      GatherNumbers(step.ids, nullptr, source_ids(), step.sizes.tokens),
+      workspace));
+  return kernels::GatherRows(
+      *parts_.stream,
+      GatherNumbers(source_ids(), step.token_sources, ids, step.sizes.tokens),
+      workspace);
+}
+
+absl::Status ModelExecutor::TapLogits(const StagedStep& step,
+                                      const HiddenStates& hidden,
+                                      Workspace& workspace) {
+  std::vector<uint64_t> sequence_ids;
+  for (const StepBatch::Output& output : batch_.outputs()) {
+    sequence_ids.insert(sequence_ids.end(),
+                        static_cast<size_t>(output.num_rows),
+                        output.sequence_id);
+  }
+  const int64_t vocab = limits_.vocab_size;
+  return output_->ReadAllLogits(
+      *parts_.stream, hidden, step.all_rows, step.sizes.tokens,
+      [&](int64_t first_row, absl::Span<const float> logits) {
+        for (size_t at = 0; at < logits.size();
+             at += static_cast<size_t>(vocab)) {
+          const auto row =
+              static_cast<size_t>(first_row) + at / static_cast<size_t>(vocab);
+          options_.logits_tap({sequence_ids[row], batch_.positions()[row],
+                               logits.subspan(at, static_cast<size_t>(vocab))});
+        }
+        return absl::OkStatus();
+      },
+      workspace);
+}
+
+absl::Status ModelExecutor::RunTargets(const StagedStep& step,
+                                       const HiddenStates& hidden,
+                                       Workspace& workspace) {
+  if (step.sizes.targets == 0) return absl::OkStatus();
+  TargetBatch batch;
+  batch.num_rows = step.sizes.targets;
+  batch.padded_rows = step.bucket.padded.targets;
+  batch.token_rows = step.target_rows;
+  batch.target_ids = step.target_ids;
+  batch.logprobs = step.results.target_logprobs;
+  return output_->ScoreTargets(*parts_.stream, hidden, batch, workspace);
+}
+
+// As many launches as the bucket has histories; the last ones may count none.
+absl::Status ModelExecutor::CountHistories(const StagedStep& step,
+                                           Workspace& workspace) {
+  const std::vector<StepBatch::History>& histories = batch_.histories();
+  for (int64_t i = 0; i < step.bucket.padded.histories; ++i) {
+    kernels::CountTokensParams params;
+    params.vocab = limits_.vocab_size;
+    if (static_cast<size_t>(i) < histories.size()) {
+      const StepBatch::History& history = histories[static_cast<size_t>(i)];
+      params.ids = step.history_ids + history.first_id;
+      params.num_ids = history.num_ids;
+      params.counts = history.counts;
+      params.clear = history.clear;
+    }
+    KVASIR_RETURN_IF_ERROR(
+        kernels::CountTokens(*parts_.stream, params, workspace));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ModelExecutor::RunSamples(const StagedStep& step,
+                                       const HiddenStates& hidden,
+                                       Workspace& workspace) {
+  if (step.sizes.samples == 0) return absl::OkStatus();
+  KVASIR_RETURN_IF_ERROR(CountHistories(step, workspace));
+  SampleBatch batch;
+  batch.num_rows = step.sizes.samples;
+  batch.padded_rows = step.bucket.padded.samples;
+  batch.token_rows = step.sample_rows;
+  batch.rows = step.samples;
+  batch.max_top = step.bucket.padded.top;
+  batch.token_ids = step.results.token_ids;
+  batch.logprobs = step.results.logprobs;
+  batch.top_ids = step.results.top_ids;
+  batch.top_logprobs = step.results.top_logprobs;
+  KVASIR_RETURN_IF_ERROR(
+      output_->Sample(*parts_.stream, hidden, batch, workspace));
+  return CarrySampled(step, workspace);
+}
+
+absl::Status ModelExecutor::CarrySampled(const StagedStep& step,
+                                         Workspace& workspace) {
+  const int64_t count = options_.max_num_seqs;
+  Workspace::Scope scope(&workspace);
+  int32_t* const merged = workspace.Take<int32_t>(count);
+  KVASIR_RETURN_IF_ERROR(workspace.status());
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(
+      *parts_.stream,
+      GatherNumbers(last_sampled(), step.carried, merged, count), workspace));
+  return kernels::GatherRows(
+      *parts_.stream, GatherNumbers(merged, nullptr, last_sampled(), count),
+      workspace);
+}
+
+}  // namespace kvasir::worker

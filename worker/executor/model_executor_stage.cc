@@ -1,0 +1,223 @@
+// Stage: a step plan checked and packed into what the device needs of it.
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "worker/executor/model_executor.h"
+#include "worker/weights/advance.h"
+
+namespace kvasir::worker {
+namespace {
+
+using kvasir::v1::SampleRequest;
+using kvasir::v1::SequenceStep;
+using kvasir::v1::StepPlan;
+
+bool HasPenalty(const SampleRequest& sample) {
+  return sample.repetition_penalty() != 1.0f ||
+         sample.presence_penalty() != 0.0f ||
+         sample.frequency_penalty() != 0.0f;
+}
+
+}  // namespace
+
+absl::Status ModelExecutor::Stage(const StepPlan& plan) {
+  KVASIR_RETURN_IF_ERROR(ApplyPlan(plan));
+  staged_.step_id = plan.step_id();
+  staged_.sizes = batch_.sizes();
+  staged_.bucket = BucketOfBatch();
+  PlaceResults(&staged_);
+  // A plan may do nothing but release sequences and copy pages.
+  if (staged_.sizes.tokens == 0) return absl::OkStatus();
+  blob_.StartCounting();
+  Pack();
+  KVASIR_RETURN_IF_ERROR(blob_.StartPacking());
+  Pack();
+  return blob_.Upload(*parts_.stream);
+}
+
+absl::Status ModelExecutor::ApplyPlan(const StepPlan& plan) {
+  if (plan.step_id() != last_step_id_ + 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step plan: step id ", plan.step_id(), ", want ", last_step_id_ + 1));
+  }
+  last_step_id_ = plan.step_id();
+  for (const uint64_t id : plan.released_sequences()) {
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<PenaltyCounts> penalties,
+                            table_->Release(id));
+    if (penalties != nullptr) idle_penalties_.push_back(std::move(penalties));
+  }
+  KVASIR_RETURN_IF_ERROR(arenas_.ListCopies(plan.page_copies(), &copies_));
+  return batch_.Build(
+      plan, table_.get(),
+      [this](const SequenceStep& step, SequenceTable::Sequence* sequence,
+             kernels::SampleRow* row) {
+        return PrepareSample(step, sequence, row);
+      });
+}
+
+absl::Status ModelExecutor::PrepareSample(const SequenceStep& step,
+                                          SequenceTable::Sequence* sequence,
+                                          kernels::SampleRow* row) {
+  const std::string& name = step.sample().token_mask();
+  if (!name.empty()) {
+    const auto found = masks_.find(name);
+    if (found == masks_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step plan: sequence ", step.sequence_id(),
+                       ": token_mask: there is none of this name"));
+    }
+    row->allow_mask = found->second.as<uint32_t>();
+  }
+  return HasPenalty(step.sample()) ? PreparePenalties(step, sequence, row)
+                                   : absl::OkStatus();
+}
+
+absl::Status ModelExecutor::PreparePenalties(const SequenceStep& step,
+                                             SequenceTable::Sequence* sequence,
+                                             kernels::SampleRow* row) {
+  const SampleRequest& sample = step.sample();
+  bool reset = sample.history_reset();
+  if (sequence->penalties == nullptr) {
+    reset = true;
+    if (!idle_penalties_.empty()) {
+      sequence->penalties = std::move(idle_penalties_.back());
+      idle_penalties_.pop_back();
+    } else {
+      const size_t bytes =
+          static_cast<size_t>(limits_.vocab_size) * sizeof(int32_t);
+      auto counts = std::make_unique<PenaltyCounts>();
+      KVASIR_ASSIGN_OR_RETURN(
+          counts->prompt,
+          parts_.allocator->Allocate(bytes, kernels::MemoryTag::kOther));
+      KVASIR_ASSIGN_OR_RETURN(
+          counts->output,
+          parts_.allocator->Allocate(bytes, kernels::MemoryTag::kOther));
+      sequence->penalties = std::move(counts);
+    }
+  }
+  const PenaltyCounts& counts = *sequence->penalties;
+  batch_.AddHistory(sample.prompt_history(), reset,
+                    counts.prompt.as<int32_t>());
+  batch_.AddHistory(sample.output_history(), reset,
+                    counts.output.as<int32_t>());
+  row->prompt_counts = counts.prompt.as<int32_t>();
+  row->output_counts = counts.output.as<int32_t>();
+  return absl::OkStatus();
+}
+
+StepBucket ModelExecutor::BucketOfBatch() const {
+  StepBucket bucket;
+  bucket.padded = PadSizes(batch_.sizes(), limits_, output_->logits_rows());
+  bucket.copies.resize(static_cast<size_t>(arenas_.num_page_groups()));
+  for (const KvArenas::CopyBatch& batch : copies_.batches) {
+    ++bucket.copies[static_cast<size_t>(batch.page_group)];
+  }
+  if (lifts_prompts_) {
+    bucket.has_prompts = batch_.has_prompts();
+    bucket.output_runs = batch_.output_runs();
+  }
+  return bucket;
+}
+
+// What a launch takes by its address comes first, in places of the bucket's
+// size; what is found through the rows of those comes behind them.
+void ModelExecutor::Pack() {
+  const StepSizes& padded = staged_.bucket.padded;
+  const auto add = [this](const auto& list, int64_t count, auto padding) {
+    return blob_.Add(absl::MakeConstSpan(list), count, padding);
+  };
+  constexpr int64_t kNoSlot = -1;
+  staged_.ids = add(batch_.ids(), padded.tokens, int32_t{0});
+  staged_.token_sources =
+      add(batch_.token_sources(), padded.tokens, int32_t{0});
+  staged_.positions = add(batch_.positions(), padded.tokens, int64_t{0});
+  std::vector<StepBlob::Place<kernels::AttentionSequence>> sequences;
+  for (size_t group = 0; group < staged_.groups.size(); ++group) {
+    staged_.groups[group].slots =
+        add(batch_.groups()[group].slots, padded.tokens, kNoSlot);
+    sequences.push_back(
+        blob_.Take<kernels::AttentionSequence>(padded.sequences));
+    staged_.groups[group].sequences = sequences.back().device;
+  }
+  for (size_t ring = 0; ring < staged_.ring_slots.size(); ++ring) {
+    staged_.ring_slots[ring] =
+        add(batch_.ring_slots()[ring], padded.tokens, kNoSlot);
+  }
+  staged_.sample_rows = add(batch_.sample_rows(), padded.samples, int32_t{0});
+  const auto samples = blob_.Take<kernels::SampleRow>(padded.samples);
+  staged_.samples = samples.device;
+  const auto carried =
+      blob_.Take<int32_t>(padded.samples == 0 ? 0 : options_.max_num_seqs);
+  staged_.carried = carried.device;
+  staged_.target_rows = add(batch_.target_rows(), padded.targets, int32_t{0});
+  staged_.target_ids = add(batch_.target_ids(), padded.targets, int32_t{0});
+  if (options_.logits_tap) {
+    const auto rows = blob_.Take<int32_t>(padded.tokens);
+    if (!blob_.counting()) std::iota(rows.host, rows.host + padded.tokens, 0);
+    staged_.all_rows = rows.device;
+  }
+  staged_.history_ids = blob_.Add(absl::MakeConstSpan(batch_.history_ids()));
+  const int32_t* const tables = blob_.Add(absl::MakeConstSpan(batch_.tables()));
+  if (!blob_.counting()) PackSequences(tables, sequences);
+  PackSamples(samples, carried);
+}
+
+void ModelExecutor::PackSequences(
+    const int32_t* tables,
+    const std::vector<StepBlob::Place<kernels::AttentionSequence>>& places) {
+  const auto padded = static_cast<size_t>(staged_.bucket.padded.sequences);
+  for (size_t g = 0; g < places.size(); ++g) {
+    const StepBatch::Group& group = batch_.groups()[g];
+    for (size_t i = 0; i < padded; ++i) {
+      kernels::AttentionSequence& place = places[g].host[i];
+      place = {};
+      if (i >= group.sequences.size()) continue;  // of no rows
+      place = group.sequences[i];
+      const StepBatch::Group::Tables& of = group.tables[i];
+      place.block_table = tables + of.pages;
+      if (of.side_pages >= 0) place.side_pages = tables + of.side_pages;
+    }
+  }
+}
+
+void ModelExecutor::PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
+                                const StepBlob::Place<int32_t>& carried) {
+  const int32_t* const bias_ids =
+      blob_.Add(absl::MakeConstSpan(batch_.bias_ids()));
+  const float* const biases = blob_.Add(absl::MakeConstSpan(batch_.biases()));
+  const int32_t* const banned_ids =
+      blob_.Add(absl::MakeConstSpan(batch_.banned_ids()));
+  const std::vector<StepBatch::Sample>& samples = batch_.samples();
+  if (blob_.counting() || samples.empty()) return;
+  std::fill_n(rows.host, staged_.bucket.padded.samples, kernels::SampleRow());
+  // last[row] = sampled now, or what it was.
+  std::iota(carried.host, carried.host + options_.max_num_seqs, 0);
+  const int64_t sampled_now = staged_.results.token_ids - last_sampled();
+  for (size_t i = 0; i < samples.size(); ++i) {
+    kernels::SampleRow& row = rows.host[i];
+    row = samples[i].row;
+    row.bias_ids = bias_ids + samples[i].first_bias;
+    row.biases = biases + samples[i].first_bias;
+    row.banned_ids = banned_ids + samples[i].first_banned;
+    carried.host[samples[i].table_row] =
+        static_cast<int32_t>(sampled_now + static_cast<int64_t>(i));
+  }
+}
+
+void ModelExecutor::PlaceResults(StagedStep* step) const {
+  step->layout = ResultLayout(step->bucket.padded);
+  const auto at = [this]<typename T>(int64_t offset, T** place) {
+    *place = reinterpret_cast<T*>(results() + offset);
+  };
+  at(step->layout.token_ids, &step->results.token_ids);
+  at(step->layout.logprobs, &step->results.logprobs);
+  at(step->layout.top_ids, &step->results.top_ids);
+  at(step->layout.top_logprobs, &step->results.top_logprobs);
+  at(step->layout.target_logprobs, &step->results.target_logprobs);
+}
+
+}  // namespace kvasir::worker
