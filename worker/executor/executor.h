@@ -2,10 +2,27 @@
 // gets the sampled tokens; tensors, pages' memory and ranks are the executor's.
 #pragma once
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 
 namespace kvasir::worker {
+
+// INTERNAL where the model's numbers became NaN or infinite in a sequence.
+inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
+  switch (result.fault()) {
+    case kvasir::v1::LOGIT_NOT_FINITE:
+      return absl::InternalError(
+          "the model gives a logit that is not a finite number after these "
+          "tokens");
+    case kvasir::v1::LATENT_NOT_FINITE:
+      return absl::InternalError(
+          "the model gives the cache's codec a number that is not finite at "
+          "these tokens");
+    default:
+      return absl::OkStatus();
+  }
+}
 
 // Threads: one thread at a time.
 // Errors: a failed step leaves the executor unusable; the engine fails its

@@ -1,6 +1,7 @@
 #include "worker/executor/model_executor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,6 +91,7 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
 }  // namespace
 
 struct ModelExecutor::Results {
+  int32_t* not_finite = nullptr;
   float* logprobs = nullptr;
   int32_t* top_ids = nullptr;
   float* top_logprobs = nullptr;
@@ -102,6 +104,7 @@ struct ModelExecutor::HostResults {
   std::vector<int32_t> top_ids;
   std::vector<float> top_logprobs;
   std::vector<float> target_logprobs;
+  std::vector<int32_t> not_finite;
 };
 
 ModelExecutor::ModelExecutor(const Parts& parts, ModelWeights weights,
@@ -375,6 +378,10 @@ absl::Status ModelExecutor::RunStep(const StepSizes& sizes,
   TokenBatch tokens;
   KVASIR_RETURN_IF_ERROR(PlaceTokens(sizes, workspace, &tokens));
   // Results outlive the scopes below.
+  const std::vector<int32_t> none(static_cast<size_t>(sizes.tokens));
+  KVASIR_ASSIGN_OR_RETURN(results->not_finite,
+                          Place(stream, none, sizes.tokens, workspace));
+  tokens.not_finite = results->not_finite;
   results->target_logprobs = workspace.Take<float>(sizes.targets);
   HiddenStates hidden;
   KVASIR_RETURN_IF_ERROR(decoder_->Run(stream, tokens, &hidden, workspace));
@@ -558,6 +565,24 @@ absl::Status ModelExecutor::CarrySampled(Workspace& workspace) {
   return kernels::GatherRows(*parts_.stream, gather, workspace);
 }
 
+kvasir::v1::SequenceFault ModelExecutor::FaultOf(
+    const StepBatch::Output& output, int64_t first_row,
+    const HostResults& host) {
+  const auto row = host.not_finite.begin() + first_row;
+  if (std::find(row, row + output.num_rows, 1) != row + output.num_rows) {
+    return kvasir::v1::LATENT_NOT_FINITE;
+  }
+  const auto target = host.target_logprobs.begin() + output.first_target;
+  const bool sound =
+      (output.sample < 0 ||
+       host.token_ids[static_cast<size_t>(output.sample)] !=
+           kernels::kLogitNotFinite) &&
+      std::all_of(target, target + output.num_targets,
+                  [](float logprob) { return std::isfinite(logprob); });
+  return sound ? kvasir::v1::SEQUENCE_FAULT_UNSPECIFIED
+               : kvasir::v1::LOGIT_NOT_FINITE;
+}
+
 absl::StatusOr<StepResult> ModelExecutor::ReadResults(uint64_t step_id,
                                                       const StepSizes& sizes,
                                                       const Results& results) {
@@ -576,13 +601,19 @@ absl::StatusOr<StepResult> ModelExecutor::ReadResults(uint64_t step_id,
                               sizes.samples * sizes.top));
   KVASIR_RETURN_IF_ERROR(
       read(&host.target_logprobs, results.target_logprobs, sizes.targets));
+  KVASIR_RETURN_IF_ERROR(
+      read(&host.not_finite, results.not_finite, sizes.tokens));
 
   StepResult out;
   out.set_step_id(step_id);
+  int64_t first_row = 0;
   for (const StepBatch::Output& output : batch_.outputs()) {
     kvasir::v1::SequenceResult* const result = out.add_sequences();
     result->set_sequence_id(output.sequence_id);
-    result->set_token_id(-1);
+    result->set_token_id(kernels::kNoTokenAllowed);
+    result->set_fault(FaultOf(output, first_row, host));
+    first_row += output.num_rows;
+    if (result->fault() != kvasir::v1::SEQUENCE_FAULT_UNSPECIFIED) continue;
     const auto first = host.target_logprobs.begin() + output.first_target;
     result->mutable_target_logprobs()->Add(first, first + output.num_targets);
     if (output.sample < 0) continue;

@@ -152,6 +152,10 @@ class ModelExecutor final : public Executor {
   absl::Status TapLogits(const StepSizes& sizes, const HiddenStates& hidden,
                          kernels::Workspace& workspace);
 
+  // Of a sequence whose tokens begin at `first_row` of the step.
+  static kvasir::v1::SequenceFault FaultOf(const StepBatch::Output& output,
+                                           int64_t first_row,
+                                           const HostResults& host);
   absl::StatusOr<kvasir::v1::StepResult> ReadResults(uint64_t step_id,
                                                      const StepSizes& sizes,
                                                      const Results& results);
