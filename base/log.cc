@@ -63,7 +63,7 @@ bool NeedsQuotes(std::string_view text) {
 
 std::string TextValue(const LogField::Value& value) {
   if (const auto* text = std::get_if<std::string>(&value)) {
-    return NeedsQuotes(*text) ? Dump(*text) : *text;
+    return NeedsQuotes(*text) ? Printable(Dump(*text)) : *text;
   }
   if (const auto* integer = std::get_if<int64_t>(&value)) {
     return absl::StrCat(*integer);
@@ -110,6 +110,26 @@ absl::Status ParseLogLevel(std::string_view name, LogLevel* level) {
   return absl::InvalidArgumentError(
       absl::StrCat("log level '", AbslView(name),
                    "': want debug, info, warning, error or off"));
+}
+
+std::string Printable(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    // U+0080 to U+009F are controls too: 0xc2 and one byte.
+    const auto next =
+        i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
+    if (c == 0xc2 && next >= 0x80 && next <= 0x9f) {
+      absl::StrAppend(&out, "\\u00", absl::Hex(next));
+      ++i;
+    } else if ((c < ' ' && c != '\n' && c != '\t') || c == 0x7f) {
+      absl::StrAppend(&out, "\\x", absl::Hex(c, absl::kZeroPad2));
+    } else {
+      out.push_back(text[i]);
+    }
+  }
+  return out;
 }
 
 std::string FormatLogEvent(LogFormat format, std::string_view message,

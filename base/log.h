@@ -68,6 +68,11 @@ inline void LogError(std::string_view message,
   Log(LogLevel::kError, message, fields);
 }
 
+// Text for a terminal that may hold what a file or a client wrote: control
+// characters but line breaks and tabs become "\x1b" (of one byte) or "\u009b",
+// so that no name moves the cursor or colours what follows.
+std::string Printable(std::string_view text);
+
 // The line's body as Log writes it (without time and level in text form).
 std::string FormatLogEvent(LogFormat format, std::string_view message,
                            std::initializer_list<LogField> fields);

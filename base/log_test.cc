@@ -31,6 +31,20 @@ TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
             "x id=\"a\\nb\"");
 }
 
+TEST(LogTest, ControlCharactersOfNamesDoNotReachATerminal) {
+  EXPECT_EQ(Printable("a\x1b[31m\rb\x7f\xc2\x9b"
+                      "2J"),
+            "a\\x1b[31m\\x0db\\x7f\\u009b2J");
+  // Whole words of any language, lines and columns stay.
+  EXPECT_EQ(Printable("k\u00e4se\n\t\u4e2d \xc2\xa0"),
+            "k\u00e4se\n\t\u4e2d \xc2\xa0");
+  EXPECT_EQ(FormatLogEvent(LogFormat::kText, "x",
+                           {{"id",
+                             "a\xc2\x9b"
+                             "2J"}}),
+            "x id=\"a\\u009b2J\"");
+}
+
 TEST(LogTest, UnknownNamesAreRefusedByName) {
   LogFormat format;
   LogLevel level;

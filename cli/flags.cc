@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "base/log.h"
 #include "cli/units.h"
 
 namespace kvasir::cli {
@@ -131,17 +132,22 @@ std::string EffectiveConfig(const CLI::App& command) {
   return config;
 }
 
+void PrintError(const std::string& program, std::string_view what) {
+  std::fprintf(stderr, "%s: %s\n", program.c_str(),
+               base::Printable(what).c_str());
+}
+
 int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code) {
   try {
     app->parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // Help and version are "errors" of exit code 0.
     if (error.get_exit_code() == 0) return app->exit(error);
-    std::fprintf(stderr, "%s: %s\nRun with --help for more information.\n",
-                 app->get_name().c_str(), UsageMessage(*app, error).c_str());
+    PrintError(app->get_name(), UsageMessage(*app, error) +
+                                    "\nRun with --help for more information.");
     return kExitUsage;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", app->get_name().c_str(), error.what());
+    PrintError(app->get_name(), error.what());
     return kExitFailed;
   }
   return exit_code;

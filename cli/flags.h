@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
@@ -20,6 +21,9 @@ void AddConfigFile(CLI::App* app);
 
 // What is in force in `command`, as a file for --config.
 std::string EffectiveConfig(const CLI::App& command);
+
+// "kvasir inspect: ..." on standard error, base::Printable.
+void PrintError(const std::string& program, std::string_view what);
 
 // Parses, and runs the command's callback. kExitOk, kExitUsage with the reason
 // on standard error, or what the callback has put into `exit_code`.

@@ -58,7 +58,7 @@ void PrintResult(const TextResult& result, bool json) {
 }
 
 int Report(const absl::Status& status) {
-  std::fprintf(stderr, "kvasir generate: %s\n", status.ToString().c_str());
+  PrintError("kvasir generate", status.ToString());
   return absl::IsUnavailable(status) ? kExitUnavailable : kExitFailed;
 }
 
@@ -79,7 +79,8 @@ int Generate(GenerateFlags flags) {
   }
   std::unique_ptr<EphemeralServer> server;
   if (flags.endpoint.empty()) {
-    auto started = EphemeralServer::Start(flags.model);
+    auto started = EphemeralServer::Start(flags.model, flags.request.prompt,
+                                          flags.request.max_tokens);
     if (!started.ok()) return Report(started.status());
     server = *std::move(started);
     flags.endpoint = server->endpoint();

@@ -149,6 +149,7 @@ absl::StatusOr<ModelSource> OpenModelSource(
     KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
   }
   KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
+  cache::ClampExactWindows(source.spec.max_position_embeddings, &source.plan);
   if (use == PlanUse::kRun) {
     KVASIR_RETURN_IF_ERROR(
         worker::ServedAttention(source.spec, source.plan,

@@ -23,7 +23,7 @@ struct ModelSource {
   std::string name;
   model::DecoderSpec spec;
   cache::CacheShape cache_shape;
-  // Validated against cache_shape.
+  // Validated against cache_shape; exact windows end at the model's length.
   kvasir::v1::KvPlan plan;
   // The weights are the plan's: not so for a --kv-plan that is looked at before
   // it is applied.

@@ -163,7 +163,7 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
     const absl::Status status = Run(*flags);
     if (status.ok()) return;
-    std::fprintf(stderr, "kvasir perplexity: %s\n", status.ToString().c_str());
+    PrintError("kvasir perplexity", status.ToString());
     *exit_code = kExitFailed;
   });
 }

@@ -180,8 +180,7 @@ void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,
       *exit_code = *code;
       return;
     }
-    std::fprintf(stderr, "kvasir %s: %s\n", command->get_name().c_str(),
-                 code.status().ToString().c_str());
+    PrintError("kvasir " + command->get_name(), code.status().ToString());
     *exit_code = kExitFailed;
   });
 }

@@ -183,4 +183,15 @@ absl::Status ServedByThisBuild(const KvPlan& plan) {
   return absl::OkStatus();
 }
 
+void ClampExactWindows(int64_t tokens, KvPlan* plan) {
+  for (kvasir::v1::LayerPlan& layer : *plan->mutable_layers()) {
+    for (kvasir::v1::SidePlan* side :
+         {layer.mutable_key(), layer.mutable_value()}) {
+      if (int64_t{side->exact_window()} > tokens) {
+        side->set_exact_window(static_cast<uint32_t>(tokens));
+      }
+    }
+  }
+}
+
 }  // namespace kvasir::cache

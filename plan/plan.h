@@ -78,6 +78,10 @@ std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const CacheShape& shape);
 
+// An exact window that no sequence of `tokens` fills keeps all of it exact: it
+// becomes that length, for its rows are held for every sequence.
+void ClampExactWindows(int64_t tokens, kvasir::v1::KvPlan* plan);
+
 // Whether this build's engine serves a plan that ValidatePlan accepted: all but
 //   - what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
 //     eviction, selection);

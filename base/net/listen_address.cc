@@ -33,6 +33,14 @@ ListenTrouble TryToListen(const addrinfo& address) {
   return trouble;
 }
 
+// 0, or what getaddrinfo says; `found` is the caller's to free.
+int Resolve(const std::string& host, int port, addrinfo** found) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  return ::getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, found);
+}
+
 }  // namespace
 
 std::string JoinHostPort(const std::string& host, int port) {
@@ -42,12 +50,8 @@ std::string JoinHostPort(const std::string& host, int port) {
 }
 
 ListenTrouble ProbeListen(const std::string& host, int port) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  const int error =
-      ::getaddrinfo(host.c_str(), absl::StrCat(port).c_str(), &hints, &found);
+  const int error = Resolve(host, port, &found);
   if (error != 0) {
     return {ListenTrouble::With::kHost, ::gai_strerror(error)};
   }
@@ -60,6 +64,20 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   }
   ::freeaddrinfo(found);
   return trouble;
+}
+
+void Knock(const std::string& host, int port) {
+  addrinfo* found = nullptr;
+  if (Resolve(host, port, &found) != 0) return;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    const int knock =
+        ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (knock < 0) continue;
+    // Whether it succeeds shows in who wakes.
+    static_cast<void>(::connect(knock, at->ai_addr, at->ai_addrlen));
+    ::close(knock);
+  }
+  ::freeaddrinfo(found);
 }
 
 }  // namespace kvasir::base

@@ -1,5 +1,5 @@
-// Where a server listens, and why it could not: servers of other libraries only
-// say that it failed.
+// Where a server listens, why it could not (servers of other libraries only say
+// that it failed), and how its threads are woken.
 #pragma once
 
 #include <string>
@@ -23,5 +23,8 @@ struct ListenTrouble {
 // Tries to listen on `host`'s addresses until one works, and stops at once.
 // Else the trouble is that of the first.
 ListenTrouble ProbeListen(const std::string& host, int port);
+
+// Connects to whoever listens there and hangs up, without waiting.
+void Knock(const std::string& host, int port);
 
 }  // namespace kvasir::base

@@ -1,9 +1,13 @@
 #include "base/net/metrics_server.h"
 
+#include <atomic>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/net/listen_address.h"
 #include "prometheus/exposer.h"
 
@@ -79,10 +83,23 @@ absl::Status ListenError(const std::string& host, int port,
 }  // namespace
 
 MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                             int port)
-    : exposer_(std::move(exposer)), port_(port) {}
+                             std::string host, int port)
+    : exposer_(std::move(exposer)), host_(std::move(host)), port_(port) {}
 
-MetricsServer::~MetricsServer() = default;
+// The library's listening thread looks at the stop flag when its poll ends:
+// after two seconds, or when somebody connects.
+MetricsServer::~MetricsServer() {
+  std::atomic<bool> stopped = false;
+  std::thread stop([&] {
+    exposer_.reset();
+    stopped = true;
+  });
+  while (!stopped) {
+    Knock(host_, port_);
+    absl::SleepFor(absl::Milliseconds(2));
+  }
+  stop.join();
+}
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     const std::string& host, int port) {
@@ -95,7 +112,7 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
           absl::StrCat("metrics: not listening on ", address));
     }
     return std::unique_ptr<MetricsServer>(
-        new MetricsServer(std::move(exposer), ports.front()));
+        new MetricsServer(std::move(exposer), host, ports.front()));
   } catch (const std::exception& error) {
     return ListenError(host, port, error.what());
   }

@@ -27,7 +27,8 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len);
 // Seconds of one scheduler step or of router overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
-// Serves GET /metrics. Threads: two of its own; stops in the destructor.
+// Serves GET /metrics. Threads: those of the HTTP library; the destructor stops
+// them, within milliseconds where no scrape is under way.
 class MetricsServer {
  public:
   // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
@@ -43,9 +44,11 @@ class MetricsServer {
   int port() const { return port_; }
 
  private:
-  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, int port);
+  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, std::string host,
+                int port);
 
   std::unique_ptr<prometheus::Exposer> exposer_;
+  const std::string host_;
   const int port_;
   std::vector<std::shared_ptr<prometheus::Collectable>> sources_;
 };

@@ -1,6 +1,8 @@
 #include "base/net/metrics_server.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/net/listen_address.h"
 #include "base/status_matchers.h"
 
@@ -36,6 +38,15 @@ TEST(MetricsServerTest, ANameThatDoesNotResolveNamesTheHostAndNotThePort) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--host no such host"),
                              Not(HasSubstr("--metrics-port")))));
+}
+
+TEST(MetricsServerTest, StopsWithoutWaitingForThePollOfItsLibrary) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  absl::SleepFor(absl::Milliseconds(100));  // it polls now, for two seconds
+  const absl::Time begin = absl::Now();
+  server.reset();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(1));
 }
 
 // Served, or refused for the reason that holds: never as a taken port.

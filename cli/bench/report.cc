@@ -200,8 +200,9 @@ void BenchReport::Print(bool json) const {
   std::printf("machine\n");
   for (const auto& [key, value] : machine_.items()) {
     std::printf("  %-34s %s\n", key.c_str(),
-                value.is_string() ? value.get<std::string>().c_str()
-                                  : value.dump().c_str());
+                base::Printable(value.is_string() ? value.get<std::string>()
+                                                  : value.dump())
+                    .c_str());
   }
   std::printf("figures\n");
   for (const Figure& figure : figures_) {
@@ -234,8 +235,8 @@ void SetBench(CLI::App* command, std::shared_ptr<const BenchFlags> flags,
       report->Print(flags->json);
       return;
     }
-    std::fprintf(stderr, "kvasir bench %s: %s\n", command->get_name().c_str(),
-                 report.status().ToString().c_str());
+    PrintError("kvasir bench " + command->get_name(),
+               report.status().ToString());
     *exit_code = flags->calls_server && absl::IsUnavailable(report.status())
                      ? kExitUnavailable
                      : kExitFailed;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/compress/calibration.h"
@@ -248,7 +249,7 @@ absl::Status PrintResult(const ApplyFlags& flags,
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string report,
                           PlanReportText(applied.plan, checkpoint.spec()));
-  std::printf("%s", report.c_str());
+  std::printf("%s", base::Printable(report).c_str());
   if (flags.dry_run) return absl::OkStatus();
   absl::PrintF("\n%s: %.1f s, %.1f s of it in %d decompositions\n",
                flags.artifact.out.string(),

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/str_format.h"
+#include "base/string_view.h"
 #include "cli/compress/commands.h"
 #include "cli/flags.h"
 #include "cli/version.h"
@@ -72,7 +72,7 @@ void AddDeviceFlag(CLI::App* command, std::string& device) {
 
 void Report(const absl::Status& status, int* exit_code) {
   if (status.ok()) return;
-  absl::FPrintF(stderr, "kvasir-compress: %s\n", std::string(status.message()));
+  PrintError("kvasir-compress", base::StdView(status.message()));
   *exit_code = kExitFailed;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/compress/calibration.h"
 #include "cli/compress/commands.h"
@@ -53,7 +54,7 @@ absl::Status RunPlan(const PlanFlags& flags) {
   } else {
     KVASIR_ASSIGN_OR_RETURN(const std::string report,
                             PlanReportText(plan, checkpoint.spec()));
-    std::printf("%s", report.c_str());
+    std::printf("%s", base::Printable(report).c_str());
   }
   if (!writes) return absl::OkStatus();
   return compress::WriteFileAtomically(flags.out, cache::PlanToJson(plan));

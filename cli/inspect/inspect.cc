@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
@@ -72,7 +73,7 @@ absl::Status Inspect(const InspectFlags& flags) {
                           nlohmann::ordered_json::error_handler_t::replace)
                     .c_str());
   } else if (flags.html.empty()) {
-    std::printf("%s", ReportToText(report).c_str());
+    std::printf("%s", base::Printable(ReportToText(report)).c_str());
   }
   return absl::OkStatus();
 }
@@ -105,7 +106,7 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
     RequireModel(flags->model);
     const absl::Status status = Inspect(*flags);
     if (status.ok()) return;
-    std::fprintf(stderr, "kvasir inspect: %s\n", status.ToString().c_str());
+    PrintError("kvasir inspect", status.ToString());
     *exit_code = kExitFailed;
   });
 }

@@ -329,5 +329,30 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   std::filesystem::remove(path);
 }
 
+TEST(OpenModelSourceTest, AnExactWindowEndsAtTheModelsLength) {
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  const auto window_of = [&](uint32_t window) -> uint32_t {
+    auto spec = model::SpecOfShape(*model::FindShape("kvasir-tiny"));
+    kvasir::v1::KvPlan plan =
+        cache::FullRankPlan(worker::CacheShapeOf(*spec), kvasir::v1::BF16);
+    auto* const value = plan.mutable_layers(3)->mutable_value();
+    auto* const codec = value->mutable_parts(0)->mutable_codec();
+    codec->mutable_bits()->add_schedule(4);
+    codec->mutable_per_token();
+    codec->set_param_dtype(kvasir::v1::F16);
+    value->set_exact_window(window);
+    const auto source = OpenModelSource(options, PlanUse::kRun, plan);
+    EXPECT_THAT(source, base::IsOk());
+    return source.ok() ? source->plan.layers(3).value().exact_window() : 0;
+  };
+  const auto length =
+      static_cast<uint32_t>(model::FindShape("kvasir-tiny")->max_position);
+  EXPECT_EQ(window_of(12), 12u);
+  EXPECT_EQ(window_of(length), length);
+  EXPECT_EQ(window_of(1'000'000), length);
+}
+
 }  // namespace
 }  // namespace kvasir::cli

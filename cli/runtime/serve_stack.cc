@@ -1,5 +1,6 @@
 #include "cli/runtime/serve_stack.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "model/shapes/config.h"
+#include "model/tokenizer/tokenizer.h"
 
 namespace kvasir::cli {
 namespace {
@@ -36,8 +39,8 @@ absl::StatusOr<std::string> MakePrivateFolder() {
 absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
     ServeStackOptions options) {
   auto stack = std::unique_ptr<ServeStack>(new ServeStack());
-  std::shared_ptr<const model::Tokenizer> tokenizer;
-  if (!options.model.model.empty()) {
+  std::shared_ptr<const model::Tokenizer> tokenizer = options.tokenizer;
+  if (tokenizer == nullptr && !options.model.model.empty()) {
     KVASIR_ASSIGN_OR_RETURN(tokenizer, LoadTokenizer(options.model.model));
   }
   KVASIR_ASSIGN_OR_RETURN(stack->socket_folder_, MakePrivateFolder());
@@ -79,13 +82,32 @@ DrainOutcome ServeStack::Drain(absl::Duration deadline) {
 }
 
 absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
-    const ModelOptions& model) {
+    const ModelOptions& model, const std::string& prompt, int64_t max_tokens) {
   base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
-  auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
-  KVASIR_ASSIGN_OR_RETURN(server->folder_, MakePrivateFolder());
   ServeStackOptions options;
   options.model = model;
+  if (!model.random_weights) {
+    KVASIR_ASSIGN_OR_RETURN(options.tokenizer, LoadTokenizer(model.model));
+  }
+  if (options.tokenizer == nullptr) {
+    return absl::NotFoundError(absl::StrCat(
+        model.random_weights
+            ? "--random-weights has no tokenizer"
+            : absl::StrCat("--model ", model.model, " has no tokenizer.json"),
+        ", so a text cannot become tokens; `kvasir serve` takes token ids "
+        "(docs/kserve.md)"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const model::ModelConfig config,
+                          model::LoadModelConfig(model.model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                          options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
+  // A prompt that is too long is refused with the model's own length.
+  options.engine.max_model_len = std::min<int64_t>(
+      config.spec.max_position_embeddings,
+      std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
+  auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
+  KVASIR_ASSIGN_OR_RETURN(server->folder_, MakePrivateFolder());
   options.listen.unix_path = server->folder_ + "/router.sock";
   // The command's own call fails then.
   options.on_fatal = [](const std::string&) {};

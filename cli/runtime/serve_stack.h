@@ -15,6 +15,8 @@ namespace kvasir::cli {
 
 struct ServeStackOptions {
   ModelOptions model;
+  // Null: the model's own is read, if there is one.
+  std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
   RouterFlags router;  // `workers` is set by the stack
   base::ListenAddress listen;
@@ -43,12 +45,14 @@ class ServeStack {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// A server for one command, on a Unix socket of its own. Quiet but for
+// A server for one request of text, on a Unix socket of its own. Quiet but for
 // warnings.
 class EphemeralServer {
  public:
+  // The page pool holds the prompt and `max_tokens` more, not the model's whole
+  // length. NOT_FOUND for a model without tokenizer.
   static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
-      const ModelOptions& model);
+      const ModelOptions& model, const std::string& prompt, int64_t max_tokens);
   ~EphemeralServer();
   const std::string& endpoint() const { return stack_->router().target(); }
 

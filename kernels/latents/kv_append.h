@@ -21,8 +21,9 @@ namespace kvasir::kernels {
 //   static ranges: the same code from the channel's own range
 // A number that is not finite, or a range that param_dtype cannot hold, gives
 // some valid code and finite ranges: such a token spoils itself, nobody else.
-// What is not finite counts as 0 (numbers that are no codes stay what they
-// are); ranges end at the greatest finite number. No stored range has a -0.
+// What is not finite counts as 0, and `not_finite` tells of it (numbers that
+// are no codes stay what they are); ranges end at the greatest finite number.
+// No stored range has a -0.
 struct KvAppendPart {
   const float* rows = nullptr;  // [T, sum of R'], rows row_stride apart
   int64_t row_stride = 0;       // in elements
@@ -39,6 +40,9 @@ struct KvAppendParams {
   const int64_t* slots = nullptr;  // [T]: page * P + slot in the page; or null
   int64_t num_tokens = 0;          // T
   int64_t page_tokens = 0;         // P
+  // [T]; 1 is written for a token with a number to be coded that is not finite,
+  // nothing for others. Null: not told.
+  int32_t* not_finite = nullptr;
 };
 
 inline int64_t SlotOfToken(const KvAppendParams& params, int64_t token) {

@@ -262,6 +262,23 @@ int64_t AppendCodes(const LatentPart& part, const LatentGroup& group,
   return 0;
 }
 
+bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
+  // 0 times a number is 0, or NaN where the number is not finite.
+  const Vec zero = hn::Zero(kFloats);
+  Vec lanes = zero;
+  float rest = 0.0f;
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const float* const run = from + group.runs[r].begin;
+    const int64_t width = group.runs[r].width;
+    int64_t i = 0;
+    for (; i + kVecLanes <= width; i += kVecLanes) {
+      lanes = hn::MulAdd(LoadFloats(run + i), zero, lanes);
+    }
+    for (; i < width; ++i) rest = rest + run[i] * 0.0f;
+  }
+  return rest == 0.0f && hn::AllTrue(kFloats, hn::Eq(lanes, zero));
+}
+
 // Returns how many codes of these rows were clamped.
 int64_t AppendRows(const KvAppendParams& params, const KvAppendPart& side,
                    int64_t begin, int64_t end) {
@@ -285,6 +302,9 @@ int64_t AppendRows(const KvAppendParams& params, const KvAppendPart& side,
       }
       std::memset(slot.codes, 0, codes_bytes);
       clamped += AppendCodes(part, group, from, cursor, slot);
+      if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
+        params.not_finite[t] = 1;
+      }
     }
   }
   return clamped;

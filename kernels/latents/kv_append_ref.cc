@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -84,6 +86,17 @@ int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
   return clamped;
 }
 
+bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    const float* const run = from + group.runs[r].begin;
+    if (!std::all_of(run, run + group.runs[r].width,
+                     [](float x) { return std::isfinite(x); })) {
+      return false;
+    }
+  }
+  return true;
+}
+
 int64_t AppendLatent(const LatentPart& part, const LatentGroup& group,
                      const Latent& latent) {
   if (group.num_runs == 0) {
@@ -114,10 +127,15 @@ void KvAppendReference(const KvAppendParams& params, CpuStream&) {
       const int64_t slot = to % params.page_tokens;
       for (int64_t g = 0; g < side.part.num_groups; ++g) {
         const LatentGroup& group = side.part.groups[g];
-        clamped += AppendLatent(side.part, group,
-                                {side.rows + t * side.row_stride + group.column,
-                                 CodesAddress(side.part, group, page, slot),
-                                 ParamsAddress(side.part, group, page, slot)});
+        const float* const from =
+            side.rows + t * side.row_stride + group.column;
+        clamped +=
+            AppendLatent(side.part, group,
+                         {from, CodesAddress(side.part, group, page, slot),
+                          ParamsAddress(side.part, group, page, slot)});
+        if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
+          params.not_finite[t] = 1;
+        }
       }
     }
     if (side.clamped != nullptr) *side.clamped += clamped;

@@ -117,7 +117,7 @@ struct Rows {
 };
 
 int64_t Append(TestStream& test, const Rows& rows, LatentPart part,
-               std::vector<char>* memory) {
+               std::vector<char>* memory, std::vector<int32_t>* not_finite) {
   part.arena = memory->data();
   int64_t clamped = 0;
   const KvAppendPart side = {rows.numbers.data(), rows.stride, part, &clamped};
@@ -127,6 +127,8 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPart part,
   params.slots = rows.slots.data();
   params.num_tokens = static_cast<int64_t>(rows.slots.size());
   params.page_tokens = rows.page_tokens;
+  not_finite->assign(rows.slots.size(), 0);
+  params.not_finite = not_finite->data();
   KVASIR_EXPECT_OK(KvAppend(test.stream(), params, test.workspace()));
   return clamped;
 }
@@ -135,18 +137,21 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPart part,
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
+  std::vector<int32_t> not_finite;  // by token
 };
 
 Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
   Written truth{part.Memory(pages)};
   TestStream reference(1, CpuBackend::kReference, 0);
-  truth.clamped = Append(reference, rows, part.view, &truth.memory);
+  truth.clamped =
+      Append(reference, rows, part.view, &truth.memory, &truth.not_finite);
   TestStream two(2, CpuBackend::kSimd, 0);
   ForEachSimdTarget([&] {
     Written got{part.Memory(pages)};
-    got.clamped = Append(two, rows, part.view, &got.memory);
+    got.clamped = Append(two, rows, part.view, &got.memory, &got.not_finite);
     EXPECT_TRUE(truth.memory == got.memory);
     EXPECT_EQ(truth.clamped, got.clamped);
+    EXPECT_EQ(truth.not_finite, got.not_finite);
   });
   return truth;
 }
@@ -381,6 +386,9 @@ TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
           rows.numbers[c] = kind[c * c / 3 % 2];
         }
         Written spoilt = AppendOnAll(part, rows, 3);
+        std::vector<int32_t> told(rows.slots.size());
+        told[0] = std::isfinite(kind[0]) && std::isfinite(kind[1]) ? 0 : 1;
+        EXPECT_EQ(spoilt.not_finite, told);
         for (int64_t r = 0; r < (static_ranges ? 0 : 4); ++r) {
           const LatentGroup& group = part.view.groups[0];
           part.view.arena = spoilt.memory.data();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/linear/ops.h"
@@ -184,6 +185,25 @@ TEST(MatmulRefusalTest, NamesWhatIsWrong) {
                              HasSubstr("workspace")));
   params.num_rows = 0;
   KVASIR_EXPECT_OK(Matmul(test.stream(), params, test.workspace()));
+}
+
+TEST(PackTest, TheFirstNumberThatIsNotFiniteIsFoundInEveryType) {
+  constexpr int64_t kCount = 2500;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
+    VisitDType(dtype, [&](auto type) {
+      using T = decltype(type);
+      // The greatest finite number has all but one of an exponent's bits.
+      std::vector<T> numbers(kCount, FromFloat<T>(-65504.0f));
+      EXPECT_EQ(-1, FirstNotFinite(numbers.data(), dtype, kCount));
+      numbers[2499] = FromFloat<T>(std::numeric_limits<float>::quiet_NaN());
+      for (const int64_t at : {2499, 2100, 1024, 1023, 17, 0}) {
+        numbers[static_cast<size_t>(at)] =
+            FromFloat<T>(-std::numeric_limits<float>::infinity());
+        EXPECT_EQ(at, FirstNotFinite(numbers.data(), dtype, kCount));
+        EXPECT_EQ(-1, FirstNotFinite(numbers.data(), dtype, at));
+      }
+    });
+  }
 }
 
 TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {

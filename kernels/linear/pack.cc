@@ -20,6 +20,19 @@ namespace kvasir::kernels {
 // of all columns of a panel stay in the first-level cache until used up.
 inline constexpr int64_t kPackBlockK = 64;
 
+// Bits of an exponent; a number that has them all is not finite.
+inline uint32_t ExponentBits(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return 0x7c00;
+    case DType::kBf16:
+      return 0x7f80;
+    case DType::kF32:
+      break;
+  }
+  return 0x7f800000;
+}
+
 }  // namespace kvasir::kernels
 #endif
 
@@ -93,6 +106,30 @@ void TransposeStaged32(const uint32_t* staged, int64_t count, int64_t depth,
   TransposeStaged(staged, count, depth, to);
 }
 
+// Whether any of `count` numbers, a multiple of those in a vector, has all of
+// these bits.
+template <typename T>
+bool AnyHas(const char* numbers, int64_t count, T bits) {
+  const hn::ScalableTag<T> tag;
+  const auto wanted = hn::Set(tag, bits);
+  auto most = hn::Zero(tag);
+  const auto step = static_cast<int64_t>(hn::Lanes(tag));
+  for (int64_t i = 0; i < count; i += step) {
+    T unaligned[hn::MaxLanes(tag)];
+    std::memcpy(unaligned, numbers + i * static_cast<int64_t>(sizeof(T)),
+                sizeof(unaligned));
+    most = hn::Max(most, hn::And(hn::LoadU(tag, unaligned), wanted));
+  }
+  return !hn::AllFalse(tag, hn::Eq(most, wanted));
+}
+
+bool AnyHas16(const char* numbers, int64_t count, uint32_t bits) {
+  return AnyHas(numbers, count, static_cast<uint16_t>(bits));
+}
+bool AnyHas32(const char* numbers, int64_t count, uint32_t bits) {
+  return AnyHas(numbers, count, bits);
+}
+
 }  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels
@@ -104,6 +141,11 @@ namespace {
 
 HWY_EXPORT(TransposeStaged16);
 HWY_EXPORT(TransposeStaged32);
+HWY_EXPORT(AnyHas16);
+HWY_EXPORT(AnyHas32);
+
+// Numbers that are looked at together: whole vectors of every target.
+constexpr int64_t kFiniteBlock = 1024;
 
 template <typename T>
 void PackPanelPart(const char* rows, int64_t row_stride_bytes, int64_t k,
@@ -219,6 +261,29 @@ void ZeroPadding(const PackedMatrix& shape, void* memory) {
     std::memset(panel + (k * kPanelColumns + used) * width, 0,
                 static_cast<size_t>((kPanelColumns - used) * width));
   }
+}
+
+int64_t FirstNotFinite(const void* data, DType dtype, int64_t count) {
+  const auto* const numbers = static_cast<const char*>(data);
+  const int64_t width = DTypeBytes(dtype);
+  const uint32_t bits = ExponentBits(dtype);
+  for (int64_t begin = 0; begin < count; begin += kFiniteBlock) {
+    const int64_t end = std::min(count, begin + kFiniteBlock);
+    if (end - begin == kFiniteBlock) {
+      const char* const block = numbers + begin * width;
+      if (!(width == 2
+                ? HWY_DYNAMIC_DISPATCH(AnyHas16)(block, kFiniteBlock, bits)
+                : HWY_DYNAMIC_DISPATCH(AnyHas32)(block, kFiniteBlock, bits))) {
+        continue;
+      }
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      uint32_t number = 0;
+      std::memcpy(&number, numbers + i * width, static_cast<size_t>(width));
+      if ((number & bits) == bits) return i;
+    }
+  }
+  return -1;
 }
 
 }  // namespace kvasir::kernels

@@ -1,5 +1,6 @@
 // Packing of weights into the panels of matmul.h, by blocks of rows, so that a
-// loader packs what it has just read and keeps no second copy.
+// loader packs what it has just read and keeps no second copy; and the check of
+// what it has read.
 #pragma once
 
 #include <cstdint>
@@ -40,5 +41,9 @@ absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
 // Zeroes the columns behind the last one of the last panel. Needed once, before
 // or after the rows.
 void ZeroPadding(const PackedMatrix& shape, void* memory);
+
+// Index of the first of `count` numbers that is NaN or infinite, -1 where all
+// are finite. `data` needs no alignment.
+int64_t FirstNotFinite(const void* data, DType dtype, int64_t count);
 
 }  // namespace kvasir::kernels

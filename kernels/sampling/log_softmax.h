@@ -20,7 +20,8 @@ inline constexpr int64_t kVocabBlock = 1024;
 // Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state
 // (which the chunk with vocab_begin 0 initialises); with `last`, writes
 // logprobs[t] = logit(target) - max - log(sum). A target outside [0, vocab) has
-// log probability -infinity.
+// log probability -infinity. In a row with a logit that is not finite, the log
+// probability is not finite either, whatever the target.
 struct LogSoftmaxParams {
   const float* logits = nullptr;  // [T, vocab_count]
   int64_t row_stride = 0;         // in elements
@@ -35,7 +36,8 @@ struct LogSoftmaxParams {
 
 // Steps that back ends and the sampler share. A block is at most kVocabBlock
 // logits: 16 lanes of maxima, then of sums of exp(logit - max), merged into the
-// state.
+// state. The sum gets 0 times each logit too: nothing, or NaN where the logit
+// is not finite.
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);

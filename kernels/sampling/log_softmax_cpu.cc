@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels/device/parallel.h"
@@ -32,19 +33,25 @@ void AddBlock(const float* logits, int64_t count, LogSoftmaxState* state) {
     rest[lane] = logits[i] > rest[lane] ? logits[i] : rest[lane];
   }
   const float block_max = TreeMax(rest);
-  if (block_max == kLowest) return;
+  if (block_max == kLowest) {
+    state->sum = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
 
   const Vec max = Broadcast(block_max);
   lanes = MakeWide([](int) { return hn::Zero(kFloats); });
   for (i = 0; i + kLanes <= count; i += kLanes) {
     for (int v = 0; v < kVecsPerWide; ++v) {
       const Vec logit = LoadFloats(logits + i + v * kVecLanes);
-      lanes.part[v] = hn::Add(lanes.part[v], ExpVec(hn::Sub(logit, max)));
+      const Vec share =
+          hn::MulAdd(logit, hn::Zero(kFloats), ExpVec(hn::Sub(logit, max)));
+      lanes.part[v] = hn::Add(lanes.part[v], share);
     }
   }
   StoreWide(lanes, rest);
   for (int lane = 0; i < count; ++i, ++lane) {
-    rest[lane] = rest[lane] + Exp(logits[i] - block_max);
+    const float share = std::fma(logits[i], 0.0f, Exp(logits[i] - block_max));
+    rest[lane] = rest[lane] + share;
   }
   MergeLogitBlock(block_max, TreeSum(rest), state);
 }

@@ -17,10 +17,14 @@ void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state) {
     lane = logits[i] > lane ? logits[i] : lane;
   }
   const float block_max = TreeMax(lanes);
-  if (block_max == kLowest) return;
+  if (block_max == kLowest) {
+    state->sum = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
   std::fill_n(lanes, kLanes, 0.0f);
   for (int64_t i = 0; i < count; ++i) {
-    lanes[i % kLanes] = lanes[i % kLanes] + Exp(logits[i] - block_max);
+    const float share = std::fma(logits[i], 0.0f, Exp(logits[i] - block_max));
+    lanes[i % kLanes] = lanes[i % kLanes] + share;
   }
   MergeLogitBlock(block_max, TreeSum(lanes), state);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "kernels/sampling/ops.h"
@@ -69,6 +70,38 @@ TEST(LogSoftmaxEdgeTest, TargetsOutsideTheVocabularyAreImpossible) {
   const auto out = Logprobs(test, {1.0f, 2.0f, 1.0f, 2.0f}, {-1, 2}, 2, 2);
   EXPECT_TRUE(std::isinf(out[0]) && out[0] < 0);
   EXPECT_TRUE(std::isinf(out[1]) && out[1] < 0);
+}
+
+TEST(LogSoftmaxEdgeTest, ALogitThatIsNotFiniteShowsInItsRowAlone) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr int64_t kVocab = 3100;
+  const auto sound = RandomFloats(3 * kVocab, 1, 5.0f);
+  const std::vector<int32_t> targets = {5, 6, 7};
+  TestStream reference(1, CpuBackend::kReference);
+  const auto truth = Logprobs(reference, sound, targets, kVocab, kVocab);
+  const auto expect = [&](const std::vector<float>& logits) {
+    const auto check = [&](TestStream& test) {
+      for (const int64_t chunk : {int64_t{1024}, kVocab}) {
+        const auto got = Logprobs(test, logits, targets, kVocab, chunk);
+        EXPECT_FALSE(std::isfinite(got[1]));
+        EXPECT_TRUE(got[0] == truth[0] && got[2] == truth[2]);
+      }
+    };
+    check(reference);
+    TestStream two(2);
+    ForEachSimdTarget([&] { check(two); });
+  };
+  for (const float bad : {kInf, -kInf, std::nanf("")}) {
+    for (const int64_t at : {int64_t{0}, int64_t{1024}, kVocab - 1}) {
+      std::vector<float> logits = sound;
+      logits[static_cast<size_t>(kVocab + at)] = bad;
+      expect(logits);
+    }
+    // A whole block, whose maximum is none.
+    std::vector<float> logits = sound;
+    std::fill_n(logits.begin() + kVocab + 1024, 1024, bad);
+    expect(logits);
+  }
 }
 
 TEST(LogSoftmaxEdgeTest, RefusesChunksCutElsewhere) {

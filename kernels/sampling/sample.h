@@ -38,14 +38,21 @@ struct SampleRow {
   int32_t num_logprobs = -1;
 };
 
+// Ids of rows without a token.
+inline constexpr int32_t kNoTokenAllowed = -1;
+inline constexpr int32_t kLogitNotFinite = -2;
+
 // Order: penalties, biases, bans and mask; then temperature 0 takes the largest
 // logit, else logits / temperature -> softmax -> top-k -> top-p (the shortest
 // prefix of the descending order whose sum reaches it) -> min-p (relative to
 // the most likely) -> inverse CDF over what is left, in descending order. Equal
-// logits are ordered by id, lower first. When every id is banned, the id is -1,
-// and only then: a logit of +infinity is the certain choice, NaN is read as
-// -infinity, and where nothing is above that, the lowest id that is not banned
-// is taken.
+// logits are ordered by id, lower first. When every id is banned, the id is
+// kNoTokenAllowed. What penalties and biases make infinite is no failure:
+// +infinity is the certain choice, and where nothing is above -infinity, the
+// lowest id that is not banned is taken.
+//
+// A row of which a raw logit is not finite draws nothing: its id is
+// kLogitNotFinite, and the host learns of it where it reads the ids.
 //
 // Log probabilities are those of the model: log-softmax of the raw logits,
 // before penalties, masks and temperature. The top list is ordered the same

@@ -16,6 +16,19 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
+bool AllFinite(const float* x, int64_t count) {
+  // 0 times a number is 0, or NaN where the number is not finite.
+  const Vec zero = hn::Zero(kFloats);
+  Vec lanes = zero;
+  int64_t i = 0;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    lanes = hn::MulAdd(LoadFloats(x + i), zero, lanes);
+  }
+  float rest = hn::AllTrue(kFloats, hn::Eq(lanes, zero)) ? 0.0f : 1.0f;
+  for (; i < count; ++i) rest = rest + x[i] * 0.0f;
+  return rest == 0.0f;
+}
+
 int64_t ArgMax(const float* x, int64_t count) {
   // The largest first, then the first place that has it.
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
@@ -59,8 +72,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvasir::kernels {
 namespace {
+HWY_EXPORT(AllFinite);
 HWY_EXPORT(ArgMax);
 HWY_EXPORT(ExpAll);
+
+bool AllFiniteSimd(const float* x, int64_t count) {
+  return HWY_DYNAMIC_DISPATCH(AllFinite)(x, count);
+}
 
 int64_t ArgMaxSimd(const float* x, int64_t count) {
   return HWY_DYNAMIC_DISPATCH(ArgMax)(x, count);
@@ -73,7 +91,8 @@ void ExpAllSimd(const float* x, int64_t count, float max, float temperature,
 }  // namespace
 
 void SampleSimd(const SampleParams& params, void* scratch, CpuStream& stream) {
-  const SampleLoops loops = {&AddLogitBlockSimd, &ArgMaxSimd, &ExpAllSimd};
+  const SampleLoops loops = {&AllFiniteSimd, &AddLogitBlockSimd, &ArgMaxSimd,
+                             &ExpAllSimd};
   ForRows(stream, params.num_rows, params.vocab,
           [&](int64_t begin, int64_t end, int thread) {
             const auto memory =

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels/device/stream.h"
@@ -8,6 +9,10 @@
 
 namespace kvasir::kernels {
 namespace {
+
+bool AllFinite(const float* x, int64_t count) {
+  return std::all_of(x, x + count, [](float v) { return std::isfinite(v); });
+}
 
 int64_t ArgMax(const float* x, int64_t count) {
   float best = -std::numeric_limits<float>::infinity();
@@ -29,7 +34,7 @@ void ExpAll(const float* x, int64_t count, float max, float temperature,
 }  // namespace
 
 void SampleReference(const SampleParams& params, void* scratch, CpuStream&) {
-  const SampleLoops loops = {&AddLogitBlock, &ArgMax, &ExpAll};
+  const SampleLoops loops = {&AllFinite, &AddLogitBlock, &ArgMax, &ExpAll};
   for (int64_t i = 0; i < params.num_rows; ++i) {
     SampleOneRow(params, i, SampleScratch::Of(scratch, params.vocab, 0), loops);
   }

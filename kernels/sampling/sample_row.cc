@@ -93,7 +93,7 @@ double Uniform(const SampleRow& row) {
 }
 
 // Draws from the ids that can be drawn at all, `weights` being exp of the
-// scaled logits, 1 for the largest; -1 when no weight is above 0.
+// scaled logits, 1 for the largest; kNoTokenAllowed when no weight is above 0.
 int32_t Draw(const SampleRow& row, int64_t vocab,
              const SampleScratch& scratch) {
   int64_t count = 0;
@@ -104,7 +104,7 @@ int32_t Draw(const SampleRow& row, int64_t vocab,
       total += static_cast<double>(scratch.weights[id]);
     }
   }
-  if (count == 0) return -1;
+  if (count == 0) return kNoTokenAllowed;
   Descending order(scratch.logits, scratch.order, count);
   int64_t kept = 0;
   const auto weight_of = [&](int64_t i) {
@@ -220,12 +220,15 @@ void WriteLogprobs(const SampleParams& params, int64_t index, int32_t token,
 void SampleOneRow(const SampleParams& params, int64_t index,
                   const SampleScratch& scratch, const SampleLoops& loops) {
   const SampleRow& row = params.rows[index];
-  std::copy_n(params.logits + index * params.row_stride, params.vocab,
-              scratch.logits);
-  ApplyPenalties(row, params.vocab, scratch.logits);
-  ApplyBiases(row, params.vocab, scratch.logits);
-  ApplyBans(row, params.vocab, scratch.logits);
-  const int32_t token = Choose(row, params.vocab, scratch, loops);
+  const float* const logits = params.logits + index * params.row_stride;
+  int32_t token = kLogitNotFinite;
+  if (loops.all_finite(logits, params.vocab)) {
+    std::copy_n(logits, params.vocab, scratch.logits);
+    ApplyPenalties(row, params.vocab, scratch.logits);
+    ApplyBiases(row, params.vocab, scratch.logits);
+    ApplyBans(row, params.vocab, scratch.logits);
+    token = Choose(row, params.vocab, scratch, loops);
+  }
   params.token_ids[index] = token;
   WriteLogprobs(params, index, token, scratch, loops);
   if (token >= 0 && row.output_counts != nullptr) ++row.output_counts[token];

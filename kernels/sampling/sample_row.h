@@ -1,5 +1,5 @@
 // The sampler of one row, shared by the CPU back ends: they differ only in the
-// three loops that run over the whole vocabulary.
+// loops that run over the whole vocabulary.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 namespace kvasir::kernels {
 
 struct SampleLoops {
+  bool (*all_finite)(const float* x, int64_t count);
   LogitBlockFunction add_logit_block;
   // Lowest index of the largest element; -1 when none is above -infinity.
   int64_t (*arg_max)(const float* x, int64_t count);

@@ -158,30 +158,53 @@ TEST(SampleTest, WhereEverythingIsBannedThereIsNoToken) {
   EXPECT_EQ(-1, Draw(test, kFour, {row}).ids[0]);
 }
 
-TEST(SampleTest, LogitsThatAreNoFiniteNumbersStillGiveAnAllowedToken) {
+TEST(SampleTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr int64_t kVocab = 37;  // fills no vector evenly
+  for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
+    TestStream test(1, backend);
+    for (const float bad :
+         {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+      for (const size_t at : {0, 16, 36}) {
+        std::vector<float> logits(3 * kVocab, -1.0f);
+        logits[20] = logits[2 * kVocab + 30] = 2.0f;
+        logits[kVocab + at] = bad;
+        SampleRow row;
+        row.temperature = 0.0f;
+        std::vector<int32_t> output(kVocab);
+        row.output_counts = output.data();
+        EXPECT_EQ(Draw(test, logits, {row, row, row}).ids,
+                  (std::vector<int32_t>{20, kLogitNotFinite, 30}));
+        EXPECT_EQ(2, std::accumulate(output.begin(), output.end(), 0));
+      }
+    }
+  }
+}
+
+TEST(SampleTest, WhatBiasesMakeInfiniteStillGivesAnAllowedToken) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
   struct Case {
-    std::vector<float> logits;
+    std::vector<float> biases;
     int32_t want;
   };
   const Case cases[] = {
-      {{0.0f, kInf, 1.0f, kInf}, 1},  // the lower of two certain ones
-      {{kNan, -200.0f, kNan, -kInf}, 1},
-      {{kNan, kNan, kNan, kNan}, 1},  // 0 is banned
-      {{-kInf, -kInf, -kInf, -kInf}, 1},
-      {{kInf, kNan, 3.0f, -kInf}, 2},
+      {{0.0f, kInf, 0.0f, kInf}, 1},      // the lower of two certain ones
+      {{-kInf, -kInf, -kInf, -kInf}, 1},  // 0 is banned
+      {{kInf, -kInf, 3.0f, -kInf}, 2},
   };
-  const int32_t banned[] = {0};
+  const int32_t ids[] = {0, 1, 2, 3};
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(1, backend);
     for (const Case& c : cases) {
       for (const float temperature : {0.0f, 1.0f}) {
         SampleRow row;
         row.temperature = temperature;
-        row.banned_ids = banned;
+        row.banned_ids = ids;
         row.num_banned = 1;
-        EXPECT_EQ(c.want, Draw(test, c.logits, {row}).ids[0]);
+        row.bias_ids = ids;
+        row.biases = c.biases.data();
+        row.num_biases = 4;
+        EXPECT_EQ(c.want, Draw(test, kFour, {row}).ids[0]);
       }
     }
   }

@@ -100,6 +100,14 @@ bool FileExists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0;
 }
 
+absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path) {
+  if (!text.starts_with("version https://git-lfs")) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%s is a pointer of Git LFS, the file itself was not fetched: run `git "
+      "lfs install` and `git lfs pull` in its folder, or download it",
+      path));
+}
+
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           uint64_t max_bytes) {
   KVASIR_ASSIGN_OR_RETURN(const RandomAccessFile file,
@@ -112,6 +120,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
   std::string text(file.size_bytes(), '\0');
   KVASIR_RETURN_IF_ERROR(
       file.Read(0, std::as_writable_bytes(std::span<char>(text))));
+  KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(text, path));
   return text;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -51,7 +52,12 @@ class RandomAccessFile {
 
 bool FileExists(const std::string& path);
 
-// The whole of a small text file; RESOURCE_EXHAUSTED above `max_bytes`.
+// FAILED_PRECONDITION that says what to do where a file that begins with `text`
+// is only the pointer that Git LFS leaves in its place.
+absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path);
+
+// The whole of a small text file; RESOURCE_EXHAUSTED above `max_bytes`,
+// CheckNoLfsPointer's.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           uint64_t max_bytes);
 

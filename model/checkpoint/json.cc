@@ -205,6 +205,18 @@ absl::StatusOr<double> JsonFields::NumberIn(
   return *value;
 }
 
+absl::StatusOr<std::optional<int64_t>> JsonFields::IntWithin(
+    std::string_view name, int64_t low, int64_t high) const {
+  if (Find(name) == nullptr) return std::nullopt;
+  return IntIn(name, low, high);
+}
+
+absl::StatusOr<std::optional<double>> JsonFields::NumberWithin(
+    std::string_view name, double low, double high) const {
+  if (Find(name) == nullptr) return std::nullopt;
+  return NumberIn(name, low, high);
+}
+
 absl::StatusOr<bool> JsonFields::BoolOr(std::string_view name,
                                         bool fallback) const {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> value, Bool(name));

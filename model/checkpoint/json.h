@@ -63,6 +63,13 @@ class JsonFields {
   absl::StatusOr<double> NumberIn(std::string_view name, double low,
                                   double high,
                                   std::optional<double> fallback = {}) const;
+  // As Int and Number, within the limits where it is there.
+  absl::StatusOr<std::optional<int64_t>> IntWithin(std::string_view name,
+                                                   int64_t low,
+                                                   int64_t high) const;
+  absl::StatusOr<std::optional<double>> NumberWithin(std::string_view name,
+                                                     double low,
+                                                     double high) const;
   absl::StatusOr<bool> BoolOr(std::string_view name, bool fallback) const;
 
   // "config.json: hidden_size: want ..., have ..."

@@ -51,6 +51,10 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   KVASIR_RETURN_IF_ERROR(file.Read(0, length_bytes));
   const uint64_t header_bytes = LittleEndian64(length_bytes);
   if (header_bytes > kMaxHeaderBytes) {
+    std::string text(std::min<uint64_t>(file.size_bytes(), 64), '\0');
+    KVASIR_RETURN_IF_ERROR(
+        file.Read(0, std::as_writable_bytes(std::span<char>(text))));
+    KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(text, path));
     return absl::InvalidArgumentError(
         absl::StrFormat("%s: header of %d bytes, the limit is %d", path,
                         header_bytes, kMaxHeaderBytes));

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_matchers.h"
+#include "model/checkpoint/file.h"
 
 namespace kvasir::model {
 namespace {
@@ -50,6 +51,18 @@ class SafetensorsTest : public ::testing::Test {
 
 absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
+}
+
+TEST_F(SafetensorsTest, APointerOfGitLfsIsCalledThat) {
+  const std::string path = Write("a.safetensors",
+                                 "version https://git-lfs.github.com/spec/v1\n"
+                                 "oid sha256:4665\nsize 16\n");
+  for (const absl::Status& status : {SafetensorsFile::Open(path).status(),
+                                     ReadSmallFile(path, 1 << 20).status()}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 AllOf(HasSubstr(path), HasSubstr("Git LFS"),
+                                       HasSubstr("git lfs pull"))));
+  }
 }
 
 TEST_F(SafetensorsTest, ReadsATensorsBytes) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -510,14 +511,19 @@ absl::Status ParseGenerationConfig(std::string_view text,
   if (!eos.empty()) config->spec.eos_token_ids = std::move(eos);
   GenerationDefaults& defaults = config->generation;
   KVASIR_ASSIGN_OR_RETURN(defaults.do_sample, fields.Bool("do_sample"));
-  KVASIR_ASSIGN_OR_RETURN(defaults.temperature, fields.Number("temperature"));
-  KVASIR_ASSIGN_OR_RETURN(defaults.top_p, fields.Number("top_p"));
-  KVASIR_ASSIGN_OR_RETURN(defaults.top_k, fields.Int("top_k"));
-  KVASIR_ASSIGN_OR_RETURN(defaults.min_p, fields.Number("min_p"));
+  // As requests may have them.
+  constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
+  KVASIR_ASSIGN_OR_RETURN(
+      defaults.temperature,
+      fields.NumberWithin("temperature", 0, std::numeric_limits<float>::max()));
+  KVASIR_ASSIGN_OR_RETURN(defaults.top_p, fields.NumberWithin("top_p", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(defaults.top_k,
+                          fields.IntWithin("top_k", -1, kMaxCount));
+  KVASIR_ASSIGN_OR_RETURN(defaults.min_p, fields.NumberWithin("min_p", 0, 1));
   KVASIR_ASSIGN_OR_RETURN(defaults.repetition_penalty,
-                          fields.Number("repetition_penalty"));
+                          fields.NumberWithin("repetition_penalty", 0.01, 100));
   KVASIR_ASSIGN_OR_RETURN(defaults.max_new_tokens,
-                          fields.Int("max_new_tokens"));
+                          fields.IntWithin("max_new_tokens", 0, kMaxCount));
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -424,6 +425,27 @@ TEST(ConfigTest, GenerationConfigReplacesEosIdsAndKeepsDefaults) {
   EXPECT_EQ(config.generation.min_p, std::nullopt);
   EXPECT_THAT(ParseGenerationConfig(R"({"top_p":"x"})", "g.json", &config),
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
+}
+
+TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedByNameValueAndLimit) {
+  ModelConfig config;
+  config.spec = MustParse(SmallLlama());
+  for (const auto& [text, want] : std::map<std::string, std::string>{
+           {R"({"temperature":-5})",
+            "temperature: want 0 to 3.40282e+38, have -5"},
+           {R"({"top_p":1.5})", "top_p: want 0 to 1, have 1.5"},
+           {R"({"top_k":-2})", "top_k: want -1 to 2147483647, have -2"},
+           {R"({"min_p":-0.1})", "min_p: want 0 to 1, have -0.1"},
+           {R"({"repetition_penalty":0})",
+            "repetition_penalty: want 0.01 to 100, have 0"},
+           {R"({"max_new_tokens":-1})",
+            "max_new_tokens: want 0 to 2147483647, have -1"}}) {
+    EXPECT_THAT(ParseGenerationConfig(text, "g.json", &config),
+                StatusIs(kWrong, HasSubstr("g.json: " + want)));
+  }
+  KVASIR_EXPECT_OK(ParseGenerationConfig(
+      R"({"temperature":0,"top_k":-1,"top_p":null,"max_new_tokens":0})",
+      "g.json", &config));
 }
 
 TEST(ConfigTest, EveryGoldenModelIsServed) {

@@ -124,7 +124,9 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
     const auto index = static_cast<int32_t>(i);
     std::string content = token.content;
     if (token.normalized) {
-      KVASIR_ASSIGN_OR_RETURN(NormalizedText result, normalizer.Apply(content));
+      TextBudget budget(content.size());
+      KVASIR_ASSIGN_OR_RETURN(NormalizedText result,
+                              normalizer.Apply(content, &budget));
       content = std::move(result.text);
     }
     total_bytes += content.size();

@@ -15,9 +15,14 @@ constexpr std::string_view kSupported =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, "
     "WhitespaceSplit";
 
-// Each byte-level mapping at most doubles a text; a file that chains many of
-// them must not fill the memory.
-constexpr size_t kMaxMappedBytes = size_t{512} << 20;
+// Puts a piece's new text beside the list.
+absl::Status Replace(std::string text, TextBudget* budget, PieceList* list,
+                     TextPiece* piece) {
+  KVASIR_RETURN_IF_ERROR(budget->Spend(sizeof(text) + text.size()));
+  list->owned.push_back(std::move(text));
+  piece->text = list->owned.back();
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -128,7 +133,8 @@ absl::StatusOr<PreTokenizer> PreTokenizer::FromJson(const JsonRef& ref) {
   return result;
 }
 
-void PreTokenizer::Rewrite(const Step& step, PieceList* list) {
+absl::Status PreTokenizer::Rewrite(const Step& step, TextBudget* budget,
+                                   PieceList* list) {
   for (TextPiece& piece : list->pieces) {
     if (piece.text.empty()) continue;
     const bool prefixed =
@@ -148,19 +154,19 @@ void PreTokenizer::Rewrite(const Step& step, PieceList* list) {
     if (prefixed && text.compare(0, step.prefix.size(), step.prefix) != 0) {
       text.insert(0, step.prefix);
     }
-    list->owned.push_back(std::move(text));
-    piece.text = list->owned.back();
+    KVASIR_RETURN_IF_ERROR(Replace(std::move(text), budget, list, &piece));
   }
+  return absl::OkStatus();
 }
 
-void PreTokenizer::MapBytes(PieceList* list) {
+absl::Status PreTokenizer::MapBytes(TextBudget* budget, PieceList* list) {
   for (TextPiece& piece : list->pieces) {
     std::string mapped;
     mapped.reserve(piece.text.size() + 16);
     AppendByteLevel(piece.text, &mapped);
-    list->owned.push_back(std::move(mapped));
-    piece.text = list->owned.back();
+    KVASIR_RETURN_IF_ERROR(Replace(std::move(mapped), budget, list, &piece));
   }
+  return absl::OkStatus();
 }
 
 void PreTokenizer::FindChars(const Step& step, std::string_view text,
@@ -238,9 +244,11 @@ void PreTokenizer::Join(const Step& step, std::string_view text,
   if (done < text.size()) add(done, text.size(), false);
 }
 
-absl::Status PreTokenizer::Split(const Step& step, PieceList* list) {
+absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
+                                 PieceList* list) {
   std::vector<TextPiece> pieces;
   pieces.reserve(list->pieces.size());
+  size_t given_up = list->pieces.size();  // old ones, and those removed
   std::optional<PatternFinder> finder;
   if (step.pattern) finder.emplace(*step.pattern);
   std::vector<TextRange> found;
@@ -252,6 +260,8 @@ absl::Status PreTokenizer::Split(const Step& step, PieceList* list) {
       FindChars(step, piece.text, &found);
     }
     Join(step, piece.text, found, &joined);
+    KVASIR_RETURN_IF_ERROR(budget->Spend(joined.size() * sizeof(TextPiece)));
+    given_up += joined.size();
     for (const Match& match : joined) {
       const TextRange range = match.range;
       if (range.begin == range.end) continue;
@@ -260,34 +270,33 @@ absl::Status PreTokenizer::Split(const Step& step, PieceList* list) {
                         piece.at_start && range.begin == 0});
     }
   }
+  given_up -= pieces.size();
   list->pieces = std::move(pieces);
+  budget->Return(given_up * sizeof(TextPiece));
   return absl::OkStatus();
 }
 
-absl::Status PreTokenizer::ApplyStep(const Step& step, PieceList* list) {
-  if (!step.prefix.empty() || !step.replacement.empty()) Rewrite(step, list);
-  if (step.splits) KVASIR_RETURN_IF_ERROR(Split(step, list));
-  if (!step.map_bytes) return absl::OkStatus();
-  size_t total = 0;
-  for (const TextPiece& piece : list->pieces) total += 2 * piece.text.size();
-  if (total > kMaxMappedBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("pre-tokenization grows to ",
-                                                   total, " bytes, limit ",
-                                                   kMaxMappedBytes));
+absl::Status PreTokenizer::ApplyStep(const Step& step, TextBudget* budget,
+                                     PieceList* list) {
+  if (!step.prefix.empty() || !step.replacement.empty()) {
+    KVASIR_RETURN_IF_ERROR(Rewrite(step, budget, list));
   }
-  MapBytes(list);
-  return absl::OkStatus();
+  if (step.splits) KVASIR_RETURN_IF_ERROR(Split(step, budget, list));
+  return step.map_bytes ? MapBytes(budget, list) : absl::OkStatus();
 }
 
 absl::Status PreTokenizer::Apply(std::string_view text, bool at_start,
-                                 PieceList* list) const {
+                                 TextBudget* budget, PieceList* list) const {
   list->pieces.clear();
   list->owned.clear();
   if (text.empty()) return absl::OkStatus();
   list->pieces.push_back({text, at_start});
+  KVASIR_RETURN_IF_ERROR(budget->Spend(sizeof(TextPiece)));
   for (const Step& step : steps_) {
-    KVASIR_RETURN_IF_ERROR(ApplyStep(step, list));
+    KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget, list));
   }
+  // There is one list at a time; what its pieces become adds up.
+  budget->Return(list->pieces.size() * sizeof(TextPiece));
   return absl::OkStatus();
 }
 

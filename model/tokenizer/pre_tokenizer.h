@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_pattern.h"
 #include "model/tokenizer/tokenizer_json.h"
 
@@ -38,8 +39,9 @@ class PreTokenizer {
   bool byte_level() const { return byte_level_; }
 
   // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
-  // outlive it. InvalidArgument where a pattern gives up.
-  absl::Status Apply(std::string_view text, bool at_start,
+  // outlive it. Spends the bytes of texts that it makes. InvalidArgument where
+  // the budget does not hold them and the pieces, or a pattern gives up.
+  absl::Status Apply(std::string_view text, bool at_start, TextBudget* budget,
                      PieceList* list) const;
 
  private:
@@ -80,10 +82,13 @@ class PreTokenizer {
   static absl::StatusOr<Step> ReadByteLevel(const JsonRef& ref);
   static absl::StatusOr<Step> ReadMetaspace(const JsonRef& ref);
   static absl::StatusOr<Behavior> ReadBehavior(const JsonRef& ref);
-  static absl::Status ApplyStep(const Step& step, PieceList* list);
-  static void Rewrite(const Step& step, PieceList* list);
-  static void MapBytes(PieceList* list);
-  static absl::Status Split(const Step& step, PieceList* list);
+  static absl::Status ApplyStep(const Step& step, TextBudget* budget,
+                                PieceList* list);
+  static absl::Status Rewrite(const Step& step, TextBudget* budget,
+                              PieceList* list);
+  static absl::Status MapBytes(TextBudget* budget, PieceList* list);
+  static absl::Status Split(const Step& step, TextBudget* budget,
+                            PieceList* list);
   static void FindChars(const Step& step, std::string_view text,
                         std::vector<TextRange>* matches);
   static void Join(const Step& step, std::string_view text,

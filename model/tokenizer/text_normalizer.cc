@@ -9,8 +9,6 @@
 namespace kvasir::model {
 namespace {
 
-constexpr size_t kMaxNormalizedBytes = size_t{256} << 20;
-
 constexpr std::string_view kSupported =
     "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip";
 
@@ -97,15 +95,16 @@ absl::StatusOr<TextNormalizer> TextNormalizer::FromJson(const JsonRef& ref) {
   return normalizer;
 }
 
-absl::Status TextNormalizer::ApplyStep(const Step& step, NormalizedText* text) {
+absl::Status TextNormalizer::ApplyStep(const Step& step, size_t max_bytes,
+                                       NormalizedText* text) {
   switch (step.kind) {
     case Kind::kPrepend:
       if (!text->text.empty()) text->text.insert(0, step.content);
       return absl::OkStatus();
     case Kind::kReplace: {
       KVASIR_ASSIGN_OR_RETURN(
-          text->text, ReplaceAll(*step.pattern, step.content, text->text,
-                                 kMaxNormalizedBytes));
+          text->text,
+          ReplaceAll(*step.pattern, step.content, text->text, max_bytes));
       return absl::OkStatus();
     }
     case Kind::kForm: {
@@ -128,16 +127,15 @@ absl::Status TextNormalizer::ApplyStep(const Step& step, NormalizedText* text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<NormalizedText> TextNormalizer::Apply(
-    std::string_view text) const {
+absl::StatusOr<NormalizedText> TextNormalizer::Apply(std::string_view text,
+                                                     TextBudget* budget) const {
   NormalizedText result{.text = std::string(text)};
+  KVASIR_RETURN_IF_ERROR(budget->Spend(text.size()));
   for (const Step& step : steps_) {
-    KVASIR_RETURN_IF_ERROR(ApplyStep(step, &result));
-    if (result.text.size() > kMaxNormalizedBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a text of ", text.size(), " bytes normalizes to ",
-                       result.text.size(), ", limit ", kMaxNormalizedBytes));
-    }
+    const size_t before = result.text.size();
+    KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget->left(), &result));
+    KVASIR_RETURN_IF_ERROR(budget->Spend(result.text.size()));
+    budget->Return(before);
   }
   return result;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_pattern.h"
 #include "model/tokenizer/tokenizer_json.h"
 #include "model/tokenizer/unicode.h"
@@ -30,8 +31,10 @@ class TextNormalizer {
 
   bool empty() const { return steps_.empty(); }
 
-  // InvalidArgument where the text grows beyond reason, or a pattern gives up.
-  absl::StatusOr<NormalizedText> Apply(std::string_view text) const;
+  // Spends the bytes of the result. InvalidArgument where the budget does not
+  // hold what a step makes, or a pattern gives up.
+  absl::StatusOr<NormalizedText> Apply(std::string_view text,
+                                       TextBudget* budget) const;
 
  private:
   enum class Kind { kPrepend, kReplace, kForm, kLowercase, kStrip };
@@ -46,7 +49,8 @@ class TextNormalizer {
 
   static absl::StatusOr<Step> ReadStep(const std::string& type,
                                        const JsonRef& ref);
-  static absl::Status ApplyStep(const Step& step, NormalizedText* text);
+  static absl::Status ApplyStep(const Step& step, size_t max_bytes,
+                                NormalizedText* text);
 
   std::vector<Step> steps_;
 };

@@ -3,7 +3,6 @@
 #include <openssl/evp.h>
 
 #include <filesystem>
-#include <fstream>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -11,9 +10,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
+#include "model/checkpoint/file.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
 #include "model/tokenizer/pre_tokenizer.h"
+#include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_normalizer.h"
 #include "model/tokenizer/token_decoder.h"
 #include "model/tokenizer/tokenizer_json.h"
@@ -59,27 +60,6 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{8} << 20;
 constexpr size_t kMaxTemplateItems = 64;
-
-absl::StatusOr<std::string> ReadSmallFile(const std::filesystem::path& path,
-                                          size_t max_bytes) {
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) {
-    return absl::NotFoundError(
-        absl::StrCat(path.string(), ": ", error.message()));
-  }
-  if (size > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path.string(), " has ", size, " bytes, limit ", max_bytes));
-  }
-  std::string text(size, '\0');
-  std::ifstream file(path, std::ios::binary);
-  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), ": cannot read ", size, " bytes"));
-  }
-  return text;
-}
 
 std::string Sha256Hex(std::string_view data) {
   unsigned char digest[EVP_MAX_MD_SIZE];
@@ -261,20 +241,24 @@ absl::Status ReadConfig(const JsonRef& config, TokenizerParts* parts) {
 // Cuts and encodes one text, appending to `ids`.
 class Encoder {
  public:
-  Encoder(const TokenizerParts& parts, bool parse_special,
-          std::vector<int32_t>* ids)
-      : parts_(parts), parse_special_(parse_special), ids_(ids) {}
+  Encoder(const TokenizerParts& parts, std::string_view text,
+          bool parse_special, std::vector<int32_t>* ids)
+      : parts_(parts),
+        text_(text),
+        parse_special_(parse_special),
+        ids_(ids),
+        budget_(text.size()) {}
 
-  absl::Status Run(std::string_view text) {
+  absl::Status Run() {
     std::vector<TextSegment> segments;
-    parts_.added.Split(/*normalized=*/false, parse_special_, text, &segments);
+    parts_.added.Split(/*normalized=*/false, parse_special_, text_, &segments);
     for (const TextSegment& segment : segments) {
       if (segment.id >= 0) {
         ids_->push_back(segment.id);
         continue;
       }
       KVASIR_RETURN_IF_ERROR(
-          RunRaw(text.substr(segment.begin, segment.end - segment.begin),
+          RunRaw(text_.substr(segment.begin, segment.end - segment.begin),
                  segment.begin == 0));
     }
     return absl::OkStatus();
@@ -284,7 +268,7 @@ class Encoder {
   absl::Status RunRaw(std::string_view text, bool at_start) {
     if (parts_.normalizer.empty()) return RunNormalized(text, at_start);
     KVASIR_ASSIGN_OR_RETURN(const NormalizedText normal,
-                            parts_.normalizer.Apply(text));
+                            parts_.normalizer.Apply(text, &budget_));
     return RunNormalized(normal.text, at_start && !normal.front_stripped);
   }
 
@@ -298,7 +282,7 @@ class Encoder {
       }
       KVASIR_RETURN_IF_ERROR(parts_.pre_tokenizer.Apply(
           text.substr(segment.begin, segment.end - segment.begin),
-          at_start && segment.begin == 0, &pieces_));
+          at_start && segment.begin == 0, &budget_, &pieces_));
       for (const TextPiece& piece : pieces_.pieces) {
         parts_.model->Encode(piece.text, &scratch_, ids_);
       }
@@ -307,8 +291,10 @@ class Encoder {
   }
 
   const TokenizerParts& parts_;
+  const std::string_view text_;
   const bool parse_special_;
   std::vector<int32_t>* ids_;
+  TextBudget budget_;
   PieceList pieces_;
   BpeModel::Scratch scratch_;
 };
@@ -374,18 +360,18 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
   if (std::filesystem::is_directory(file, error)) file /= "tokenizer.json";
   if (!std::filesystem::exists(file, error)) return NoTokenizer(file);
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          ReadSmallFile(file, kMaxFileBytes));
+                          ReadSmallFile(file.string(), kMaxFileBytes));
   std::string config;
   const auto config_path = file.parent_path() / "tokenizer_config.json";
   if (std::filesystem::exists(config_path, error)) {
-    KVASIR_ASSIGN_OR_RETURN(config,
-                            ReadSmallFile(config_path, kMaxConfigBytes));
+    KVASIR_ASSIGN_OR_RETURN(
+        config, ReadSmallFile(config_path.string(), kMaxConfigBytes));
   }
   std::string chat_template;
   const auto template_path = file.parent_path() / "chat_template.jinja";
   if (std::filesystem::exists(template_path, error)) {
-    KVASIR_ASSIGN_OR_RETURN(chat_template,
-                            ReadSmallFile(template_path, kMaxConfigBytes));
+    KVASIR_ASSIGN_OR_RETURN(
+        chat_template, ReadSmallFile(template_path.string(), kMaxConfigBytes));
   }
   KVASIR_ASSIGN_OR_RETURN(auto tokenizer,
                           FromJson(text, config, file.string()));
@@ -408,7 +394,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(
   }
   std::vector<int32_t> ids;
   KVASIR_RETURN_IF_ERROR(
-      Encoder(*parts_, options.parse_special, &ids).Run(text));
+      Encoder(*parts_, text, options.parse_special, &ids).Run());
   if (options.add_special_tokens) {
     for (const auto& items : parts_->templates) ids = ApplyTemplate(items, ids);
   }

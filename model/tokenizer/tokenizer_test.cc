@@ -305,6 +305,78 @@ TEST(TokenizerTest, GrowthByReplacementIsBounded) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("1000")));
 }
 
+json ListOf(size_t count, const json& step, const char* key) {
+  return {{"type", "Sequence"}, {key, json(std::vector<json>(count, step))}};
+}
+
+// Each doubles what the last one made, and cuts it into more pieces.
+TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
+  const json step = {{"type", "ByteLevel"}};
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "\u00e9";
+  json file = SmallFile();
+  for (const size_t count : {15, 64 - 1}) {
+    file["pre_tokenizer"] = ListOf(count, step, "pretokenizers");
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                                Tokenizer::FromJson(file.dump()));
+    EXPECT_THAT(tokenizer->Encode(text),
+                base::StatusIs(Code::kInvalidArgument,
+                               HasSubstr("of a text of 6000, limit 17545216")));
+  }
+}
+
+TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
+  json file = SmallFile();
+  file["normalizer"] = ListOf(
+      30,
+      {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}},
+      "normalizers");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                              Tokenizer::FromJson(file.dump()));
+  EXPECT_THAT(
+      tokenizer->Encode(std::string(6000, 'a')),
+      base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
+}
+
+// What one segment's steps make is bounded, and what those of all make.
+TEST(TokenizerTest, SegmentsShareOneBound) {
+  json file = SmallFile();
+  file["normalizer"] = {{"type", "Replace"},
+                        {"pattern", {{"String", "a"}}},
+                        {"content", std::string(1 << 20, 'b')}};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                              Tokenizer::FromJson(file.dump()));
+  KVASIR_EXPECT_OK(tokenizer->Encode("a<s>a<s>a").status());
+  std::string text;
+  for (int i = 0; i < 20; ++i) text += "a<s>";
+  EXPECT_THAT(
+      tokenizer->Encode(text),
+      base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
+}
+
+// The hungriest of sound files: single bytes, cut and written over twice.
+TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
+  json file = SmallFile();
+  file["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {{{"type", "Split"},
+         {"pattern", {{"Regex", "."}}},
+         {"behavior", "Isolated"},
+         {"invert", false}},
+        {{"type", "Metaspace"},
+         {"replacement", "_"},
+         {"prepend_scheme", "never"}},
+        {{"type", "ByteLevel"},
+         {"add_prefix_space", false},
+         {"use_regex", false}},
+        {{"type", "Digits"}, {"individual_digits", true}}}}};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                              Tokenizer::FromJson(file.dump()));
+  KVASIR_EXPECT_OK(
+      tokenizer->Encode(std::string(size_t{1} << 20, 'a')).status());
+}
+
 TEST(TokenizerTest, TwoFilesInPlaceOfOneAreNamed) {
   const std::filesystem::path folder =
       std::filesystem::path(::testing::TempDir()) / "two_file_tokenizer";

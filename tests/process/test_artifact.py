@@ -1,12 +1,14 @@
 """A compressed checkpoint: inspected, checked against its plan, run, or refused by name."""
 
 import json
+import os
 import shutil
 import struct
+import subprocess
 import xml.etree.ElementTree
 
 import pytest
-from kvasir_process import TINY, run
+from kvasir_process import BINARY, TINY, run
 
 RANK = 24
 
@@ -179,3 +181,75 @@ def test_a_plan_can_be_looked_at_before_it_is_applied(artifact):
     assert applied["weights_fit"]
     assert told["kv_bytes_per_token"] == applied["kv_bytes_per_token"]
     assert told["weight_bytes"] == applied["weight_bytes"]
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.self_attn.v_proj.up.1.weight",
+                                  "model.layers.5.mlp.up_proj.weight"])
+def test_weights_that_are_not_finite_are_refused_by_their_place(artifact, name):
+    tensors = read_tensors(artifact / "model.safetensors")
+    dtype, shape, content = tensors[name]
+    row, column = shape[0] - 1, 7
+    at = 2 * (row * shape[1] + column)
+    tensors[name] = (dtype, shape, content[:at] + b"\xc0\x7f" + content[at + 2:])
+    write_tensors(artifact / "model.safetensors", tensors)
+    for command in (["perplexity", "--text", TINY / "evaluation.txt", "--window", "32",
+                     "--max-windows", "1"], ["generate", "--prompt", "x"]):
+        refused = run(*command, "--model", artifact, check=False)
+        assert refused.returncode == 1 and refused.stdout == ""
+        assert (f"tensor {name}: row {row}, column {column}: want a finite number, have nan"
+                in refused.stderr)
+
+
+def test_logits_that_overflow_fail_and_give_no_text(tmp_path):
+    """Finite weights whose products are not."""
+    folder = tmp_path / "overflow"
+    shutil.copytree(TINY, folder)
+    tensors = read_tensors(folder / "model.safetensors")
+    dtype, shape, content = tensors["model.norm.weight"]
+    assert dtype == "BF16"
+    tensors["model.norm.weight"] = (dtype, shape, b"\x7f\x7f" * shape[0])
+    write_tensors(folder / "model.safetensors", tensors)
+    for command in (["perplexity", "--text", TINY / "evaluation.txt", "--window", "32",
+                     "--max-windows", "1"], ["generate", "--prompt", "x", "--temperature", "0"]):
+        failed = run(*command, "--model", folder, check=False)
+        assert failed.returncode == 1 and failed.stdout == ""
+        assert "INTERNAL" in failed.stderr and "a logit that is not a finite number" in failed.stderr
+
+
+def test_names_of_a_plan_reach_the_terminal_without_control_characters(artifact):
+    plan = json.loads((artifact / "kv_plan.json").read_text())
+    plan["method"] = "red \x1b[31m\x07 and \x9b2J"
+    (artifact / "kv_plan.json").write_text(json.dumps(plan))
+    text = run("inspect", artifact).stdout
+    assert "red \\x1b[31m\\x07 and \\u009b2J" in text
+    plan["layers"][0]["\x1b[2J"] = 1
+    (artifact / "kv_plan.json").write_text(json.dumps(plan))
+    refused = run("inspect", artifact, check=False)
+    assert refused.returncode == 1 and "\x1b" not in refused.stderr
+
+
+def test_generate_without_a_tokenizer_says_so(tmp_path):
+    folder = tmp_path / "bare"
+    shutil.copytree(TINY, folder)
+    (folder / "tokenizer.json").unlink()
+    refused = run("generate", "--model", folder, "--prompt", "x", check=False)
+    assert refused.returncode == 1
+    assert "has no tokenizer.json" in refused.stderr and "takes token ids" in refused.stderr
+
+
+def test_generate_takes_a_pool_for_its_own_tokens(tmp_path):
+    """Not for the whole context: 2^20 positions of this model are gigabytes."""
+    folder = tmp_path / "long"
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 1 << 20
+    (folder / "config.json").write_text(json.dumps(config))
+    command = ["generate", "--prompt", "Once", "--max-tokens", "8", "--temperature", "0"]
+    child = subprocess.Popen([str(BINARY), *command, "--model", str(folder)],
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    text = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0
+    assert text == run(*command, "--model", TINY).stdout
+    assert usage.ru_maxrss < 1 << 20  # KiB

@@ -420,6 +420,59 @@ TEST_F(EngineTest, AFailedStepFailsEveryRequest) {
   ExpectNothingHeld();
 }
 
+TEST_F(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
+  std::atomic<int> failures = 0;
+  options_.on_failure = [&](const absl::Status&) { ++failures; };
+  // Two prompts of 8 tokens: one's first step, the other's first token.
+  fake_.after_step = [](const kvasir::v1::StepPlan& plan,
+                        kvasir::v1::StepResult* result) {
+    for (int i = 0; i < plan.sequences_size(); ++i) {
+      const kvasir::v1::SequenceStep& step = plan.sequences(i);
+      kvasir::v1::SequenceResult* const out = result->mutable_sequences(i);
+      if (step.token_ids_size() > 0 && step.token_ids(0) == 77) {
+        out->set_fault(kvasir::v1::LATENT_NOT_FINITE);
+      }
+      if (step.logical_start() == 8) {
+        out->set_fault(kvasir::v1::LOGIT_NOT_FINITE);
+      }
+    }
+  };
+  KVASIR_ASSERT_OK(Start());
+  gate_.Close();  // all in one batch
+  const auto blocker = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), blocker).status);
+  gate_.AwaitHeld();
+  const Request sound = MakeRequest("sound");
+  Request latent = MakeRequest("latent");
+  latent.prompt_ids.assign(8, 77);
+  Request logit = MakeRequest("logit");
+  logit.prompt_ids.assign(8, 78);
+  const auto sound_sink = std::make_shared<WaitableSink>();
+  const auto latent_sink = std::make_shared<WaitableSink>();
+  const auto logit_sink = std::make_shared<WaitableSink>();
+  KVASIR_ASSERT_OK(engine_->Submit(latent, latent_sink).status);
+  KVASIR_ASSERT_OK(engine_->Submit(sound, sound_sink).status);
+  KVASIR_ASSERT_OK(engine_->Submit(logit, logit_sink).status);
+  gate_.Open();
+  for (const auto& sink : {blocker, sound_sink, latent_sink, logit_sink}) {
+    sink->AwaitEnd();
+  }
+  ASSERT_TRUE(latent_sink->failed().has_value());
+  EXPECT_THAT(latent_sink->failed()->status,
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("codec")));
+  EXPECT_TRUE(latent_sink->samples()[0].tokens.empty());
+  ASSERT_TRUE(logit_sink->failed().has_value());
+  EXPECT_THAT(logit_sink->failed()->status,
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("logit")));
+  EXPECT_EQ(logit_sink->failed()->reason, RefusalReason::kNone);
+  EXPECT_EQ(logit_sink->samples()[0].tokens.size(), 1u);
+  EXPECT_EQ(sound_sink->samples()[0].tokens, Expected(sound));
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(engine_->Totals().failed, 2u);
+  ExpectNothingHeld();
+}
+
 TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "worker/executor/executor.h"
 
 namespace kvasir::worker {
 namespace {
@@ -368,6 +369,12 @@ absl::Status Scheduler::Apply(const StepResult& result) {
       found = &result.sequences(next++);
     }
     if (planned.sequence == nullptr) continue;  // ended while the step ran
+    if (found != nullptr) {
+      if (const absl::Status fault = CheckFault(*found); !fault.ok()) {
+        FailRequest(planned.sequence->request, {fault, RefusalReason::kNone});
+        continue;
+      }
+    }
     KVASIR_RETURN_IF_ERROR(CheckResult(planned, found));
     if (planned.samples && found->token_id() == kNoToken) {
       FailRequest(planned.sequence->request,

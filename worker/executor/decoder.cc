@@ -181,7 +181,8 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                              .positions = batch.positions,
                              .group = batch.groups[page_group],
                              .key_ring_slots = ring_slots(arena.key_ring),
-                             .value_ring_slots = ring_slots(arena.value_ring)},
+                             .value_ring_slots = ring_slots(arena.value_ring),
+                             .not_finite = batch.not_finite},
                             out, workspace));
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(

@@ -30,6 +30,7 @@ struct TokenBatch {
   const int64_t* positions = nullptr;   // [T], logical
   absl::Span<const AttentionBatch> groups;
   absl::Span<const int64_t* const> ring_slots;  // [T] each
+  int32_t* not_finite = nullptr;                // [T], AttentionInput's
 };
 
 // The residual stream after the last layer is x + delta, [T, M] each.

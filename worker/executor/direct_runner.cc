@@ -102,6 +102,15 @@ absl::StatusOr<StepResult> DirectRunner::Run(
   released_.clear();
   KVASIR_ASSIGN_OR_RETURN(StepResult result, executor_->Execute(plan));
   ++last_step_id_;
+  for (const kvasir::v1::SequenceResult& sequence : result.sequences()) {
+    if (const absl::Status fault = CheckFault(sequence); !fault.ok()) {
+      return absl::Status(
+          fault.code(),
+          absl::StrCat("sequence ", sequence.sequence_id(), ", ",
+                       sequences_[sequence.sequence_id()].length,
+                       " tokens before this step: ", fault.message()));
+    }
+  }
   for (const SequenceStep& step : plan.sequences()) {
     Sequence& sequence = sequences_[step.sequence_id()];
     sequence.known = true;

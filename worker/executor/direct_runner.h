@@ -30,7 +30,7 @@ struct DirectStep {
 
 // Threads: one at a time.
 // Errors: RESOURCE_EXHAUSTED when pages run out, before anything is run; the
-//   executor's.
+//   executor's; CheckFault's, after which it is of no more use.
 class DirectRunner {
  public:
   // Executor and layout outlive it. `last_step_id`: of the executor's last

@@ -9,6 +9,22 @@
 
 namespace kvasir::worker {
 
+// INTERNAL where the model's numbers became NaN or infinite in a sequence.
+inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
+  switch (result.fault()) {
+    case kvasir::v1::LOGIT_NOT_FINITE:
+      return absl::InternalError(
+          "the model gives a logit that is not a finite number after these "
+          "tokens");
+    case kvasir::v1::LATENT_NOT_FINITE:
+      return absl::InternalError(
+          "the model gives the cache's codec a number that is not finite at "
+          "these tokens");
+    default:
+      return absl::OkStatus();
+  }
+}
+
 // A step has two halves, so that the next plan can be made while it runs:
 //   Enqueue checks the plan, brings it to the device and enqueues the work;
 //   Await waits for the device and gives what was sampled.

@@ -262,6 +262,7 @@ absl::Status LayerAttention::Append(Stream& stream, const AttentionInput& input,
   params.slots = input.group.slots;
   params.num_tokens = rows.num_tokens;
   params.page_tokens = parts_.page_tokens;
+  params.not_finite = input.not_finite;
   return kernels::KvAppend(stream, params, workspace);
 }
 

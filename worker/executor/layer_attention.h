@@ -51,6 +51,7 @@ struct AttentionInput {
   // Where exact rows are kept, if the layer's sides have a window. [T]
   const int64_t* key_ring_slots = nullptr;
   const int64_t* value_ring_slots = nullptr;
+  int32_t* not_finite = nullptr;  // kernels::KvAppendParams
 };
 
 // Owns: the program's tables.

@@ -131,6 +131,7 @@ class ModelExecutor final : public Executor {
     int32_t* top_ids = nullptr;        // [samples, top]
     float* top_logprobs = nullptr;     // [samples, top]
     float* target_logprobs = nullptr;  // [targets]
+    int32_t* not_finite = nullptr;     // [T], kernels::KvAppendParams
   };
   // What Launch needs of a step: counts, and addresses in the uploaded blob
   // (device memory). Reused from step to step.
@@ -149,6 +150,7 @@ class ModelExecutor final : public Executor {
     const int32_t* target_rows = nullptr;
     const int32_t* target_ids = nullptr;
     const int32_t* history_ids = nullptr;
+    const int32_t* zeros = nullptr;     // [T]
     const int32_t* all_rows = nullptr;  // [T]: 0, 1, ..., for the logits tap
     ResultLayout layout;
     Results results;
@@ -201,6 +203,13 @@ class ModelExecutor final : public Executor {
   // Collect.
   absl::StatusOr<kvasir::v1::StepResult> Collect();
   kvasir::v1::StepResult ResultOf(const StagedStep& step) const;
+  // `index` counts numbers from the offset.
+  template <typename T>
+  T ResultAt(int64_t offset_bytes, int64_t index) const;
+  // Of a sequence whose tokens begin at `first_row` of the step.
+  kvasir::v1::SequenceFault FaultOf(const StagedStep& step,
+                                    const StepBatch::Output& output,
+                                    int64_t first_row) const;
   void CountStep(int64_t num_tokens);
 
   // Keeps what the executor failed with, for itself and the other ranks.

@@ -1,8 +1,10 @@
 // Collect: a step's results brought to the host and told in the plan's order.
+#include <cmath>
 #include <cstring>
 
 #include "base/status_macros.h"
 #include "kernels/device/read_back.h"
+#include "kernels/sampling/sample.h"
 #include "worker/executor/model_executor.h"
 
 namespace kvasir::worker {
@@ -22,37 +24,61 @@ absl::StatusOr<StepResult> ModelExecutor::Collect() {
   return ResultOf(staged_);
 }
 
+template <typename T>
+T ModelExecutor::ResultAt(int64_t offset_bytes, int64_t index) const {
+  T number;
+  std::memcpy(&number,
+              host_results_.data() + static_cast<size_t>(offset_bytes) +
+                  static_cast<size_t>(index) * sizeof(T),
+              sizeof(T));
+  return number;
+}
+
+kvasir::v1::SequenceFault ModelExecutor::FaultOf(
+    const StagedStep& step, const StepBatch::Output& output,
+    int64_t first_row) const {
+  for (int64_t row = first_row; row < first_row + output.num_rows; ++row) {
+    if (ResultAt<int32_t>(step.layout.not_finite, row) != 0) {
+      return kvasir::v1::LATENT_NOT_FINITE;
+    }
+  }
+  bool sound = output.sample < 0 ||
+               ResultAt<int32_t>(step.layout.token_ids, output.sample) !=
+                   kernels::kLogitNotFinite;
+  for (int64_t i = 0; i < output.num_targets; ++i) {
+    sound &= std::isfinite(
+        ResultAt<float>(step.layout.target_logprobs, output.first_target + i));
+  }
+  return sound ? kvasir::v1::SEQUENCE_FAULT_UNSPECIFIED
+               : kvasir::v1::LOGIT_NOT_FINITE;
+}
+
 StepResult ModelExecutor::ResultOf(const StagedStep& step) const {
-  const auto read = [this]<typename T>(int64_t offset, size_t index, T) {
-    T number;
-    std::memcpy(
-        &number,
-        host_results_.data() + static_cast<size_t>(offset) + index * sizeof(T),
-        sizeof(T));
-    return number;
-  };
   StepResult out;
   out.set_step_id(step.step_id);
+  int64_t first_row = 0;
   for (const StepBatch::Output& output : batch_.outputs()) {
     kvasir::v1::SequenceResult* const result = out.add_sequences();
     result->set_sequence_id(output.sequence_id);
-    result->set_token_id(-1);
+    result->set_token_id(kernels::kNoTokenAllowed);
+    result->set_fault(FaultOf(step, output, first_row));
+    first_row += output.num_rows;
+    if (result->fault() != kvasir::v1::SEQUENCE_FAULT_UNSPECIFIED) continue;
     for (int64_t i = 0; i < output.num_targets; ++i) {
-      result->add_target_logprobs(
-          read(step.layout.target_logprobs,
-               static_cast<size_t>(output.first_target + i), float{}));
+      result->add_target_logprobs(ResultAt<float>(step.layout.target_logprobs,
+                                                  output.first_target + i));
     }
     if (output.sample < 0) continue;
-    const auto sample = static_cast<size_t>(output.sample);
-    result->set_token_id(read(step.layout.token_ids, sample, int32_t{}));
-    result->set_logprob(read(step.layout.logprobs, sample, float{}));
-    const int32_t num_top = batch_.samples()[sample].row.num_logprobs;
+    const int64_t sample = output.sample;
+    result->set_token_id(ResultAt<int32_t>(step.layout.token_ids, sample));
+    result->set_logprob(ResultAt<float>(step.layout.logprobs, sample));
+    const int32_t num_top =
+        batch_.samples()[static_cast<size_t>(sample)].row.num_logprobs;
     for (int32_t i = 0; i < num_top; ++i) {
-      const size_t at = sample * static_cast<size_t>(step.bucket.padded.top) +
-                        static_cast<size_t>(i);
+      const int64_t at = sample * step.bucket.padded.top + i;
       kvasir::v1::TopLogprob* const top = result->add_top();
-      top->set_token_id(read(step.layout.top_ids, at, int32_t{}));
-      top->set_logprob(read(step.layout.top_logprobs, at, float{}));
+      top->set_token_id(ResultAt<int32_t>(step.layout.top_ids, at));
+      top->set_logprob(ResultAt<float>(step.layout.top_logprobs, at));
     }
   }
   return out;

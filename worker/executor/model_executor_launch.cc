@@ -45,6 +45,11 @@ absl::Status ModelExecutor::Launch(const StagedStep& step,
   tokens.ids = ids;
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(GatherIds(step, ids, workspace));
+  tokens.not_finite = step.results.not_finite;
+  KVASIR_RETURN_IF_ERROR(kernels::GatherRows(
+      *parts_.stream,
+      GatherNumbers(step.zeros, nullptr, tokens.not_finite, tokens.num_tokens),
+      workspace));
   HiddenStates hidden;
   KVASIR_RETURN_IF_ERROR(
       decoder_->Run(*parts_.stream, tokens, &hidden, workspace));

@@ -160,6 +160,7 @@ void ModelExecutor::Pack() {
     if (!blob_.counting()) std::iota(rows.host, rows.host + padded.tokens, 0);
     staged_.all_rows = rows.device;
   }
+  staged_.zeros = blob_.Add(absl::Span<const int32_t>(), padded.tokens, 0);
   staged_.history_ids = blob_.Add(absl::MakeConstSpan(batch_.history_ids()));
   const int32_t* const tables = blob_.Add(absl::MakeConstSpan(batch_.tables()));
   if (!blob_.counting()) PackSequences(tables, sequences);
@@ -218,6 +219,7 @@ void ModelExecutor::PlaceResults(StagedStep* step) const {
   at(step->layout.top_ids, &step->results.top_ids);
   at(step->layout.top_logprobs, &step->results.top_logprobs);
   at(step->layout.target_logprobs, &step->results.target_logprobs);
+  at(step->layout.not_finite, &step->results.not_finite);
 }
 
 }  // namespace kvasir::worker

@@ -15,6 +15,7 @@
 #include "worker/executor/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
+#include "worker/testing/weights_test_util.h"
 
 namespace kvasir::worker {
 namespace {
@@ -650,6 +651,103 @@ TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
   EXPECT_THAT(rank->executor().Execute(SoundPlan()),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("an earlier step failed")));
+}
+
+// One token's values overflow in layer 0: finite weights, one of them huge, on
+// a channel of the residual stream that this token alone has.
+class OverflowTest : public ::testing::Test {
+ protected:
+  static constexpr int32_t kToken = 5;
+
+  // A rank whose values are stored by `codec`, keys as bf16.
+  std::unique_ptr<Rank> OverflowRank(const std::string& codec) {
+    const auto spec = model::SpecOfShape(TinyShape());
+    RandomSource random(TinyShape(), 7, kernels::DType::kF32);
+    ChangedSource source(&random, [](const std::string& name,
+                                     const WeightBlock& block,
+                                     WeightSource::Consumer consume) {
+      const bool embedding = name == model::kEmbeddingName;
+      if (!embedding && name != "model.layers.0.self_attn.v_proj.weight") {
+        return consume(block);
+      }
+      const auto* const from = static_cast<const float*>(block.data);
+      std::vector<float> numbers(from, from + block.num_rows * block.columns);
+      for (int64_t row = 0; row < block.num_rows; ++row) {
+        float* const first = numbers.data() + row * block.columns;
+        *first = embedding ? 0.0f : 3e38f;
+        if (!embedding || block.first_row + row != kToken) continue;
+        std::fill_n(first, block.columns, 0.0f);
+        *first = 1.0f;
+      }
+      WeightBlock changed = block;
+      changed.data = numbers.data();
+      return consume(changed);
+    });
+    auto rank =
+        Rank::Create(*spec,
+                     PlanOf({.name = "Overflow",
+                             .key = plan_cases::Full("POST_ROPE"),
+                             .value = plan_cases::Full("NO_ROPE", codec)},
+                            *spec),
+                     &source, TinyOptions());
+    EXPECT_THAT(rank, base::IsOk());
+    return *std::move(rank);
+  }
+
+  // A step of three sequences, of which the middle one has the token.
+  static StepResult Step(Rank& rank) {
+    StepPlan plan;
+    plan.set_step_id(1);
+    for (int i = 0; i < 3; ++i) {
+      SequenceStep* const step = plan.add_sequences();
+      step->set_sequence_id(static_cast<uint64_t>(i));
+      step->set_num_tokens(3);
+      for (const int32_t id : {10, i == 1 ? kToken : 11, 12}) {
+        step->add_token_ids(id);
+        step->add_target_ids(13);
+      }
+      step->set_prompt(true);
+      auto* const table = step->add_block_tables();
+      table->set_reset(true);
+      table->add_appended_pages(i);
+      *step->mutable_sample() = GreedySample();
+    }
+    auto result = rank.executor().Execute(plan);
+    EXPECT_THAT(result, base::IsOk());
+    return result.ok() ? *std::move(result) : StepResult();
+  }
+
+  static void ExpectMiddleFails(const StepResult& result,
+                                kvasir::v1::SequenceFault fault) {
+    ASSERT_EQ(result.sequences_size(), 3);
+    EXPECT_EQ(result.sequences(1).fault(), fault);
+    EXPECT_EQ(result.sequences(1).token_id(), -1);
+    for (const int i : {0, 2}) {
+      EXPECT_EQ(result.sequences(i).fault(),
+                kvasir::v1::SEQUENCE_FAULT_UNSPECIFIED);
+      EXPECT_GE(result.sequences(i).token_id(), 0);
+    }
+  }
+};
+
+TEST_F(OverflowTest, LogitsThatAreNotFiniteFailTheirSequenceAlone) {
+  auto rank = OverflowRank(plan_cases::kTyped);
+  ExpectMiddleFails(Step(*rank), kvasir::v1::LOGIT_NOT_FINITE);
+}
+
+TEST_F(OverflowTest, CodesDoNotHideLatentsThatAreNotFinite) {
+  auto rank = OverflowRank(
+      plan_cases::Codes("4", R"("per_token":{},"param_dtype":"F16")"));
+  ExpectMiddleFails(Step(*rank), kvasir::v1::LATENT_NOT_FINITE);
+}
+
+TEST_F(OverflowTest, ALossThatIsNotFiniteEndsADirectRun) {
+  auto rank = OverflowRank(plan_cases::kTyped);
+  DirectRunner runner = RunnerOf(*rank);
+  const std::vector<int32_t> ids = {10, kToken, 12};
+  EXPECT_THAT(
+      runner.Run({{.sequence_id = 1, .token_ids = ids, .target_ids = ids}}),
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("logit")));
 }
 
 SequenceStep* First(StepPlan* plan) { return plan->mutable_sequences(0); }

@@ -59,7 +59,8 @@ ResultLayout::ResultLayout(const StepSizes& padded) {
   top_ids = logprobs + samples;
   top_logprobs = top_ids + samples * padded.top;
   target_logprobs = top_logprobs + samples * padded.top;
-  bytes = target_logprobs + padded.targets * kNumber;
+  not_finite = target_logprobs + padded.targets * kNumber;
+  bytes = not_finite + padded.tokens * kNumber;
 }
 
 void StepBlob::StartCounting() {

@@ -172,6 +172,7 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
       KVASIR_RETURN_IF_ERROR(Sample(step, prefix_hash, &state, out));
     }
   }
+  if (options_.after_step) options_.after_step(plan, &result);
   return result;
 }
 

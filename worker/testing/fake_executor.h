@@ -34,6 +34,9 @@ struct FakeExecutorOptions {
   // Called while a step runs, e.g. to move a clock, block, or fail the step:
   // from Await.
   std::function<absl::Status(const kvasir::v1::StepPlan&)> during_step;
+  // Called with what a step gave, e.g. to make it faulty.
+  std::function<void(const kvasir::v1::StepPlan&, kvasir::v1::StepResult*)>
+      after_step;
 };
 
 // Threads: one at a time.

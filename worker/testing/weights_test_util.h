@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -45,5 +48,29 @@ inline std::vector<std::vector<float>> Rows(WeightSource& source,
               base::IsOk());
   return rows;
 }
+
+// Gives the rows of some tensors as another function says.
+class ChangedSource final : public WeightSource {
+ public:
+  using Change = std::function<absl::Status(
+      const std::string& name, const WeightBlock& block, Consumer consume)>;
+  ChangedSource(WeightSource* source, Change change)
+      : source_(source), change_(std::move(change)) {}
+  absl::StatusOr<kernels::DType> TypeOf(
+      const std::string& name) const override {
+    return source_->TypeOf(name);
+  }
+  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
+                    Consumer consume) override {
+    return source_->Read(name, buffer, [&](const WeightBlock& block) {
+      return change_(name, block, consume);
+    });
+  }
+  std::string WeightsId() const override { return "changed"; }
+
+ private:
+  WeightSource* const source_;
+  const Change change_;
+};
 
 }  // namespace kvasir::worker

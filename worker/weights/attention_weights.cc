@@ -1,7 +1,6 @@
 #include "worker/weights/attention_weights.h"
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <set>
 #include <string>
@@ -87,20 +86,17 @@ struct RealLift {
   }
 };
 
-enum class RangeEnd { kMinimum, kScale };
-
 // Every token's codes are made with them.
-absl::Status CheckRange(const std::string& tensor, RangeEnd end,
-                        const std::vector<RowTake>& takes, const float* range) {
-  const bool scale = end == RangeEnd::kScale;
+absl::Status CheckScales(const std::string& tensor,
+                         const std::vector<RowTake>& takes,
+                         const float* scales) {
   for (const RowTake& take : takes) {
     for (int64_t i = 0; i < take.count; ++i) {
-      const float value = range[take.column + i];
-      if (std::isfinite(value) && (!scale || value >= 0)) continue;
+      const float scale = scales[take.column + i];
+      if (scale >= 0) continue;
       return absl::InvalidArgumentError(
-          absl::StrCat("tensor ", tensor, ": channel ", take.row + i,
-                       ": want a finite number", scale ? " of 0 or more" : "",
-                       ", have ", value));
+          absl::StrCat("tensor ", tensor, ": row ", take.row + i,
+                       ": want a scale of 0 or more, have ", scale));
     }
   }
   return absl::OkStatus();
@@ -484,26 +480,26 @@ class AttentionPlanner {
 
   absl::Status Ranges(const PartProgram& part, PartWeights* own) {
     if (!part.static_ranges) return absl::OkStatus();
-    KVASIR_RETURN_IF_ERROR(
-        Range(part, RangeEnd::kMinimum, &own->range_minimum));
-    return Range(part, RangeEnd::kScale, &own->range_scale);
+    KVASIR_RETURN_IF_ERROR(Range(part, false, &own->range_minimum));
+    return Range(part, true, &own->range_scale);
   }
 
-  absl::Status Range(const PartProgram& part, RangeEnd end, const float** out) {
+  absl::Status Range(const PartProgram& part, bool scale, const float** out) {
     KVASIR_ASSIGN_OR_RETURN(float* const range, Floats(part.latent_columns));
     *out = range;
     WeightSink sink;
     sink.takes = part.range_takes;
     sink.memory = range;
     TensorRead read;
-    read.tensor = Name(part.prefix + (end == RangeEnd::kScale ? ".range.scale"
-                                                              : ".range.min"));
+    read.tensor = Name(part.prefix + (scale ? ".range.scale" : ".range.min"));
     read.sinks.push_back(std::move(sink));
     WeightJob job;
     job.bytes = part.latent_columns * static_cast<int64_t>(sizeof(float));
-    job.finish = [tensor = read.tensor, end, takes = part.range_takes, range] {
-      return CheckRange(tensor, end, takes, range);
-    };
+    if (scale) {
+      job.finish = [tensor = read.tensor, takes = part.range_takes, range] {
+        return CheckScales(tensor, takes, range);
+      };
+    }
     job.reads.push_back(std::move(read));
     jobs_->Add(std::move(job));
     return absl::OkStatus();

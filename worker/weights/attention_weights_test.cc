@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -172,29 +171,6 @@ TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
   }
 }
 
-// Gives the rows of some tensors as another function says.
-class ChangedSource final : public WeightSource {
- public:
-  using Change = std::function<absl::Status(
-      const std::string& name, const WeightBlock& block, Consumer consume)>;
-  ChangedSource(WeightSource* source, Change change)
-      : source_(source), change_(std::move(change)) {}
-  absl::StatusOr<DType> TypeOf(const std::string& name) const override {
-    return source_->TypeOf(name);
-  }
-  absl::Status Read(const std::string& name, std::span<std::byte> buffer,
-                    Consumer consume) override {
-    return source_->Read(name, buffer, [&](const WeightBlock& block) {
-      return change_(name, block, consume);
-    });
-  }
-  std::string WeightsId() const override { return "changed"; }
-
- private:
-  WeightSource* const source_;
-  const Change change_;
-};
-
 absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
   ChangedSource source(model.source.get(), std::move(change));
   auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
@@ -236,8 +212,47 @@ TEST(AttentionWeightsTest, RangesThatAreNoneAreRefused) {
            {"scale", -0.5f, "-0.5"}}) {
     EXPECT_THAT(with(which, value),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr(name + which), HasSubstr("channel 5"),
+                         AllOf(HasSubstr(name + which), HasSubstr("row 5"),
                                HasSubstr(text))));
+  }
+}
+
+// In whatever a tensor becomes: matrix, vector, table, or nothing on this rank.
+TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedByTheirPlace) {
+  const Model model = MakeModel(kFullKey, kFullValue);
+  for (const auto& [name, row, column] :
+       std::vector<std::tuple<std::string, int64_t, int64_t>>{
+           {"model.layers.0.self_attn.k_proj.weight", 31, 31},
+           {"model.layers.1.mlp.down_proj.weight", 7, 47},
+           {"model.layers.1.input_layernorm.weight", 3, 0},
+           {"model.embed_tokens.weight", 1236, 0},
+           {"lm_head.weight", 40, 9}}) {
+    for (const auto& [bits, text] :
+         {std::pair<uint16_t, const char*>{0x7fc0, "nan"}, {0xff80, "-inf"}}) {
+      EXPECT_THAT(
+          LoadChanged(model,
+                      [&](const std::string& tensor, const WeightBlock& block,
+                          WeightSource::Consumer consume) {
+                        if (tensor != name || row < block.first_row ||
+                            row >= block.first_row + block.num_rows) {
+                          return consume(block);
+                        }
+                        std::vector<uint16_t> numbers(static_cast<size_t>(
+                            block.num_rows * block.columns));
+                        std::memcpy(numbers.data(), block.data,
+                                    numbers.size() * sizeof(uint16_t));
+                        numbers[static_cast<size_t>(
+                            (row - block.first_row) * block.columns + column)] =
+                            bits;
+                        WeightBlock changed = block;
+                        changed.data = numbers.data();
+                        return consume(changed);
+                      }),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   HasSubstr(absl::StrCat(
+                       "tensor ", name, ": row ", row, ", column ", column,
+                       ": want a finite number, have ", text))));
+    }
   }
 }
 

@@ -34,6 +34,21 @@ void Widen(const void* data, DType dtype, int64_t count, float* out) {
   });
 }
 
+// A number that is not finite makes every answer nothing, or, behind a codec,
+// wrong and fluent.
+absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
+  const int64_t found = kernels::FirstNotFinite(block.data, dtype,
+                                                block.num_rows * block.columns);
+  if (found < 0) return absl::OkStatus();
+  float number = 0;
+  Widen(
+      static_cast<const char*>(block.data) + found * kernels::DTypeBytes(dtype),
+      dtype, 1, &number);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "row ", block.first_row + found / block.columns, ", column ",
+      found % block.columns, ": want a finite number, have ", number));
+}
+
 // Rows of a checkpoint that are rows of W, from `first_row` on.
 void PackAsTheyLie(const PackedMatrix& shape, const kernels::RowBlock& block,
                    int64_t first_row, void* memory) {
@@ -79,6 +94,7 @@ class JobRunner {
               return absl::InvalidArgumentError(absl::StrCat(
                   "rows of ", block.columns, " numbers, want ", read.columns));
             }
+            KVASIR_RETURN_IF_ERROR(CheckFinite(block, dtype));
             num_rows = block.first_row + block.num_rows;
             for (const WeightSink& sink : read.sinks) {
               KVASIR_RETURN_IF_ERROR(

@@ -65,7 +65,8 @@ struct WeightJob {
 // A list of jobs and the memory they fill.
 // Threads: one until Run.
 // Errors: the source's and the allocator's; INVALID_ARGUMENT for a tensor of
-//   other rows than are asked for. All name the tensor.
+//   other rows than are asked for, or with a number that is not finite. All
+//   name the tensor.
 class WeightJobs {
  public:
   // Only counts the bytes that would be allocated: pointers are null, and the

@@ -229,7 +229,8 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request) {
   if (needs_text && codec == nullptr) {
     return absl::UnimplementedError(
         absl::StrCat("model '", request.model_name,
-                     "' has no tokenizer: want the tensor 'input_ids'"));
+                     "' has no tokenizer.json and takes token ids, not text: "
+                     "send them as the tensor 'input_ids'"));
   }
   const uint64_t number = backend_->next_number.fetch_add(1);
   Request& entry = requests_[number];
