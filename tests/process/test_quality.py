@@ -6,6 +6,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 import pytest
 
@@ -120,11 +121,15 @@ def test_codes_are_told_by_the_plan():
 
 def test_charts_escape_names_and_keep_points_inside():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
-                               "bytes", "nats")
+                               'A "title" & more', "bytes", "nats", ("whole <b>", 300.0))
     # What lies below the scale is drawn on its floor, hollow.
     assert svg.count('class="bg"><title>') == 1
     assert "a&lt;b &amp; c" in svg and "a<b" not in svg
     assert svg.count("<circle") == 2 and "nan" not in svg
+    # What it shows, what it is compared with, and where one wants to be.
+    xml.etree.ElementTree.fromstring(svg)
+    assert 'aria-label="A &quot;title&quot; &amp; more"' in svg
+    assert "whole &lt;b&gt;: 300, 0" in svg and "better" in svg
 
 
 def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
