@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
+#include "cli/model_source.h"
 #include "compress/methods/commuting.h"
 #include "compress/methods/keep_search.h"
 #include "compress/methods/lorc.h"
@@ -63,20 +64,6 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
     return absl::InvalidArgumentError("0 bits store nothing");
   }
   return bits;
-}
-
-kvasir::v1::DataType WeightType(const model::Checkpoint& checkpoint) {
-  const auto tensor =
-      checkpoint.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight"));
-  if (!tensor.ok()) return kvasir::v1::BF16;
-  switch (tensor->info->type) {
-    case model::TensorType::kF32:
-      return kvasir::v1::F32;
-    case model::TensorType::kF16:
-      return kvasir::v1::F16;
-    default:
-      return kvasir::v1::BF16;
-  }
 }
 
 absl::StatusOr<Codec> CodecOf(const std::string& text,
@@ -475,7 +462,7 @@ absl::StatusOr<KvPlan> MakePlan(
   };
   request.tp = flags.tp;
   request.rank_multiple = flags.rank_multiple.value_or(method->rank_multiple);
-  const kvasir::v1::DataType weights = WeightType(checkpoint);
+  const kvasir::v1::DataType weights = OwnCacheType(checkpoint);
   // SVDq and channel codes make the codec of keys themselves.
   KVASIR_ASSIGN_OR_RETURN(
       request.key_codec,

@@ -188,6 +188,25 @@ def test_too_small_a_share_names_the_flag_of_the_multiples(compress):
     refused(done, "(multiples of 8): lower --rank-multiple or keep more")
 
 
+def test_a_float32_model_is_compared_with_its_own_type(compress, tmp_path):
+    base = tmp_path / "base"
+    compress("init", "--like", "kvasir-tiny", "--layers", 2, "--vocab", 4096, "--tokenizer", TINY,
+             "--dtype", "f32", "--out", base, "--quiet")
+
+    def inspect(*flags):
+        return subprocess.run([BINARY, "inspect", base, *flags], capture_output=True, text=True,
+                              check=True).stdout
+
+    told = json.loads(inspect("--json"))
+    assert told["dense_type"] == "f32" and told["kv_compression_ratio"] == 1
+    assert told["kv_compression_ratio_bf16"] == 0.5
+    assert told["weight_bytes"] == told["dense_weight_bytes"]
+    assert told["at_length"][-1]["kv_bytes"] == told["at_length"][-1]["dense_kv_bytes"]
+    assert "compression ratio     1.000 (bf16 0.500)" in inspect()
+    done = compress("plan", "--model", base, "--method", "uniform", "--keep", 0.5, "--quiet")
+    assert "dense f32" in done.stdout and "compression ratio     2.0" in done.stdout
+
+
 def test_raps_defaults_are_the_measured_ones(compress):
     """Steps of 8 dims cost 2.5 times the loss of the measured steps of 2."""
     def options(*method):
