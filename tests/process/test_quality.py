@@ -133,7 +133,7 @@ def test_charts_escape_names_and_keep_points_inside():
 
 
 def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
-    command = [sys.executable, ROOT / "bench" / "quality.py", "--tool",
+    command = [sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
                BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model", TINY,
                "--work", tmp_path, "--windows", "2", "--window-tokens", "32", "--only", "lorc"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -160,7 +160,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
     page.write_text("# Quality\n\nrows\n")
     engine.replace(page, "## The engine\n\nnew\n")
     assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
-    done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
+    done = subprocess.run([sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model",
                            TINY, "--work", tmp_path / "work", "--windows", "2",
                            "--window-tokens", "32", "--engine-only", "--only", "lorc",
@@ -176,7 +176,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
 
 
 def test_an_unknown_table_is_named(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
+    done = subprocess.run([sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--work",
                            tmp_path, "--only", "palu_group"],
                           capture_output=True, text=True, timeout=20)
