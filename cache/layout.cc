@@ -65,7 +65,10 @@ absl::StatusOr<int64_t> SidePagesOfAnyRank(const LayerPlan& plan,
 }
 
 std::string Mebibytes(int64_t bytes) {
-  return absl::StrCat(bytes, " bytes (", bytes >> 20, " MiB)");
+  const int64_t mebibytes = bytes >> 20;
+  return absl::StrCat(
+      bytes, " bytes",
+      mebibytes > 0 ? absl::StrCat(" (", mebibytes, " MiB)") : "");
 }
 
 }  // namespace

@@ -517,8 +517,12 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("one sequence of 64 tokens"),
                              HasSubstr("want 4 pages of 4096 bytes, have 3"),
-                             HasSubstr("--kv-cache-bytes to at least 16384"),
+                             HasSubstr("--kv-cache-bytes to at least 16384 "
+                                       "bytes or lower"),
                              HasSubstr("--max-model-len to at most 48"))));
+  // Mebibytes are told where there are any.
+  EXPECT_THAT(layout.OneSequenceFits({3}, 8192, 64).message(),
+              HasSubstr("2097152 bytes (2 MiB) or lower"));
 }
 
 TEST(PageLayoutTest, ALengthBeyondEveryLimitIsRefusedNotChecked) {

@@ -70,6 +70,8 @@ int Generate(GenerateFlags flags) {
         " asks a server, --model or --random-weights runs a model here: give "
         "one of them")));
   }
+  const absl::Status shape = CheckShapeIsUsed(flags.model);
+  if (!shape.ok()) return Report(shape);
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
     flags.endpoint = "127.0.0.1:8001";

@@ -19,11 +19,10 @@
 namespace kvasir::cli {
 namespace {
 
-// The type of a tensor that every checkpoint has; bf16 without one.
-kvasir::v1::DataType TypeOf(const ModelSource& source, std::string_view name) {
-  if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
-  const auto tensor = source.checkpoint->Tensor(name);
-  if (!tensor.ok()) return kvasir::v1::BF16;
+std::optional<kvasir::v1::DataType> TypeOf(const model::Checkpoint& checkpoint,
+                                           std::string_view name) {
+  const auto tensor = checkpoint.Tensor(name);
+  if (!tensor.ok()) return std::nullopt;
   switch (tensor->info->type) {
     case model::TensorType::kF32:
       return kvasir::v1::F32;
@@ -34,14 +33,11 @@ kvasir::v1::DataType TypeOf(const ModelSource& source, std::string_view name) {
   }
 }
 
-// What the cache stores where nobody says otherwise: the type of the
-// projections that produce keys. Without a plan there are such.
-kvasir::v1::DataType KeyType(const ModelSource& source) {
-  return TypeOf(source, model::LayerTensorName(0, "self_attn.k_proj.weight"));
-}
-
+// Of what has no type of its own yet.
 kvasir::v1::DataType NumberType(const ModelSource& source) {
-  return TypeOf(source, model::kEmbeddingName);
+  if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
+  return TypeOf(*source.checkpoint, model::kEmbeddingName)
+      .value_or(kvasir::v1::BF16);
 }
 
 absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
@@ -64,7 +60,7 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
         *source.checkpoint->kv_plan_json(),
         absl::StrCat(source.checkpoint->folder(), "/kv_plan.json"));
   }
-  kvasir::v1::DataType dtype = KeyType(source);
+  kvasir::v1::DataType dtype = OwnCacheType(source);
   if (options.kv_dtype != "auto") {
     KVASIR_ASSIGN_OR_RETURN(dtype, cache::ParseDataType(options.kv_dtype));
   }
@@ -72,6 +68,21 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
 }
 
 }  // namespace
+
+kvasir::v1::DataType OwnCacheType(const model::Checkpoint& checkpoint) {
+  for (const std::string& name :
+       {model::LayerTensorName(0, "self_attn.k_proj.weight"),
+        std::string(model::kEmbeddingName)}) {
+    const auto type = TypeOf(checkpoint, name);
+    if (type.has_value()) return *type;
+  }
+  return kvasir::v1::BF16;
+}
+
+kvasir::v1::DataType OwnCacheType(const ModelSource& source) {
+  return source.checkpoint.has_value() ? OwnCacheType(*source.checkpoint)
+                                       : kvasir::v1::BF16;
+}
 
 void WeightSizes::Add(const std::string& tensor, int64_t tensor_bytes) {
   bytes += tensor_bytes;

@@ -42,6 +42,13 @@ absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt);
 
+// What caches of the model hold where nobody says otherwise: the type of the
+// projections that make keys, of a checkpoint that has none as they are
+// (compressed) that of its embedding.
+kvasir::v1::DataType OwnCacheType(const model::Checkpoint& checkpoint);
+// The same; bf16 for a shape alone.
+kvasir::v1::DataType OwnCacheType(const ModelSource& source);
+
 // Bytes of the model's weights in a file, and those of attention among them
 // (worker::CountWeightBytes counts what memory holds): as the checkpoint stores
 // them; else what the plan's would take, as bf16 or in the type of the

@@ -47,7 +47,15 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
             "latents, and are slower where KV heads share them");
 }
 
+absl::Status CheckShapeIsUsed(const ModelOptions& options) {
+  if (options.shape.empty() || options.random_weights) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--shape ", options.shape, " is read with --random-weights alone: give ",
+      options.model.empty() ? "that too" : "no --shape beside --model"));
+}
+
 absl::Status CheckModelOptions(const ModelOptions& options) {
+  KVASIR_RETURN_IF_ERROR(CheckShapeIsUsed(options));
   if (options.random_weights) {
     if (!options.model.empty()) {
       return absl::InvalidArgumentError(

@@ -32,6 +32,9 @@ struct ModelOptions {
 // Wrong usage for names that no shape has.
 CLI::Validator ShapeName();
 void AddModelFlags(CLI::App* app, ModelOptions* options);
+
+// INVALID_ARGUMENT for a --shape that nothing would read.
+absl::Status CheckShapeIsUsed(const ModelOptions& options);
 // One of --model and --random-weights --shape.
 absl::Status CheckModelOptions(const ModelOptions& options);
 // The same as a parse error (CLI::ValidationError), for a command's callback:

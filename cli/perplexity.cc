@@ -124,7 +124,7 @@ absl::Status Run(const PerplexityFlags& flags) {
       "nats per byte         %.5f\n"
       "tokens scored         %lld (%lld bytes)\n"
       "KV bytes per token    %.1f\n"
-      "compression ratio     %.3f\n",
+      "compression ratio     %.3f (against bf16)\n",
       result.perplexity, result.nats_per_byte,
       static_cast<long long>(result.tokens),
       static_cast<long long>(result.bytes), result.kv_bytes_per_token,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "plan/plan.h"
@@ -152,6 +153,34 @@ LayerSideSummary SummarizeSide(const kvasir::v1::SidePlan& plan,
 }
 
 }  // namespace
+
+std::string DenseBytes::name() const {
+  return absl::StrCat("dense ", cache::DataTypeName(type));
+}
+
+std::string DenseBytes::text() const {
+  return absl::StrCat(name(), " ", own,
+                      is_bf16() ? "" : absl::StrCat(", bf16 ", bf16));
+}
+
+std::string DenseBytes::RatioText(double bytes_per_token) const {
+  std::string text =
+      absl::StrFormat("%.3f", static_cast<double>(own) / bytes_per_token);
+  if (!is_bf16()) {
+    absl::StrAppendFormat(&text, " (bf16 %.3f)",
+                          static_cast<double>(bf16) / bytes_per_token);
+  }
+  return text;
+}
+
+DenseBytes DenseBytesPerToken(const cache::PageLayout& layout,
+                              kvasir::v1::DataType own_type) {
+  const int64_t bf16 = layout.dense_bf16_bytes_per_token();
+  return {own_type,
+          bf16 / cache::DataTypeBytes(kvasir::v1::BF16) *
+              cache::DataTypeBytes(own_type),
+          bf16};
+}
 
 std::vector<LayerSideSummary> SummarizePlan(const kvasir::v1::KvPlan& plan,
                                             const cache::PageLayout& layout) {

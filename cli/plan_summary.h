@@ -36,6 +36,21 @@ struct LayerSideSummary {
   int64_t sliding_window = 0;        // 0: none
 };
 
+// What a plan is compared with: a token of whole keys and values in the model's
+// own cache type, and in bf16 beside it.
+struct DenseBytes {
+  kvasir::v1::DataType type = kvasir::v1::BF16;
+  int64_t own = 0;
+  int64_t bf16 = 0;
+
+  bool is_bf16() const { return type == kvasir::v1::BF16; }
+  std::string name() const;  // "dense f32"
+  std::string text() const;  // "dense f32 8192, bf16 4096"
+  std::string RatioText(double bytes_per_token) const;  // "1.000 (bf16 0.500)"
+};
+DenseBytes DenseBytesPerToken(const cache::PageLayout& layout,
+                              kvasir::v1::DataType own_type);
+
 std::vector<LayerSideSummary> SummarizePlan(const kvasir::v1::KvPlan& plan,
                                             const cache::PageLayout& layout);
 

@@ -10,6 +10,29 @@
 #include "absl/time/clock.h"
 
 namespace kvasir::cli {
+namespace {
+
+constexpr absl::Duration kLeastSight = absl::Seconds(2);
+
+}  // namespace
+
+void TimeLeft::See(absl::Time now, int64_t done) {
+  if (first_at_ == absl::InfinitePast()) {
+    first_at_ = now;
+    first_done_ = done;
+  }
+  at_ = now;
+  done_ = done;
+}
+
+std::optional<absl::Duration> TimeLeft::Estimate(int64_t total) const {
+  const int64_t seen = done_ - first_done_;
+  if (seen <= 0 || done_ >= total || at_ - first_at_ < kLeastSight) {
+    return std::nullopt;
+  }
+  return (at_ - first_at_) *
+         (static_cast<double>(total - done_) / static_cast<double>(seen));
+}
 
 Progress::Progress(std::string what, int64_t total, std::string unit,
                    bool enabled)
@@ -18,7 +41,6 @@ Progress::Progress(std::string what, int64_t total, std::string unit,
       unit_(std::move(unit)),
       enabled_(enabled),
       terminal_(isatty(STDERR_FILENO) != 0),
-      start_(absl::Now()),
       last_print_(absl::InfinitePast()) {}
 
 Progress::~Progress() { Finish(); }
@@ -26,6 +48,7 @@ Progress::~Progress() { Finish(); }
 void Progress::Update(int64_t done, const std::string& note) {
   if (!enabled_) return;
   const absl::Time now = absl::Now();
+  time_left_.See(now, done);
   const absl::Duration every =
       terminal_ ? absl::Milliseconds(200) : absl::Seconds(5);
   // The end is told, but once: rounding may reach it long before.
@@ -40,12 +63,9 @@ void Progress::Print(int64_t done, const std::string& note) {
   std::string line = absl::StrCat(what_, ": ", done);
   if (total_ > 0) absl::StrAppend(&line, "/", total_);
   absl::StrAppend(&line, " ", unit_);
-  const absl::Duration spent = absl::Now() - start_;
-  if (total_ > 0 && done > 0 && done < total_) {
-    const double left = absl::ToDoubleSeconds(spent) *
-                        static_cast<double>(total_ - done) /
-                        static_cast<double>(done);
-    absl::StrAppend(&line, absl::StrFormat(", %.0f s left", left));
+  const std::optional<absl::Duration> left = time_left_.Estimate(total_);
+  if (left.has_value()) {
+    absl::StrAppendFormat(&line, ", %.0f s left", absl::ToDoubleSeconds(*left));
   }
   if (!note.empty()) absl::StrAppend(&line, ", ", note);
   if (terminal_) {
@@ -59,7 +79,8 @@ void Progress::Print(int64_t done, const std::string& note) {
 
 void Progress::Finish() {
   if (!open_line_) return;
-  std::fputc('\n', stderr);
+  std::fputs("\r\x1b[K", stderr);
+  std::fflush(stderr);
   open_line_ = false;
 }
 

@@ -1,13 +1,31 @@
 // A progress line on standard error for long work: rewritten in place on a
-// terminal, one line every few seconds elsewhere, nothing when it is off.
+// terminal and gone at its end, one line every few seconds elsewhere, nothing
+// when it is off.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/time/time.h"
 
 namespace kvasir::cli {
+
+// How long work takes that was seen to advance. What was done before the first
+// sight is not counted: loading and warming up are in it, or all of its time
+// was before anybody looked.
+class TimeLeft {
+ public:
+  void See(absl::Time now, int64_t done);
+  // None before two seconds of sight: the first units say little.
+  std::optional<absl::Duration> Estimate(int64_t total) const;
+
+ private:
+  absl::Time first_at_ = absl::InfinitePast();
+  absl::Time at_ = absl::InfinitePast();
+  int64_t first_done_ = 0;
+  int64_t done_ = 0;
+};
 
 // Threads: one.
 class Progress {
@@ -20,7 +38,7 @@ class Progress {
 
   // `note` is appended ("loss 3.21").
   void Update(int64_t done, const std::string& note = "");
-  // Ends the line.
+  // Takes the line off a terminal: what is printed next begins on a clean one.
   void Finish();
 
  private:
@@ -31,7 +49,7 @@ class Progress {
   const std::string unit_;
   const bool enabled_;
   const bool terminal_;
-  const absl::Time start_;
+  TimeLeft time_left_;
   absl::Time last_print_;
   int64_t last_done_ = -1;
   bool open_line_ = false;

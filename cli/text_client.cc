@@ -1,5 +1,6 @@
 #include "cli/text_client.h"
 
+#include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
 
 #include <cstring>
@@ -72,11 +73,20 @@ uint32_t FirstUint32(const std::string& raw) {
 }  // namespace
 
 TextClient::TextClient(const std::string& endpoint)
-    : stub_(inference::GRPCInferenceService::NewStub(
-          grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials()))),
+    : channel_(
+          grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials())),
+      stub_(inference::GRPCInferenceService::NewStub(channel_)),
       endpoint_(endpoint) {}
 
 absl::Status TextClient::Explained(const grpc::Status& status) const {
+  // What a server answers leaves the channel as it is.
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+      channel_->GetState(/*try_to_connect=*/false) ==
+          GRPC_CHANNEL_TRANSIENT_FAILURE) {
+    return absl::UnavailableError(absl::StrCat(
+        endpoint_, ": no server answers there; scripts/serve starts one (",
+        status.error_message(), ")"));
+  }
   if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED ||
       !status.error_message().empty()) {
     return base::FromGrpcStatus(status);

@@ -58,7 +58,8 @@ class TextClient {
   // gRPC says nothing at all when a server lacks a whole service.
   absl::Status Explained(const grpc::Status& status) const;
 
-  std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
   const std::string endpoint_;
 };
 

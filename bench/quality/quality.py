@@ -323,8 +323,10 @@ def chart(study: Study) -> str:
             (study.row(config, "kv_bytes_per_token"),
              study.added(config).mean, study.added(config).half)
             for config in configs]
-    return quality_chart.curves(series, "KV bytes per token",
-                                "added nats per token")
+    return quality_chart.curves(
+        series, "What compression of the KV cache costs models/tiny",
+        "KV bytes per token", "added nats per token",
+        ("uncompressed, bf16", study.teacher["kv_bytes_per_token"]))
 
 
 def document(study: Study, tables: list[settings.Table],

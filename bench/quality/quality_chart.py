@@ -3,8 +3,9 @@
 import math
 from xml.sax.saxutils import escape
 
+QUOTE = {'"': "&quot;"}
 WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 70, 190, 20, 50
+LEFT, RIGHT, TOP, BOTTOM = 70, 190, 44, 50
 COLOURS = ["#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2",
            "#be185d", "#65a30d", "#64748b"]
 
@@ -17,12 +18,15 @@ def decades(low: float, high: float) -> list[float]:
     return ticks
 
 
-def curves(series: dict[str, list[tuple[float, float, float]]], x_title: str,
-           y_title: str, floor: float = 1e-3) -> str:
-    """series: name -> points (x, y, half width); y on a logarithmic scale;
-    points below `floor` are drawn on it, hollow."""
+def curves(series: dict[str, list[tuple[float, float, float]]], title: str,
+           x_title: str, y_title: str, reference: tuple[str, float],
+           floor: float = 1e-3) -> str:
+    """series: name -> points (x, y, half width); y on a logarithmic scale, less
+    of both is better; points below `floor` are drawn on it, hollow.
+    reference: name and x of what has a y of 0."""
     points = [p for line in series.values() for p in line]
-    x_low, x_high = 0.0, max(p[0] for p in points) * 1.05
+    x_low = 0.0
+    x_high = max(reference[1], *(p[0] for p in points)) * 1.05
     y_low, y_high = floor, max(p[1] + p[2] for p in points) * 1.3
 
     def x(value):
@@ -34,11 +38,14 @@ def curves(series: dict[str, list[tuple[float, float, float]]], x_title: str,
 
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-        ' font-family="system-ui, sans-serif" font-size="12">',
+        ' font-family="system-ui, sans-serif" font-size="12" role="img" '
+        f'aria-label="{escape(title, QUOTE)}">',
         "<style>text{fill:#334155}.g{stroke:#cbd5e1}.bg{fill:#fff}"
         "@media(prefers-color-scheme:dark){text{fill:#cbd5e1}"
         ".g{stroke:#334155}.bg{fill:#0f172a}}</style>",
         f'<rect class="bg" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
+        f'<text x="{LEFT}" y="26" font-size="15" font-weight="bold">'
+        f'{escape(title)}</text>',
     ]
     step = 10 ** math.floor(math.log10(x_high)) / 2
     value = 0.0
@@ -58,6 +65,14 @@ def curves(series: dict[str, list[tuple[float, float, float]]], x_title: str,
                f'text-anchor="middle">{escape(x_title)}</text>')
     out.append(f'<text transform="translate(16 {(TOP + HEIGHT - BOTTOM) / 2}) '
                f'rotate(-90)" text-anchor="middle">{escape(y_title)}</text>')
+    out.append(f'<text x="{LEFT + 8}" y="{HEIGHT - BOTTOM - 10}">↙ better'
+               '</text>')
+    at, on_floor = x(reference[1]), y(0)
+    out.append(f'<path d="M{at:.1f} {on_floor - 7:.1f}l7 7l-7 7l-7 -7z" '
+               'fill="none" stroke="#64748b" stroke-width="2">'
+               f'<title>{escape(reference[0])}: {reference[1]:.0f}, 0</title>'
+               f'</path><text x="{at + 12:.1f}" y="{on_floor + 4:.1f}">'
+               f'{escape(reference[0])}</text>')
     for index, (name, line) in enumerate(series.items()):
         colour = COLOURS[index % len(COLOURS)]
         line = sorted(line)

@@ -195,12 +195,11 @@ def rap(keep, *options, name):
 RAP = {}
 for _ratio in RATIOS:
     for _score in ("fisher", "magnitude"):
-        for _budget, _search in (("adaptive", "fisher-root"),
-                                 ("uniform", "uniform")):
-            RAP[_ratio, _score, _budget] = rap(
+        for _search in ("fisher-root", "uniform"):
+            RAP[_ratio, _score, _search] = rap(
                 _ratio, "--pair-score", _score, "--search", _search,
-                name=f"RAP {percent(_ratio)}, {_score}, {_budget}")
-RAP_BEST = {ratio: RAP[ratio, "fisher", "adaptive"] for ratio in RATIOS}
+                name=f"RAP {percent(_ratio)}, {_score}, {_search}")
+RAP_BEST = {ratio: RAP[ratio, "fisher", "fisher-root"] for ratio in RATIOS}
 RAP_4BIT = {ratio: rap(ratio, "--key-bits", 4, "--value-bits", 4,
                        name=f"RAP {percent(ratio)}, 4 bits") for ratio in RATIOS}
 RAP_RECOVERED = {key: recovered(config) for key, config in RAP.items()}
@@ -241,20 +240,22 @@ def recovery_gains(study) -> str:
 def pair_claims(rows, name, after=""):
     """RAP figure 13's two orders over all ratios."""
     return [at_most(f"{name}_fisher_{ratio}", f"Fisher ≤ magnitude at "
-                    f"{percent(ratio)}, adaptive{after}", "RAP figure 13",
-                    rows[ratio, "fisher", "adaptive"],
-                    rows[ratio, "magnitude", "adaptive"])
+                    f"{percent(ratio)}, fisher-root{after}", "RAP figure 13",
+                    rows[ratio, "fisher", "fisher-root"],
+                    rows[ratio, "magnitude", "fisher-root"])
             for ratio in RATIOS] + [
-            at_most(f"{name}_adaptive_{ratio}", f"adaptive ≤ uniform at "
+            at_most(f"{name}_fisher_root_{ratio}", f"fisher-root ≤ uniform at "
                     f"{percent(ratio)}, Fisher{after}", "RAP figure 13",
-                    rows[ratio, "fisher", "adaptive"],
+                    rows[ratio, "fisher", "fisher-root"],
                     rows[ratio, "fisher", "uniform"]) for ratio in RATIOS]
 
 
 RAP_TABLES = [
     Table(
         "rap", "RAP: which pairs, which budgets",
-        "Keys lose RoPE pairs, values take per-head whitened factors (paper: "
+        "Keys lose RoPE pairs, values take per-head whitened factors. What a "
+        "layer's keys and values keep goes by the square roots of their Fisher "
+        "scores (*fisher-root*) or is the same everywhere (*uniform*; paper: "
         "figure 13 and appendix D.9).",
         list(RAP.values()),
         pair_claims(RAP, "rap"),
@@ -281,7 +282,7 @@ RAP_TABLES = [
         [*RAP.values(), *RAP_RECOVERED.values(), DENSE_RECOVERED, PALU_50,
          PALU_RECOVERED, COMMUTING_50, COMMUTING_RECOVERED],
         [at_most(f"recovery_{ratio}", f"recovery helps RAP at {percent(ratio)}",
-                 "RAP figure 14", RAP_RECOVERED[ratio, "fisher", "adaptive"],
+                 "RAP figure 14", RAP_RECOVERED[ratio, "fisher", "fisher-root"],
                  RAP_BEST[ratio]) for ratio in RATIOS] +
         pair_claims(RAP_RECOVERED, "recovered", ", recovered"),
         extra=[recovery_gains]),
@@ -411,7 +412,7 @@ CURVES = {
     "Palu 50 %, 4-3-2 bits": [BITS[bits, "on"] for bits in (4, 3, 2)],
     "RAP": list(RAP_BEST.values()),
     "RAP, 4 bits": list(RAP_4BIT.values()),
-    "RAP, recovered": [RAP_RECOVERED[ratio, "fisher", "adaptive"]
+    "RAP, recovered": [RAP_RECOVERED[ratio, "fisher", "fisher-root"]
                        for ratio in RATIOS],
     "commuting keys": [PAIRS[ratio, "all"] for ratio in KEY_RATIOS],
     "SVDq, V4": [SVDQ[bits, "pre", 4] for bits in SCHEDULES],

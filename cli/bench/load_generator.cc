@@ -156,6 +156,14 @@ int64_t LengthDistribution::longest() const {
   return static_cast<int64_t>(kind_ == Kind::kUniform ? second_ : first_);
 }
 
+LengthDistribution LengthDistribution::CutTo(int64_t most) const {
+  const auto limit = static_cast<double>(std::max(most, int64_t{1}));
+  LengthDistribution cut = *this;
+  cut.first_ = std::min(first_, limit);
+  if (kind_ == Kind::kUniform) cut.second_ = std::min(second_, limit);
+  return cut;
+}
+
 absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
                           const LengthDistribution& output_tokens,
                           int64_t max_model_len) {

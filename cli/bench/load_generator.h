@@ -23,6 +23,8 @@ class LengthDistribution {
   // The longest that was asked for; of a lognormal one, whose tail has no end,
   // its median.
   int64_t longest() const;
+  // The same with lengths that were asked for cut to `most` (at least 1).
+  LengthDistribution CutTo(int64_t most) const;
 
  private:
   enum class Kind { kFixed, kUniform, kLognormal };

@@ -127,6 +127,22 @@ TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
   }
 }
 
+// `bench serve` met a model of 512 tokens with prompts of up to 512.
+TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
+  const auto prompts = *LengthDistribution::Parse("uniform:32:512");
+  const auto outputs = *LengthDistribution::Parse("uniform:8:64");
+  EXPECT_EQ(prompts.CutTo(512 - 64).longest(), 448);
+  EXPECT_EQ(prompts.CutTo(4096).longest(), 512);
+  EXPECT_EQ(prompts.CutTo(16).longest(), 16);
+  EXPECT_EQ(prompts.CutTo(-3).longest(), 1);
+  EXPECT_EQ(LengthDistribution::Parse("lognormal:100:2")->CutTo(64).longest(),
+            64);
+  KVASIR_EXPECT_OK(
+      CheckLengths(prompts.CutTo(512 - outputs.longest()), outputs, 512));
+  std::mt19937_64 random(1);
+  EXPECT_EQ(prompts.CutTo(1).Sample(&random), 1);
+}
+
 TEST(LengthDistributionTest, OtherTextIsRefused) {
   for (const char* text :
        {"", "7", "fixed", "fixed:0", "fixed:1:2", "fixed:x", "uniform:5:3",

@@ -146,6 +146,15 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
                           LengthDistribution::Parse(flags.prompt_tokens));
   KVASIR_ASSIGN_OR_RETURN(options.output_tokens,
                           LengthDistribution::Parse(flags.output_tokens));
+  // The defaults fit whatever model it is.
+  if (!WasAsked(flags.bench, "--output-tokens")) {
+    options.output_tokens =
+        options.output_tokens.CutTo(server.max_model_len / 2);
+  }
+  if (!WasAsked(flags.bench, "--prompt-tokens")) {
+    options.prompt_tokens = options.prompt_tokens.CutTo(
+        server.max_model_len - options.output_tokens.longest());
+  }
   KVASIR_RETURN_IF_ERROR(CheckLengths(
       options.prompt_tokens, options.output_tokens, options.max_model_len));
   LoadRows loads;
@@ -277,6 +286,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
     UseQuick<int64_t>(flags.bench, "--latency-prompt-tokens", 64,
                       &flags.latency_prompt_tokens);
   }
+  KVASIR_RETURN_IF_ERROR(CheckShapeIsUsed(flags.model));
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
     flags.model.random_weights = true;

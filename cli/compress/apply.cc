@@ -235,7 +235,7 @@ absl::Status PrintResult(const ApplyFlags& flags,
                            : 0.0;
   if (flags.json) {
     KVASIR_ASSIGN_OR_RETURN(nlohmann::ordered_json report,
-                            PlanReportJson(applied.plan, checkpoint.spec()));
+                            PlanReportJson(applied.plan, checkpoint));
     report["out"] = flags.artifact.out.string();
     report["seconds"] = absl::ToDoubleSeconds(applied.elapsed);
     report["svds"] = factors.num_svds;
@@ -248,7 +248,7 @@ absl::Status PrintResult(const ApplyFlags& flags,
     return absl::OkStatus();
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string report,
-                          PlanReportText(applied.plan, checkpoint.spec()));
+                          PlanReportText(applied.plan, checkpoint));
   std::printf("%s", base::Printable(report).c_str());
   if (flags.dry_run) return absl::OkStatus();
   absl::PrintF("\n%s: %.1f s, %.1f s of it in %d decompositions\n",

@@ -128,7 +128,6 @@ void PrintRow(const EvaluationRow& row) {
     absl::PrintF("  (%.2g %% clamped)", 100.0 * row.clamp_rate);
   }
   absl::PrintF("\n");
-  std::fflush(stdout);
 }
 
 // One candidate after the other, each loaded for its turn.
@@ -137,6 +136,20 @@ class EvaluateRun {
   explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
 
   absl::Status Run() {
+    const absl::Status status = Measure();
+    EndLine();
+    // In one piece, where lines of progress are not rewritten too; and what was
+    // measured before a later candidate failed.
+    if (!report_.has_value()) return status;
+    PrintHead(*report_, flags_.repeat_test);
+    for (const EvaluationRow& row : report_->rows) PrintRow(row);
+    if (!status.ok() || flags_.json.empty()) return status;
+    return compress::WriteFileAtomically(
+        flags_.json, compress::EvaluationToJson(*report_) + "\n");
+  }
+
+ private:
+  absl::Status Measure() {
     KVASIR_RETURN_IF_ERROR(CheckNames());
     KVASIR_ASSIGN_OR_RETURN(device_, compress::OpenDevice(flags_.device));
     KVASIR_ASSIGN_OR_RETURN(
@@ -162,22 +175,16 @@ class EvaluateRun {
     label_ = teacher_.name;
     KVASIR_ASSIGN_OR_RETURN(
         evaluator_, Evaluator::Create(teacher, std::move(text), Options()));
-    EndLine();
-    Evaluation report = evaluator_->report();
-    PrintHead(report, flags_.repeat_test);
+    report_ = evaluator_->report();
     for (const std::string& name : flags_.candidates) {
+      EndLine();
       label_ = name;
       KVASIR_ASSIGN_OR_RETURN(EvaluationRow row, EvaluateOne(name));
-      EndLine();
-      PrintRow(row);
-      report.rows.push_back(std::move(row));
+      report_->rows.push_back(std::move(row));
     }
-    if (flags_.json.empty()) return absl::OkStatus();
-    return compress::WriteFileAtomically(
-        flags_.json, compress::EvaluationToJson(report) + "\n");
+    return absl::OkStatus();
   }
 
- private:
   // What would only be found after the teacher's pass, which takes long.
   absl::Status CheckNames() const {
     if (!flags_.json.empty()) {
@@ -241,6 +248,7 @@ class EvaluateRun {
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::unique_ptr<Evaluator> evaluator_;
+  std::optional<Evaluation> report_;  // once the teacher is measured
   std::string label_;
   std::optional<Progress> line_;
 };

@@ -11,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
+#include "cli/model_source.h"
 #include "compress/methods/commuting.h"
 #include "compress/methods/keep_search.h"
 #include "compress/methods/lorc.h"
@@ -63,20 +64,6 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
     return absl::InvalidArgumentError("0 bits store nothing");
   }
   return bits;
-}
-
-kvasir::v1::DataType WeightType(const model::Checkpoint& checkpoint) {
-  const auto tensor =
-      checkpoint.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight"));
-  if (!tensor.ok()) return kvasir::v1::BF16;
-  switch (tensor->info->type) {
-    case model::TensorType::kF32:
-      return kvasir::v1::F32;
-    case model::TensorType::kF16:
-      return kvasir::v1::F16;
-    default:
-      return kvasir::v1::BF16;
-  }
 }
 
 absl::StatusOr<Codec> CodecOf(const std::string& text,
@@ -277,14 +264,23 @@ absl::Status AddExactWindow(uint32_t tokens, KvPlan& plan) {
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
-  // Ranks go by --keep.
-  bool has_keep;
+  // Of ranks, as docs/quality.md measures the method. RAP and commuting share
+  // out a few pairs of each head: steps of 8 dims leave little to share.
+  int64_t rank_multiple;
+  // What says the size where ranks do not go by --keep; empty: they do.
+  const char* size_flags;
+
+  bool has_keep() const { return size_flags[0] == '\0'; }
 };
 constexpr Method kMethods[] = {
-    {"palu", Palu, true},           {"uniform", Palu, true},
-    {"lorc", Lorc, true},           {"rap", Rap, true},
-    {"commuting", Commuting, true}, {"svdq", Svdq, false},
-    {"channel", Channel, false},
+    {"palu", Palu, 8, ""},
+    {"uniform", Palu, 8, ""},
+    {"lorc", Lorc, 8, ""},
+    {"rap", Rap, 2, ""},
+    {"commuting", Commuting, 2, ""},
+    {"svdq", Svdq, 8,
+     "--key-bits with eight widths (8,4,4,4,2,2,0,0) and --value-bits"},
+    {"channel", Channel, 8, "--average-bits and --value-bits"},
 };
 
 const Method* FindMethod(const std::string& name) {
@@ -293,6 +289,29 @@ const Method* FindMethod(const std::string& name) {
   }
   return nullptr;
 }
+
+// By what docs/quality.md measured on the built-in model.
+constexpr char kWhichMethod[] =
+    "Which method when (bytes of a token, of 6144 in bf16, and nats added per\n"
+    "token on the built-in model; docs/quality.md has all of them):\n"
+    "  best loss at half of the numbers        palu --keep 0.5 --group-heads "
+    "all\n"
+    "                                          3072 bytes, 0.0009 nats\n"
+    "  fewest bytes                            palu --keep 0.5 --key-bits 4\n"
+    "                                            --value-bits 4\n"
+    "                                          864 bytes, 0.0062 nats\n"
+    "  a quarter of the bytes, next to no loss svdq --value-bits 4\n"
+    "                                          1536 bytes, 0.0020 nats\n"
+    "  no key is rebuilt while it is read      rap --keep 0.9\n"
+    "                                          5504 bytes, 0.0033 nats\n"
+    "  the same, keys to half or less          commuting --keep 0.75\n"
+    "                                            --keep-values\n"
+    "                                          4608 bytes, 0.0263 nats\n"
+    "  no text to calibrate on                 lorc --keep 0.6 --ranks "
+    "uniform\n"
+    "                                            --skip-layers 2\n"
+    "                                          3680 bytes, 0.0078 nats\n"
+    "  controls                                uniform, channel";
 
 CLI::Validator OneOf(std::vector<std::string> names) {
   return CLI::IsMember(std::move(names));
@@ -304,6 +323,7 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help)->group(kMethodGroup);
   };
+  command->footer(kWhichMethod);
   std::vector<std::string> names;
   for (const Method& method : kMethods) names.push_back(method.name);
   add("--method", flags.method,
@@ -345,11 +365,13 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       ->check(OneOf({"svd", "whitened", "espace"}));
   add("--search", flags.search,
       "How ranks are shared out: fisher, module or uniform (palu); uniform, "
-      "fisher, fisher-root or energy (rap, commuting)");
+      "fisher, fisher-root (square roots of the Fisher scores; rap's default) "
+      "or energy (rap, commuting)");
   add("--fisher-score", flags.fisher_score,
       "Of a group of weights (palu): mean-root or sum")
       ->check(OneOf({"mean-root", "sum"}));
-  add("--rank-multiple", flags.rank_multiple, "Ranks are multiples of it")
+  add("--rank-multiple", flags.rank_multiple,
+      "Ranks are multiples of it (default: 2 for rap and commuting, else 8)")
       ->check(Above(0));
   add("--tp", flags.tp,
       "Tensor-parallel ranks that are to get whole groups and equal shares")
@@ -392,14 +414,15 @@ void CheckMethodFlags(const MethodFlags& flags) {
   const Method* method = FindMethod(flags.method);
   if (method == nullptr) return;
   const int targets = (flags.keep ? 1 : 0) + (flags.kv_bytes_per_token ? 1 : 0);
-  if (method->has_keep && targets != 1) {
+  if (method->has_keep() && targets != 1) {
     throw CLI::ValidationError("give one of --keep and --kv-bytes-per-token");
   }
-  if (!method->has_keep && targets > 0) {
+  if (!method->has_keep() && targets > 0) {
     throw CLI::ValidationError(
         absl::StrCat("--method ", flags.method,
-                     ": its size is that of its bits: want no --keep and no "
-                     "--kv-bytes-per-token"));
+                     ": its size is that of its bits: in place of ",
+                     flags.keep ? "--keep" : "--kv-bytes-per-token", " give ",
+                     method->size_flags));
   }
   const bool budget = flags.method == "rap" || flags.method == "commuting";
   if (!budget && (flags.key_keep || flags.keep_values)) {
@@ -438,12 +461,12 @@ absl::StatusOr<KvPlan> MakePlan(
     return compress::LoadAttention(checkpoint, layer);
   };
   request.tp = flags.tp;
-  request.rank_multiple = flags.rank_multiple;
-  const kvasir::v1::DataType weights = WeightType(checkpoint);
+  request.rank_multiple = flags.rank_multiple.value_or(method->rank_multiple);
+  const kvasir::v1::DataType weights = OwnCacheType(checkpoint);
   // SVDq and channel codes make the codec of keys themselves.
   KVASIR_ASSIGN_OR_RETURN(
       request.key_codec,
-      CodecOf(method->has_keep ? flags.key_bits : "auto", weights));
+      CodecOf(method->has_keep() ? flags.key_bits : "auto", weights));
   KVASIR_ASSIGN_OR_RETURN(request.value_codec,
                           CodecOf(flags.value_bits, weights));
   auto plan_for = [&](double keep) -> absl::StatusOr<KvPlan> {

@@ -32,7 +32,7 @@ struct MethodFlags {
   std::string decomposition = "whitened";
   std::string search;  // empty: the method's own
   std::string fisher_score = "mean-root";
-  int64_t rank_multiple = 8;
+  std::optional<int64_t> rank_multiple;  // none: the method's own
   int64_t tp = 1;
   // LoRC
   std::string ranks = "progressive";

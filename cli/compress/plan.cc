@@ -49,11 +49,11 @@ absl::Status RunPlan(const PlanFlags& flags) {
       PlanWithProvenance(flags.method, flags.calibration, checkpoint, inputs));
   if (flags.json) {
     KVASIR_ASSIGN_OR_RETURN(const nlohmann::ordered_json report,
-                            PlanReportJson(plan, checkpoint.spec()));
+                            PlanReportJson(plan, checkpoint));
     std::printf("%s\n", report.dump(2).c_str());
   } else {
     KVASIR_ASSIGN_OR_RETURN(const std::string report,
-                            PlanReportText(plan, checkpoint.spec()));
+                            PlanReportText(plan, checkpoint));
     std::printf("%s", base::Printable(report).c_str());
   }
   if (!writes) return absl::OkStatus();

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "cli/units.h"
 #include "compress/oracle/cache_shape.h"
@@ -66,7 +67,6 @@ PlanBytes CountPlan(const KvPlan& plan, const model::DecoderSpec& spec,
   bytes.per_token = layout.marginal_bytes_per_token();
   bytes.payload = layout.marginal_payload_bytes_per_token();
   bytes.per_sequence = layout.fixed_bytes_per_sequence();
-  bytes.dense_per_token = layout.dense_bf16_bytes_per_token();
   const int64_t dense_width = spec.num_kv_heads * spec.head_dim;
   int64_t numbers = 0;
   for (int l = 0; l < plan.layers_size(); ++l) {
@@ -88,20 +88,21 @@ PlanBytes CountPlan(const KvPlan& plan, const model::DecoderSpec& spec,
 }
 
 absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
-                                           const model::DecoderSpec& spec) {
+                                           const model::Checkpoint& base) {
   KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          LayoutOfPlan(plan, spec));
-  const PlanBytes bytes = CountPlan(plan, spec, layout);
+                          LayoutOfPlan(plan, base.spec()));
+  const PlanBytes bytes = CountPlan(plan, base.spec(), layout);
+  const DenseBytes dense = DenseBytesPerToken(layout, OwnCacheType(base));
   std::string text = absl::StrFormat(
       "plan                  %s%s%s\n"
       "kept numbers          %.1f %%\n"
       "KV bytes per token    %.1f (payload %.1f, of it scales and minima %.1f; "
-      "dense bf16 %d)\n"
-      "compression ratio     %.3f\n",
+      "%s)\n"
+      "compression ratio     %s\n",
       plan.method(), plan.provenance().options().empty() ? "" : ": ",
       plan.provenance().options(), 100.0 * bytes.kept_numbers, bytes.per_token,
-      bytes.payload, bytes.parameters, bytes.dense_per_token,
-      layout.compression_ratio());
+      bytes.payload, bytes.parameters, dense.text(),
+      dense.RatioText(bytes.per_token));
   if (bytes.static_ranges + bytes.static_bases > 0) {
     absl::StrAppendFormat(&text, "once for the model    ranges %s, bases %s\n",
                           HumanBytes(static_cast<double>(bytes.static_ranges)),
@@ -123,10 +124,11 @@ absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
 }
 
 absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
-    const KvPlan& plan, const model::DecoderSpec& spec) {
+    const KvPlan& plan, const model::Checkpoint& base) {
   KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          LayoutOfPlan(plan, spec));
-  const PlanBytes bytes = CountPlan(plan, spec, layout);
+                          LayoutOfPlan(plan, base.spec()));
+  const PlanBytes bytes = CountPlan(plan, base.spec(), layout);
+  const DenseBytes dense = DenseBytesPerToken(layout, OwnCacheType(base));
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   for (const LayerSideSummary& side : SummarizePlan(plan, layout)) {
     layers.push_back({{"layer", side.layer},
@@ -146,8 +148,12 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
       {"kv_fixed_bytes_per_sequence", bytes.per_sequence},
       {"static_range_bytes", bytes.static_ranges},
       {"static_basis_bytes", bytes.static_bases},
-      {"dense_bf16_bytes_per_token", bytes.dense_per_token},
-      {"kv_compression_ratio", layout.compression_ratio()},
+      {"dense_type", cache::DataTypeName(dense.type)},
+      {"dense_bytes_per_token", dense.own},
+      {"dense_bf16_bytes_per_token", dense.bf16},
+      {"kv_compression_ratio",
+       static_cast<double>(dense.own) / bytes.per_token},
+      {"kv_compression_ratio_bf16", layout.compression_ratio()},
       {"layers", layers}};
 }
 

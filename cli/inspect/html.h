@@ -1,5 +1,5 @@
-// The page of `kvasir inspect --html`: one file that needs nothing else, in
-// light and dark.
+// The page of `kvasir inspect --html`: cli/inspect/page.html with the report's
+// figures in it. One file that needs nothing else, in light and dark.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace kvasir::cli {
 
-// HTML that is well-formed XML too. All names and texts are escaped.
+// The page draws itself from one JSON object in a script element; without
+// scripts it shows ReportToText. Names and texts stay inside of either.
 std::string ReportToHtml(const InspectReport& report,
                          const std::vector<Evaluation>& evaluations);
 

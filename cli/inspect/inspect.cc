@@ -23,7 +23,7 @@ namespace {
 struct InspectFlags {
   ModelOptions model;
   int64_t max_batched_tokens = 512;
-  std::vector<int64_t> lengths = {1024, 4096, 32768, 131072};
+  std::vector<int64_t> lengths;  // empty: the model's and quarters of it
   std::string html;
   std::vector<std::string> evaluations;
   bool json = false;
@@ -90,7 +90,8 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,
           "longest step, for layers with a sliding window")
       ->check(CLI::Range(1, 1 << 20));
-  AddFlag(command, "--lengths", flags->lengths, "sequence lengths to tell")
+  AddFlag(command, "--lengths", flags->lengths,
+          "sequence lengths to tell; default: the model's, and quarters of it")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 30));
   CLI::Option* html =

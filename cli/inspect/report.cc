@@ -21,40 +21,54 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int64_t kCurveSteps = 96;
-constexpr int64_t kBf16Bytes = 2;
 
-WeightSizes DenseWeights(const model::DecoderSpec& spec) {
+WeightSizes DenseWeights(const model::DecoderSpec& spec, int64_t number_bytes) {
   WeightSizes sizes;
   for (const model::RequiredTensor& tensor : model::RequiredTensors(spec)) {
-    int64_t bytes = kBf16Bytes;
+    int64_t bytes = number_bytes;
     for (const int64_t length : tensor.shape) bytes *= length;
     sizes.Add(tensor.name, bytes);
   }
   return sizes;
 }
 
-ReportLength AtLength(const cache::PageLayout& layout,
+int64_t AllTokens(int64_t tokens, int64_t bytes_per_token) {
+  int64_t bytes = 0;
+  return __builtin_mul_overflow(tokens, bytes_per_token, &bytes)
+             ? std::numeric_limits<int64_t>::max()
+             : bytes;
+}
+
+ReportLength AtLength(const cache::PageLayout& layout, const DenseBytes& dense,
                       const ReportOptions& options, int64_t tokens) {
   ReportLength at;
   at.tokens = tokens;
   at.cache = BytesOfSequence(layout, tokens, options.max_batched_tokens);
-  if (__builtin_mul_overflow(tokens, layout.dense_bf16_bytes_per_token(),
-                             &at.dense_bytes)) {
-    at.dense_bytes = std::numeric_limits<int64_t>::max();
-  }
+  at.dense_bytes = AllTokens(tokens, dense.own);
+  at.dense_bf16_bytes = AllTokens(tokens, dense.bf16);
   return at;
 }
 
+// A model's length, a quarter of it, and so on.
+std::vector<int64_t> DefaultLengths(int64_t most) {
+  std::vector<int64_t> lengths;
+  for (const int64_t part : {64, 16, 4, 1}) {
+    if (most / part > 0) lengths.push_back(most / part);
+  }
+  return lengths;
+}
+
+// From 0 to `most` tokens.
 std::vector<ReportLength> Curve(const cache::PageLayout& layout,
-                                const ReportOptions& options,
-                                int64_t max_positions) {
+                                const DenseBytes& dense,
+                                const ReportOptions& options, int64_t most) {
   std::vector<ReportLength> curve;
-  const int64_t most = std::min(max_positions, cache::kMaxSequenceTokens);
   int64_t last = -1;
   for (int64_t step = 0; step <= kCurveSteps; ++step) {
     const int64_t tokens =
         most / kCurveSteps * step + most % kCurveSteps * step / kCurveSteps;
-    if (tokens > last) curve.push_back(AtLength(layout, options, tokens));
+    if (tokens > last)
+      curve.push_back(AtLength(layout, dense, options, tokens));
     last = tokens;
   }
   return curve;
@@ -83,6 +97,7 @@ ordered_json ToJson(const ReportSide& side) {
           {"method", summary.method},
           {"rank", summary.rank},
           {"groups", groups},
+          {"group_ranks", summary.groups},
           {"bits", summary.bits},
           {"lift", summary.lift},
           {"stored", summary.stored},
@@ -160,10 +175,9 @@ void AppendHead(const InspectReport& report, std::string* out) {
 }
 
 void AppendBytes(const InspectReport& report, std::string* out) {
-  absl::StrAppendFormat(
-      out, "KV bytes per token    %.1f (payload %.1f, dense bf16 %d)\n",
-      report.bytes_per_token, report.payload_bytes_per_token,
-      report.dense_bytes_per_token);
+  absl::StrAppendFormat(out, "KV bytes per token    %.1f (payload %.1f, %s)\n",
+                        report.bytes_per_token, report.payload_bytes_per_token,
+                        report.dense.text());
   absl::StrAppendFormat(out, "  keys %.1f, values %.1f, scales and minima %.1f",
                         report.token.key_codes, report.token.value_codes,
                         report.token.parameters);
@@ -172,8 +186,8 @@ void AppendBytes(const InspectReport& report, std::string* out) {
                           report.token.annotations);
   }
   absl::StrAppendFormat(out, ", padding %.1f\n", report.token.padding);
-  absl::StrAppendFormat(out, "compression ratio     %.3f\n",
-                        report.compression_ratio);
+  absl::StrAppendFormat(out, "compression ratio     %s\n",
+                        report.dense.RatioText(report.bytes_per_token));
   absl::StrAppendFormat(out, "fixed per sequence    %s\n",
                         Human(report.fixed_bytes_per_sequence));
   const worker::SideFlops flops = report.flops();
@@ -264,10 +278,10 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.fixed_bytes_per_sequence = layout.fixed_bytes_per_sequence();
   report.fixed_payload_bytes_per_sequence =
       layout.fixed_payload_bytes_per_sequence();
-  report.dense_bytes_per_token = layout.dense_bf16_bytes_per_token();
-  report.compression_ratio = layout.compression_ratio();
+  report.dense = DenseBytesPerToken(layout, OwnCacheType(source));
   report.weights = WeightBytes(source);
-  report.dense_weights = DenseWeights(spec);
+  report.dense_weights =
+      DenseWeights(spec, cache::DataTypeBytes(report.dense.type));
 
   for (LayerSideSummary& summary : SummarizePlan(source.plan, layout)) {
     const auto layer = static_cast<int>(summary.layer);
@@ -280,10 +294,13 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   }
   if (served.ok()) TellPromptLifts(*served, &report);
   report.dense_side_flops = worker::DenseFlopsPerSlot(spec);
-  for (const int64_t length : options.lengths) {
-    report.at_length.push_back(AtLength(layout, options, length));
+  const int64_t most =
+      std::min(report.max_positions, cache::kMaxSequenceTokens);
+  for (const int64_t length :
+       options.lengths.empty() ? DefaultLengths(most) : options.lengths) {
+    report.at_length.push_back(AtLength(layout, report.dense, options, length));
   }
-  report.curve = Curve(layout, options, report.max_positions);
+  report.curve = Curve(layout, report.dense, options, most);
   return report;
 }
 
@@ -299,49 +316,60 @@ ordered_json ReportToJson(const InspectReport& report) {
          {"weights_and_kv_bytes",
           report.weights.bytes > 0 ? ordered_json(report.weights.bytes + bytes)
                                    : ordered_json(nullptr)},
-         {"dense_bf16_kv_bytes", length.dense_bytes},
+         {"dense_kv_bytes", length.dense_bytes},
+         {"dense_bf16_kv_bytes", length.dense_bf16_bytes},
          {"components", ToJson(length.cache)}});
   }
   const worker::SideFlops flops = report.flops();
   const auto& provenance = report.provenance;
-  return {{"model", report.name},
-          {"model_type", report.model_type},
-          {"method", report.method},
-          {"base_model", report.base_model},
-          {"provenance",
-           {{"tool_version", provenance.tool_version()},
-            {"options", provenance.options()},
-            {"decomposition", provenance.decomposition()},
-            {"calibration_id", provenance.calibration_id()},
-            {"seed", provenance.seed()},
-            {"target_kv_bytes_per_token", report.target.kv_bytes_per_token()},
-            {"target_tp", report.target.tp()}}},
-          {"num_layers", report.num_layers},
-          {"num_heads", report.num_heads},
-          {"num_kv_heads", report.num_kv_heads},
-          {"head_dim", report.head_dim},
-          {"weight_bytes", report.weights.bytes},
-          {"attention_weight_bytes", report.weights.attention_bytes},
-          {"dense_bf16_weight_bytes", report.dense_weights.bytes},
-          {"weights_fit", report.weights_fit},
-          {"served", report.not_served.empty()},
-          {"not_served", report.not_served},
-          {"invariance", report.invariance},
-          {"page_tokens", report.page_tokens},
-          {"kv_bytes_per_token", report.bytes_per_token},
-          {"kv_payload_bytes_per_token", report.payload_bytes_per_token},
-          {"kv_bytes_per_token_components", ToJson(report.token)},
-          {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
-          {"kv_fixed_payload_bytes_per_sequence",
-           report.fixed_payload_bytes_per_sequence},
-          {"dense_bf16_bytes_per_token", report.dense_bytes_per_token},
-          {"kv_compression_ratio", report.compression_ratio},
-          {"attention_flops", flops.attention},
-          {"reconstruction_flops", flops.reconstruction},
-          {"dense_attention_flops",
-           2 * report.num_layers * report.dense_side_flops},
-          {"at_length", at_length},
-          {"layers", layers}};
+  return {
+      {"model", report.name},
+      {"model_type", report.model_type},
+      {"method", report.method},
+      {"base_model", report.base_model},
+      {"provenance",
+       {{"tool_version", provenance.tool_version()},
+        {"options", provenance.options()},
+        {"decomposition", provenance.decomposition()},
+        {"calibration_id", provenance.calibration_id()},
+        {"seed", provenance.seed()},
+        {"target_kv_bytes_per_token", report.target.kv_bytes_per_token()},
+        {"target_tp", report.target.tp()}}},
+      {"num_layers", report.num_layers},
+      {"num_heads", report.num_heads},
+      {"num_kv_heads", report.num_kv_heads},
+      {"head_dim", report.head_dim},
+      {"max_positions", report.max_positions},
+      {"weight_bytes", report.weights.bytes},
+      {"attention_weight_bytes", report.weights.attention_bytes},
+      {"dense_weight_bytes", report.dense_weights.bytes},
+      {"dense_bf16_weight_bytes", report.dense_weights.bytes /
+                                      cache::DataTypeBytes(report.dense.type) *
+                                      cache::DataTypeBytes(kvasir::v1::BF16)},
+      {"weights_fit", report.weights_fit},
+      {"served", report.not_served.empty()},
+      {"not_served", report.not_served},
+      {"invariance", report.invariance},
+      {"page_tokens", report.page_tokens},
+      {"kv_bytes_per_token", report.bytes_per_token},
+      {"kv_payload_bytes_per_token", report.payload_bytes_per_token},
+      {"kv_bytes_per_token_components", ToJson(report.token)},
+      {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
+      {"kv_fixed_payload_bytes_per_sequence",
+       report.fixed_payload_bytes_per_sequence},
+      {"dense_type", cache::DataTypeName(report.dense.type)},
+      {"dense_bytes_per_token", report.dense.own},
+      {"dense_bf16_bytes_per_token", report.dense.bf16},
+      {"kv_compression_ratio",
+       static_cast<double>(report.dense.own) / report.bytes_per_token},
+      {"kv_compression_ratio_bf16",
+       static_cast<double>(report.dense.bf16) / report.bytes_per_token},
+      {"attention_flops", flops.attention},
+      {"reconstruction_flops", flops.reconstruction},
+      {"dense_attention_flops",
+       2 * report.num_layers * report.dense_side_flops},
+      {"at_length", at_length},
+      {"layers", layers}};
 }
 
 std::string ReportToText(const InspectReport& report) {
@@ -350,7 +378,7 @@ std::string ReportToText(const InspectReport& report) {
   AppendBytes(report, &out);
   AppendTable(report, &out);
   absl::StrAppendFormat(&out, "\n%20s  %-12s  %-12s  %s\n",
-                        "tokens of a sequence", "KV bytes", "dense bf16",
+                        "tokens of a sequence", "KV bytes", report.dense.name(),
                         report.weights.bytes > 0 ? "weights + KV" : "");
   for (const ReportLength& length : report.at_length) {
     absl::StrAppendFormat(

@@ -20,7 +20,8 @@ struct ReportOptions {
   int64_t page_tokens = 64;
   int64_t max_batched_tokens = 512;  // for layers with a sliding window
   bool deterministic = false;
-  std::vector<int64_t> lengths;  // of a sequence, to tell
+  // Of a sequence, to tell; empty: the model's, and quarters of it.
+  std::vector<int64_t> lengths;
 };
 
 // A row of the rank table.
@@ -34,7 +35,8 @@ struct ReportSide {
 struct ReportLength {
   int64_t tokens = 0;
   CacheBytes<int64_t> cache;
-  int64_t dense_bytes = 0;  // of a cache of whole bf16 keys and values
+  int64_t dense_bytes = 0;  // of whole keys and values in the model's own type
+  int64_t dense_bf16_bytes = 0;
 };
 
 struct InspectReport {
@@ -62,11 +64,11 @@ struct InspectReport {
   CacheBytes<double> token;
   int64_t fixed_bytes_per_sequence = 0;          // side pages
   int64_t fixed_payload_bytes_per_sequence = 0;  // of those: what is used
-  int64_t dense_bytes_per_token = 0;             // bf16
-  double compression_ratio = 0;
+  DenseBytes dense;                              // of a token
 
-  WeightSizes weights;        // 0: the artifact has no tensors for the plan
-  WeightSizes dense_weights;  // of the same model, uncompressed, in bf16
+  WeightSizes weights;  // 0: the artifact has no tensors for the plan
+  // Of the same model, uncompressed, in the type of `dense`.
+  WeightSizes dense_weights;
 
   std::vector<ReportSide> sides;  // key and value of each layer in turn
   int64_t dense_side_flops = 0;   // per query token and slot

@@ -198,6 +198,33 @@ TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
   }
 }
 
+// Rows of 131,072 tokens told nothing of a model of 1,024.
+TEST(InspectReportTest, LengthsAreTheModelsUnlessAskedFor) {
+  auto report =
+      MakeInspectReport(SourceWith(kFullKey, kFullValue), {.page_tokens = 16});
+  KVASIR_ASSERT_OK(report);
+  std::vector<int64_t> lengths;
+  for (const ReportLength& at : report->at_length) lengths.push_back(at.tokens);
+  EXPECT_THAT(lengths, ::testing::ElementsAre(8, 32, 128, 512));
+}
+
+// A float32 model of its own keys and values had "compression ratio 0.500".
+TEST(InspectReportTest, ThePlanIsComparedWithTheModelsOwnType) {
+  const ModelSource source =
+      SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}})",
+                 R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}})");
+  const cache::PageLayout layout = LayoutOf(source);
+  const DenseBytes f32 = DenseBytesPerToken(layout, kvasir::v1::F32);
+  EXPECT_EQ(f32.own, layout.marginal_bytes_per_token());
+  EXPECT_EQ(f32.text(),
+            absl::StrCat("dense f32 ", f32.own, ", bf16 ", f32.own / 2));
+  EXPECT_EQ(f32.RatioText(layout.marginal_bytes_per_token()),
+            "1.000 (bf16 0.500)");
+  const DenseBytes bf16 = DenseBytesPerToken(layout, kvasir::v1::BF16);
+  EXPECT_EQ(bf16.text(), absl::StrCat("dense bf16 ", f32.own / 2));
+  EXPECT_EQ(bf16.RatioText(layout.marginal_bytes_per_token()), "0.500");
+}
+
 TEST(InspectReportTest, SaysWhatIsNotServed) {
   const InspectReport served =
       ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));

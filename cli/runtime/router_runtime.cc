@@ -12,6 +12,7 @@
 #include "router/facades/text/tokenizer_codec.h"
 #include "router/policy/policy.h"
 #include "router/replicas/grpc_worker_client.h"
+#include "worker/engine/request.h"
 
 namespace kvasir::cli {
 
@@ -58,6 +59,8 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   core.admission.max_queue = static_cast<size_t>(options.router.max_queue);
   core.default_max_tokens = static_cast<uint32_t>(options.default_max_tokens);
   core.queue_timeout = options.queue_timeout;
+  // The limit that is told is the one that holds.
+  core.max_n = worker::RequestLimits{}.max_n;
   KVASIR_ASSIGN_OR_RETURN(core.policy,
                           router::ParsePolicy(options.router.policy));
   runtime->core_ = std::make_unique<router::RouterCore>(
@@ -83,6 +86,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   router::KserveServiceOptions kserve;
   kserve.server_version = kVersion;
   kserve.limits.default_max_tokens = core.default_max_tokens;
+  kserve.limits.max_n = core.max_n;
   kserve.limits.max_waiting_bytes_per_stream =
       static_cast<size_t>(options.router.stream_buffer_bytes);
   runtime->takes_text_ = options.tokenizer != nullptr;

@@ -79,13 +79,13 @@ absl::Status CheckPlanRequest(const PlanRequest& request) {
   }
   if (request.rank_multiple < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ranks must be multiples of at least 1, have ", request.rank_multiple));
+        "--rank-multiple: want at least 1, have ", request.rank_multiple));
   }
   const model::DecoderSpec& spec = request.spec;
   const int64_t rows = spec.num_kv_heads * spec.head_dim;
   if (request.rank_multiple > rows) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ranks must be multiples of at most ", rows,
+        "--rank-multiple: want at most ", rows,
         ", the numbers of a layer's keys, have ", request.rank_multiple));
   }
   if (request.tp < 1 || spec.num_kv_heads % request.tp != 0) {

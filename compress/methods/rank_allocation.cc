@@ -38,7 +38,8 @@ absl::Status CheckPool(const RankPool& pool) {
     return absl::InvalidArgumentError(absl::StrCat(
         "ranks: the budget of ", pool.target, " numbers a token is below the ",
         least, " that ", pool.units.size(),
-        " ranks take at their least (multiples of ", pool.multiple, ")"));
+        " ranks take at their least (multiples of ", pool.multiple,
+        "): lower --rank-multiple or keep more"));
   }
   return absl::OkStatus();
 }

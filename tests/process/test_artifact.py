@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
-import xml.etree.ElementTree
 
 import pytest
 from kvasir_process import BINARY, TINY, run
@@ -90,8 +90,9 @@ def test_inspect_tells_ranks_bytes_and_weights(artifact):
     assert "2x24" in text and "at_runtime" in text
 
 
-def test_the_page_parses_and_names_every_layer(artifact, tmp_path):
-    results = tmp_path / "results.json"
+@pytest.fixture
+def evaluation(tmp_path):
+    """A file as kvasir-compress evaluate --json writes it, and what is in it."""
     row = {
         "model": "m", "method": "palu <4>", "keep": 0.5, "kv_bytes_per_token": 100,
         "kv_payload_bytes_per_token": 100, "fixed_bytes_per_sequence": 0, "nats_per_token": 3,
@@ -99,26 +100,71 @@ def test_the_page_parses_and_names_every_layer(artifact, tmp_path):
         "added_ci95": [0.05, 0.15], "top1_agreement": 0.9, "kl_nats": 0.1,
     }
     teacher = {"model": "t", "nats_per_token": 2.9, "nats_per_byte": 1, "kv_bytes_per_token": 200}
-    evaluation = {
+    path = tmp_path / "results.json"
+    content = {
         "teacher": teacher, "text": "x", "window_tokens": 512, "windows": 100, "rows": [row],
     }
-    results.write_text(json.dumps(evaluation))
-    page = tmp_path / "page.html"
-    run("inspect", artifact, "--html", page, "--evaluation", results)
-    html = page.read_text()
-    # As a browser names characters; the declaration itself is HTML's.
-    root = xml.etree.ElementTree.fromstring(html.removeprefix("<!DOCTYPE html>"))
-    assert root.tag.endswith("html")
-    titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
-    for layer in range(6):
-        assert any(t.startswith(f"layer {layer} value: low_rank, 48 numbers") for t in titles)
-    assert any("palu <4>, 50.0 % of the numbers kept" in t for t in titles)
+    path.write_text(json.dumps(content))
+    return path, content
 
-    del row["added_ci95"]
-    results.write_text(json.dumps(evaluation))
-    refused = run("inspect", artifact, "--html", page, "--evaluation", results, check=False)
+
+def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
+        artifact, evaluation, tmp_path):
+    path, content = evaluation
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page, "--evaluation", path)
+    data = json.loads(re.search('<script type="application/json" id="data">(.*?)</script',
+                                page.read_text(), re.DOTALL)[1])
+    assert data["report"] == json.loads(run("inspect", artifact, "--json").stdout)
+    assert data["evaluations"][0]["rows"][0]["method"] == "palu <4>"
+
+    del content["rows"][0]["added_ci95"]
+    path.write_text(json.dumps(content))
+    refused = run("inspect", artifact, "--html", page, "--evaluation", path, check=False)
     assert refused.returncode == 1
     assert "rows[0]" in refused.stderr and "added_ci95" in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The elements of a page once a browser has run its script."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium to draw the page")
+    home = tmp_path_factory.mktemp("home")
+
+    def draw(page):
+        return subprocess.run(
+            [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+            env={**os.environ, "HOME": str(home)}).stdout
+
+    return draw
+
+
+def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, drawn, tmp_path):
+    path, content = evaluation
+    inspected = json.loads(run("inspect", artifact, "--json").stdout)
+    # Two widths of one method, one of them the plan looked at; a narrow range.
+    own, other = content["rows"][0], dict(content["rows"][0], model="other")
+    own |= {"model": inspected["model"], "kv_bytes_per_token": inspected["kv_bytes_per_token"],
+            "kv_payload_bytes_per_token": 64, "added_nats_per_token": 0.0037,
+            "added_ci95": [-0.0003, 0.0078]}
+    other |= {"kv_payload_bytes_per_token": 25, "added_nats_per_token": 0.0044,
+              "added_ci95": [0.0031, 0.0057]}
+    content["rows"] = [own, other]
+    path.write_text(json.dumps(content))
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page, "--evaluation", path)
+    html = drawn(page)
+    for layer in range(6):
+        assert f"<title>layer {layer} value: low_rank, 48 numbers" in html
+    assert "palu &lt;4&gt;, 50.0 % of the numbers kept" in html
+    quality = html[html.index("<h2>Quality against bytes"):html.index("<h2>Bytes by component")]
+    assert len(re.findall(r">0\.00\d+</text>", quality)) >= 3  # ticks
+    assert quality.count(">this plan</text>") == 1
+    # No line joins points of different widths: two points and the teacher's are alone.
+    assert len(re.findall(r'class="line" d="M[\d.]+ [\d.]+" stroke', quality)) == 3
 
 
 def test_it_runs(artifact):

@@ -215,6 +215,17 @@ def test_serve_loads_a_running_server():
     assert "router_added_ms_p50" not in report["figures"]  # nobody named its worker
 
 
+def test_serves_default_lengths_fit_a_short_model():
+    with KvasirProcess("serve") as server:
+        report = bench("serve", "--endpoint", server.grpc, "--max-model-len", "16",
+                       "--mode", "closed")
+        assert report["rows"][0]["failed"] == 0
+        assert report["rows"][0]["prompt_tokens"] == 4 * 13
+        done = run("bench", "serve", "--quick", "--endpoint", server.grpc, "--max-model-len",
+                   "16", "--prompt-tokens", "fixed:16", check=False)
+    assert done.returncode == 1 and "over the limit of 16" in done.stderr
+
+
 def test_a_server_that_is_not_there_has_its_own_exit_code():
     done = run("bench", "serve", "--quick", "--endpoint", "127.0.0.1:1", check=False)
     assert done.returncode == 3 and not done.stdout, done.stderr

@@ -169,7 +169,10 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
         (["--method", "foo", "--keep", 0.5], "--method: foo not in"),
         (["--method", "palu"], "one of --keep and --kv-bytes-per-token"),
         (["--method", "palu", "--keep", 1.5], "--keep: '1.5' is no number from 0 to 1"),
-        (["--method", "svdq", "--keep", 0.5], "its size is that of its bits"),
+        (["--method", "svdq", "--keep", 0.5],
+         "in place of --keep give --key-bits with eight widths"),
+        (["--method", "channel", "--kv-bytes-per-token", 900],
+         "in place of --kv-bytes-per-token give --average-bits"),
         (["--method", "palu", "--keep", 0.5, "--key-bits", 5], "'5' is no width of codes"),
         (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "a schedule of 3 widths"),
         (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is no number of heads"),
@@ -178,6 +181,51 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
 )
 def test_wrong_usage(compress, arguments, named):
     refused(compress("plan", "--model", TINY, *arguments, ok=False), named, code=2)
+
+
+def test_too_small_a_share_names_the_flag_of_the_multiples(compress):
+    done = compress("plan", "--model", TINY, "--method", "uniform", "--keep", 0.01, ok=False)
+    refused(done, "(multiples of 8): lower --rank-multiple or keep more")
+
+
+def test_a_float32_model_is_compared_with_its_own_type(compress, tmp_path):
+    base = tmp_path / "base"
+    compress("init", "--like", "kvasir-tiny", "--layers", 2, "--vocab", 4096, "--tokenizer", TINY,
+             "--dtype", "f32", "--out", base, "--quiet")
+
+    def inspect(*flags):
+        return subprocess.run([BINARY, "inspect", base, *flags], capture_output=True, text=True,
+                              check=True).stdout
+
+    told = json.loads(inspect("--json"))
+    assert told["dense_type"] == "f32" and told["kv_compression_ratio"] == 1
+    assert told["kv_compression_ratio_bf16"] == 0.5
+    assert told["weight_bytes"] == told["dense_weight_bytes"]
+    assert told["at_length"][-1]["kv_bytes"] == told["at_length"][-1]["dense_kv_bytes"]
+    assert "compression ratio     1.000 (bf16 0.500)" in inspect()
+    done = compress("plan", "--model", base, "--method", "uniform", "--keep", 0.5, "--quiet")
+    assert "dense f32" in done.stdout and "compression ratio     2.0" in done.stdout
+
+
+def test_raps_defaults_are_the_measured_ones(compress):
+    """Steps of 8 dims cost 2.5 times the loss of the measured steps of 2."""
+    def options(*method):
+        done = compress("plan", "--model", TINY, "--method", *method, *FEW_TOKENS, "--json",
+                        "--quiet")
+        return json.loads(done.stdout)["options"]
+
+    told = options("rap", "--keep", 0.7)
+    assert "--rank-multiple 2 " in told and "--search fisher-root" in told
+    assert "--rank-multiple 4 " in options("rap", "--keep", 0.7, "--rank-multiple", 4)
+    assert "--rank-multiple 8 " in options("palu", "--keep", 0.5)
+
+
+def test_help_says_which_method_when(compress):
+    text = compress("plan", "--help").stdout
+    assert "Which method when" in text
+    for method in ("palu --keep", "svdq --value-bits", "rap --keep", "commuting --keep", "lorc"):
+        assert method in text
+    assert max(map(len, text[text.index("Which method when"):].splitlines())) <= 80
 
 
 def uniform_plan(compress, tmp_path):
@@ -382,6 +430,17 @@ def test_evaluate_sets_candidates_against_the_teacher(compress, tmp_path):
     assert small["added_nats_per_token"] > quantized["added_nats_per_token"]
     assert small["kv_bytes_per_token"] < 0.3 * result["teacher"]["kv_bytes_per_token"]
     assert result["windows"] == 3
+
+
+def test_lines_of_progress_do_not_cut_the_table(tmp_path):
+    done = subprocess.run(
+        [COMPRESS, "evaluate", "--teacher", TINY, TINY, "per-token:k4,v4", "--text",
+         TINY / "evaluation.txt", "--windows", "2", "--window-tokens", "64"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("model "))
+    assert [line.split()[0] for line in lines[head + 1:]] == ["tiny", "per-token:k4,v4"]
+    assert any("windows" in line for line in lines[:head])
 
 
 def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):

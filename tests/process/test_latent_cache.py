@@ -295,7 +295,7 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
 
     measured = perplexity(folder)
     assert measured["kv_bytes_per_token"] == per_token
-    assert measured["kv_compression_ratio"] == inspect["kv_compression_ratio"]
+    assert measured["kv_compression_ratio"] == inspect["kv_compression_ratio_bf16"]
     assert measured["kv_fixed_bytes_per_sequence"] == fixed
     assert measured["kv_pool_bytes"] == measured["kv_pool_pages"] * page_bytes
     assert measured["kv_held_bytes"] == at_length[measured["kv_held_tokens"]]["kv_bytes"]
@@ -306,7 +306,7 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
         assert server.metric("kvasir_kv_cache_fixed_bytes_per_sequence") == fixed
         # The text form of a metric has fewer digits.
         assert server.metric("kvasir_kv_cache_compression_ratio") == pytest.approx(
-            inspect["kv_compression_ratio"], rel=1e-12)
+            inspect["kv_compression_ratio_bf16"], rel=1e-12)
         assert server.metric("kvasir_kv_cache_pool_bytes") == pool
         layers = [key for key in server.metrics() if key[0] == "kvasir_kv_layer_info"]
         assert {tuple(sorted(labels)) for _, labels in layers} == {

@@ -6,6 +6,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 import pytest
 
@@ -120,15 +121,19 @@ def test_codes_are_told_by_the_plan():
 
 def test_charts_escape_names_and_keep_points_inside():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
-                               "bytes", "nats")
+                               'A "title" & more', "bytes", "nats", ("whole <b>", 300.0))
     # What lies below the scale is drawn on its floor, hollow.
     assert svg.count('class="bg"><title>') == 1
     assert "a&lt;b &amp; c" in svg and "a<b" not in svg
     assert svg.count("<circle") == 2 and "nan" not in svg
+    # What it shows, what it is compared with, and where one wants to be.
+    xml.etree.ElementTree.fromstring(svg)
+    assert 'aria-label="A &quot;title&quot; &amp; more"' in svg
+    assert "whole &lt;b&gt;: 300, 0" in svg and "better" in svg
 
 
 def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
-    command = [sys.executable, ROOT / "bench" / "quality.py", "--tool",
+    command = [sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
                BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model", TINY,
                "--work", tmp_path, "--windows", "2", "--window-tokens", "32", "--only", "lorc"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -155,7 +160,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
     page.write_text("# Quality\n\nrows\n")
     engine.replace(page, "## The engine\n\nnew\n")
     assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
-    done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
+    done = subprocess.run([sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model",
                            TINY, "--work", tmp_path / "work", "--windows", "2",
                            "--window-tokens", "32", "--engine-only", "--only", "lorc",
@@ -171,7 +176,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
 
 
 def test_an_unknown_table_is_named(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "bench" / "quality.py", "--tool",
+    done = subprocess.run([sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--work",
                            tmp_path, "--only", "palu_group"],
                           capture_output=True, text=True, timeout=20)

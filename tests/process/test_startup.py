@@ -175,6 +175,8 @@ def test_a_config_file_with_a_key_that_is_no_flag_is_refused(tmp_path):
         (["nosuch"], "'nosuch' is no command"),
         (["worker", "--model", TINY, "--listen", "nonsense"], "--listen"),
         (["serve", "--random-weights", "--shape", "foo"], "--shape"),
+        (["serve", "--shape", "kvasir-tiny"], "--shape kvasir-tiny is read with --random-weights"),
+        (["inspect", TINY, "--shape", "kvasir-tiny"], "give no --shape beside --model"),
         (["serve", "--model", TINY, "--kv-cache-bytes", "99999999999999999999"],
          "--kv-cache-bytes: '99999999999999999999' is over the limit of 9223372036854775807"),
         (["serve", "--model", TINY, "--kv-cache-bytes", "-1"],
@@ -203,6 +205,17 @@ def test_a_call_to_the_wrong_port_says_which_one_it_probably_is():
         assert server.admin in text and "admin port" in text and "--grpc-port" in text
         text = refused("drain", "--endpoint", server.grpc)
         assert server.grpc in text and "--admin-port" in text
+
+
+def test_without_a_server_the_hint_is_how_to_start_one():
+    done = run("generate", "--endpoint", "127.0.0.1:1", "--prompt", "x", check=False)
+    assert done.returncode == 3
+    assert "127.0.0.1:1: no server answers there; scripts/serve starts one" in done.stderr
+
+
+def test_a_shape_without_random_weights_is_not_ignored():
+    done = run("generate", "--shape", "kvasir-tiny", "--prompt", "x", check=False)
+    assert done.returncode == 1 and "--shape kvasir-tiny is read with" in done.stderr
 
 
 def test_generate_repeats_the_prompt_only_before_an_answer():

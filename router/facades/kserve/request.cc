@@ -73,9 +73,13 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  if (value && (*value < low || *value > high)) {
-    return OutOfRange(name, absl::StrCat("an integer from ", low, " to ", high),
+  // `high` is what the wire holds, not what is served: it is no offer.
+  if (value && *value < low) {
+    return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);
+  }
+  if (value && *value > high) {
+    return OutOfRange(name, absl::StrCat("at most ", high), *value);
   }
   return value;
 }

@@ -17,6 +17,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kNotBuilt = absl::StatusCode::kUnimplemented;
@@ -215,7 +216,7 @@ TEST(KserveRequestTest, WrongSamplingValuesAreNamed) {
   EXPECT_THAT(ParseJson(R"({"max_tokens": 1.5})"),
               StatusIs(kInvalid, HasSubstr("want an integer, have 1.5")));
   EXPECT_THAT(ParseJson(R"({"max_tokens": 0})"),
-              StatusIs(kInvalid, HasSubstr("from 1 to")));
+              StatusIs(kInvalid, HasSubstr("at least 1, have 0")));
   EXPECT_THAT(ParseJson(R"({"temperature": 1e300})"),
               StatusIs(kInvalid, HasSubstr("finite")));
   EXPECT_THAT(ParseJson(R"({"stop": 5})"),
@@ -288,6 +289,16 @@ TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
   InferRequestBuilder large = TrtText();
   large.Parameter("priority").set_uint64_param(uint64_t{1} << 63);
   EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
+}
+
+TEST(KserveRequestTest, WhatTheWireHoldsIsNotOfferedAsALimit) {
+  EXPECT_THAT(ParseJson(R"({"n": 0})"),
+              StatusIs(kInvalid, AllOf(HasSubstr("'n': want an integer of at "
+                                                 "least 1, have 0"),
+                                       Not(HasSubstr("2147483647")))));
+  EXPECT_THAT(Parse(TrtText().Int("num_return_sequences", 0)),
+              StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
+                                       Not(HasSubstr("2147483647")))));
 }
 
 TEST(KserveRequestTest, RepetitionPenaltyHasLimits) {

@@ -96,9 +96,13 @@ absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
     }
     integer = static_cast<int64_t>(number);
   }
-  if (integer < low || integer > high) {
-    return ValueError(name, absl::StrCat("an integer from ", low, " to ", high),
+  // `high` is what the wire holds, not what is served: it is no offer.
+  if (integer < low) {
+    return ValueError(name, absl::StrCat("an integer of at least ", low),
                       value);
+  }
+  if (integer > high) {
+    return ValueError(name, absl::StrCat("at most ", high), value);
   }
   return integer;
 }
