@@ -21,17 +21,9 @@ namespace {
 
 // The type of a tensor that every checkpoint has; bf16 without one.
 kvasir::v1::DataType TypeOf(const ModelSource& source, std::string_view name) {
-  if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
-  const auto tensor = source.checkpoint->Tensor(name);
-  if (!tensor.ok()) return kvasir::v1::BF16;
-  switch (tensor->info->type) {
-    case model::TensorType::kF32:
-      return kvasir::v1::F32;
-    case model::TensorType::kF16:
-      return kvasir::v1::F16;
-    default:
-      return kvasir::v1::BF16;
-  }
+  return source.checkpoint.has_value()
+             ? model::NumberTypeOf(*source.checkpoint, name)
+             : kvasir::v1::BF16;
 }
 
 // What the cache stores where nobody says otherwise: the type of the

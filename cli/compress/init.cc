@@ -14,6 +14,7 @@
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "compress/artifact/random_checkpoint.h"
+#include "model/checkpoint/random_weights.h"
 #include "model/shapes/shapes.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -22,7 +23,6 @@ namespace {
 
 using compress::RandomCheckpointOptions;
 using compress::RandomCheckpointProgress;
-using compress::StoredDtype;
 
 constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
@@ -93,7 +93,8 @@ absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
 absl::Status RunInit(InitFlags& flags) {
   RandomCheckpointOptions& options = flags.options;
   KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags));
-  options.dtype = flags.dtype == "f32" ? StoredDtype::kF32 : StoredDtype::kBf16;
+  options.dtype =
+      flags.dtype == "f32" ? model::TensorType::kF32 : model::TensorType::kBF16;
   if (!flags.tokenizer.empty()) {
     options.tokenizer = flags.tokenizer;
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,

@@ -65,20 +65,6 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
   return bits;
 }
 
-kvasir::v1::DataType WeightType(const model::Checkpoint& checkpoint) {
-  const auto tensor =
-      checkpoint.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight"));
-  if (!tensor.ok()) return kvasir::v1::BF16;
-  switch (tensor->info->type) {
-    case model::TensorType::kF32:
-      return kvasir::v1::F32;
-    case model::TensorType::kF16:
-      return kvasir::v1::F16;
-    default:
-      return kvasir::v1::BF16;
-  }
-}
-
 absl::StatusOr<Codec> CodecOf(const std::string& text,
                               kvasir::v1::DataType weights) {
   KVASIR_ASSIGN_OR_RETURN(const Bits bits, ParseBits(text));
@@ -439,7 +425,8 @@ absl::StatusOr<KvPlan> MakePlan(
   };
   request.tp = flags.tp;
   request.rank_multiple = flags.rank_multiple;
-  const kvasir::v1::DataType weights = WeightType(checkpoint);
+  const kvasir::v1::DataType weights = model::NumberTypeOf(
+      checkpoint, model::LayerTensorName(0, "self_attn.k_proj.weight"));
   // SVDq and channel codes make the codec of keys themselves.
   KVASIR_ASSIGN_OR_RETURN(
       request.key_codec,

@@ -300,4 +300,18 @@ absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
   return absl::OkStatus();
 }
 
+kvasir::v1::DataType NumberTypeOf(const Checkpoint& checkpoint,
+                                  std::string_view name) {
+  const auto tensor = checkpoint.Tensor(name);
+  if (!tensor.ok()) return kvasir::v1::BF16;
+  switch (tensor->info->type) {
+    case TensorType::kF32:
+      return kvasir::v1::F32;
+    case TensorType::kF16:
+      return kvasir::v1::F16;
+    default:
+      return kvasir::v1::BF16;
+  }
+}
+
 }  // namespace kvasir::model

@@ -128,4 +128,9 @@ class Checkpoint {
   std::optional<std::string> kv_plan_json_;
 };
 
+// The type of the tensor's numbers in a plan's words; bf16 where the checkpoint
+// does not have it.
+kvasir::v1::DataType NumberTypeOf(const Checkpoint& checkpoint,
+                                  std::string_view name);
+
 }  // namespace kvasir::model
