@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "model/tokenizer/utf8.h"
 
 namespace kvasir::cli {
 namespace {
@@ -25,30 +25,10 @@ double Finite(double value) {
   return std::clamp(value, -kMost, kMost);
 }
 
-// Length in bytes of the UTF-8 character at `text`'s start, 0 for none.
-size_t CharacterBytes(std::string_view text) {
-  const auto byte = [&text](size_t i) {
-    return static_cast<unsigned char>(text[i]);
-  };
-  const unsigned char first = byte(0);
-  const size_t size = first < 0x80                    ? 1
-                      : first >= 0xc2 && first < 0xe0 ? 2
-                      : first >= 0xe0 && first < 0xf0 ? 3
-                      : first >= 0xf0 && first < 0xf5 ? 4
-                                                      : 0;
-  if (size == 0 || text.size() < size) return 0;
-  uint32_t code = size == 1 ? first : first & (0x7fu >> size);
-  for (size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    code = code << 6 | (byte(i) & 0x3f);
-  }
-  const bool overlong = (size == 3 && code < 0x800) ||
-                        (size == 4 && (code < 0x10000 || code > 0x10ffff));
-  const bool not_allowed = (code >= 0xd800 && code < 0xe000) ||
-                           code == 0xfffe || code == 0xffff ||
-                           (code >= 0x7f && code < 0xa0) ||
-                           (code < 0x20 && code != '\n' && code != '\t');
-  return overlong || not_allowed ? 0 : size;
+// Whether a page may hold the character.
+bool IsAllowed(char32_t c) {
+  if (c < 0x20) return c == '\n' || c == '\t';
+  return (c < 0x7f || c >= 0xa0) && c != 0xfffe && c != 0xffff;
 }
 
 // A step of 1, 2 or 5 times a power of ten, `count` of which reach `span`.
@@ -274,9 +254,9 @@ void DrawSeries(const LineChart::Series& series, int index, const Axis& x,
 std::string EscapeXml(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    const size_t size = CharacterBytes(text);
-    if (size == 0) {
-      out += "\xef\xbf\xbd";
+    const model::Utf8Char first = model::FirstChar(text);
+    if (first.kind != model::Utf8Kind::kValid || !IsAllowed(first.value)) {
+      out += model::kReplacement;
       text.remove_prefix(1);
       continue;
     }
@@ -297,9 +277,9 @@ std::string EscapeXml(std::string_view text) {
         out += "&#39;";
         break;
       default:
-        out += text.substr(0, size);
+        out += text.substr(0, first.size);
     }
-    text.remove_prefix(size);
+    text.remove_prefix(first.size);
   }
   return out;
 }
