@@ -1,4 +1,7 @@
-"""Paired statistics over evaluation windows, for bench/quality/quality.py."""
+"""Paired statistics over evaluation windows, for bench/quality/quality.py.
+
+Apart on purpose from what `kvasir-compress evaluate` computes for one candidate
+(compress/evaluate/paired_interval.h): a test compares the two."""
 
 import math
 import statistics

@@ -31,6 +31,7 @@
 #include "compress/methods/method.h"
 #include "compress/oracle/attention_loader.h"
 #include "compress/oracle/cache_shape.h"
+#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/torch_status.h"
 #include "model/checkpoint/file.h"
@@ -41,7 +42,6 @@ namespace kvasir::cli {
 namespace {
 
 using compress::ArtifactOptions;
-using compress::StoredDtype;
 using compress::TensorMap;
 using kvasir::v1::KvPlan;
 
@@ -131,21 +131,12 @@ absl::Status Complete(const CalibrationFlags& flags,
 
 absl::StatusOr<at::ScalarType> StoredScalar(
     const model::Checkpoint& checkpoint,
-    const std::optional<StoredDtype>& dtype) {
-  if (dtype == StoredDtype::kF32) return at::kFloat;
-  if (dtype == StoredDtype::kF16) return at::kHalf;
-  if (dtype == StoredDtype::kBf16) return at::kBFloat16;
+    const std::optional<model::TensorType>& dtype) {
+  if (dtype.has_value()) return compress::ScalarTypeOf(*dtype);
   KVASIR_ASSIGN_OR_RETURN(
       const model::TensorStore::Entry key,
       checkpoint.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight")));
-  switch (key.info->type) {
-    case model::TensorType::kF32:
-      return at::kFloat;
-    case model::TensorType::kF16:
-      return at::kHalf;
-    default:
-      return at::kBFloat16;
-  }
+  return compress::ScalarTypeOf(key.info->type);
 }
 
 absl::Status SayCost(const ApplyFlags& flags,
@@ -267,9 +258,9 @@ absl::Status RunApply(ApplyFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           OpenBase(flags.calibration));
   if (flags.dtype != "auto") {
-    flags.artifact.dtype = flags.dtype == "f32"   ? StoredDtype::kF32
-                           : flags.dtype == "f16" ? StoredDtype::kF16
-                                                  : StoredDtype::kBf16;
+    flags.artifact.dtype = flags.dtype == "f32"   ? model::TensorType::kF32
+                           : flags.dtype == "f16" ? model::TensorType::kF16
+                                                  : model::TensorType::kBF16;
   }
   if (!flags.calibration.tokenizer.empty()) {
     flags.artifact.tokenizer = flags.calibration.tokenizer;

@@ -26,7 +26,6 @@ void AddApplyCommand(CLI::App* app, int* exit_code);
 void AddEvaluateCommand(CLI::App* app, int* exit_code);
 void AddInitCommand(CLI::App* app, int* exit_code);
 void AddPlanCommand(CLI::App* app, int* exit_code);
-void AddPretrainCommand(CLI::App* app, int* exit_code);
 void AddRecoverCommand(CLI::App* app, int* exit_code);
 
 }  // namespace kvasir::cli

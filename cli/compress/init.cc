@@ -6,13 +6,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
-#include "cli/compress/shape_flags.h"
 #include "cli/flags.h"
+#include "cli/options.h"
 #include "cli/progress.h"
 #include "compress/artifact/random_checkpoint.h"
+#include "model/checkpoint/random_weights.h"
 #include "model/shapes/shapes.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -21,20 +23,78 @@ namespace {
 
 using compress::RandomCheckpointOptions;
 using compress::RandomCheckpointProgress;
-using compress::StoredDtype;
+
+constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
 struct InitFlags {
-  ShapeFlags shape;
+  std::string shape;
+  // In place of the shape's own where they are not 0 (or "").
+  model::ModelShape sizes;
+  double rope_theta = 0.0;
+  std::string head;
   std::string dtype = "bf16";
   std::string tokenizer;
   RandomCheckpointOptions options;
   bool quiet = false;
 };
 
+// The sizes that a flag may replace.
+struct SizeFlag {
+  const char* flag;
+  int64_t model::ModelShape::*size;
+  const char* help;
+};
+constexpr SizeFlag kSizeFlags[] = {
+    {"--layers", &model::ModelShape::num_layers, "Layers"},
+    {"--hidden", &model::ModelShape::hidden_size,
+     "Width of the residual stream"},
+    {"--intermediate", &model::ModelShape::intermediate_size,
+     "Width of the MLP"},
+    {"--heads", &model::ModelShape::num_query_heads, "Query heads"},
+    {"--kv-heads", &model::ModelShape::num_kv_heads, "KV heads"},
+    {"--head-dim", &model::ModelShape::head_dim, "Numbers per head"},
+    {"--context", &model::ModelShape::max_position, "Longest context, tokens"},
+    {"--vocab", &model::ModelShape::vocab_size, "Vocabulary size"},
+};
+
+void AddShapeFlags(CLI::App* command, InitFlags& flags) {
+  AddFlag(
+      command, "--like", flags.shape,
+      "Shape to start from: " + absl::StrJoin(model::KnownShapeNames(), ", "))
+      ->check(ShapeName())
+      ->required();
+  const auto replaces = [&](const char* flag, auto& value, const char* help) {
+    return command->add_option(flag, value, help)
+        ->envname(EnvironmentName(flag))
+        ->group(kSizesGroup);
+  };
+  for (const SizeFlag& size : kSizeFlags) {
+    replaces(size.flag, flags.sizes.*size.size, size.help)->check(Above(0));
+  }
+  // What the server reads.
+  command->get_option("--layers")->check(Between(1, 1024));
+  replaces("--rope-theta", flags.rope_theta, "RoPE base")->check(Above(0));
+  replaces("--output-head", flags.head, "tied or untied")
+      ->check(CLI::IsMember({"tied", "untied"}));
+}
+
+absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(model::ModelShape shape,
+                          model::FindShape(flags.shape));
+  for (const SizeFlag& size : kSizeFlags) {
+    const int64_t value = flags.sizes.*size.size;
+    if (value > 0) shape.*size.size = value;
+  }
+  if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
+  if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
+  return shape;
+}
+
 absl::Status RunInit(InitFlags& flags) {
   RandomCheckpointOptions& options = flags.options;
-  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags.shape));
-  options.dtype = flags.dtype == "f32" ? StoredDtype::kF32 : StoredDtype::kBf16;
+  KVASIR_ASSIGN_OR_RETURN(options.shape, ShapeOf(flags));
+  options.dtype =
+      flags.dtype == "f32" ? model::TensorType::kF32 : model::TensorType::kBF16;
   if (!flags.tokenizer.empty()) {
     options.tokenizer = flags.tokenizer;
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
@@ -71,12 +131,7 @@ void AddInitCommand(CLI::App* app, int* exit_code) {
   CLI::App* command = app->add_subcommand(
       "init", "Writes a checkpoint of random weights, for benchmarks");
   command->group("Commands");
-  AddShapeFlags(command, "--like", flags.shape);
-  command->get_option("--like")->required();
-  command
-      ->add_option("--vocab", flags.shape.sizes.vocab_size, "Vocabulary size")
-      ->check(Above(0))
-      ->group(kSizesGroup);
+  AddShapeFlags(command, flags);
   RandomCheckpointOptions& options = flags.options;
   AddFlag(command, "--out", options.out, "Folder to write")->required();
   AddFlag(command, "--seed", options.seed, "Seed of the weights");

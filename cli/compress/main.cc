@@ -46,7 +46,6 @@ int Main(int argc, char** argv) {
   AddApplyCommand(&app, &exit_code);
   AddEvaluateCommand(&app, &exit_code);
   AddRecoverCommand(&app, &exit_code);
-  AddPretrainCommand(&app, &exit_code);
   AddInitCommand(&app, &exit_code);
   return ParseAndRun(&app, argc, argv, exit_code);
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cli/inspect/test_plans.h"
+#include "model/checkpoint/random_weights.h"
 #include "nlohmann/json.hpp"
 #include "worker/program/served_plan.h"
 

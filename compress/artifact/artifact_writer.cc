@@ -16,6 +16,7 @@
 #include "compress/artifact/checkpoint_folder.h"
 #include "compress/artifact/new_file.h"
 #include "compress/oracle/cache_shape.h"
+#include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/torch_status.h"
 #include "model/checkpoint/family_tensors.h"
 #include "nlohmann/json.hpp"
@@ -40,28 +41,6 @@ bool IsReplaced(std::string_view name) {
     if (name.find(part) != name.npos) return true;
   }
   return false;
-}
-
-StoredDtype StoredTypeOf(model::TensorType type) {
-  switch (type) {
-    case model::TensorType::kF32:
-      return StoredDtype::kF32;
-    case model::TensorType::kF16:
-      return StoredDtype::kF16;
-    default:
-      return StoredDtype::kBf16;
-  }
-}
-
-at::ScalarType ScalarTypeOf(StoredDtype dtype) {
-  switch (dtype) {
-    case StoredDtype::kF32:
-      return at::kFloat;
-    case StoredDtype::kF16:
-      return at::kHalf;
-    default:
-      return at::kBFloat16;
-  }
 }
 
 bool IsRange(std::string_view name) {
@@ -105,7 +84,7 @@ CopyList ListCopies(const model::Checkpoint& base) {
 }
 
 TensorEntry EntryOf(const model::TensorInfo& info) {
-  return {info.name, StoredTypeOf(info.type), info.shape};
+  return {info.name, info.type, info.shape};
 }
 
 int64_t CountGroups(const kvasir::v1::Part& part) {
@@ -124,7 +103,7 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   const int64_t entry = SafetensorsWriter::HeaderBytes(
       {model::LayerTensorName(plan.layers_size(),
                               "self_attn.k_proj.part99.up.9999.weight"),
-       StoredDtype::kBf16,
+       model::TensorType::kBF16,
        {0, 0, 0}});
   for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
     for (const auto* side : {&layer.key(), &layer.value()}) {
@@ -249,12 +228,12 @@ absl::Status CopyTensor(const model::TensorStore::Entry& entry,
 
 // Where the base model stores just these numbers under this name, or nullptr.
 absl::StatusOr<const model::TensorStore::Entry*> FindEqual(
-    const model::Checkpoint& base, const std::string& name, StoredDtype dtype,
-    const at::Tensor& values) {
+    const model::Checkpoint& base, const std::string& name,
+    model::TensorType dtype, const at::Tensor& values) {
   const auto found = base.tensors().stored().find(name);
   if (found == base.tensors().stored().end()) return nullptr;
   const model::TensorInfo& info = *found->second.info;
-  if (!model::IsWeightType(info.type) || StoredTypeOf(info.type) != dtype ||
+  if (!model::IsWeightType(info.type) || info.type != dtype ||
       values.sizes() != at::IntArrayRef(info.shape)) {
     return nullptr;
   }
@@ -268,8 +247,9 @@ absl::StatusOr<const model::TensorStore::Entry*> FindEqual(
 absl::Status AppendTensor(const model::Checkpoint& base,
                           const ArtifactOptions& options,
                           const std::string& name, const at::Tensor& tensor,
-                          StoredDtype dtype, ShardSequence& shards) {
-  const StoredDtype stored = IsRange(name) ? StoredDtype::kF32 : dtype;
+                          model::TensorType dtype, ShardSequence& shards) {
+  const model::TensorType stored =
+      IsRange(name) ? model::TensorType::kF32 : dtype;
   const at::Tensor values = tensor.to(ScalarTypeOf(stored)).contiguous();
   if (!at::isfinite(values).all().item<bool>()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -293,8 +273,7 @@ absl::Status WriteWeights(
   KVASIR_ASSIGN_OR_RETURN(
       const model::TensorStore::Entry key,
       base.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight")));
-  const StoredDtype dtype =
-      options.dtype.value_or(StoredTypeOf(key.info->type));
+  const model::TensorType dtype = options.dtype.value_or(key.info->type);
   const CopyList copies = ListCopies(base);
   std::vector<std::byte> buffer(kCopyBytes);
   ShardSequence shards(folder, options.max_shard_bytes, HeaderRoom(base, plan));

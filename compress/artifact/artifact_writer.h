@@ -23,7 +23,7 @@ struct ArtifactOptions {
   bool overwrite = false;
   // Of the attention tensors; none: that of the base model's k_proj. Ranges of
   // codes are float32 always. All else is copied bit by bit.
-  std::optional<StoredDtype> dtype;
+  std::optional<model::TensorType> dtype;
   // Instead of copies of tensors that are as in the base model, and of
   // tokenizer files: links to them. The folder then needs the base where it
   // was, as it was: the index has fingerprints of the linked files.

@@ -4,13 +4,13 @@
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <sstream>
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
 #include "compress/oracle/cache_shape.h"
 #include "compress/oracle/tensor_loader.h"
+#include "compress/testing/folder_fixture.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -22,22 +22,11 @@ using ::kvasir::base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::string ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 bool GoOn(const ArtifactProgress&) { return true; }
 
-class ArtifactWriterTest : public ::testing::Test {
+class ArtifactWriterTest : public FolderTest {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("kvasir_artifact_") + test->name());
-    fs::remove_all(folder_);
     RandomCheckpointOptions options;
     options.shape = {.name = "small",
                      .num_layers = 2,
@@ -58,7 +47,6 @@ class ArtifactWriterTest : public ::testing::Test {
     plan_ = cache::FullRankPlan(CacheShapeOf(base_->spec()), kvasir::v1::BF16);
     options_.out = folder_ / "out";
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   // The base model's own projections.
   absl::StatusOr<TensorMap> Source(int64_t layer) const {
@@ -107,7 +95,6 @@ class ArtifactWriterTest : public ::testing::Test {
     }
   }
 
-  fs::path folder_;
   std::unique_ptr<model::Checkpoint> base_;
   kvasir::v1::KvPlan plan_;
   ArtifactOptions options_;
@@ -116,22 +103,21 @@ class ArtifactWriterTest : public ::testing::Test {
 // GPT-NeoX fuses queries, keys and values, and OPT names its tensors otherwise:
 // attention gets our names, all else stays as it is stored.
 TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
-  for (const model::ShapeFamily family :
-       {model::ShapeFamily::kNeox, model::ShapeFamily::kOpt}) {
+  for (const model::Family family :
+       {model::Family::kNeox, model::Family::kOpt}) {
     RandomCheckpointOptions options;
-    options.shape = {
-        .name = "small",
-        .family = family,
-        .num_layers = 2,
-        .hidden_size = 24,
-        .intermediate_size = 40,
-        .num_query_heads = 4,
-        .num_kv_heads = 4,
-        .head_dim = 6,
-        .vocab_size = 50,
-        .max_position = 64,
-        .rotary_part = family == model::ShapeFamily::kOpt ? 0.0 : 0.34,
-        .qkv_bias = true};
+    options.shape = {.name = "small",
+                     .family = family,
+                     .num_layers = 2,
+                     .hidden_size = 24,
+                     .intermediate_size = 40,
+                     .num_query_heads = 4,
+                     .num_kv_heads = 4,
+                     .head_dim = 6,
+                     .vocab_size = 50,
+                     .max_position = 64,
+                     .rotary_part = family == model::Family::kOpt ? 0.0 : 0.34,
+                     .qkv_bias = true};
     options.out = folder_ / "base";
     options.overwrite = true;
     KVASIR_ASSERT_OK(WriteRandomCheckpoint(
@@ -241,7 +227,7 @@ TEST_F(ArtifactWriterTest, ABaseThatIsCutShortMeanwhileIsNotLinked) {
 }
 
 TEST_F(ArtifactWriterTest, TheTypeAskedForIsThatOfTheAttentionTensors) {
-  options_.dtype = StoredDtype::kF32;
+  options_.dtype = model::TensorType::kF32;
   KVASIR_ASSERT_OK(Write());
   auto written = model::Checkpoint::Open(options_.out.string());
   KVASIR_ASSERT_OK(written.status());
@@ -280,7 +266,7 @@ TEST_F(ArtifactWriterTest, WhatASourceRefusesIsSaidAndLeavesNothing) {
 }
 
 TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
-  options_.dtype = StoredDtype::kF16;
+  options_.dtype = model::TensorType::kF16;
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [&](int64_t layer) -> absl::StatusOr<TensorMap> {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "compress/testing/folder_fixture.h"
 
 namespace {
 
@@ -50,14 +51,9 @@ using ::testing::HasSubstr;
 
 constexpr char kMarker[] = "kvasir-compress.unfinished";
 
-class NewFolderTest : public ::testing::Test {
+class NewFolderTest : public FolderTest {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("kvasir_new_folder_") + test->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
     out_ = folder_ / "out";
     partial_ = folder_ / "out.partial";
     replaced_ = folder_ / "out.partial.replaced";
@@ -65,7 +61,6 @@ class NewFolderTest : public ::testing::Test {
   void TearDown() override {
     g_exchange_errno = 0;
     g_sync_errno = 0;
-    fs::remove_all(folder_);
   }
 
   static void Put(const fs::path& path) {
@@ -116,7 +111,7 @@ class NewFolderTest : public ::testing::Test {
     EXPECT_FALSE(fs::exists(out_ / "new"));
   }
 
-  fs::path folder_, out_, partial_, replaced_;
+  fs::path out_, partial_, replaced_;
 };
 
 TEST_F(NewFolderTest, WhereNamesCannotBeExchangedTheOldOneMovesAwayFirst) {

@@ -12,11 +12,11 @@
 namespace kvasir::compress {
 namespace {
 
-const char* TorchDtypeName(StoredDtype dtype) {
+const char* TorchDtypeName(model::TensorType dtype) {
   switch (dtype) {
-    case StoredDtype::kF32:
+    case model::TensorType::kF32:
       return "float32";
-    case StoredDtype::kF16:
+    case model::TensorType::kF16:
       return "float16";
     default:
       return "bfloat16";
@@ -26,7 +26,8 @@ const char* TorchDtypeName(StoredDtype dtype) {
 }  // namespace
 
 absl::Status WriteHfConfig(const std::filesystem::path& folder,
-                           const model::ModelShape& shape, StoredDtype dtype) {
+                           const model::ModelShape& shape,
+                           model::TensorType dtype) {
   nlohmann::ordered_json generation;
   generation["bos_token_id"] = shape.bos_token_id;
   generation["eos_token_id"] = shape.eos_token_id;

@@ -10,7 +10,8 @@ namespace kvasir::compress {
 
 // Writes config.json and generation_config.json into the folder.
 absl::Status WriteHfConfig(const std::filesystem::path& folder,
-                           const model::ModelShape& shape, StoredDtype dtype);
+                           const model::ModelShape& shape,
+                           model::TensorType dtype);
 
 // Copies tokenizer.json and, where there are any, the other tokenizer files.
 // NotFound when `from` has no tokenizer.json.

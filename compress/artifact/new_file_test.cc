@@ -6,9 +6,9 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 
 #include "base/status_matchers.h"
+#include "compress/testing/folder_fixture.h"
 
 namespace kvasir::compress {
 namespace {
@@ -18,30 +18,14 @@ namespace fs = std::filesystem;
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-std::string ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 std::span<const std::byte> BytesOf(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-class NewFileTest : public ::testing::Test {
+class NewFileTest : public FolderTest {
  protected:
-  void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) /
-              (std::string("kvasir_new_file_") + test->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    path_ = folder_ / "x";
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { path_ = folder_ / "x"; }
 
-  fs::path folder_;
   fs::path path_;
 };
 

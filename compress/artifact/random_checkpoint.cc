@@ -14,6 +14,7 @@
 #include "compress/artifact/hf_config.h"
 #include "compress/artifact/new_file.h"
 #include "model/checkpoint/random_weights.h"
+#include "model/shapes/shape_config.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::compress {
@@ -87,9 +88,9 @@ absl::Status ClearFolder(const RandomCheckpointOptions& options) {
   return absl::OkStatus();
 }
 
-void StoreChunk(std::span<const float> values, StoredDtype dtype,
+void StoreChunk(std::span<const float> values, model::TensorType dtype,
                 std::byte* out) {
-  if (dtype == StoredDtype::kF32) {
+  if (dtype == model::TensorType::kF32) {
     std::memcpy(out, values.data(), values.size_bytes());
     return;
   }
@@ -128,7 +129,7 @@ class TensorStreamer {
 
  private:
   void Make(const model::RandomTensor& tensor, int64_t begin, int64_t count) {
-    const int64_t element_bytes = ElementBytes(options_.dtype);
+    const int64_t element_bytes = model::TensorTypeBits(options_.dtype) / 8;
     bytes_.resize(static_cast<size_t>(count * element_bytes));
     const int64_t chunks = (count + kChunkElements - 1) / kChunkElements;
     auto work = [&](int64_t thread) {
@@ -175,7 +176,7 @@ absl::Status WriteRandomCheckpoint(
     const std::function<bool(const RandomCheckpointProgress&)>& on_progress) {
   // The dtypes are stored as the machine holds them.
   static_assert(std::endian::native == std::endian::little);
-  KVASIR_RETURN_IF_ERROR(model::ValidateShape(options.shape));
+  KVASIR_RETURN_IF_ERROR(model::SpecOfShape(options.shape).status());
   KVASIR_RETURN_IF_ERROR(ClearFolder(options));
   KVASIR_RETURN_IF_ERROR(
       WriteHfConfig(options.out, options.shape, options.dtype));

@@ -14,7 +14,7 @@ namespace kvasir::compress {
 struct RandomCheckpointOptions {
   model::ModelShape shape;
   uint64_t seed = 1;
-  StoredDtype dtype = StoredDtype::kBf16;
+  model::TensorType dtype = model::TensorType::kBF16;
   std::filesystem::path out;
   // Folder whose tokenizer files are copied; none: the checkpoint has none.
   std::optional<std::filesystem::path> tokenizer;

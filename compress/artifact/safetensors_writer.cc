@@ -11,29 +11,13 @@
 namespace kvasir::compress {
 namespace {
 
-const char* DtypeName(StoredDtype dtype) {
-  switch (dtype) {
-    case StoredDtype::kF32:
-      return "F32";
-    case StoredDtype::kBf16:
-      return "BF16";
-    case StoredDtype::kF16:
-      return "F16";
-    case StoredDtype::kF64:
-      return "F64";
-    case StoredDtype::kU8:
-      return "U8";
-  }
-  return "";
-}
-
 std::string HeaderText(const std::vector<TensorEntry>& entries) {
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
   int64_t offset = 0;
   for (const TensorEntry& entry : entries) {
     const int64_t end = offset + TensorBytes(entry);
-    header[entry.name] = {{"dtype", DtypeName(entry.dtype)},
+    header[entry.name] = {{"dtype", model::TensorTypeName(entry.dtype)},
                           {"shape", entry.shape},
                           {"data_offsets", {offset, end}}};
     offset = end;
@@ -62,23 +46,8 @@ std::span<const std::byte> BytesOf(const std::string& text) {
 
 }  // namespace
 
-int64_t ElementBytes(StoredDtype dtype) {
-  switch (dtype) {
-    case StoredDtype::kF32:
-      return 4;
-    case StoredDtype::kBf16:
-    case StoredDtype::kF16:
-      return 2;
-    case StoredDtype::kF64:
-      return 8;
-    case StoredDtype::kU8:
-      return 1;
-  }
-  return 0;
-}
-
 int64_t TensorBytes(const TensorEntry& entry) {
-  int64_t bytes = ElementBytes(entry.dtype);
+  int64_t bytes = model::TensorTypeBits(entry.dtype) / 8;
   for (const int64_t size : entry.shape) bytes *= size;
   return bytes;
 }

@@ -11,16 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/artifact/new_file.h"
+#include "model/checkpoint/safetensors.h"
 
 namespace kvasir::compress {
 
-enum class StoredDtype { kF32, kBf16, kF16, kF64, kU8 };
-
-int64_t ElementBytes(StoredDtype dtype);
-
 struct TensorEntry {
   std::string name;
-  StoredDtype dtype = StoredDtype::kBf16;
+  model::TensorType dtype = model::TensorType::kBF16;
   std::vector<int64_t> shape;
 };
 

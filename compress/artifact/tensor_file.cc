@@ -59,15 +59,15 @@ std::span<const std::byte> BytesOf(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
-StoredDtype DtypeOf(const at::Tensor& tensor) {
+model::TensorType DtypeOf(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
-      return StoredDtype::kF64;
+      return model::TensorType::kF64;
     case at::kFloat:
-      return StoredDtype::kF32;
+      return model::TensorType::kF32;
     default:
       KVASIR_CHECK(tensor.scalar_type() == at::kByte);
-      return StoredDtype::kU8;
+      return model::TensorType::kU8;
   }
 }
 
@@ -138,7 +138,7 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
     hash.Add(entries[i].name, entries[i].shape, BytesOf(tensors[i]));
   }
   const std::array<std::byte, kHashBytes> digest = hash.Finish();
-  entries.push_back({kHashName, StoredDtype::kU8, {kHashBytes}});
+  entries.push_back({kHashName, model::TensorType::kU8, {kHashBytes}});
 
   KVASIR_ASSIGN_OR_RETURN(SafetensorsWriter writer,
                           SafetensorsWriter::Create(path, entries));

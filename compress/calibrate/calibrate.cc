@@ -214,17 +214,6 @@ TensorMap Widened(const TensorMap& stored) {
   return wide;
 }
 
-at::ScalarType StoredScalar(const model::TensorInfo& info) {
-  switch (info.type) {
-    case model::TensorType::kF16:
-      return at::kHalf;
-    case model::TensorType::kBF16:
-      return at::kBFloat16;
-    default:
-      return at::kFloat;
-  }
-}
-
 absl::Status Calibrator::RunLayer(const LayerProgram& program,
                                   const TensorMap& tensors,
                                   const std::vector<at::Tensor>& inputs,
@@ -300,7 +289,7 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
                       const at::Tensor& tensor) -> absl::StatusOr<at::Tensor> {
     KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                             checkpoint_.Tensor(name));
-    return tensor.to(StoredScalar(*entry.info)).to(options_.device);
+    return tensor.to(ScalarTypeOf(entry.info->type)).to(options_.device);
   };
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, LoadLayer(checkpoint_, layer));

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
@@ -18,6 +17,7 @@
 #include "compress/calibrate/head_loss.h"
 #include "compress/oracle/reference_decoder.h"
 #include "compress/runtime/cpu_setup.h"
+#include "compress/testing/folder_fixture.h"
 
 namespace kvasir::compress {
 namespace {
@@ -25,16 +25,9 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-std::string ReadFile(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 model::ModelShape SmallShape() {
   return {.name = "small",
-          .family = model::ShapeFamily::kQwen2,
+          .family = model::Family::kQwen2,
           .num_layers = 3,
           .hidden_size = 24,
           .intermediate_size = 40,
@@ -46,21 +39,14 @@ model::ModelShape SmallShape() {
           .qkv_bias = true};
 }
 
-class CalibrateTest : public ::testing::Test {
+class CalibrateTest : public FolderTest {
  protected:
-  void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(testing::TempDir()) /
-              (std::string("kvasir_calibrate_") + test->name());
-    std::filesystem::remove_all(folder_);
-    Write(SmallShape());
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void SetUp() override { Write(SmallShape()); }
 
   void Write(const model::ModelShape& shape) {
     RandomCheckpointOptions options;
     options.shape = shape;
-    options.dtype = StoredDtype::kF32;
+    options.dtype = model::TensorType::kF32;
     options.out = folder_ / "model";
     options.overwrite = true;
     KVASIR_ASSERT_OK(WriteRandomCheckpoint(
@@ -144,7 +130,6 @@ class CalibrateTest : public ::testing::Test {
     return bytes;
   }
 
-  std::filesystem::path folder_;
   std::unique_ptr<model::Checkpoint> checkpoint_;
   std::optional<int> stop_after_;
   int passes_ = 0;

@@ -16,6 +16,7 @@
 #include "compress/oracle/cache_shape.h"
 #include "compress/oracle/reference_decoder.h"
 #include "compress/oracle/tensor_loader.h"
+#include "compress/testing/folder_fixture.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -103,13 +104,9 @@ class PlainRanges : public LayerObserver {
   Range ranges_[4];
 };
 
-class RangeCollectorTest : public ::testing::Test {
+class RangeCollectorTest : public FolderTest {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(testing::TempDir()) /
-              (std::string("kvasir_ranges_") + test->name());
-    std::filesystem::remove_all(folder_);
     RandomCheckpointOptions options;
     options.shape = {.name = "small",
                      .num_layers = 2,
@@ -120,7 +117,7 @@ class RangeCollectorTest : public ::testing::Test {
                      .head_dim = 8,
                      .vocab_size = 50,
                      .max_position = 64};
-    options.dtype = StoredDtype::kF32;
+    options.dtype = model::TensorType::kF32;
     options.out = folder_;
     KVASIR_ASSERT_OK(WriteRandomCheckpoint(
         options, [](const RandomCheckpointProgress&) { return true; }));
@@ -148,7 +145,6 @@ class RangeCollectorTest : public ::testing::Test {
       }
     }
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   absl::Status Collect(std::vector<TensorMap>& attention) const {
     KVASIR_ASSIGN_OR_RETURN(
@@ -192,7 +188,6 @@ class RangeCollectorTest : public ::testing::Test {
     return ranges;
   }
 
-  std::filesystem::path folder_;
   std::unique_ptr<model::Checkpoint> base_;
   kvasir::v1::KvPlan plan_;
   CalibrationSample sample_;

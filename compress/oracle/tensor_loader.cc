@@ -13,25 +13,18 @@
 namespace kvasir::compress {
 namespace {
 
-absl::StatusOr<at::ScalarType> ScalarTypeOf(
+absl::StatusOr<at::ScalarType> WeightType(
     const model::TensorStore::Entry& tensor) {
-  switch (tensor.info->type) {
-    case model::TensorType::kF32:
-      return at::kFloat;
-    case model::TensorType::kF16:
-      return at::kHalf;
-    case model::TensorType::kBF16:
-      return at::kBFloat16;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat(tensor.file->path(), ": tensor ", tensor.info->name,
-                       ": want F32, F16 or BF16, have ",
-                       std::string(model::TensorTypeName(tensor.info->type))));
-  }
+  const model::TensorType type = tensor.info->type;
+  if (model::IsWeightType(type)) return ScalarTypeOf(type);
+  return absl::InvalidArgumentError(
+      absl::StrCat(tensor.file->path(), ": tensor ", tensor.info->name,
+                   ": want F32, F16 or BF16, have ",
+                   std::string(model::TensorTypeName(type))));
 }
 
 absl::StatusOr<at::Tensor> ReadStored(const model::TensorStore::Entry& entry) {
-  KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, ScalarTypeOf(entry));
+  KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, WeightType(entry));
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     const at::NoGradGuard no_grad;
     const at::Tensor stored =
@@ -54,6 +47,17 @@ absl::StatusOr<at::Tensor> ReadTensor(const model::TensorStore::Entry& entry) {
 
 }  // namespace
 
+at::ScalarType ScalarTypeOf(model::TensorType type) {
+  switch (type) {
+    case model::TensorType::kF32:
+      return at::kFloat;
+    case model::TensorType::kF16:
+      return at::kHalf;
+    default:
+      return at::kBFloat16;
+  }
+}
+
 absl::StatusOr<at::Tensor> LoadTensor(const model::Checkpoint& checkpoint,
                                       std::string_view name) {
   KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
@@ -73,7 +77,7 @@ absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
                                     std::span<const int32_t> rows) {
   KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                           checkpoint.Tensor(name));
-  KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, ScalarTypeOf(entry));
+  KVASIR_ASSIGN_OR_RETURN(const at::ScalarType type, WeightType(entry));
   const auto row_bytes = static_cast<uint64_t>(entry.info->row_bytes());
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     const at::NoGradGuard no_grad;

@@ -16,6 +16,9 @@
 
 namespace kvasir::compress {
 
+// Of a weight (model::IsWeightType).
+at::ScalarType ScalarTypeOf(model::TensorType type);
+
 // F32, F16 and BF16 tensors widened to float32, in their own shape.
 absl::StatusOr<at::Tensor> LoadTensor(const model::Checkpoint& checkpoint,
                                       std::string_view name);

@@ -20,14 +20,12 @@ absl::Status CheckDevice(const std::string& name) {
       "--device cuda: this libtorch has no CUDA, or finds no GPU");
 }
 
-absl::StatusOr<c10::Device> OpenDevice(const std::string& name,
-                                       GpuProducts products) {
+absl::StatusOr<c10::Device> OpenDevice(const std::string& name) {
   KVASIR_RETURN_IF_ERROR(CheckDevice(name));
   if (name == "cpu" || !torch::cuda::is_available()) {
     return c10::Device(c10::kCPU);
   }
-  at::globalContext().setAllowTF32CuBLAS(products ==
-                                         GpuProducts::kTensorFloat32);
+  at::globalContext().setAllowTF32CuBLAS(false);
   return c10::Device(c10::kCUDA);
 }
 

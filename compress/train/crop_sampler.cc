@@ -30,7 +30,7 @@ void CropSampler::StartEpoch(int64_t epoch) {
   epoch_ = epoch;
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed_);
   auto draw = [&](int64_t index, int64_t limit) {
-    // The crop length separates the streams of a ramp's stages.
+    // Crops of another length are another stream.
     const uint64_t high = (static_cast<uint64_t>(epoch) << 24) |
                           static_cast<uint64_t>(crop_tokens_);
     return Below(

@@ -15,8 +15,8 @@
 #include "compress/runtime/device.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
+#include "compress/train/adam_w.h"
 #include "compress/train/crop_sampler.h"
-#include "compress/train/optimizer.h"
 
 namespace kvasir::compress {
 namespace {
@@ -99,14 +99,6 @@ struct Batch {
   uint64_t draw = 0;   // of its dropout
 };
 
-std::vector<NamedTensor> NamedParameters(const AdapterSet& adapters) {
-  std::vector<NamedTensor> named;
-  for (size_t i = 0; i < adapters.parameters().size(); ++i) {
-    named.push_back({adapters.parameter_names()[i], adapters.parameters()[i]});
-  }
-  return named;
-}
-
 class Recovery {
  public:
   Recovery(const ReferenceDecoder& student, const ReferenceDecoder& teacher,
@@ -117,10 +109,8 @@ class Recovery {
         options_(options),
         threads_(ThreadsFor(student.device(), options.threads)),
         adapters_(student, options.adapters),
-        optimizer_(NamedParameters(adapters_),
-                   {.muon = false,
-                    .weight_decay = options.weight_decay,
-                    .beta2 = 0.99}),
+        optimizer_(adapters_.parameters(),
+                   {.weight_decay = options.weight_decay, .beta2 = 0.99}),
         sampler_(static_cast<int64_t>(text.ids.size()) - 1, options.crop_tokens,
                  options.adapters.seed) {
     // Threads work on crops of their own (ForEachIndex).
@@ -160,7 +150,7 @@ class Recovery {
   const RecoverOptions& options_;
   const int threads_;
   AdapterSet adapters_;
-  Optimizer optimizer_;
+  AdamW optimizer_;
   CropSampler sampler_;
   int64_t crops_taken_ = 0;
   uint64_t draws_ = 0;

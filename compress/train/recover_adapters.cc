@@ -75,11 +75,9 @@ AdapterSet::AdapterSet(const ReferenceDecoder& decoder,
               .view({rank, inputs})
               .to(decoder.device());
       adapter.b = at::zeros({outputs, rank}, adapter.a.options());
-      for (const auto& [tensor, what] :
-           {std::pair(adapter.a, "a"), std::pair(adapter.b, "b")}) {
+      for (const at::Tensor& tensor : {adapter.a, adapter.b}) {
         tensor.set_requires_grad(true);
         parameters_.push_back(tensor);
-        names_.push_back(absl::StrCat("layers.", l, ".", name, ".", what));
       }
       adapter.name = std::move(name);
       layer.push_back(std::move(adapter));

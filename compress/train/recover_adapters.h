@@ -46,9 +46,8 @@ class AdapterSet {
   // names and shapes, no part of a graph.
   TensorMap MergeLayer(int64_t layer) const;
 
-  // A and B of every adapter, in a fixed order, and their names.
+  // A and B of every adapter, in a fixed order.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  const std::vector<std::string>& parameter_names() const { return names_; }
   int64_t num_parameters() const;
 
  private:
@@ -67,7 +66,6 @@ class AdapterSet {
   AdapterOptions options_;
   std::vector<std::vector<Adapter>> layers_;
   std::vector<at::Tensor> parameters_;
-  std::vector<std::string> names_;
 };
 
 }  // namespace kvasir::compress

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -14,6 +13,7 @@
 #include "compress/artifact/random_checkpoint.h"
 #include "compress/oracle/cache_shape.h"
 #include "compress/oracle/tensor_loader.h"
+#include "compress/testing/folder_fixture.h"
 #include "compress/train/recover_ranges.h"
 #include "compress/train/recover_writer.h"
 #include "plan/plan.h"
@@ -421,13 +421,9 @@ TEST(RecoverTest, RefusesWhatDoesNotFit) {
 
 // ------------------------------------------------------------------- folders
 
-class RecoverWriterTest : public ::testing::Test {
+class RecoverWriterTest : public FolderTest {
  protected:
   void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(testing::TempDir()) /
-              absl::StrCat("kvasir_recover_", test->name());
-    std::filesystem::remove_all(folder_);
     RandomCheckpointOptions options;
     options.shape = {.name = "test",
                      .num_layers = kLayers,
@@ -450,17 +446,13 @@ class RecoverWriterTest : public ::testing::Test {
     std::ofstream(options.out / "kv_plan.json") << cache::PlanToJson(
         cache::FullRankPlan(CacheShapeOf(opened->spec()), kvasir::v1::BF16));
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   // By name, what files of a folder hold.
   static std::map<std::string, std::string> Files(
       const std::filesystem::path& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      std::ifstream in(entry.path(), std::ios::binary);
-      std::stringstream text;
-      text << in.rdbuf();
-      files[entry.path().filename().string()] = text.str();
+      files[entry.path().filename().string()] = ReadFile(entry.path());
     }
     return files;
   }
@@ -476,8 +468,6 @@ class RecoverWriterTest : public ::testing::Test {
     EXPECT_THAT(RoundToStored(base, recovered->layers), base::IsOk());
     return recovered->layers;
   }
-
-  std::filesystem::path folder_;
 };
 
 TEST_F(RecoverWriterTest, WithoutAStepEveryFileIsTheSame) {

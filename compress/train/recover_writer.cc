@@ -23,17 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr char kIndexFile[] = "model.safetensors.index.json";
 
-at::ScalarType StoredType(const model::TensorInfo& info) {
-  switch (info.type) {
-    case model::TensorType::kF32:
-      return at::kFloat;
-    case model::TensorType::kF16:
-      return at::kHalf;
-    default:
-      return at::kBFloat16;
-  }
-}
-
 absl::Status CopyFile(const fs::path& from, const fs::path& folder) {
   std::error_code error;
   const fs::path to = folder / from.filename();
@@ -61,7 +50,8 @@ absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
   // A safetensors file: the length of its header, the header, the data.
   uint64_t header_bytes = 0;
   file.read(reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
-  const at::Tensor stored = values.to(StoredType(*entry.info)).contiguous();
+  const at::Tensor stored =
+      values.to(ScalarTypeOf(entry.info->type)).contiguous();
   file.seekp(static_cast<std::streamoff>(sizeof(header_bytes) + header_bytes +
                                          entry.info->begin_bytes));
   file.write(static_cast<const char*>(stored.data_ptr()),
@@ -120,7 +110,7 @@ absl::Status RoundToStored(const model::Checkpoint& source,
             model::LayerTensorName(static_cast<int64_t>(l), part);
         KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                                 source.Tensor(name));
-        tensor = tensor.to(StoredType(*entry.info)).to(at::kFloat);
+        tensor = tensor.to(ScalarTypeOf(entry.info->type)).to(at::kFloat);
         if (!at::isfinite(tensor).all().item<bool>()) {
           return absl::InvalidArgumentError(absl::StrCat(
               name, ": a trained value is not finite as ",

@@ -245,16 +245,24 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
   list.bias = shape.qkv_bias;
   list.layer_norm = HasLayerNorm(shape.family);
   switch (shape.family) {
-    case ShapeFamily::kNeox:
+    case Family::kNeox:
       ListNeox(shape, residual, embedding, list);
       break;
-    case ShapeFamily::kOpt:
+    case Family::kOpt:
       ListOpt(shape, residual, embedding, list);
       break;
     default:
       ListLlama(shape, residual, embedding, list);
   }
   return std::move(list.tensors);
+}
+
+int64_t CountParameters(const ModelShape& shape) {
+  int64_t count = 0;
+  for (const RandomTensor& tensor : RandomTensorsOf(shape)) {
+    count += tensor.num_elements();
+  }
+  return count;
 }
 
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,

@@ -40,6 +40,9 @@ struct RandomTensor {
 // model that runs like a trained one, though it knows nothing.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 
+// Weights of the shape, biases and norms included.
+int64_t CountParameters(const ModelShape& shape);
+
 // The same numbers by our names (family_tensors.h): of the tensors that `spec`
 // asks for, those that the shape has.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,

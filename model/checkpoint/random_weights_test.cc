@@ -65,7 +65,7 @@ TEST(RandomWeightsTest, NormsAreOnes) {
 // The keys of head h are the second block of its rows.
 TEST(RandomWeightsTest, OurTensorsAreRowsOfTheFamilysOwn) {
   const ModelShape shape = {.name = "small",
-                            .family = ShapeFamily::kNeox,
+                            .family = Family::kNeox,
                             .num_layers = 1,
                             .hidden_size = 12,
                             .intermediate_size = 8,

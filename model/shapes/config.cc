@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "model/checkpoint/file.h"
 #include "model/checkpoint/json.h"
+#include "model/shapes/family.h"
 #include "model/shapes/rope_config.h"
 
 namespace kvasir::model {
@@ -28,22 +29,6 @@ constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 23;
 constexpr int64_t kMaxLayers = 1024;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;
-
-enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt };
-
-struct FamilyRow {
-  std::string_view architecture;
-  std::string_view model_type;
-  Family family;
-};
-
-constexpr std::array<FamilyRow, 5> kFamilies = {{
-    {"LlamaForCausalLM", "llama", Family::kLlama},
-    {"MistralForCausalLM", "mistral", Family::kMistral},
-    {"Qwen2ForCausalLM", "qwen2", Family::kQwen2},
-    {"GPTNeoXForCausalLM", "gpt_neox", Family::kNeox},
-    {"OPTForCausalLM", "opt", Family::kOpt},
-}};
 
 // Families that look alike and are not: the reason is worth a line.
 struct RefusedRow {
@@ -69,7 +54,7 @@ absl::Status Unimplemented(const JsonFields& fields, std::string_view name,
       absl::StrFormat("%s: %s: %s", fields.where(), name, what));
 }
 
-absl::StatusOr<FamilyRow> FindFamily(const JsonFields& fields) {
+absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
   std::string architecture;
   if (const json* list = fields.Find("architectures"); list != nullptr) {
     if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
@@ -81,14 +66,14 @@ absl::StatusOr<FamilyRow> FindFamily(const JsonFields& fields) {
   }
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> model_type,
                           fields.String("model_type"));
-  for (const FamilyRow& row : kFamilies) {
-    if (architecture.empty() ? model_type == row.model_type
-                             : architecture == row.architecture) {
-      return row;
-    }
-  }
   const std::string name =
       architecture.empty() ? model_type.value_or("") : architecture;
+  for (size_t i = 0; i < kFamilies.size(); ++i) {
+    if (name == (architecture.empty() ? kFamilies[i].model_type
+                                      : kFamilies[i].architecture)) {
+      return static_cast<Family>(i);
+    }
+  }
   if (name.empty()) {
     return fields.Error("architectures", "is missing");
   }
@@ -149,17 +134,13 @@ constexpr std::array<ActivationRow, 5> kPlainActivations = {{
     {"relu", MlpKind::kRelu},
 }};
 
-bool HasPlainMlp(Family family) {
-  return family == Family::kNeox || family == Family::kOpt;
-}
-
 absl::Status ParseActivation(const JsonFields& fields, Family family,
                              DecoderSpec* spec) {
   const std::string_view field =
       family == Family::kOpt ? "activation_function" : "hidden_act";
   KVASIR_ASSIGN_OR_RETURN(const std::optional<std::string> act,
                           fields.String(field));
-  if (!HasPlainMlp(family)) {
+  if (!HasLayerNorm(family)) {
     if (!act.has_value() || *act == "silu" || *act == "swish") {
       return absl::OkStatus();
     }
@@ -240,7 +221,7 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     KVASIR_ASSIGN_OR_RETURN(spec->mlp_bias, fields.BoolOr("mlp_bias", false));
     return absl::OkStatus();
   }
-  if (HasPlainMlp(family)) {
+  if (HasLayerNorm(family)) {
     // OPT has one switch for all; GPT-NeoX's MLP always has biases.
     KVASIR_ASSIGN_OR_RETURN(
         spec->qkv_bias,
@@ -468,18 +449,19 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
         "%s: want an object, have %s", where, JsonExcerpt(root)));
   }
   const JsonFields fields(root, std::string(where));
-  KVASIR_ASSIGN_OR_RETURN(const FamilyRow family, FindFamily(fields));
+  KVASIR_ASSIGN_OR_RETURN(const Family family, FindFamily(fields));
   DecoderSpec spec;
-  spec.architecture = family.architecture;
-  spec.model_type = family.model_type;
+  const FamilyNames& names = kFamilies[static_cast<size_t>(family)];
+  spec.architecture = names.architecture;
+  spec.model_type = names.model_type;
   KVASIR_RETURN_IF_ERROR(RefuseWhatChangesTheModel(fields));
-  KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family.family, &spec));
-  KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family.family, &spec));
-  KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family.family, &spec));
-  KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family.family, &spec));
-  if (family.family == Family::kNeox) {
+  KVASIR_RETURN_IF_ERROR(ParseSizes(fields, family, &spec));
+  KVASIR_RETURN_IF_ERROR(ParseBiases(fields, family, &spec));
+  KVASIR_RETURN_IF_ERROR(ParseWindows(fields, family, &spec));
+  KVASIR_RETURN_IF_ERROR(ParseActivation(fields, family, &spec));
+  if (family == Family::kNeox) {
     KVASIR_RETURN_IF_ERROR(ParseNeox(fields, &spec));
-  } else if (family.family == Family::kOpt) {
+  } else if (family == Family::kOpt) {
     KVASIR_RETURN_IF_ERROR(ParseOpt(fields, &spec));
   } else {
     KVASIR_RETURN_IF_ERROR(ParseRotaryFamily(fields, &spec));

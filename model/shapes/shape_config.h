@@ -15,7 +15,8 @@ namespace kvasir::model {
 std::string ConfigJsonOfShape(const ModelShape& shape,
                               std::string_view torch_dtype);
 
-// What ParseConfig makes of that text; ValidateShape's errors.
+// What ParseConfig makes of that text, and its errors for sizes that do not fit
+// one another.
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

@@ -26,5 +26,44 @@ TEST(ShapeConfigTest, EveryKnownShapeIsAModelThatThisEngineReads) {
   }
 }
 
+TEST(ShapeConfigTest, SizesThatDoNotFitAreRefusedByName) {
+  struct Case {
+    const char* name;
+    void (*change)(ModelShape&);
+    const char* error;
+    absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+  };
+  constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
+  for (const Case& each : {
+           Case{
+               "tinyllama-1.1b", [](ModelShape& s) { s.num_kv_heads = 5; },
+               "num_key_value_heads: want a divisor of num_attention_heads 32, "
+               "have 5"},
+           Case{"tinyllama-1.1b", [](ModelShape& s) { s.head_dim = 63; },
+                "head_dim: want an even number"},
+           Case{"tinyllama-1.1b", [](ModelShape& s) { s.hidden_size = 0; },
+                "hidden_size: want"},
+           Case{"pythia-160m", [](ModelShape& s) { s.num_kv_heads = 4; },
+                "num_key_value_heads: GPTNeoXForCausalLM has as many as query "
+                "heads: want 12, have 4",
+                kUnimplemented},
+           Case{"pythia-160m",
+                [](ModelShape& s) {
+                  s.head_dim = 60;
+                  s.hidden_size = 12 * 60;
+                },
+                "15 dims", kUnimplemented},
+           Case{"opt-125m", [](ModelShape& s) { s.hidden_size = 516; },
+                "hidden_size 516 among 12 heads, have 64", kUnimplemented},
+       }) {
+    ModelShape shape = *FindShape(each.name);
+    each.change(shape);
+    EXPECT_THAT(SpecOfShape(shape),
+                base::StatusIs(each.code,
+                               testing::AllOf(testing::HasSubstr(each.name),
+                                              testing::HasSubstr(each.error))));
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::model

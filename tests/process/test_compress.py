@@ -7,7 +7,6 @@ import pytest
 from kvasir_process import BINARY, TINY
 
 COMPRESS = BINARY.with_name("kvasir-compress")
-PRETRAIN = ["pretrain", "--text", "/no/such/text", "--tokenizer", str(TINY)]
 
 
 def compress(*args):
@@ -24,9 +23,6 @@ def compress(*args):
         (["init", "--like", "kvasir-tiny", "--hidden", "-1"],
          "--hidden: '-1' is no number above 0"),
         (["init", "--like", "kvasir-tiny", "--max-shard-bytes", "0"], "--max-shard-bytes"),
-        ([*PRETRAIN, "--seq-len", "foo"], "--seq-len: 'foo' is no stage"),
-        ([*PRETRAIN, "--steps", "-1"], "--steps: '-1' is no number"),
-        (PRETRAIN, "--time-budget"),
     ],
 )
 def test_wrong_usage_has_its_own_exit_code_and_writes_nothing(arguments, named, tmp_path):
@@ -39,7 +35,6 @@ def test_wrong_usage_has_its_own_exit_code_and_writes_nothing(arguments, named, 
 @pytest.mark.parametrize(
     "arguments",
     [
-        [*PRETRAIN, "--steps", "1"],
         ["plan", "--model", TINY, "--text", "/no/such/text", "--method", "palu", "--keep", "0.5"],
         ["apply", "--model", TINY, "--text", "/no/such/text", "--method", "palu", "--keep", "0.5"],
         ["recover", "--model", TINY, "--teacher", TINY, "--text", "/no/such/text"],

@@ -133,9 +133,9 @@ def test_charts_escape_names_and_keep_points_inside():
 
 
 def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
-    command = [sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
+    command = [sys.executable, ROOT / "bench/quality/quality.py", "--tool",
                BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model", TINY,
-               "--work", tmp_path, "--windows", "2", "--window-tokens", "32", "--only", "lorc"]
+               "--work", tmp_path, "--windows", "6", "--window-tokens", "32", "--only", "lorc"]
     first = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert first.returncode == 0, first.stderr
     assert "| LoRC 60 %, progressive |" in first.stdout
@@ -145,8 +145,12 @@ def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
     kept = sorted(path for path in (tmp_path / "results").iterdir()
                   if not path.name.startswith("engine-"))
     assert len(kept) == 2
-    row = json.loads(kept[0].read_text())["row"]
-    assert row["method"] == "lorc" and len(row["window_nats"]) == 2
+    found = json.loads(kept[0].read_text())
+    row = found["row"]
+    assert row["method"] == "lorc" and len(row["window_nats"]) == 6
+    # The page's statistics and evaluate's are two programs on purpose.
+    added = stats.combine([(1, row["window_nats"]), (-1, found["teacher"]["window_nats"])])
+    assert row["added_ci95"] == pytest.approx([added.low, added.high], rel=1e-3)
     assert not list(tmp_path.glob("artifact-*"))
     again = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert again.stdout == first.stdout
@@ -160,7 +164,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
     page.write_text("# Quality\n\nrows\n")
     engine.replace(page, "## The engine\n\nnew\n")
     assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
-    done = subprocess.run([sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
+    done = subprocess.run([sys.executable, ROOT / "bench/quality/quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model",
                            TINY, "--work", tmp_path / "work", "--windows", "2",
                            "--window-tokens", "32", "--engine-only", "--only", "lorc",
@@ -176,7 +180,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
 
 
 def test_an_unknown_table_is_named(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "bench" / "quality" / "quality.py", "--tool",
+    done = subprocess.run([sys.executable, ROOT / "bench/quality/quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--work",
                            tmp_path, "--only", "palu_group"],
                           capture_output=True, text=True, timeout=20)

@@ -30,7 +30,7 @@ inline model::ModelShape TinyShape() {
 inline model::ModelShape TinyNeoxShape() {
   model::ModelShape shape = TinyShape();
   shape.name = "tiny-neox-test";
-  shape.family = model::ShapeFamily::kNeox;
+  shape.family = model::Family::kNeox;
   shape.num_query_heads = shape.num_kv_heads;
   shape.rotary_part = 0.5;
   shape.qkv_bias = true;
@@ -39,7 +39,7 @@ inline model::ModelShape TinyNeoxShape() {
 inline model::ModelShape TinyOptShape() {
   model::ModelShape shape = TinyNeoxShape();
   shape.name = "tiny-opt-test";
-  shape.family = model::ShapeFamily::kOpt;
+  shape.family = model::Family::kOpt;
   shape.rotary_part = 0.0;
   shape.tied_embedding = true;
   return shape;
@@ -48,7 +48,7 @@ inline model::ModelShape TinyOptShape() {
 inline model::ModelShape TinyWindowShape(int64_t sliding_window) {
   model::ModelShape shape = TinyShape();
   shape.name = "tiny-window-test";
-  shape.family = model::ShapeFamily::kMistral;
+  shape.family = model::Family::kMistral;
   shape.sliding_window = sliding_window;
   return shape;
 }

@@ -71,7 +71,7 @@ class CheckpointSource final : public WeightSource {
 // same seed, everywhere.
 class RandomSource final : public WeightSource {
  public:
-  // `shape` is valid (model::ValidateShape).
+  // `shape` is valid (model::SpecOfShape).
   RandomSource(const model::ModelShape& shape, uint64_t seed,
                kernels::DType dtype);
   // model::RandomTensorsOf's errors.

@@ -1,6 +1,7 @@
 #include "router/facades/kserve/request.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 #include <utility>
 
@@ -19,30 +20,9 @@ constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTimeoutUs =
     int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
 
-// Tensors that only TensorRT-LLM's text schema has. One of them decides.
-constexpr const char* kTrtTextOnly[] = {
-    "max_tokens",
-    "num_return_sequences",
-    "bad_words",
-    "stop_words",
-    "end_id",
-    "pad_id",
-    "top_k",
-    "top_p",
-    "temperature",
-    "length_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "random_seed",
-    "return_log_probs",
-    "beam_width",
-    "return_context_logits",
-    "return_generation_logits",
-    "return_perf_metrics",
-};
+// Flags of TensorRT-LLM's that are only taken when they are off.
+constexpr const char* kRefusedFlags[] = {
+    "return_context_logits", "return_generation_logits", "return_perf_metrics"};
 
 // The names under which the two TensorRT-LLM schemas give the same parameter.
 struct TrtNames {
@@ -90,11 +70,18 @@ absl::StatusOr<bool> BoolOr(KserveTensors* tensors, const std::string& name,
   return value.value_or(fallback);
 }
 
-// A flag that is only taken when it is off.
-absl::Status RefuseFlag(KserveTensors* tensors, const std::string& name) {
-  KVASIR_ASSIGN_OR_RETURN(const bool on, BoolOr(tensors, name, false));
-  if (!on) return absl::OkStatus();
-  return NotBuilt(absl::StrCat("tensor '", name, "' true"));
+// Flags that ask for an output each; absent means no.
+struct OutputFlag {
+  const char* name;
+  bool KserveOutputs::*output;
+};
+absl::Status ReadFlags(std::initializer_list<OutputFlag> flags,
+                       KserveTensors* tensors, KserveOutputs* outputs) {
+  for (const OutputFlag& flag : flags) {
+    KVASIR_ASSIGN_OR_RETURN(outputs->*flag.output,
+                            BoolOr(tensors, flag.name, false));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RefuseUnread(const KserveTensors& tensors, const char* schema) {
@@ -116,9 +103,13 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
     return absl::InvalidArgumentError(
         "want a tensor 'text_input' or 'input_ids', have neither");
   }
+  const auto has = [tensors](const char* name) { return tensors->Has(name); };
   const bool trt =
-      std::any_of(std::begin(kTrtTextOnly), std::end(kTrtTextOnly),
-                  [tensors](const char* name) { return tensors->Has(name); });
+      std::any_of(std::begin(kRefusedFlags), std::end(kRefusedFlags), has) ||
+      std::any_of(KserveInputSpecs().begin(), KserveInputSpecs().end(),
+                  [has](const KserveInputSpec& spec) {
+                    return spec.tells_trt_text && has(spec.name);
+                  });
   if (trt && tensors->Has("sampling_parameters")) {
     return absl::InvalidArgumentError(
         "tensor 'sampling_parameters' stands for all other parameters: want "
@@ -226,7 +217,7 @@ absl::Status FilterOutputs(const inference::ModelInferRequest& request,
     }
     const auto& specs = KserveOutputSpecs();
     const bool known = std::any_of(specs.begin(), specs.end(),
-                                   [&output](const KserveTensorSpec& spec) {
+                                   [&output](const KserveOutputSpec& spec) {
                                      return output.name() == spec.name;
                                    });
     if (!known) {
@@ -235,21 +226,10 @@ absl::Status FilterOutputs(const inference::ModelInferRequest& request,
     }
     wanted.push_back(output.name());
   }
-  const auto keep = [&wanted](const char* name, bool* flag) {
-    *flag &= std::find(wanted.begin(), wanted.end(), name) != wanted.end();
-  };
-  keep("text_output", &outputs->text_output);
-  keep("output_ids", &outputs->output_ids);
-  keep("sequence_length", &outputs->sequence_length);
-  keep("finish_reason", &outputs->finish_reason);
-  keep("cumulative_logprob", &outputs->cumulative_logprob);
-  keep("logprobs", &outputs->logprobs);
-  keep("cum_log_probs", &outputs->cum_log_probs);
-  keep("output_log_probs", &outputs->output_log_probs);
-  keep("sequence_index", &outputs->sequence_index);
-  keep("batch_index", &outputs->batch_index);
-  keep("num_input_tokens", &outputs->num_input_tokens);
-  keep("num_output_tokens", &outputs->num_output_tokens);
+  for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
+    outputs->*spec.flag &=
+        std::find(wanted.begin(), wanted.end(), spec.name) != wanted.end();
+  }
   return absl::OkStatus();
 }
 
@@ -285,16 +265,13 @@ absl::Status ParseVllm(const inference::ModelInferRequest& request, bool unary,
   }
   KserveOutputs& outputs = out->outputs;
   outputs.text_output = true;
-  KVASIR_ASSIGN_OR_RETURN(outputs.finish_reason,
-                          BoolOr(tensors, "return_finish_reason", false));
-  KVASIR_ASSIGN_OR_RETURN(outputs.cumulative_logprob,
-                          BoolOr(tensors, "return_cumulative_logprob", false));
-  KVASIR_ASSIGN_OR_RETURN(outputs.logprobs,
-                          BoolOr(tensors, "return_logprobs", false));
-  KVASIR_ASSIGN_OR_RETURN(outputs.num_input_tokens,
-                          BoolOr(tensors, "return_num_input_tokens", false));
-  KVASIR_ASSIGN_OR_RETURN(outputs.num_output_tokens,
-                          BoolOr(tensors, "return_num_output_tokens", false));
+  KVASIR_RETURN_IF_ERROR(ReadFlags(
+      {{"return_finish_reason", &KserveOutputs::finish_reason},
+       {"return_cumulative_logprob", &KserveOutputs::cumulative_logprob},
+       {"return_logprobs", &KserveOutputs::logprobs},
+       {"return_num_input_tokens", &KserveOutputs::num_input_tokens},
+       {"return_num_output_tokens", &KserveOutputs::num_output_tokens}},
+      tensors, &outputs));
   if (outputs.cumulative_logprob && !out->sampling.has_logprobs()) {
     out->sampling.set_logprobs(0);
   }
@@ -333,21 +310,20 @@ absl::Status ParseTopKTopP(const TrtNames& names, KserveTensors* tensors,
 }
 
 absl::Status ParsePenalties(KserveTensors* tensors, KserveRequest* out) {
-  kvasir::v1::SamplingParams& sampling = out->sampling;
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> temperature,
-                          tensors->Float("temperature"));
-  if (temperature) sampling.set_temperature(static_cast<float>(*temperature));
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> repetition,
-                          tensors->Float("repetition_penalty"));
-  if (repetition) {
-    sampling.set_repetition_penalty(static_cast<float>(*repetition));
+  using Sampling = kvasir::v1::SamplingParams;
+  struct Field {
+    const char* name;
+    void (Sampling::*set)(float);
+  };
+  for (const auto& [name, set] :
+       {Field{"temperature", &Sampling::set_temperature},
+        Field{"repetition_penalty", &Sampling::set_repetition_penalty},
+        Field{"presence_penalty", &Sampling::set_presence_penalty},
+        Field{"frequency_penalty", &Sampling::set_frequency_penalty}}) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<double> value,
+                            tensors->Float(name));
+    if (value) (out->sampling.*set)(static_cast<float>(*value));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> presence,
-                          tensors->Float("presence_penalty"));
-  if (presence) sampling.set_presence_penalty(static_cast<float>(*presence));
-  KVASIR_ASSIGN_OR_RETURN(const std::optional<double> frequency,
-                          tensors->Float("frequency_penalty"));
-  if (frequency) sampling.set_frequency_penalty(static_cast<float>(*frequency));
   return absl::OkStatus();
 }
 
@@ -397,19 +373,18 @@ absl::Status ParseEndId(KserveTensors* tensors, KserveRequest* out) {
 }
 
 absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
-  for (const char* flag : {"return_context_logits", "return_generation_logits",
-                           "return_perf_metrics"}) {
-    KVASIR_RETURN_IF_ERROR(RefuseFlag(tensors, flag));
+  for (const char* flag : kRefusedFlags) {
+    KVASIR_ASSIGN_OR_RETURN(const bool on, BoolOr(tensors, flag, false));
+    if (on) return NotBuilt(absl::StrCat("tensor '", flag, "' true"));
   }
   KserveOutputs& outputs = out->outputs;
-  KVASIR_ASSIGN_OR_RETURN(outputs.output_log_probs,
-                          BoolOr(tensors, "return_log_probs", false));
+  KVASIR_RETURN_IF_ERROR(ReadFlags(
+      {{"return_log_probs", &KserveOutputs::output_log_probs},
+       {"return_num_input_tokens", &KserveOutputs::num_input_tokens},
+       {"return_num_output_tokens", &KserveOutputs::num_output_tokens}},
+      tensors, &outputs));
   outputs.cum_log_probs = outputs.output_log_probs;
   if (outputs.output_log_probs) out->sampling.set_logprobs(0);
-  KVASIR_ASSIGN_OR_RETURN(outputs.num_input_tokens,
-                          BoolOr(tensors, "return_num_input_tokens", false));
-  KVASIR_ASSIGN_OR_RETURN(outputs.num_output_tokens,
-                          BoolOr(tensors, "return_num_output_tokens", false));
   outputs.sequence_index = true;
   outputs.batch_index = true;
   return absl::OkStatus();
@@ -584,63 +559,67 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
   return out;
 }
 
-const std::vector<KserveTensorSpec>& KserveInputSpecs() {
-  static const auto& specs = *new std::vector<KserveTensorSpec>{
-      {"text_input", "BYTES", {1}},
-      {"input_ids", "INT32", {-1}},
-      {"input_lengths", "INT32", {1}},
-      {"stream", "BOOL", {1}},
-      {"streaming", "BOOL", {1}},
-      {"stop", "BOOL", {1}},
-      {"exclude_input_in_output", "BOOL", {1}},
-      {"sampling_parameters", "BYTES", {1}},
-      {"max_tokens", "INT32", {1}},
-      {"request_output_len", "INT32", {1}},
-      {"min_tokens", "INT32", {1}},
-      {"num_return_sequences", "INT32", {1}},
-      {"beam_width", "INT32", {1}},
-      {"end_id", "INT32", {1}},
-      {"pad_id", "INT32", {1}},
-      {"stop_words", "BYTES", {-1}},
-      {"bad_words", "BYTES", {-1}},
-      {"stop_words_list", "INT32", {2, -1}},
-      {"bad_words_list", "INT32", {2, -1}},
-      {"temperature", "FP32", {1}},
-      {"top_k", "INT32", {1}},
-      {"top_p", "FP32", {1}},
-      {"runtime_top_k", "INT32", {1}},
-      {"runtime_top_p", "FP32", {1}},
-      {"length_penalty", "FP32", {1}},
-      {"len_penalty", "FP32", {1}},
-      {"repetition_penalty", "FP32", {1}},
-      {"presence_penalty", "FP32", {1}},
-      {"frequency_penalty", "FP32", {1}},
-      {"seed", "UINT64", {1}},
-      {"random_seed", "UINT64", {1}},
-      {"return_log_probs", "BOOL", {1}},
-      {"return_finish_reason", "BOOL", {1}},
-      {"return_cumulative_logprob", "BOOL", {1}},
-      {"return_logprobs", "BOOL", {1}},
-      {"return_num_input_tokens", "BOOL", {1}},
-      {"return_num_output_tokens", "BOOL", {1}},
+const std::vector<KserveInputSpec>& KserveInputSpecs() {
+  constexpr bool kTellsTrtText = true;
+  static const auto& specs = *new std::vector<KserveInputSpec>{
+      {{"text_input", "BYTES", {1}}},
+      {{"input_ids", "INT32", {-1}}},
+      {{"input_lengths", "INT32", {1}}},
+      {{"stream", "BOOL", {1}}},
+      {{"streaming", "BOOL", {1}}},
+      {{"stop", "BOOL", {1}}},
+      {{"exclude_input_in_output", "BOOL", {1}}},
+      {{"sampling_parameters", "BYTES", {1}}},
+      {{"max_tokens", "INT32", {1}}, kTellsTrtText},
+      {{"request_output_len", "INT32", {1}}},
+      {{"min_tokens", "INT32", {1}}, kTellsTrtText},
+      {{"num_return_sequences", "INT32", {1}}, kTellsTrtText},
+      {{"beam_width", "INT32", {1}}, kTellsTrtText},
+      {{"end_id", "INT32", {1}}, kTellsTrtText},
+      {{"pad_id", "INT32", {1}}, kTellsTrtText},
+      {{"stop_words", "BYTES", {-1}}, kTellsTrtText},
+      {{"bad_words", "BYTES", {-1}}, kTellsTrtText},
+      {{"stop_words_list", "INT32", {2, -1}}},
+      {{"bad_words_list", "INT32", {2, -1}}},
+      {{"temperature", "FP32", {1}}, kTellsTrtText},
+      {{"top_k", "INT32", {1}}, kTellsTrtText},
+      {{"top_p", "FP32", {1}}, kTellsTrtText},
+      {{"runtime_top_k", "INT32", {1}}},
+      {{"runtime_top_p", "FP32", {1}}},
+      {{"length_penalty", "FP32", {1}}, kTellsTrtText},
+      {{"len_penalty", "FP32", {1}}},
+      {{"repetition_penalty", "FP32", {1}}, kTellsTrtText},
+      {{"presence_penalty", "FP32", {1}}, kTellsTrtText},
+      {{"frequency_penalty", "FP32", {1}}, kTellsTrtText},
+      {{"seed", "UINT64", {1}}, kTellsTrtText},
+      {{"random_seed", "UINT64", {1}}, kTellsTrtText},
+      {{"return_log_probs", "BOOL", {1}}, kTellsTrtText},
+      {{"return_finish_reason", "BOOL", {1}}},
+      {{"return_cumulative_logprob", "BOOL", {1}}},
+      {{"return_logprobs", "BOOL", {1}}},
+      {{"return_num_input_tokens", "BOOL", {1}}},
+      {{"return_num_output_tokens", "BOOL", {1}}},
   };
   return specs;
 }
 
-const std::vector<KserveTensorSpec>& KserveOutputSpecs() {
-  static const auto& specs = *new std::vector<KserveTensorSpec>{
-      {"text_output", "BYTES", {-1}},
-      {"finish_reason", "BYTES", {-1}},
-      {"cumulative_logprob", "FP32", {-1}},
-      {"logprobs", "BYTES", {-1}},
-      {"output_ids", "INT32", {-1, -1, -1}},
-      {"sequence_length", "INT32", {-1, -1}},
-      {"cum_log_probs", "FP32", {-1, -1}},
-      {"output_log_probs", "FP32", {-1, -1, -1}},
-      {"sequence_index", "INT32", {1, 1}},
-      {"batch_index", "INT32", {1, 1}},
-      {"num_input_tokens", "UINT32", {-1}},
-      {"num_output_tokens", "UINT32", {-1}},
+const std::vector<KserveOutputSpec>& KserveOutputSpecs() {
+  static const auto& specs = *new std::vector<KserveOutputSpec>{
+      {{"text_output", "BYTES", {-1}}, &KserveOutputs::text_output},
+      {{"finish_reason", "BYTES", {-1}}, &KserveOutputs::finish_reason},
+      {{"cumulative_logprob", "FP32", {-1}},
+       &KserveOutputs::cumulative_logprob},
+      {{"logprobs", "BYTES", {-1}}, &KserveOutputs::logprobs},
+      {{"output_ids", "INT32", {-1, -1, -1}}, &KserveOutputs::output_ids},
+      {{"sequence_length", "INT32", {-1, -1}}, &KserveOutputs::sequence_length},
+      {{"cum_log_probs", "FP32", {-1, -1}}, &KserveOutputs::cum_log_probs},
+      {{"output_log_probs", "FP32", {-1, -1, -1}},
+       &KserveOutputs::output_log_probs},
+      {{"sequence_index", "INT32", {1, 1}}, &KserveOutputs::sequence_index},
+      {{"batch_index", "INT32", {1, 1}}, &KserveOutputs::batch_index},
+      {{"num_input_tokens", "UINT32", {-1}}, &KserveOutputs::num_input_tokens},
+      {{"num_output_tokens", "UINT32", {-1}},
+       &KserveOutputs::num_output_tokens},
   };
   return specs;
 }

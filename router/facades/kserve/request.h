@@ -105,14 +105,22 @@ inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 absl::StatusOr<KserveRequest> ParseKserveRequest(
     const inference::ModelInferRequest& request, bool unary);
 
-// The tensors that the schemas have, for ModelMetadata and ModelConfig.
+// The tensors that the schemas have: what ModelMetadata and ModelConfig list,
+// what tells a schema, and what a client may ask for.
 struct KserveTensorSpec {
   const char* name;
   const char* datatype;
   // -1: any number of elements.
   std::vector<int64_t> shape;
 };
-const std::vector<KserveTensorSpec>& KserveInputSpecs();
-const std::vector<KserveTensorSpec>& KserveOutputSpecs();
+struct KserveInputSpec : KserveTensorSpec {
+  // TensorRT-LLM's text schema alone has it.
+  bool tells_trt_text = false;
+};
+struct KserveOutputSpec : KserveTensorSpec {
+  bool KserveOutputs::*flag;
+};
+const std::vector<KserveInputSpec>& KserveInputSpecs();
+const std::vector<KserveOutputSpec>& KserveOutputSpecs();
 
 }  // namespace kvasir::router

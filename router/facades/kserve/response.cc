@@ -30,10 +30,14 @@ void AppendRaw(T value, std::string* raw) {
   raw->append(bytes, sizeof(T));
 }
 
+constexpr const char* DatatypeOf(float) { return "FP32"; }
+constexpr const char* DatatypeOf(int32_t) { return "INT32"; }
+constexpr const char* DatatypeOf(uint32_t) { return "UINT32"; }
+
 template <typename T>
-void AddNumbers(const char* name, const char* datatype, const Shape& shape,
+void AddNumbers(const char* name, const Shape& shape,
                 const std::vector<T>& values, ModelInferResponse* response) {
-  std::string* raw = AddOutput(name, datatype, shape, response);
+  std::string* raw = AddOutput(name, DatatypeOf(T()), shape, response);
   raw->reserve(values.size() * sizeof(T));
   for (const T value : values) AppendRaw(value, raw);
 }
@@ -315,17 +319,17 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
   }
   if (outputs.finish_reason) AddStrings("finish_reason", reasons, response);
   if (outputs.cumulative_logprob) {
-    AddNumbers("cumulative_logprob", "FP32", shape, cumulative, response);
+    AddNumbers("cumulative_logprob", shape, cumulative, response);
   }
   if (outputs.logprobs) AddStrings("logprobs", logprobs, response);
   if (outputs.num_input_tokens) {
-    AddNumbers("num_input_tokens", "UINT32", {1},
+    AddNumbers("num_input_tokens", {1},
                std::vector<uint32_t>{
                    static_cast<uint32_t>(context_.prompt_ids.size())},
                response);
   }
   if (outputs.num_output_tokens) {
-    AddNumbers("num_output_tokens", "UINT32", shape, counts, response);
+    AddNumbers("num_output_tokens", shape, counts, response);
   }
 }
 
@@ -351,11 +355,11 @@ void KserveAnswer::AddTrtIds(size_t first, size_t count,
   }
   const auto n = static_cast<int64_t>(count);
   if (request_.outputs.output_ids) {
-    AddNumbers("output_ids", "INT32", {1, n, static_cast<int64_t>(longest)},
-               ids, response);
+    AddNumbers("output_ids", {1, n, static_cast<int64_t>(longest)}, ids,
+               response);
   }
   if (request_.outputs.sequence_length) {
-    AddNumbers("sequence_length", "INT32", {1, n}, lengths, response);
+    AddNumbers("sequence_length", {1, n}, lengths, response);
   }
 }
 
@@ -375,11 +379,11 @@ void KserveAnswer::AddTrtLogprobs(size_t first, size_t count,
   }
   const auto n = static_cast<int64_t>(count);
   if (request_.outputs.cum_log_probs) {
-    AddNumbers("cum_log_probs", "FP32", {1, n}, cumulative, response);
+    AddNumbers("cum_log_probs", {1, n}, cumulative, response);
   }
   if (request_.outputs.output_log_probs) {
-    AddNumbers("output_log_probs", "FP32",
-               {1, n, static_cast<int64_t>(longest)}, values, response);
+    AddNumbers("output_log_probs", {1, n, static_cast<int64_t>(longest)},
+               values, response);
   }
 }
 
@@ -400,20 +404,19 @@ void KserveAnswer::AddTrtOutputs(size_t first, size_t count,
     counts.push_back(static_cast<int32_t>(samples_[i].num_new_tokens));
   }
   if (outputs.sequence_index) {
-    AddNumbers("sequence_index", "INT32", {1, n}, indexes, response);
+    AddNumbers("sequence_index", {1, n}, indexes, response);
   }
   if (outputs.batch_index) {
-    AddNumbers("batch_index", "INT32", {1, 1}, std::vector<int32_t>{0},
-               response);
+    AddNumbers("batch_index", {1, 1}, std::vector<int32_t>{0}, response);
   }
   if (outputs.num_input_tokens) {
     AddNumbers(
-        "num_input_tokens", "INT32", {1, 1},
+        "num_input_tokens", {1, 1},
         std::vector<int32_t>{static_cast<int32_t>(context_.prompt_ids.size())},
         response);
   }
   if (outputs.num_output_tokens) {
-    AddNumbers("num_output_tokens", "INT32", {1, n}, counts, response);
+    AddNumbers("num_output_tokens", {1, n}, counts, response);
   }
 }
 

@@ -149,161 +149,126 @@ absl::StatusOr<std::vector<std::string>> AsStrings(const std::string& name,
   return strings;
 }
 
-absl::Status SetStopTokenIds(const Json& value, KserveRequest* request) {
+constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
+
+using Sampling = kvasir::v1::SamplingParams;
+// What a parameter of this name and value does to the request.
+using Setter = std::function<absl::Status(
+    const std::string& name, const Json& value, KserveRequest* request)>;
+
+Setter Float(void (Sampling::*set)(float)) {
+  return [set](const std::string& name, const Json& value,
+               KserveRequest* request) -> absl::Status {
+    KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, value));
+    (request->sampling.*set)(static_cast<float>(number));
+    return absl::OkStatus();
+  };
+}
+
+Setter Count(void (Sampling::*set)(uint32_t), int64_t least) {
+  return [set, least](const std::string& name, const Json& value,
+                      KserveRequest* request) -> absl::Status {
+    KVASIR_ASSIGN_OR_RETURN(const int64_t count,
+                            AsInt(name, value, least, kMaxInt32));
+    (request->sampling.*set)(static_cast<uint32_t>(count));
+    return absl::OkStatus();
+  };
+}
+
+Setter Flag(bool KserveRequest::*flag) {
+  return [flag](const std::string& name, const Json& value,
+                KserveRequest* request) -> absl::Status {
+    KVASIR_ASSIGN_OR_RETURN(request->*flag, AsBool(name, value));
+    return absl::OkStatus();
+  };
+}
+
+Setter Words(std::vector<std::string> KserveRequest::*words) {
+  return [words](const std::string& name, const Json& value,
+                 KserveRequest* request) -> absl::Status {
+    KVASIR_ASSIGN_OR_RETURN(request->*words, AsStrings(name, value));
+    return absl::OkStatus();
+  };
+}
+
+absl::Status SetStopTokenIds(const std::string& name, const Json& value,
+                             KserveRequest* request) {
   const Json list = Unquoted(value);
-  if (!list.is_array()) {
-    return ValueError("stop_token_ids", "a list of integers", value);
-  }
+  if (!list.is_array()) return ValueError(name, "a list of integers", value);
   for (const Json& item : list) {
-    KVASIR_ASSIGN_OR_RETURN(
-        const int64_t id,
-        AsInt("stop_token_ids", item, 0, std::numeric_limits<int32_t>::max()));
+    KVASIR_ASSIGN_OR_RETURN(const int64_t id, AsInt(name, item, 0, kMaxInt32));
     request->sampling.add_stop_token_ids(static_cast<int32_t>(id));
   }
   return absl::OkStatus();
 }
 
-absl::Status SetLogitBias(const Json& value, KserveRequest* request) {
+absl::Status SetLogitBias(const std::string& name, const Json& value,
+                          KserveRequest* request) {
   const Json object = Unquoted(value);
   if (!object.is_object()) {
-    return ValueError("logit_bias", "an object of token id to bias", value);
+    return ValueError(name, "an object of token id to bias", value);
   }
   for (const auto& [key, bias] : object.items()) {
     int32_t id = 0;
     if (!absl::SimpleAtoi(key, &id) || id < 0) {
-      return ValueError("logit_bias", "token ids as keys", Json(key));
+      return ValueError(name, "token ids as keys", Json(key));
     }
-    KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber("logit_bias", bias));
+    KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, bias));
     (*request->sampling.mutable_logit_bias())[id] = static_cast<float>(number);
   }
   return absl::OkStatus();
 }
 
-using Setter = absl::Status (*)(const Json& value, KserveRequest* request);
-using Sampling = kvasir::v1::SamplingParams;
-
-template <void (Sampling::*set)(float)>
-absl::Status SetFloat(const std::string& name, const Json& value,
-                      KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, value));
-  (request->sampling.*set)(static_cast<float>(number));
-  return absl::OkStatus();
-}
-
-template <void (Sampling::*set)(uint32_t)>
-absl::Status SetCount(const std::string& name, const Json& value, int64_t low,
-                      KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(
-      const int64_t integer,
-      AsInt(name, value, low, std::numeric_limits<int32_t>::max()));
-  (request->sampling.*set)(static_cast<uint32_t>(integer));
-  return absl::OkStatus();
-}
-
-absl::Status SetTopK(const Json& value, KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(
-      const int64_t k,
-      AsInt("top_k", value, -1, std::numeric_limits<int32_t>::max()));
+absl::Status SetTopK(const std::string& name, const Json& value,
+                     KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(const int64_t k, AsInt(name, value, -1, kMaxInt32));
   // -1 and 0: all tokens.
   request->sampling.set_top_k(static_cast<int32_t>(k < 0 ? 0 : k));
   return absl::OkStatus();
 }
 
-absl::Status SetSeed(const Json& value, KserveRequest* request) {
+absl::Status SetSeed(const std::string& name, const Json& value,
+                     KserveRequest* request) {
   if (value.is_number_unsigned()) {
     request->seed = value.get<uint64_t>();
     return absl::OkStatus();
   }
   KVASIR_ASSIGN_OR_RETURN(
       const int64_t seed,
-      AsInt("seed", value, std::numeric_limits<int64_t>::min(),
+      AsInt(name, value, std::numeric_limits<int64_t>::min(),
             std::numeric_limits<int64_t>::max()));
   request->seed = static_cast<uint64_t>(seed);
   return absl::OkStatus();
 }
 
-absl::Status SetStop(const Json& value, KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(request->stop_strings, AsStrings("stop", value));
-  return absl::OkStatus();
-}
-
-absl::Status SetBadWords(const Json& value, KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(request->bad_words, AsStrings("bad_words", value));
-  return absl::OkStatus();
-}
-
-absl::Status SetIncludeStop(const Json& value, KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(request->include_stop_string,
-                          AsBool("include_stop_str_in_output", value));
-  return absl::OkStatus();
-}
-
-absl::Status SetSkipSpecial(const Json& value, KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(request->skip_special_tokens,
-                          AsBool("skip_special_tokens", value));
-  return absl::OkStatus();
-}
-
-absl::Status SetIgnoreEos(const Json& value, KserveRequest* request) {
-  KVASIR_ASSIGN_OR_RETURN(const bool ignore, AsBool("ignore_eos", value));
+absl::Status SetIgnoreEos(const std::string& name, const Json& value,
+                          KserveRequest* request) {
+  KVASIR_ASSIGN_OR_RETURN(const bool ignore, AsBool(name, value));
   request->sampling.set_ignore_eos(ignore);
   return absl::OkStatus();
 }
 
 const std::map<std::string, Setter>& Setters() {
   static const auto& setters = *new std::map<std::string, Setter>{
-      {"temperature",
-       [](const Json& v, KserveRequest* r) {
-         return SetFloat<&Sampling::set_temperature>("temperature", v, r);
-       }},
-      {"top_p",
-       [](const Json& v, KserveRequest* r) {
-         return SetFloat<&Sampling::set_top_p>("top_p", v, r);
-       }},
-      {"min_p",
-       [](const Json& v, KserveRequest* r) {
-         return SetFloat<&Sampling::set_min_p>("min_p", v, r);
-       }},
-      {"repetition_penalty",
-       [](const Json& v, KserveRequest* r) {
-         return SetFloat<&Sampling::set_repetition_penalty>(
-             "repetition_penalty", v, r);
-       }},
-      {"presence_penalty",
-       [](const Json& v, KserveRequest* r) {
-         return SetFloat<&Sampling::set_presence_penalty>("presence_penalty", v,
-                                                          r);
-       }},
-      {"frequency_penalty",
-       [](const Json& v, KserveRequest* r) {
-         return SetFloat<&Sampling::set_frequency_penalty>("frequency_penalty",
-                                                           v, r);
-       }},
-      {"max_tokens",
-       [](const Json& v, KserveRequest* r) {
-         return SetCount<&Sampling::set_max_tokens>("max_tokens", v, 1, r);
-       }},
-      {"min_tokens",
-       [](const Json& v, KserveRequest* r) {
-         return SetCount<&Sampling::set_min_tokens>("min_tokens", v, 0, r);
-       }},
-      {"n",
-       [](const Json& v, KserveRequest* r) {
-         return SetCount<&Sampling::set_n>("n", v, 1, r);
-       }},
-      {"logprobs",
-       [](const Json& v, KserveRequest* r) {
-         return SetCount<&Sampling::set_logprobs>("logprobs", v, 0, r);
-       }},
+      {"temperature", Float(&Sampling::set_temperature)},
+      {"top_p", Float(&Sampling::set_top_p)},
+      {"min_p", Float(&Sampling::set_min_p)},
+      {"repetition_penalty", Float(&Sampling::set_repetition_penalty)},
+      {"presence_penalty", Float(&Sampling::set_presence_penalty)},
+      {"frequency_penalty", Float(&Sampling::set_frequency_penalty)},
+      {"max_tokens", Count(&Sampling::set_max_tokens, 1)},
+      {"min_tokens", Count(&Sampling::set_min_tokens, 0)},
+      {"n", Count(&Sampling::set_n, 1)},
+      {"logprobs", Count(&Sampling::set_logprobs, 0)},
       {"top_k", SetTopK},
       {"seed", SetSeed},
-      {"stop", SetStop},
+      {"stop", Words(&KserveRequest::stop_strings)},
       {"stop_token_ids", SetStopTokenIds},
-      {"bad_words", SetBadWords},
+      {"bad_words", Words(&KserveRequest::bad_words)},
       {"logit_bias", SetLogitBias},
       {"ignore_eos", SetIgnoreEos},
-      {"include_stop_str_in_output", SetIncludeStop},
-      {"skip_special_tokens", SetSkipSpecial},
+      {"include_stop_str_in_output", Flag(&KserveRequest::include_stop_string)},
+      {"skip_special_tokens", Flag(&KserveRequest::skip_special_tokens)},
   };
   return setters;
 }
@@ -336,13 +301,12 @@ absl::Status ApplyObject(const Json& object, KserveRequest* request) {
   for (const auto& [name, value] : object.items()) {
     if (value.is_null()) continue;  // the default
     if (name == "best_of") {
-      KVASIR_ASSIGN_OR_RETURN(
-          best_of, AsInt(name, value, 1, std::numeric_limits<int32_t>::max()));
+      KVASIR_ASSIGN_OR_RETURN(best_of, AsInt(name, value, 1, kMaxInt32));
       continue;
     }
     const auto setter = Setters().find(name);
     KVASIR_RETURN_IF_ERROR(setter != Setters().end()
-                               ? setter->second(value, request)
+                               ? setter->second(name, value, request)
                                : CheckNotBuilt(name, value));
   }
   if (best_of && *best_of != request->sampling.n()) {

@@ -1,0 +1,30 @@
+// The families of decoders that are served, by their names in config.json.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace kvasir::model {
+
+enum class Family { kLlama, kMistral, kQwen2, kNeox, kOpt };
+
+struct FamilyNames {
+  std::string_view architecture;
+  std::string_view model_type;
+};
+
+// By Family's values.
+inline constexpr std::array<FamilyNames, 5> kFamilies = {{
+    {"LlamaForCausalLM", "llama"},
+    {"MistralForCausalLM", "mistral"},
+    {"Qwen2ForCausalLM", "qwen2"},
+    {"GPTNeoXForCausalLM", "gpt_neox"},
+    {"OPTForCausalLM", "opt"},
+}};
+
+// GPT-NeoX and OPT: LayerNorm, a plain MLP, biases, a KV head per query head.
+constexpr bool HasLayerNorm(Family family) {
+  return family == Family::kNeox || family == Family::kOpt;
+}
+
+}  // namespace kvasir::model
