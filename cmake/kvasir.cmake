@@ -59,11 +59,18 @@ target_compile_options(kvasir_options INTERFACE
   # clang counts sign changes to -Wconversion, g++ does not: one list for both.
   "$<$<CXX_COMPILER_ID:Clang>:-Wthread-safety;-Wno-sign-conversion>")
 
+# Two thirds of the time of a library's file go into reading headers, so a
+# library is compiled as one file. Not where files are compiled once per
+# instruction set (kernels/), or name themselves APART.
 function(kvasir_library target)
-  cmake_parse_arguments(A "" "" "SRCS;HDRS;DEPS;PRIVATE_DEPS" ${ARGN})
+  cmake_parse_arguments(A "APART" "" "SRCS;HDRS;DEPS;PRIVATE_DEPS" ${ARGN})
   _kvasir_check_layer(${target} ${A_DEPS} ${A_PRIVATE_DEPS})
   if(A_SRCS)
     add_library(${target} STATIC ${A_SRCS} ${A_HDRS})
+    if(KVASIR_UNITY AND NOT A_APART AND NOT target MATCHES "^kernels_")
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON
+                            UNITY_BUILD_BATCH_SIZE 8)
+    endif()
     target_link_libraries(${target} PUBLIC kvasir_options ${A_DEPS}
                           PRIVATE ${A_PRIVATE_DEPS})
   else()
@@ -90,7 +97,7 @@ function(_kvasir_precompile_test target)
     target_precompile_headers(kvasir_test_headers PRIVATE
       <string> <vector> <gmock/gmock.h> <gtest/gtest.h>
       <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/time/time.h>)
-    target_compile_options(kvasir_test_headers PRIVATE -pthread)
+    target_compile_options(kvasir_test_headers PRIVATE -pthread -O1)
   endif()
   # Where a macro differs after all, the test reads its headers itself.
   target_compile_options(${target} PRIVATE -pthread -Wno-error=invalid-pch)
@@ -98,7 +105,8 @@ function(_kvasir_precompile_test target)
 endfunction()
 
 # Registers a gtest program with ctest. LABELS defaults to "unit"; the other
-# labels are scenario, process, golden, gpu, bench. TIMEOUT in seconds.
+# labels are scenario, process, golden, gpu, bench. Its folder is
+# one more, "in-router". TIMEOUT in seconds.
 function(kvasir_test target)
   cmake_parse_arguments(A "" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT KVASIR_BUILD_TESTS)
@@ -108,10 +116,14 @@ function(kvasir_test target)
   add_executable(${target} ${A_SRCS})
   target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS}
                         GTest::gmock GTest::gtest_main)
+  # Assertions take long to optimise and are run once.
+  target_compile_options(${target} PRIVATE -O1)
   _kvasir_precompile_test(${target})
   if(NOT A_LABELS)
     set(A_LABELS unit)
   endif()
+  string(REGEX MATCH "^[a-z]+" folder ${target})
+  list(APPEND A_LABELS "in-${folder}")
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()

@@ -117,6 +117,12 @@ absl::Status JsonFields::Error(std::string_view name,
       absl::StrFormat("%s: %s: %s", where_, name, what));
 }
 
+absl::Status JsonFields::Unserved(std::string_view name,
+                                  std::string_view what) const {
+  return absl::UnimplementedError(
+      absl::StrFormat("%s: %s: %s", where_, name, what));
+}
+
 absl::Status JsonFields::TypeError(std::string_view name, std::string_view want,
                                    const json& have) const {
   return Error(name,

@@ -74,6 +74,8 @@ class JsonFields {
 
   // "config.json: hidden_size: want ..., have ..."
   absl::Status Error(std::string_view name, std::string_view what) const;
+  // The same as UNIMPLEMENTED: it has a meaning, and nobody serves it.
+  absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:
   absl::Status TypeError(std::string_view name, std::string_view want,

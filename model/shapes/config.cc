@@ -28,7 +28,6 @@ constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 23;
 constexpr int64_t kMaxLayers = 1024;
-constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 // Families that look alike and are not: the reason is worth a line.
 struct RefusedRow {
@@ -47,12 +46,6 @@ constexpr std::array<RefusedRow, 9> kRefused = {{
     {"GPTNeoXJapanese", "its biases stand elsewhere than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};
-
-absl::Status Unimplemented(const JsonFields& fields, std::string_view name,
-                           std::string_view what) {
-  return absl::UnimplementedError(
-      absl::StrFormat("%s: %s: %s", fields.where(), name, what));
-}
 
 absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
   std::string architecture;
@@ -79,12 +72,12 @@ absl::StatusOr<Family> FindFamily(const JsonFields& fields) {
   }
   for (const RefusedRow& row : kRefused) {
     if (name.starts_with(row.architecture_prefix)) {
-      return Unimplemented(fields, "architectures",
-                           absl::StrFormat("%s: %s", name, row.reason));
+      return fields.Unserved("architectures",
+                             absl::StrFormat("%s: %s", name, row.reason));
     }
   }
-  return Unimplemented(
-      fields, "architectures",
+  return fields.Unserved(
+      "architectures",
       absl::StrCat(name,
                    " is not served; served are LlamaForCausalLM, "
                    "MistralForCausalLM, Qwen2ForCausalLM, GPTNeoXForCausalLM, "
@@ -101,22 +94,22 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
       const auto found = quantization->find("quant_method");
       if (found != quantization->end()) method = JsonExcerpt(*found);
     }
-    return Unimplemented(
-        fields, "quantization_config",
+    return fields.Unserved(
+        "quantization_config",
         absl::StrCat("weights quantized by ", method,
                      " are not served; want F32, F16 or BF16 weights"));
   }
   for (const std::string_view name :
        {"use_qk_norm", "qk_norm", "qk_layernorm"}) {
     KVASIR_ASSIGN_OR_RETURN(const bool on, fields.BoolOr(name, false));
-    if (on) return Unimplemented(fields, name, "QK-norm is not served");
+    if (on) return fields.Unserved(name, "QK-norm is not served");
   }
   for (const std::string_view name :
        {"attn_logit_softcapping", "final_logit_softcapping",
         "attention_multiplier", "residual_multiplier", "embedding_multiplier",
         "logits_scaling"}) {
     if (fields.Find(name) != nullptr) {
-      return Unimplemented(fields, name, "is not served");
+      return fields.Unserved(name, "is not served");
     }
   }
   return absl::OkStatus();
@@ -144,9 +137,8 @@ absl::Status ParseActivation(const JsonFields& fields, Family family,
     if (!act.has_value() || *act == "silu" || *act == "swish") {
       return absl::OkStatus();
     }
-    return Unimplemented(
-        fields, field,
-        absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
+    return fields.Unserved(
+        field, absl::StrFormat("\"%s\" is not served; want \"silu\"", *act));
   }
   const std::string name =
       act.value_or(family == Family::kOpt ? "relu" : "gelu");
@@ -155,8 +147,8 @@ absl::Status ParseActivation(const JsonFields& fields, Family family,
     spec->mlp = row.kind;
     return absl::OkStatus();
   }
-  return Unimplemented(
-      fields, field,
+  return fields.Unserved(
+      field,
       absl::StrFormat("\"%s\" is not served; want gelu, gelu_new, gelu_fast, "
                       "gelu_pytorch_tanh or relu",
                       name));
@@ -237,8 +229,8 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
     if (on.value_or(expected) && !expected) {
-      return Unimplemented(fields, name,
-                           absl::StrCat(spec->architecture, " has none"));
+      return fields.Unserved(name,
+                             absl::StrCat(spec->architecture, " has none"));
     }
   }
   return absl::OkStatus();
@@ -264,14 +256,14 @@ absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
 absl::Status RefuseGroupedHeads(const JsonFields& fields,
                                 const DecoderSpec& spec) {
   if (spec.num_kv_heads != spec.num_heads) {
-    return Unimplemented(
-        fields, "num_key_value_heads",
+    return fields.Unserved(
+        "num_key_value_heads",
         absl::StrFormat("%s has as many as query heads: want %d, have %d",
                         spec.architecture, spec.num_heads, spec.num_kv_heads));
   }
   if (spec.num_heads * spec.head_dim != spec.hidden_size) {
-    return Unimplemented(
-        fields, "head_dim",
+    return fields.Unserved(
+        "head_dim",
         absl::StrFormat("%s divides hidden_size %d among %d heads, have %d",
                         spec.architecture, spec.hidden_size, spec.num_heads,
                         spec.head_dim));
@@ -319,8 +311,8 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
   for (const OptSwitch& row : kOptSwitches) {
     KVASIR_ASSIGN_OR_RETURN(const bool have, fields.BoolOr(row.name, row.want));
     if (have == row.want) continue;
-    return Unimplemented(
-        fields, row.name,
+    return fields.Unserved(
+        row.name,
         absl::StrFormat("%s: want %s, have %s", row.reason,
                         row.want ? "true" : "false", have ? "true" : "false"));
   }
@@ -328,8 +320,8 @@ absl::Status ParseOpt(const JsonFields& fields, DecoderSpec* spec) {
       const int64_t projected,
       fields.IntIn("word_embed_proj_dim", 1, kMaxHidden, spec->hidden_size));
   if (projected != spec->hidden_size) {
-    return Unimplemented(
-        fields, "word_embed_proj_dim",
+    return fields.Unserved(
+        "word_embed_proj_dim",
         absl::StrFormat("embeddings of another width than the layers are not "
                         "served: want hidden_size %d, have %d",
                         spec->hidden_size, projected));
@@ -368,8 +360,8 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
           first_windowed, fields.IntIn("max_window_layers", 0, kMaxLayers, 28));
     }
   } else if (fields.Find("sliding_window") != nullptr) {
-    return Unimplemented(fields, "sliding_window",
-                         absl::StrCat(spec->architecture, " has none"));
+    return fields.Unserved("sliding_window",
+                           absl::StrCat(spec->architecture, " has none"));
   }
 
   std::vector<bool> windowed;
@@ -386,8 +378,8 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
       const json& type = (*types)[layer];
       const bool is_sliding = type == "sliding_attention";
       if (!is_sliding && type != "full_attention") {
-        return Unimplemented(fields, "layer_types",
-                             absl::StrCat(JsonExcerpt(type), " is not served"));
+        return fields.Unserved(
+            "layer_types", absl::StrCat(JsonExcerpt(type), " is not served"));
       }
       // Only Qwen2's own code reads the list.
       const bool may_differ =

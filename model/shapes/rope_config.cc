@@ -21,13 +21,6 @@ constexpr double kDefaultTheta = 10000.0;
 constexpr double kMinTheta = 1.0001;
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
-constexpr int64_t kMaxPositions = int64_t{1} << 30;
-
-absl::Status Unimplemented(const JsonFields& fields, std::string_view name,
-                           std::string_view what) {
-  return absl::UnimplementedError(
-      absl::StrFormat("%s: %s: %s", fields.where(), name, what));
-}
 
 // base^(-2f/dim): radians per position of pair f.
 std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
@@ -168,8 +161,8 @@ absl::Status RefusePartialRotary(const JsonFields& fields) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<double> part,
                           fields.Number("partial_rotary_factor"));
   if (part.has_value() && *part != 1.0) {
-    return Unimplemented(
-        fields, "partial_rotary_factor",
+    return fields.Unserved(
+        "partial_rotary_factor",
         absl::StrFormat("this family rotates whole heads: want 1, have %g",
                         *part));
   }
@@ -216,8 +209,8 @@ absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
   }
   const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * part);
   if (dim < 2 || dim % 2 != 0) {
-    return Unimplemented(
-        root, "rotary_pct",
+    return root.Unserved(
+        "rotary_pct",
         absl::StrFormat("want a part of head_dim %d that is an even number of "
                         "dims, have %g: %d dims",
                         head_dim, part, dim));
@@ -272,15 +265,15 @@ absl::Status ApplyScaling(const JsonFields& fields, double theta,
   if (type == "llama3") return ApplyLlama3(fields, config);
   if (type == "yarn") return ApplyYarn(fields, theta, context, config);
   if (type == "dynamic" || type == "longrope" || type == "su") {
-    return Unimplemented(
-        fields, "rope_type",
+    return fields.Unserved(
+        "rope_type",
         absl::StrFormat("\"%s\" changes frequencies with the length seen, so "
                         "cached keys would go stale; served are default, "
                         "linear, llama3, yarn",
                         type));
   }
-  return Unimplemented(
-      fields, "rope_type",
+  return fields.Unserved(
+      "rope_type",
       absl::StrFormat("\"%s\" is unknown; served are default, linear, llama3, "
                       "yarn",
                       type));
@@ -307,7 +300,7 @@ absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
   }
   for (const auto& [key, value] : object->items()) {
     if (value.is_object()) {
-      return Unimplemented(root, absl::StrFormat("%s.%s", name, key),
+      return root.Unserved(absl::StrFormat("%s.%s", name, key),
                            "parameters per layer type are not served");
     }
   }

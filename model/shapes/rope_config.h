@@ -11,6 +11,9 @@
 
 namespace kvasir::model {
 
+// Of any length in positions that a configuration names.
+inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
+
 struct RopeContext {
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 0;

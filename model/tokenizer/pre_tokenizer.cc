@@ -11,7 +11,7 @@
 namespace kvasir::model {
 namespace {
 
-constexpr std::string_view kSupported =
+constexpr std::string_view kPreTokenizers =
     "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, "
     "WhitespaceSplit";
 
@@ -111,7 +111,7 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadStep(
     step.behavior = Behavior::kRemoved;
   } else {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported(kSupported);
+    return name.Unsupported(kPreTokenizers);
   }
   return step;
 }

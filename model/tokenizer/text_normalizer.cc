@@ -9,7 +9,7 @@
 namespace kvasir::model {
 namespace {
 
-constexpr std::string_view kSupported =
+constexpr std::string_view kNormalizers =
     "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD, Lowercase, Strip";
 
 std::string Lower(std::string_view text) {
@@ -78,7 +78,7 @@ absl::StatusOr<TextNormalizer::Step> TextNormalizer::ReadStep(
     KVASIR_ASSIGN_OR_RETURN(step.strip_right, ref.GetBool("strip_right", true));
   } else {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported(kSupported);
+    return name.Unsupported(kNormalizers);
   }
   return step;
 }

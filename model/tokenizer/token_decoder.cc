@@ -10,7 +10,7 @@
 namespace kvasir::model {
 namespace {
 
-constexpr std::string_view kSupported =
+constexpr std::string_view kDecoders =
     "Sequence, ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip";
 
 // A token grows at most to this; what would be longer is left as it is.
@@ -109,7 +109,7 @@ absl::StatusOr<TokenDecoder::Step> TokenDecoder::ReadStep(
     }
   } else {
     KVASIR_ASSIGN_OR_RETURN(const JsonRef name, ref.Get("type"));
-    return name.Unsupported(kSupported);
+    return name.Unsupported(kDecoders);
   }
   return step;
 }
