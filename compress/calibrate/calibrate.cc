@@ -427,7 +427,7 @@ absl::StatusOr<std::string> WeightsId(const model::Checkpoint& checkpoint) {
                               stream.Next());
       if (block.num_rows == 0) break;
     }
-    builder.Add(name, stream.info(), stream.fingerprint());
+    builder.Add(name, stream.info(), stream.tiles());
   }
   return builder.Finish(checkpoint.spec());
 }

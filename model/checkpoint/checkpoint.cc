@@ -1,12 +1,5 @@
 #include "model/checkpoint/checkpoint.h"
 
-// The x86 header chooses the widest instruction set at run time.
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h>
-#else
-#include <xxhash.h>
-#endif
-
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -17,9 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/family_tensors.h"
 #include "model/checkpoint/file.h"
@@ -69,27 +60,13 @@ std::optional<int64_t> AttentionLayer(absl::string_view name) {
 
 }  // namespace
 
-std::string FingerprintText(const Fingerprint& fingerprint) {
-  return absl::StrFormat("%016x%016x", fingerprint.high, fingerprint.low);
-}
-
-struct TensorStream::HashState {
-  HashState() : state(XXH3_createState()) { XXH3_128bits_reset(state); }
-  ~HashState() { XXH3_freeState(state); }
-  HashState(const HashState&) = delete;
-  HashState& operator=(const HashState&) = delete;
-  XXH3_state_t* state;
-};
-
 TensorStream::TensorStream(const TensorStore::Entry& tensor,
                            std::span<std::byte> buffer)
-    : tensor_(tensor), buffer_(buffer), hash_(std::make_unique<HashState>()) {
+    : tensor_(tensor), buffer_(buffer), hasher_(tensor.info->row_bytes()) {
   tensor_.file->WillNeed(
       *tensor_.info, 0,
       std::min<uint64_t>(buffer_.size(), tensor_.info->size_bytes));
 }
-
-TensorStream::~TensorStream() = default;
 
 absl::StatusOr<TensorStream::Block> TensorStream::Next() {
   const TensorInfo& tensor = info();
@@ -117,51 +94,10 @@ absl::StatusOr<TensorStream::Block> TensorStream::Next() {
   const std::span<std::byte> out = buffer_.subspan(0, size);
   KVASIR_RETURN_IF_ERROR(tensor_.file->Read(tensor, offset, out));
   tensor_.file->Release(tensor, offset, size);
-  XXH3_128bits_update(hash_->state, out.data(), out.size());
+  hasher_.Add(out);
   next_row_ += block.num_rows;
   block.bytes = out;
   return block;
-}
-
-Fingerprint TensorStream::fingerprint() const {
-  const XXH128_hash_t hash = XXH3_128bits_digest(hash_->state);
-  return Fingerprint{hash.high64, hash.low64};
-}
-
-void WeightsIdBuilder::Add(std::string_view name, const TensorInfo& info,
-                           const Fingerprint& fingerprint) {
-  lines_.push_back(
-      absl::StrFormat("%s %s %s %s", name, TensorTypeName(info.type),
-                      ShapeText(info.shape), FingerprintText(fingerprint)));
-}
-
-std::string WeightsIdBuilder::Finish(const DecoderSpec& spec) {
-  std::sort(lines_.begin(), lines_.end());
-  std::string text = absl::StrJoin(lines_, "\n");
-  absl::StrAppendFormat(&text, "\n%s heads %d/%d x %d eps %a",
-                        spec.architecture, spec.num_heads, spec.num_kv_heads,
-                        spec.head_dim, spec.norm_eps);
-  absl::StrAppendFormat(&text, " rope %d %d %a", spec.rope.rotary_dim,
-                        static_cast<int>(spec.rope.pairing),
-                        spec.rope.attention_factor);
-  absl::StrAppendFormat(&text, " tied %d biases %d%d%d", spec.tied_head,
-                        spec.qkv_bias, spec.o_bias, spec.mlp_bias);
-  if (spec.norm != NormKind::kRmsNorm || spec.mlp != MlpKind::kGatedSilu ||
-      spec.parallel_residual || spec.learned_positions) {
-    absl::StrAppendFormat(&text, " norm %d mlp %d parallel %d positions %d",
-                          static_cast<int>(spec.norm),
-                          static_cast<int>(spec.mlp), spec.parallel_residual,
-                          spec.learned_positions);
-  }
-  for (const double frequency : spec.rope.frequencies) {
-    absl::StrAppendFormat(&text, " %a", frequency);
-  }
-  for (const LayerSpec& layer : spec.layers) {
-    absl::StrAppendFormat(&text, " window %d", layer.sliding_window);
-    if (!layer.rope) text += " no rope";
-  }
-  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
-  return FingerprintText({hash.high64, hash.low64});
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "model/checkpoint/fingerprint.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/shapes/config.h"
@@ -21,16 +21,8 @@
 
 namespace kvasir::model {
 
-// 128 bits that change when any bit of the data does. Fast, not secret.
-struct Fingerprint {
-  uint64_t high = 0;
-  uint64_t low = 0;
-  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
-};
-std::string FingerprintText(const Fingerprint& fingerprint);
-
-// Reads one tensor from front to back in blocks of whole rows, fingerprints it
-// on the way, reads ahead, and lets go of the pages behind.
+// Reads one tensor from front to back in blocks of whole rows, hashes its
+// tiles on the way, reads ahead, and lets go of the pages behind.
 // Owns: nothing; checkpoint and buffer must outlive it.
 // Threads: one; any number of streams may run over one checkpoint.
 class TensorStream {
@@ -43,36 +35,17 @@ class TensorStream {
 
   // `buffer` must hold one row; RESOURCE_EXHAUSTED otherwise from Next().
   TensorStream(const TensorStore::Entry& tensor, std::span<std::byte> buffer);
-  ~TensorStream();
-  TensorStream(const TensorStream&) = delete;
-  TensorStream& operator=(const TensorStream&) = delete;
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
   // Of all bytes; valid after the end was reached.
-  Fingerprint fingerprint() const;
+  Tiles tiles() const { return hasher_.tiles(); }
 
  private:
-  struct HashState;
-
   TensorStore::Entry tensor_;
   std::span<std::byte> buffer_;
   int64_t next_row_ = 0;
-  std::unique_ptr<HashState> hash_;
-};
-
-// Gathers the fingerprints of a checkpoint's tensors into its weights_id. The
-// order of the calls does not matter. Threads: one.
-class WeightsIdBuilder {
- public:
-  // `name`: as Checkpoint::Tensor finds it.
-  void Add(std::string_view name, const TensorInfo& info,
-           const Fingerprint& fingerprint);
-  // Also depends on the fields of the spec that change the outputs.
-  std::string Finish(const DecoderSpec& spec);
-
- private:
-  std::vector<std::string> lines_;
+  TileHasher hasher_;
 };
 
 // Owns: the open files.

@@ -288,7 +288,7 @@ TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
         if (!block.ok()) return block.status();
         if (block->num_rows == 0) break;
       }
-      builder.Add(want.name, stream.info(), stream.fingerprint());
+      builder.Add(want.name, stream.info(), stream.tiles());
     }
     return builder.Finish(spec_);
   };

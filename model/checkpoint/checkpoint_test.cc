@@ -67,7 +67,7 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
       if (!block.ok()) return block.status();
       if (block->num_rows == 0) break;
     }
-    builder.Add(want.name, stream.info(), stream.fingerprint());
+    builder.Add(want.name, stream.info(), stream.tiles());
   }
   return builder.Finish(checkpoint.spec());
 }

@@ -59,15 +59,15 @@ absl::Status CheckpointSource::Read(const std::string& name,
                  block.bytes.data()}));
   }
   base::MutexLock lock(&mutex_);
-  fingerprints_[name] = stream.fingerprint();
+  tiles_[name] = stream.tiles();
   return absl::OkStatus();
 }
 
 std::string CheckpointSource::WeightsId() const {
   model::WeightsIdBuilder builder;
   base::MutexLock lock(&mutex_);
-  for (const auto& [name, fingerprint] : fingerprints_) {
-    builder.Add(name, *checkpoint_->tensors().Find(name)->info, fingerprint);
+  for (const auto& [name, tiles] : tiles_) {
+    builder.Add(name, *checkpoint_->tensors().Find(name)->info, tiles);
   }
   return builder.Finish(checkpoint_->spec());
 }

@@ -63,8 +63,7 @@ class CheckpointSource final : public WeightSource {
  private:
   const model::Checkpoint* const checkpoint_;
   mutable base::Mutex mutex_;
-  std::map<std::string, model::Fingerprint> fingerprints_
-      ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, model::Tiles> tiles_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The random model of a shape, or of a plan for it: the same numbers for the
