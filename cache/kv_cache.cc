@@ -33,6 +33,8 @@ KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
         {.num_pages = pages[static_cast<size_t>(group.id.value())],
          .sliding_window = group.sliding_window,
          .side_pages_per_sequence = group.side_pages_per_sequence,
+         .eviction_budget_tokens = group.eviction_budget_tokens,
+         .eviction_every_tokens = group.eviction_every_tokens,
          .page_bytes = group.page_bytes,
          .payload_bytes = group.payload_bytes,
          .side_payload_bytes = group.side_payload_bytes});
@@ -486,15 +488,14 @@ std::vector<PageId> KvCache::SidePages(SequenceId id, PageGroupId group) const {
   return pages;
 }
 
-int64_t KvCache::PagesNeeded(PageGroupId group, int64_t length_tokens,
-                             int64_t chunk_tokens) const {
+SequencePages KvCache::sequence_pages(PageGroupId group) const {
   const KvCacheConfig::Group& config =
       config_.groups[static_cast<size_t>(group.value())];
-  return config.side_pages_per_sequence +
-         TokenPages({.page_tokens = config_.page_tokens,
-                     .sliding_window = config.sliding_window,
-                     .length_tokens = length_tokens,
-                     .chunk_tokens = chunk_tokens});
+  return {.page_tokens = config_.page_tokens,
+          .side_pages = config.side_pages_per_sequence,
+          .sliding_window = config.sliding_window,
+          .eviction_budget_tokens = config.eviction_budget_tokens,
+          .eviction_every_tokens = config.eviction_every_tokens};
 }
 
 }  // namespace kvasir::cache

@@ -39,6 +39,9 @@ struct KvCacheConfig {
     // Keys that a query sees at most, itself included; 0: all before it.
     int64_t sliding_window = 0;
     int64_t side_pages_per_sequence = 0;
+    // As in PageGroupLayout.
+    int64_t eviction_budget_tokens = 0;
+    int64_t eviction_every_tokens = 0;
     // Of one page id over the group's layers; only for byte figures.
     int64_t page_bytes = 0;
     int64_t payload_bytes = 0;  // page_bytes without padding
@@ -217,10 +220,8 @@ class KvCache {
   int64_t available_pages(PageGroupId group) const {
     return pools_[static_cast<size_t>(group.value())]->available_pages();
   }
-  // Pages that one sequence of this length needs in a group, when it is written
-  // in steps of at most chunk_tokens: never more than num_pages is admissible.
-  int64_t PagesNeeded(PageGroupId group, int64_t length_tokens,
-                      int64_t chunk_tokens) const;
+  // What a sequence holds in a group: never more than num_pages is admissible.
+  SequencePages sequence_pages(PageGroupId group) const;
 
   // Makes every cached page plain free.
   void DropPrefixCache();

@@ -19,8 +19,6 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // What two layers must agree on to hold the same tokens at any length.
 using HeldTokens = std::tuple<int64_t, uint32_t, uint32_t, uint32_t, uint32_t>;
 
@@ -72,34 +70,6 @@ std::string Mebibytes(int64_t bytes) {
 }
 
 }  // namespace
-
-int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens) {
-  if (sliding_window == 0 || logical_tokens < sliding_window) return 0;
-  return logical_tokens - sliding_window + 1;
-}
-
-int64_t TokenPages(const TokenPagesRequest& request) {
-  KVASIR_CHECK(request.page_tokens >= 1);
-  KVASIR_CHECK(request.length_tokens >= 0 &&
-               request.length_tokens <= kMaxSequenceTokens);
-  // A step writes one token at least and no more than there are.
-  const int64_t chunk = std::clamp(request.chunk_tokens, int64_t{1},
-                                   std::max(int64_t{1}, request.length_tokens));
-  int64_t slots = request.length_tokens;
-  if (request.eviction_every_tokens > 0) {
-    slots = std::min(slots, request.eviction_budget_tokens +
-                                request.eviction_every_tokens + chunk);
-  }
-  const int64_t all = CeilDiv(slots, request.page_tokens);
-  if (request.sliding_window == 0 ||
-      request.sliding_window > request.length_tokens) {
-    return all;
-  }
-  // The step's own tokens and the window before the first of them, at the worst
-  // alignment to page borders.
-  const int64_t live = request.sliding_window - 1 + chunk;
-  return std::min(all, CeilDiv(live - 1, request.page_tokens) + 1);
-}
 
 absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
                                               const CacheShape& shape,
@@ -216,14 +186,9 @@ int64_t PageLayout::fixed_payload_bytes_per_sequence() const {
 
 int64_t PageLayout::PagesHeld(PageGroupId id, int64_t length_tokens,
                               int64_t chunk_tokens) const {
-  const PageGroupLayout& group = page_group(id);
-  return group.side_pages_per_sequence +
-         TokenPages({.page_tokens = page_tokens_,
-                     .sliding_window = group.sliding_window,
-                     .length_tokens = length_tokens,
-                     .chunk_tokens = chunk_tokens,
-                     .eviction_budget_tokens = group.eviction_budget_tokens,
-                     .eviction_every_tokens = group.eviction_every_tokens});
+  return page_group(id)
+      .sequence_pages(page_tokens_)
+      .Held(length_tokens, chunk_tokens);
 }
 
 int64_t PageLayout::BytesAtLength(int64_t length_tokens,

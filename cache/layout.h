@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/strong_id.h"
+#include "cache/sequence_pages.h"
 #include "plan/plan.h"
 #include "plan/tp_shard.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
@@ -122,6 +123,14 @@ struct PageGroupLayout {
   int64_t side_pages_per_sequence = 0;
   // Of them, what this rank's layers use: the rest of their bytes is waste.
   int64_t side_payload_bytes = 0;
+
+  SequencePages sequence_pages(int64_t page_tokens) const {
+    return {.page_tokens = page_tokens,
+            .side_pages = side_pages_per_sequence,
+            .sliding_window = sliding_window,
+            .eviction_budget_tokens = eviction_budget_tokens,
+            .eviction_every_tokens = eviction_every_tokens};
+  }
 };
 
 struct LayoutOptions {
@@ -132,27 +141,7 @@ inline constexpr int64_t kMaxPageTokens = 4096;
 
 // Limits that keep every product of the calculator inside int64.
 inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 32;
-inline constexpr int64_t kMaxSequenceTokens = int64_t{1} << 30;
 inline constexpr int64_t kMaxPagesPerGroup = (int64_t{1} << 31) - 1;
-
-// First token that the query at position `logical_tokens` still sees: all
-// before it may be given up. 0 without a window.
-int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);
-
-// Pages that a sequence holds at most for its tokens on the way to a length of
-// `length_tokens`, written in steps of at most `chunk_tokens` and giving up
-// pages behind the window before each step. With eviction, a step may begin
-// just before one is due: budget + every + chunk slots at most, from slot 0 on.
-struct TokenPagesRequest {
-  int64_t page_tokens = 0;
-  int64_t sliding_window = 0;
-  int64_t length_tokens = 0;
-  int64_t chunk_tokens = 0;
-  // As in PageGroupLayout.
-  int64_t eviction_budget_tokens = 0;
-  int64_t eviction_every_tokens = 0;
-};
-int64_t TokenPages(const TokenPagesRequest& request);
 
 // Pages of each page group, by PageGroupId.
 using PageCounts = std::vector<int64_t>;

@@ -445,34 +445,6 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, WindowBoundsThePagesASequenceHolds) {
-  // Window 5, pages of 4: the query at position n sees n-4 .. n.
-  EXPECT_EQ(FirstVisibleToken(5, 4), 0);
-  EXPECT_EQ(FirstVisibleToken(5, 5), 1);
-  EXPECT_EQ(FirstVisibleToken(0, 100), 0);
-  EXPECT_EQ(TokenPages({.page_tokens = 4,
-                        .sliding_window = 0,
-                        .length_tokens = 17,
-                        .chunk_tokens = 1}),
-            5);
-  // 5 tokens touch at most 2 pages of 4; with chunks of 4, 8 touch at most 3.
-  EXPECT_EQ(TokenPages({.page_tokens = 4,
-                        .sliding_window = 5,
-                        .length_tokens = 17,
-                        .chunk_tokens = 1}),
-            2);
-  EXPECT_EQ(TokenPages({.page_tokens = 4,
-                        .sliding_window = 5,
-                        .length_tokens = 17,
-                        .chunk_tokens = 4}),
-            3);
-  EXPECT_EQ(TokenPages({.page_tokens = 4,
-                        .sliding_window = 5,
-                        .length_tokens = 3,
-                        .chunk_tokens = 4}),
-            1);
-}
-
 TEST(PageLayoutTest, BudgetBuysWholePagesAndNeverMore) {
   const CacheShape shape = Shape(2, 1, 64);
   const PageLayout layout =

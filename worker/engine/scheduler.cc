@@ -71,8 +71,7 @@ absl::Status CheckOptions(const SchedulerOptions& o,
   for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
     const int64_t need =
-        cache.PagesNeeded(group, o.max_model_len,
-                          std::min(o.max_batched_tokens, o.max_model_len));
+        cache.sequence_pages(group).Held(o.max_model_len, o.max_batched_tokens);
     if (need > cache.num_pages(group)) {
       return absl::InvalidArgumentError(
           absl::StrCat("one sequence of max_model_len ", o.max_model_len,
@@ -217,17 +216,16 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   // in use by others shows only when they have been taken: Start looks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
-  return cached > 0 && PagesSuffice(sequence.tokens.size() + 1,
-                                    cached / deps_.cache->page_tokens());
+  return cached > 0 && PagesSuffice(sequence.tokens.size() + 1, cached);
 }
 
-bool Scheduler::PagesSuffice(uint64_t tokens, int64_t held_pages) const {
+bool Scheduler::PagesSuffice(uint64_t tokens, int64_t found_tokens) const {
   const auto length =
       static_cast<int64_t>(std::min<uint64_t>(tokens, options_.max_model_len));
-  const int64_t chunk = std::min<int64_t>(length, options_.max_batched_tokens);
   for (int64_t g = 0; g < deps_.cache->num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
-    if (deps_.cache->PagesNeeded(group, length, chunk) - held_pages >
+    if (deps_.cache->sequence_pages(group).Missing(
+            length, options_.max_batched_tokens, found_tokens) >
         deps_.cache->available_pages(group)) {
       return false;
     }
@@ -241,8 +239,7 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
   const cache::StartResult started = deps_.cache->StartSequence(
       sequence->cache_id(), sequence->tokens, StartOptionsOf(*sequence));
   if (!running_.empty() &&
-      !PagesSuffice(sequence->tokens.size() + 1,
-                    started.cached_tokens / deps_.cache->page_tokens())) {
+      !PagesSuffice(sequence->tokens.size() + 1, started.cached_tokens)) {
     deps_.cache->Release(sequence->cache_id());
     return false;
   }
