@@ -102,9 +102,10 @@ class Filler {
   absl::Status Add(int64_t index) {
     Request request;
     request.request_id = absl::StrCat("capacity-", index);
-    request.prompt_ids.assign(static_cast<size_t>(tokens_ - 1), 0);
-    request.sampling.max_tokens = 2;
-    request.sampling.ignore_eos = true;
+    request.prompt = proto::TokenBytes::Adopt(
+        std::vector<int32_t>(static_cast<size_t>(tokens_ - 1), 0));
+    request.sampling.set_max_tokens(2);
+    request.sampling.set_ignore_eos(true);
     request.use_prefix_cache = false;
     return scheduler_->Add(std::move(request), sink_).status;
   }

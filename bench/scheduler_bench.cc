@@ -40,13 +40,14 @@ Request MakeRequest(uint32_t index, const SchedulerBenchOptions& options) {
   Request request;
   request.request_id = absl::StrCat("bench-", index);
   // No two prompts share a page.
+  std::vector<int32_t> ids(options.context_tokens);
   for (uint32_t i = 0; i < options.context_tokens; ++i) {
-    request.prompt_ids.push_back(
-        static_cast<int32_t>((index * 7919 + i * 31) % kVocabSize));
+    ids[i] = static_cast<int32_t>((index * 7919 + i * 31) % kVocabSize);
   }
-  request.prompt_ids[0] = static_cast<int32_t>(index % kVocabSize);
-  request.sampling.max_tokens = options.steps * 2;
-  request.sampling.ignore_eos = true;
+  ids[0] = static_cast<int32_t>(index % kVocabSize);
+  request.prompt = proto::TokenBytes::Adopt(std::move(ids));
+  request.sampling.set_max_tokens(options.steps * 2);
+  request.sampling.set_ignore_eos(true);
   return request;
 }
 

@@ -3,6 +3,7 @@
 // text, stop strings and chat templates are the facade's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,9 +15,13 @@
 #include "absl/time/time.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/refusal.h"
-#include "router/token_bytes.h"
+#include "proto/sampling.h"
+#include "proto/token_bytes.h"
 
 namespace kvasir::router {
+
+using proto::NeutralSampling;
+using proto::TokenBytes;
 
 struct CanonicalRequest {
   // The name that the client asked for. Empty is refused: NOT_FOUND.
@@ -46,9 +51,11 @@ struct CanonicalRequest {
   std::string peer;
 };
 
-// The parameters that change nothing: temperature 1, top_p 1, no top_k, no
-// min_p, penalties off, n 1.
-kvasir::v1::SamplingParams NeutralSampling();
+// The most samples that a model's workers admit; what is sized by n here must
+// hold as many, so `ours` bounds what they tell.
+inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
+  return info.max_n() == 0 ? ours : std::min(info.max_n(), ours);
+}
 
 // Receives one request's output. Implemented by facades; a shared_ptr because
 // router and facade end at different times. The router drops its reference

@@ -128,6 +128,8 @@ kvasir::v1::WorkerInfo WorkerRuntime::Info(
   info.set_model_type(model_->source().spec.model_type);
   info.set_max_model_len(static_cast<uint32_t>(model_->max_model_len()));
   info.set_max_num_seqs(static_cast<uint32_t>(options.engine.max_num_seqs));
+  info.set_max_n(std::min(worker::RequestLimits().max_n,
+                          static_cast<uint32_t>(options.engine.max_num_seqs)));
   info.set_max_batched_tokens(
       static_cast<uint32_t>(options.engine.max_batched_tokens));
   info.set_vocab_size(static_cast<uint32_t>(model_->source().spec.vocab_size));

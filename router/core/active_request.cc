@@ -95,11 +95,6 @@ std::optional<absl::Duration> ActiveRequest::QueueTimeoutLeft(
   return flow_.QueueTimeoutLeft(now);
 }
 
-absl::Status ActiveRequest::QueueTimeoutStatus() const {
-  base::MutexLock lock(&mutex_);
-  return flow_.QueueTimeoutStatus();
-}
-
 WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   const CanonicalRequest& request = flow_.request();
   WorkerCall call;

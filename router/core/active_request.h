@@ -53,7 +53,6 @@ class ActiveRequest final : public RequestHandle,
 
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status QueueTimeoutStatus() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)

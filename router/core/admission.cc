@@ -5,13 +5,25 @@
 
 namespace kvasir::router {
 
-Admission::Answer Admission::Enter(Ticket ticket, int32_t priority) {
+using kvasir::v1::Refusal;
+
+absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
+                                                   int32_t priority) {
+  if (draining_) {
+    return proto::RefusedError(Refusal::DRAINING, "the router is draining");
+  }
   // Who waits goes first, even where a place is free.
   if (in_flight_ < limits_.max_in_flight && waiting_.empty()) {
     ++in_flight_;
     return Answer::kRun;
   }
-  if (waiting_.size() >= limits_.max_queue) return Answer::kRefuse;
+  if (waiting_.size() >= limits_.max_queue) {
+    return proto::RefusedError(
+        Refusal::RETRY_ELSEWHERE,
+        absl::StrCat("the router is full: ", in_flight_, " requests run of ",
+                     limits_.max_in_flight, ", ", waiting_.size(), " wait of ",
+                     limits_.max_queue, " (--max-inflight)"));
+  }
   const Place place{priority, arrivals_++};
   waiting_.emplace(place, ticket);
   places_.emplace(ticket, place);
@@ -39,12 +51,61 @@ bool Admission::Withdraw(Ticket ticket) {
   return true;
 }
 
-absl::Status Admission::RefusedStatus() const {
-  return proto::RefusedError(
-      kvasir::v1::Refusal::RETRY_ELSEWHERE,
-      absl::StrCat("the router is full: ", in_flight_, " requests run of ",
-                   limits_.max_in_flight, ", ", waiting_.size(), " wait of ",
-                   limits_.max_queue, " (--max-inflight)"));
+absl::Status Admission::OfRequest(const CanonicalRequest& request,
+                                  const kvasir::v1::WorkerInfo& info,
+                                  uint32_t max_n, absl::Time now) {
+  const size_t prompt = request.prompt.size_tokens();
+  if (prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
+  if (prompt >= info.max_model_len()) {
+    return proto::RefusedError(
+        Refusal::NEVER_FITS,
+        absl::StrCat("the prompt has ", prompt, " tokens; prompt and output ",
+                     "together may have ", info.max_model_len(),
+                     " (--max-model-len)"));
+  }
+  const uint32_t n = request.sampling.n();
+  if (const uint32_t limit = LargestN(info, max_n); n == 0 || n > limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("n is ", n, ", want 1 to ", limit));
+  }
+  if (request.deadline <= now) {
+    return absl::DeadlineExceededError("the deadline has passed already");
+  }
+  return absl::OkStatus();
+}
+
+Admission::Patience Admission::OfWaiting(const CanonicalRequest& request,
+                                         std::optional<absl::Duration> own,
+                                         absl::Duration ours, absl::Time now) {
+  const absl::Time expiry = now + own.value_or(ours);
+  if (request.deadline < expiry) {
+    return {request.deadline, absl::DeadlineExceededError(
+                                  "the deadline passed in the router's queue")};
+  }
+  if (own.has_value()) return {expiry, TimedOut(request)};
+  return {expiry,
+          proto::RefusedError(
+              Refusal::RETRY_ELSEWHERE,
+              absl::StrCat("waited ", absl::FormatDuration(ours),
+                           " in the router's queue (--queue-timeout)"))};
+}
+
+absl::Status Admission::TimedOut(const CanonicalRequest& request) {
+  return absl::DeadlineExceededError(
+      absl::StrCat("the request's own timeout of ",
+                   absl::FormatDuration(request.queue_timeout),
+                   " passed before its first token"));
+}
+
+absl::Status Admission::NoReplica(const std::string& model, bool all_drain,
+                                  absl::string_view problems) {
+  if (all_drain) {
+    return proto::RefusedError(
+        Refusal::DRAINING,
+        absl::StrCat("model ", model, ": every replica is draining"));
+  }
+  return absl::UnavailableError(
+      absl::StrCat("model ", model, ": no replica is ready: ", problems));
 }
 
 }  // namespace kvasir::router

@@ -1,5 +1,8 @@
 #include "router/core/admission.h"
 
+#include <optional>
+#include <vector>
+
 #include "base/status_matchers.h"
 #include "proto/refusal.h"
 
@@ -13,21 +16,42 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Answer = Admission::Answer;
 
+// CHECKs that it is not refused.
+Answer Enter(Admission& admission, Ticket ticket, int32_t priority) {
+  return admission.Enter(ticket, priority).value();
+}
+
+CanonicalRequest NewRequest() {
+  CanonicalRequest request;
+  request.prompt = TokenBytes::FromIds({1, 2, 3});
+  request.sampling = NeutralSampling();
+  return request;
+}
+
+kvasir::v1::WorkerInfo Info(uint32_t max_n) {
+  kvasir::v1::WorkerInfo info;
+  info.set_max_model_len(8);
+  info.set_max_n(max_n);
+  return info;
+}
+
+constexpr absl::Time kNow = absl::UnixEpoch();
+
 TEST(AdmissionTest, RunsThenWaitsThenRefuses) {
   Admission admission({2, 1});
-  EXPECT_EQ(admission.Enter(1, 0), Answer::kRun);
-  EXPECT_EQ(admission.Enter(2, 0), Answer::kRun);
-  EXPECT_EQ(admission.Enter(3, 0), Answer::kWait);
-  EXPECT_EQ(admission.Enter(4, 0), Answer::kRefuse);
+  EXPECT_EQ(Enter(admission, 1, 0), Answer::kRun);
+  EXPECT_EQ(Enter(admission, 2, 0), Answer::kRun);
+  EXPECT_EQ(Enter(admission, 3, 0), Answer::kWait);
+  EXPECT_FALSE(admission.Enter(4, 0).ok());
   EXPECT_EQ(admission.in_flight(), 2u);
   EXPECT_EQ(admission.waiting(), 1u);
 }
 
 TEST(AdmissionTest, WhoWaitsRunsWhenOneEnds) {
   Admission admission({1, 4});
-  admission.Enter(1, 0);
-  admission.Enter(2, 0);
-  admission.Enter(3, 0);
+  Enter(admission, 1, 0);
+  Enter(admission, 2, 0);
+  Enter(admission, 3, 0);
   EXPECT_THAT(admission.Leave(), ElementsAre(2));
   EXPECT_THAT(admission.Leave(), ElementsAre(3));
   EXPECT_THAT(admission.Leave(), IsEmpty());
@@ -36,10 +60,10 @@ TEST(AdmissionTest, WhoWaitsRunsWhenOneEnds) {
 
 TEST(AdmissionTest, LowerPriorityValuesGoFirst) {
   Admission admission({1, 4});
-  admission.Enter(1, 0);
-  admission.Enter(2, 5);
-  admission.Enter(3, -5);
-  admission.Enter(4, 5);
+  Enter(admission, 1, 0);
+  Enter(admission, 2, 5);
+  Enter(admission, 3, -5);
+  Enter(admission, 4, 5);
   EXPECT_THAT(admission.Leave(), ElementsAre(3));
   EXPECT_THAT(admission.Leave(), ElementsAre(2));
   EXPECT_THAT(admission.Leave(), ElementsAre(4));
@@ -47,8 +71,8 @@ TEST(AdmissionTest, LowerPriorityValuesGoFirst) {
 
 TEST(AdmissionTest, OnlyWhoWaitsCanWithdraw) {
   Admission admission({1, 4});
-  admission.Enter(1, 0);
-  admission.Enter(2, 0);
+  Enter(admission, 1, 0);
+  Enter(admission, 2, 0);
   EXPECT_FALSE(admission.Withdraw(1));
   EXPECT_TRUE(admission.Withdraw(2));
   EXPECT_FALSE(admission.Withdraw(2));
@@ -58,14 +82,72 @@ TEST(AdmissionTest, OnlyWhoWaitsCanWithdraw) {
 
 TEST(AdmissionTest, TheRefusalNamesNumbersAndFlags) {
   Admission admission({1, 0});
-  admission.Enter(1, 0);
-  EXPECT_EQ(admission.Enter(2, 0), Answer::kRefuse);
-  const absl::Status status = admission.RefusedStatus();
+  Enter(admission, 1, 0);
+  const absl::Status status = admission.Enter(2, 0).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                AllOf(HasSubstr("1 requests run of 1"),
                                      HasSubstr("--max-inflight"))));
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
+}
+
+TEST(AdmissionTest, ADrainRefusesWhatComesAndKeepsWhatIsIn) {
+  Admission admission({1, 4});
+  Enter(admission, 1, 0);
+  Enter(admission, 2, 0);
+  admission.BeginDrain();
+  const absl::Status status = admission.Enter(3, 0).status();
+  EXPECT_EQ(proto::RefusalOf(status)->reason(), kvasir::v1::Refusal::DRAINING);
+  EXPECT_THAT(admission.Leave(), ElementsAre(2));
+}
+
+TEST(AdmissionTest, APromptOfTheModelsLengthNeverFits) {
+  CanonicalRequest request = NewRequest();
+  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow), base::IsOk());
+  request.prompt = TokenBytes::Adopt(std::vector<int32_t>(8, 1));
+  const absl::Status status =
+      Admission::OfRequest(request, Info(16), 128, kNow);
+  EXPECT_EQ(proto::RefusalOf(status)->reason(),
+            kvasir::v1::Refusal::NEVER_FITS);
+  request.prompt = {};
+  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the prompt is empty")));
+}
+
+TEST(AdmissionTest, TheLimitOfNIsTheWorkersWhereItTellsOne) {
+  CanonicalRequest request = NewRequest();
+  request.sampling.set_n(17);
+  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("n is 17, want 1 to 16")));
+  EXPECT_THAT(Admission::OfRequest(request, Info(0), 128, kNow), base::IsOk());
+  request.sampling.set_n(200);
+  for (const uint32_t told : {0u, 500u}) {
+    EXPECT_THAT(Admission::OfRequest(request, Info(told), 128, kNow),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("n is 200, want 1 to 128")));
+  }
+}
+
+TEST(AdmissionTest, WhoWaitsEndsByWhicheverPatienceEndsFirst) {
+  CanonicalRequest request = NewRequest();
+  Admission::Patience patience =
+      Admission::OfWaiting(request, std::nullopt, absl::Seconds(30), kNow);
+  EXPECT_EQ(patience.until, kNow + absl::Seconds(30));
+  EXPECT_EQ(proto::RefusalOf(patience.then)->reason(),
+            kvasir::v1::Refusal::RETRY_ELSEWHERE);
+  patience =
+      Admission::OfWaiting(request, absl::Seconds(2), absl::Seconds(30), kNow);
+  EXPECT_EQ(patience.until, kNow + absl::Seconds(2));
+  EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      HasSubstr("own timeout")));
+  request.deadline = kNow + absl::Seconds(1);
+  patience =
+      Admission::OfWaiting(request, absl::Seconds(2), absl::Seconds(30), kNow);
+  EXPECT_EQ(patience.until, request.deadline);
+  EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      HasSubstr("the router's queue")));
 }
 
 }  // namespace

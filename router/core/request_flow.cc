@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/refusal.h"
+#include "router/core/admission.h"
 
 namespace kvasir::router {
 
@@ -94,7 +95,7 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   delivered_ = true;
   output_tokens_ += static_cast<uint32_t>(ids.size());
   if (samples_.size() == 1) {
-    AppendTokenBytes(
+    proto::AppendTokenBytes(
         absl::MakeConstSpan(ids.data(), static_cast<size_t>(ids.size())),
         &emitted_);
   }
@@ -127,13 +128,6 @@ std::optional<absl::Duration> RequestFlow::QueueTimeoutLeft(
     absl::Time now) const {
   if (request_.queue_timeout <= absl::ZeroDuration()) return std::nullopt;
   return start_ + request_.queue_timeout - now;
-}
-
-absl::Status RequestFlow::QueueTimeoutStatus() const {
-  return absl::DeadlineExceededError(
-      absl::StrCat("the request's own timeout of ",
-                   absl::FormatDuration(request_.queue_timeout),
-                   " passed before its first token"));
 }
 
 bool RequestFlow::TimedOut(absl::Time now) const {
@@ -170,7 +164,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   }
   // A worker refuses what waited too long as it refuses what it has no room
   // for; the client hears that its own timeout is over.
-  if (TimedOut(now) && MayRunElsewhere(end)) return QueueTimeoutStatus();
+  if (TimedOut(now) && MayRunElsewhere(end)) {
+    return Admission::TimedOut(request_);
+  }
   last_error_ = end;
   if (Retryable(end, now)) return std::nullopt;
   return end;

@@ -57,8 +57,6 @@ class RequestFlow {
                                             absl::Time now);
   // What is left of the request's own queue timeout; nothing where it has none.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
-  // How a request ends whose own queue timeout is over.
-  absl::Status QueueTimeoutStatus() const;
   // No other replica could be asked: what the last one said, or this.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 

@@ -9,7 +9,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
-#include "proto/refusal.h"
 #include "router/core/active_request.h"
 
 namespace kvasir::router {
@@ -72,26 +71,13 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
     return absl::UnavailableError(absl::StrCat("model ", request->model, ": ",
                                                parts_.registry->Problems()));
   }
-  const uint64_t limit = model.info->max_model_len();
-  const uint64_t prompt = request->prompt.size_tokens();
-  if (prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
-  if (prompt >= limit) {
-    return proto::RefusedError(
-        kvasir::v1::Refusal::NEVER_FITS,
-        absl::StrCat("the prompt has ", prompt, " tokens; prompt and output ",
-                     "together may have ", limit, " (--max-model-len)"));
-  }
+  KVASIR_RETURN_IF_ERROR(
+      Admission::OfRequest(*request, *model.info, options_.max_n, absl::Now()));
   kvasir::v1::SamplingParams& sampling = request->sampling;
-  if (sampling.n() == 0 || sampling.n() > options_.max_n) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("n is ", sampling.n(), ", want 1 to ", options_.max_n));
-  }
-  if (request->deadline <= absl::Now()) {
-    return absl::DeadlineExceededError("the deadline has passed already");
-  }
   if (sampling.max_tokens() == 0) {
-    sampling.set_max_tokens(static_cast<uint32_t>(
-        std::min<uint64_t>(options_.default_max_tokens, limit - prompt)));
+    sampling.set_max_tokens(static_cast<uint32_t>(std::min<uint64_t>(
+        options_.default_max_tokens,
+        model.info->max_model_len() - request->prompt.size_tokens())));
   }
   if (!request->seed.has_value()) {
     base::MutexLock lock(&mutex_);
@@ -119,13 +105,9 @@ absl::Status RouterCore::Refuse(CanonicalRequest request, absl::Status why) {
 
 absl::StatusOr<Admission::Answer> RouterCore::Enter(const ActivePtr& active) {
   base::MutexLock lock(&mutex_);
-  if (draining_) {
-    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
-                               "the router is draining");
-  }
-  const Admission::Answer answer =
-      admission_.Enter(active->ticket(), active->request().priority);
-  if (answer == Admission::Answer::kRefuse) return admission_.RefusedStatus();
+  KVASIR_ASSIGN_OR_RETURN(
+      const Admission::Answer answer,
+      admission_.Enter(active->ticket(), active->request().priority));
   active_.emplace(active->ticket(), active);
   TellInFlight();
   return answer;
@@ -158,24 +140,11 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 }
 
 void RouterCore::WaitInQueue(const ActivePtr& active) {
-  const CanonicalRequest& request = active->request();
   const absl::Time now = absl::Now();
-  const std::optional<absl::Duration> own = active->QueueTimeoutLeft(now);
-  const absl::Time expiry = now + own.value_or(options_.queue_timeout);
-  absl::Status status;
-  if (request.deadline < expiry) {
-    status = absl::DeadlineExceededError(
-        "the deadline passed in the router's queue");
-  } else if (own.has_value()) {
-    status = active->QueueTimeoutStatus();
-  } else {
-    status = proto::RefusedError(
-        kvasir::v1::Refusal::RETRY_ELSEWHERE,
-        absl::StrCat("waited ", absl::FormatDuration(options_.queue_timeout),
-                     " in the router's queue (--queue-timeout)"));
-  }
-  active->SetQueueTimer(
-      EndWaitingAt(std::min(expiry, request.deadline), active, status));
+  const Admission::Patience patience =
+      Admission::OfWaiting(active->request(), active->QueueTimeoutLeft(now),
+                           options_.queue_timeout, now);
+  active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
 }
 
 absl::Status RouterCore::Dispatch(const ActivePtr& active) {
@@ -200,15 +169,8 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
   const std::optional<size_t> picked =
       PickReplica(options_.policy, views, {request.prompt.size_tokens()}, turn);
   if (!picked.has_value()) {
-    if (draining) {
-      return active->NoReplica(
-          proto::RefusedError(kvasir::v1::Refusal::DRAINING,
-                              absl::StrCat("model ", request.model,
-                                           ": every replica is draining")));
-    }
-    return active->NoReplica(absl::UnavailableError(
-        absl::StrCat("model ", request.model,
-                     ": no replica is ready: ", parts_.registry->Problems())));
+    return active->NoReplica(Admission::NoReplica(request.model, draining,
+                                                  parts_.registry->Problems()));
   }
   active->Open(candidates[*picked].replica);
   return absl::OkStatus();
@@ -294,7 +256,7 @@ RouterHealth RouterCore::Health() const {
   health.state = health.ready ? RouterState::kReady : RouterState::kStarting;
   health.detail = parts_.registry->Problems();
   base::MutexLock lock(&mutex_);
-  if (draining_) {
+  if (admission_.draining()) {
     health.state = RouterState::kDraining;
     health.ready = false;
     health.detail = "the router is draining";
@@ -304,7 +266,7 @@ RouterHealth RouterCore::Health() const {
 
 void RouterCore::BeginDrain() {
   base::MutexLock lock(&mutex_);
-  draining_ = true;
+  admission_.BeginDrain();
 }
 
 bool RouterCore::WaitIdle(absl::Time deadline) {

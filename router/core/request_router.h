@@ -112,7 +112,6 @@ class RouterCore final : public RequestRouter {
 
   mutable base::Mutex mutex_;
   base::CondVar changed_;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   const std::string id_prefix_;
   Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;

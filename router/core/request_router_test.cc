@@ -232,6 +232,24 @@ TEST_F(RequestRouterTest, AFullWorkerMeansAnotherIsAsked) {
   EXPECT_EQ(log_.records()[0].replica, "w1");
 }
 
+TEST_F(RequestRouterTest, ThePromptGoesToEachWorkerFromWhereItLies) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  CanonicalRequest request = NewRequest(50);
+  const void* const where = request.prompt.bytes().data();
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, std::move(request));
+  const auto first = WaitForAttempt(0);
+  EXPECT_EQ(static_cast<const void*>(first->call().prompt.bytes().data()),
+            where);
+  first->End(proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+  const auto second = WaitForAttempt(1);
+  EXPECT_EQ(static_cast<const void*>(second->call().prompt.bytes().data()),
+            where);
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+
 TEST_F(RequestRouterTest, WhenAllRefuseTheClientHearsTheLastReason) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();

@@ -212,6 +212,9 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
       if (info->max_model_len() < model.info->max_model_len()) {
         model.info->set_max_model_len(info->max_model_len());
       }
+      if (info->max_n() != 0) {
+        model.info->set_max_n(LargestN(*model.info, info->max_n()));
+      }
       if (info->lifts_prompts()) model.info->set_lifts_prompts(true);
     }
   }

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/kvasir/v1/worker.pb.h"
-#include "router/token_bytes.h"
+#include "proto/token_bytes.h"
 
 namespace kvasir::router {
 
@@ -19,7 +19,7 @@ struct WorkerCall {
   // Everything but the two id fields, which stay empty in it.
   kvasir::v1::GenerateRequest head;
   // Sent from where it lies, each time again.
-  TokenBytes prompt;
+  proto::TokenBytes prompt;
   // What earlier attempts delivered, as TokenBytes has it.
   std::string emitted;
   absl::Time deadline = absl::InfiniteFuture();

@@ -118,6 +118,7 @@ class FakeRouter final : public RequestRouter {
     base::MutexLock lock(&mutex_);
     refusal_ = refusal;
   }
+  void SetMaxN(uint32_t n) { model_.info->set_max_n(n); }
   void SetMaxModelLen(uint32_t tokens) {
     model_.info->set_max_model_len(tokens);
   }

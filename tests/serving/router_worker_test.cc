@@ -154,12 +154,12 @@ TEST_F(RouterWorkerTest, ARequestArrivesWholeAndItsTokensComeBack) {
   EXPECT_EQ(sink->finishes()[0].reason(), v1::FINISH_LENGTH);
   const worker::Request arrived = *workers_[0]->engine.LastRequest();
   EXPECT_EQ(arrived.request_id, handle->id());
-  EXPECT_THAT(arrived.prompt_ids, ElementsAre(1, 2, 70000));
-  EXPECT_TRUE(arrived.emitted_ids.empty());
+  EXPECT_THAT(arrived.prompt.ToIds(), ElementsAre(1, 2, 70000));
+  EXPECT_TRUE(arrived.emitted.empty());
   EXPECT_EQ(arrived.tenant, "tenant");
   EXPECT_EQ(arrived.cache_salt, std::string("s\0t", 3));
   EXPECT_EQ(arrived.priority, 3);
-  EXPECT_EQ(arrived.sampling.seed, 77u);
+  EXPECT_EQ(arrived.sampling.seed(), 77u);
   EXPECT_LT(absl::AbsDuration(arrived.deadline - request.deadline),
             absl::Seconds(2));
 }
@@ -173,7 +173,7 @@ TEST_F(RouterWorkerTest, APromptOfTheModelsLengthArrives) {
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink, request);
   KVASIR_EXPECT_OK(sink->Wait());
-  EXPECT_EQ(workers_[0]->engine.LastRequest()->prompt_ids, ids);
+  EXPECT_EQ(workers_[0]->engine.LastRequest()->prompt.ToIds(), ids);
 }
 
 TEST_F(RouterWorkerTest, ACancelReachesTheEngineLongBeforeTheRequestsEnd) {

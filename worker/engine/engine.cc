@@ -1,6 +1,7 @@
 #include "worker/engine/engine.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "base/status_macros.h"
 #include "base/string_view.h"
 #include "cache/kv_cache.h"
+#include "worker/engine/admission.h"
 #include "worker/engine/plan_dump.h"
 #include "worker/engine/scheduler.h"
 
@@ -82,7 +84,7 @@ class Engine::Impl final : public EngineObserver {
 
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  Refusal CheckState() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Serving serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether `seats` are free now, and nothing waits for pages: who comes then
   // takes no place in the queue.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -108,6 +110,7 @@ class Engine::Impl final : public EngineObserver {
 
   // Constant after Init.
   EngineOptions options_;
+  std::optional<Admission> admission_;
   cache::KvCache* const cache_;
   Executor* const executor_;
 
@@ -159,6 +162,7 @@ absl::Status Engine::Impl::Init() {
   limits.max_model_len = options_.scheduler.max_model_len;
   limits.token_masks = options_.token_masks != nullptr;
   limits.max_n = std::min(limits.max_n, options_.scheduler.max_num_seqs);
+  admission_.emplace(limits, options_.scheduler.max_queue);
   // Submit holds the queue's bound, synchronously; the scheduler's must let a
   // full batch of the warm-up in.
   SchedulerOptions scheduler = options_.scheduler;
@@ -225,34 +229,26 @@ Refusal Engine::Impl::Submit(Request request,
 Refusal Engine::Impl::Admit(Request* request,
                             std::shared_ptr<EngineSink>* sink) {
   // The prompt is looked at before the lock is taken.
-  if (absl::Status valid = ValidateRequest(*request, options_.limits);
-      !valid.ok()) {
-    const bool too_long =
-        request->prompt_ids.size() >= options_.limits.max_model_len;
-    return Refuse(std::move(valid),
-                  too_long ? RefusalReason::kNeverFits : RefusalReason::kNone);
+  if (Refusal refusal = admission_->OfRequest(*request); !refusal.ok()) {
+    return refusal;
   }
   const absl::Time now = options_.clock->Now();
   request->arrival = now;
 
   MutexLock lock(&mutex_);
-  if (Refusal refusal = CheckState(); !refusal.ok()) return refusal;
-  if (const auto found = live_.find(request->request_id);
-      found != live_.end() &&
-      std::find(found->second.begin(), found->second.end(), request->attempt) !=
-          found->second.end()) {
-    return Refuse(absl::AlreadyExistsError(
-                      absl::StrCat("request ", request->request_id,
-                                   ", attempt ", request->attempt, " is live")),
-                  RefusalReason::kNone);
+  if (Refusal refusal = Admission::OfState(serving()); !refusal.ok()) {
+    return refusal;
   }
-  const uint32_t queued = inbox_submits_ + scheduler_queued_;
-  if (queued >= options_.scheduler.max_queue &&
-      !StartsAtOnce(request->sampling.n)) {
-    return Refuse(absl::ResourceExhaustedError(
-                      absl::StrCat(queued, " requests wait, the limit is ",
-                                   options_.scheduler.max_queue)),
-                  RefusalReason::kRetryElsewhere);
+  const auto found = live_.find(request->request_id);
+  if (Refusal refusal = admission_->OfPlace(
+          *request,
+          {.num_queued = inbox_submits_ + scheduler_queued_,
+           .is_live = found != live_.end() &&
+                      std::find(found->second.begin(), found->second.end(),
+                                request->attempt) != found->second.end(),
+           .starts_at_once = StartsAtOnce(request->sampling.n())});
+      !refusal.ok()) {
+    return refusal;
   }
   live_[request->request_id].push_back(request->attempt);
   ++num_live_;
@@ -270,27 +266,20 @@ Refusal Engine::Impl::Admit(Request* request,
   return {};
 }
 
-Refusal Engine::Impl::CheckState() const {
+Serving Engine::Impl::serving() const {
   switch (state_) {
-    case State::kRunning:
-      break;
-    case State::kFailed:
-      return Refuse(absl::UnavailableError("the executor failed"),
-                    RefusalReason::kRetryElsewhere);
     case State::kNew:
     case State::kWarmingUp:
-      return Refuse(absl::UnavailableError("the engine is not ready"),
-                    RefusalReason::kRetryElsewhere);
+      return Serving::kStarting;
+    case State::kRunning:
+      break;
     case State::kStopping:
     case State::kStopped:
-      return Refuse(absl::UnavailableError("the engine has stopped"),
-                    RefusalReason::kRetryElsewhere);
+      return Serving::kStopped;
+    case State::kFailed:
+      return Serving::kFailed;
   }
-  if (draining_) {
-    return Refuse(absl::UnavailableError("the engine is draining"),
-                  RefusalReason::kDraining);
-  }
-  return {};
+  return draining_ ? Serving::kDraining : Serving::kRunning;
 }
 
 bool Engine::Impl::StartsAtOnce(uint32_t seats) const {
@@ -412,10 +401,10 @@ absl::Status Engine::Impl::WarmUp() {
   for (uint32_t i = 0; i < o.max_num_seqs; ++i) {
     Request request;
     request.request_id = absl::StrCat("warm-up-", i);
-    request.prompt_ids.assign(prompt, 0);
-    request.sampling.temperature = 0.0f;
-    request.sampling.max_tokens = 2;
-    request.sampling.ignore_eos = true;
+    request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(prompt));
+    request.sampling.set_temperature(0.0f);
+    request.sampling.set_max_tokens(2);
+    request.sampling.set_ignore_eos(true);
     request.queue_timeout = absl::InfiniteDuration();
     request.use_prefix_cache = false;
     if (const Refusal refusal = scheduler_->Add(std::move(request), sink);

@@ -126,9 +126,10 @@ class EngineTest : public ::testing::Test {
   static Request MakeRequest(const std::string& id, uint32_t max_tokens = 4) {
     Request request;
     request.request_id = id;
-    request.prompt_ids = {1, 2, 3, static_cast<int32_t>(id.size())};
-    request.sampling.max_tokens = max_tokens;
-    request.sampling.seed = 7;
+    request.prompt =
+        proto::TokenBytes::FromIds({1, 2, 3, static_cast<int32_t>(id.size())});
+    request.sampling.set_max_tokens(max_tokens);
+    request.sampling.set_seed(7);
     return request;
   }
   std::vector<int32_t> Expected(const Request& request, uint32_t sample = 0) {
@@ -160,7 +161,7 @@ class EngineTest : public ::testing::Test {
 TEST_F(EngineTest, StreamsTheTokensOfEverySample) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r", 6);
-  request.sampling.n = 3;
+  request.sampling.set_n(3);
   const auto sink = std::make_shared<WaitableSink>(3);
   KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
   sink->AwaitEnd();
@@ -207,12 +208,12 @@ TEST_F(EngineTest, RefusesBeforeStartAndAfterStop) {
 TEST_F(EngineTest, RefusesWhatCannotBe) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r");
-  request.prompt_ids.assign(64, 1);
+  request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
   Refusal refusal = engine_->Submit(request, std::make_shared<WaitableSink>());
   EXPECT_EQ(refusal.reason, RefusalReason::kNeverFits);
   EXPECT_EQ(refusal.status.code(), absl::StatusCode::kInvalidArgument);
   request = MakeRequest("r");
-  request.sampling.n = 9;  // max_num_seqs is 8
+  request.sampling.set_n(9);  // max_num_seqs is 8
   EXPECT_THAT(engine_->Submit(request, std::make_shared<WaitableSink>()).status,
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("n is 9, want 1 to 8")));
@@ -444,9 +445,9 @@ TEST_F(EngineTest, NumbersThatAreNotFiniteFailTheirRequestAlone) {
   gate_.AwaitHeld();
   const Request sound = MakeRequest("sound");
   Request latent = MakeRequest("latent");
-  latent.prompt_ids.assign(8, 77);
+  latent.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(8, 77));
   Request logit = MakeRequest("logit");
-  logit.prompt_ids.assign(8, 78);
+  logit.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(8, 78));
   const auto sound_sink = std::make_shared<WaitableSink>();
   const auto latent_sink = std::make_shared<WaitableSink>();
   const auto logit_sink = std::make_shared<WaitableSink>();
@@ -488,7 +489,7 @@ TEST_F(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   Request request = MakeRequest("r");
-  request.prompt_ids = {987, 986, 985};
+  request.prompt = proto::TokenBytes::FromIds({987, 986, 985});
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
   gate_.AwaitHeld();
@@ -597,12 +598,12 @@ TEST_F(EngineTest, ObserverHearsStepsEndsAndRefusals) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r", 5);
   request.tenant = "acme";
-  request.sampling.n = 2;
+  request.sampling.set_n(2);
   const auto sink = std::make_shared<WaitableSink>(2);
   KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
   sink->AwaitEnd();
   Request bad = MakeRequest("bad");
-  bad.prompt_ids.clear();
+  bad.prompt = {};
   EXPECT_FALSE(engine_->Submit(bad, std::make_shared<WaitableSink>()).ok());
   engine_->WaitIdle(absl::InfiniteFuture());
   engine_->Stop();
@@ -675,17 +676,17 @@ TEST_F(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
       for (int i = 0; i < kRequests; ++i) {
         Request request =
             MakeRequest(absl::StrCat("t", t, "-", i), 1 + random() % 12);
-        request.prompt_ids.assign(1 + random() % 30,
-                                  static_cast<int32_t>(random() % 3));
-        request.sampling.n = 1 + random() % 2;
-        auto sink = std::make_shared<WaitableSink>(request.sampling.n);
+        request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(
+            1 + random() % 30, static_cast<int32_t>(random() % 3)));
+        request.sampling.set_n(1 + random() % 2);
+        auto sink = std::make_shared<WaitableSink>(request.sampling.n());
         while (!engine_->Submit(request, sink).ok()) std::this_thread::yield();
         if (random() % 3 == 0) engine_->Abort(request.request_id);
         all.emplace_back(std::move(request), std::move(sink));
       }
       for (auto& [request, sink] : all) {
         sink->AwaitEnd();
-        for (uint32_t s = 0; s < request.sampling.n; ++s) {
+        for (uint32_t s = 0; s < request.sampling.n(); ++s) {
           const auto& sample = sink->samples()[s];
           if (sample.finish->reason == FinishReason::kAbort) continue;
           ++finished;

@@ -18,34 +18,35 @@ void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
                  SampleRequest* out) {
   Sequence& sequence = *planned.sequence;
   const RequestState& state = *sequence.request;
-  const SamplingParams& p = state.request.sampling;
-  out->set_temperature(p.temperature);
-  out->set_top_k(p.top_k);
-  out->set_top_p(p.top_p);
-  out->set_min_p(p.min_p);
-  out->set_repetition_penalty(p.repetition_penalty);
-  out->set_presence_penalty(p.presence_penalty);
-  out->set_frequency_penalty(p.frequency_penalty);
-  out->set_seed(p.seed);
+  const kvasir::v1::SamplingParams& p = state.request.sampling;
+  out->set_temperature(p.temperature());
+  out->set_top_k(p.top_k());
+  out->set_top_p(p.top_p());
+  out->set_min_p(p.min_p());
+  out->set_repetition_penalty(p.repetition_penalty());
+  out->set_presence_penalty(p.presence_penalty());
+  out->set_frequency_penalty(p.frequency_penalty());
+  out->set_seed(p.seed());
   out->set_sample_index(sequence.sample_index);
   out->set_position(sequence.tokens.size());
-  out->set_num_logprobs(p.num_logprobs);
+  out->set_num_logprobs(p.has_logprobs() ? static_cast<int32_t>(p.logprobs())
+                                         : -1);
 
   out->mutable_logit_bias()->Clear();
-  for (const auto& [id, bias] : p.logit_bias) {
+  for (const auto& [id, bias] : state.logit_bias) {
     auto* entry = out->add_logit_bias();
     entry->set_token_id(id);
     entry->set_bias(bias);
   }
   out->mutable_banned_ids()->Clear();
-  if (state.output_tokens(sequence) < p.min_tokens) {
+  if (state.output_tokens(sequence) < p.min_tokens()) {
     AddIds(state.stop_ids, out->mutable_banned_ids());
   }
-  if (!p.token_mask.empty() && masks != nullptr) {
+  if (!p.token_mask().empty() && masks != nullptr) {
     const auto output =
         absl::MakeConstSpan(sequence.tokens).subspan(state.prompt_tokens());
     *out->mutable_token_mask() =
-        masks->NextMask({.mask = p.token_mask,
+        masks->NextMask({.mask = p.token_mask(),
                          .sample_index = sequence.sample_index,
                          .output_ids = output});
   } else if (!out->token_mask().empty()) {

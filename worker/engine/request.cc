@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "base/status_macros.h"
 
 namespace kvasir::worker {
@@ -16,11 +15,11 @@ absl::Status Wrong(absl::string_view field, const auto& value,
       absl::StrCat(field, " is ", value, ", want ", want));
 }
 
-absl::Status CheckTokenIds(absl::string_view field,
-                           absl::Span<const int32_t> ids, int32_t vocab_size) {
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab_size) {
-      return Wrong(absl::StrCat(field, "[", i, "]"), ids[i],
+absl::Status CheckTokenIds(absl::string_view field, size_t count,
+                           const auto& ids, int32_t vocab_size) {
+  for (size_t i = 0; i < count; ++i) {
+    if (const int32_t id = ids[i]; id < 0 || id >= vocab_size) {
+      return Wrong(absl::StrCat(field, "[", i, "]"), id,
                    absl::StrCat("0 <= id < vocabulary size ", vocab_size));
     }
   }
@@ -34,37 +33,38 @@ absl::Status CheckCount(absl::string_view field, size_t count, size_t limit) {
 }
 
 // Comparisons are written so that NaN fails them.
-absl::Status CheckDistribution(const SamplingParams& p) {
-  if (!(p.temperature >= 0.0f && std::isfinite(p.temperature))) {
-    return Wrong("temperature", p.temperature, "a finite number >= 0");
+absl::Status CheckDistribution(const kvasir::v1::SamplingParams& p) {
+  if (!(p.temperature() >= 0.0f && std::isfinite(p.temperature()))) {
+    return Wrong("temperature", p.temperature(), "a finite number >= 0");
   }
-  if (!(p.top_p > 0.0f && p.top_p <= 1.0f)) {
-    return Wrong("top_p", p.top_p, "0 < top_p <= 1");
+  if (!(p.top_p() > 0.0f && p.top_p() <= 1.0f)) {
+    return Wrong("top_p", p.top_p(), "0 < top_p <= 1");
   }
-  if (p.top_k < 0) return Wrong("top_k", p.top_k, "0 (off) or more");
-  if (!(p.min_p >= 0.0f && p.min_p <= 1.0f)) {
-    return Wrong("min_p", p.min_p, "0 <= min_p <= 1");
+  if (p.top_k() < 0) return Wrong("top_k", p.top_k(), "0 (off) or more");
+  if (!(p.min_p() >= 0.0f && p.min_p() <= 1.0f)) {
+    return Wrong("min_p", p.min_p(), "0 <= min_p <= 1");
   }
-  if (!(p.repetition_penalty >= kMinRepetitionPenalty &&
-        p.repetition_penalty <= kMaxRepetitionPenalty)) {
+  if (!(p.repetition_penalty() >= kMinRepetitionPenalty &&
+        p.repetition_penalty() <= kMaxRepetitionPenalty)) {
     return Wrong(
-        "repetition_penalty", p.repetition_penalty,
+        "repetition_penalty", p.repetition_penalty(),
         absl::StrCat(kMinRepetitionPenalty, " to ", kMaxRepetitionPenalty));
   }
-  if (!(p.presence_penalty >= -2.0f && p.presence_penalty <= 2.0f)) {
-    return Wrong("presence_penalty", p.presence_penalty, "-2 to 2");
+  if (!(p.presence_penalty() >= -2.0f && p.presence_penalty() <= 2.0f)) {
+    return Wrong("presence_penalty", p.presence_penalty(), "-2 to 2");
   }
-  if (!(p.frequency_penalty >= -2.0f && p.frequency_penalty <= 2.0f)) {
-    return Wrong("frequency_penalty", p.frequency_penalty, "-2 to 2");
+  if (!(p.frequency_penalty() >= -2.0f && p.frequency_penalty() <= 2.0f)) {
+    return Wrong("frequency_penalty", p.frequency_penalty(), "-2 to 2");
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckLogitBias(const SamplingParams& p,
+absl::Status CheckLogitBias(const kvasir::v1::SamplingParams& p,
                             const RequestLimits& limits) {
-  KVASIR_RETURN_IF_ERROR(
-      CheckCount("logit_bias", p.logit_bias.size(), limits.max_logit_bias));
-  for (const auto& [id, bias] : p.logit_bias) {
+  KVASIR_RETURN_IF_ERROR(CheckCount("logit_bias",
+                                    static_cast<size_t>(p.logit_bias_size()),
+                                    limits.max_logit_bias));
+  for (const auto& [id, bias] : p.logit_bias()) {
     if (id < 0 || id >= limits.vocab_size) {
       return Wrong(
           "logit_bias token id", id,
@@ -78,57 +78,60 @@ absl::Status CheckLogitBias(const SamplingParams& p,
   return absl::OkStatus();
 }
 
-absl::Status CheckCounts(const SamplingParams& p, const RequestLimits& limits) {
-  if (p.n < 1 || p.n > limits.max_n) {
-    return Wrong("n", p.n, absl::StrCat("1 to ", limits.max_n));
+absl::Status CheckCounts(const kvasir::v1::SamplingParams& p,
+                         const RequestLimits& limits) {
+  if (p.n() < 1 || p.n() > limits.max_n) {
+    return Wrong("n", p.n(), absl::StrCat("1 to ", limits.max_n));
   }
-  if (p.max_tokens < 1) return Wrong("max_tokens", p.max_tokens, "at least 1");
-  if (p.min_tokens > p.max_tokens) {
-    return Wrong("min_tokens", p.min_tokens,
-                 absl::StrCat("at most max_tokens ", p.max_tokens));
+  if (p.max_tokens() < 1)
+    return Wrong("max_tokens", p.max_tokens(), "at least 1");
+  if (p.min_tokens() > p.max_tokens()) {
+    return Wrong("min_tokens", p.min_tokens(),
+                 absl::StrCat("at most max_tokens ", p.max_tokens()));
   }
-  if (p.num_logprobs < -1 || p.num_logprobs > limits.max_logprobs) {
-    return Wrong("logprobs", p.num_logprobs,
+  if (p.logprobs() > limits.max_logprobs) {
+    return Wrong("logprobs", p.logprobs(),
                  absl::StrCat("at most ", limits.max_logprobs));
   }
-  if (p.num_prompt_logprobs < -1 ||
-      p.num_prompt_logprobs > limits.max_prompt_logprobs) {
-    return Wrong("prompt_logprobs", p.num_prompt_logprobs,
+  if (p.prompt_logprobs() > limits.max_prompt_logprobs) {
+    return Wrong("prompt_logprobs", p.prompt_logprobs(),
                  absl::StrCat("at most ", limits.max_prompt_logprobs));
   }
-  KVASIR_RETURN_IF_ERROR(CheckCount("stop_token_ids", p.stop_token_ids.size(),
-                                    limits.max_stop_token_ids));
-  return CheckTokenIds("stop_token_ids", p.stop_token_ids, limits.vocab_size);
+  KVASIR_RETURN_IF_ERROR(
+      CheckCount("stop_token_ids", static_cast<size_t>(p.stop_token_ids_size()),
+                 limits.max_stop_token_ids));
+  return CheckTokenIds("stop_token_ids",
+                       static_cast<size_t>(p.stop_token_ids_size()),
+                       p.stop_token_ids().data(), limits.vocab_size);
 }
 
 absl::Status CheckTokens(const Request& request, const RequestLimits& limits) {
-  if (request.prompt_ids.empty()) {
+  const size_t prompt = request.prompt.size_tokens();
+  const size_t emitted = request.emitted.size_tokens();
+  if (prompt == 0) {
     return absl::InvalidArgumentError("prompt has no token, want at least 1");
   }
-  if (request.prompt_ids.size() >= limits.max_model_len) {
+  if (prompt >= limits.max_model_len) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt has ", prompt, " tokens, want at most max_model_len - 1 = ",
+        int64_t{limits.max_model_len} - 1));
+  }
+  if (emitted > limits.max_model_len - prompt) {
     return absl::InvalidArgumentError(
-        absl::StrCat("prompt has ", request.prompt_ids.size(),
-                     " tokens, want at most max_model_len - 1 = ",
-                     int64_t{limits.max_model_len} - 1));
+        absl::StrCat("prompt and emitted tokens are ", prompt, " + ", emitted,
+                     ", want at most max_model_len ", limits.max_model_len));
   }
-  if (request.emitted_ids.size() >
-      limits.max_model_len - request.prompt_ids.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "prompt and emitted tokens are ", request.prompt_ids.size(), " + ",
-        request.emitted_ids.size(), ", want at most max_model_len ",
-        limits.max_model_len));
+  if (emitted > request.sampling.max_tokens()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(emitted, " emitted tokens, want at most max_tokens ",
+                     request.sampling.max_tokens()));
   }
-  if (request.emitted_ids.size() > request.sampling.max_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        request.emitted_ids.size(), " emitted tokens, want at most max_tokens ",
-        request.sampling.max_tokens));
-  }
-  if (!request.emitted_ids.empty() && request.sampling.n != 1) {
-    return Wrong("n", request.sampling.n, "1 with emitted tokens");
+  if (emitted > 0 && request.sampling.n() != 1) {
+    return Wrong("n", request.sampling.n(), "1 with emitted tokens");
   }
   KVASIR_RETURN_IF_ERROR(
-      CheckTokenIds("prompt", request.prompt_ids, limits.vocab_size));
-  return CheckTokenIds("emitted", request.emitted_ids, limits.vocab_size);
+      CheckTokenIds("prompt", prompt, request.prompt, limits.vocab_size));
+  return CheckTokenIds("emitted", emitted, request.emitted, limits.vocab_size);
 }
 
 }  // namespace
@@ -147,9 +150,9 @@ absl::Status ValidateRequest(const Request& request,
   KVASIR_RETURN_IF_ERROR(CheckDistribution(request.sampling));
   KVASIR_RETURN_IF_ERROR(CheckLogitBias(request.sampling, limits));
   KVASIR_RETURN_IF_ERROR(CheckCounts(request.sampling, limits));
-  if (!request.sampling.token_mask.empty() && !limits.token_masks) {
+  if (!request.sampling.token_mask().empty() && !limits.token_masks) {
     return absl::UnimplementedError(
-        absl::StrCat("token_mask is \"", request.sampling.token_mask,
+        absl::StrCat("token_mask is \"", request.sampling.token_mask(),
                      "\", but this worker has no token masks"));
   }
   return CheckTokens(request, limits);

@@ -4,47 +4,17 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "proto/sampling.h"
+#include "proto/token_bytes.h"
 
 namespace kvasir::worker {
 
 // Outside of these a penalty turns ordinary logits into infinite ones.
 inline constexpr float kMinRepetitionPenalty = 0.01f;
 inline constexpr float kMaxRepetitionPenalty = 100.0f;
-
-struct SamplingParams {
-  float temperature = 1.0f;         // 0: greedy
-  float top_p = 1.0f;               // 1: off
-  int32_t top_k = 0;                // 0: off
-  float min_p = 0.0f;               // 0: off
-  float repetition_penalty = 1.0f;  // 1: off; over prompt and output
-  float presence_penalty = 0.0f;    // over output
-  float frequency_penalty = 0.0f;   // over output
-  std::vector<std::pair<int32_t, float>> logit_bias;
-  uint64_t seed = 0;
-  // Samples of the same prompt. Sample i is what sample i of any other n would
-  // be: only (seed, i, position) choose its random numbers.
-  uint32_t n = 1;
-  // Output tokens at most; those in Request::emitted_ids count.
-  uint32_t max_tokens = 16;
-  // No stop id and no end-of-sequence id is sampled before so many output
-  // tokens.
-  uint32_t min_tokens = 0;
-  std::vector<int32_t> stop_token_ids;
-  // The model's end-of-sequence ids do not end the output (stop_token_ids do).
-  bool ignore_eos = false;
-  // Most likely tokens to report with each sampled one; 0: the sampled token's
-  // own log probability only; -1: none.
-  int32_t num_logprobs = -1;
-  // The same for the prompt's tokens.
-  int32_t num_prompt_logprobs = -1;
-  // Name that the TokenMaskProvider knows; empty: every token is allowed.
-  std::string token_mask;
-};
 
 struct Request {
   // (request_id, attempt) names one live request.
@@ -53,11 +23,11 @@ struct Request {
   std::string tenant;
   // Separates prefix caches; empty: shared on purpose.
   std::string cache_salt;
-  std::vector<int32_t> prompt_ids;
+  proto::TokenBytes prompt;
   // What earlier attempts already delivered: run again as input, not delivered
   // again. Only with n = 1.
-  std::vector<int32_t> emitted_ids;
-  SamplingParams sampling;
+  proto::TokenBytes emitted;
+  kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
   int32_t priority = 0;  // lower runs first
   absl::Time deadline = absl::InfiniteFuture();
   // May wait so long before its first step; zero: the engine's default.
@@ -72,8 +42,8 @@ struct RequestLimits {
   int32_t vocab_size = 0;
   uint32_t max_model_len = 0;  // tokens of prompt and output together
   uint32_t max_n = 16;
-  int32_t max_logprobs = 20;
-  int32_t max_prompt_logprobs = 0;  // the tokens' own only
+  uint32_t max_logprobs = 20;
+  uint32_t max_prompt_logprobs = 0;  // the tokens' own only
   uint32_t max_logit_bias = 1024;
   uint32_t max_stop_token_ids = 256;
   uint32_t max_request_id_bytes = 256;

@@ -28,29 +28,32 @@ RequestLimits Limits() {
 Request Good() {
   Request request;
   request.request_id = "r";
-  request.prompt_ids = {1, 2, 3};
+  request.prompt = proto::TokenBytes::FromIds({1, 2, 3});
+  request.sampling.set_max_tokens(16);
   return request;
 }
 
-TEST(ValidateRequestTest, DefaultsAreValid) {
+TEST(ValidateRequestTest, NeutralParametersAreValid) {
   EXPECT_THAT(ValidateRequest(Good(), Limits()), IsOk());
 }
 
 TEST(ValidateRequestTest, BoundsThemselvesAreValid) {
   Request r = Good();
-  r.prompt_ids.assign(31, 99);
-  r.sampling.temperature = 0.0f;
-  r.sampling.top_p = 1.0f;
-  r.sampling.min_p = 1.0f;
-  r.sampling.repetition_penalty = 0.01f;
-  r.sampling.presence_penalty = -2.0f;
-  r.sampling.frequency_penalty = 2.0f;
-  r.sampling.n = 4;
-  r.sampling.num_logprobs = 5;
-  r.sampling.num_prompt_logprobs = 0;
-  r.sampling.min_tokens = r.sampling.max_tokens;
-  r.sampling.logit_bias = {{0, -100.0f}, {99, 100.0f}};
-  r.sampling.stop_token_ids = {0, 99};
+  r.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(31, 99));
+  r.sampling.set_temperature(0.0f);
+  r.sampling.set_top_p(1.0f);
+  r.sampling.set_min_p(1.0f);
+  r.sampling.set_repetition_penalty(0.01f);
+  r.sampling.set_presence_penalty(-2.0f);
+  r.sampling.set_frequency_penalty(2.0f);
+  r.sampling.set_n(4);
+  r.sampling.set_logprobs(5);
+  r.sampling.set_prompt_logprobs(0);
+  r.sampling.set_min_tokens(r.sampling.max_tokens());
+  (*r.sampling.mutable_logit_bias())[0] = -100.0f;
+  (*r.sampling.mutable_logit_bias())[99] = 100.0f;
+  r.sampling.add_stop_token_ids(0);
+  r.sampling.add_stop_token_ids(99);
   EXPECT_THAT(ValidateRequest(r, Limits()), IsOk());
 }
 
@@ -84,118 +87,129 @@ INSTANTIATE_TEST_SUITE_P(
                 [](Request* r) { r->queue_timeout = -absl::Seconds(1); },
                 "queue_timeout is -1s"},
         BadCase{"NegativeTemperature",
-                [](Request* r) { r->sampling.temperature = -0.5f; },
+                [](Request* r) { r->sampling.set_temperature(-0.5f); },
                 "temperature is -0.5, want a finite number >= 0"},
         BadCase{"NanTemperature",
-                [](Request* r) { r->sampling.temperature = kNan; },
+                [](Request* r) { r->sampling.set_temperature(kNan); },
                 "temperature is nan"},
         BadCase{"InfTemperature",
-                [](Request* r) { r->sampling.temperature = kInf; },
+                [](Request* r) { r->sampling.set_temperature(kInf); },
                 "temperature is inf"},
-        BadCase{"ZeroTopP", [](Request* r) { r->sampling.top_p = 0.0f; },
+        BadCase{"ZeroTopP", [](Request* r) { r->sampling.set_top_p(0.0f); },
                 "top_p is 0, want 0 < top_p <= 1"},
-        BadCase{"LargeTopP", [](Request* r) { r->sampling.top_p = 1.5f; },
+        BadCase{"LargeTopP", [](Request* r) { r->sampling.set_top_p(1.5f); },
                 "top_p is 1.5"},
-        BadCase{"NegativeTopK", [](Request* r) { r->sampling.top_k = -1; },
+        BadCase{"NegativeTopK", [](Request* r) { r->sampling.set_top_k(-1); },
                 "top_k is -1, want 0 (off) or more"},
-        BadCase{"LargeMinP", [](Request* r) { r->sampling.min_p = 1.25f; },
+        BadCase{"LargeMinP", [](Request* r) { r->sampling.set_min_p(1.25f); },
                 "min_p is 1.25, want 0 <= min_p <= 1"},
-        BadCase{"NanMinP", [](Request* r) { r->sampling.min_p = kNan; },
+        BadCase{"NanMinP", [](Request* r) { r->sampling.set_min_p(kNan); },
                 "min_p is nan"},
         BadCase{"ZeroRepetition",
-                [](Request* r) { r->sampling.repetition_penalty = 0.0f; },
+                [](Request* r) { r->sampling.set_repetition_penalty(0.0f); },
                 "repetition_penalty is 0, want 0.01 to 100"},
         BadCase{"RepetitionThatOverflowsALogit",
-                [](Request* r) { r->sampling.repetition_penalty = 1e-38f; },
+                [](Request* r) { r->sampling.set_repetition_penalty(1e-38f); },
                 "repetition_penalty is 1e-38, want 0.01 to 100"},
         BadCase{"LargeRepetition",
-                [](Request* r) { r->sampling.repetition_penalty = 101.0f; },
+                [](Request* r) { r->sampling.set_repetition_penalty(101.0f); },
                 "repetition_penalty is 101"},
         BadCase{"NanRepetition",
-                [](Request* r) { r->sampling.repetition_penalty = kNan; },
+                [](Request* r) { r->sampling.set_repetition_penalty(kNan); },
                 "repetition_penalty is nan"},
         BadCase{"PresenceRange",
-                [](Request* r) { r->sampling.presence_penalty = 2.5f; },
+                [](Request* r) { r->sampling.set_presence_penalty(2.5f); },
                 "presence_penalty is 2.5, want -2 to 2"},
         BadCase{"FrequencyRange",
-                [](Request* r) { r->sampling.frequency_penalty = -2.5f; },
+                [](Request* r) { r->sampling.set_frequency_penalty(-2.5f); },
                 "frequency_penalty is -2.5, want -2 to 2"},
-        BadCase{"BiasOutsideVocabulary",
-                [](Request* r) {
-                  r->sampling.logit_bias = {{100, 1.0f}};
-                },
-                "logit_bias token id is 100, want 0 <= id < vocabulary size "
-                "100"},
-        BadCase{"BiasNotFinite",
-                [](Request* r) {
-                  r->sampling.logit_bias = {{7, kInf}};
-                },
-                "logit_bias[7] is inf, want a finite number"},
+        BadCase{
+            "BiasOutsideVocabulary",
+            [](Request* r) { (*r->sampling.mutable_logit_bias())[100] = 1.0f; },
+            "logit_bias token id is 100, want 0 <= id < vocabulary size "
+            "100"},
+        BadCase{
+            "BiasNotFinite",
+            [](Request* r) { (*r->sampling.mutable_logit_bias())[7] = kInf; },
+            "logit_bias[7] is inf, want a finite number"},
         BadCase{"TooManyBiases",
                 [](Request* r) {
-                  r->sampling.logit_bias = {{1, 0.f}, {2, 0.f}, {3, 0.f}};
+                  for (int id : {1, 2, 3}) {
+                    (*r->sampling.mutable_logit_bias())[id] = 0.f;
+                  }
                 },
                 "number of logit_bias is 3, want at most 2"},
-        BadCase{"ZeroN", [](Request* r) { r->sampling.n = 0; },
+        BadCase{"ZeroN", [](Request* r) { r->sampling.set_n(0); },
                 "n is 0, want 1 to 4"},
-        BadCase{"LargeN", [](Request* r) { r->sampling.n = 5; },
+        BadCase{"LargeN", [](Request* r) { r->sampling.set_n(5); },
                 "n is 5, want 1 to 4"},
-        BadCase{"ZeroMaxTokens", [](Request* r) { r->sampling.max_tokens = 0; },
+        BadCase{"ZeroMaxTokens",
+                [](Request* r) { r->sampling.set_max_tokens(0); },
                 "max_tokens is 0, want at least 1"},
         BadCase{"MinAboveMax",
                 [](Request* r) {
-                  r->sampling.max_tokens = 3;
-                  r->sampling.min_tokens = 4;
+                  r->sampling.set_max_tokens(3);
+                  r->sampling.set_min_tokens(4);
                 },
                 "min_tokens is 4, want at most max_tokens 3"},
-        BadCase{"Logprobs", [](Request* r) { r->sampling.num_logprobs = 6; },
+        BadCase{"Logprobs", [](Request* r) { r->sampling.set_logprobs(6); },
                 "logprobs is 6, want at most 5"},
         BadCase{"PromptLogprobs",
-                [](Request* r) { r->sampling.num_prompt_logprobs = 1; },
+                [](Request* r) { r->sampling.set_prompt_logprobs(1); },
                 "prompt_logprobs is 1, want at most 0"},
         BadCase{"StopIdOutsideVocabulary",
                 [](Request* r) {
-                  r->sampling.stop_token_ids = {5, -1};
+                  for (int id : {5, -1}) r->sampling.add_stop_token_ids(id);
                 },
                 "stop_token_ids[1] is -1"},
         BadCase{"TooManyStopIds",
                 [](Request* r) {
-                  r->sampling.stop_token_ids = {5, 6, 7};
+                  for (int id : {5, 6, 7}) r->sampling.add_stop_token_ids(id);
                 },
                 "number of stop_token_ids is 3, want at most 2"},
-        BadCase{"EmptyPrompt", [](Request* r) { r->prompt_ids.clear(); },
+        BadCase{"EmptyPrompt", [](Request* r) { r->prompt = {}; },
                 "prompt has no token"},
-        BadCase{"LongPrompt", [](Request* r) { r->prompt_ids.assign(32, 1); },
+        BadCase{"LongPrompt",
+                [](Request* r) {
+                  r->prompt =
+                      proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
+                },
                 "prompt has 32 tokens, want at most max_model_len - 1 = 31"},
         BadCase{"PromptIdOutsideVocabulary",
-                [](Request* r) { r->prompt_ids[2] = 100; },
+                [](Request* r) {
+                  r->prompt = proto::TokenBytes::FromIds({1, 2, 100});
+                },
                 "prompt[2] is 100, want 0 <= id < vocabulary size 100"},
         BadCase{"EmittedIdOutsideVocabulary",
                 [](Request* r) {
-                  r->emitted_ids = {4, -3};
+                  r->emitted = proto::TokenBytes::FromIds({4, -3});
                 },
                 "emitted[1] is -3"},
         BadCase{"TooManyEmitted",
-                [](Request* r) { r->emitted_ids.assign(17, 1); },
+                [](Request* r) {
+                  r->emitted =
+                      proto::TokenBytes::Adopt(std::vector<int32_t>(17, 1));
+                },
                 "17 emitted tokens, want at most max_tokens 16"},
         BadCase{"EmittedBeyondModel",
                 [](Request* r) {
-                  r->sampling.max_tokens = 100;
-                  r->emitted_ids.assign(30, 1);
+                  r->sampling.set_max_tokens(100);
+                  r->emitted =
+                      proto::TokenBytes::Adopt(std::vector<int32_t>(30, 1));
                 },
                 "prompt and emitted tokens are 3 + 30, want at most "
                 "max_model_len 32"},
         BadCase{"EmittedWithSamples",
                 [](Request* r) {
-                  r->sampling.n = 2;
-                  r->emitted_ids = {1};
+                  r->sampling.set_n(2);
+                  r->emitted = proto::TokenBytes::FromIds({1});
                 },
                 "n is 2, want 1 with emitted tokens"}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 TEST(ValidateRequestTest, TokenMaskNeedsAProvider) {
   Request r = Good();
-  r.sampling.token_mask = "json";
+  r.sampling.set_token_mask("json");
   EXPECT_THAT(ValidateRequest(r, Limits()),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("json")));
   RequestLimits limits = Limits();

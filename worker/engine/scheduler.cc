@@ -30,19 +30,6 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   return options;
 }
 
-// Another replica may start in time what waited too long by the operator's
-// measure; a client's own patience is at an end everywhere.
-Refusal QueueTimeoutOf(const RequestState& state) {
-  const std::string message = absl::StrCat(
-      "not started within the queue timeout, ",
-      absl::FormatDuration(state.start_by - state.request.arrival));
-  if (state.request.queue_timeout != absl::ZeroDuration()) {
-    return {absl::DeadlineExceededError(message), RefusalReason::kNone};
-  }
-  return {absl::ResourceExhaustedError(message),
-          RefusalReason::kRetryElsewhere};
-}
-
 absl::Status CheckOptions(const SchedulerOptions& o,
                           const cache::KvCache& cache) {
   if (o.max_model_len < 2) {
@@ -92,7 +79,7 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(
 }
 
 Scheduler::Scheduler(const SchedulerOptions& options, const SchedulerDeps& deps)
-    : options_(options), deps_(deps) {
+    : options_(options), deps_(deps), admission_({}, options.max_queue) {
   running_.reserve(options.max_num_seqs);
 }
 
@@ -144,15 +131,13 @@ void Scheduler::EndOverdue(absl::Time now) {
   for (RequestState* state : LiveRequests()) {
     const absl::Time deadline = state->request.deadline;
     if (now >= deadline) {
-      FailRequest(state,
-                  {absl::DeadlineExceededError(absl::StrCat(
-                       "deadline passed ",
-                       state->started ? "while running" : "in the queue")),
-                   RefusalReason::kNone});
+      FailRequest(state, Admission::DeadlinePassed(state->started));
       continue;
     }
     if (!state->started && now >= state->start_by) {
-      FailRequest(state, QueueTimeoutOf(*state));
+      FailRequest(
+          state, Admission::QueueTimeout(
+                     state->request, state->start_by - state->request.arrival));
       continue;
     }
     earliest_expiry_ =
@@ -374,11 +359,7 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     }
     KVASIR_RETURN_IF_ERROR(CheckResult(planned, found));
     if (planned.samples && found->token_id() == kNoToken) {
-      FailRequest(planned.sequence->request,
-                  {absl::InvalidArgumentError(
-                       "no token may be sampled: the request's token mask and "
-                       "bans leave none"),
-                   RefusalReason::kNone});
+      FailRequest(planned.sequence->request, Admission::NoTokenLeft());
       continue;
     }
     ApplyToSequence(planned, found, now);
@@ -442,7 +423,7 @@ void Scheduler::ApplyToSequence(const PlannedSequence& planned,
 void Scheduler::Deliver(Sequence* sequence, const SequenceResult& result,
                         absl::Time now) {
   RequestState& state = *sequence->request;
-  const SamplingParams& sampling = state.request.sampling;
+  const kvasir::v1::SamplingParams& sampling = state.request.sampling;
   sequence->tokens.push_back(result.token_id());
   sequence->sampled_step = step_id_;
   ++stats_.sampled_tokens;
@@ -460,7 +441,7 @@ void Scheduler::Deliver(Sequence* sequence, const SequenceResult& result,
   chunk.index = sequence->sample_index;
   const int32_t token_id = result.token_id();
   chunk.token_ids = absl::MakeConstSpan(&token_id, 1);
-  if (sampling.num_logprobs >= 0) {
+  if (sampling.has_logprobs()) {
     logprob_.resize(1);
     logprob_[0].logprob = result.logprob();
     logprob_[0].top.clear();

@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "cache/kv_cache.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
+#include "worker/engine/admission.h"
 #include "worker/engine/engine_events.h"
 #include "worker/engine/plan_builder.h"
 #include "worker/engine/request.h"
@@ -157,6 +158,7 @@ class Scheduler {
   // Constant after construction.
   const SchedulerOptions options_;
   const SchedulerDeps deps_;
+  const Admission admission_;
 
   // By request id: its attempts, mostly one.
   absl::flat_hash_map<std::string, std::vector<std::unique_ptr<RequestState>>>

@@ -49,27 +49,21 @@ void Summarize(const Phases& phases, RequestSummary* summary) {
 
 Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
-  if (request.sampling.n > options_.max_num_seqs) {
-    return {absl::InvalidArgumentError(absl::StrCat(
-                "n is ", request.sampling.n, ", want at most max_num_seqs ",
-                options_.max_num_seqs)),
-            RefusalReason::kNeverFits};
+  if (request.sampling.n() > options_.max_num_seqs) {
+    return Admission::TooManySamples(request.sampling.n(),
+                                     options_.max_num_seqs);
   }
+  bool is_live = false;
   if (const auto found = requests_.find(request.request_id);
       found != requests_.end()) {
     for (const auto& state : found->second) {
-      if (state->request.attempt != request.attempt) continue;
-      return {absl::AlreadyExistsError(
-                  absl::StrCat("request ", request.request_id, ", attempt ",
-                               request.attempt, " is live")),
-              RefusalReason::kNone};
+      is_live |= state->request.attempt == request.attempt;
     }
   }
-  if (num_queued_ >= options_.max_queue) {
-    return {
-        absl::ResourceExhaustedError(absl::StrCat(
-            num_queued_, " requests wait, the limit is ", options_.max_queue)),
-        RefusalReason::kRetryElsewhere};
+  if (Refusal refusal = admission_.OfPlace(
+          request, {.num_queued = num_queued_, .is_live = is_live});
+      !refusal.ok()) {
+    return refusal;
   }
 
   const absl::Time now = deps_.clock->Now();
@@ -86,7 +80,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
 
   state.sink->OnAccepted(state.prompt_tokens());
   // What an earlier attempt delivered may already be all.
-  if (state.request.emitted_ids.empty() ||
+  if (state.output_tokens(state.samples[0]) == 0 ||
       !EndIfComplete(&state.samples[0], now)) {
     Enqueue(&state.samples[0]);
   }
@@ -95,14 +89,15 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
 
 void Scheduler::InitRequest(RequestState* state, absl::Time now) const {
   Request& request = state->request;
-  const SamplingParams& sampling = request.sampling;
+  const kvasir::v1::SamplingParams& sampling = request.sampling;
   if (request.arrival == absl::InfinitePast()) request.arrival = now;
   state->start_by =
       request.arrival + (request.queue_timeout == absl::ZeroDuration()
                              ? options_.queue_timeout
                              : request.queue_timeout);
-  state->stop_ids = sampling.stop_token_ids;
-  if (!sampling.ignore_eos) {
+  state->stop_ids.assign(sampling.stop_token_ids().begin(),
+                         sampling.stop_token_ids().end());
+  if (!sampling.ignore_eos()) {
     state->stop_ids.insert(state->stop_ids.end(),
                            options_.eos_token_ids.begin(),
                            options_.eos_token_ids.end());
@@ -111,28 +106,34 @@ void Scheduler::InitRequest(RequestState* state, absl::Time now) const {
   state->stop_ids.erase(
       std::unique(state->stop_ids.begin(), state->stop_ids.end()),
       state->stop_ids.end());
-  state->has_penalties = sampling.repetition_penalty != 1.0f ||
-                         sampling.presence_penalty != 0.0f ||
-                         sampling.frequency_penalty != 0.0f;
-  state->max_total_tokens =
-      std::min<uint64_t>(uint64_t{state->prompt_tokens()} + sampling.max_tokens,
-                         options_.max_model_len);
+  state->has_penalties = sampling.repetition_penalty() != 1.0f ||
+                         sampling.presence_penalty() != 0.0f ||
+                         sampling.frequency_penalty() != 0.0f;
+  state->logit_bias.assign(sampling.logit_bias().begin(),
+                           sampling.logit_bias().end());
+  std::sort(state->logit_bias.begin(), state->logit_bias.end());
+  state->num_prompt_tokens =
+      static_cast<uint32_t>(request.prompt.size_tokens());
+  state->max_total_tokens = std::min<uint64_t>(
+      uint64_t{state->prompt_tokens()} + sampling.max_tokens(),
+      options_.max_model_len);
 
-  state->samples.resize(sampling.n);
-  state->unfinished = sampling.n;
-  state->pending_forks = sampling.n - 1;
-  for (uint32_t i = 0; i < sampling.n; ++i) {
+  state->samples.resize(sampling.n());
+  state->unfinished = sampling.n();
+  state->pending_forks = sampling.n() - 1;
+  for (uint32_t i = 0; i < sampling.n(); ++i) {
     Sequence& sequence = state->samples[i];
     sequence.request = state;
     sequence.sample_index = i;
     sequence.state = Sequence::State::kPending;
   }
   std::vector<int32_t>& tokens = state->samples[0].tokens;
-  tokens.reserve(request.prompt_ids.size() + request.emitted_ids.size() +
-                 std::min<size_t>(sampling.max_tokens, kTokensReserve));
-  tokens = request.prompt_ids;
-  tokens.insert(tokens.end(), request.emitted_ids.begin(),
-                request.emitted_ids.end());
+  tokens.reserve(request.prompt.size_tokens() + request.emitted.size_tokens() +
+                 std::min<size_t>(sampling.max_tokens(), kTokensReserve));
+  tokens = request.prompt.AppendTo(std::move(tokens));
+  tokens = request.emitted.AppendTo(std::move(tokens));
+  request.prompt = {};
+  request.emitted = {};
 }
 
 void Scheduler::Enqueue(Sequence* sequence) {

@@ -76,31 +76,32 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     Request request;
     request.request_id = absl::StrCat("r", index);
     // Few texts, so that prefixes meet.
-    request.prompt_ids =
-        FakePrompt(absl::StrCat("text", Below(4)), 1 + Below(40), kVocab);
+    const std::string text = absl::StrCat("text", Below(4));
+    request.prompt =
+        proto::TokenBytes::Adopt(FakePrompt(text, 1 + Below(40), kVocab));
     request.cache_salt = Below(4) == 0 ? "other" : "";
     request.priority = static_cast<int32_t>(Below(3)) - 1;
     request.use_prefix_cache = Below(8) != 0;
-    SamplingParams& sampling = request.sampling;
-    sampling.temperature = Below(3) == 0 ? 0.0f : 1.0f;
-    sampling.seed = Below(1000);
-    sampling.max_tokens = 1 + Below(24);
-    sampling.min_tokens = Below(4) == 0 ? Below(sampling.max_tokens) : 0;
-    sampling.ignore_eos = Below(2) == 0;
+    kvasir::v1::SamplingParams& sampling = request.sampling;
+    sampling.set_temperature(Below(3) == 0 ? 0.0f : 1.0f);
+    sampling.set_seed(Below(1000));
+    sampling.set_max_tokens(1 + Below(24));
+    sampling.set_min_tokens(Below(4) == 0 ? Below(sampling.max_tokens()) : 0);
+    sampling.set_ignore_eos(Below(2) == 0);
     if (Below(3) == 0) {
-      sampling.stop_token_ids = {static_cast<int32_t>(Below(kVocab))};
+      sampling.add_stop_token_ids(static_cast<int32_t>(Below(kVocab)));
     }
-    if (Below(4) == 0) sampling.presence_penalty = 0.5f;
-    if (Below(6) == 0) sampling.num_prompt_logprobs = 0;
-    if (Below(6) == 0) sampling.num_logprobs = 2;
+    if (Below(4) == 0) sampling.set_presence_penalty(0.5f);
+    if (Below(6) == 0) sampling.set_prompt_logprobs(0);
+    if (Below(6) == 0) sampling.set_logprobs(2);
     switch (Below(5)) {
       case 0:
-        sampling.n = 1 + Below(std::min(4u, GetParam().max_num_seqs));
+        sampling.set_n(1 + Below(std::min(4u, GetParam().max_num_seqs)));
         break;
       case 1: {
-        request.emitted_ids = FakeContinuation(request, 0, Limits());
-        request.emitted_ids.resize(
-            Below(static_cast<uint32_t>(request.emitted_ids.size()) + 1));
+        std::vector<int32_t> ids = FakeContinuation(request, 0, Limits());
+        ids.resize(Below(static_cast<uint32_t>(ids.size()) + 1));
+        request.emitted = proto::TokenBytes::Adopt(std::move(ids));
         break;
       }
       default:
@@ -114,7 +115,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
 
   void Submit(int index) {
     Sent sent{.request = RandomRequest(index), .sink = nullptr};
-    sent.sink = std::make_shared<RecordingSink>(sent.request.sampling.n);
+    sent.sink = std::make_shared<RecordingSink>(sent.request.sampling.n());
     const Refusal refusal = scheduler_->Add(sent.request, sent.sink);
     if (refusal.ok()) {
       sent_.push_back(std::move(sent));
@@ -149,10 +150,11 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   }
 
   static bool EndedBefore(const Request& request) {
-    if (request.emitted_ids.empty()) return false;
-    const int32_t last = request.emitted_ids.back();
-    const auto& stop = request.sampling.stop_token_ids;
-    return (last == 3 && !request.sampling.ignore_eos) ||
+    const size_t emitted = request.emitted.size_tokens();
+    if (emitted == 0) return false;
+    const int32_t last = request.emitted[emitted - 1];
+    const auto& stop = request.sampling.stop_token_ids();
+    return (last == 3 && !request.sampling.ignore_eos()) ||
            std::find(stop.begin(), stop.end(), last) != stop.end();
   }
 
@@ -161,7 +163,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     int complete = 0;
     for (const Sent& sent : sent_) {
       EXPECT_TRUE(sent.sink->ended()) << sent.request.request_id;
-      for (uint32_t i = 0; i < sent.request.sampling.n; ++i) {
+      for (uint32_t i = 0; i < sent.request.sampling.n(); ++i) {
         const auto& sample = sent.sink->samples()[i];
         std::vector<int32_t> want = FakeContinuation(sent.request, i, Limits());
         // What was emitted before may have ended the output already.
@@ -174,7 +176,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
           want.resize(sample.tokens.size());
         }
         EXPECT_EQ(sample.tokens, want) << sent.request.request_id << "#" << i;
-        if (sent.request.sampling.num_logprobs >= 0) {
+        if (sent.request.sampling.has_logprobs()) {
           EXPECT_EQ(sample.logprobs.size(), sample.tokens.size());
         }
       }

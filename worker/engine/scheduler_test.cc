@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 // The tokens of an endless greedy output after FakePrompt(name, 4).
 std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
   Request request;
-  request.prompt_ids = FakePrompt(name, 4, 1000);
-  request.sampling.temperature = 0.0f;
-  request.sampling.max_tokens = count;
+  request.prompt = proto::TokenBytes::Adopt(FakePrompt(name, 4, 1000));
+  request.sampling.set_temperature(0.0f);
+  request.sampling.set_max_tokens(count);
   return FakeContinuation(request, 0,
                           {.vocab_size = 1000, .max_model_len = 64});
 }
@@ -78,7 +78,7 @@ TEST(SchedulerLogprobsTest, AreThoseOfEachTokenAndPosition) {
   const Request& request = scenario.request("a");
   for (uint32_t s = 0; s < 2; ++s) {
     const auto& sample = scenario.sink("a").samples()[s];
-    std::vector<int32_t> prefix = request.prompt_ids;
+    std::vector<int32_t> prefix = request.prompt.ToIds();
     ASSERT_EQ(sample.logprobs.size(), 5u);
     for (size_t i = 0; i < 5; ++i) {
       EXPECT_EQ(sample.logprobs[i].logprob,
@@ -90,10 +90,10 @@ TEST(SchedulerLogprobsTest, AreThoseOfEachTokenAndPosition) {
   }
   const auto& prompt = scenario.sink("a").samples()[0].prompt_logprobs;
   ASSERT_EQ(prompt.size(), 19u);
+  const std::vector<int32_t> ids = request.prompt.ToIds();
   for (size_t i = 0; i < prompt.size(); ++i) {
     EXPECT_EQ(prompt[i],
-              FakeLogprob(absl::MakeConstSpan(request.prompt_ids).first(i + 1),
-                          request.prompt_ids[i + 1]));
+              FakeLogprob(absl::MakeConstSpan(ids).first(i + 1), ids[i + 1]));
   }
   EXPECT_TRUE(scenario.sink("a").samples()[1].prompt_logprobs.empty());
 }
@@ -113,10 +113,10 @@ TEST(SchedulerLogprobsTest, OfThePromptSurviveAPreemptionInTheMiddle) {
   const Request& request = scenario.request("low");
   const auto& prompt = scenario.sink("low").samples()[0].prompt_logprobs;
   ASSERT_EQ(prompt.size(), 19u);
+  const std::vector<int32_t> ids = request.prompt.ToIds();
   for (size_t i = 0; i < prompt.size(); ++i) {
     EXPECT_EQ(prompt[i],
-              FakeLogprob(absl::MakeConstSpan(request.prompt_ids).first(i + 1),
-                          request.prompt_ids[i + 1]));
+              FakeLogprob(absl::MakeConstSpan(ids).first(i + 1), ids[i + 1]));
   }
 }
 
@@ -170,8 +170,8 @@ struct Bare {
 Request SmallRequest(const std::string& id) {
   Request request;
   request.request_id = id;
-  request.prompt_ids = {1, 2, 3};
-  request.sampling.max_tokens = 3;
+  request.prompt = proto::TokenBytes::FromIds({1, 2, 3});
+  request.sampling.set_max_tokens(3);
   return request;
 }
 
@@ -255,7 +255,7 @@ TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
   Bare bare(&masks);
   const auto scheduler = bare.Make();
   Request masked = SmallRequest("masked");
-  masked.sampling.token_mask = "json";
+  masked.sampling.set_token_mask("json");
   const auto sink = std::make_shared<RecordingSink>();
   ASSERT_TRUE(scheduler->Add(masked, sink).ok());
   ASSERT_TRUE(
@@ -339,7 +339,7 @@ TEST(SchedulerApplyTest, ARequestWithoutATokenToSampleFailsAlone) {
   const auto barred = std::make_shared<RecordingSink>(2);
   const auto other = std::make_shared<RecordingSink>();
   Request two = SmallRequest("barred");
-  two.sampling.n = 2;
+  two.sampling.set_n(2);
   ASSERT_TRUE(scheduler->Add(std::move(two), barred).ok());
   ASSERT_TRUE(scheduler->Add(SmallRequest("other"), other).ok());
   while (const kvasir::v1::StepPlan* plan = scheduler->Schedule()) {

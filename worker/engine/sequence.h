@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -64,7 +65,9 @@ struct Sequence {
 };
 
 struct RequestState {
+  // Without its tokens, which are the samples'.
   Request request;
+  uint32_t num_prompt_tokens = 0;
   std::shared_ptr<EngineSink> sink;
   uint64_t order = 0;  // counts arrivals: first come, first served
   std::vector<Sequence> samples;
@@ -77,6 +80,8 @@ struct RequestState {
   // shorter than min_tokens.
   std::vector<int32_t> stop_ids;
   bool has_penalties = false;
+  // By token id: the wire's map has no order, a step plan has one.
+  std::vector<std::pair<int32_t, float>> logit_bias;
   uint64_t max_total_tokens = 0;  // prompt and output: whichever limit is first
 
   bool started = false;  // had its first step
@@ -86,15 +91,13 @@ struct RequestState {
   std::vector<float> prompt_logprobs;
   RequestSummary summary;
 
-  uint32_t prompt_tokens() const {
-    return static_cast<uint32_t>(request.prompt_ids.size());
-  }
+  uint32_t prompt_tokens() const { return num_prompt_tokens; }
   uint32_t output_tokens(const Sequence& sequence) const {
     return static_cast<uint32_t>(sequence.tokens.size()) - prompt_tokens();
   }
   bool wants_prompt_logprobs() const {
-    return request.sampling.num_prompt_logprobs >= 0 &&
-           prompt_logprobs.size() + 1 < request.prompt_ids.size();
+    return request.sampling.has_prompt_logprobs() &&
+           prompt_logprobs.size() + 1 < num_prompt_tokens;
   }
 };
 

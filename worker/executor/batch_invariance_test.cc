@@ -44,7 +44,7 @@ TEST_P(BatchInvarianceTest, ChunksAndThreadsChangeNothing) {
 
 TEST_P(BatchInvarianceTest, NorDoesOneTokenAtATime) {
   std::vector<Request> requests = MixedRequests();
-  std::erase_if(requests, [](const Request& r) { return r.sampling.n > 1; });
+  std::erase_if(requests, [](const Request& r) { return r.sampling.n() > 1; });
   Worker worker({.max_num_seqs = 1, .max_batched_tokens = 1}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
 }
@@ -73,14 +73,13 @@ TEST_P(BatchInvarianceTest, AResumedRequestGoesOnWithTheSameTokens) {
   std::vector<Request> resumed;
   std::vector<Sample> rest;
   for (const Request& request : requests) {
-    if (request.sampling.n == 1) resumed.push_back(request);
+    if (request.sampling.n() == 1) resumed.push_back(request);
   }
   const std::vector<Sample> whole = Alone(resumed);
   for (size_t i = 0; i < resumed.size(); ++i) {
     const size_t emitted = 1 + i % 7;
-    resumed[i].emitted_ids.assign(
-        whole[i].tokens.begin(),
-        whole[i].tokens.begin() + static_cast<std::ptrdiff_t>(emitted));
+    resumed[i].emitted = proto::TokenBytes::FromIds(
+        absl::MakeConstSpan(whole[i].tokens).first(emitted));
     Sample& sample = rest.emplace_back();
     sample.tokens.assign(
         whole[i].tokens.begin() + static_cast<std::ptrdiff_t>(emitted),

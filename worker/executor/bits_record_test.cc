@@ -249,16 +249,18 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
   std::vector<Request> requests = MixedRequests();
   requests.resize(num_requests);
   for (size_t i = 0; i < requests.size(); ++i) {
-    SamplingParams& sampling = requests[i].sampling;
-    sampling.num_logprobs = 20;
-    sampling.num_prompt_logprobs = 0;
-    std::erase_if(sampling.logit_bias,
-                  [&](const auto& bias) { return bias.first >= vocab; });
-    std::vector<int32_t>& ids = requests[i].prompt_ids;
-    ids.resize(std::min(ids.size(), max_model_len - sampling.max_tokens));
+    kvasir::v1::SamplingParams& sampling = requests[i].sampling;
+    sampling.set_logprobs(20);
+    sampling.set_prompt_logprobs(0);
+    for (const int32_t id : {7, 11}) {  // those of MixedRequests
+      if (id >= vocab) sampling.mutable_logit_bias()->erase(id);
+    }
+    std::vector<int32_t> ids = requests[i].prompt.ToIds();
+    ids.resize(std::min(ids.size(), max_model_len - sampling.max_tokens()));
     for (size_t t = 0; t < ids.size(); ++t) {
       ids[t] = text.empty() ? ids[t] % vocab : text[29 * i + t];
     }
+    requests[i].prompt = proto::TokenBytes::Adopt(std::move(ids));
   }
   return requests;
 }

@@ -87,7 +87,7 @@ TEST_P(PlanInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {
-    const uint32_t n = Requests()[i].sampling.n;
+    const uint32_t n = Requests()[i].sampling.n();
     if (i % 2 == 0) kept.insert(kept.end(), next, next + n);
     next += n;
   }

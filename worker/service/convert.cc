@@ -1,10 +1,8 @@
 #include "worker/service/convert.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -26,58 +24,14 @@ static_assert(static_cast<int>(RefusalReason::kNeverFits) ==
 static_assert(static_cast<int>(RefusalReason::kDraining) ==
               kvasir::v1::Refusal::DRAINING);
 
-constexpr size_t kBytesPerTokenId = 4;
-
-absl::StatusOr<std::vector<int32_t>> DecodeIds(absl::string_view field,
-                                               const std::string& bytes) {
-  if (bytes.size() % kBytesPerTokenId != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(field, ": ", bytes.size(), " bytes, want a multiple of ",
-                     kBytesPerTokenId));
-  }
-  std::vector<int32_t> ids(bytes.size() / kBytesPerTokenId);
-  const auto* from = reinterpret_cast<const unsigned char*>(bytes.data());
-  for (int32_t& id : ids) {
-    const uint32_t value = static_cast<uint32_t>(from[0]) |
-                           static_cast<uint32_t>(from[1]) << 8 |
-                           static_cast<uint32_t>(from[2]) << 16 |
-                           static_cast<uint32_t>(from[3]) << 24;
-    id = static_cast<int32_t>(value);
-    from += kBytesPerTokenId;
-  }
-  return ids;
-}
-
-// What is asked for beyond any limit stays beyond any limit.
-int32_t Count(uint32_t value) {
-  return static_cast<int32_t>(
-      std::min<uint32_t>(value, std::numeric_limits<int32_t>::max()));
-}
-
-SamplingParams ToSampling(const kvasir::v1::SamplingParams& from) {
-  SamplingParams to;
-  to.temperature = from.temperature();
-  to.top_p = from.top_p();
-  to.top_k = from.top_k();
-  to.min_p = from.min_p();
-  to.repetition_penalty = from.repetition_penalty();
-  to.presence_penalty = from.presence_penalty();
-  to.frequency_penalty = from.frequency_penalty();
-  to.logit_bias.assign(from.logit_bias().begin(), from.logit_bias().end());
-  // The wire's map has no order; what is computed from it must have one.
-  std::sort(to.logit_bias.begin(), to.logit_bias.end());
-  to.seed = from.seed();
-  to.n = from.n();
-  to.max_tokens = from.max_tokens();
-  to.min_tokens = from.min_tokens();
-  to.stop_token_ids.assign(from.stop_token_ids().begin(),
-                           from.stop_token_ids().end());
-  to.ignore_eos = from.ignore_eos();
-  to.num_logprobs = from.has_logprobs() ? Count(from.logprobs()) : -1;
-  to.num_prompt_logprobs =
-      from.has_prompt_logprobs() ? Count(from.prompt_logprobs()) : -1;
-  to.token_mask = from.token_mask();
-  return to;
+// Shared from here on: the message dies with its call.
+absl::StatusOr<proto::TokenBytes> ToTokens(absl::string_view field,
+                                           const std::string& bytes) {
+  absl::StatusOr<proto::TokenBytes> tokens =
+      proto::TokenBytes::FromBytes(bytes);
+  if (tokens.ok()) return tokens;
+  return absl::Status(tokens.status().code(),
+                      absl::StrCat(field, ": ", tokens.status().message()));
 }
 
 uint64_t Microseconds(absl::Duration duration) {
@@ -95,10 +49,10 @@ absl::StatusOr<Request> ToRequest(const kvasir::v1::GenerateRequest& from,
   to.tenant = from.tenant();
   to.cache_salt = from.cache_salt();
   KVASIR_ASSIGN_OR_RETURN(
-      to.prompt_ids, DecodeIds("prompt_token_ids", from.prompt_token_ids()));
+      to.prompt, ToTokens("prompt_token_ids", from.prompt_token_ids()));
   KVASIR_ASSIGN_OR_RETURN(
-      to.emitted_ids, DecodeIds("emitted_token_ids", from.emitted_token_ids()));
-  to.sampling = ToSampling(from.sampling());
+      to.emitted, ToTokens("emitted_token_ids", from.emitted_token_ids()));
+  to.sampling = from.sampling();
   to.priority = from.priority();
   to.deadline = deadline;
   to.queue_timeout = absl::Milliseconds(from.queue_timeout_ms());

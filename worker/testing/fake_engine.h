@@ -167,7 +167,7 @@ class FakeEngine final : public ServedEngine {
     Told told;
     told.sink = running->sink;
     const Request& request = running->request;
-    const auto prompt = static_cast<uint32_t>(request.prompt_ids.size());
+    const auto prompt = static_cast<uint32_t>(request.prompt.size_tokens());
     if (!running->accepted) told.accepted = prompt;
     running->accepted = true;
     if (failure_.has_value()) {
@@ -176,12 +176,12 @@ class FakeEngine final : public ServedEngine {
       told.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
                             RefusalReason::kNone};
     } else if (!running->aborted && !held_) {
-      const uint32_t left = request.sampling.max_tokens - running->produced;
+      const uint32_t left = request.sampling.max_tokens() - running->produced;
       for (uint32_t i = 0; i < std::min(left, tokens_per_step_); ++i) {
         told.tokens.push_back(1000 + static_cast<int32_t>(running->produced++));
       }
     }
-    const bool complete = running->produced >= request.sampling.max_tokens;
+    const bool complete = running->produced >= request.sampling.max_tokens();
     if (!told.failed.has_value() && (running->aborted || complete)) {
       FinishInfo info;
       info.reason =

@@ -446,11 +446,12 @@ absl::Status FakeExecutor::Sample(const SequenceStep& step,
 std::vector<int32_t> FakeContinuation(const Request& request,
                                       uint32_t sample_index,
                                       const FakeModelLimits& limits) {
-  const SamplingParams& p = request.sampling;
-  const bool penalties = HasPenalties(p.repetition_penalty, p.presence_penalty,
-                                      p.frequency_penalty);
-  std::vector<int32_t> stop = p.stop_token_ids;
-  if (!p.ignore_eos) {
+  const kvasir::v1::SamplingParams& p = request.sampling;
+  const bool penalties = HasPenalties(
+      p.repetition_penalty(), p.presence_penalty(), p.frequency_penalty());
+  std::vector<int32_t> stop(p.stop_token_ids().begin(),
+                            p.stop_token_ids().end());
+  if (!p.ignore_eos()) {
     stop.insert(stop.end(), limits.eos_token_ids.begin(),
                 limits.eos_token_ids.end());
   }
@@ -458,24 +459,24 @@ std::vector<int32_t> FakeContinuation(const Request& request,
   uint64_t history_hash = 0;
   uint64_t length = 0;
   uint64_t num_output = 0;
-  for (int32_t token : request.prompt_ids) {
+  for (int32_t token : request.prompt.ToIds()) {
     prefix_hash = Extend(prefix_hash, token, length++);
     history_hash = CountPrompt(history_hash, token);
   }
-  for (int32_t token : request.emitted_ids) {
+  for (int32_t token : request.emitted.ToIds()) {
     prefix_hash = Extend(prefix_hash, token, length++);
     history_hash = CountOutput(history_hash, token);
     ++num_output;
   }
   std::vector<int32_t> output;
-  while (num_output < p.max_tokens && length < limits.max_model_len) {
-    const Draw draw{.greedy = p.temperature == 0.0f,
-                    .seed = p.seed,
+  while (num_output < p.max_tokens() && length < limits.max_model_len) {
+    const Draw draw{.greedy = p.temperature() == 0.0f,
+                    .seed = p.seed(),
                     .sample_index = sample_index,
                     .position = length,
                     .history_hash = penalties ? history_hash : 0};
     const std::vector<int32_t> banned =
-        num_output < p.min_tokens ? stop : std::vector<int32_t>();
+        num_output < p.min_tokens() ? stop : std::vector<int32_t>();
     const int32_t token =
         DrawToken(prefix_hash, draw, banned, limits.vocab_size);
     output.push_back(token);

@@ -93,7 +93,7 @@ class Worker {
       for (const SequenceSnapshot& each : scheduler_->Snapshot()) {
         for (size_t i = during_step ? 1 : 3; i < requests.size(); i += 4) {
           const auto prompt =
-              static_cast<uint32_t>(requests[i].prompt_ids.size());
+              static_cast<uint32_t>(requests[i].prompt.size_tokens());
           const uint32_t from = during_step ? prompt / 4 : prompt + 3;
           if (each.request_id == requests[i].request_id &&
               each.computed_tokens >= from) {
@@ -150,7 +150,7 @@ class Worker {
   }
 
   std::shared_ptr<RecordingSink> Add(const Request& request) {
-    auto sink = std::make_shared<RecordingSink>(request.sampling.n);
+    auto sink = std::make_shared<RecordingSink>(request.sampling.n());
     EXPECT_THAT(scheduler_->Add(request, sink).status, base::IsOk());
     return sink;
   }
@@ -203,27 +203,31 @@ inline std::vector<Request> MixedRequests() {
     // Some share the beginning of their prompts.
     const uint32_t text = i % 4;
     const uint32_t length = 1 + (i * 29) % 75;
+    std::vector<int32_t> ids(length);
     for (uint32_t t = 0; t < length; ++t) {
-      request.prompt_ids.push_back(
-          static_cast<int32_t>((text * 311 + t * 37 + t * t) % 1237));
+      ids[t] = static_cast<int32_t>((text * 311 + t * 37 + t * t) % 1237);
     }
-    SamplingParams& sampling = request.sampling;
-    sampling.max_tokens = 8 + i;
-    sampling.seed = 1000 + i;
-    sampling.temperature =
-        i % 4 == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(i % 5);
-    sampling.num_logprobs = 5;
-    if (i % 3 == 1) sampling.top_p = 0.9f;
-    if (i % 5 == 2) sampling.top_k = 40;
-    if (i % 5 == 3) sampling.min_p = 0.05f;
+    request.prompt = proto::TokenBytes::Adopt(std::move(ids));
+    kvasir::v1::SamplingParams& sampling = request.sampling;
+    sampling.set_max_tokens(8 + i);
+    sampling.set_seed(1000 + i);
+    sampling.set_temperature(
+        i % 4 == 0 ? 0.0f : 0.5f + 0.25f * static_cast<float>(i % 5));
+    sampling.set_logprobs(5);
+    if (i % 3 == 1) sampling.set_top_p(0.9f);
+    if (i % 5 == 2) sampling.set_top_k(40);
+    if (i % 5 == 3) sampling.set_min_p(0.05f);
     if (i % 4 == 3) {
-      sampling.repetition_penalty = 1.25f;
-      sampling.presence_penalty = 0.5f;
-      sampling.frequency_penalty = 0.25f;
+      sampling.set_repetition_penalty(1.25f);
+      sampling.set_presence_penalty(0.5f);
+      sampling.set_frequency_penalty(0.25f);
     }
-    if (i % 6 == 4) sampling.logit_bias = {{7, 2.0f}, {11, -4.0f}};
-    if (i % 7 == 5) sampling.n = 2;
-    if (i % 8 == 6) sampling.num_prompt_logprobs = 0;
+    if (i % 6 == 4) {
+      (*sampling.mutable_logit_bias())[7] = 2.0f;
+      (*sampling.mutable_logit_bias())[11] = -4.0f;
+    }
+    if (i % 7 == 5) sampling.set_n(2);
+    if (i % 8 == 6) sampling.set_prompt_logprobs(0);
   }
   return requests;
 }

@@ -216,47 +216,50 @@ void Scenario::Submit(const Line& line) {
   request.request_id = name;
   request.attempt = static_cast<uint32_t>(line.Number("attempt", 0));
   request.cache_salt = line.Argument("salt", "");
-  request.prompt_ids = FakePrompt(line.Argument("text", name),
-                                  static_cast<size_t>(line.Number("prompt", 4)),
-                                  options_.vocab_size);
+  request.prompt = proto::TokenBytes::Adopt(FakePrompt(
+      line.Argument("text", name),
+      static_cast<size_t>(line.Number("prompt", 4)), options_.vocab_size));
   request.priority = static_cast<int32_t>(line.Number("prio", 0));
   request.queue_timeout = line.Time("queue_timeout", absl::ZeroDuration());
   if (line.arguments.contains("deadline")) {
     request.deadline =
         clock_.Now() + line.Time("deadline", absl::ZeroDuration());
   }
-  SamplingParams& sampling = request.sampling;
-  sampling.n = static_cast<uint32_t>(line.Number("n", 1));
-  sampling.max_tokens = static_cast<uint32_t>(line.Number("max", 4));
-  sampling.min_tokens = static_cast<uint32_t>(line.Number("min", 0));
-  sampling.temperature = static_cast<float>(line.Number("temp", 0));
-  sampling.seed = static_cast<uint64_t>(line.Number("seed", 0));
-  sampling.num_logprobs = static_cast<int32_t>(line.Number("logprobs", -1));
+  kvasir::v1::SamplingParams& sampling = request.sampling;
+  sampling.set_n(static_cast<uint32_t>(line.Number("n", 1)));
+  sampling.set_max_tokens(static_cast<uint32_t>(line.Number("max", 4)));
+  sampling.set_min_tokens(static_cast<uint32_t>(line.Number("min", 0)));
+  sampling.set_temperature(static_cast<float>(line.Number("temp", 0)));
+  sampling.set_seed(static_cast<uint64_t>(line.Number("seed", 0)));
+  if (line.arguments.contains("logprobs")) {
+    sampling.set_logprobs(static_cast<uint32_t>(line.Number("logprobs", 0)));
+  }
   if (line.arguments.contains("stop")) {
-    sampling.stop_token_ids = {static_cast<int32_t>(line.Number("stop", 0))};
+    sampling.add_stop_token_ids(static_cast<int32_t>(line.Number("stop", 0)));
   }
   const auto has = [&](const char* flag) {
     return std::find(line.words.begin(), line.words.end(), flag) !=
            line.words.end();
   };
   if (has("penalties")) {
-    sampling.repetition_penalty = 1.5f;
-    sampling.frequency_penalty = 0.5f;
+    sampling.set_repetition_penalty(1.5f);
+    sampling.set_frequency_penalty(0.5f);
   }
-  if (has("prompt_logprobs")) sampling.num_prompt_logprobs = 0;
-  sampling.ignore_eos = has("ignore_eos");
+  if (has("prompt_logprobs")) sampling.set_prompt_logprobs(0);
+  sampling.set_ignore_eos(has("ignore_eos"));
   if (const int64_t emitted = line.Number("emitted", 0); emitted > 0) {
     // What an uninterrupted run would have delivered so far.
-    request.emitted_ids =
+    std::vector<int32_t> ids =
         FakeContinuation(request, 0,
                          {.vocab_size = options_.vocab_size,
                           .max_model_len = options_.max_model_len,
                           .eos_token_ids = options_.eos_token_ids});
-    ASSERT_GE(static_cast<int64_t>(request.emitted_ids.size()), emitted);
-    request.emitted_ids.resize(static_cast<size_t>(emitted));
+    ASSERT_GE(static_cast<int64_t>(ids.size()), emitted);
+    ids.resize(static_cast<size_t>(emitted));
+    request.emitted = proto::TokenBytes::Adopt(std::move(ids));
   }
   entry.request = request;
-  entry.sink = std::make_shared<RecordingSink>(sampling.n);
+  entry.sink = std::make_shared<RecordingSink>(sampling.n());
   entry.refusal = scheduler_->Add(std::move(request), entry.sink);
 }
 
@@ -378,7 +381,7 @@ void Scenario::ExpectRefused(const Line& line) {
 
 void Scenario::ExpectOutput(const std::string& name) {
   const Submitted& entry = Of(name);
-  for (uint32_t i = 0; i < entry.request.sampling.n; ++i) {
+  for (uint32_t i = 0; i < entry.request.sampling.n(); ++i) {
     EXPECT_EQ(entry.sink->samples()[i].tokens,
               FakeContinuation(entry.request, i,
                                {.vocab_size = options_.vocab_size,

@@ -55,19 +55,20 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
   context.eos_ids = std::move(eos_ids);
   context.in_stream = in_stream;
   if (request.schema == KserveSchema::kTrtTokens) {
-    context.prompt_ids = std::move(request.token_ids);
+    context.prompt = request.token_ids;
   } else {
-    KVASIR_ASSIGN_OR_RETURN(context.prompt_ids,
+    KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
                             codec->EncodePrompt(request.text));
+    context.prompt = proto::TokenBytes::Adopt(std::move(ids));
     KVASIR_RETURN_IF_ERROR(BanWords(*codec, &request));
     KVASIR_RETURN_IF_ERROR(StopAtSpecialTokens(*codec, &request));
   }
-  if (context.prompt_ids.empty()) {
+  if (context.prompt.empty()) {
     return absl::InvalidArgumentError("the prompt has no tokens");
   }
   context.codec = std::move(codec);
   PreparedRequest prepared;
-  prepared.prompt = TokenBytes::FromIds(context.prompt_ids);
+  prepared.prompt = context.prompt;
   prepared.sampling = request.sampling;
   prepared.seed = request.seed;
   prepared.priority = request.priority;
@@ -83,7 +84,8 @@ uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                               ? request.sampling.max_tokens()
                               : default_max_tokens;
   if (max_model_len == 0) return wanted;
-  const uint64_t prompt = std::max<uint64_t>(1, request.token_ids.size());
+  const uint64_t prompt =
+      std::max<uint64_t>(1, request.token_ids.size_tokens());
   if (prompt >= max_model_len) return 0;  // the router refuses it
   return static_cast<uint32_t>(
       std::min<uint64_t>(wanted, max_model_len - prompt));

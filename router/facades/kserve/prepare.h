@@ -10,15 +10,15 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/kvasir/v1/worker.pb.h"
+#include "proto/token_bytes.h"
 #include "router/facades/kserve/request.h"
 #include "router/facades/kserve/response.h"
 #include "router/facades/text/text_codec.h"
-#include "router/token_bytes.h"
 
 namespace kvasir::router {
 
 struct PreparedRequest {
-  TokenBytes prompt;
+  proto::TokenBytes prompt;
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   int32_t priority = 0;

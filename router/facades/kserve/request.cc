@@ -459,24 +459,16 @@ absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
 }
 
 absl::Status ParseInputIds(KserveTensors* tensors, KserveRequest* out) {
-  KVASIR_ASSIGN_OR_RETURN(std::vector<int64_t> ids, tensors->Ints("input_ids"));
+  const int64_t count = tensors->NumElements("input_ids");
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> length,
                           tensors->Int("input_lengths"));
-  if (length) {
-    if (*length < 0 || *length > static_cast<int64_t>(ids.size())) {
-      return OutOfRange("input_lengths",
-                        absl::StrCat("0 to ", ids.size(), " (input_ids)"),
-                        *length);
-    }
-    ids.resize(static_cast<size_t>(*length));  // the rest is padding
+  if (length && (*length < 0 || *length > count)) {
+    return OutOfRange("input_lengths",
+                      absl::StrCat("0 to ", count, " (input_ids)"), *length);
   }
-  out->token_ids.reserve(ids.size());
-  for (const int64_t id : ids) {
-    if (id < 0 || id > kMaxInt32) {
-      return OutOfRange("input_ids", "token ids of 0 or more", id);
-    }
-    out->token_ids.push_back(static_cast<int32_t>(id));
-  }
+  // The rest is padding.
+  KVASIR_ASSIGN_OR_RETURN(
+      out->token_ids, tensors->TokenIds("input_ids", length.value_or(count)));
   return absl::OkStatus();
 }
 
@@ -497,17 +489,6 @@ absl::Status ParseTrtTokens(const inference::ModelInferRequest& request,
   out->outputs.output_ids = true;
   out->outputs.sequence_length = true;
   return RefuseUnread(*tensors, "TensorRT-LLM token");
-}
-
-absl::Status CheckRepetitionPenalty(const KserveRequest& request) {
-  const float penalty = request.sampling.repetition_penalty();
-  // Written so that NaN is refused.
-  if (penalty >= kMinRepetitionPenalty && penalty <= kMaxRepetitionPenalty) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("repetition_penalty: want ", kMinRepetitionPenalty, " to ",
-                   kMaxRepetitionPenalty, ", have ", penalty));
 }
 
 absl::Status CheckStopStrings(const KserveRequest& request) {
@@ -553,7 +534,6 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
       KVASIR_RETURN_IF_ERROR(ParseTrtTokens(request, unary, &tensors, &out));
       break;
   }
-  KVASIR_RETURN_IF_ERROR(CheckRepetitionPenalty(out));
   KVASIR_RETURN_IF_ERROR(CheckStopStrings(out));
   KVASIR_RETURN_IF_ERROR(FilterOutputs(request, &out.outputs));
   return out;

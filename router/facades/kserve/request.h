@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/kvasir/v1/worker.pb.h"
+#include "proto/token_bytes.h"
 
 namespace kvasir::router {
 
@@ -58,7 +59,7 @@ struct KserveRequest {
 
   // The prompt: text in the text schemas, ids in kTrtTokens.
   std::string text;
-  std::vector<int32_t> token_ids;
+  proto::TokenBytes token_ids;
 
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
@@ -87,10 +88,6 @@ struct KserveRequest {
 // What a token that must never come gets added to its logit. Finite, so that no
 // arithmetic on it makes a NaN, and below any difference of real logits.
 inline constexpr float kBannedTokenBias = -1e9f;
-
-// The engine's own limits of a repetition penalty.
-inline constexpr float kMinRepetitionPenalty = 0.01f;
-inline constexpr float kMaxRepetitionPenalty = 100.0f;
 
 // Every stop string is searched for in every new token's text.
 inline constexpr size_t kMaxStopStrings = 64;

@@ -95,6 +95,9 @@ KserveAnswer::KserveAnswer(KserveRequest request, KserveAnswerContext context)
                        context_.eos_ids.end());
   }
   samples_.resize(std::max<uint32_t>(1, request_.sampling.n()));
+  const std::vector<int32_t> prompt_ids =
+      request_.schema == KserveSchema::kTrtTokens ? std::vector<int32_t>()
+                                                  : context_.prompt.ToIds();
   for (Sample& sample : samples_) {
     if (request_.schema != KserveSchema::kTrtTokens) {
       TextStreamOptions options;
@@ -102,8 +105,7 @@ KserveAnswer::KserveAnswer(KserveRequest request, KserveAnswerContext context)
       options.include_stop_string = request_.include_stop_string;
       options.min_tokens = request_.sampling.min_tokens();
       sample.text = std::make_unique<TextStream>(
-          context_.codec->NewDecoder(context_.prompt_ids,
-                                     request_.skip_special_tokens),
+          context_.codec->NewDecoder(prompt_ids, request_.skip_special_tokens),
           std::move(options));
     }
   }
@@ -325,7 +327,7 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
   if (outputs.num_input_tokens) {
     AddNumbers("num_input_tokens", {1},
                std::vector<uint32_t>{
-                   static_cast<uint32_t>(context_.prompt_ids.size())},
+                   static_cast<uint32_t>(context_.prompt.size_tokens())},
                response);
   }
   if (outputs.num_output_tokens) {
@@ -335,9 +337,9 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
 
 void KserveAnswer::AddTrtIds(size_t first, size_t count,
                              ModelInferResponse* response) const {
-  std::span<const int32_t> prompt;
+  std::vector<int32_t> prompt;
   if (request_.prepend_prompt && request_.schema == KserveSchema::kTrtTokens) {
-    prompt = context_.prompt_ids;
+    prompt = context_.prompt.ToIds();
   }
   size_t longest = 0;
   std::vector<int32_t> lengths;
@@ -410,10 +412,10 @@ void KserveAnswer::AddTrtOutputs(size_t first, size_t count,
     AddNumbers("batch_index", {1, 1}, std::vector<int32_t>{0}, response);
   }
   if (outputs.num_input_tokens) {
-    AddNumbers(
-        "num_input_tokens", {1, 1},
-        std::vector<int32_t>{static_cast<int32_t>(context_.prompt_ids.size())},
-        response);
+    AddNumbers("num_input_tokens", {1, 1},
+               std::vector<int32_t>{
+                   static_cast<int32_t>(context_.prompt.size_tokens())},
+               response);
   }
   if (outputs.num_output_tokens) {
     AddNumbers("num_output_tokens", {1, n}, counts, response);

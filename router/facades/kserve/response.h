@@ -23,7 +23,7 @@ inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 struct KserveAnswerContext {
   // Null only in kTrtTokens.
   std::shared_ptr<const TextCodec> codec;
-  std::vector<int32_t> prompt_ids;
+  proto::TokenBytes prompt;
   std::vector<int32_t> eos_ids;
   // On ModelStreamInfer every response says whether it is the last.
   bool in_stream = true;

@@ -23,9 +23,10 @@ class KserveResponseTest : public ::testing::Test {
     EXPECT_TRUE(request.ok()) << request.status();
     KserveAnswerContext context;
     context.codec = std::make_shared<ByteCodec>();
-    context.prompt_ids = request->schema == KserveSchema::kTrtTokens
-                             ? request->token_ids
-                             : ByteCodec::Ids(request->text);
+    context.prompt =
+        request->schema == KserveSchema::kTrtTokens
+            ? request->token_ids
+            : proto::TokenBytes::Adopt(ByteCodec::Ids(request->text));
     context.eos_ids = {kByteEos};
     context.in_stream = in_stream;
     return KserveAnswer(*std::move(request), std::move(context));

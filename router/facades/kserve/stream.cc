@@ -208,14 +208,15 @@ absl::Status KserveStream::CheckId(const KserveRequest& request) const {
 
 absl::Status KserveStream::BeginGeneration(KserveRequest request) {
   KVASIR_RETURN_IF_ERROR(CheckId(request));
-  if (request.sampling.n() > backend_->limits.max_n) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "n is ", request.sampling.n(), ", want 1 to ", backend_->limits.max_n));
-  }
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
                           backend_->router->Model(request.model_name));
   const kvasir::v1::WorkerInfo info =
       model.info.value_or(kvasir::v1::WorkerInfo());
+  if (const uint32_t limit = LargestN(info, backend_->limits.max_n);
+      request.sampling.n() > limit) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("n is ", request.sampling.n(), ", want 1 to ", limit));
+  }
   KVASIR_RETURN_IF_ERROR(
       CheckResponseSize(request, backend_->limits.max_response_bytes,
                         MostTokens(request, backend_->limits.default_max_tokens,

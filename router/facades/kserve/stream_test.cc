@@ -176,6 +176,11 @@ TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsSizedByIt) {
   RunWrites();
   EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 2000000000, want 1 to 128");
   EXPECT_EQ(router_.num_requests(), 0u);
+  router_.SetMaxN(16);
+  Send(Vllm("c").Text("sampling_parameters", R"({"n": 17})"));
+  RunWrites();
+  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 17, want 1 to 16");
+  router_.SetMaxN(0);
   Send(Vllm("b").Text("sampling_parameters", R"({"n": 128})"));
   EXPECT_EQ(router_.num_requests(), 1u);
 }

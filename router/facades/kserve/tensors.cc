@@ -396,12 +396,40 @@ absl::StatusOr<std::vector<std::string>> KserveTensors::Strings(
   return DecodeStrings(*tensor);
 }
 
-absl::StatusOr<std::vector<int64_t>> KserveTensors::Ints(
-    const std::string& name) {
-  Tensor* tensor = Read(name);
-  if (tensor == nullptr) return std::vector<int64_t>();
+int64_t KserveTensors::NumElements(const std::string& name) const {
+  const Tensor* const tensor = Find(name);
+  return tensor == nullptr ? 0 : tensor->num_elements;
+}
+
+absl::StatusOr<proto::TokenBytes> KserveTensors::TokenIds(
+    const std::string& name, int64_t count) {
+  Tensor* const tensor = Read(name);
+  if (tensor == nullptr) return proto::TokenBytes();
   KVASIR_RETURN_IF_ERROR(CheckVector(*tensor));
-  return DecodeInts(*tensor);
+  const auto wrong = [tensor](int64_t id) {
+    return TensorError(*tensor->input,
+                       absl::StrCat("want token ids of 0 or more, have ", id));
+  };
+  const auto size = static_cast<size_t>(count);
+  if (tensor->raw != nullptr && tensor->input->datatype() == "INT32") {
+    KVASIR_ASSIGN_OR_RETURN(proto::TokenBytes ids,
+                            proto::TokenBytes::FromBytes(tensor->raw->substr(
+                                0, size * proto::kBytesPerTokenId)));
+    for (size_t i = 0; i < size; ++i) {
+      if (ids[i] < 0) return wrong(ids[i]);
+    }
+    return ids;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int64_t> values,
+                          DecodeInts(*tensor));
+  std::vector<int32_t> ids(size);
+  for (size_t i = 0; i < size; ++i) {
+    if (values[i] < 0 || values[i] > std::numeric_limits<int32_t>::max()) {
+      return wrong(values[i]);
+    }
+    ids[i] = static_cast<int32_t>(values[i]);
+  }
+  return proto::TokenBytes::Adopt(std::move(ids));
 }
 
 absl::StatusOr<std::vector<std::vector<int64_t>>> KserveTensors::TwoRows(

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "proto/token_bytes.h"
 
 namespace kvasir::router {
 
@@ -37,7 +38,12 @@ class KserveTensors {
 
   // Any number of values, in order; empty when the tensor is absent.
   absl::StatusOr<std::vector<std::string>> Strings(const std::string& name);
-  absl::StatusOr<std::vector<int64_t>> Ints(const std::string& name);
+  // The first `count` elements, ids of 0 or more, copied once out of the
+  // request as they lie there; no more than there are.
+  absl::StatusOr<proto::TokenBytes> TokenIds(const std::string& name,
+                                             int64_t count);
+  // 0 when the tensor is absent.
+  int64_t NumElements(const std::string& name) const;
   // A [2, n] tensor (a leading 1 is dropped), row by row; empty when absent.
   absl::StatusOr<std::vector<std::vector<int64_t>>> TwoRows(
       const std::string& name);

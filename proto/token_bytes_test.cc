@@ -1,10 +1,12 @@
-#include "router/token_bytes.h"
+#include "proto/token_bytes.h"
 
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "base/status_matchers.h"
 
-namespace kvasir::router {
+namespace kvasir::proto {
 namespace {
 
 using base::StatusIs;
@@ -30,6 +32,24 @@ TEST(TokenBytesTest, CopiesShareTheBytes) {
   EXPECT_EQ(b.owner().use_count(), 2);
 }
 
+TEST(TokenBytesTest, AdoptedIdsStayWhereTheyAre) {
+  std::vector<int32_t> ids = {0x01020304, 7};
+  const void* const where = ids.data();
+  const TokenBytes tokens = TokenBytes::Adopt(std::move(ids));
+  EXPECT_EQ(tokens.bytes(), absl::string_view("\4\3\2\1\7\0\0\0", 8));
+  EXPECT_EQ(static_cast<const void*>(tokens.bytes().data()), where);
+}
+
+TEST(TokenBytesTest, IdsAreAppendedWhereThereIsRoomForThem) {
+  std::vector<int32_t> ids = {5};
+  ids.reserve(3);
+  const void* const where = ids.data();
+  ids = TokenBytes::FromIds({6, -1}).AppendTo(std::move(ids));
+  EXPECT_THAT(ids, ElementsAre(5, 6, -1));
+  EXPECT_EQ(static_cast<const void*>(ids.data()), where);
+  EXPECT_THAT(TokenBytes().AppendTo({5}), ElementsAre(5));
+}
+
 TEST(TokenBytesTest, AnEmptyListIsEmpty) {
   EXPECT_TRUE(TokenBytes().empty());
   EXPECT_TRUE(TokenBytes::FromIds({}).empty());
@@ -51,4 +71,4 @@ TEST(TokenBytesTest, AppendingGrowsTheSameEncoding) {
 }
 
 }  // namespace
-}  // namespace kvasir::router
+}  // namespace kvasir::proto

@@ -1,9 +1,14 @@
-#include "router/token_bytes.h"
+#include "proto/token_bytes.h"
+
+#include <bit>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 
-namespace kvasir::router {
+namespace kvasir::proto {
 namespace {
+
+constexpr bool kLittleEndian = std::endian::native == std::endian::little;
 
 uint32_t LoadLittleEndian32(const char* from) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
@@ -33,6 +38,14 @@ TokenBytes TokenBytes::FromIds(absl::Span<const int32_t> ids) {
   return TokenBytes(view, std::move(bytes));
 }
 
+TokenBytes TokenBytes::Adopt(std::vector<int32_t> ids) {
+  if (!kLittleEndian) return FromIds(ids);
+  auto owner = std::make_shared<const std::vector<int32_t>>(std::move(ids));
+  const absl::string_view view(reinterpret_cast<const char*>(owner->data()),
+                               owner->size() * kBytesPerTokenId);
+  return TokenBytes(view, std::move(owner));
+}
+
 absl::StatusOr<TokenBytes> TokenBytes::FromBytes(std::string bytes) {
   auto owner = std::make_shared<const std::string>(std::move(bytes));
   const absl::string_view view = *owner;
@@ -42,9 +55,8 @@ absl::StatusOr<TokenBytes> TokenBytes::FromBytes(std::string bytes) {
 absl::StatusOr<TokenBytes> TokenBytes::FromOwned(
     absl::string_view bytes, std::shared_ptr<const void> owner) {
   if (bytes.size() % kBytesPerTokenId != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("token ids: ", bytes.size(), " bytes, want a multiple of ",
-                     kBytesPerTokenId));
+    return absl::InvalidArgumentError(absl::StrCat(
+        bytes.size(), " bytes, want a multiple of ", kBytesPerTokenId));
   }
   return TokenBytes(bytes, std::move(owner));
 }
@@ -54,10 +66,15 @@ int32_t TokenBytes::operator[](size_t index) const {
       LoadLittleEndian32(bytes_.data() + index * kBytesPerTokenId));
 }
 
-std::vector<int32_t> TokenBytes::ToIds() const {
-  std::vector<int32_t> ids(size_tokens());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = (*this)[i];
+std::vector<int32_t> TokenBytes::AppendTo(std::vector<int32_t> ids) const {
+  const size_t begin = ids.size();
+  ids.resize(begin + size_tokens());
+  if (kLittleEndian) {
+    if (!empty()) std::memcpy(ids.data() + begin, bytes_.data(), bytes_.size());
+    return ids;
+  }
+  for (size_t i = begin; i < ids.size(); ++i) ids[i] = (*this)[i - begin];
   return ids;
 }
 
-}  // namespace kvasir::router
+}  // namespace kvasir::proto

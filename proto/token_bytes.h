@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace kvasir::router {
+namespace kvasir::proto {
 
 inline constexpr size_t kBytesPerTokenId = 4;
 
@@ -24,6 +24,8 @@ class TokenBytes {
   TokenBytes() = default;
 
   static TokenBytes FromIds(absl::Span<const int32_t> ids);
+  // Takes ids over that this machine keeps as they travel; else copies them.
+  static TokenBytes Adopt(std::vector<int32_t> ids);
   // Takes the bytes over. INVALID_ARGUMENT if their number is no multiple of 4.
   static absl::StatusOr<TokenBytes> FromBytes(std::string bytes);
   // Views memory that `owner` keeps alive (a slice of a received message).
@@ -35,7 +37,9 @@ class TokenBytes {
   bool empty() const { return bytes_.empty(); }
   // Precondition: index < size_tokens().
   int32_t operator[](size_t index) const;
-  std::vector<int32_t> ToIds() const;
+  std::vector<int32_t> ToIds() const { return AppendTo({}); }
+  // `ids` with these behind them, in one copy.
+  std::vector<int32_t> AppendTo(std::vector<int32_t> ids) const;
   // Keeps bytes() alive.
   const std::shared_ptr<const void>& owner() const { return owner_; }
 
@@ -50,4 +54,4 @@ class TokenBytes {
 // Appends ids to a growing byte string (the emitted tokens of a stream).
 void AppendTokenBytes(absl::Span<const int32_t> ids, std::string* bytes);
 
-}  // namespace kvasir::router
+}  // namespace kvasir::proto

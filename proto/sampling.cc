@@ -1,6 +1,6 @@
-#include "router/canonical.h"
+#include "proto/sampling.h"
 
-namespace kvasir::router {
+namespace kvasir::proto {
 
 kvasir::v1::SamplingParams NeutralSampling() {
   kvasir::v1::SamplingParams params;
@@ -11,4 +11,4 @@ kvasir::v1::SamplingParams NeutralSampling() {
   return params;
 }
 
-}  // namespace kvasir::router
+}  // namespace kvasir::proto

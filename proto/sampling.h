@@ -1,0 +1,12 @@
+// What a request asks of the sampler where it says nothing.
+#pragma once
+
+#include "proto/kvasir/v1/sampling.pb.h"
+
+namespace kvasir::proto {
+
+// The parameters that change nothing: temperature 1, top_p 1, no top_k, no
+// min_p, penalties off, n 1.
+kvasir::v1::SamplingParams NeutralSampling();
+
+}  // namespace kvasir::proto

@@ -1,0 +1,91 @@
+#include "worker/engine/admission.h"
+
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+
+namespace kvasir::worker {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+Request Good() {
+  Request request;
+  request.request_id = "r";
+  request.attempt = 2;
+  request.prompt = proto::TokenBytes::FromIds({1, 2, 3});
+  request.sampling.set_max_tokens(4);
+  return request;
+}
+
+Admission Limited() {
+  RequestLimits limits;
+  limits.vocab_size = 100;
+  limits.max_model_len = 32;
+  limits.max_n = 4;
+  return Admission(limits, /*max_queue=*/3);
+}
+
+TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
+  EXPECT_TRUE(Limited().OfRequest(Good()).ok());
+  Request request = Good();
+  request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
+  EXPECT_EQ(Limited().OfRequest(request).reason, RefusalReason::kNeverFits);
+}
+
+TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
+  Request request = Good();
+  request.sampling.set_n(5);
+  const Refusal refusal = Limited().OfRequest(request);
+  EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("n is 5, want 1 to 4")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+}
+
+TEST(WorkerAdmissionTest, AFullQueueTakesWhatStartsAtOnce) {
+  const Admission admission = Limited();
+  EXPECT_TRUE(admission.OfPlace(Good(), {.num_queued = 2}).ok());
+  EXPECT_TRUE(
+      admission.OfPlace(Good(), {.num_queued = 3, .starts_at_once = true})
+          .ok());
+  const Refusal refusal = admission.OfPlace(Good(), {.num_queued = 3});
+  EXPECT_THAT(refusal.status,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("3 requests wait, the limit is 3")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+}
+
+TEST(WorkerAdmissionTest, AnIdAndAttemptLiveOnce) {
+  const Refusal refusal = Limited().OfPlace(Good(), {.is_live = true});
+  EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
+                                       HasSubstr("request r, attempt 2")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+}
+
+TEST(WorkerAdmissionTest, OnlyADrainSaysThatItDrains) {
+  EXPECT_TRUE(Admission::OfState(Serving::kRunning).ok());
+  EXPECT_EQ(Admission::OfState(Serving::kDraining).reason,
+            RefusalReason::kDraining);
+  for (const Serving serving :
+       {Serving::kStarting, Serving::kStopped, Serving::kFailed}) {
+    const Refusal refusal = Admission::OfState(serving);
+    EXPECT_EQ(refusal.status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
+  }
+}
+
+TEST(WorkerAdmissionTest, AClientsOwnPatienceIsAtAnEndEverywhere) {
+  Request request = Good();
+  EXPECT_EQ(Admission::QueueTimeout(request, absl::Seconds(2)).reason,
+            RefusalReason::kRetryElsewhere);
+  request.queue_timeout = absl::Seconds(2);
+  const Refusal refusal = Admission::QueueTimeout(request, absl::Seconds(2));
+  EXPECT_THAT(refusal.status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("2s")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+}
+
+}  // namespace
+}  // namespace kvasir::worker
