@@ -458,6 +458,13 @@ int64_t KvCache::physical_tokens(SequenceId id, PageGroupId group) const {
       .table.physical_tokens();
 }
 
+int64_t KvCache::physical_start(SequenceId id, PageGroupId group) const {
+  const BlockTable& table =
+      sequence(id).groups[static_cast<size_t>(group.value())].table;
+  KVASIR_CHECK(table.next_slot() == table.logical_tokens());
+  return table.next_slot();
+}
+
 int64_t KvCache::PagesFreedByRelease(SequenceId id) const {
   const Sequence& of = sequence(id);
   int64_t freed = 0;

@@ -200,6 +200,9 @@ class KvCache {
   int64_t reserved_tokens(SequenceId id) const;
   // Slots held for committed tokens: logical, less what a window gave up.
   int64_t physical_tokens(SequenceId id, PageGroupId group) const;
+  // Where the next token's slot lies: entry physical_start / P of the group's
+  // table. A group that evicts will count less than logical tokens; none does.
+  int64_t physical_start(SequenceId id, PageGroupId group) const;
   // Pages that releasing the sequence would free (pages nobody else holds),
   // summed over the groups.
   int64_t PagesFreedByRelease(SequenceId id) const;

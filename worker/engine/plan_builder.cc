@@ -67,20 +67,20 @@ void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
 }  // namespace
 
 void PlanBuilder::Begin() {
-  decodes_.clear();
-  prefills_.clear();
+  prompts_.clear();
+  outputs_.clear();
   planned_.clear();
 }
 
 void PlanBuilder::Add(const PlannedSequence& planned) {
-  (planned.decodes ? decodes_ : prefills_).push_back(planned);
+  (planned.prompt ? prompts_ : outputs_).push_back(planned);
 }
 
 const kvasir::v1::StepPlan& PlanBuilder::Build(uint64_t step_id,
                                                cache::KvCache* cache,
                                                TokenMaskProvider* masks) {
-  planned_ = decodes_;
-  planned_.insert(planned_.end(), prefills_.begin(), prefills_.end());
+  planned_ = prompts_;
+  planned_.insert(planned_.end(), outputs_.begin(), outputs_.end());
 
   plan_.set_step_id(step_id);
   plan_.mutable_released_sequences()->Clear();
@@ -123,10 +123,14 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
     AddIds(tokens.subspan(planned.start, planned.num_tokens),
            out->mutable_token_ids());
   }
-  // Without eviction every token seen has a slot, be it behind a window.
   out->set_logical_start(planned.start);
-  out->set_physical_start(planned.start);
-  out->set_prompt(planned.start < sequence.request->prompt_tokens());
+  out->mutable_physical_starts()->Clear();
+  for (int64_t g = 0; g < cache->num_page_groups(); ++g) {
+    const cache::PageGroupId group(static_cast<int32_t>(g));
+    out->add_physical_starts(static_cast<uint64_t>(
+        cache->physical_start(sequence.cache_id(), group)));
+  }
+  out->set_prompt(planned.prompt);
 
   out->mutable_target_ids()->Clear();
   if (planned.num_targets > 0) {

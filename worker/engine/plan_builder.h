@@ -20,8 +20,9 @@ struct PlannedSequence {
   uint32_t start = 0;
   uint32_t num_tokens = 0;
   uint32_t num_targets = 0;
+  bool prompt = false;  // the tokens are all of the prompt; else all are output
   bool samples = false;
-  bool decodes = false;  // one token, the last: comes first in the plan
+  bool decodes = false;  // one token, the last
 };
 
 // Threads: the scheduler's.
@@ -32,9 +33,9 @@ class PlanBuilder {
   // The executor forgets the sequence before the next step that is built.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
   void Add(const PlannedSequence& planned);
-  bool empty() const { return decodes_.empty() && prefills_.empty(); }
+  bool empty() const { return prompts_.empty() && outputs_.empty(); }
 
-  // Puts decodes before prefills, sets Sequence::plan_index, and takes deltas
+  // Puts prompts before output, sets Sequence::plan_index, and takes deltas
   // and copies from the cache. `masks` may be null.
   const kvasir::v1::StepPlan& Build(uint64_t step_id, cache::KvCache* cache,
                                     TokenMaskProvider* masks);
@@ -49,8 +50,8 @@ class PlanBuilder {
 
   kvasir::v1::StepPlan plan_;
   std::vector<uint64_t> released_;
-  std::vector<PlannedSequence> decodes_;
-  std::vector<PlannedSequence> prefills_;
+  std::vector<PlannedSequence> prompts_;
+  std::vector<PlannedSequence> outputs_;
   std::vector<PlannedSequence> planned_;
 };
 

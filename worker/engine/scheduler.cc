@@ -262,6 +262,7 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
                           .sequence_id = sequence->id,
                           .start = sequence->computed,
                           .num_tokens = num_tokens,
+                          .prompt = sequence->computed < prompt,
                           .samples = end == sequence->tokens.size(),
                           .decodes = decodes};
   if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {

@@ -41,15 +41,15 @@ constexpr Case kBatching[] = {
     expect output a
     expect idle
 )"},
-    {"DecodesBeforeItPrefills", R"(
+    {"PrefillsGetTheTokensThatDecodesLeave", R"(
     submit a prompt=4 max=10
     step
     expect plan a:4
     submit b prompt=30 max=2
     step
-    expect plan a:1 b:15
+    expect plan b:15 a:1
     step
-    expect plan a:1 b:15
+    expect plan b:15 a:1
     expect tokens b 1
     step
     expect plan a:1 b:1
@@ -64,7 +64,7 @@ constexpr Case kBatching[] = {
     step
     expect plan a:10 b:6
     step
-    expect plan a:1 b:4
+    expect plan b:4 a:1
     run
     expect output a b
     expect idle
@@ -172,7 +172,7 @@ constexpr Case kPriorities[] = {
     expect plan a:1 b:1
     submit high prio=0 prompt=3 max=2
     step
-    expect plan a:1 high:1
+    expect plan high:1 a:1
     expect running high a
     expect waiting b
     run
@@ -265,9 +265,9 @@ constexpr Case kPreemption[] = {
     submit a prompt=14 max=18
     submit b prompt=15 max=8
     step 5
-    expect plan a:1 b:4
+    expect plan b:4 a:1
     step
-    expect plan a:1 b:3
+    expect plan b:3 a:1
     expect free 0
     step
     expect plan a:1
@@ -699,7 +699,7 @@ constexpr Case kPrefixReuse[] = {
     step 3
     submit b text=a prompt=32 max=20
     step
-    expect plan a:1 b:4
+    expect plan b:4 a:1
     run
     expect cached b 28
     expect output a b
@@ -714,7 +714,7 @@ constexpr Case kPrefixReuse[] = {
     expect plan a:40
     expect waiting b
     step
-    expect plan a:1 b:4
+    expect plan b:4 a:1
     run
     expect cached b 36
     expect output a b

@@ -93,7 +93,6 @@ absl::StatusOr<StepResult> DirectRunner::Run(
     out->set_num_tokens(static_cast<uint32_t>(num_tokens));
     out->set_prompt(!step.token_ids.empty() && !step.output);
     out->set_logical_start(static_cast<uint64_t>(sequence.length));
-    out->set_physical_start(static_cast<uint64_t>(sequence.length));
     out->mutable_target_ids()->Add(step.target_ids.begin(),
                                    step.target_ids.end());
     if (step.sample.has_value()) *out->mutable_sample() = *step.sample;

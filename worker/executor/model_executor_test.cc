@@ -358,7 +358,7 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
     more->add_token_ids(77);
     more->set_num_tokens(1);
     more->set_logical_start(20);
-    more->set_physical_start(20);
+    more->add_physical_starts(20);
     *more->mutable_sample() = GreedySample();
     more->mutable_sample()->set_num_logprobs(2);
   }
@@ -482,7 +482,7 @@ StepPlan SoundPlan() {
   step->add_token_ids(7);
   step->set_num_tokens(1);
   step->set_logical_start(20);
-  step->set_physical_start(20);
+  step->add_physical_starts(20);
   *step->mutable_sample() = GreedySample();
   return plan;
 }
@@ -563,7 +563,7 @@ class TakenSidePagesTest : public ::testing::Test {
     step->add_token_ids(7);
     step->set_num_tokens(1);
     step->set_logical_start(1);
-    step->set_physical_start(1);
+    step->add_physical_starts(1);
     return plan;
   }
   ModelExecutor& executor() { return rank_->executor(); }
@@ -636,7 +636,7 @@ TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
   step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
   step->set_num_tokens(20);
   step->set_logical_start(0);
-  step->set_physical_start(0);
+  step->set_physical_starts(0, 0);
   auto* table = step->add_block_tables();
   table->set_reset(true);
   table->add_appended_pages(3);
@@ -811,17 +811,27 @@ INSTANTIATE_TEST_SUITE_P(
                    },
                    "covers 16 slots, want 17"},
         BrokenPlan{"SkipsAPosition",
-                   [](StepPlan* p) { First(p)->set_logical_start(21); },
+                   [](StepPlan* p) {
+                     First(p)->set_logical_start(21);
+                     First(p)->set_physical_starts(0, 21);
+                   },
                    "starts at 21, want 20"},
         BrokenPlan{"GoesBack",
                    [](StepPlan* p) {
                      First(p)->set_logical_start(19);
-                     First(p)->set_physical_start(19);
+                     First(p)->set_physical_starts(0, 19);
                    },
                    "starts at 19, want 20"},
         BrokenPlan{"PhysicalPastLogical",
-                   [](StepPlan* p) { First(p)->set_physical_start(21); },
-                   "physical start 21"},
+                   [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
+                   "physical start 21 of page group 0: want the logical start "
+                   "20"},
+        BrokenPlan{"PhysicalBehindLogical",
+                   [](StepPlan* p) { First(p)->set_physical_starts(0, 4); },
+                   "physical start 4 of page group 0"},
+        BrokenPlan{"PhysicalStartsOfMoreGroups",
+                   [](StepPlan* p) { First(p)->add_physical_starts(20); },
+                   "2 physical starts, want 1"},
         BrokenPlan{
             "HugePosition",
             [](StepPlan* p) { First(p)->set_logical_start(~uint64_t{0}); },

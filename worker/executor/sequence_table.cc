@@ -187,10 +187,18 @@ absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
   }
   // Tables keep their indices when a window gives pages up, so slots are
   // counted by logical positions; nothing is served that compacts them.
-  if (step.physical_start() > step.logical_start()) {
-    return Wrong(id,
-                 absl::StrCat("physical start ", step.physical_start(),
-                              " is past logical start ", step.logical_start()));
+  const auto& starts = step.physical_starts();
+  const auto groups = static_cast<int>(sequence.tables.size());
+  if (!starts.empty() && starts.size() != groups) {
+    return Wrong(
+        id, absl::StrCat(starts.size(), " physical starts, want ", groups));
+  }
+  for (int group = 0; group < starts.size(); ++group) {
+    if (starts[group] == step.logical_start()) continue;
+    return Wrong(
+        id, absl::StrCat("physical start ", starts[group], " of page group ",
+                         group, ": want the logical start ",
+                         step.logical_start(), ", another is not served"));
   }
   if (!sequence.is_fresh &&
       static_cast<int64_t>(step.logical_start()) != sequence.length) {

@@ -232,7 +232,6 @@ std::vector<float> LogitsOfReader(const FamilyCase& each,
                                    ids.begin() + piece.end);
     step->set_num_tokens(static_cast<uint32_t>(piece.end - piece.begin));
     step->set_logical_start(static_cast<uint64_t>(piece.begin));
-    step->set_physical_start(static_cast<uint64_t>(piece.begin));
     step->set_prompt(piece.prompt);
     EXPECT_THAT(rank->executor().Execute(plan).status(), base::IsOk());
   }

@@ -263,8 +263,10 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
                                      uint64_t* prefix_hash) {
   const uint64_t id = step.sequence_id();
   if (step.num_tokens() == 0) return Broken(id, "no tokens");
-  if (step.physical_start() > step.logical_start()) {
-    return Broken(id, "physical start ", step.physical_start());
+  for (const uint64_t start : step.physical_starts()) {
+    if (start != step.logical_start()) {
+      return Broken(id, "physical start ", start);
+    }
   }
   std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
   if (step.input_is_last_sampled()) {
