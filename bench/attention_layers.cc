@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "bench/plan_presets.h"
 #include "bench/random_latents.h"
 #include "kernels/rowwise/rope.h"
 #include "model/checkpoint/random_weights.h"
 #include "model/shapes/shape_config.h"
+#include "plan/presets.h"
 #include "worker/program/served_plan.h"
 #include "worker/ranks/rank.h"
 
@@ -19,7 +19,7 @@ namespace kvasir::bench {
 namespace {
 
 // Everything beside attention as small as it gets.
-model::ModelShape AttentionShape(model::ModelShape shape, int64_t num_layers) {
+model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
   shape.num_layers = num_layers;
   shape.intermediate_size = 32;
   shape.vocab_size = 32;
@@ -28,20 +28,18 @@ model::ModelShape AttentionShape(model::ModelShape shape, int64_t num_layers) {
   return shape;
 }
 
-absl::StatusOr<cache::PageLayout> LayoutOf(const model::DecoderSpec& spec,
-                                           const kvasir::v1::KvPlan& plan,
-                                           int64_t page_tokens) {
-  const cache::CacheShape shape = worker::CacheShapeOf(spec);
-  KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(plan, shape));
-  KVASIR_RETURN_IF_ERROR(
-      worker::ServedAttention(spec, plan, {.heads = worker::AllHeads(spec)})
-          .status());
-  return cache::PageLayout::Create(plan, shape, {.page_tokens = page_tokens});
+absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
+    const std::string& name, const model::DecoderSpec& spec,
+    const worker::ServeOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(
+      const kvasir::v1::KvPlan plan,
+      plan::MakePresetPlan(name, model::AttentionShapeOf(spec)));
+  return worker::ServePlan(plan, model::AttentionShapeOf(spec), options);
 }
 
 double LayerBytesPerSlot(const cache::PageLayout& layout) {
-  return layout.PayloadBytesPerToken(0, cache::Side::kKey) +
-         layout.PayloadBytesPerToken(0, cache::Side::kValue);
+  return layout.PayloadBytesPerToken(0, plan::Side::kKey) +
+         layout.PayloadBytesPerToken(0, plan::Side::kValue);
 }
 
 }  // namespace
@@ -50,11 +48,11 @@ absl::StatusOr<double> AttentionLayers::BytesPerSlot(
     const model::ModelShape& shape, const std::string& plan,
     int64_t page_tokens) {
   KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
-                          model::SpecOfShape(AttentionShape(shape, 1)));
-  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan made,
-                          MakePresetPlan(plan, spec));
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          LayoutOf(spec, made, page_tokens));
+                          model::SpecOfShape(AttentionOnly(shape, 1)));
+  KVASIR_ASSIGN_OR_RETURN(const auto served, ServePreset(plan, spec, {}));
+  KVASIR_ASSIGN_OR_RETURN(
+      const cache::PageLayout layout,
+      cache::PageLayout::Create(*served->resolved, page_tokens));
   return LayerBytesPerSlot(layout);
 }
 
@@ -68,12 +66,13 @@ absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
   layers->stream_ = stream;
   KVASIR_ASSIGN_OR_RETURN(
       layers->spec_,
-      model::SpecOfShape(AttentionShape(options.shape, options.num_arenas)));
-  KVASIR_ASSIGN_OR_RETURN(layers->plan_,
-                          MakePresetPlan(options.plan, layers->spec_));
+      model::SpecOfShape(AttentionOnly(options.shape, options.num_arenas)));
+  KVASIR_ASSIGN_OR_RETURN(const auto served,
+                          ServePreset(options.plan, layers->spec_, {}));
+  layers->plan_ = served->resolved;
   KVASIR_ASSIGN_OR_RETURN(
       cache::PageLayout layout,
-      LayoutOf(layers->spec_, layers->plan_, options.page_tokens));
+      cache::PageLayout::Create(*layers->plan_, options.page_tokens));
   layers->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
   KVASIR_ASSIGN_OR_RETURN(layers->allocator_, kernels::DeviceAllocator::Create(
                                                   kernels::DeviceKind::kCpu));
@@ -84,19 +83,20 @@ absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
 }
 
 absl::Status AttentionLayers::LoadWeights(const Options& options) {
-  const model::ModelShape shape = AttentionShape(options.shape, 1);
+  const model::ModelShape shape = AttentionOnly(options.shape, 1);
   KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
                           model::SpecOfShape(shape));
-  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan plan,
-                          MakePresetPlan(options.plan, spec));
+  KVASIR_ASSIGN_OR_RETURN(
+      const auto served,
+      ServePreset(options.plan, spec, {.lift_prompts = options.lift_prompts}));
   KVASIR_ASSIGN_OR_RETURN(
       const auto source,
-      worker::RandomSource::Create(shape, spec, plan, options.seed,
+      worker::RandomSource::Create(shape, spec, *served->resolved, options.seed,
                                    kernels::DType::kBf16));
   KVASIR_ASSIGN_OR_RETURN(
-      weights_, worker::LoadWeights(spec, plan, source.get(), allocator_.get(),
-                                    {.lift_prompts = options.lift_prompts,
-                                     .pool = &stream_->pool()}));
+      weights_,
+      worker::LoadWeights(spec, served, source.get(), allocator_.get(),
+                          {.pool = &stream_->pool()}));
   return absl::OkStatus();
 }
 
@@ -110,7 +110,7 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
   const cache::PageCounts counts(layout_->page_groups().size(), pages);
   KVASIR_ASSIGN_OR_RETURN(
       worker::KvArenas arenas,
-      worker::KvArenas::Create(plan_, *layout_, counts, allocator_.get()));
+      worker::KvArenas::Create(*plan_, *layout_, counts, allocator_.get()));
   arenas_ = std::make_unique<worker::KvArenas>(std::move(arenas));
   uint64_t seed = options.seed;
   for (const worker::KvArenas::Layer& layer : arenas_->layers()) {

@@ -13,7 +13,7 @@
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
 #include "model/shapes/shapes.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "plan/resolved_plan.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/layer_attention.h"
 #include "worker/executor/step_profile.h"
@@ -52,7 +52,7 @@ class AttentionLayers {
     // Slots of an arena: as many sequences as are launched must fit.
     int64_t slots = 0;
     int64_t num_arenas = 1;
-    bool lift_prompts = false;  // worker::LoadOptions'
+    bool lift_prompts = false;  // worker::ServeOptions'
     uint64_t seed = 1;
   };
 
@@ -65,11 +65,11 @@ class AttentionLayers {
   absl::StatusOr<LaunchTime> Run(const LaunchShape& launch);
 
   const model::DecoderSpec& spec() const { return spec_; }
-  const kvasir::v1::KvPlan& plan() const { return plan_; }
+  const plan::ResolvedPlan& plan() const { return *plan_; }
   const cache::PageLayout& layout() const { return *layout_; }
   // Of its prompts' latents some are lifted.
   bool lifts_prompts() const {
-    return worker::LiftsPrompts(weights_.layers.front().attention);
+    return worker::LiftsPrompts(*weights_.layers.front().attention);
   }
   int64_t num_arenas() const { return static_cast<int64_t>(attention_.size()); }
   // Payload of a slot in one layer's page.
@@ -90,7 +90,7 @@ class AttentionLayers {
 
   kernels::CpuStream* stream_ = nullptr;
   model::DecoderSpec spec_;  // one layer for each arena
-  kvasir::v1::KvPlan plan_;
+  std::shared_ptr<const plan::ResolvedPlan> plan_;
   std::unique_ptr<cache::PageLayout> layout_;
   std::unique_ptr<kernels::DeviceAllocator> allocator_;
   worker::ModelWeights weights_;  // of one layer

@@ -5,10 +5,10 @@
 
 #include "base/status_matchers.h"
 #include "base/thread_pool.h"
-#include "bench/plan_presets.h"
 #include "bench/random_latents.h"
 #include "gtest/gtest.h"
 #include "model/shapes/shape_config.h"
+#include "plan/presets.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::bench {
@@ -36,7 +36,7 @@ class AttentionLayersTest : public ::testing::Test {
 };
 
 TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
-  for (const PlanPreset& preset : PlanPresets()) {
+  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
     const auto layers =
         AttentionLayers::Create(OptionsOf(preset.name), &stream_);
     ASSERT_THAT(layers, IsOk()) << preset.name;
@@ -82,17 +82,20 @@ TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
 TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
   const auto spec = model::SpecOfShape(model::FindShape("kvasir-tiny").value());
   ASSERT_THAT(spec, IsOk());
-  const auto plan = MakePresetPlan("dense-bf16", *spec);
+  const auto plan =
+      plan::MakePresetPlan("dense-bf16", model::AttentionShapeOf(*spec));
   ASSERT_THAT(plan, IsOk());
-  const auto layout = cache::PageLayout::Create(
-      *plan, worker::CacheShapeOf(*spec), {.page_tokens = kPageTokens});
+  const auto resolved =
+      plan::ResolvePlan(*plan, model::AttentionShapeOf(*spec));
+  ASSERT_THAT(resolved, IsOk());
+  const auto layout = cache::PageLayout::Create(*resolved, kPageTokens);
   ASSERT_THAT(layout, IsOk());
   const auto allocator =
       kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   ASSERT_THAT(allocator, IsOk());
   constexpr int64_t kPages = 5;
   const auto arenas =
-      worker::KvArenas::Create(*plan, *layout, {kPages}, allocator->get());
+      worker::KvArenas::Create(*resolved, *layout, {kPages}, allocator->get());
   ASSERT_THAT(arenas, IsOk());
   const worker::KvArenas::Layer& layer = arenas->layers().front();
   ASSERT_THAT(FillWithRandomLatents(layer, kPages, kPageTokens, 7, stream_),

@@ -28,7 +28,7 @@ double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens) {
              static_cast<double>(group.payload_bytes) /
              static_cast<double>(layout.page_tokens());
     for (const int64_t layer : group.layers) {
-      for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
+      for (const plan::Side which : {plan::Side::kKey, plan::Side::kValue}) {
         const cache::SideLayout& side = layout.layer(layer).side(which);
         const int64_t exact = std::min(tokens, side.exact.window_tokens);
         if (exact == 0) continue;

@@ -15,7 +15,7 @@ class CacheReadsTest : public testing::Test {
     shape_.head_dim = 64;
     shape_.rotary_dim = 64;
     shape_.layers.resize(2);
-    plan_ = cache::FullRankPlan(shape_, kvasir::v1::BF16);
+    plan_ = plan::FullRankPlan(shape_, kvasir::v1::BF16);
   }
 
   double Read(int64_t length_tokens) const {
@@ -24,7 +24,7 @@ class CacheReadsTest : public testing::Test {
     return layout.ok() ? CacheBytesRead(*layout, length_tokens) : -1;
   }
 
-  cache::CacheShape shape_;
+  plan::AttentionShape shape_;
   kvasir::v1::KvPlan plan_;
 };
 

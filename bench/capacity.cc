@@ -128,12 +128,11 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
         absl::StrCat("capacity: want sequences of 2 to ", kMaxTokens,
                      " tokens, have ", tokens));
   }
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<const ServedPlan> served,
+                          ServePlan(plan, model::AttentionShapeOf(spec), {}));
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(plan, CacheShapeOf(spec),
-                                {.page_tokens = options.page_tokens}));
-  KVASIR_RETURN_IF_ERROR(
-      ServedAttention(spec, plan, {.heads = AllHeads(spec)}).status());
+      cache::PageLayout::Create(*served->resolved, options.page_tokens));
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = options.pool_bytes,
                              .max_model_len = tokens,
@@ -157,7 +156,7 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
       kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
   KVASIR_ASSIGN_OR_RETURN(
       const KvArenas arenas,
-      KvArenas::Create(plan, layout, pages, allocator.get()));
+      KvArenas::Create(*served->resolved, layout, pages, allocator.get()));
   capacity.kv_bytes_per_token = arenas.bytes_per_token();
   capacity.pool_bytes = allocator->use(kernels::MemoryTag::kKvCache).bytes;
   KVASIR_ASSIGN_OR_RETURN(

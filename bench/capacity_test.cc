@@ -23,7 +23,7 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
   void ExpectReached(int64_t pages, int64_t tokens) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const cache::PageLayout layout,
-        cache::PageLayout::Create(plan_, CacheShapeOf(spec_),
+        cache::PageLayout::Create(plan_, model::AttentionShapeOf(spec_),
                                   {.page_tokens = 16}));
     int64_t id_bytes = 0;
     int64_t sequences = pages;
@@ -78,17 +78,19 @@ INSTANTIATE_TEST_SUITE_P(Methods, CapacityTest,
 TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
-  const auto dense = cache::FullRankPlan(CacheShapeOf(spec), kvasir::v1::BF16);
+  const auto dense =
+      plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::BF16);
   EXPECT_THAT(MeasureCapacity(spec, dense, {.pool_bytes = 1 << 20}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want sequences of 2 to")));
 }
 
-// ServedAttention reads parts that only a valid plan has.
+// ServePlan reads parts that only a valid plan has.
 TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItIsReadFurther) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
-  auto plan = cache::FullRankPlan(CacheShapeOf(spec), kvasir::v1::BF16);
+  auto plan =
+      plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::BF16);
   plan.mutable_layers(0)->mutable_value()->clear_parts();
   EXPECT_THAT(
       MeasureCapacity(spec, plan, {.pool_bytes = 1 << 20, .sequence_tokens = 8})

@@ -1,5 +1,3 @@
-#include "bench/plan_presets.h"
-
 #include <set>
 
 #include "base/status_matchers.h"
@@ -7,6 +5,8 @@
 #include "gtest/gtest.h"
 #include "model/shapes/shape_config.h"
 #include "plan/plan.h"
+#include "plan/presets.h"
+#include "worker/program/served_plan.h"
 #include "worker/ranks/rank.h"
 
 namespace kvasir::bench {
@@ -26,13 +26,13 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
        {"llama-2-7b", "llama-3-8b", "tinyllama-1.1b", "kvasir-tiny"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
     ASSERT_THAT(spec, IsOk());
-    for (const PlanPreset& preset : PlanPresets()) {
-      const auto plan = MakePresetPlan(preset.name, *spec);
+    for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+      const auto plan =
+          plan::MakePresetPlan(preset.name, model::AttentionShapeOf(*spec));
       ASSERT_THAT(plan, IsOk()) << name << " " << preset.name;
-      EXPECT_THAT(cache::ValidatePlan(*plan, worker::CacheShapeOf(*spec)),
+      EXPECT_THAT(worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}),
                   IsOk())
           << name << " " << preset.name;
-      EXPECT_THAT(cache::ServedByThisBuild(*plan), IsOk()) << preset.name;
     }
   }
 }
@@ -63,10 +63,11 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
 
 TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
   std::set<std::string> names;
-  for (const PlanPreset& preset : PlanPresets()) names.insert(preset.name);
-  EXPECT_EQ(names.size(), PlanPresets().size());
-  EXPECT_EQ(PlanPresets().front().name, kDensePreset);
-  EXPECT_THAT(FindPlanPreset("palu"),
+  for (const plan::PlanPreset& preset : plan::PlanPresets())
+    names.insert(preset.name);
+  EXPECT_EQ(names.size(), plan::PlanPresets().size());
+  EXPECT_EQ(plan::PlanPresets().front().name, plan::kDensePreset);
+  EXPECT_THAT(plan::FindPlanPreset("palu"),
               StatusIs(absl::StatusCode::kNotFound,
                        ::testing::HasSubstr("palu-50-g4-3bit")));
 }
@@ -74,16 +75,19 @@ TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
 TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
   const auto spec = model::SpecOfShape(ShapeOf("qwen2.5-0.5b"));  // 2 KV heads
   ASSERT_THAT(spec, IsOk());
-  EXPECT_THAT(MakePresetPlan("palu-50-g4", *spec),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       ::testing::HasSubstr("2 KV heads")));
-  EXPECT_THAT(MakePresetPlan("palu-50-g2", *spec), IsOk());
+  EXPECT_THAT(
+      plan::MakePresetPlan("palu-50-g4", model::AttentionShapeOf(*spec)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               ::testing::HasSubstr("2 KV heads")));
+  EXPECT_THAT(
+      plan::MakePresetPlan("palu-50-g2", model::AttentionShapeOf(*spec)),
+      IsOk());
 }
 
 TEST(PlanPresetsTest, HeadsThatTurnInPartAreRefused) {
   const auto spec = model::SpecOfShape(ShapeOf("pythia-160m"));
   ASSERT_THAT(spec, IsOk());
-  EXPECT_THAT(MakePresetPlan("rap-50", *spec),
+  EXPECT_THAT(plan::MakePresetPlan("rap-50", model::AttentionShapeOf(*spec)),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }
 

@@ -62,13 +62,13 @@ class FieldHasher {
   std::unique_ptr<EVP_MD_CTX, Free> context_;
 };
 
-std::string Serialized(const kvasir::v1::SidePlan& side) {
+std::string Serialized(const google::protobuf::Message& message) {
   std::string bytes;
   {
     google::protobuf::io::StringOutputStream stream(&bytes);
     google::protobuf::io::CodedOutputStream coded(&stream);
     coded.SetSerializationDeterministic(true);
-    KVASIR_CHECK(side.SerializeToCodedStream(&coded));
+    KVASIR_CHECK(message.SerializeToCodedStream(&coded));
   }
   return bytes;
 }
@@ -83,14 +83,19 @@ std::string CacheId(const kvasir::v1::KvPlan& plan,
   for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
     hasher.Add(Serialized(layer.key()));
     hasher.Add(Serialized(layer.value()));
+    if (layer.joint().empty() && layer.exact_sinks() == 0) continue;
+    kvasir::v1::LayerPlan both;
+    *both.mutable_joint() = layer.joint();
+    both.set_exact_sinks(layer.exact_sinks());
+    hasher.Add(Serialized(both));
   }
-  const CacheShape& shape = identity.shape;
+  const plan::AttentionShape& shape = identity.shape;
   hasher.Add(shape.num_kv_heads);
   hasher.Add(shape.head_dim);
   hasher.Add(shape.rotary_dim);
   hasher.Add(shape.qk_norm);
   hasher.Add(shape.num_layers());
-  for (const CacheLayerShape& layer : shape.layers) {
+  for (const plan::LayerShape& layer : shape.layers) {
     hasher.Add(layer.sliding_window);
     hasher.Add(layer.rope);
   }

@@ -22,7 +22,7 @@ struct RopeIdentity {
 };
 
 struct CacheIdentity {
-  CacheShape shape;
+  plan::AttentionShape shape;
   int64_t page_tokens = 0;
   RopeIdentity rope;
   // Of every tensor that shapes the cache, by the loader.

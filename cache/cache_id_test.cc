@@ -28,7 +28,7 @@ Case Base() {
   c.identity.page_tokens = 64;
   c.identity.rope.frequencies = {1, 0.5, 0.25, 0.125};
   c.identity.tensor_fingerprint = "abc";
-  c.plan = FullRankPlan(c.identity.shape, BF16);
+  c.plan = plan::FullRankPlan(c.identity.shape, BF16);
   return c;
 }
 

@@ -1,8 +1,6 @@
 #include "cache/layout.h"
 
 #include <algorithm>
-#include <map>
-#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -11,52 +9,35 @@
 
 namespace kvasir::cache {
 
-using kvasir::v1::Codec;
-using kvasir::v1::KvPlan;
-using kvasir::v1::LayerPlan;
-using kvasir::v1::Part;
-using kvasir::v1::SidePlan;
-
 namespace {
 
-// What two layers must agree on to hold the same tokens at any length.
-using HeldTokens = std::tuple<int64_t, uint32_t, uint32_t, uint32_t, uint32_t>;
-
-HeldTokens HeldTokensOf(const LayerPlan& plan, const CacheLayerShape& shape) {
-  const auto& eviction = plan.eviction();  // zeros where absent
-  return {shape.sliding_window, eviction.budget(), eviction.sinks(),
-          eviction.recent(), eviction.every_tokens()};
-}
-
 // Cached latents mean the same to every sequence with the same tokens.
-bool Reusable(const SidePlan& side) {
-  if (side.exact_window() > 0) return false;
-  for (const Part& part : side.parts()) {
-    const Codec& codec = part.codec();
-    if (codec.has_basis_sequence() || codec.has_channel_sequence()) {
-      return false;
-    }
-  }
-  return true;
+bool Reusable(const plan::ResolvedSide& side) {
+  if (side.exact_window > 0) return false;
+  return std::none_of(
+      side.parts.begin(), side.parts.end(), [](const plan::ResolvedPart& part) {
+        return part.transform == plan::Transform::kBasisSequence ||
+               part.range == plan::RangeKind::kSequence;
+      });
 }
 
-bool Reusable(const LayerPlan& layer) {
-  return !layer.has_eviction() && Reusable(layer.key()) &&
-         Reusable(layer.value());
+bool Reusable(const plan::ResolvedPlan& plan, int64_t layer) {
+  const plan::ResolvedAttention& attention = plan.attention_of(layer);
+  return !plan.layer(layer).eviction.has_value() && Reusable(attention.key) &&
+         Reusable(attention.value);
 }
 
 // The most side pages that a layer needs on any rank.
-absl::StatusOr<int64_t> SidePagesOfAnyRank(const LayerPlan& plan,
-                                           LayerContext context,
-                                           int64_t layer) {
+absl::StatusOr<int64_t> SidePagesOfAnyRank(const plan::ResolvedPlan& plan,
+                                           int64_t layer, int64_t page_tokens) {
   int64_t most = 0;
-  for (int rank = 0; rank < context.options.shard.size; ++rank) {
-    context.options.shard.rank = rank;
+  plan::TpShard shard = plan.shard;
+  for (shard.rank = 0; shard.rank < shard.size; ++shard.rank) {
     KVASIR_ASSIGN_OR_RETURN(
-        context.kv_heads,
-        base::KvHeadsOfRank(context.options.shard, context.num_kv_heads));
+        const plan::HeadRange kv_heads,
+        plan::KvHeadsOfRank(shard, plan.shape.num_kv_heads));
     KVASIR_ASSIGN_OR_RETURN(const LayerLayout layout,
-                            LayOutLayer(plan, context, layer));
+                            LayOutLayer(plan, layer, page_tokens, kv_heads));
     most = std::max(most, layout.side_pages);
   }
   return most;
@@ -71,54 +52,39 @@ std::string Mebibytes(int64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
-                                              const CacheShape& shape,
-                                              const LayoutOptions& options) {
-  KVASIR_RETURN_IF_ERROR(ValidatePlan(plan, shape));
-  if (options.page_tokens < 1 || options.page_tokens > kMaxPageTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("page_tokens must be 1..",
-                                                   kMaxPageTokens, ", have ",
-                                                   options.page_tokens));
+absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
+                                              int64_t page_tokens) {
+  if (page_tokens < 1 || page_tokens > kMaxPageTokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page_tokens must be 1..", kMaxPageTokens, ", have ", page_tokens));
   }
   PageLayout layout;
-  layout.page_tokens_ = options.page_tokens;
-  layout.shard_ = options.shard;
-  KVASIR_ASSIGN_OR_RETURN(
-      layout.kv_heads_, base::KvHeadsOfRank(options.shard, shape.num_kv_heads));
-  layout.dense_bf16_bytes_ = 2 * shape.num_layers() * layout.kv_heads_.count *
-                             shape.head_dim * DataTypeBytes(kvasir::v1::BF16);
-
+  layout.page_tokens_ = page_tokens;
+  layout.shard_ = plan.shard;
+  layout.kv_heads_ = plan.kv_heads;
+  layout.dense_bf16_bytes_ = 2 * plan.num_layers() * plan.kv_heads.count *
+                             plan.shape.head_dim *
+                             plan::DataTypeBytes(kvasir::v1::BF16);
+  for (const plan::ResolvedPageGroup& from : plan.page_groups) {
+    PageGroupLayout& group = layout.groups_.emplace_back();
+    group.id = PageGroupId(static_cast<int32_t>(layout.groups_.size()) - 1);
+    group.sliding_window = from.sliding_window;
+    group.eviction_budget_tokens = from.eviction_budget_tokens;
+    group.eviction_every_tokens = from.eviction_every_tokens;
+    group.layers = from.layers;
+  }
   int64_t page_id_bytes = 0;
-  std::map<HeldTokens, PageGroupId> group_of;
-  const LayerContext context{options, layout.kv_heads_, shape.num_kv_heads,
-                             shape.head_dim};
-  for (int l = 0; l < plan.layers_size(); ++l) {
+  for (int64_t l = 0; l < plan.num_layers(); ++l) {
     KVASIR_ASSIGN_OR_RETURN(LayerLayout layer,
-                            LayOutLayer(plan.layers(l), context, l));
-    layout.prefix_reusable_ =
-        layout.prefix_reusable_ && Reusable(plan.layers(l));
-    const CacheLayerShape& layer_shape = shape.layers[static_cast<size_t>(l)];
-    const auto [it, is_new] = group_of.try_emplace(
-        HeldTokensOf(plan.layers(l), layer_shape),
-        PageGroupId(static_cast<int32_t>(layout.groups_.size())));
-    if (is_new) {
-      PageGroupLayout group;
-      group.id = it->second;
-      group.sliding_window = layer_shape.sliding_window;
-      const auto& eviction = plan.layers(l).eviction();  // zeros where absent
-      group.eviction_budget_tokens = eviction.budget();
-      group.eviction_every_tokens = eviction.every_tokens();
-      layout.groups_.push_back(group);
-    }
-    layer.page_group = it->second;
+                            LayOutLayer(plan, l, page_tokens, plan.kv_heads));
+    layout.prefix_reusable_ = layout.prefix_reusable_ && Reusable(plan, l);
     PageGroupLayout& group =
-        layout.groups_[static_cast<size_t>(it->second.value())];
-    group.layers.push_back(l);
+        layout.groups_[static_cast<size_t>(layer.page_group.value())];
     group.page_bytes += layer.page_bytes;
     group.payload_bytes += layer.payload_bytes;
     if (layer.side_pages > 0) {
       KVASIR_ASSIGN_OR_RETURN(const int64_t side_pages,
-                              SidePagesOfAnyRank(plan.layers(l), context, l));
+                              SidePagesOfAnyRank(plan, l, page_tokens));
       group.side_pages_per_sequence =
           std::max(group.side_pages_per_sequence, side_pages);
       group.side_payload_bytes += layer.sequence_bytes;
@@ -127,13 +93,21 @@ absl::StatusOr<PageLayout> PageLayout::Create(const KvPlan& plan,
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", l, ": up to here a page of ", options.page_tokens,
+          "layer ", l, ": up to here a page of ", page_tokens,
           " tokens or what a sequence keeps beside its tokens takes more than ",
           kMaxPageIdBytes, " bytes"));
     }
     layout.layers_.push_back(std::move(layer));
   }
   return layout;
+}
+
+absl::StatusOr<PageLayout> PageLayout::Create(const kvasir::v1::KvPlan& plan,
+                                              const plan::AttentionShape& shape,
+                                              const LayoutOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const plan::ResolvedPlan resolved,
+                          plan::ResolvePlan(plan, shape, options.shard));
+  return Create(resolved, options.page_tokens);
 }
 
 const LayerLayout& PageLayout::layer(int64_t index) const {
@@ -158,7 +132,8 @@ double PageLayout::marginal_payload_bytes_per_token() const {
   return static_cast<double>(bytes) / static_cast<double>(page_tokens_);
 }
 
-double PageLayout::PayloadBytesPerToken(int64_t layer_index, Side side) const {
+double PageLayout::PayloadBytesPerToken(int64_t layer_index,
+                                        plan::Side side) const {
   int64_t bytes = 0;
   for (const PartLayout& part : layer(layer_index).side(side).parts) {
     for (const GroupLayout& group : part.groups) {

@@ -25,6 +25,7 @@
 #include "base/strong_id.h"
 #include "cache/sequence_pages.h"
 #include "plan/plan.h"
+#include "plan/resolved_plan.h"
 #include "plan/tp_shard.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
@@ -51,6 +52,7 @@ struct Region {
 
 // One latent of a layer's side: what `heads` share.
 struct GroupLayout {
+  int64_t latent = 0;  // in plan::ResolvedPart::latents
   // KV heads of the model, ascending. A group with a head on this rank is held
   // whole, so some of them may belong to other ranks.
   std::vector<int64_t> heads;
@@ -65,11 +67,9 @@ struct GroupLayout {
 };
 
 struct PartLayout {
-  int part_index = 0;  // in SidePlan.parts
+  int part_index = 0;  // in plan::ResolvedSide::parts
   // Number type of the codes region; unspecified for a bits codec.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
-  // Bits per channel group (1 or 8 entries); empty for a dtype codec.
-  std::vector<int64_t> bits;
   std::vector<GroupLayout> groups;
 };
 
@@ -102,8 +102,8 @@ struct LayerLayout {
   int64_t sequence_bytes = 0;
   int64_t side_pages = 0;  // that hold them
 
-  const SideLayout& side(Side which) const {
-    return which == Side::kKey ? key : value;
+  const SideLayout& side(plan::Side which) const {
+    return which == plan::Side::kKey ? key : value;
   }
 };
 
@@ -135,7 +135,7 @@ struct PageGroupLayout {
 
 struct LayoutOptions {
   int64_t page_tokens = 64;  // P, 1 .. kMaxPageTokens
-  base::TpShard shard;
+  plan::TpShard shard;
 };
 inline constexpr int64_t kMaxPageTokens = 4096;
 
@@ -150,17 +150,20 @@ using PageCounts = std::vector<int64_t>;
 // Units: all sizes are bytes of one rank.
 class PageLayout {
  public:
-  // INVALID_ARGUMENT for a plan that ValidatePlan refuses, a rank count that
-  // does not suit the heads (or the widths of a basis per rank), page_tokens
-  // out of range or not a multiple of the selection's chunk, an exact row that
-  // is longer than a page, or a size that overflows int64.
+  // INVALID_ARGUMENT for page_tokens out of range or not a multiple of the
+  // selection's chunk, an exact row that is longer than a page, or a size that
+  // overflows int64; UNIMPLEMENTED for what no page has a place for.
+  static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
+                                           int64_t page_tokens);
+  // Resolves the plan first, with ResolvePlan's errors: for planners, which
+  // make many.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
-                                           const CacheShape& shape,
+                                           const plan::AttentionShape& shape,
                                            const LayoutOptions& options);
 
   int64_t page_tokens() const { return page_tokens_; }
-  base::TpShard shard() const { return shard_; }
-  base::HeadRange kv_heads() const { return kv_heads_; }
+  plan::TpShard shard() const { return shard_; }
+  plan::HeadRange kv_heads() const { return kv_heads_; }
   const std::vector<LayerLayout>& layers() const { return layers_; }
   const LayerLayout& layer(int64_t index) const;
   const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
@@ -172,7 +175,7 @@ class PageLayout {
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
   // Bytes of a token of one layer's side (payload, parameters included).
-  double PayloadBytesPerToken(int64_t layer, Side side) const;
+  double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
   // Bytes of the side pages of one sequence, and what of them is used.
   int64_t fixed_bytes_per_sequence() const;
@@ -218,8 +221,8 @@ class PageLayout {
   PageLayout() = default;
 
   int64_t page_tokens_ = 0;
-  base::TpShard shard_;
-  base::HeadRange kv_heads_;
+  plan::TpShard shard_;
+  plan::HeadRange kv_heads_;
   int64_t dense_bf16_bytes_ = 0;
   bool prefix_reusable_ = true;
   std::vector<LayerLayout> layers_;

@@ -19,8 +19,8 @@ using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-CacheShape Shape(int64_t layers, int64_t kv_heads, int64_t head_dim) {
-  CacheShape shape;
+plan::AttentionShape Shape(int64_t layers, int64_t kv_heads, int64_t head_dim) {
+  plan::AttentionShape shape;
   shape.num_kv_heads = kv_heads;
   shape.head_dim = head_dim;
   shape.rotary_dim = head_dim;
@@ -28,7 +28,7 @@ CacheShape Shape(int64_t layers, int64_t kv_heads, int64_t head_dim) {
   return shape;
 }
 
-PageLayout LayOut(const KvPlan& plan, const CacheShape& shape,
+PageLayout LayOut(const KvPlan& plan, const plan::AttentionShape& shape,
                   const LayoutOptions& options) {
   absl::StatusOr<PageLayout> layout = PageLayout::Create(plan, shape, options);
   EXPECT_THAT(layout, base::IsOk());
@@ -42,7 +42,8 @@ LayoutOptions PageTokens(int64_t page_tokens) {
 }
 
 // Gives a side another space and codec; the plan's text form keeps it short.
-KvPlan PlanWithKey(const CacheShape& shape, const std::string& part_json) {
+KvPlan PlanWithKey(const plan::AttentionShape& shape,
+                   const std::string& part_json) {
   std::string layers;
   for (int64_t l = 0; l < shape.num_layers(); ++l) {
     layers += std::string(l == 0 ? "" : ",") + R"({"key":{"parts":[)" +
@@ -50,16 +51,16 @@ KvPlan PlanWithKey(const CacheShape& shape, const std::string& part_json) {
               R"(]},"value":{"parts":[{"full":{},"stored":"NO_ROPE",)"
               R"("codec":{"dtype":"BF16"}}]}})";
   }
-  absl::StatusOr<KvPlan> plan = ParsePlanJson(
+  absl::StatusOr<KvPlan> plan = plan::ParsePlanJson(
       R"({"schema_version":1,"layers":[)" + layers + "]}", "test");
   EXPECT_THAT(plan, base::IsOk());
   return *std::move(plan);
 }
 
 TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
-  const CacheShape shape = Shape(2, 2, 64);
+  const plan::AttentionShape shape = Shape(2, 2, 64);
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   // 16 slots x 64 numbers x 2 bytes = 2048 per head; K0 K1 V0 V1.
   const PartLayout& key = layout.layer(1).key.parts[0];
   const PartLayout& value = layout.layer(1).value.parts[0];
@@ -80,9 +81,9 @@ TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
 }
 
 TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
-  const CacheShape shape = Shape(1, 3, 10);
+  const plan::AttentionShape shape = Shape(1, 3, 10);
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
   EXPECT_EQ(heads[0].codes.slot_stride_bytes, 20);
   EXPECT_EQ(heads[1].codes.offset_bytes, 384);  // 320 rounded up
@@ -99,8 +100,8 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
 }
 
 TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
-  const CacheShape shape = Shape(2, 1, 64);
-  KvPlan plan = FullRankPlan(shape, BF16);
+  const plan::AttentionShape shape = Shape(2, 1, 64);
+  KvPlan plan = plan::FullRankPlan(shape, BF16);
   plan.mutable_layers(1)
       ->mutable_key()
       ->mutable_parts(0)
@@ -121,11 +122,11 @@ TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
 }
 
 TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
-  CacheShape shape = Shape(4, 1, 64);
+  plan::AttentionShape shape = Shape(4, 1, 64);
   shape.layers[1].sliding_window = 128;
   shape.layers[3].sliding_window = 128;
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   ASSERT_EQ(layout.page_groups().size(), 2u);
   EXPECT_THAT(layout.page_groups()[0].layers, ElementsAre(0, 2));
   EXPECT_THAT(layout.page_groups()[1].layers, ElementsAre(1, 3));
@@ -134,34 +135,37 @@ TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
 }
 
 TEST(PageLayoutTest, RanksHoldTheirHeadsOnly) {
-  const CacheShape shape = Shape(1, 4, 64);
+  const plan::AttentionShape shape = Shape(1, 4, 64);
   LayoutOptions options = PageTokens(16);
   options.shard = {.rank = 1, .size = 2};
-  const PageLayout layout = LayOut(FullRankPlan(shape, BF16), shape, options);
-  EXPECT_EQ(layout.kv_heads(), (base::HeadRange{2, 2}));
+  const PageLayout layout =
+      LayOut(plan::FullRankPlan(shape, BF16), shape, options);
+  EXPECT_EQ(layout.kv_heads(), (plan::HeadRange{2, 2}));
   EXPECT_THAT(layout.layer(0).key.parts[0].groups[0].heads, ElementsAre(2));
   EXPECT_EQ(layout.dense_bf16_bytes_per_token(), 2 * 2 * 64 * 2);
 }
 
 TEST(PageLayoutTest, MoreRanksThanHeadsReplicateAHead) {
-  const CacheShape shape = Shape(1, 2, 64);
+  const plan::AttentionShape shape = Shape(1, 2, 64);
   LayoutOptions options = PageTokens(16);
   options.shard = {.rank = 3, .size = 4};
-  const PageLayout layout = LayOut(FullRankPlan(shape, BF16), shape, options);
-  EXPECT_EQ(layout.kv_heads(), (base::HeadRange{1, 1}));
+  const PageLayout layout =
+      LayOut(plan::FullRankPlan(shape, BF16), shape, options);
+  EXPECT_EQ(layout.kv_heads(), (plan::HeadRange{1, 1}));
 }
 
 TEST(PageLayoutTest, RefusesRanksThatDoNotDivideTheHeads) {
-  const CacheShape shape = Shape(1, 6, 64);
+  const plan::AttentionShape shape = Shape(1, 6, 64);
   LayoutOptions options;
   options.shard = {.rank = 0, .size = 4};
-  EXPECT_THAT(PageLayout::Create(FullRankPlan(shape, BF16), shape, options),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("6 KV heads cannot be dealt to 4")));
+  EXPECT_THAT(
+      PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, options),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("6 KV heads cannot be dealt to 4")));
 }
 
 TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
-  const CacheShape shape = Shape(1, 4, 64);
+  const plan::AttentionShape shape = Shape(1, 4, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":96}]},
       "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
@@ -171,12 +175,13 @@ TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
   const PageLayout layout = LayOut(plan, shape, options);
   ASSERT_EQ(layout.layer(0).key.parts[0].groups.size(), 1u);
   EXPECT_EQ(layout.layer(0).key.parts[0].groups[0].width, 96);
-  EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kKey), DoubleEq(192));
-  EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kValue), DoubleEq(256));
+  EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey), DoubleEq(192));
+  EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kValue),
+              DoubleEq(256));
 }
 
 TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
-  const CacheShape shape = Shape(1, 2, 64);
+  const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0],"rank":30},{"heads":[1],"rank":40}]},
       "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
@@ -187,7 +192,7 @@ TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
   EXPECT_EQ(part.groups[0].codes.slot_stride_bytes, 12);
   EXPECT_EQ(part.groups[1].codes.slot_stride_bytes, 15);
   EXPECT_EQ(part.groups[0].params.slot_stride_bytes, 4);
-  EXPECT_THAT(layout.PayloadBytesPerToken(0, Side::kKey),
+  EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey),
               DoubleEq(12 + 15 + 8));
   // Codes 192 -> 256, params 64 -> 128, codes 240 -> 256, params 64 -> 128.
   EXPECT_EQ(part.groups[1].codes.offset_bytes, 384);
@@ -195,7 +200,7 @@ TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
 }
 
 TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
-  const CacheShape shape = Shape(1, 2, 64);
+  const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"PRE_ROPE","mean":true,
       "codec":{"bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
@@ -222,7 +227,8 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
 TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
   LayoutOptions options = PageTokens(16);
   options.shard = {.rank = 1, .size = 2};
-  const CacheShape narrow = Shape(1, 4, 10);  // 40 channels, 20 on a rank
+  const plan::AttentionShape narrow =
+      Shape(1, 4, 10);  // 40 channels, 20 on a rank
   const KvPlan schedule = PlanWithKey(narrow, R"({
       "full":{},"stored":"PRE_ROPE","mean":true,
       "codec":{"bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
@@ -233,7 +239,8 @@ TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("layer 0 key part 0: the 20 channels of rank 1 of 2 "
                          "do not divide into 8 runs")));
-  const CacheShape odd = Shape(1, 2, 24);  // 48 channels, 24 on a rank
+  const plan::AttentionShape odd =
+      Shape(1, 2, 24);  // 48 channels, 24 on a rank
   const KvPlan ranges = PlanWithKey(odd, R"({
       "full":{},"stored":"PRE_ROPE","mean":true,
       "codec":{"bits":{"schedule":[4]},"per_token":{"group":16},
@@ -246,8 +253,8 @@ TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
 }
 
 TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
-  const CacheShape shape = Shape(2, 2, 64);
-  KvPlan plan = FullRankPlan(shape, BF16);
+  const plan::AttentionShape shape = Shape(2, 2, 64);
+  KvPlan plan = plan::FullRankPlan(shape, BF16);
   auto* eviction = plan.mutable_layers(0)->mutable_eviction();
   eviction->set_budget(128);
   eviction->set_recent(32);
@@ -266,26 +273,26 @@ TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
 }
 
 TEST(PageLayoutTest, KeptRopePairsAndCommutingRanksAreTwoNumbersEach) {
-  const CacheShape shape = Shape(1, 2, 8);
+  const plan::AttentionShape shape = Shape(1, 2, 8);
   const KvPlan pairs = PlanWithKey(shape, R"({
       "rope_pairs":{"per_head":[{"pair_indices":[0,2,3]},
                                 {"pair_indices":[0,1,2]}]},
       "uses":[{"fold":{}}],"stored":"POST_ROPE","codec":{"dtype":"BF16"}})");
-  EXPECT_THAT(
-      LayOut(pairs, shape, PageTokens(16)).PayloadBytesPerToken(0, Side::kKey),
-      DoubleEq(2 * 6 * 2));
+  EXPECT_THAT(LayOut(pairs, shape, PageTokens(16))
+                  .PayloadBytesPerToken(0, plan::Side::kKey),
+              DoubleEq(2 * 6 * 2));
   const KvPlan commuting = PlanWithKey(shape, R"({
       "rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0,1,3],
                                   "rank_per_pair":[2,1,1]}]},
       "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
       "codec":{"dtype":"BF16"}})");
   EXPECT_THAT(LayOut(commuting, shape, PageTokens(16))
-                  .PayloadBytesPerToken(0, Side::kKey),
+                  .PayloadBytesPerToken(0, plan::Side::kKey),
               DoubleEq(2 * 4 * 2));
 }
 
 TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
-  const CacheShape shape = Shape(1, 2, 64);
+  const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
       "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
@@ -310,7 +317,7 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
 }
 
 // Where the rows of an exact window lie, region by region of a side page.
-void ExpectRowsHavePlaces(const LayerLayout& layer, Side which) {
+void ExpectRowsHavePlaces(const LayerLayout& layer, plan::Side which) {
   const SideLayout& side = layer.side(which);
   const ExactRing& ring = side.exact;
   EXPECT_GE(ring.num_pages * ring.rows_per_page, ring.window_tokens);
@@ -329,7 +336,7 @@ void ExpectRowsHavePlaces(const LayerLayout& layer, Side which) {
 }
 
 TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
-  const CacheShape shape = Shape(1, 4, 64);
+  const plan::AttentionShape shape = Shape(1, 4, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0,2],"rank":48},
                             {"heads":[1,3],"rank":16}]},
@@ -347,9 +354,9 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
     for (const int64_t page_tokens : {16, 32, 64}) {
       const PageLayout layout = LayOut(plan, shape, PageTokens(page_tokens));
       const LayerLayout& layer = layout.layer(0);
-      ExpectRowsHavePlaces(layer, Side::kValue);
+      ExpectRowsHavePlaces(layer, plan::Side::kValue);
       if (key_window > 0) {
-        ExpectRowsHavePlaces(layer, Side::kKey);
+        ExpectRowsHavePlaces(layer, plan::Side::kKey);
         // Of what has bits: half of the channels.
         EXPECT_EQ(layer.key.parts[0].groups[0].stored_width, 24);
         EXPECT_EQ(layer.key.parts[0].groups[1].stored_width, 8);
@@ -368,7 +375,7 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
 }
 
 TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
-  const CacheShape shape = Shape(1, 4, 64);
+  const plan::AttentionShape shape = Shape(1, 4, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0,1],"rank":128},
                             {"heads":[2,3],"rank":8}]},
@@ -390,7 +397,7 @@ TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
 }
 
 TEST(PageLayoutTest, RefusesAnExactRowThatIsLongerThanAPage) {
-  const CacheShape shape = Shape(1, 1, 128);
+  const plan::AttentionShape shape = Shape(1, 1, 128);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
       "codec":{"bits":{"schedule":[1]},"channel_static":{}}})");
@@ -399,7 +406,7 @@ TEST(PageLayoutTest, RefusesAnExactRowThatIsLongerThanAPage) {
       plan.layers(0).key().parts(0).codec();
   value->set_exact_window(4);
   KVASIR_EXPECT_OK(PageLayout::Create(plan, shape, PageTokens(16)));
-  const CacheShape wide = Shape(1, 1, 512);
+  const plan::AttentionShape wide = Shape(1, 1, 512);
   EXPECT_THAT(PageLayout::Create(plan, wide, PageTokens(1)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layer 0: an exact row of 1024 bytes does not "
@@ -407,8 +414,8 @@ TEST(PageLayoutTest, RefusesAnExactRowThatIsLongerThanAPage) {
 }
 
 TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {
-  const CacheShape shape = Shape(1, 1, 64);
-  KvPlan plan = FullRankPlan(shape, BF16);
+  const plan::AttentionShape shape = Shape(1, 1, 64);
+  KvPlan plan = plan::FullRankPlan(shape, BF16);
   auto* selection = plan.mutable_layers(0)->mutable_selection();
   selection->set_chunk_slots(12);
   selection->set_budget(64);
@@ -419,12 +426,12 @@ TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {
 }
 
 TEST(PageLayoutTest, RefusesHostileSizesInsteadOfOverflowing) {
-  const CacheShape shape = Shape(512, 1 << 12, 1 << 12);
-  EXPECT_THAT(PageLayout::Create(FullRankPlan(shape, F32), shape,
+  const plan::AttentionShape shape = Shape(512, 1 << 12, 1 << 12);
+  EXPECT_THAT(PageLayout::Create(plan::FullRankPlan(shape, F32), shape,
                                  PageTokens(kMaxPageTokens)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("takes more than")));
-  const CacheShape small = Shape(1, 1, 64);
+  const plan::AttentionShape small = Shape(1, 1, 64);
   KvPlan plan = PlanWithKey(small, R"({
       "full":{},"stored":"POST_ROPE",
       "codec":{"bits":{"schedule":[1]},"channel_static":{}}})");
@@ -436,19 +443,19 @@ TEST(PageLayoutTest, RefusesHostileSizesInsteadOfOverflowing) {
 }
 
 TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
-  const CacheShape shape = Shape(1, 1, 64);
+  const plan::AttentionShape shape = Shape(1, 1, 64);
   for (int64_t tokens : {int64_t{0}, kMaxPageTokens + 1}) {
     EXPECT_THAT(
-        PageLayout::Create(FullRankPlan(shape, BF16), shape,
+        PageLayout::Create(plan::FullRankPlan(shape, BF16), shape,
                            PageTokens(tokens)),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_tokens")));
   }
 }
 
 TEST(PageLayoutTest, BudgetBuysWholePagesAndNeverMore) {
-  const CacheShape shape = Shape(2, 1, 64);
+  const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const int64_t page = layout.page_groups()[0].page_bytes;
   EXPECT_THAT(layout.PagesForBudget(
                   {.budget_bytes = 10 * page + page - 1, .max_model_len = 64}),
@@ -459,10 +466,10 @@ TEST(PageLayoutTest, BudgetBuysWholePagesAndNeverMore) {
 }
 
 TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
-  CacheShape shape = Shape(2, 1, 64);
+  plan::AttentionShape shape = Shape(2, 1, 64);
   shape.layers[1].sliding_window = 33;
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const int64_t page = layout.page_groups()[0].page_bytes;
   // A sequence of 128 holds 8 pages and, behind the window, 3.
   EXPECT_EQ(layout.PagesHeld(PageGroupId(0), 128, 1), 8);
@@ -481,9 +488,9 @@ TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
 }
 
 TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
-  const CacheShape shape = Shape(1, 1, 64);
+  const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(16));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   EXPECT_THAT(layout.OneSequenceFits({4}, 64, 64), base::IsOk());
   EXPECT_THAT(layout.OneSequenceFits({3}, 64, 64),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -498,9 +505,9 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
 }
 
 TEST(PageLayoutTest, ALengthBeyondEveryLimitIsRefusedNotChecked) {
-  const CacheShape shape = Shape(1, 1, 64);
+  const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
-      LayOut(FullRankPlan(shape, BF16), shape, PageTokens(1));
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(1));
   const int64_t huge = std::numeric_limits<int64_t>::max();
   const PageCounts pages =
       layout.PagesForBudget({.budget_bytes = 1 << 20, .max_model_len = huge});

@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
   if (source.checkpoint.has_value()) {
     return std::make_unique<worker::CheckpointSource>(&*source.checkpoint);
   }
-  return worker::RandomSource::Create(*source.shape, source.spec, source.plan,
+  return worker::RandomSource::Create(*source.shape, source.spec, *source.plan,
                                       seed, kernels::DType::kBf16);
 }
 
@@ -36,11 +36,8 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
 }
 
 absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
-    const LoadRequest& request, int64_t weight_bytes) const {
-  KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(source_.plan, source_.cache_shape,
-                                {.page_tokens = request.model.page_tokens}));
+    const LoadRequest& request, const cache::PageLayout& layout,
+    int64_t weight_bytes) const {
   const int64_t available = base::ReadMachineLimits().available_bytes;
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
@@ -89,15 +86,18 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   worker::RankOptions options;
   options.num_threads = model->num_threads_;
   options.page_tokens = request.model.page_tokens;
-  options.deterministic = request.model.deterministic;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<worker::WeightSource> weights,
                           OpenWeights(source, request.model.weights_seed));
   KVASIR_ASSIGN_OR_RETURN(
       const int64_t weight_bytes,
-      worker::CountWeightBytes(source.spec, source.plan, weights.get(),
-                               {.lift_prompts = !options.deterministic}));
-  KVASIR_ASSIGN_OR_RETURN(options.kv_cache_bytes,
-                          model->ChoosePoolBytes(request, weight_bytes));
+      worker::CountWeightBytes(source.spec, source.served, weights.get()));
+  KVASIR_ASSIGN_OR_RETURN(
+      cache::PageLayout layout,
+      cache::PageLayout::Create(*source.plan, options.page_tokens));
+  options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.kv_cache_bytes,
+      model->ChoosePoolBytes(request, *options.layout, weight_bytes));
   options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
   options.executor.max_model_len = model->max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
   options.progress = request.progress;
   KVASIR_ASSIGN_OR_RETURN(
       model->rank_,
-      worker::Rank::Create(source.spec, source.plan, weights.get(), options));
+      worker::Rank::Create(source.spec, source.served, weights.get(), options));
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
       model->layout(), model->pages(), model->rank_->cache_id());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;

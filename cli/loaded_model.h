@@ -70,6 +70,7 @@ class LoadedModel {
   absl::Status ChooseLength(int64_t max_model_len);
   // `weight_bytes`: that will be held.
   absl::StatusOr<int64_t> ChoosePoolBytes(const LoadRequest& request,
+                                          const cache::PageLayout& layout,
                                           int64_t weight_bytes) const;
 
   ModelSource source_;

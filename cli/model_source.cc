@@ -11,10 +11,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "model/checkpoint/plan_tensors.h"
+#include "model/shapes/attention_shape.h"
 #include "model/shapes/config.h"
 #include "model/shapes/shape_config.h"
-#include "worker/program/served_plan.h"
-#include "worker/ranks/rank.h"
 
 namespace kvasir::cli {
 namespace {
@@ -43,7 +43,7 @@ kvasir::v1::DataType NumberType(const ModelSource& source) {
 absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
   if (!options.kv_plan.empty()) {
-    const auto text = ReadTextFile(options.kv_plan, cache::kMaxPlanJsonBytes);
+    const auto text = ReadTextFile(options.kv_plan, plan::kMaxPlanJsonBytes);
     if (!text.ok()) {
       return absl::Status(
           text.status().code(),
@@ -51,20 +51,20 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                        ": want a plan's file, as kvasir-compress plan "
                        "writes"));
     }
-    return cache::ParsePlanJson(*text,
-                                absl::StrCat("--kv-plan ", options.kv_plan));
+    return plan::ParsePlanJson(*text,
+                               absl::StrCat("--kv-plan ", options.kv_plan));
   }
   if (source.checkpoint.has_value() &&
       source.checkpoint->kv_plan_json().has_value()) {
-    return cache::ParsePlanJson(
+    return plan::ParsePlanJson(
         *source.checkpoint->kv_plan_json(),
         absl::StrCat(source.checkpoint->folder(), "/kv_plan.json"));
   }
   kvasir::v1::DataType dtype = OwnCacheType(source);
   if (options.kv_dtype != "auto") {
-    KVASIR_ASSIGN_OR_RETURN(dtype, cache::ParseDataType(options.kv_dtype));
+    KVASIR_ASSIGN_OR_RETURN(dtype, plan::ParseDataType(options.kv_dtype));
   }
-  return cache::FullRankPlan(source.cache_shape, dtype);
+  return plan::FullRankPlan(model::AttentionShapeOf(source.spec), dtype);
 }
 
 }  // namespace
@@ -84,6 +84,14 @@ kvasir::v1::DataType OwnCacheType(const ModelSource& source) {
                                        : kvasir::v1::BF16;
 }
 
+absl::Status ModelSource::SetPlan(const kvasir::v1::KvPlan& source) {
+  KVASIR_ASSIGN_OR_RETURN(
+      plan::ResolvedPlan resolved,
+      plan::ResolvePlan(source, model::AttentionShapeOf(spec)));
+  plan = std::make_shared<const plan::ResolvedPlan>(std::move(resolved));
+  return absl::OkStatus();
+}
+
 void WeightSizes::Add(const std::string& tensor, int64_t tensor_bytes) {
   bytes += tensor_bytes;
   if (absl::StrContains(tensor, ".self_attn.")) attention_bytes += tensor_bytes;
@@ -91,9 +99,9 @@ void WeightSizes::Add(const std::string& tensor, int64_t tensor_bytes) {
 
 WeightSizes WeightBytes(const ModelSource& source) {
   WeightSizes sizes;
-  const auto tensors = model::RequiredTensors(source.spec, source.plan);
+  const auto tensors = model::RequiredTensors(source.spec, *source.plan);
   if (!tensors.ok()) return sizes;
-  const int64_t number_bytes = cache::DataTypeBytes(NumberType(source));
+  const int64_t number_bytes = plan::DataTypeBytes(NumberType(source));
   for (const model::RequiredTensor& tensor : *tensors) {
     int64_t bytes = number_bytes;
     for (const int64_t length : tensor.shape) bytes *= length;
@@ -153,22 +161,19 @@ absl::StatusOr<ModelSource> OpenModelSource(
     source.spec = source.checkpoint->spec();
     source.name = source.checkpoint->name();
   }
-  source.cache_shape = worker::CacheShapeOf(source.spec);
-  if (plan.has_value()) {
-    source.plan = *std::move(plan);
-  } else {
-    KVASIR_ASSIGN_OR_RETURN(source.plan, ChoosePlan(options, source));
+  if (!plan.has_value()) {
+    KVASIR_ASSIGN_OR_RETURN(plan, ChoosePlan(options, source));
   }
-  KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(source.plan, source.cache_shape));
-  cache::ClampExactWindows(source.spec.max_position_embeddings, &source.plan);
+  plan::ClampExactWindows(source.spec.max_position_embeddings, &*plan);
+  KVASIR_RETURN_IF_ERROR(source.SetPlan(*plan));
   if (use == PlanUse::kRun) {
-    KVASIR_RETURN_IF_ERROR(
-        worker::ServedAttention(source.spec, source.plan,
-                                {.heads = worker::AllHeads(source.spec)})
-            .status());
+    KVASIR_ASSIGN_OR_RETURN(
+        source.served,
+        worker::ServePlan(source.plan,
+                          {.lift_prompts = !options.deterministic}));
   }
   if (!source.checkpoint.has_value()) return source;
-  const absl::Status fits = source.checkpoint->CheckTensors(source.plan);
+  const absl::Status fits = source.checkpoint->CheckTensors(*source.plan);
   if (!fits.ok() && (use == PlanUse::kRun || options.kv_plan.empty())) {
     return absl::Status(fits.code(), absl::StrCat("--model: ", fits.message()));
   }

@@ -3,16 +3,19 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cli/options.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/shapes/decoder_spec.h"
 #include "model/shapes/shapes.h"
-#include "plan/plan.h"
+#include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
+#include "worker/program/served_plan.h"
 
 namespace kvasir::cli {
 
@@ -22,12 +25,17 @@ struct ModelSource {
   std::optional<model::ModelShape> shape;
   std::string name;
   model::DecoderSpec spec;
-  cache::CacheShape cache_shape;
-  // Validated against cache_shape; exact windows end at the model's length.
-  kvasir::v1::KvPlan plan;
+  // Resolved once, for one rank of one: everything that follows takes it. Exact
+  // windows end at the model's length.
+  std::shared_ptr<const plan::ResolvedPlan> plan;
+  // What the rank runs; null where the plan is only looked at.
+  std::shared_ptr<const worker::ServedPlan> served;
   // The weights are the plan's: not so for a --kv-plan that is looked at before
   // it is applied.
   bool weights_fit = true;
+
+  // Resolves it for `spec`: ResolvePlan's errors.
+  absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
 enum class PlanUse {

@@ -5,48 +5,41 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "model/checkpoint/plan_tensors.h"
-#include "plan/plan.h"
 
 namespace kvasir::cli {
 namespace {
 
-using kvasir::v1::Codec;
-using kvasir::v1::Part;
+using plan::ResolvedPart;
 
-std::string SpaceName(const Part& part) {
-  switch (part.space_case()) {
-    case Part::kFull:
+std::string SpaceName(plan::Space space) {
+  switch (space) {
+    case plan::Space::kFull:
       return "full";
-    case Part::kLowRank:
+    case plan::Space::kLowRank:
       return "low_rank";
-    case Part::kRopePairs:
+    case plan::Space::kRopePairs:
       return "rope_pairs";
-    case Part::kRopeLowRank:
+    case plan::Space::kRopeLowRank:
       return "rope_low_rank";
-    case Part::SPACE_NOT_SET:
-      break;
   }
   return "none";
 }
 
-std::string LiftName(const Part& part) {
+std::string LiftName(const ResolvedPart& part) {
   std::vector<std::string> names;
-  for (const Part::Use& use : part.uses()) {
-    switch (use.lift_case()) {
-      case Part::Use::kFold:
+  for (const plan::ResolvedUse& use : part.uses) {
+    switch (use.lift) {
+      case plan::Lift::kFold:
         names.push_back("fold");
         break;
-      case Part::Use::kAtRuntime:
+      case plan::Lift::kAtRuntime:
         names.push_back("at_runtime");
         break;
-      case Part::Use::kReconstruct:
+      case plan::Lift::kReconstruct:
         names.push_back("reconstruct");
         break;
-      case Part::Use::kAnchored:
+      case plan::Lift::kAnchored:
         names.push_back("anchored");
-        break;
-      case Part::Use::LIFT_NOT_SET:
         break;
     }
   }
@@ -54,48 +47,50 @@ std::string LiftName(const Part& part) {
   return names.empty() ? "-" : absl::StrJoin(names, ",");
 }
 
-std::string StoredName(const Part& part) {
-  switch (part.stored()) {
-    case kvasir::v1::PRE_ROPE:
+std::string StoredName(plan::RopeSide stored) {
+  switch (stored) {
+    case plan::RopeSide::kBefore:
       return "pre_rope";
-    case kvasir::v1::POST_ROPE:
+    case plan::RopeSide::kAfter:
       return "post_rope";
-    case kvasir::v1::NO_ROPE:
-      return "no_rope";
-    default:
-      return "-";
+    case plan::RopeSide::kNone:
+      break;
   }
+  return "no_rope";
 }
 
-std::string RangeName(const Codec& codec) {
-  switch (codec.range_case()) {
-    case Codec::kPerToken:
-      return codec.per_token().group() == 0
+std::string RangeName(const ResolvedPart& part) {
+  switch (part.range) {
+    case plan::RangeKind::kToken:
+      return part.range_channels == 0
                  ? "token"
-                 : absl::StrCat("token/", codec.per_token().group());
-    case Codec::kChannelStatic:
+                 : absl::StrCat("token/", part.range_channels);
+    case plan::RangeKind::kTokenNorm:
+      return "norm";
+    case plan::RangeKind::kChannel:
       return "static";
-    case Codec::kChannelSequence:
+    case plan::RangeKind::kSequence:
       return "sequence";
-    case Codec::RANGE_NOT_SET:
+    case plan::RangeKind::kNone:
       break;
   }
   return "-";
 }
 
-std::string TransformName(const Codec& codec) {
-  switch (codec.transform_case()) {
-    case Codec::kHadamardFused:
+std::string TransformName(plan::Transform transform) {
+  switch (transform) {
+    case plan::Transform::kHadamardFused:
       return "hadamard_fused";
-    case Codec::kHadamardOnline:
+    case plan::Transform::kHadamardOnline:
       return "hadamard_online";
-    case Codec::kBasisStatic:
+    case plan::Transform::kBasisStatic:
       return "basis_static";
-    case Codec::kBasisSequence:
+    case plan::Transform::kBasisSequence:
       return "basis_sequence";
-    default:
-      return "-";
+    case plan::Transform::kNone:
+      break;
   }
+  return "-";
 }
 
 // "8x32", "2x48,40": runs of groups of one rank.
@@ -115,27 +110,29 @@ std::string GroupsText(const std::vector<cache::GroupLayout>& groups) {
   return absl::StrJoin(runs, ",");
 }
 
-LayerSideSummary SummarizeSide(const kvasir::v1::SidePlan& plan,
+LayerSideSummary SummarizeSide(const plan::ResolvedSide& side,
                                const cache::SideLayout& layout) {
   std::vector<std::string> methods, groups, bits, lifts, stored, ranges,
       transforms;
   LayerSideSummary summary;
   for (const cache::PartLayout& part : layout.parts) {
-    const Part& planned = plan.parts(part.part_index);
-    methods.push_back(SpaceName(planned));
+    const ResolvedPart& resolved =
+        side.parts[static_cast<size_t>(part.part_index)];
+    methods.push_back(SpaceName(resolved.space));
     groups.push_back(GroupsText(part.groups));
-    bits.push_back(part.bits.empty()
-                       ? std::string(cache::DataTypeName(part.dtype))
-                       : absl::StrJoin(part.bits, ","));
-    lifts.push_back(LiftName(planned));
-    stored.push_back(StoredName(planned));
-    ranges.push_back(RangeName(planned.codec()));
-    transforms.push_back(TransformName(planned.codec()));
+    bits.push_back(resolved.bits.empty()
+                       ? std::string(plan::DataTypeName(resolved.dtype))
+                       : absl::StrJoin(resolved.bits, ","));
+    lifts.push_back(LiftName(resolved));
+    stored.push_back(StoredName(resolved.stored));
+    ranges.push_back(RangeName(resolved));
+    transforms.push_back(TransformName(resolved.transform));
     for (const cache::GroupLayout& group : part.groups) {
       summary.rank += group.width;
       summary.group_list.push_back(
           {part.part_index, group.heads, group.width,
-           model::StoredChannels(planned.codec(), group.width)});
+           resolved.latents[static_cast<size_t>(group.latent)]
+               .stored_channels()});
       if (group.params.num_slots > 0) {
         summary.param_bytes_per_token +=
             static_cast<double>(group.params.slot_stride_bytes);
@@ -155,7 +152,7 @@ LayerSideSummary SummarizeSide(const kvasir::v1::SidePlan& plan,
 }  // namespace
 
 std::string DenseBytes::name() const {
-  return absl::StrCat("dense ", cache::DataTypeName(type));
+  return absl::StrCat("dense ", plan::DataTypeName(type));
 }
 
 std::string DenseBytes::text() const {
@@ -177,23 +174,21 @@ DenseBytes DenseBytesPerToken(const cache::PageLayout& layout,
                               kvasir::v1::DataType own_type) {
   const int64_t bf16 = layout.dense_bf16_bytes_per_token();
   return {own_type,
-          bf16 / cache::DataTypeBytes(kvasir::v1::BF16) *
-              cache::DataTypeBytes(own_type),
+          bf16 / plan::DataTypeBytes(kvasir::v1::BF16) *
+              plan::DataTypeBytes(own_type),
           bf16};
 }
 
-std::vector<LayerSideSummary> SummarizePlan(const kvasir::v1::KvPlan& plan,
+std::vector<LayerSideSummary> SummarizePlan(const plan::ResolvedPlan& plan,
                                             const cache::PageLayout& layout) {
   std::vector<LayerSideSummary> rows;
-  for (int l = 0; l < plan.layers_size(); ++l) {
+  for (int64_t l = 0; l < plan.num_layers(); ++l) {
     const cache::LayerLayout& layer = layout.layer(l);
-    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
       LayerSideSummary row =
-          SummarizeSide(side == cache::Side::kKey ? plan.layers(l).key()
-                                                  : plan.layers(l).value(),
-                        layer.side(side));
+          SummarizeSide(plan.attention_of(l).side(side), layer.side(side));
       row.layer = l;
-      row.side = std::string(cache::SideName(side));
+      row.side = std::string(plan::SideName(side));
       row.bytes_per_token = layout.PayloadBytesPerToken(l, side);
       row.sliding_window = layout.page_group(layer.page_group).sliding_window;
       rows.push_back(std::move(row));

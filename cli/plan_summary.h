@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cache/layout.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::cli {
 
@@ -28,7 +28,7 @@ struct LayerSideSummary {
   std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
   std::string lift;    // "-", "fold", "at_runtime", "reconstruct", "anchored"
   std::string stored;  // "pre_rope", "post_rope", "no_rope"
-  std::string range;   // "-", "token", "token/32", "static", "sequence"
+  std::string range;   // "-", "token", "token/32", "norm", "static", "sequence"
   std::string transform;  // "-", "hadamard_fused", "basis_static", ...
   std::vector<GroupSummary> group_list;
   double bytes_per_token = 0;        // payload, parameters included
@@ -51,7 +51,7 @@ struct DenseBytes {
 DenseBytes DenseBytesPerToken(const cache::PageLayout& layout,
                               kvasir::v1::DataType own_type);
 
-std::vector<LayerSideSummary> SummarizePlan(const kvasir::v1::KvPlan& plan,
+std::vector<LayerSideSummary> SummarizePlan(const plan::ResolvedPlan& plan,
                                             const cache::PageLayout& layout);
 
 }  // namespace kvasir::cli

@@ -1,34 +1,109 @@
 #include "plan/codec.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/status_macros.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 
 using kvasir::v1::Codec;
 using kvasir::v1::Part;
 
 namespace {
 
-bool KnownBits(uint32_t bits) { return bits <= 4 || bits == 8; }
+bool KnownBits(uint32_t bits) { return bits <= 6 || bits == 8; }
+
+// Bit widths in order, and the channels of each; 0: an equal share of a latent.
+struct BitRun {
+  int64_t channels = 0;
+  uint32_t bits = 0;
+};
+
+std::vector<BitRun> BitRuns(const Codec::Bits& bits) {
+  std::vector<BitRun> runs;
+  for (const uint32_t entry : bits.schedule()) runs.push_back({0, entry});
+  for (const Codec::Bits::Run& run : bits.runs()) {
+    runs.push_back({run.channels(), run.bits()});
+  }
+  return runs;
+}
+
+absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
+                          const std::vector<BitRun>& runs) {
+  const int schedule = bits.schedule_size();
+  if (bits.runs_size() > 0 && schedule > 0) {
+    return where.Refuse("bits: want a schedule or runs, have both");
+  }
+  if (bits.runs_size() == 0 && schedule != 1 && schedule != 8) {
+    return where.Refuse("bits: want a schedule of 1 or 8 entries, have ",
+                        schedule);
+  }
+  for (const Codec::Bits::Run& run : bits.runs()) {
+    if (run.channels() == 0) return where.Refuse("a run of no channels");
+  }
+  for (const BitRun& run : runs) {
+    if (!KnownBits(run.bits)) {
+      return where.Refuse("bits must be 0 to 6 or 8, have ", run.bits);
+    }
+  }
+  if (std::all_of(runs.begin(), runs.end(),
+                  [](const BitRun& run) { return run.bits == 0; })) {
+    return where.Refuse("a schedule of zeros stores nothing: leave it out");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
+                         const std::vector<BitRun>& runs) {
+  const auto& levels = codec.per_token_norm().levels();
+  if (levels.empty()) return absl::OkStatus();
+  for (int i = 0; i < levels.size(); ++i) {
+    if (!std::isfinite(levels.Get(i)) ||
+        (i > 0 && levels.Get(i) <= levels.Get(i - 1))) {
+      return where.Refuse("levels must be finite and rise, have ",
+                          levels.Get(i), " as number ", i);
+    }
+  }
+  for (const BitRun& run : runs) {
+    if (run.bits == 0 || levels.size() == 1 << run.bits) continue;
+    return where.Refuse("codes of ", run.bits, " bits want ", 1 << run.bits,
+                        " levels, have ", levels.size());
+  }
+  return absl::OkStatus();
+}
+
+// Whether the runs and ranges divide a latent.
+absl::Status CheckWidth(const PlanPlace& where, const Codec& codec,
+                        const std::vector<BitRun>& runs,
+                        const PlannedLatent& latent) {
+  const int64_t schedule = codec.bits().schedule_size();
+  if (schedule == 8 && latent.width % 8 != 0) {
+    return where.Refuse("group ", latent.group,
+                        ": a schedule of 8 needs a width that 8 divides, have ",
+                        latent.width);
+  }
+  int64_t covered = 0;
+  for (const BitRun& run : runs) {
+    const int64_t channels =
+        schedule > 0 ? latent.width / schedule : run.channels;
+    const int64_t range = codec.per_token().group();
+    if (range > 0 && channels % range != 0) {
+      return where.Refuse("group ", latent.group, ": a range per ", range,
+                          " channels does not divide the ", channels,
+                          " channels of one bit width");
+    }
+    covered += channels;
+  }
+  if (covered == latent.width) return absl::OkStatus();
+  return where.Refuse("group ", latent.group, ": the runs of bits have ",
+                      covered, " channels, want its width, ", latent.width);
+}
 
 absl::Status CheckBits(const PlanPlace& where, const Codec& codec,
                        const std::vector<PlannedLatent>& latents) {
-  const auto& schedule = codec.bits().schedule();
-  if (schedule.size() != 1 && schedule.size() != 8) {
-    return where.Refuse("bits: want a schedule of 1 or 8 entries, have ",
-                        schedule.size());
-  }
-  for (uint32_t bits : schedule) {
-    if (!KnownBits(bits)) {
-      return where.Refuse("bits must be 0, 1, 2, 3, 4 or 8, have ", bits);
-    }
-  }
-  if (std::all_of(schedule.begin(), schedule.end(),
-                  [](uint32_t bits) { return bits == 0; })) {
-    return where.Refuse("a schedule of zeros stores nothing: leave it out");
-  }
+  const std::vector<BitRun> runs = BitRuns(codec.bits());
+  KVASIR_RETURN_IF_ERROR(CheckBitRuns(where, codec.bits(), runs));
   if (codec.range_case() == Codec::RANGE_NOT_SET) {
     return where.Refuse("codes of bits need a range");
   }
@@ -37,21 +112,9 @@ absl::Status CheckBits(const PlanPlace& where, const Codec& codec,
     return where.Refuse("param_dtype: want F32, F16 or BF16, have ",
                         static_cast<int>(codec.param_dtype()));
   }
+  KVASIR_RETURN_IF_ERROR(CheckLevels(where, codec, runs));
   for (const PlannedLatent& latent : latents) {
-    if (schedule.size() == 8 && latent.width % 8 != 0) {
-      return where.Refuse("group ", latent.group,
-                          ": a schedule of 8 needs a width that 8 divides, "
-                          "have ",
-                          latent.width);
-    }
-    const int64_t range_group =
-        codec.has_per_token() ? codec.per_token().group() : 0;
-    const int64_t run = latent.width / schedule.size();
-    if (range_group > 0 && run % range_group != 0) {
-      return where.Refuse("group ", latent.group, ": a range per ", range_group,
-                          " channels does not divide the ", run,
-                          " channels of one bit width");
-    }
+    KVASIR_RETURN_IF_ERROR(CheckWidth(where, codec, runs, latent));
   }
   return absl::OkStatus();
 }
@@ -126,13 +189,18 @@ absl::Status CheckTransform(const PlanPlace& where, const Part& part) {
         "a schedule of 8 goes by falling singular value: want "
         "a basis or a low_rank space");
   }
-  if (codec.bits().schedule_size() == 8 &&
-      (codec.has_hadamard_fused() || codec.has_hadamard_online())) {
+  const bool hadamard =
+      codec.has_hadamard_fused() || codec.has_hadamard_online();
+  if (hadamard && codec.bits().schedule_size() == 8) {
     return where.Refuse(
         "a Hadamard transform mixes the channels that a "
         "schedule of 8 keeps apart");
   }
+  if (hadamard && codec.bits().runs_size() > 1) {
+    return where.Refuse(
+        "a Hadamard transform mixes the channels that runs of bits keep apart");
+  }
   return absl::OkStatus();
 }
 
-}  // namespace kvasir::cache
+}  // namespace kvasir::plan

@@ -11,15 +11,18 @@
 #include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 
 // The place that an error's text starts with: "layer 3 key part 0: ".
 struct PlanPlace {
   int64_t layer = 0;
   Side side = Side::kKey;
   int part = -1;
-  // Instead of the side's name: "eviction", "selection".
+  // Instead of the side's name: "joint", "eviction", "selection".
   absl::string_view section = "";
+
+  bool joint() const { return section == kJoint; }
+  static constexpr absl::string_view kJoint = "joint";
 
   template <typename... Args>
   absl::Status Refuse(const Args&... args) const {
@@ -45,4 +48,4 @@ absl::Status CheckStorage(const PlanPlace& where,
 absl::Status CheckTransform(const PlanPlace& where,
                             const kvasir::v1::Part& part);
 
-}  // namespace kvasir::cache
+}  // namespace kvasir::plan

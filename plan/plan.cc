@@ -1,18 +1,11 @@
 #include "plan/plan.h"
 
-#include <algorithm>
-#include <functional>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 
-using kvasir::v1::Codec;
 using kvasir::v1::DataType;
 using kvasir::v1::KvPlan;
 using kvasir::v1::LayerPlan;
@@ -57,14 +50,13 @@ absl::StatusOr<DataType> ParseDataType(absl::string_view name) {
       absl::StrCat("unknown data type \"", name, "\": want f32, f16 or bf16"));
 }
 
-KvPlan FullRankPlan(const CacheShape& shape, DataType dtype) {
+KvPlan FullRankPlan(const AttentionShape& shape, DataType dtype) {
   KVASIR_CHECK(DataTypeBytes(dtype) > 0);
   KvPlan plan;
   plan.set_schema_version(kPlanSchemaVersion);
   plan.set_method("full");
-  for (const CacheLayerShape& layer : shape.layers) {
+  for (int64_t l = 0; l < shape.num_layers(); ++l) {
     LayerPlan* out = plan.add_layers();
-    const bool rotates = layer.rope && shape.rotary_dim > 0;
     const auto add = [dtype](SidePlan* side, Stored stored) {
       Part* part = side->add_parts();
       part->mutable_full();
@@ -72,7 +64,7 @@ KvPlan FullRankPlan(const CacheShape& shape, DataType dtype) {
       part->mutable_codec()->set_dtype(dtype);
     };
     add(out->mutable_key(),
-        rotates ? kvasir::v1::POST_ROPE : kvasir::v1::NO_ROPE);
+        shape.num_pairs(l) > 0 ? kvasir::v1::POST_ROPE : kvasir::v1::NO_ROPE);
     add(out->mutable_value(), kvasir::v1::NO_ROPE);
   }
   return plan;
@@ -114,75 +106,6 @@ std::string PlanToJson(const KvPlan& plan) {
   return text;
 }
 
-namespace {
-
-// Numbers of each group of a rope_low_rank space.
-std::vector<int64_t> Widths(const kvasir::v1::RopeLowRankSpace& space) {
-  std::vector<int64_t> widths;
-  for (const auto& group : space.groups()) {
-    int64_t& width = widths.emplace_back(0);
-    for (const uint32_t rank : group.rank_per_pair()) {
-      width += 2 * int64_t{rank};
-    }
-  }
-  return widths;
-}
-
-// What a part asks for that no kernel does; empty: nothing.
-std::string BeyondThisBuild(const Part& part) {
-  for (const Part::Use& use : part.uses()) {
-    if (use.has_anchored()) return "ANCHORED keys";
-  }
-  const Codec& codec = part.codec();
-  if (codec.has_basis_sequence()) return "a basis of the sequence";
-  if (codec.has_channel_sequence()) return "ranges of the sequence";
-  if (part.has_low_rank() && part.stored() == kvasir::v1::POST_ROPE) {
-    return "a low_rank space of keys stored POST_ROPE";
-  }
-  if (part.has_rope_low_rank() && part.stored() == kvasir::v1::PRE_ROPE) {
-    const std::vector<int64_t> widths = Widths(part.rope_low_rank());
-    if (std::adjacent_find(widths.begin(), widths.end(),
-                           std::not_equal_to<>()) != widths.end()) {
-      return absl::StrCat(
-          "a rope_low_rank space stored PRE_ROPE with groups of unlike width (",
-          absl::StrJoin(widths, ", "), " numbers)");
-    }
-  }
-  return "";
-}
-
-// `where`: layer and side.
-absl::Status CheckServed(const SidePlan& side, const std::string& where) {
-  for (int p = 0; p < side.parts_size(); ++p) {
-    const std::string what = BeyondThisBuild(side.parts(p));
-    if (what.empty()) continue;
-    return absl::UnimplementedError(
-        absl::StrCat(where, ": the plan asks for ", what, " in part ", p,
-                     ", which this build does not serve"));
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status ServedByThisBuild(const KvPlan& plan) {
-  for (int l = 0; l < plan.layers_size(); ++l) {
-    const LayerPlan& layer = plan.layers(l);
-    for (Side side : {Side::kKey, Side::kValue}) {
-      KVASIR_RETURN_IF_ERROR(
-          CheckServed(side == Side::kKey ? layer.key() : layer.value(),
-                      absl::StrCat("layer ", l, " ", SideName(side))));
-    }
-    if (layer.has_eviction() || layer.has_selection()) {
-      return absl::UnimplementedError(
-          absl::StrCat("layer ", l, ": the plan asks for ",
-                       layer.has_eviction() ? "eviction" : "selection",
-                       "; this build keeps and reads every token"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 void ClampExactWindows(int64_t tokens, KvPlan* plan) {
   for (kvasir::v1::LayerPlan& layer : *plan->mutable_layers()) {
     for (kvasir::v1::SidePlan* side :
@@ -194,4 +117,4 @@ void ClampExactWindows(int64_t tokens, KvPlan* plan) {
   }
 }
 
-}  // namespace kvasir::cache
+}  // namespace kvasir::plan

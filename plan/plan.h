@@ -14,9 +14,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "plan/attention_shape.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 
 // The only plan schema so far.
 inline constexpr uint32_t kPlanSchemaVersion = 1;
@@ -24,28 +25,6 @@ inline constexpr uint32_t kPlanSchemaVersion = 1;
 // Largest plan text that is read: 128 layers whose every head lists its pairs
 // take well under a tenth of it.
 inline constexpr int64_t kMaxPlanJsonBytes = 16 * 1024 * 1024;
-
-// What the cache must know of one decoder layer.
-struct CacheLayerShape {
-  // Keys that a query sees at most, itself included; 0: all before it.
-  int64_t sliding_window = 0;
-  // The layer rotates its keys (false: NoPE layers, learned positions, ALiBi).
-  bool rope = true;
-};
-
-// What the cache must know of a model; a plain struct because cache/ does not
-// link model/.
-struct CacheShape {
-  int64_t num_kv_heads = 0;  // Hkv
-  int64_t head_dim = 0;      // D
-  // Leading dims of a head that RoPE rotates: even, <= head_dim; 0: none.
-  int64_t rotary_dim = 0;
-  // Keys are normalized per head after their projection.
-  bool qk_norm = false;
-  std::vector<CacheLayerShape> layers;  // [L]
-
-  int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-};
 
 enum class Side { kKey, kValue };
 // "key" or "value".
@@ -59,7 +38,7 @@ absl::StatusOr<kvasir::v1::DataType> ParseDataType(absl::string_view name);
 
 // Whole keys (after RoPE where the layer has one) and whole values of every
 // layer, stored as `dtype`.
-kvasir::v1::KvPlan FullRankPlan(const CacheShape& shape,
+kvasir::v1::KvPlan FullRankPlan(const AttentionShape& shape,
                                 kvasir::v1::DataType dtype);
 
 // Parses a plan's JSON form. Unknown fields, another schema version and text
@@ -76,21 +55,10 @@ std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 // greater than the space allows, heads partitioned exactly, known bit widths,
 // and no combination that contradicts itself.
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
-                          const CacheShape& shape);
+                          const AttentionShape& shape);
 
 // An exact window that no sequence of `tokens` fills keeps all of it exact: it
 // becomes that length, for its rows are held for every sequence.
 void ClampExactWindows(int64_t tokens, kvasir::v1::KvPlan* plan);
 
-// Whether this build's engine serves a plan that ValidatePlan accepted: all but
-//   - what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
-//     eviction, selection);
-//   - ANCHORED keys;
-//   - low_rank keys stored POST_ROPE, for which no tensors are defined;
-//   - rope_low_rank keys stored PRE_ROPE whose groups are of unlike width.
-// UNIMPLEMENTED names the first layer, side and part that asks for such, and
-// what it asks for. Sizes that no kernel does are refused by the engine
-// (worker/program/attention_limits.h).
-absl::Status ServedByThisBuild(const kvasir::v1::KvPlan& plan);
-
-}  // namespace kvasir::cache
+}  // namespace kvasir::plan

@@ -8,7 +8,7 @@
 #include "base/status_matchers.h"
 #include "google/protobuf/util/message_differencer.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 namespace {
 
 using base::IsOk;
@@ -21,8 +21,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // One layer of 4 KV heads of 16, all of which rotate: 8 RoPE pairs.
-CacheShape Shape() {
-  CacheShape shape;
+AttentionShape Shape() {
+  AttentionShape shape;
   shape.num_kv_heads = 4;
   shape.head_dim = 16;
   shape.rotary_dim = 16;
@@ -31,14 +31,14 @@ CacheShape Shape() {
 }
 
 // Half of each head rotates: 4 RoPE pairs and 8 dims without rotation.
-CacheShape PartialRotary() {
-  CacheShape shape = Shape();
+AttentionShape PartialRotary() {
+  AttentionShape shape = Shape();
   shape.rotary_dim = 8;
   return shape;
 }
 
-CacheShape NoRope() {
-  CacheShape shape = Shape();
+AttentionShape NoRope() {
+  AttentionShape shape = Shape();
   shape.layers[0].rope = false;
   return shape;
 }
@@ -77,10 +77,15 @@ std::string LowRank(const std::string& rest, int rank = 8) {
                       rank, "}]},", rest, "}");
 }
 
+// A layer of one part that serves key and value, of rank 8.
+KvPlan JointPlan(const std::string& part, const std::string& rest = "") {
+  return Parse(absl::StrCat(R"("joint":[)", LowRank(part), "]", rest));
+}
+
 struct Refused {
   const char* name;
   KvPlan plan;
-  CacheShape shape;
+  AttentionShape shape;
   std::vector<std::string> says;
 };
 
@@ -95,11 +100,10 @@ void ExpectRefused(const std::vector<Refused>& cases) {
   }
 }
 
-TEST(PlanTest, FullRankPlanIsValidAndServed) {
-  for (const CacheShape& shape : {Shape(), PartialRotary(), NoRope()}) {
+TEST(PlanTest, FullRankPlanIsValid) {
+  for (const AttentionShape& shape : {Shape(), PartialRotary(), NoRope()}) {
     const KvPlan plan = FullRankPlan(shape, BF16);
     EXPECT_THAT(ValidatePlan(plan, shape), IsOk());
-    EXPECT_THAT(ServedByThisBuild(plan), IsOk());
   }
 }
 
@@ -162,15 +166,14 @@ TEST(PlanTest, DataTypesHaveNames) {
 }
 
 // ---------------------------------------------------------------------------
-// Every method of the papers is a valid plan; what is not served is named
+// Every method of the papers is a valid plan
 // ---------------------------------------------------------------------------
 
 TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
   struct Method {
     const char* name;
     KvPlan plan;
-    CacheShape shape;
-    const char* not_served = "";
+    AttentionShape shape;
   };
   const std::vector<Method> methods = {
       {"Palu keys, 3 bits, Hadamard",
@@ -196,13 +199,13 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
                "pairs":[0,1,2,3],"rank_per_pair":[4,2,1,1]}]},
                "uses":[{"at_runtime":{}}],"stored":"POST_ROPE",
                "codec":{"dtype":"BF16"}})")),
-       Shape(), "layer 0 key: the plan asks for ANCHORED keys"},
+       Shape()},
       {"one latent, anchored and reconstructed",
        PlanOfKeys(LowRank(R"("uses":[{"pairs":[0,1,2],"reconstruct":{}},
            {"pairs":[3,4,5,6,7],"anchored":{"block":16,"order":1,
            "coefficients":[1,0.9]}}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
-       Shape(), "layer 0 key: the plan asks for ANCHORED keys"},
+       Shape()},
       {"partial rotary in two parts",
        PlanOfKeys(absl::StrCat(
            LowRank(R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
@@ -219,7 +222,7 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
        PlanOfKeys(R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{
            "bits":{"schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
            "param_dtype":"F16","basis_sequence":{"min_tokens":512}}})"),
-       Shape(), "layer 0 key: the plan asks for a basis of the sequence"},
+       Shape()},
       {"commuting keys with a bias, rolling positions",
        Parse(absl::StrCat(
            R"("key":{"parts":[{"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
@@ -230,7 +233,7 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
            R"(]},"eviction":{"units":[{"heads":[0,1,2,3]}],"budget":64,
            "sinks":4,"recent":16,"lambda":0.5,"positions":"ROLLING",
            "every_tokens":16})")),
-       Shape(), "layer 0: the plan asks for eviction"},
+       Shape()},
       {"quantized dense keys with an exact window and selection",
        Parse(absl::StrCat(
            R"("key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{
@@ -240,7 +243,24 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
            kFullValue,
            R"(]},"selection":{"chunk_slots":8,"budget":128,"outlier_chunks":2,
            "local":32,"landmark_codec":{"dtype":"BF16"}})")),
-       Shape(), "layer 0: the plan asks for selection"},
+       Shape()},
+      {"a planned cache: one latent of key and value, runs of bits, sinks",
+       JointPlan(R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+           {"at_runtime":{},"serves":"SERVES_VALUE"}],"stored":"PRE_ROPE",
+           "codec":{"bits":{"runs":[{"channels":3,"bits":8},
+           {"channels":4,"bits":5},{"channels":1,"bits":0}]},
+           "channel_static":{}})",
+                 R"(,"exact_sinks":4)"),
+       Shape()},
+      {"codes over a token's norm",
+       PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
+           "bits":{"schedule":[2]},"hadamard_online":{},"param_dtype":"F16",
+           "per_token_norm":{"levels":[-1.5,-0.5,0.5,1.5]}}})"),
+       Shape()},
+      {"a share of the prompt is kept",
+       PlanWith(R"("eviction":{"budget_ratio":0.25,"recent":16,"lambda":0.5,
+           "positions":"ORIGINAL","every_tokens":16})"),
+       Shape()},
       {"low-rank keys without RoPE",
        PlanOfKeys(LowRank(R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
            "codec":{"bits":{"schedule":[2]},"per_token":{},"param_dtype":"F16",
@@ -250,46 +270,6 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
   for (const Method& method : methods) {
     SCOPED_TRACE(method.name);
     EXPECT_THAT(ValidatePlan(method.plan, method.shape), IsOk());
-    if (std::string(method.not_served).empty()) {
-      EXPECT_THAT(ServedByThisBuild(method.plan), IsOk());
-    } else {
-      EXPECT_THAT(ServedByThisBuild(method.plan),
-                  StatusIs(absl::StatusCode::kUnimplemented,
-                           HasSubstr(method.not_served)));
-    }
-  }
-}
-
-TEST(PlanTest, WhatIsNotServedIsNamed) {
-  const std::string stored = R"(]}]},"uses":[{"at_runtime":{}}],)"
-                             R"("stored":"PRE_ROPE","codec":{"dtype":"BF16"}})";
-  const std::string alike =
-      R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0],)"
-      R"("rank_per_pair":[2]},{"heads":[2,3],"pairs":[3],"rank_per_pair":[)";
-  EXPECT_THAT(ServedByThisBuild(PlanOfKeys(absl::StrCat(alike, "2", stored))),
-              IsOk());
-  struct Case {
-    KvPlan plan;
-    const char* says;
-  };
-  KvPlan second = FullRankPlan(Shape(), BF16);
-  *second.add_layers() = PlanOfValues(R"({"full":{},"stored":"NO_ROPE","codec":{
-          "bits":{"schedule":[4]},"channel_sequence":{},"param_dtype":"F16"}})")
-                             .layers(0);
-  for (const Case& c : {
-           Case{second,
-                "layer 1 value: the plan asks for ranges of the sequence in "
-                "part 0"},
-           Case{PlanOfKeys(absl::StrCat(alike, "1", stored)),
-                "layer 0 key: the plan asks for a rope_low_rank space "
-                "stored PRE_ROPE with groups of unlike width (4, 2 numbers) "
-                "in part 0"},
-           Case{PlanOfKeys(LowRank(R"("uses":[{"at_runtime":{}}],
-                    "stored":"POST_ROPE","codec":{"dtype":"BF16"})")),
-                "low_rank space of keys stored POST_ROPE"},
-       }) {
-    EXPECT_THAT(ServedByThisBuild(c.plan),
-                StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(c.says)));
   }
 }
 
@@ -298,7 +278,7 @@ TEST(PlanTest, WhatIsNotServedIsNamed) {
 // ---------------------------------------------------------------------------
 
 TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
-  CacheShape two_layers = Shape();
+  AttentionShape two_layers = Shape();
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
   other_version.set_schema_version(7);
@@ -329,12 +309,12 @@ TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
 }
 
 TEST(PlanTest, RefusesShapesOutOfRange) {
-  CacheShape odd = Shape();
+  AttentionShape odd = Shape();
   odd.rotary_dim = 7;
-  CacheShape wide = Shape();
+  AttentionShape wide = Shape();
   wide.rotary_dim = 18;
-  CacheShape none;
-  CacheShape huge = Shape();
+  AttentionShape none;
+  AttentionShape huge = Shape();
   huge.num_kv_heads = 1 << 15;
   huge.head_dim = 1 << 15;
   huge.rotary_dim = 0;
@@ -448,6 +428,80 @@ TEST(PlanTest, RefusesWhatIsCoveredTwice) {
   });
 }
 
+TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
+  const std::string both = R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+      {"at_runtime":{},"serves":"SERVES_VALUE"}],)";
+  const std::string pre = R"("stored":"PRE_ROPE",)";
+  const std::string numbers = R"("codec":{"dtype":"BF16"})";
+  const std::string key = absl::StrCat(R"(,"key":{"parts":[)", kFullKey, "]}");
+  AttentionShape normed = Shape();
+  normed.qk_norm = true;
+  ExpectRefused({
+      {"space",
+       Parse(absl::StrCat(R"("joint":[{"full":{},)", pre, numbers, "}]")),
+       Shape(),
+       {"layer 0 joint part 0: ", "wants a low_rank space"}},
+      {"rotated",
+       JointPlan(both + R"("stored":"POST_ROPE",)" + numbers),
+       Shape(),
+       {"want stored PRE_ROPE"}},
+      {"no rotation",
+       JointPlan(both + pre + numbers),
+       NoRope(),
+       {"want stored NO_ROPE"}},
+      {"of nobody",
+       JointPlan(R"("uses":[{"reconstruct":{}}],)" + pre + numbers),
+       Shape(),
+       {"says not whether it serves key or value"}},
+      {"of the key alone",
+       JointPlan(R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"}],)" + pre +
+                 numbers),
+       Shape(),
+       {"have 1 and 0"}},
+      {"absorbed keys that rotate",
+       JointPlan(R"("uses":[{"at_runtime":{},"serves":"SERVES_KEY"},
+                    {"at_runtime":{},"serves":"SERVES_VALUE"}],)" +
+                 pre + numbers),
+       Shape(),
+       {"across the rotation"}},
+      {"anchored values",
+       JointPlan(R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+                    {"anchored":{"block":4},"serves":"SERVES_VALUE"}],)" +
+                 pre + numbers),
+       Shape(),
+       {"ANCHORED is for keys"}},
+      {"rank",
+       Parse(absl::StrCat(R"("joint":[)", LowRank(both + pre + numbers, 129),
+                          "]")),
+       Shape(),
+       {"rank must be 1..128 (4 heads of 32 dims), have 129"}},
+      {"covered by a side too",
+       JointPlan(both + pre + numbers, key),
+       Shape(),
+       {"layer 0 joint part 0: ", "already covered by part 0"}},
+      {"covered twice",
+       Parse(absl::StrCat(R"("joint":[)", LowRank(both + pre + numbers), ",",
+                          LowRank(both + pre + numbers), "]")),
+       Shape(),
+       {"layer 0 joint part 1: ", "already covered by joint part 0"}},
+      {"QK-norm", JointPlan(both + pre + numbers), normed, {"QK-norm"}},
+      {"codec",
+       JointPlan(both + R"("stored":"PRE_ROPE")"),
+       Shape(),
+       {"layer 0 joint part 0: codec: want a dtype or bits"}},
+      {"sinks beside numbers",
+       JointPlan(both + pre + numbers, R"(,"exact_sinks":4)"),
+       Shape(),
+       {"layer 0 exact_sinks: ", "no part stores codes"}},
+      {"a use of the other side",
+       PlanOfKeys(LowRank(R"("uses":[{"reconstruct":{},
+                             "serves":"SERVES_VALUE"}],)" +
+                          pre + numbers)),
+       Shape(),
+       {"layer 0 key part 0: a use serves the other side"}},
+  });
+}
+
 TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
   const auto low_rank = [](const std::string& stored, const std::string& lift) {
     return PlanOfKeys(
@@ -558,7 +612,7 @@ TEST(PlanTest, RefusesWhatIsStoredOnTheWrongSideOfTheRotation) {
 }
 
 TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
-  CacheShape shape = Shape();
+  AttentionShape shape = Shape();
   shape.qk_norm = true;
   EXPECT_THAT(ValidatePlan(FullRankPlan(shape, BF16), shape), IsOk());
   ExpectRefused({{"low rank",
@@ -577,6 +631,14 @@ TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
     return codec(absl::StrCat(R"("bits":{"schedule":)", schedule,
                               R"(},"per_token":{},"param_dtype":"F16")"));
   };
+  const auto runs = [&codec](const std::string& list) {
+    return codec(absl::StrCat(R"("bits":{"runs":[)", list,
+                              R"(]},"per_token":{},"param_dtype":"F16")"));
+  };
+  const auto norm = [&codec](const std::string& levels) {
+    return codec(absl::StrCat(R"("bits":{"schedule":[2]},"param_dtype":"F16",)",
+                              R"("per_token_norm":{"levels":)", levels, "}"));
+  };
   ExpectRefused({
       {"nothing", codec(""), Shape(), {"want a dtype or bits"}},
       {"dtype", codec(R"("dtype":0)"), Shape(), {"want F32, F16 or BF16"}},
@@ -586,7 +648,7 @@ TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
        Shape(),
        {"have no range to scale by"}},
       {"two entries", bits("[4,4]"), Shape(), {"1 or 8 entries, have 2"}},
-      {"five bits", bits("[5]"), Shape(), {"0, 1, 2, 3, 4 or 8, have 5"}},
+      {"seven bits", bits("[7]"), Shape(), {"0 to 6 or 8, have 7"}},
       {"no bits", bits("[0]"), Shape(), {"stores nothing"}},
       {"no order",
        bits("[8,4,4,2,0,0,0,0]"),
@@ -598,6 +660,40 @@ TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
        {"need a range"}},
       {"no params",
        codec(R"("bits":{"schedule":[4]},"per_token":{})"),
+       Shape(),
+       {"param_dtype"}},
+      {"schedule and runs",
+       bits(R"([4],"runs":[{"channels":16,"bits":4}])"),
+       Shape(),
+       {"want a schedule or runs, have both"}},
+      {"an empty run",
+       runs(R"({"bits":4})"),
+       Shape(),
+       {"a run of no channels"}},
+      {"nine bits",
+       runs(R"({"channels":16,"bits":9})"),
+       Shape(),
+       {"0 to 6 or 8, have 9"}},
+      {"runs too short",
+       runs(R"({"channels":8,"bits":4},{"channels":7,"bits":2})"),
+       Shape(),
+       {"group 0: the runs of bits have 15 channels, want its width, 16"}},
+      {"runs kept apart",
+       codec(R"("bits":{"runs":[{"channels":8,"bits":4},{"channels":8,
+                "bits":2}]},"per_token":{},"param_dtype":"F16",
+                "hadamard_online":{})"),
+       Shape(),
+       {"mixes the channels that runs of bits keep apart"}},
+      {"falling levels",
+       norm("[0.5,0.5,1,2]"),
+       Shape(),
+       {"levels must be finite and rise"}},
+      {"levels",
+       norm("[0.5,1]"),
+       Shape(),
+       {"codes of 2 bits want 4 levels, have 2"}},
+      {"norm's type",
+       codec(R"("bits":{"schedule":[2]},"per_token_norm":{})"),
        Shape(),
        {"param_dtype"}},
       {"range group",
@@ -689,6 +785,15 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
        eviction(R"("budget":8,"recent":4)"),
        Shape(),
        {"every_tokens must be >= 1"}},
+      {"budget and ratio",
+       eviction(R"("budget":8,"budget_ratio":0.5,"recent":6,
+                   "every_tokens":1)"),
+       Shape(),
+       {"want a budget in slots, or a budget_ratio", "have 8 and 0.5"}},
+      {"ratio",
+       eviction(R"("budget_ratio":1.5,"recent":6,"every_tokens":1)"),
+       Shape(),
+       {"above 0 and at most 1, have 0 and 1.5"}},
       {"budget",
        eviction(R"("budget":8,"recent":6,"sinks":4,"every_tokens":1)"),
        Shape(),
@@ -756,4 +861,4 @@ TEST(PlanTest, RefusesSelectionThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace kvasir::cache
+}  // namespace kvasir::plan

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 
 using kvasir::v1::Part;
 
@@ -132,14 +132,11 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
   return dims;
 }
 
-absl::StatusOr<std::vector<PlannedLatent>> CheckLowRank(const PlanPlace& where,
-                                                        const Part& part,
-                                                        const LayerFacts& facts,
-                                                        Coverage& coverage) {
+// The latents of a low_rank part over `dims` dims of each head.
+absl::StatusOr<std::vector<PlannedLatent>> RanksOf(const PlanPlace& where,
+                                                   const Part& part,
+                                                   int64_t dims) {
   const auto& groups = part.low_rank().groups();
-  KVASIR_RETURN_IF_ERROR(CheckPartition(where, groups, facts.num_heads));
-  KVASIR_ASSIGN_OR_RETURN(const int64_t dims,
-                          CoverLowRank(where, part, facts, coverage));
   std::vector<PlannedLatent> latents;
   for (int g = 0; g < groups.size(); ++g) {
     const int64_t most = groups.Get(g).heads_size() * dims;
@@ -152,6 +149,17 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckLowRank(const PlanPlace& where,
     latents.push_back({g, rank});
   }
   return latents;
+}
+
+absl::StatusOr<std::vector<PlannedLatent>> CheckLowRank(const PlanPlace& where,
+                                                        const Part& part,
+                                                        const LayerFacts& facts,
+                                                        Coverage& coverage) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckPartition(where, part.low_rank().groups(), facts.num_heads));
+  KVASIR_ASSIGN_OR_RETURN(const int64_t dims,
+                          CoverLowRank(where, part, facts, coverage));
+  return RanksOf(where, part, dims);
 }
 
 absl::StatusOr<std::vector<PlannedLatent>> CheckRopePairs(
@@ -281,6 +289,15 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
                         " uses, and q_proj has one set of rows for a part");
   }
   const bool on_pairs = part.has_rope_pairs() || part.has_rope_low_rank();
+  if (!where.joint()) {
+    const auto other = where.side == Side::kKey ? kvasir::v1::SERVES_VALUE
+                                                : kvasir::v1::SERVES_KEY;
+    for (const Part::Use& use : part.uses()) {
+      if (use.serves() != other) continue;
+      return where.Refuse(
+          "a use serves the other side: want the part among the joint ones");
+    }
+  }
   if (on_pairs && (part.uses_size() > 1 || part.uses(0).pairs_size() > 0)) {
     return where.Refuse(
         "a part on RoPE pairs has one use, of all the pairs that it keeps: "
@@ -349,4 +366,62 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckSpace(const PlanPlace& where,
       "no space: want full, low_rank, rope_pairs or rope_low_rank");
 }
 
-}  // namespace kvasir::cache
+absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
+    const PlanPlace& where, const Part& part, const LayerFacts& facts,
+    Coverage& key, Coverage& value) {
+  if (!part.has_low_rank()) {
+    return where.Refuse(
+        "a latent of key and value wants a low_rank space: any other stores "
+        "one of them");
+  }
+  const auto stored =
+      facts.rotates() ? kvasir::v1::PRE_ROPE : kvasir::v1::NO_ROPE;
+  if (part.stored() != stored) {
+    return where.Refuse("values do not rotate, and the layer's keys ",
+                        facts.rotates() ? "do: want stored PRE_ROPE"
+                                        : "neither: want stored NO_ROPE");
+  }
+  // The part as either side would have it alone.
+  Part of_key = part;
+  of_key.clear_uses();
+  Part of_value = of_key;
+  of_value.set_stored(kvasir::v1::NO_ROPE);
+  for (const Part::Use& use : part.uses()) {
+    switch (use.serves()) {
+      case kvasir::v1::SERVES_KEY:
+        *of_key.add_uses() = use;
+        break;
+      case kvasir::v1::SERVES_VALUE:
+        *of_value.add_uses() = use;
+        break;
+      default:
+        return where.Refuse("a use says not whether it serves key or value");
+    }
+  }
+  if (of_key.uses().empty() || of_value.uses().empty()) {
+    return where.Refuse("want uses that serve the key and one for the value, ",
+                        "have ", of_key.uses_size(), " and ",
+                        of_value.uses_size());
+  }
+  if (facts.qk_norm) {
+    return where.Refuse(
+        "the model normalizes its keys (QK-norm) after the projection: only a "
+        "full space is possible");
+  }
+  PlanPlace value_place = where;
+  value_place.side = Side::kValue;
+  LayerFacts value_facts = facts;
+  value_facts.num_pairs = 0;
+  KVASIR_RETURN_IF_ERROR(CheckUses(where, of_key, facts));
+  KVASIR_RETURN_IF_ERROR(CheckUses(value_place, of_value, value_facts));
+  const auto& groups = part.low_rank().groups();
+  KVASIR_RETURN_IF_ERROR(CheckPartition(where, groups, facts.num_heads));
+  KVASIR_ASSIGN_OR_RETURN(const int64_t key_dims,
+                          CoverLowRank(where, of_key, facts, key));
+  KVASIR_ASSIGN_OR_RETURN(
+      const int64_t value_dims,
+      CoverLowRank(value_place, of_value, value_facts, value));
+  return RanksOf(where, part, key_dims + value_dims);
+}
+
+}  // namespace kvasir::plan

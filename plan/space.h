@@ -11,7 +11,7 @@
 #include "plan/codec.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 
 // What the checks of one layer need of the model.
 struct LayerFacts {
@@ -69,7 +69,8 @@ class Coverage {
     }
     int8_t& owner = owner_[static_cast<size_t>(head * columns_ + column)];
     if (owner >= 0) return Twice(where, head, column, owner);
-    owner = static_cast<int8_t>(where.part);
+    owner = static_cast<int8_t>(where.joint() ? kFirstJoint + where.part
+                                              : where.part);
     return absl::OkStatus();
   }
 
@@ -84,13 +85,18 @@ class Coverage {
   }
 
  private:
+  // Owners from here on are joint parts.
+  static constexpr int kFirstJoint = 64;
+
   absl::Status Twice(const PlanPlace& where, int64_t head, int64_t column,
                      int owner) const {
     const std::string dims = column == non_rotary()
                                  ? std::string("the dims without rotation")
                                  : absl::StrCat("RoPE pair ", column);
-    return where.Refuse(dims, " of head ", head, ": already covered by part ",
-                        owner);
+    return where.Refuse(dims, " of head ", head, ": already covered by ",
+                        owner < kFirstJoint
+                            ? absl::StrCat("part ", owner)
+                            : absl::StrCat("joint part ", owner - kFirstJoint));
   }
 
   int64_t num_heads_;
@@ -114,4 +120,10 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& coverage);
 
-}  // namespace kvasir::cache
+// The same of a part that serves key and value, its lifts and its space: takes
+// its dims of either side.
+absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
+    const PlanPlace& where, const kvasir::v1::Part& part,
+    const LayerFacts& facts, Coverage& key, Coverage& value);
+
+}  // namespace kvasir::plan

@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-namespace kvasir::base {
+namespace kvasir::plan {
 
 struct TpShard {
   int64_t rank = 0;
@@ -52,4 +52,4 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                    " tensor-parallel ranks: one number must divide the other"));
 }
 
-}  // namespace kvasir::base
+}  // namespace kvasir::plan

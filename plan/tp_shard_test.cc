@@ -2,7 +2,7 @@
 
 #include "base/status_matchers.h"
 
-namespace kvasir::base {
+namespace kvasir::plan {
 namespace {
 
 using ::testing::HasSubstr;
@@ -31,4 +31,4 @@ TEST(TpShardTest, RefusesWhatDoesNotDivideAndRanksOutsideTheGroup) {
 }
 
 }  // namespace
-}  // namespace kvasir::base
+}  // namespace kvasir::plan

@@ -1,5 +1,6 @@
 // ValidatePlan: which plans have a meaning. What a build serves is a narrower
-// question, answered by ServedByThisBuild.
+// question, answered by worker::ServePlan.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -9,7 +10,7 @@
 #include "plan/plan.h"
 #include "plan/space.h"
 
-namespace kvasir::cache {
+namespace kvasir::plan {
 namespace {
 
 using kvasir::v1::Codec;
@@ -25,7 +26,7 @@ constexpr int64_t kMaxDimension = 1 << 16;
 constexpr int64_t kMaxKeyDims = 1 << 24;  // KV heads times head_dim
 constexpr int kMaxPartsPerSide = 16;
 
-absl::Status CheckShape(const CacheShape& shape) {
+absl::Status CheckShape(const AttentionShape& shape) {
   const auto in_range = [](int64_t value) {
     return value >= 1 && value <= kMaxDimension;
   };
@@ -56,17 +57,9 @@ absl::Status CheckShape(const CacheShape& shape) {
   return absl::OkStatus();
 }
 
+// What holds whatever the part serves.
 absl::Status CheckPart(const PlanPlace& where, const Part& part,
-                       const LayerFacts& facts, Coverage& coverage) {
-  KVASIR_RETURN_IF_ERROR(CheckStored(where, part, facts));
-  KVASIR_RETURN_IF_ERROR(CheckUses(where, part, facts));
-  KVASIR_ASSIGN_OR_RETURN(std::vector<PlannedLatent> latents,
-                          CheckSpace(where, part, facts, coverage));
-  const bool basis =
-      part.codec().has_basis_static() || part.codec().has_basis_sequence();
-  if (part.has_full() && basis) {
-    latents[0].width = facts.num_heads * facts.head_dim;  // heads concatenated
-  }
+                       const std::vector<PlannedLatent>& latents) {
   if (part.latent_bias() && !part.has_low_rank() && !part.has_rope_low_rank()) {
     return where.Refuse("latent_bias needs a low-rank space");
   }
@@ -77,30 +70,105 @@ absl::Status CheckPart(const PlanPlace& where, const Part& part,
   return CheckTransform(where, part);
 }
 
-absl::Status CheckSide(PlanPlace where, const SidePlan& side,
-                       const LayerFacts& facts) {
-  if (side.parts_size() < 1 || side.parts_size() > kMaxPartsPerSide) {
-    return where.Refuse("want 1..", kMaxPartsPerSide, " parts, have ",
-                        side.parts_size());
+absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
+                           const LayerFacts& facts, Coverage& coverage) {
+  KVASIR_RETURN_IF_ERROR(CheckStored(where, part, facts));
+  KVASIR_RETURN_IF_ERROR(CheckUses(where, part, facts));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<PlannedLatent> latents,
+                          CheckSpace(where, part, facts, coverage));
+  const bool basis =
+      part.codec().has_basis_static() || part.codec().has_basis_sequence();
+  if (part.has_full() && basis) {
+    latents[0].width = facts.num_heads * facts.head_dim;  // heads concatenated
   }
-  LayerFacts side_facts = facts;
-  if (where.side == Side::kValue) side_facts.num_pairs = 0;
-  Coverage coverage(side_facts);
-  bool any_bits = false;
-  for (int p = 0; p < side.parts_size(); ++p) {
-    where.part = p;
-    any_bits = any_bits || side.parts(p).codec().has_bits();
-    KVASIR_RETURN_IF_ERROR(
-        CheckPart(where, side.parts(p), side_facts, coverage));
-  }
-  where.part = -1;
-  if (side.exact_window() > 0 && !any_bits) {
-    return where.Refuse(
-        "an exact_window of ", side.exact_window(),
-        " keeps numbers beside codes, and no part stores codes");
-  }
-  return absl::OkStatus();
+  return CheckPart(where, part, latents);
 }
+
+template <typename Parts>
+bool AnyCodes(const Parts& parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const Part& part) { return part.codec().has_bits(); });
+}
+
+// Keys and values of one layer.
+class SidesChecker {
+ public:
+  SidesChecker(int64_t layer, const LayerPlan& plan, const LayerFacts& facts)
+      : layer_(layer),
+        plan_(plan),
+        facts_(facts),
+        value_facts_(WithoutPairs(facts)),
+        key_(facts_),
+        value_(value_facts_) {}
+
+  absl::Status Check() {
+    KVASIR_RETURN_IF_ERROR(CheckSide({.layer = layer_, .side = Side::kKey},
+                                     plan_.key(), facts_, key_));
+    KVASIR_RETURN_IF_ERROR(CheckSide({.layer = layer_, .side = Side::kValue},
+                                     plan_.value(), value_facts_, value_));
+    KVASIR_RETURN_IF_ERROR(CheckJoint());
+    const bool codes = AnyCodes(plan_.key().parts()) ||
+                       AnyCodes(plan_.value().parts()) ||
+                       AnyCodes(plan_.joint());
+    if (plan_.exact_sinks() > 0 && !codes) {
+      return PlanPlace{.layer = layer_, .section = "exact_sinks"}.Refuse(
+          "the first ", plan_.exact_sinks(),
+          " tokens would be kept beside codes, and no part stores codes");
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static LayerFacts WithoutPairs(LayerFacts facts) {
+    facts.num_pairs = 0;
+    return facts;
+  }
+
+  absl::Status CheckSide(PlanPlace where, const SidePlan& side,
+                         const LayerFacts& facts, Coverage& coverage) const {
+    const int least = plan_.joint().empty() ? 1 : 0;
+    if (side.parts_size() < least || side.parts_size() > kMaxPartsPerSide) {
+      return where.Refuse("want ", least, "..", kMaxPartsPerSide,
+                          " parts, have ", side.parts_size());
+    }
+    for (int p = 0; p < side.parts_size(); ++p) {
+      where.part = p;
+      KVASIR_RETURN_IF_ERROR(
+          CheckSidePart(where, side.parts(p), facts, coverage));
+    }
+    where.part = -1;
+    if (side.exact_window() > 0 && !AnyCodes(side.parts()) &&
+        !AnyCodes(plan_.joint())) {
+      return where.Refuse(
+          "an exact_window of ", side.exact_window(),
+          " keeps numbers beside codes, and no part stores codes");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckJoint() {
+    PlanPlace where{.layer = layer_, .section = PlanPlace::kJoint};
+    if (plan_.joint_size() > kMaxPartsPerSide) {
+      return where.Refuse("want at most ", kMaxPartsPerSide, " parts, have ",
+                          plan_.joint_size());
+    }
+    for (int p = 0; p < plan_.joint_size(); ++p) {
+      where.part = p;
+      KVASIR_ASSIGN_OR_RETURN(
+          const std::vector<PlannedLatent> latents,
+          CheckJointSpace(where, plan_.joint(p), facts_, key_, value_));
+      KVASIR_RETURN_IF_ERROR(CheckPart(where, plan_.joint(p), latents));
+    }
+    return absl::OkStatus();
+  }
+
+  const int64_t layer_;
+  const LayerPlan& plan_;
+  const LayerFacts facts_;
+  const LayerFacts value_facts_;
+  Coverage key_;
+  Coverage value_;
+};
 
 // A group that shares a latent must lie inside one eviction unit.
 template <typename Groups>
@@ -122,8 +190,9 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
   for (int u = 0; u < units.size(); ++u) {
     for (uint32_t head : units.Get(u).heads()) unit_of_head[head] = u;
   }
-  for (const SidePlan* side : {&plan.key(), &plan.value()}) {
-    for (const Part& part : side->parts()) {
+  for (const auto* parts :
+       {&plan.key().parts(), &plan.value().parts(), &plan.joint()}) {
+    for (const Part& part : *parts) {
       if (Straddles(part.low_rank().groups(), unit_of_head) ||
           Straddles(part.rope_low_rank().groups(), unit_of_head)) {
         return where.Refuse("heads that share a latent must share a unit");
@@ -143,7 +212,15 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
     return where.Refuse("every_tokens must be >= 1, have 0");
   }
   const int64_t kept = int64_t{eviction.sinks()} + eviction.recent();
-  if (eviction.budget() < kept) {
+  const double ratio = eviction.budget_ratio();
+  if (ratio != 0) {
+    if (!(ratio > 0 && ratio <= 1) || eviction.budget() > 0) {
+      return where.Refuse(
+          "want a budget in slots, or a budget_ratio above 0 and at most 1, "
+          "have ",
+          eviction.budget(), " and ", ratio);
+    }
+  } else if (eviction.budget() < kept) {
     return where.Refuse("the budget of ", eviction.budget(),
                         " slots is below sinks + recent = ", kept);
   }
@@ -182,8 +259,8 @@ absl::Status CheckSelection(const PlanPlace& where, const Selection& selection,
   const Codec& codec = selection.landmark_codec();
   const bool transformed = codec.transform_case() != Codec::kNone &&
                            codec.transform_case() != Codec::TRANSFORM_NOT_SET;
-  if (codec.bits().schedule_size() > 1 || codec.has_channel_sequence() ||
-      transformed) {
+  if (codec.bits().schedule_size() > 1 || codec.bits().runs_size() > 0 ||
+      codec.has_channel_sequence() || transformed) {
     return where.Refuse(
         "landmarks are stored as a dtype or one bit width, with no transform "
         "and no range of the sequence");
@@ -193,7 +270,7 @@ absl::Status CheckSelection(const PlanPlace& where, const Selection& selection,
 
 }  // namespace
 
-absl::Status ValidatePlan(const KvPlan& plan, const CacheShape& shape) {
+absl::Status ValidatePlan(const KvPlan& plan, const AttentionShape& shape) {
   KVASIR_RETURN_IF_ERROR(CheckShape(shape));
   if (plan.schema_version() != kPlanSchemaVersion) {
     return absl::InvalidArgumentError(
@@ -213,13 +290,9 @@ absl::Status ValidatePlan(const KvPlan& plan, const CacheShape& shape) {
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& layer = plan.layers(l);
-    const bool rotates = shape.layers[static_cast<size_t>(l)].rope;
     const LayerFacts facts{shape.num_kv_heads, shape.head_dim,
-                           rotates ? shape.rotary_dim / 2 : 0, shape.qk_norm};
-    KVASIR_RETURN_IF_ERROR(CheckSide(PlanPlace{.layer = l, .side = Side::kKey},
-                                     layer.key(), facts));
-    KVASIR_RETURN_IF_ERROR(CheckSide(
-        PlanPlace{.layer = l, .side = Side::kValue}, layer.value(), facts));
+                           shape.num_pairs(l), shape.qk_norm};
+    KVASIR_RETURN_IF_ERROR(SidesChecker(l, layer, facts).Check());
     if (layer.has_eviction()) {
       KVASIR_RETURN_IF_ERROR(CheckEviction(
           PlanPlace{.layer = l, .section = "eviction"}, layer, facts));
@@ -233,4 +306,4 @@ absl::Status ValidatePlan(const KvPlan& plan, const CacheShape& shape) {
   return absl::OkStatus();
 }
 
-}  // namespace kvasir::cache
+}  // namespace kvasir::plan

@@ -9,13 +9,13 @@
 #include "plan/plan.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using kvasir::cache::CacheShape;
   using kvasir::cache::PageLayout;
-  const auto plan = kvasir::cache::ParsePlanJson(
+  using kvasir::plan::AttentionShape;
+  const auto plan = kvasir::plan::ParsePlanJson(
       absl::string_view(reinterpret_cast<const char*>(data), size), "input");
   if (!plan.ok()) return 0;
   for (int64_t rotary_dim : {0, 8, 16}) {
-    CacheShape shape;
+    AttentionShape shape;
     shape.num_kv_heads = 4;
     shape.head_dim = 16;
     shape.rotary_dim = rotary_dim;
@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       KVASIR_CHECK(layout->BytesAtLength(100, 10) > 0);
       // What has a meaning reads back the same.
       const auto back =
-          kvasir::cache::ParsePlanJson(kvasir::cache::PlanToJson(*plan), "");
+          kvasir::plan::ParsePlanJson(kvasir::plan::PlanToJson(*plan), "");
       KVASIR_CHECK(back.ok());
       KVASIR_CHECK(
           google::protobuf::util::MessageDifferencer::Equals(*plan, *back));

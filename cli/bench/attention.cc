@@ -12,12 +12,12 @@
 #include "base/status_macros.h"
 #include "bench/attention_layers.h"
 #include "bench/floors.h"
-#include "bench/plan_presets.h"
 #include "cli/bench/bench.h"
 #include "cli/bench/report.h"
 #include "cli/flags.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "plan/presets.h"
 #include "worker/program/attention_flops.h"
 
 namespace kvasir::cli {
@@ -29,7 +29,7 @@ constexpr int64_t kMostArenas = 1024;
 using bench::AttentionLayers;
 using bench::LaunchShape;
 using bench::PairedRatio;
-using bench::PlanPreset;
+using plan::PlanPreset;
 
 constexpr double kPrefillTarget = 1.1;
 constexpr int64_t kQuickFootprintBytes = int64_t{1} << 20;
@@ -52,7 +52,7 @@ struct AttentionFlags {
 
 void ApplyQuick(AttentionFlags* flags) {
   if (flags->methods.empty()) {
-    for (const PlanPreset& preset : bench::PlanPresets()) {
+    for (const PlanPreset& preset : plan::PlanPresets()) {
       flags->methods.push_back(preset.name);
     }
   }
@@ -86,10 +86,10 @@ class ShapeBench {
         report_(report) {}
 
   absl::Status Run(Progress* progress, int64_t* done) {
-    KVASIR_RETURN_IF_ERROR(Make(bench::kDensePreset, &dense_));
+    KVASIR_RETURN_IF_ERROR(Make(plan::kDensePreset, &dense_));
     for (const std::string& method : flags_.methods) {
       std::unique_ptr<AttentionLayers> own;
-      const bool is_dense = method == bench::kDensePreset;
+      const bool is_dense = method == plan::kDensePreset;
       if (!is_dense) KVASIR_RETURN_IF_ERROR(Make(method, &own));
       AttentionLayers* const layers = is_dense ? dense_.get() : own.get();
       for (const int64_t context : flags_.contexts) {
@@ -216,12 +216,9 @@ class ShapeBench {
 
   bench::LaunchCost CostOfSlot(const AttentionLayers& layers) const {
     bench::LaunchCost cost;
-    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
-      const kvasir::v1::LayerPlan& plan = layers.plan().layers(0);
-      const worker::SideFlops flops = worker::FlopsPerSlot(
-          layers.spec(), 0, side,
-          side == cache::Side::kKey ? plan.key() : plan.value(),
-          layers.layout());
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      const worker::SideFlops flops =
+          worker::FlopsPerSlot(layers.plan(), 0, side);
       cost.flops += static_cast<double>(flops.attention + flops.reconstruction);
     }
     cost.bytes = layers.bytes_per_slot();
@@ -232,7 +229,7 @@ class ShapeBench {
                       const LaunchShape& launch,
                       const bench::FloorSamples& samples) {
     KVASIR_ASSIGN_OR_RETURN(const PlanPreset preset,
-                            bench::FindPlanPreset(method));
+                            plan::FindPlanPreset(method));
     const bench::LaunchCost slot = CostOfSlot(layers);
     const auto slots = static_cast<double>(launch.slots());
     const bench::LaunchCost cost = {slot.bytes * slots, slot.flops * slots};
@@ -285,7 +282,7 @@ class ShapeBench {
         {"us_per_token", bench::Quantile(layer_seconds, 0.5) / tokens * 1e6},
         {"over_dense", over_dense.median},
         {"over_dense_spread", over_dense.spread}};
-    const bool is_dense = method == bench::kDensePreset;
+    const bool is_dense = method == plan::kDensePreset;
     AddVerdict(is_dense ? std::nullopt : std::optional(kPrefillTarget),
                over_dense.median, over_dense.undecided(), &row);
     report_->AddRow(std::move(row));
@@ -328,7 +325,7 @@ void AddSummary(BenchReport* report) {
 absl::StatusOr<BenchReport> RunAttention(AttentionFlags flags) {
   ApplyQuick(&flags);
   for (const std::string& method : flags.methods) {
-    KVASIR_RETURN_IF_ERROR(bench::FindPlanPreset(method).status());
+    KVASIR_RETURN_IF_ERROR(plan::FindPlanPreset(method).status());
   }
   base::ThreadPool pool(flags.threads > 0 ? flags.threads
                                           : base::ReadMachineLimits().cpus);
@@ -375,7 +372,7 @@ std::string Footer() {
       "  over_dense         --prefill: the whole layer's attention\n"
       "                     (projections to output), over the bf16 cache's\n"
       "Methods:\n";
-  for (const PlanPreset& preset : bench::PlanPresets()) {
+  for (const PlanPreset& preset : plan::PlanPresets()) {
     absl::StrAppend(&text, "  ", preset.name, ": ", preset.text, "\n");
   }
   return text;

@@ -82,16 +82,15 @@ absl::StatusOr<nlohmann::ordered_json> CapacityRow(const Source& asked,
                                                    const CapacityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source, Open(asked));
   KVASIR_ASSIGN_OR_RETURN(const worker::Capacity own,
-                          Measure(source.spec, source.plan, flags));
+                          Measure(source.spec, source.plan->source, flags));
   KVASIR_ASSIGN_OR_RETURN(
       const worker::Capacity dense,
       Measure(source.spec,
-              cache::FullRankPlan(source.cache_shape, kvasir::v1::BF16),
-              flags));
+              plan::FullRankPlan(source.plan->shape, kvasir::v1::BF16), flags));
   nlohmann::ordered_json row = {
       {"model", source.name},
       {"plan", asked.plan},
-      {"method", source.plan.method()},
+      {"method", source.plan->source.method()},
       {"kv_bytes_per_token", own.kv_bytes_per_token},
       {"bytes_per_sequence", own.bytes_per_sequence},
       {"pool_bytes", own.pool_bytes},

@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "bench/plan_presets.h"
 #include "cli/bench/decode.h"
 #include "cli/bench/plans.h"
 #include "cli/progress.h"
 #include "model/shapes/shape_config.h"
+#include "plan/presets.h"
 
 namespace kvasir::cli {
 namespace {
@@ -53,9 +53,9 @@ absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
                           model::SpecOfShape(shape));
   std::vector<Candidate> candidates;
-  candidates.push_back({bench::kDensePreset, flags.model, {}});
+  candidates.push_back({plan::kDensePreset, flags.model, {}});
   for (const std::string& name : flags.plans) {
-    if (name == bench::kDensePreset) continue;
+    if (name == plan::kDensePreset) continue;
     KVASIR_ASSIGN_OR_RETURN(KvPlan plan, PlanNamed(name, spec));
     candidates.push_back({name, flags.model, std::move(plan)});
   }

@@ -2,18 +2,20 @@
 
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
-#include "bench/plan_presets.h"
 #include "cli/model_source.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
+#include "plan/presets.h"
 
 namespace kvasir::cli {
 
 absl::StatusOr<kvasir::v1::KvPlan> PlanNamed(const std::string& name,
                                              const model::DecoderSpec& spec) {
-  if (!absl::EndsWith(name, ".json")) return bench::MakePresetPlan(name, spec);
+  if (!absl::EndsWith(name, ".json"))
+    return plan::MakePresetPlan(name, model::AttentionShapeOf(spec));
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          ReadTextFile(name, cache::kMaxPlanJsonBytes));
-  return cache::ParsePlanJson(text, name);
+                          ReadTextFile(name, plan::kMaxPlanJsonBytes));
+  return plan::ParsePlanJson(text, name);
 }
 
 }  // namespace kvasir::cli

@@ -9,7 +9,7 @@
 
 namespace kvasir::cli {
 
-// `name` is a file if it ends in .json, else one of bench::PlanPresets. Errors
+// `name` is a file if it ends in .json, else one of plan::PlanPresets. Errors
 // name it.
 absl::StatusOr<kvasir::v1::KvPlan> PlanNamed(const std::string& name,
                                              const model::DecoderSpec& spec);

@@ -30,11 +30,11 @@
 #include "compress/methods/low_rank.h"
 #include "compress/methods/method.h"
 #include "compress/oracle/attention_loader.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/torch_status.h"
 #include "model/checkpoint/file.h"
+#include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
 
@@ -68,10 +68,10 @@ struct Applied {
 absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
                                 const model::Checkpoint& checkpoint) {
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          model::ReadSmallFile(path, cache::kMaxPlanJsonBytes));
-  KVASIR_ASSIGN_OR_RETURN(KvPlan plan, cache::ParsePlanJson(text, path));
+                          model::ReadSmallFile(path, plan::kMaxPlanJsonBytes));
+  KVASIR_ASSIGN_OR_RETURN(KvPlan plan, plan::ParsePlanJson(text, path));
   const absl::Status valid =
-      cache::ValidatePlan(plan, compress::CacheShapeOf(checkpoint.spec()));
+      plan::ValidatePlan(plan, model::AttentionShapeOf(checkpoint.spec()));
   if (valid.ok()) return plan;
   return absl::Status(valid.code(),
                       absl::StrCat(path, " is no plan for ", checkpoint.name(),

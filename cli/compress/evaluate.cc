@@ -21,10 +21,10 @@
 #include "compress/calibrate/calibration_sample.h"
 #include "compress/calibrate/token_stream.h"
 #include "compress/evaluate/baselines.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/device.h"
 #include "model/checkpoint/checkpoint.h"
+#include "model/shapes/attention_shape.h"
 #include "model/tokenizer/tokenizer.h"
 #include "plan/plan.h"
 
@@ -68,8 +68,8 @@ absl::StatusOr<LoadedModel> LoadModel(const std::string& folder,
   std::optional<kvasir::v1::KvPlan> plan;
   if (checkpoint.kv_plan_json().has_value()) {
     KVASIR_ASSIGN_OR_RETURN(
-        plan, cache::ParsePlanJson(*checkpoint.kv_plan_json(),
-                                   absl::StrCat(folder, "/kv_plan.json")));
+        plan, plan::ParsePlanJson(*checkpoint.kv_plan_json(),
+                                  absl::StrCat(folder, "/kv_plan.json")));
   }
   KVASIR_ASSIGN_OR_RETURN(
       ReferenceDecoder decoder,

@@ -226,8 +226,8 @@ absl::Status KeepOtherLayers(const MethodFlags& flags,
   for (int l = 0; l < plan.layers_size(); ++l) {
     if (only.contains(l)) continue;
     kvasir::v1::LayerPlan whole;
-    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
-      *(side == cache::Side::kKey ? whole.mutable_key() : whole.mutable_value())
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      *(side == plan::Side::kKey ? whole.mutable_key() : whole.mutable_value())
            ->add_parts() =
           compress::FullPart(request.spec, l, side, request.value_codec);
     }

@@ -57,7 +57,7 @@ absl::Status RunPlan(const PlanFlags& flags) {
     std::printf("%s", base::Printable(report).c_str());
   }
   if (!writes) return absl::OkStatus();
-  return compress::WriteFileAtomically(flags.out, cache::PlanToJson(plan));
+  return compress::WriteFileAtomically(flags.out, plan::PlanToJson(plan));
 }
 
 }  // namespace

@@ -88,10 +88,10 @@ absl::Status OpenModels(const RecoverFlags& flags, Inputs& inputs) {
   }
   if (model.kv_plan_json().has_value()) {
     KVASIR_ASSIGN_OR_RETURN(
-        inputs.plan, cache::ParsePlanJson(*model.kv_plan_json(),
-                                          (std::filesystem::path(flags.model) /
-                                           compress::kPlanFile)
-                                              .string()));
+        inputs.plan, plan::ParsePlanJson(*model.kv_plan_json(),
+                                         (std::filesystem::path(flags.model) /
+                                          compress::kPlanFile)
+                                             .string()));
   }
   KVASIR_RETURN_IF_ERROR(compress::CheckTeacher(model.spec(), teacher.spec()));
   inputs.model.emplace(std::move(model));

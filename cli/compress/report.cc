@@ -1,14 +1,17 @@
 #include "cli/compress/report.h"
 
-#include <algorithm>
+#include <cstdint>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "cache/layout.h"
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "cli/units.h"
-#include "compress/oracle/cache_shape.h"
+#include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::cli {
 namespace {
@@ -21,78 +24,91 @@ constexpr int64_t kPageTokens = 64;
 constexpr int64_t kRangeBytes = 8;   // minimum and scale, float32
 constexpr int64_t kFactorBytes = 2;  // a number of a basis, as stored
 
-// Channels of 0 bits are not there.
-int64_t StoredNumbers(const cache::PartLayout& part,
-                      const cache::GroupLayout& group) {
-  if (part.bits.empty()) return group.width;
-  const int64_t stored = std::count_if(part.bits.begin(), part.bits.end(),
-                                       [](int64_t bits) { return bits > 0; });
-  return group.width * stored / static_cast<int64_t>(part.bits.size());
-}
-
-void CountPart(const kvasir::v1::Part& part, const cache::PartLayout& layout,
+struct PlanBytes {
+  double per_token = 0;         // padding included
+  double payload = 0;           // without it
+  double parameters = 0;        // of the payload: scales and minima
+  int64_t per_sequence = 0;     // side pages
+  int64_t static_ranges = 0;    // once for the model: CHANNEL_STATIC
+  int64_t static_bases = 0;     // once for the model: BASIS_STATIC, float16
+  double kept_numbers = 0;      // share of the dense cache's
+};
+void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
                int64_t dense_width, PlanBytes& bytes) {
   for (const cache::GroupLayout& group : layout.groups) {
     if (group.params.num_slots > 0) {
       bytes.parameters += static_cast<double>(group.params.slot_stride_bytes);
     }
-    if (part.codec().has_channel_static()) {
-      bytes.static_ranges += kRangeBytes * StoredNumbers(layout, group);
-    }
   }
-  if (part.has_full() && part.codec().has_basis_static()) {
-    const int64_t rows = dense_width + (part.mean() ? 1 : 0);
+  // Channels of 0 bits are not there.
+  if (part.range == plan::RangeKind::kChannel) {
+    bytes.static_ranges += kRangeBytes * part.channels();
+  }
+  if (part.space == plan::Space::kFull &&
+      part.transform == plan::Transform::kBasisStatic) {
+    const int64_t rows = dense_width + (part.mean ? 1 : 0);
     bytes.static_bases += kFactorBytes * rows * dense_width;
   }
 }
 
-}  // namespace
+// A plan as it would lie in pages.
+struct LaidOut {
+  plan::ResolvedPlan plan;
+  cache::PageLayout layout;
+};
 
-absl::StatusOr<cache::PageLayout> LayoutOfPlan(const KvPlan& plan,
-                                               const model::DecoderSpec& spec) {
-  return cache::PageLayout::Create(plan, compress::CacheShapeOf(spec),
-                                   {.page_tokens = kPageTokens});
+absl::StatusOr<LaidOut> LayOut(const KvPlan& plan,
+                               const model::DecoderSpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(
+      plan::ResolvedPlan resolved,
+      plan::ResolvePlan(plan, model::AttentionShapeOf(spec)));
+  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
+                          cache::PageLayout::Create(resolved, kPageTokens));
+  return LaidOut{std::move(resolved), std::move(layout)};
 }
 
-absl::StatusOr<double> BytesPerToken(const KvPlan& plan,
-                                     const model::DecoderSpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          LayoutOfPlan(plan, spec));
-  return layout.marginal_bytes_per_token();
-}
-
-PlanBytes CountPlan(const KvPlan& plan, const model::DecoderSpec& spec,
-                    const cache::PageLayout& layout) {
+PlanBytes CountPlan(const LaidOut& of) {
+  const cache::PageLayout& layout = of.layout;
   PlanBytes bytes;
   bytes.per_token = layout.marginal_bytes_per_token();
   bytes.payload = layout.marginal_payload_bytes_per_token();
   bytes.per_sequence = layout.fixed_bytes_per_sequence();
-  const int64_t dense_width = spec.num_kv_heads * spec.head_dim;
+  const int64_t dense_width =
+      of.plan.shape.num_kv_heads * of.plan.shape.head_dim;
   int64_t numbers = 0;
-  for (int l = 0; l < plan.layers_size(); ++l) {
-    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
-      const auto& parts = side == cache::Side::kKey
-                              ? plan.layers(l).key().parts()
-                              : plan.layers(l).value().parts();
-      for (const cache::PartLayout& part : layout.layer(l).side(side).parts) {
-        CountPart(parts.Get(part.part_index), part, dense_width, bytes);
-        for (const cache::GroupLayout& group : part.groups) {
-          numbers += StoredNumbers(part, group);
+  for (int64_t l = 0; l < of.plan.num_layers(); ++l) {
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      const auto& parts = of.plan.attention_of(l).side(side).parts;
+      for (const cache::PartLayout& laid_out :
+           layout.layer(l).side(side).parts) {
+        const plan::ResolvedPart& part =
+            parts[static_cast<size_t>(laid_out.part_index)];
+        CountPart(part, laid_out, dense_width, bytes);
+        for (const plan::ResolvedLatent& latent : part.latents) {
+          numbers += latent.stored_channels();
         }
       }
     }
   }
-  bytes.kept_numbers = static_cast<double>(numbers) /
-                       static_cast<double>(2 * dense_width * spec.num_layers());
+  bytes.kept_numbers =
+      static_cast<double>(numbers) /
+      static_cast<double>(2 * dense_width * of.plan.num_layers());
   return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<double> BytesPerToken(const KvPlan& plan,
+                                     const model::DecoderSpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const LaidOut of, LayOut(plan, spec));
+  return of.layout.marginal_bytes_per_token();
 }
 
 absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
                                            const model::Checkpoint& base) {
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          LayoutOfPlan(plan, base.spec()));
-  const PlanBytes bytes = CountPlan(plan, base.spec(), layout);
-  const DenseBytes dense = DenseBytesPerToken(layout, OwnCacheType(base));
+  KVASIR_ASSIGN_OR_RETURN(const LaidOut of, LayOut(plan, base.spec()));
+  const PlanBytes bytes = CountPlan(of);
+  const DenseBytes dense = DenseBytesPerToken(of.layout, OwnCacheType(base));
   std::string text = absl::StrFormat(
       "plan                  %s%s%s\n"
       "kept numbers          %.1f %%\n"
@@ -115,7 +131,7 @@ absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
   absl::StrAppend(&text,
                   "\nlayer side   method                     rank  bits        "
                   "     bytes/token\n");
-  for (const LayerSideSummary& side : SummarizePlan(plan, layout)) {
+  for (const LayerSideSummary& side : SummarizePlan(of.plan, of.layout)) {
     absl::StrAppendFormat(&text, "%5d %-6s %-25s %5d  %-16s %11.1f\n",
                           side.layer, side.side, side.method, side.rank,
                           side.bits, side.bytes_per_token);
@@ -125,12 +141,11 @@ absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
 
 absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
     const KvPlan& plan, const model::Checkpoint& base) {
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                          LayoutOfPlan(plan, base.spec()));
-  const PlanBytes bytes = CountPlan(plan, base.spec(), layout);
-  const DenseBytes dense = DenseBytesPerToken(layout, OwnCacheType(base));
+  KVASIR_ASSIGN_OR_RETURN(const LaidOut of, LayOut(plan, base.spec()));
+  const PlanBytes bytes = CountPlan(of);
+  const DenseBytes dense = DenseBytesPerToken(of.layout, OwnCacheType(base));
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (const LayerSideSummary& side : SummarizePlan(plan, layout)) {
+  for (const LayerSideSummary& side : SummarizePlan(of.plan, of.layout)) {
     layers.push_back({{"layer", side.layer},
                       {"side", side.side},
                       {"method", side.method},
@@ -148,12 +163,12 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
       {"kv_fixed_bytes_per_sequence", bytes.per_sequence},
       {"static_range_bytes", bytes.static_ranges},
       {"static_basis_bytes", bytes.static_bases},
-      {"dense_type", cache::DataTypeName(dense.type)},
+      {"dense_type", plan::DataTypeName(dense.type)},
       {"dense_bytes_per_token", dense.own},
       {"dense_bf16_bytes_per_token", dense.bf16},
       {"kv_compression_ratio",
        static_cast<double>(dense.own) / bytes.per_token},
-      {"kv_compression_ratio_bf16", layout.compression_ratio()},
+      {"kv_compression_ratio_bf16", of.layout.compression_ratio()},
       {"layers", layers}};
 }
 

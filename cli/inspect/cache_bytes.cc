@@ -23,9 +23,9 @@ PageParts PartsOf(const cache::PageLayout& layout,
   PageParts parts;
   for (const int64_t index : group.layers) {
     const cache::LayerLayout& layer = layout.layer(index);
-    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
       int64_t& codes =
-          side == cache::Side::kKey ? parts.key_codes : parts.value_codes;
+          side == plan::Side::kKey ? parts.key_codes : parts.value_codes;
       for (const cache::PartLayout& part : layer.side(side).parts) {
         for (const cache::GroupLayout& latent : part.groups) {
           codes += SlotBytes(latent.codes);

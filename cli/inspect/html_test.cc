@@ -91,9 +91,11 @@ TEST(InspectHtmlTest, NamesStayInsideOfTheirElements) {
   const std::string evil = "</script><!--<script>{{data}}</title></pre>\xff";
   source.name = evil;
   source.spec.model_type = evil;
-  source.plan.set_method(evil);
-  source.plan.set_base_model(evil);
-  source.plan.mutable_provenance()->set_options(evil);
+  kvasir::v1::KvPlan plan = source.plan->source;
+  plan.set_method(evil);
+  plan.set_base_model(evil);
+  plan.mutable_provenance()->set_options(evil);
+  KVASIR_ASSERT_OK(source.SetPlan(plan));
   Evaluation evaluation = SomeEvaluation(evil);
   evaluation.teacher.model = evil;
   evaluation.text = evil;

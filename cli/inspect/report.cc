@@ -112,11 +112,11 @@ ordered_json ToJson(const ReportSide& side) {
 }
 
 // Of what the whole model lifts on one rank.
-void TellPromptLifts(const std::vector<worker::AttentionProgram>& programs,
-                     InspectReport* report) {
+void TellPromptLifts(const worker::ServedPlan& plan, InspectReport* report) {
   std::vector<int64_t> lifted_from[2];  // keys, values; by layer
   bool lifts = false;
-  for (const worker::AttentionProgram& program : programs) {
+  for (int64_t layer = 0; layer < plan.resolved->num_layers(); ++layer) {
+    const worker::AttentionProgram& program = plan.program(layer);
     lifts = lifts || worker::LiftsPrompts(program);
     int64_t key = 0;
     for (const worker::KeyProgram& part : program.key) {
@@ -130,7 +130,7 @@ void TellPromptLifts(const std::vector<worker::AttentionProgram>& programs,
                                  : 0);
   }
   for (ReportSide& side : report->sides) {
-    const bool key = side.summary.side == cache::SideName(cache::Side::kKey);
+    const bool key = side.summary.side == plan::SideName(plan::Side::kKey);
     side.lifted_from_tokens =
         lifted_from[key ? 0 : 1][static_cast<size_t>(side.summary.layer)];
   }
@@ -246,8 +246,7 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(source.plan, source.cache_shape,
-                                {.page_tokens = options.page_tokens}));
+      cache::PageLayout::Create(*source.plan, options.page_tokens));
   const model::DecoderSpec& spec = source.spec;
   InspectReport report;
   report.name = source.name;
@@ -257,15 +256,13 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.num_kv_heads = spec.num_kv_heads;
   report.head_dim = spec.head_dim;
   report.max_positions = spec.max_position_embeddings;
-  report.method = source.plan.method();
-  report.base_model = source.plan.base_model();
-  report.target = source.plan.target();
-  report.provenance = source.plan.provenance();
+  report.method = source.plan->source.method();
+  report.base_model = source.plan->source.base_model();
+  report.target = source.plan->source.target();
+  report.provenance = source.plan->source.provenance();
   report.weights_fit = source.weights_fit;
   const auto served =
-      worker::ServedAttention(spec, source.plan,
-                              {.heads = worker::AllHeads(spec),
-                               .lift_prompts = !options.deterministic});
+      worker::ServePlan(source.plan, {.lift_prompts = !options.deterministic});
   if (!served.ok() && !absl::IsUnimplemented(served.status())) {
     return served.status();
   }
@@ -281,19 +278,17 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.dense = DenseBytesPerToken(layout, OwnCacheType(source));
   report.weights = WeightBytes(source);
   report.dense_weights =
-      DenseWeights(spec, cache::DataTypeBytes(report.dense.type));
+      DenseWeights(spec, plan::DataTypeBytes(report.dense.type));
 
-  for (LayerSideSummary& summary : SummarizePlan(source.plan, layout)) {
-    const auto layer = static_cast<int>(summary.layer);
-    const bool key = summary.side == cache::SideName(cache::Side::kKey);
-    const cache::Side side = key ? cache::Side::kKey : cache::Side::kValue;
-    const kvasir::v1::LayerPlan& plan = source.plan.layers(layer);
-    const worker::SideFlops flops = worker::FlopsPerSlot(
-        spec, layer, side, key ? plan.key() : plan.value(), layout);
+  for (LayerSideSummary& summary : SummarizePlan(*source.plan, layout)) {
+    const bool key = summary.side == plan::SideName(plan::Side::kKey);
+    const plan::Side side = key ? plan::Side::kKey : plan::Side::kValue;
+    const worker::SideFlops flops =
+        worker::FlopsPerSlot(*source.plan, summary.layer, side);
     report.sides.push_back({std::move(summary), flops});
   }
-  if (served.ok()) TellPromptLifts(*served, &report);
-  report.dense_side_flops = worker::DenseFlopsPerSlot(spec);
+  if (served.ok()) TellPromptLifts(**served, &report);
+  report.dense_side_flops = worker::DenseFlopsPerSlot(source.plan->shape);
   const int64_t most =
       std::min(report.max_positions, cache::kMaxSequenceTokens);
   for (const int64_t length :
@@ -344,8 +339,8 @@ ordered_json ReportToJson(const InspectReport& report) {
       {"attention_weight_bytes", report.weights.attention_bytes},
       {"dense_weight_bytes", report.dense_weights.bytes},
       {"dense_bf16_weight_bytes", report.dense_weights.bytes /
-                                      cache::DataTypeBytes(report.dense.type) *
-                                      cache::DataTypeBytes(kvasir::v1::BF16)},
+                                      plan::DataTypeBytes(report.dense.type) *
+                                      plan::DataTypeBytes(kvasir::v1::BF16)},
       {"weights_fit", report.weights_fit},
       {"served", report.not_served.empty()},
       {"not_served", report.not_served},
@@ -357,7 +352,7 @@ ordered_json ReportToJson(const InspectReport& report) {
       {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
       {"kv_fixed_payload_bytes_per_sequence",
        report.fixed_payload_bytes_per_sequence},
-      {"dense_type", cache::DataTypeName(report.dense.type)},
+      {"dense_type", plan::DataTypeName(report.dense.type)},
       {"dense_bytes_per_token", report.dense.own},
       {"dense_bf16_bytes_per_token", report.dense.bf16},
       {"kv_compression_ratio",

@@ -21,9 +21,7 @@ const ReportOptions kOptions = {
     .page_tokens = 16, .max_batched_tokens = 32, .lengths = {1, 100, 512}};
 
 cache::PageLayout LayoutOf(const ModelSource& source) {
-  return cache::PageLayout::Create(source.plan, source.cache_shape,
-                                   {.page_tokens = kOptions.page_tokens})
-      .value();
+  return cache::PageLayout::Create(*source.plan, kOptions.page_tokens).value();
 }
 
 InspectReport ReportOf(const ModelSource& source) {
@@ -45,7 +43,8 @@ ModelSource WithEverything() {
 TEST(InspectReportTest, ComponentsAddUpToTheLayoutsBytes) {
   ModelSource windowed = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                     LowRankPart("fold", "NO_ROPE"));
-  windowed.cache_shape.layers[1].sliding_window = 40;
+  windowed.spec.layers[1].sliding_window = 40;
+  KVASIR_ASSERT_OK(windowed.SetPlan(windowed.plan->source));
   const ModelSource sources[] = {SourceWith(kFullKey, kFullValue),
                                  WithEverything(), std::move(windowed)};
   for (const ModelSource& source : sources) {
@@ -161,8 +160,11 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
     const ModelSource with = SourceWith(
         R"({"full":{},"stored":")" + stored + R"(","codec":{"dtype":"F16"}})",
         kFullValue);
-    return worker::FlopsPerSlot(source.spec, layer, cache::Side::kKey,
-                                with.plan.layers(0).key(), LayoutOf(with));
+    kvasir::v1::KvPlan plan = with.plan->source;
+    plan.mutable_layers(1)->mutable_key()->mutable_parts(0)->set_stored(
+        kvasir::v1::NO_ROPE);
+    EXPECT_THAT(source.SetPlan(plan), base::IsOk());
+    return worker::FlopsPerSlot(*source.plan, layer, plan::Side::kKey);
   };
   EXPECT_EQ(flops(0, "PRE_ROPE").reconstruction, 3 * 32);
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
@@ -191,8 +193,8 @@ TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
     }
     ASSERT_EQ(json["layers"].size(), 4u);
     for (int row = 0; row < 4; ++row) {
-      const cache::Side side =
-          row % 2 == 0 ? cache::Side::kKey : cache::Side::kValue;
+      const plan::Side side =
+          row % 2 == 0 ? plan::Side::kKey : plan::Side::kValue;
       EXPECT_EQ(json["layers"][row]["bytes_per_token"],
                 layout.PayloadBytesPerToken(row / 2, side));
     }
@@ -245,16 +247,13 @@ TEST(InspectReportTest, SaysWhatTheKernelsDoNotServe) {
   EXPECT_EQ(ReportOf(source).not_served, "");
   source.shape->head_dim = 264;
   source.spec = model::SpecOfShape(*source.shape).value();
-  source.cache_shape = worker::CacheShapeOf(source.spec);
+  KVASIR_ASSERT_OK(source.SetPlan(source.plan->source));
   const InspectReport report = ReportOf(source);
   EXPECT_EQ(report.not_served,
             "layer 0 key part 0: numbers of a key that is rebuilt: this build "
             "serves at most 256, have 264");
   EXPECT_EQ(report.not_served,
-            worker::ServedAttention(source.spec, source.plan,
-                                    {.heads = worker::AllHeads(source.spec)})
-                .status()
-                .message());
+            worker::ServePlan(source.plan, {}).status().message());
   EXPECT_EQ(ReportToJson(report)["served"], false);
   EXPECT_EQ(report.invariance, "");
 }
@@ -340,12 +339,12 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   auto spec = model::SpecOfShape(*shape);
   KVASIR_ASSERT_OK(spec);
   kvasir::v1::KvPlan plan =
-      cache::FullRankPlan(worker::CacheShapeOf(*spec), kvasir::v1::BF16);
+      plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16);
   auto* selection = plan.mutable_layers(3)->mutable_selection();
   selection->set_chunk_slots(8);
   selection->set_budget(64);
   selection->mutable_landmark_codec()->set_dtype(kvasir::v1::BF16);
-  std::ofstream(path) << cache::PlanToJson(plan);
+  std::ofstream(path) << plan::PlanToJson(plan);
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -364,7 +363,7 @@ TEST(OpenModelSourceTest, AnExactWindowEndsAtTheModelsLength) {
   const auto window_of = [&](uint32_t window) -> uint32_t {
     auto spec = model::SpecOfShape(*model::FindShape("kvasir-tiny"));
     kvasir::v1::KvPlan plan =
-        cache::FullRankPlan(worker::CacheShapeOf(*spec), kvasir::v1::BF16);
+        plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16);
     auto* const value = plan.mutable_layers(3)->mutable_value();
     auto* const codec = value->mutable_parts(0)->mutable_codec();
     codec->mutable_bits()->add_schedule(4);

@@ -27,7 +27,6 @@ inline ModelSource SmallSource() {
                                    .max_position = 512};
   source.name = "small";
   source.spec = model::SpecOfShape(*source.shape).value();
-  source.cache_shape = worker::CacheShapeOf(source.spec);
   return source;
 }
 
@@ -38,14 +37,14 @@ inline ModelSource SourceWith(const std::string& key, const std::string& value,
   const std::string layer =
       absl::StrCat(R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)",
                    value, "]}", rest, "}");
-  auto plan = cache::ParsePlanJson(
+  auto plan = plan::ParsePlanJson(
       absl::StrCat(R"({"schema_version":1,"method":"test","layers":[)", layer,
                    ",", layer, "]}"),
       "plan");
   EXPECT_THAT(plan, base::IsOk());
-  if (plan.ok()) source.plan = *std::move(plan);
-  EXPECT_THAT(cache::ValidatePlan(source.plan, source.cache_shape),
-              base::IsOk());
+  if (plan.ok()) {
+    EXPECT_THAT(source.SetPlan(*plan), base::IsOk());
+  }
   return source;
 }
 

@@ -68,7 +68,7 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
           static_cast<double>(model.rank().kv_fixed_bytes_per_sequence()),
       .kv_compression_ratio = model.kv_compression_ratio()};
   for (const LayerSideSummary& side :
-       SummarizePlan(model.source().plan, model.layout())) {
+       SummarizePlan(*model.source().plan, model.layout())) {
     constants.layers.push_back(
         {side.layer, side.side, side.method, side.rank, side.bits});
   }

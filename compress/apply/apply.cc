@@ -10,13 +10,15 @@
 #include "compress/apply/apply_part.h"
 #include "compress/methods/method.h"
 #include "compress/runtime/torch_status.h"
+#include "model/shapes/attention_shape.h"
+#include "plan/artifact_tensors.h"
 
 namespace kvasir::compress {
 namespace {
 
-using cache::Side;
 using kvasir::v1::Part;
 using kvasir::v1::SidePlan;
+using plan::Side;
 
 // A projection of the request, and what it must look like.
 struct WantedTensor {
@@ -85,13 +87,13 @@ absl::StatusOr<AppliedPart> ApplyPart(const PartInput& input) {
 
 // All parts of a side; their tensors go to `tensors` under their full names.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
-    const ApplyRequest& request, const std::vector<model::PartTensors>& shapes,
+    const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, TensorMap& tensors) {
   const SidePlan& plan =
       side == Side::kKey ? request.plan->key() : request.plan->value();
   std::vector<AppliedPart> parts;
   for (int p = 0; p < plan.parts_size(); ++p) {
-    const model::PartTensors& shape = shapes[static_cast<size_t>(p)];
+    const plan::ResolvedPart& shape = shapes[static_cast<size_t>(p)];
     KVASIR_ASSIGN_OR_RETURN(
         AppliedPart part,
         ApplyPart({&request, side, p, &plan.parts(p), &shape, moments}));
@@ -104,10 +106,10 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
   return parts;
 }
 
-bool AnyFolds(const std::vector<model::PartTensors>& shapes) {
+bool AnyFolds(const std::vector<plan::ResolvedPart>& shapes) {
   return std::any_of(
       shapes.begin(), shapes.end(),
-      [](const model::PartTensors& shape) { return shape.folded; });
+      [](const plan::ResolvedPart& shape) { return shape.folded; });
 }
 
 // The KV head that query head `head` attends with.
@@ -193,6 +195,28 @@ void AddOutputs(const ApplyRequest& request,
   }
 }
 
+// UNIMPLEMENTED for what no weights are made of.
+absl::StatusOr<plan::ResolvedAttention> ResolveForWeights(
+    const kvasir::v1::LayerPlan& plan, const model::DecoderSpec& spec,
+    int64_t layer) {
+  const plan::AttentionShape shape = model::AttentionShapeOf(spec);
+  KVASIR_ASSIGN_OR_RETURN(plan::ResolvedAttention attention,
+                          plan::ResolveAttention(plan, shape, layer));
+  KVASIR_RETURN_IF_ERROR(plan::TensorsOf(attention, shape, layer).status());
+  for (const auto* parts : {&attention.key.parts, &attention.value.parts}) {
+    for (const plan::ResolvedPart& part : *parts) {
+      if (!part.explicit_runs && part.range != plan::RangeKind::kTokenNorm) {
+        continue;
+      }
+      return absl::UnimplementedError(absl::StrCat(
+          "layer ", layer, ": ", part.prefix, ": no weights are made for ",
+          part.explicit_runs ? "bits by runs of channels"
+                             : "ranges of a token's norm"));
+    }
+  }
+  return attention;
+}
+
 absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
   KVASIR_RETURN_IF_ERROR(CheckWeights(request));
   std::optional<InputMoments> moments;
@@ -202,17 +226,17 @@ absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
   }
   InputMoments* shared = moments.has_value() ? &*moments : nullptr;
   KVASIR_ASSIGN_OR_RETURN(
-      const model::AttentionTensors shapes,
-      model::DescribeAttention(*request.spec, request.layer, *request.plan));
+      const plan::ResolvedAttention shapes,
+      ResolveForWeights(*request.plan, *request.spec, request.layer));
   TensorMap tensors;
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<AppliedPart> keys,
-      ApplySide(request, shapes.key, Side::kKey, shared, tensors));
+      ApplySide(request, shapes.key.parts, Side::kKey, shared, tensors));
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<AppliedPart> values,
-      ApplySide(request, shapes.value, Side::kValue, shared, tensors));
-  AddQueries(request, keys, AnyFolds(shapes.key), tensors);
-  AddOutputs(request, values, AnyFolds(shapes.value), tensors);
+      ApplySide(request, shapes.value.parts, Side::kValue, shared, tensors));
+  AddQueries(request, keys, AnyFolds(shapes.key.parts), tensors);
+  AddOutputs(request, values, AnyFolds(shapes.value.parts), tensors);
   return tensors;
 }
 

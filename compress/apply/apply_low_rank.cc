@@ -78,7 +78,7 @@ class Collector {
                              ? group.down_bias
                              : at::zeros({group.down.size(0)}, at::kDouble));
     if (!input_.shape->folded) {
-      applied_.tensors[model::LiftName(num_groups_)] =
+      applied_.tensors[plan::LiftName(num_groups_)] =
           group.up.to(at::kFloat).contiguous();
     }
     const auto per_head = static_cast<int64_t>(dims_.size());
@@ -100,7 +100,7 @@ class Collector {
     if (input_.part->latent_bias()) {
       applied_.tensors["down.bias"] = at::cat(down_bias_, 0).to(at::kFloat);
     }
-    if (input_.side == cache::Side::kValue) {
+    if (input_.side == plan::Side::kValue) {
       if (any_up_bias_) applied_.constant = up_bias_.flatten();
     } else if (input_.shape->rebuilt &&
                (input_.bias().defined() || input_.part->mean())) {

@@ -9,17 +9,17 @@ namespace kvasir::compress {
 using kvasir::v1::Codec;
 
 const at::Tensor& PartInput::weight() const {
-  return side == cache::Side::kKey ? request->weights.key
-                                   : request->weights.value;
+  return side == plan::Side::kKey ? request->weights.key
+                                  : request->weights.value;
 }
 
 const at::Tensor& PartInput::bias() const {
-  return side == cache::Side::kKey ? request->weights.key_bias
-                                   : request->weights.value_bias;
+  return side == plan::Side::kKey ? request->weights.key_bias
+                                  : request->weights.value_bias;
 }
 
 std::string PartInput::Place() const {
-  return absl::StrCat("layer ", request->layer, " ", cache::SideName(side),
+  return absl::StrCat("layer ", request->layer, " ", plan::SideName(side),
                       " part ", part_index, ": ");
 }
 

@@ -14,15 +14,16 @@
 #include "compress/oracle/tensor_map.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "plan/plan.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::compress {
 
 struct PartInput {
   const ApplyRequest* request = nullptr;
-  cache::Side side = cache::Side::kKey;
+  plan::Side side = plan::Side::kKey;
   int part_index = 0;
   const kvasir::v1::Part* part = nullptr;
-  const model::PartTensors* shape = nullptr;  // what it must come to
+  const plan::ResolvedPart* shape = nullptr;  // what it must come to
   InputMoments* moments = nullptr;            // null without a calibration
 
   const model::DecoderSpec& spec() const { return *request->spec; }

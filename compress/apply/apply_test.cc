@@ -96,7 +96,7 @@ Part RopeLowRankPart(int64_t num_heads, int64_t group_heads,
 
 KvPlan OneLayer(const std::vector<Part>& keys, const Part& value) {
   KvPlan plan;
-  plan.set_schema_version(cache::kPlanSchemaVersion);
+  plan.set_schema_version(plan::kPlanSchemaVersion);
   auto* layer = plan.add_layers();
   for (const Part& part : keys) *layer->mutable_key()->add_parts() = part;
   *layer->mutable_value()->add_parts() = value;
@@ -112,7 +112,7 @@ class Applied {
   Applied(const TinyLayers& tiny, const KvPlan& plan,
           Decomposition decomposition = Decomposition::kWhitened) {
     const model::DecoderSpec& spec = tiny.spec;
-    KVASIR_EXPECT_OK(cache::ValidatePlan(
+    KVASIR_EXPECT_OK(plan::ValidatePlan(
         plan, {.num_kv_heads = spec.num_kv_heads,
                .head_dim = spec.head_dim,
                .rotary_dim = spec.rope.rotary_dim,
@@ -133,12 +133,15 @@ class Applied {
  private:
   void ExpectTensorsOfTheArtifact(const model::DecoderSpec& spec,
                                   const KvPlan& plan) {
-    auto want = model::DescribeAttention(spec, 0, plan.layers(0));
+    const plan::AttentionShape shape = model::AttentionShapeOf(spec);
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const plan::ResolvedAttention attention,
+        plan::ResolveAttention(plan.layers(0), shape, 0));
+    auto want = plan::TensorsOf(attention, shape, 0);
     KVASIR_ASSERT_OK(want);
     std::set<std::string> names;
     for (const model::RequiredTensor& tensor : want->tensors) {
-      const std::string name =
-          tensor.name.substr(std::string("model.layers.0.").size());
+      const std::string& name = tensor.name;
       names.insert(name);
       ASSERT_TRUE(tensors_.count(name)) << name;
       EXPECT_EQ(tensors_.at(name).sizes().vec(), tensor.shape) << name;
@@ -314,8 +317,9 @@ TEST_P(ApplyTest, WhatASequencesBasisIsFoundInIsWhole) {
   const KvPlan codes = OneLayer({keys}, WholeValues());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto want,
-      model::DescribeAttention(tiny_.spec, 0, codes.layers(0)));
-  EXPECT_EQ(want.key[0].latents[0].channels, 8);
+      plan::ResolveAttention(codes.layers(0),
+                             model::AttentionShapeOf(tiny_.spec), 0));
+  EXPECT_EQ(want.key.parts[0].latents[0].channels, 8);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const TensorMap plain,
       ApplyLayerPlan(TinyApplyRequest(tiny_, numbers, 0)));

@@ -15,10 +15,10 @@
 #include "base/status_macros.h"
 #include "compress/artifact/checkpoint_folder.h"
 #include "compress/artifact/new_file.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/torch_status.h"
 #include "model/checkpoint/family_tensors.h"
+#include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
 
@@ -342,7 +342,9 @@ absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,
     const std::function<bool(const ArtifactProgress&)>& on_progress) {
-  KVASIR_RETURN_IF_ERROR(cache::ValidatePlan(plan, CacheShapeOf(base.spec())));
+  KVASIR_ASSIGN_OR_RETURN(
+      const plan::ResolvedPlan resolved,
+      plan::ResolvePlan(plan, model::AttentionShapeOf(base.spec())));
   KVASIR_RETURN_IF_ERROR(CheckArtifactOutput(base, options));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<NewFolder> partial,
                           NewFolder::Create(options.out, options.overwrite,
@@ -357,11 +359,11 @@ absl::Status WriteArtifact(
     return WriteWeights(base, plan, options, folder, source, on_progress);
   }));
   KVASIR_RETURN_IF_ERROR(
-      WriteFileAtomically(folder / kPlanFile, cache::PlanToJson(plan)));
+      WriteFileAtomically(folder / kPlanFile, plan::PlanToJson(plan)));
   const absl::StatusOr<model::Checkpoint> written =
       model::Checkpoint::Open(folder.string());
   const absl::Status sound =
-      written.ok() ? written->CheckTensors(plan) : written.status();
+      written.ok() ? written->CheckTensors(resolved) : written.status();
   if (!sound.ok()) {
     return absl::InternalError(absl::StrCat(
         "what was written is no checkpoint of its plan: ", sound.message()));

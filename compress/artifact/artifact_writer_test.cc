@@ -8,9 +8,9 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -44,7 +44,8 @@ class ArtifactWriterTest : public FolderTest {
     auto base = model::Checkpoint::Open(options.out.string());
     KVASIR_ASSERT_OK(base.status());
     base_ = std::make_unique<model::Checkpoint>(*std::move(base));
-    plan_ = cache::FullRankPlan(CacheShapeOf(base_->spec()), kvasir::v1::BF16);
+    plan_ = plan::FullRankPlan(model::AttentionShapeOf(base_->spec()),
+                               kvasir::v1::BF16);
     options_.out = folder_ / "out";
   }
 
@@ -125,7 +126,8 @@ TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
     auto base = model::Checkpoint::Open(options.out.string());
     KVASIR_ASSERT_OK(base.status());
     base_ = std::make_unique<model::Checkpoint>(*std::move(base));
-    plan_ = cache::FullRankPlan(CacheShapeOf(base_->spec()), kvasir::v1::BF16);
+    plan_ = plan::FullRankPlan(model::AttentionShapeOf(base_->spec()),
+                               kvasir::v1::BF16);
     options_.overwrite = true;
     KVASIR_ASSERT_OK(Write());
     ExpectEqualToBase(options_.out);
@@ -145,7 +147,7 @@ TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
   ExpectEqualToBase(options_.out);
-  EXPECT_EQ(ReadFile(options_.out / "kv_plan.json"), cache::PlanToJson(plan_));
+  EXPECT_EQ(ReadFile(options_.out / "kv_plan.json"), plan::PlanToJson(plan_));
   EXPECT_EQ(ReadFile(options_.out / "config.json"),
             ReadFile(folder_ / "base" / "config.json"));
   EXPECT_EQ(ReadFile(options_.out / "tokenizer.json"), "{}");

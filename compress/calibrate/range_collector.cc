@@ -48,9 +48,9 @@ class LatentObserver : public LayerObserver {
  public:
   explicit LatentObserver(const LayerProgram& program) : program_(program) {}
 
-  void OnLatent(int64_t, cache::Side side, int index,
+  void OnLatent(int64_t, plan::Side side, int index,
                 const at::Tensor& latent) override {
-    const ProgramPart& part = side == cache::Side::kKey
+    const ProgramPart& part = side == plan::Side::kKey
                                   ? program_.key[static_cast<size_t>(index)]
                                   : program_.value;
     if (!part.latents[0].codec.channel_static) return;

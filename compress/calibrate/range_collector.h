@@ -33,7 +33,7 @@ class RangeCollector {
   // Whether a plan has such codes at all.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // All outlive the collector. The plan was accepted by cache::ValidatePlan.
+  // All outlive the collector. The plan was accepted by plan::ValidatePlan.
   static absl::StatusOr<RangeCollector> Create(const model::Checkpoint& base,
                                                const kvasir::v1::KvPlan& plan,
                                                const CalibrationSample& sample,

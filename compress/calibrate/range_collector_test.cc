@@ -13,10 +13,10 @@
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/reference_decoder.h"
 #include "compress/oracle/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -52,11 +52,11 @@ struct Range {
 // The least and greatest number of every channel, number by number.
 class PlainRanges : public LayerObserver {
  public:
-  const Range& Of(int64_t layer, cache::Side side) const {
+  const Range& Of(int64_t layer, plan::Side side) const {
     return ranges_[Index(layer, side)];
   }
 
-  void OnLatent(int64_t layer, cache::Side side, int,
+  void OnLatent(int64_t layer, plan::Side side, int,
                 const at::Tensor& latent) override {
     const at::Tensor rows = latent.flatten(0, -2).contiguous();
     const int64_t width = rows.size(1);
@@ -64,7 +64,7 @@ class PlainRanges : public LayerObserver {
     const double infinity = std::numeric_limits<double>::infinity();
     range.low.resize(static_cast<size_t>(width), infinity);
     range.high.resize(static_cast<size_t>(width), -infinity);
-    const bool rotated = layer == 1 && side == cache::Side::kValue;
+    const bool rotated = layer == 1 && side == plan::Side::kValue;
     for (int64_t r = 0; r < rows.size(0); ++r) {
       const float* row = rows.data_ptr<float>() + r * width;
       std::vector<double> numbers(row, row + width);
@@ -77,8 +77,8 @@ class PlainRanges : public LayerObserver {
   }
 
  private:
-  static size_t Index(int64_t layer, cache::Side side) {
-    return static_cast<size_t>(2 * layer + (side == cache::Side::kKey ? 0 : 1));
+  static size_t Index(int64_t layer, plan::Side side) {
+    return static_cast<size_t>(2 * layer + (side == plan::Side::kKey ? 0 : 1));
   }
 
   // Each latent by the Hadamard matrix whose entry (i, j) is negative where i
@@ -124,8 +124,9 @@ class RangeCollectorTest : public FolderTest {
     auto base = model::Checkpoint::Open(folder_.string());
     KVASIR_ASSERT_OK(base.status());
     base_ = std::make_unique<model::Checkpoint>(*std::move(base));
-    KVASIR_ASSERT_OK_AND_ASSIGN(plan_, cache::ParsePlanJson(kPlan, "test"));
-    KVASIR_ASSERT_OK(cache::ValidatePlan(plan_, CacheShapeOf(base_->spec())));
+    KVASIR_ASSERT_OK_AND_ASSIGN(plan_, plan::ParsePlanJson(kPlan, "test"));
+    KVASIR_ASSERT_OK(
+        plan::ValidatePlan(plan_, model::AttentionShapeOf(base_->spec())));
     sample_.sequence_tokens = 9;
     for (int32_t s = 0; s < 3; ++s) {
       std::vector<int32_t>& sequence = sample_.sequences.emplace_back();
@@ -218,16 +219,16 @@ TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
   for (size_t l = 0; l < 2; ++l) {
     const auto layer = static_cast<int64_t>(l);
     ExpectRange(attention_[l], programs_[l].key[0].prefix, kKeyBits[l],
-                plain.Of(layer, cache::Side::kKey));
+                plain.Of(layer, plan::Side::kKey));
     ExpectRange(attention_[l], programs_[l].value.prefix, kValueBits[l],
-                plain.Of(layer, cache::Side::kValue));
+                plain.Of(layer, plan::Side::kValue));
   }
   // Codes of the first layer are in the second one's ranges: without them
   // these would be others.
   KVASIR_ASSERT_OK_AND_ASSIGN(const PlainRanges exact,
                               RangesOf(attention_, /*code_latents=*/false));
-  const std::vector<double>& coded = plain.Of(1, cache::Side::kKey).low;
-  const std::vector<double>& uncoded = exact.Of(1, cache::Side::kKey).low;
+  const std::vector<double>& coded = plain.Of(1, plan::Side::kKey).low;
+  const std::vector<double>& uncoded = exact.Of(1, plan::Side::kKey).low;
   double farthest = 0.0;
   for (size_t c = 0; c < coded.size(); ++c) {
     farthest = std::max(farthest, std::abs(coded[c] - uncoded[c]));

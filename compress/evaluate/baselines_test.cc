@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/testing/test_decoder.h"
 #include "gmock/gmock.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -45,7 +45,7 @@ class BaselinesTest : public testing::Test {
 
 TEST_F(BaselinesTest, PerTokenIsThePlanThatSaysSo) {
   kvasir::v1::KvPlan plan =
-      cache::FullRankPlan(CacheShapeOf(TestSpec()), kvasir::v1::BF16);
+      plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
     int bits = 4;
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

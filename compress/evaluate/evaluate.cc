@@ -12,9 +12,9 @@
 #include "cache/layout.h"
 #include "compress/calibrate/token_stream.h"
 #include "compress/evaluate/paired_interval.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
+#include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::compress {
@@ -63,7 +63,7 @@ absl::StatusOr<EvaluationText> ReadEvaluationText(
 
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder) {
-  const cache::CacheShape shape = CacheShapeOf(decoder.spec());
+  const plan::AttentionShape shape = model::AttentionShapeOf(decoder.spec());
   const kvasir::v1::KvPlan plan = decoder.plan().has_value()
                                       ? *decoder.plan()
                                       : FullRankPlan(shape, kvasir::v1::BF16);

@@ -6,9 +6,9 @@
 #include "base/status_matchers.h"
 #include "cache/layout.h"
 #include "compress/evaluate/baselines.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/testing/test_decoder.h"
 #include "gmock/gmock.h"
+#include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
 
@@ -301,7 +301,7 @@ TEST(EvaluateTest, ProgressCountsWindowsAndStops) {
 
 TEST(EvaluateTest, APlanCountsWhatItStores) {
   kvasir::v1::KvPlan plan =
-      cache::FullRankPlan(CacheShapeOf(TestSpec()), kvasir::v1::F16);
+      plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F16);
   kvasir::v1::Part* part =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);
   part->mutable_codec()->mutable_bits()->add_schedule(4);
@@ -314,7 +314,7 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
   ASSERT_THAT(candidate, IsOk());
   EXPECT_GE(candidate->fixed_bytes_per_sequence, 8 * 16 * 2);
   const auto layout =
-      cache::PageLayout::Create(plan, CacheShapeOf(TestSpec()), {});
+      cache::PageLayout::Create(plan, model::AttentionShapeOf(TestSpec()), {});
   ASSERT_THAT(layout, IsOk());
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());

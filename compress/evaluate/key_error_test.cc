@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/testing/test_decoder.h"
 #include "gmock/gmock.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -20,7 +20,8 @@ std::vector<at::Tensor> Windows() {
 }
 
 kvasir::v1::KvPlan ExactPlan() {
-  return cache::FullRankPlan(CacheShapeOf(TestSpec()), kvasir::v1::F32);
+  return plan::FullRankPlan(model::AttentionShapeOf(TestSpec()),
+                            kvasir::v1::F32);
 }
 
 ReferenceDecoder MakeDecoder(ReferenceDecoder::Parts parts,

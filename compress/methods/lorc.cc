@@ -287,9 +287,9 @@ absl::StatusOr<KvPlan> PlanLorc(const PlanRequest& request,
     auto* layer = plan.add_layers();
     if (!compressed[static_cast<size_t>(l)]) {
       *layer->mutable_key()->add_parts() =
-          FullPart(spec, l, cache::Side::kKey, request.key_codec);
+          FullPart(spec, l, plan::Side::kKey, request.key_codec);
       *layer->mutable_value()->add_parts() =
-          FullPart(spec, l, cache::Side::kValue, request.value_codec);
+          FullPart(spec, l, plan::Side::kValue, request.value_codec);
       continue;
     }
     const std::vector<int64_t> group_ranks(groups.size(), *rank++);

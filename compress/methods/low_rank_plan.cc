@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cache/layout.h"
-#include "compress/oracle/cache_shape.h"
-#include "model/checkpoint/plan_tensors.h"
+#include "model/shapes/attention_shape.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::compress {
 
@@ -44,9 +44,9 @@ bool KeepsAll(const model::DecoderSpec& spec,
 void StoreWholeSidesAsTheyAre(const model::DecoderSpec& spec, KvPlan& plan) {
   for (int l = 0; l < plan.layers_size(); ++l) {
     auto* layer = plan.mutable_layers(l);
-    for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
-      auto* planned = side == cache::Side::kKey ? layer->mutable_key()
-                                                : layer->mutable_value();
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      auto* planned = side == plan::Side::kKey ? layer->mutable_key()
+                                               : layer->mutable_value();
       if (!KeepsAll(spec, *planned)) continue;
       const Codec codec = planned->parts(0).codec();
       planned->clear_parts();
@@ -69,7 +69,7 @@ std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
 }
 
 Section ValueSection(const model::DecoderSpec& spec) {
-  return {.side = cache::Side::kValue, .num_dims = spec.head_dim};
+  return {.side = plan::Side::kValue, .num_dims = spec.head_dim};
 }
 
 absl::Status CheckPlanRequest(const PlanRequest& request) {
@@ -141,7 +141,7 @@ bool FoldReadsLess(const model::DecoderSpec& spec, const Part& part,
   int64_t folded = 0;
   int64_t at_runtime = spec.num_heads * head_dims * spec.hidden_size;
   for (const auto& group : part.low_rank().groups()) {
-    const int64_t channels = model::StoredChannels(part.codec(), group.rank());
+    const int64_t channels = plan::StoredChannels(part.codec(), group.rank());
     folded +=
         group.heads_size() * queries_per_head * channels * spec.hidden_size;
     at_runtime += group.heads_size() * head_dims * channels;
@@ -176,11 +176,11 @@ Part LowRankPart(const model::DecoderSpec& spec, const Section& section,
   return part;
 }
 
-Part FullPart(const model::DecoderSpec& spec, int64_t layer, cache::Side side,
+Part FullPart(const model::DecoderSpec& spec, int64_t layer, plan::Side side,
               const Codec& codec) {
   Part part;
   part.mutable_full();
-  const bool rotated = side == cache::Side::kKey && Rotates(spec, layer);
+  const bool rotated = side == plan::Side::kKey && Rotates(spec, layer);
   part.set_stored(rotated ? kvasir::v1::POST_ROPE : kvasir::v1::NO_ROPE);
   *part.mutable_codec() = codec;
   return part;
@@ -222,15 +222,15 @@ absl::Status NeedWeights(const PlanRequest& request, const std::string& what) {
 }
 
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
-                                      cache::Side side, bool root) {
+                                      plan::Side side, bool root) {
   const LayerCalibration& calibration =
       request.calibration->layers[static_cast<size_t>(layer)];
   const at::Tensor& rows =
-      side == cache::Side::kKey
+      side == plan::Side::kKey
           ? (root ? calibration.key_fisher_root : calibration.key_fisher)
           : (root ? calibration.value_fisher_root : calibration.value_fisher);
   const std::string place =
-      absl::StrCat("layer ", layer, " ", cache::SideName(side));
+      absl::StrCat("layer ", layer, " ", plan::SideName(side));
   const int64_t want = request.spec.num_kv_heads * request.spec.head_dim;
   if (!rows.defined() || rows.numel() != want) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -256,7 +256,7 @@ int64_t DenseNumbers(const model::DecoderSpec& spec) {
 absl::StatusOr<KvPlan> FinishPlan(const PlanRequest& request,
                                   const PlanIdentity& identity, KvPlan plan) {
   StoreWholeSidesAsTheyAre(request.spec, plan);
-  plan.set_schema_version(cache::kPlanSchemaVersion);
+  plan.set_schema_version(plan::kPlanSchemaVersion);
   plan.set_method(identity.method);
   plan.mutable_target()->set_tp(static_cast<uint32_t>(request.tp));
   auto* provenance = plan.mutable_provenance();
@@ -269,7 +269,7 @@ absl::StatusOr<KvPlan> FinishPlan(const PlanRequest& request,
   for (int64_t rank = 0; rank < request.tp; ++rank) {
     KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
                             cache::PageLayout::Create(
-                                plan, CacheShapeOf(request.spec),
+                                plan, model::AttentionShapeOf(request.spec),
                                 {.shard = {.rank = rank, .size = request.tp}}));
     bytes += layout.marginal_payload_bytes_per_token();
   }

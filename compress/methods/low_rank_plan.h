@@ -20,7 +20,7 @@ namespace kvasir::compress {
 // Dims [first_dim, first_dim + num_dims) of every head of a layer's side: what
 // one low_rank part covers.
 struct Section {
-  cache::Side side = cache::Side::kKey;
+  plan::Side side = plan::Side::kKey;
   int64_t first_dim = 0;
   int64_t num_dims = 0;
   bool rotates = false;  // has dims that RoPE turns
@@ -73,7 +73,7 @@ bool FoldReadsLess(const model::DecoderSpec& spec, const kvasir::v1::Part& part,
 
 // Keys (after RoPE where the layer has one) or values as they are.
 kvasir::v1::Part FullPart(const model::DecoderSpec& spec, int64_t layer,
-                          cache::Side side, const kvasir::v1::Codec& codec);
+                          plan::Side side, const kvasir::v1::Codec& codec);
 
 // floor(keep * numbers) without falling below it by the rounding of a double.
 int64_t KeptNumbers(double keep, int64_t numbers);
@@ -94,14 +94,14 @@ absl::Status NeedWeights(const PlanRequest& request, const std::string& what);
 // float64, contiguous. There is a calibration. INVALID_ARGUMENT, with layer and
 // side, for one that is missing, of another size or no information.
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
-                                      cache::Side side, bool root);
+                                      plan::Side side, bool root);
 
 // Numbers that one token has in the keys and values of all layers, dense.
 int64_t DenseNumbers(const model::DecoderSpec& spec);
 
 // Fills in what every plan has, stores a side whose low-rank groups are all
 // whole, in numbers and without a transform, as it is (a lift of full rank
-// would cost the most and round), and judges the plan: cache::ValidatePlan, and
+// would cost the most and round), and judges the plan: plan::ValidatePlan, and
 // the layout of every tensor-parallel rank. target.kv_bytes_per_token becomes
 // the bytes that a token takes under the plan on all ranks together, without
 // padding.

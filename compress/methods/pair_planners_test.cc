@@ -13,10 +13,10 @@
 #include "compress/methods/rap.h"
 #include "compress/methods/rope_factors.h"
 #include "compress/methods/rope_pairs.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/testing/planner_fixture.h"
 #include "compress/testing/tiny_attention.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -32,11 +32,11 @@ constexpr double kTolerance = 1e-5;
 
 // Numbers that a token's keys or values have under the plan.
 int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec,
-                cache::Side side) {
+                plan::Side side) {
   int64_t numbers = 0;
   for (const auto& layer : plan.layers()) {
     const auto& parts =
-        side == cache::Side::kKey ? layer.key().parts() : layer.value().parts();
+        side == plan::Side::kKey ? layer.key().parts() : layer.value().parts();
     for (const Part& part : parts) {
       if (part.has_full()) numbers += spec.num_kv_heads * spec.head_dim;
       for (const auto& group : part.low_rank().groups()) {
@@ -54,8 +54,8 @@ int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec,
 }
 
 int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec) {
-  return Numbers(plan, spec, cache::Side::kKey) +
-         Numbers(plan, spec, cache::Side::kValue);
+  return Numbers(plan, spec, plan::Side::kKey) +
+         Numbers(plan, spec, plan::Side::kValue);
 }
 
 int64_t DenseSide(const model::DecoderSpec& spec) {
@@ -64,8 +64,8 @@ int64_t DenseSide(const model::DecoderSpec& spec) {
 
 // The plan has a meaning, and the bytes that it states are the layout's.
 void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
-  const cache::CacheShape shape = CacheShapeOf(request.spec);
-  KVASIR_EXPECT_OK(cache::ValidatePlan(plan, shape));
+  const plan::AttentionShape shape = model::AttentionShapeOf(request.spec);
+  KVASIR_EXPECT_OK(plan::ValidatePlan(plan, shape));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto layout,
                               cache::PageLayout::Create(plan, shape, {}));
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
@@ -178,8 +178,8 @@ TEST_P(PairsPlanTest, WholeValuesLeaveKeysTheirShareAlone) {
     for (const auto& plan :
          {PlanRap(request, rap), PlanCommuting(request, commuting)}) {
       KVASIR_ASSERT_OK(plan);
-      EXPECT_EQ(Numbers(*plan, tiny_.spec, cache::Side::kValue), side);
-      const int64_t keys = Numbers(*plan, tiny_.spec, cache::Side::kKey);
+      EXPECT_EQ(Numbers(*plan, tiny_.spec, plan::Side::kValue), side);
+      const int64_t keys = Numbers(*plan, tiny_.spec, plan::Side::kKey);
       const double want = key_keep * static_cast<double>(side);
       EXPECT_LE(static_cast<double>(keys), want);
       EXPECT_GT(static_cast<double>(keys),
@@ -201,8 +201,8 @@ TEST_P(PairsPlanTest, AShareOfKeysLeavesValuesTheRest) {
   for (const auto& plan :
        {PlanRap(request, rap), PlanCommuting(request, commuting)}) {
     KVASIR_ASSERT_OK(plan);
-    EXPECT_EQ(Numbers(*plan, tiny_.spec, cache::Side::kKey), side / 2);
-    EXPECT_EQ(Numbers(*plan, tiny_.spec, cache::Side::kValue), side * 3 / 4);
+    EXPECT_EQ(Numbers(*plan, tiny_.spec, plan::Side::kKey), side / 2);
+    EXPECT_EQ(Numbers(*plan, tiny_.spec, plan::Side::kValue), side * 3 / 4);
   }
 }
 
@@ -308,8 +308,8 @@ TEST_F(RapTest, SidesShareOnePoolByTheirFisherInformation) {
   // Keys have 24, values 72 of 96: shares of 16 of 32 numbers are 4 and 12.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
-  EXPECT_EQ(Numbers(plan, tiny_.spec, cache::Side::kKey), 4);
-  EXPECT_EQ(Numbers(plan, tiny_.spec, cache::Side::kValue), 12);
+  EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 4);
+  EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 12);
   EXPECT_EQ(plan.layers(0).value().parts(0).low_rank().groups_size(), 2);
 }
 
@@ -317,8 +317,8 @@ TEST_F(RapTest, AUniformBudgetGivesBothSidesTheSameShare) {
   options_.budget.score = BudgetScore::kUniform;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
-  EXPECT_EQ(Numbers(plan, tiny_.spec, cache::Side::kKey), 8);
-  EXPECT_EQ(Numbers(plan, tiny_.spec, cache::Side::kValue), 8);
+  EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 8);
+  EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
 TEST_F(RapTest, KeptDimsAreMultiplesWhereAsked) {
@@ -355,7 +355,7 @@ TEST_F(RapTest, ValuesThatAllRemainAreWhole) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));
   EXPECT_TRUE(plan.layers(0).value().parts(0).has_full());
-  EXPECT_EQ(Numbers(plan, tiny_.spec, cache::Side::kKey), 8);
+  EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 8);
 }
 
 TEST_F(RapTest, WhatCannotBePlannedIsRefusedWithTheReason) {

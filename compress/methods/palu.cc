@@ -187,7 +187,7 @@ absl::StatusOr<KvPlan> PlanPalu(const PlanRequest& request,
   for (const PlannedPart& part : parts) {
     std::vector<int64_t> part_ranks;
     for (size_t unit : part.unit_of_group) part_ranks.push_back((*ranks)[unit]);
-    const bool key = part.section.side == cache::Side::kKey;
+    const bool key = part.section.side == plan::Side::kKey;
     auto* layer = plan.mutable_layers(static_cast<int>(part.layer));
     SidePlan* side = key ? layer->mutable_key() : layer->mutable_value();
     *side->add_parts() =

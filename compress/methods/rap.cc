@@ -26,7 +26,7 @@ using HeadScores = std::vector<std::vector<double>>;
 absl::StatusOr<at::Tensor> RowScores(const PlanRequest& request,
                                      PairScore score, int64_t layer) {
   if (score == PairScore::kFisher) {
-    return FisherRows(request, layer, cache::Side::kKey, /*root=*/false);
+    return FisherRows(request, layer, plan::Side::kKey, /*root=*/false);
   }
   KVASIR_ASSIGN_OR_RETURN(const AttentionWeights weights,
                           request.weights(layer));

@@ -122,10 +122,9 @@ absl::Status ScoreByFisher(const PlanRequest& request, bool root, int64_t layer,
                            LayerUnits& units) {
   const model::DecoderSpec& spec = request.spec;
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor keys,
-                          FisherRows(request, layer, cache::Side::kKey, root));
-  KVASIR_ASSIGN_OR_RETURN(
-      const at::Tensor values,
-      FisherRows(request, layer, cache::Side::kValue, root));
+                          FisherRows(request, layer, plan::Side::kKey, root));
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor values,
+                          FisherRows(request, layer, plan::Side::kValue, root));
   const int64_t rotary = 2 * NumRopePairs(spec, layer);
   const at::Tensor by_head = keys.view({spec.num_kv_heads, spec.head_dim});
   const auto per_copy = [](const at::Tensor& part, const RankUnit& unit) {
@@ -241,7 +240,7 @@ kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
   const bool wants_latent =
       codec.has_hadamard_fused() || codec.bits().schedule_size() > 1;
   if (rank == spec.head_dim && !wants_latent) {
-    return FullPart(spec, layer, cache::Side::kValue, codec);
+    return FullPart(spec, layer, plan::Side::kValue, codec);
   }
   std::vector<HeadGroup> heads;
   for (uint32_t head = 0; head < spec.num_kv_heads; ++head) {

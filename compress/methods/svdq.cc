@@ -30,7 +30,7 @@ Codec PerTokenCodec(uint32_t bits) {
 }
 
 Part ValuePart(const PlanRequest& request, int64_t layer, uint32_t bits) {
-  return FullPart(request.spec, layer, cache::Side::kValue,
+  return FullPart(request.spec, layer, plan::Side::kValue,
                   bits == 0 ? request.value_codec : PerTokenCodec(bits));
 }
 
@@ -51,7 +51,7 @@ Part BasisPart(const PlanRequest& request, const SvdqOptions& options,
       KeySections(spec, layer, PartialRotary::kOnePart).front();
   Part part;
   if (options.post_rope && section.rotates) {
-    part = FullPart(spec, layer, cache::Side::kKey, codec);
+    part = FullPart(spec, layer, plan::Side::kKey, codec);
   } else {
     std::vector<int64_t> ranks;
     for (const HeadGroup& group : groups) {
@@ -133,7 +133,7 @@ absl::StatusOr<KvPlan> PlanChannelCodes(const PlanRequest& request,
   KvPlan plan;
   for (int64_t l = 0; l < request.spec.num_layers(); ++l) {
     auto* layer = plan.add_layers();
-    Part key = FullPart(request.spec, l, cache::Side::kKey,
+    Part key = FullPart(request.spec, l, plan::Side::kKey,
                         ChannelStaticCodec({bits[static_cast<size_t>(l)]}));
     if (!options.post_rope && key.stored() == kvasir::v1::POST_ROPE) {
       key.set_stored(kvasir::v1::PRE_ROPE);

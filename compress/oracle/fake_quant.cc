@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/methods/hadamard_tensor.h"
-#include "model/checkpoint/plan_tensors.h"
 
 namespace kvasir::compress {
 
@@ -245,36 +244,40 @@ float RoundUp(float x, DataType dtype) {
   return nearest < x ? Step(nearest, dtype, /*up=*/true) : nearest;
 }
 
-absl::StatusOr<LatentCodec> MakeLatentCodec(const Codec& codec, int64_t rank) {
-  if (codec.has_channel_sequence() || codec.has_basis_sequence()) {
+absl::StatusOr<LatentCodec> MakeLatentCodec(
+    const plan::ResolvedPart& part, const plan::ResolvedLatent& latent) {
+  if (part.range == plan::RangeKind::kSequence ||
+      part.transform == plan::Transform::kBasisSequence) {
     return absl::UnimplementedError(
         "CHANNEL_SEQUENCE and BASIS_SEQUENCE depend on a whole sequence: the "
         "reference decoder does not apply them");
   }
+  if (part.explicit_runs || part.range == plan::RangeKind::kTokenNorm) {
+    return absl::UnimplementedError(
+        "bits by runs of channels and PER_TOKEN_NORM are not applied by the "
+        "reference decoder");
+  }
   LatentCodec result;
-  result.stored_width = model::StoredChannels(codec, rank);
-  if (codec.has_hadamard_online()) {
+  result.stored_width = latent.channels;
+  if (part.transform == plan::Transform::kHadamardOnline) {
     result.hadamard = HadamardTensor(result.stored_width).to(at::kFloat);
   }
-  if (!codec.has_bits()) {
-    result.dtype = codec.dtype();
-    return result;
-  }
-  result.channel_static = codec.has_channel_static();
-  result.param_dtype = codec.param_dtype();
-  const auto& schedule = codec.bits().schedule();
-  const int64_t per_entry = rank / schedule.size();
-  int64_t width = codec.has_per_token() ? codec.per_token().group() : 0;
-  if (width == 0) width = per_entry;
-  int64_t begin = 0;
-  for (const uint32_t bits : schedule) {
-    if (bits == 0) continue;
-    for (int64_t i = 0; i < per_entry; i += width) {
-      result.runs.push_back({begin, width, static_cast<int>(bits)});
-      begin += width;
+  result.dtype = part.dtype;
+  result.channel_static = part.range == plan::RangeKind::kChannel;
+  result.param_dtype = part.param_dtype;
+  for (const plan::CodeRun& run : latent.runs) {
+    const int64_t width =
+        part.range_channels > 0 ? part.range_channels : run.width;
+    for (int64_t at = 0; at < run.width; at += width) {
+      result.runs.push_back({run.begin + at, width, run.bits});
     }
   }
   return result;
+}
+
+absl::StatusOr<LatentCodec> MakeLatentCodec(const Codec& codec, int64_t rank) {
+  const plan::ResolvedPart part = plan::ResolveCodec(codec, rank);
+  return MakeLatentCodec(part, part.latents[0]);
 }
 
 absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,

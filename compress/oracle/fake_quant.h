@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
@@ -33,10 +34,12 @@ struct LatentCodec {
   int64_t stored_width = 0;  // R': channels whose bits are not 0
 };
 
-// `rank` channels under a codec that cache::ValidatePlan accepted. Channels of
-// a schedule's entry share one range, as the cache's layout has it.
+// Channels of a run share one range, as the cache's layout has it.
 // Unimplemented for what depends on a whole sequence (CHANNEL_SEQUENCE,
-// BASIS_SEQUENCE).
+// BASIS_SEQUENCE), bits by runs of channels and ranges of a token's norm.
+absl::StatusOr<LatentCodec> MakeLatentCodec(const plan::ResolvedPart& part,
+                                            const plan::ResolvedLatent& latent);
+// The same of `rank` channels under a codec that plan::ValidatePlan accepted.
 absl::StatusOr<LatentCodec> MakeLatentCodec(const kvasir::v1::Codec& codec,
                                             int64_t rank);
 

@@ -11,8 +11,6 @@
 
 namespace kvasir::compress {
 
-using kvasir::v1::Part;
-
 namespace {
 
 // What one call works on.
@@ -113,8 +111,8 @@ at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
 absl::StatusOr<at::Tensor> PartLatents(const Call& call,
                                        const ProgramPart& part,
                                        const at::Tensor& x) {
-  const bool down =
-      part.space == Part::kLowRank || part.space == Part::kRopeLowRank;
+  const bool down = part.space == plan::Space::kLowRank ||
+                    part.space == plan::Space::kRopeLowRank;
   KVASIR_ASSIGN_OR_RETURN(
       at::Tensor latent,
       call.Project(down ? part.prefix + ".down" : part.prefix, x,
@@ -123,9 +121,9 @@ absl::StatusOr<at::Tensor> PartLatents(const Call& call,
   const std::vector<int64_t> by_head = {x.size(0), x.size(1), kv_heads, -1};
   const std::vector<int64_t> flat = {x.size(0), x.size(1), -1};
   if (part.post_rope && call.program.rotates) {
-    if (part.space == Part::kFull) {
+    if (part.space == plan::Space::kFull) {
       latent = Rotate(latent.view(by_head), HeadTurn(call)).reshape(flat);
-    } else if (part.space == Part::kRopePairs) {
+    } else if (part.space == plan::Space::kRopePairs) {
       latent =
           Rotate(latent.view(by_head), PairTurn(call, part.kept_pairs, kv_heads,
                                                 call.spec().rope.pairing))
@@ -145,17 +143,17 @@ absl::StatusOr<at::Tensor> PartLatents(const Call& call,
   return at::linear(latent, basis);
 }
 
-absl::Status Place(const Call& call, cache::Side side, const ProgramPart& part,
+absl::Status Place(const Call& call, plan::Side side, const ProgramPart& part,
                    const absl::Status& status) {
   return absl::Status(
       status.code(),
-      absl::StrCat("layer ", call.program.layer, " ", cache::SideName(side),
+      absl::StrCat("layer ", call.program.layer, " ", plan::SideName(side),
                    " part ", part.index, ": ", status.message()));
 }
 
 // One latent of a part (or all heads of a full space at once, which are coded
 // alike) [..., R'].
-absl::StatusOr<at::Tensor> CodeOne(const Call& call, cache::Side side,
+absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
                                    const ProgramPart& part, int64_t index,
                                    const at::Tensor& latent) {
   const LatentCodec& codec = part.latents[static_cast<size_t>(index)].codec;
@@ -200,7 +198,7 @@ bool CodesAlike(const Call& call, const ProgramPart& part) {
   return true;
 }
 
-absl::StatusOr<at::Tensor> CodeLatents(const Call& call, cache::Side side,
+absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
                                        const ProgramPart& part,
                                        const at::Tensor& latent) {
   if (call.hooks.observer != nullptr) {
@@ -280,10 +278,11 @@ absl::StatusOr<at::Tensor> LiftGroups(const Call& call, const ProgramPart& part,
     KVASIR_ASSIGN_OR_RETURN(
         const at::Tensor up,
         call.Get(absl::StrCat(part.prefix, ".",
-                              model::LiftName(static_cast<int64_t>(g)))));
+                              plan::LiftName(static_cast<int64_t>(g)))));
     lifted.push_back(at::linear(
         latent.slice(-1, one.offset, one.offset + one.width()),
-        part.space == Part::kRopeLowRank ? ComplexLift(call, one, up) : up));
+        part.space == plan::Space::kRopeLowRank ? ComplexLift(call, one, up)
+                                                : up));
   }
   return lifted.size() == 1 ? lifted[0] : at::cat(lifted, -1);
 }
@@ -302,7 +301,8 @@ absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
                               call.Get(part.prefix + ".basis.mean"));
       flat = flat + mean;
     }
-  } else if (part.space == Part::kLowRank || part.space == Part::kRopeLowRank) {
+  } else if (part.space == plan::Space::kLowRank ||
+             part.space == plan::Space::kRopeLowRank) {
     KVASIR_ASSIGN_OR_RETURN(flat, LiftGroups(call, part, latent));
   }
   at::Tensor heads =
@@ -341,7 +341,7 @@ struct Keys {
 // A folded part's latents for every KV head, turned as its queries are.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
-  const at::Tensor turned = part.space == Part::kRopeLowRank &&
+  const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
                                     !part.post_rope && call.program.rotates
                                 ? RotateComplex(call, part, latent)
                                 : latent;
@@ -395,7 +395,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
     KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
                             PartLatents(call, part, x));
     KVASIR_ASSIGN_OR_RETURN(at::Tensor decoded,
-                            CodeLatents(call, cache::Side::kKey, part, latent));
+                            CodeLatents(call, plan::Side::kKey, part, latent));
     if (program.key_exact_window > 0) {
       exact.push_back(RoundExact(call, part, latent));
     }
@@ -433,7 +433,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x) {
                           PartLatents(call, program.value, x));
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor decoded,
-      CodeLatents(call, cache::Side::kValue, program.value, latent));
+      CodeLatents(call, plan::Side::kValue, program.value, latent));
   Values values;
   KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, decoded));
   values.exact_window = program.value_exact_window;
@@ -484,7 +484,7 @@ absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
     if (!part.folds) continue;
     const at::Tensor query =
         SelectOrZero(rows, program.folded_query_rows[p]).view(by_head);
-    if (part.space != Part::kRopeLowRank) {
+    if (part.space != plan::Space::kRopeLowRank) {
       pieces.push_back(query * scale);
       continue;
     }

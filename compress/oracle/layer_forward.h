@@ -53,11 +53,11 @@ class LayerObserver {
   virtual void OnValue(int64_t /*layer*/, const at::Tensor& /*value*/) {}
   // All latents of a part side by side [B, T, sum of R'], as they are coded:
   // after basis and rotation, before HADAMARD_ONLINE.
-  virtual void OnLatent(int64_t /*layer*/, cache::Side /*side*/, int /*part*/,
+  virtual void OnLatent(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                         const at::Tensor& /*latent*/) {}
   // Whether OnCodes is called; codes cost memory.
   virtual bool WantsCodes() const { return false; }
-  virtual void OnCodes(int64_t /*layer*/, cache::Side /*side*/, int /*part*/,
+  virtual void OnCodes(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                        int64_t /*latent*/, const CodedLatent& /*coded*/) {}
 };
 

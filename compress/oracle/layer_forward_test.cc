@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "compress/oracle/cache_shape.h"
 #include "gmock/gmock.h"
+#include "model/shapes/attention_shape.h"
 
 namespace kvasir::compress {
 namespace {
@@ -132,7 +132,8 @@ absl::StatusOr<at::Tensor> Attention(const Layer& layer,
     kvasir::v1::KvPlan whole;
     whole.set_schema_version(1);
     *whole.add_layers() = *plan;
-    EXPECT_THAT(cache::ValidatePlan(whole, CacheShapeOf(layer.spec)), IsOk());
+    EXPECT_THAT(plan::ValidatePlan(whole, model::AttentionShapeOf(layer.spec)),
+                IsOk());
   }
   auto program = MakeLayerProgram(layer.spec, plan, 0);
   if (!program.ok()) return program.status();
@@ -710,13 +711,13 @@ class Recorder : public LayerObserver {
     ++rotated_keys;
   }
   void OnValue(int64_t, const at::Tensor& tensor) override { value = tensor; }
-  void OnLatent(int64_t, cache::Side side, int, const at::Tensor& h) override {
-    if (side == cache::Side::kKey) latent = h;
+  void OnLatent(int64_t, plan::Side side, int, const at::Tensor& h) override {
+    if (side == plan::Side::kKey) latent = h;
   }
   bool WantsCodes() const override { return true; }
-  void OnCodes(int64_t, cache::Side side, int, int64_t index,
+  void OnCodes(int64_t, plan::Side side, int, int64_t index,
                const CodedLatent& coded) override {
-    if (side == cache::Side::kKey && index == 0) codes = coded.codes;
+    if (side == plan::Side::kKey && index == 0) codes = coded.codes;
   }
   at::Tensor input, query, key, rotated, value, latent, codes;
   int rotated_keys = 0;

@@ -7,13 +7,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "model/shapes/attention_shape.h"
+#include "plan/artifact_tensors.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
 
 using kvasir::v1::LayerPlan;
-using kvasir::v1::Part;
-using kvasir::v1::SidePlan;
+using plan::ResolvedLatent;
+using plan::ResolvedPart;
+using plan::Space;
 
 namespace {
 
@@ -23,7 +26,7 @@ using Indices = std::vector<int64_t>;
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
-  cache::Side side = cache::Side::kKey;
+  plan::Side side = plan::Side::kKey;
   bool rotates = false;  // this side of this layer
   at::Device device = at::kCPU;
 
@@ -32,8 +35,8 @@ struct SideContext {
   absl::Status Refuse(absl::StatusCode code, int part,
                       absl::string_view why) const {
     return absl::Status(
-        code, absl::StrCat("layer ", layer, " ", cache::SideName(side),
-                           " part ", part, ": ", why));
+        code, absl::StrCat("layer ", layer, " ", plan::SideName(side), " part ",
+                           part, ": ", why));
   }
 };
 
@@ -51,99 +54,81 @@ bool IsIota(const Indices& values) {
   return values == Iota(static_cast<int64_t>(values.size()));
 }
 
-template <typename Repeated>
-Indices Sorted(const Repeated& heads) {
-  Indices sorted(heads.begin(), heads.end());
-  std::sort(sorted.begin(), sorted.end());
-  return sorted;
-}
-
 // The dims of some pairs of a head, ascending.
-template <typename Repeated>
-Indices AscendingPairDims(const SideContext& c, const Repeated& pairs) {
-  return Sorted(model::PairDims(
-      c.spec->rope, {pairs.data(), static_cast<size_t>(pairs.size())}));
+Indices AscendingPairDims(const SideContext& c,
+                          const std::vector<uint32_t>& pairs) {
+  Indices dims = model::PairDims(c.spec->rope, pairs);
+  std::sort(dims.begin(), dims.end());
+  return dims;
 }
 
 absl::Status AddLatent(ProgramPart& part, const SideContext& c,
-                       const kvasir::v1::Codec& codec, Indices heads,
-                       int64_t rank) {
-  ProgramLatent latent;
-  latent.heads = std::move(heads);
-  latent.offset = part.stored_width;
-  absl::StatusOr<LatentCodec> made = MakeLatentCodec(codec, rank);
+                       const ResolvedPart& from, const ResolvedLatent& latent) {
+  ProgramLatent added;
+  added.heads = latent.heads;
+  added.offset = part.stored_width;
+  absl::StatusOr<LatentCodec> made = MakeLatentCodec(from, latent);
   if (!made.ok()) {
     return c.Refuse(made.status().code(), part.index, made.status().message());
   }
-  latent.codec = *std::move(made);
-  part.stored_width += latent.width();
-  part.widest_latent = std::max(part.widest_latent, latent.width());
-  part.latents.push_back(std::move(latent));
+  added.codec = *std::move(made);
+  part.stored_width += added.width();
+  part.widest_latent = std::max(part.widest_latent, added.width());
+  part.latents.push_back(std::move(added));
   return absl::OkStatus();
 }
 
-absl::Status CompileFull(const SideContext& c, const Part& plan,
+absl::Status CompileFull(const SideContext& c, const ResolvedPart& from,
                          ProgramPart& part) {
   const int64_t heads = c.spec->num_kv_heads;
-  const int64_t dim = c.spec->head_dim;
   part.has_bias = c.spec->qkv_bias;
-  part.basis = plan.codec().has_basis_static();
-  part.mean = plan.mean();
+  part.basis = from.transform == plan::Transform::kBasisStatic;
+  part.mean = from.mean;
   if (part.mean && !part.basis) {
     return c.Refuse(absl::StatusCode::kInvalidArgument, part.index,
                     "a mean of a full space belongs to a basis");
   }
-  part.lifted_dims.assign(static_cast<size_t>(heads), Iota(dim));
-  if (part.basis) {
-    return AddLatent(part, c, plan.codec(), Iota(heads), heads * dim);
-  }
-  for (int64_t head = 0; head < heads; ++head) {
-    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, plan.codec(), {head}, dim));
+  part.lifted_dims.assign(static_cast<size_t>(heads), Iota(c.spec->head_dim));
+  for (const ResolvedLatent& latent : from.latents) {
+    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, from, latent));
   }
   return absl::OkStatus();
 }
 
-absl::Status CompileLowRank(const SideContext& c, const Part& plan,
-                            const model::PartTensors& tensors,
+absl::Status CompileLowRank(const SideContext& c, const ResolvedPart& from,
                             ProgramPart& part) {
-  for (const Part::Use& use : plan.uses()) {
-    if (use.has_anchored()) {
-      return c.Refuse(absl::StatusCode::kUnimplemented, part.index,
-                      "ANCHORED is not applied by the reference decoder");
-    }
+  if (from.has_lift(plan::Lift::kAnchored)) {
+    return c.Refuse(absl::StatusCode::kUnimplemented, part.index,
+                    "ANCHORED is not applied by the reference decoder");
   }
-  part.folds = tensors.folded;
-  part.has_up_bias = tensors.rebuilt && (c.spec->qkv_bias || plan.mean());
-  part.has_bias = plan.latent_bias();
-  part.lifted_dims.assign(static_cast<size_t>(c.spec->num_kv_heads),
-                          tensors.dims);
-  for (const auto& group : plan.low_rank().groups()) {
-    KVASIR_RETURN_IF_ERROR(
-        AddLatent(part, c, plan.codec(), Sorted(group.heads()), group.rank()));
+  part.folds = from.folded;
+  part.has_up_bias = from.rebuilt && (c.spec->qkv_bias || from.mean);
+  part.has_bias = from.latent_bias;
+  part.lifted_dims.assign(static_cast<size_t>(c.spec->num_kv_heads), from.dims);
+  for (const ResolvedLatent& latent : from.latents) {
+    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, from, latent));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckOneUse(const SideContext& c, const Part& plan, int index) {
-  if (plan.uses_size() != 1 || plan.uses(0).has_anchored()) {
-    return c.Refuse(absl::StatusCode::kUnimplemented, index,
+absl::Status CheckOneUse(const SideContext& c, const ResolvedPart& from) {
+  if (from.uses.size() != 1 || from.has_lift(plan::Lift::kAnchored)) {
+    return c.Refuse(absl::StatusCode::kUnimplemented, from.index,
                     "the reference decoder applies one use of a space of RoPE "
                     "pairs, and not ANCHORED");
   }
   return absl::OkStatus();
 }
 
-absl::Status CompileRopePairs(const SideContext& c, const Part& plan,
+absl::Status CompileRopePairs(const SideContext& c, const ResolvedPart& from,
                               ProgramPart& part) {
-  KVASIR_RETURN_IF_ERROR(CheckOneUse(c, plan, part.index));
+  KVASIR_RETURN_IF_ERROR(CheckOneUse(c, from));
   part.has_bias = c.spec->qkv_bias;
   Indices kept;
-  for (int h = 0; h < plan.rope_pairs().per_head_size(); ++h) {
-    const auto& list = plan.rope_pairs().per_head(h).pair_indices();
-    kept.insert(kept.end(), list.begin(), list.end());
-    part.lifted_dims.push_back(AscendingPairDims(c, list));
-    KVASIR_RETURN_IF_ERROR(
-        AddLatent(part, c, plan.codec(), {h}, 2 * int64_t{list.size()}));
+  for (const ResolvedLatent& latent : from.latents) {
+    kept.insert(kept.end(), latent.pairs.begin(), latent.pairs.end());
+    part.lifted_dims.push_back(AscendingPairDims(c, latent.pairs));
+    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, from, latent));
   }
   part.kept_pairs = IndexTensor(kept, c.device);
   return absl::OkStatus();
@@ -159,27 +144,25 @@ at::Tensor PairSelector(const SideContext& c, const Indices& channel_pairs) {
   return selector.to(c.device);
 }
 
-absl::Status CompileRopeLowRank(const SideContext& c, const Part& plan,
-                                const model::PartTensors& tensors,
+absl::Status CompileRopeLowRank(const SideContext& c, const ResolvedPart& from,
                                 ProgramPart& part) {
-  KVASIR_RETURN_IF_ERROR(CheckOneUse(c, plan, part.index));
+  KVASIR_RETURN_IF_ERROR(CheckOneUse(c, from));
   const auto heads = static_cast<size_t>(c.spec->num_kv_heads);
-  part.folds = tensors.folded;
-  part.has_bias = plan.latent_bias();
+  part.folds = from.folded;
+  part.has_bias = from.latent_bias;
   part.lifted_dims.assign(heads, Iota(2 * c.num_pairs()));
   part.held_dims.resize(heads);
   Indices real;
   Indices imaginary;
   Indices all_pairs;
-  for (const auto& group : plan.rope_low_rank().groups()) {
+  for (const ResolvedLatent& group : from.latents) {
     Indices channel_pairs;
-    for (int i = 0; i < group.pairs_size(); ++i) {
-      channel_pairs.insert(channel_pairs.end(), group.rank_per_pair(i),
-                           group.pairs(i));
+    for (size_t i = 0; i < group.pairs.size(); ++i) {
+      channel_pairs.insert(channel_pairs.end(), group.rank_per_pair[i],
+                           group.pairs[i]);
     }
     const auto complex = static_cast<int64_t>(channel_pairs.size());
-    KVASIR_RETURN_IF_ERROR(
-        AddLatent(part, c, plan.codec(), Sorted(group.heads()), 2 * complex));
+    KVASIR_RETURN_IF_ERROR(AddLatent(part, c, from, group));
     ProgramLatent& latent = part.latents.back();
     for (int64_t i = 0; i < complex; ++i) {
       real.push_back(latent.offset + i);
@@ -187,7 +170,7 @@ absl::Status CompileRopeLowRank(const SideContext& c, const Part& plan,
     }
     all_pairs.insert(all_pairs.end(), channel_pairs.begin(),
                      channel_pairs.end());
-    const Indices held = AscendingPairDims(c, group.pairs());
+    const Indices held = AscendingPairDims(c, group.pairs);
     for (const int64_t head : latent.heads) {
       part.held_dims[static_cast<size_t>(head)] = held;
     }
@@ -210,7 +193,7 @@ absl::Status CompileRopeLowRank(const SideContext& c, const Part& plan,
 // the filling.
 int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
                   int64_t place) {
-  if (part.space != Part::kRopeLowRank) {
+  if (part.space != Space::kRopeLowRank) {
     return place < latent.width() ? place : -1;
   }
   const int64_t complex = latent.width() / 2;
@@ -240,7 +223,7 @@ void MakeFoldedIndices(const SideContext& c, ProgramPart& part) {
       const int64_t channel = ChannelAt(part, *latent, place);
       channels.push_back(channel < 0 ? part.stored_width
                                      : latent->offset + channel);
-      if (part.space != Part::kRopeLowRank || place >= part.widest_complex()) {
+      if (part.space != Space::kRopeLowRank || place >= part.widest_complex()) {
         continue;
       }
       // Filling is 0 however it turns.
@@ -277,29 +260,25 @@ void MakeLiftedIndices(const SideContext& c, ProgramPart& part) {
 }
 
 absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
-                                        const SidePlan& side, int index,
-                                        const model::PartTensors& tensors) {
-  const Part& plan = side.parts(index);
+                                        const ResolvedPart& from) {
   ProgramPart part;
-  part.space = plan.space_case();
-  part.index = index;
-  part.prefix = tensors.prefix;
-  part.post_rope = plan.stored() == kvasir::v1::POST_ROPE;
-  switch (plan.space_case()) {
-    case Part::kFull:
-      KVASIR_RETURN_IF_ERROR(CompileFull(c, plan, part));
+  part.space = from.space;
+  part.index = from.index;
+  part.prefix = from.prefix;
+  part.post_rope = from.stored == plan::RopeSide::kAfter;
+  switch (from.space) {
+    case Space::kFull:
+      KVASIR_RETURN_IF_ERROR(CompileFull(c, from, part));
       break;
-    case Part::kLowRank:
-      KVASIR_RETURN_IF_ERROR(CompileLowRank(c, plan, tensors, part));
+    case Space::kLowRank:
+      KVASIR_RETURN_IF_ERROR(CompileLowRank(c, from, part));
       break;
-    case Part::kRopePairs:
-      KVASIR_RETURN_IF_ERROR(CompileRopePairs(c, plan, part));
+    case Space::kRopePairs:
+      KVASIR_RETURN_IF_ERROR(CompileRopePairs(c, from, part));
       break;
-    case Part::kRopeLowRank:
-      KVASIR_RETURN_IF_ERROR(CompileRopeLowRank(c, plan, tensors, part));
+    case Space::kRopeLowRank:
+      KVASIR_RETURN_IF_ERROR(CompileRopeLowRank(c, from, part));
       break;
-    case Part::SPACE_NOT_SET:
-      return c.Refuse(absl::StatusCode::kInvalidArgument, index, "no space");
   }
   if (part.held_dims.empty()) part.held_dims = part.lifted_dims;
   MakeLiftedIndices(c, part);
@@ -367,8 +346,9 @@ void MapFoldedOutput(const SideContext& c, LayerProgram& program) {
 // Whole keys and values, nothing coded.
 LayerPlan UncompressedPlan(bool rotates) {
   LayerPlan plan;
-  for (SidePlan* side : {plan.mutable_key(), plan.mutable_value()}) {
-    Part* part = side->add_parts();
+  for (kvasir::v1::SidePlan* side :
+       {plan.mutable_key(), plan.mutable_value()}) {
+    kvasir::v1::Part* part = side->add_parts();
     part->mutable_full();
     part->mutable_codec()->set_dtype(kvasir::v1::F32);
     part->set_stored(side == plan.mutable_key() && rotates
@@ -387,43 +367,46 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   const model::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(layer)];
   program.rotates = layer_spec.rope && spec.rope.rotary_dim > 0;
   program.sliding_window = layer_spec.sliding_window;
+  if (plan.exact_sinks() > 0) {
+    return absl::UnimplementedError(
+        absl::StrCat("layer ", layer,
+                     ": exact sinks are not applied by the reference "
+                     "decoder"));
+  }
   if (plan.has_eviction() || plan.has_selection()) {
     return absl::UnimplementedError(
         absl::StrCat("layer ", layer,
                      ": eviction and selection depend on a whole sequence: "
                      "the reference decoder does not apply them"));
   }
-  KVASIR_ASSIGN_OR_RETURN(model::AttentionTensors attention,
-                          model::DescribeAttention(spec, layer, plan));
-  program.has_o_bias = attention.output_bias;
-  const size_t prefix = model::LayerTensorName(layer, "").size();
-  for (model::RequiredTensor& tensor : attention.tensors) {
-    tensor.name.erase(0, prefix);
-    program.attention_tensors.push_back(std::move(tensor));
-  }
-  SideContext key{&spec, layer, cache::Side::kKey, program.rotates, device};
-  for (int p = 0; p < plan.key().parts_size(); ++p) {
-    KVASIR_ASSIGN_OR_RETURN(
-        ProgramPart part,
-        CompilePart(key, plan.key(), p, attention.key[static_cast<size_t>(p)]));
+  const plan::AttentionShape shape = model::AttentionShapeOf(spec);
+  KVASIR_ASSIGN_OR_RETURN(const plan::ResolvedAttention attention,
+                          plan::ResolveAttention(plan, shape, layer));
+  KVASIR_ASSIGN_OR_RETURN(plan::AttentionTensors tensors,
+                          plan::TensorsOf(attention, shape, layer));
+  program.has_o_bias = tensors.output_bias;
+  program.attention_tensors = std::move(tensors.tensors);
+  SideContext key{&spec, layer, plan::Side::kKey, program.rotates, device};
+  for (const ResolvedPart& from : attention.key.parts) {
+    KVASIR_ASSIGN_OR_RETURN(ProgramPart part, CompilePart(key, from));
     program.key.push_back(std::move(part));
   }
-  SideContext value{&spec, layer, cache::Side::kValue, false, device};
-  if (plan.value().parts_size() != 1) {
+  SideContext value{&spec, layer, plan::Side::kValue, false, device};
+  if (attention.value.parts.size() != 1) {
     return value.Refuse(absl::StatusCode::kInvalidArgument, 0,
                         "want one part of values");
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      program.value, CompilePart(value, plan.value(), 0, attention.value[0]));
-  program.key_exact_window = plan.key().exact_window();
-  program.value_exact_window = plan.value().exact_window();
+  KVASIR_ASSIGN_OR_RETURN(program.value,
+                          CompilePart(value, attention.value.parts[0]));
+  program.key_exact_window = attention.key.exact_window;
+  program.value_exact_window = attention.value.exact_window;
 
+  const auto folded = [](const ProgramPart& part) { return part.folds; };
   program.has_plain_key =
-      std::any_of(program.key.begin(), program.key.end(),
-                  [](const ProgramPart& part) { return !part.folds; });
+      !std::all_of(program.key.begin(), program.key.end(), folded);
   program.query_is_folded =
-      std::any_of(attention.key.begin(), attention.key.end(),
-                  [](const model::PartTensors& part) { return part.folded; });
+      std::any_of(attention.key.parts.begin(), attention.key.parts.end(),
+                  [](const ResolvedPart& part) { return part.folded; });
   if (program.query_is_folded) MapFoldedQuery(key, program);
   if (program.value.folds) MapFoldedOutput(value, program);
   return program;

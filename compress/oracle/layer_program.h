@@ -14,6 +14,7 @@
 #include "compress/oracle/tensor_map.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/decoder_spec.h"
+#include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
@@ -32,7 +33,7 @@ struct ProgramLatent {
 
 // One part of a side. Index tensors are int64 on the program's device.
 struct ProgramPart {
-  kvasir::v1::Part::SpaceCase space = kvasir::v1::Part::SPACE_NOT_SET;
+  plan::Space space = plan::Space::kFull;
   int index = 0;       // in SidePlan.parts
   std::string prefix;  // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
   bool coded = true;   // false: the uncompressed model
@@ -94,11 +95,11 @@ struct LayerProgram {
 
   bool has_o_bias = false;
   // Names after "model.layers.{l}.".
-  std::vector<model::RequiredTensor> attention_tensors;
+  std::vector<plan::RequiredTensor> attention_tensors;
 };
 
 // The program of one layer. `plan` null: the uncompressed layer, nothing coded.
-// The plan was accepted by cache::ValidatePlan.
+// The plan was accepted by plan::ValidatePlan.
 // Errors: Unimplemented for what the reference decoder does not apply
 //   (ANCHORED, eviction, selection, sequence ranges), naming layer and side;
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/runtime/torch_status.h"
+#include "model/shapes/attention_shape.h"
 
 namespace kvasir::compress {
 namespace {
@@ -25,10 +25,11 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::Load(
   parts.spec = checkpoint.spec();
   parts.plan = plan;
   if (plan.has_value()) {
-    KVASIR_RETURN_IF_ERROR(
-        cache::ValidatePlan(*plan, CacheShapeOf(parts.spec)));
+    KVASIR_ASSIGN_OR_RETURN(
+        const plan::ResolvedPlan resolved,
+        plan::ResolvePlan(*plan, model::AttentionShapeOf(parts.spec)));
     KVASIR_RETURN_IF_ERROR(checkpoint.CheckTensors(
-        *plan, /*with_ranges=*/!options.without_ranges));
+        resolved, /*with_ranges=*/!options.without_ranges));
   }
   KVASIR_ASSIGN_OR_RETURN(parts.outer, LoadOuterTensors(checkpoint));
   for (int64_t layer = 0; layer < parts.spec.num_layers(); ++layer) {
@@ -49,7 +50,7 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
   const model::DecoderSpec& spec = parts.spec;
   if (parts.plan.has_value()) {
     KVASIR_RETURN_IF_ERROR(
-        cache::ValidatePlan(*parts.plan, CacheShapeOf(spec)));
+        plan::ValidatePlan(*parts.plan, model::AttentionShapeOf(spec)));
   }
   if (static_cast<int64_t>(parts.layers.size()) != spec.num_layers()) {
     return absl::InvalidArgumentError(

@@ -34,7 +34,7 @@ struct DecoderOptions {
 class ReferenceDecoder {
  public:
   // Without a plan: the uncompressed model, nothing coded. With one: judged by
-  // cache::ValidatePlan, tensors checked against it, and none beside them.
+  // plan::ValidatePlan, tensors checked against it, and none beside them.
   static absl::StatusOr<ReferenceDecoder> Load(
       const model::Checkpoint& checkpoint,
       const std::optional<kvasir::v1::KvPlan>& plan,

@@ -9,13 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/reference_decoder.h"
 #include "compress/runtime/device.h"
 #include "gmock/gmock.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/file.h"
 #include "model/checkpoint/json.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -92,7 +92,8 @@ TEST_P(ReferenceDecoderGoldenTest, AFullRankPlanChangesNothing) {
   ASSERT_THAT(checkpoint, base::IsOk());
   const auto decoder = ReferenceDecoder::Load(
       *checkpoint,
-      cache::FullRankPlan(CacheShapeOf(checkpoint->spec()), kvasir::v1::F32));
+      plan::FullRankPlan(model::AttentionShapeOf(checkpoint->spec()),
+                         kvasir::v1::F32));
   ASSERT_THAT(decoder, base::IsOk());
   const auto logits = decoder->Logits(expected.ids);
   ASSERT_THAT(logits, base::IsOk());
@@ -129,8 +130,9 @@ TEST(ReferenceDecoderLoadTest, TensorsAreThoseOfThePlan) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-bias"));
   ASSERT_THAT(checkpoint, base::IsOk());
-  const cache::CacheShape shape = CacheShapeOf(checkpoint->spec());
-  kvasir::v1::KvPlan plan = cache::FullRankPlan(shape, kvasir::v1::F32);
+  const plan::AttentionShape shape =
+      model::AttentionShapeOf(checkpoint->spec());
+  kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
   // Values at run time: their bias is o_proj's, and v_proj.weight nobody's.
   kvasir::v1::Part* value =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);

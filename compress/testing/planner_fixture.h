@@ -9,7 +9,7 @@
 
 #include "cache/layout.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/cache_shape.h"
+#include "model/shapes/attention_shape.h"
 
 namespace kvasir::compress {
 
@@ -125,11 +125,11 @@ inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
   double bytes = 0;
   for (int64_t rank = 0; rank < plan.target().tp(); ++rank) {
     const auto layout = cache::PageLayout::Create(
-        plan, CacheShapeOf(spec),
+        plan, model::AttentionShapeOf(spec),
         {.shard = {.rank = rank, .size = plan.target().tp()}});
     if (!layout.ok()) return std::nan("");
     for (int64_t l = 0; l < spec.num_layers(); ++l) {
-      for (cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
+      for (plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
         bytes += layout->PayloadBytesPerToken(l, side);
       }
     }

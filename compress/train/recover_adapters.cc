@@ -10,8 +10,6 @@
 namespace kvasir::compress {
 namespace {
 
-using kvasir::v1::Part;
-
 // What the random numbers are for: words above those of draws.
 constexpr uint64_t kInitialDraw = ~uint64_t{0};
 
@@ -34,8 +32,8 @@ at::Tensor Uniform(int64_t count, uint64_t seed, uint64_t draw,
 }
 
 std::string ProjectionOf(const ProgramPart& part) {
-  const bool down =
-      part.space == Part::kLowRank || part.space == Part::kRopeLowRank;
+  const bool down = part.space == plan::Space::kLowRank ||
+                    part.space == plan::Space::kRopeLowRank;
   return absl::StrCat(part.prefix, down ? ".down" : "", ".weight");
 }
 

@@ -11,11 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
-#include "compress/oracle/cache_shape.h"
 #include "compress/oracle/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
 #include "compress/train/recover_ranges.h"
 #include "compress/train/recover_writer.h"
+#include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -70,7 +70,7 @@ kvasir::v1::KvPlan PlanOf(const std::string& layer) {
   for (size_t at; (at = text.find("%LAYER%")) != std::string::npos;) {
     text.replace(at, 7, layer);
   }
-  const auto plan = cache::ParsePlanJson(text, "test");
+  const auto plan = plan::ParsePlanJson(text, "test");
   EXPECT_THAT(plan, base::IsOk());
   return *plan;
 }
@@ -443,8 +443,9 @@ class RecoverWriterTest : public FolderTest {
         WriteRandomCheckpoint(options, [](const auto&) { return true; }));
     const auto opened = model::Checkpoint::Open(options.out.string());
     ASSERT_THAT(opened, base::IsOk());
-    std::ofstream(options.out / "kv_plan.json") << cache::PlanToJson(
-        cache::FullRankPlan(CacheShapeOf(opened->spec()), kvasir::v1::BF16));
+    std::ofstream(options.out / "kv_plan.json")
+        << plan::PlanToJson(plan::FullRankPlan(
+               model::AttentionShapeOf(opened->spec()), kvasir::v1::BF16));
   }
 
   // By name, what files of a folder hold.

@@ -34,11 +34,9 @@ constexpr std::string_view kTellingParts[] = {
 };
 
 // Whole keys or values in a number type: the tensors of the base model.
-bool IsPlain(const kvasir::v1::SidePlan& side) {
-  if (side.parts_size() != 1 || !side.parts(0).has_full()) return false;
-  const kvasir::v1::Codec& codec = side.parts(0).codec();
-  return !codec.has_bits() && !codec.has_basis_static() &&
-         !codec.has_basis_sequence();
+bool IsPlain(const plan::ResolvedSide& side) {
+  return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
+         side.parts[0].bits.empty() && !side.parts[0].has_basis();
 }
 
 // Layer of an attention projection's tensor.
@@ -161,7 +159,7 @@ absl::Status Checkpoint::CheckTensor(const RequiredTensor& want) const {
   return absl::OkStatus();
 }
 
-absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan,
+absl::Status Checkpoint::CheckTensors(const plan::ResolvedPlan& plan,
                                       bool with_ranges) const {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<RequiredTensor> wanted,
                           RequiredTensors(spec(), plan));
@@ -178,8 +176,9 @@ absl::Status Checkpoint::CheckTensors(const kvasir::v1::KvPlan& plan,
                         *layer, status.message(), ShapeText(want.shape)));
   }
   std::vector<bool> compressed;
-  for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
-    compressed.push_back(!IsPlain(layer.key()) || !IsPlain(layer.value()));
+  for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {
+    const plan::ResolvedAttention& attention = plan.attention_of(layer);
+    compressed.push_back(!IsPlain(attention.key) || !IsPlain(attention.value));
   }
   return CheckNoOthers(wanted, compressed);
 }

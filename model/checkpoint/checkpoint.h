@@ -17,7 +17,6 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/shapes/config.h"
 #include "model/shapes/decoder_spec.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::model {
 
@@ -60,11 +59,11 @@ class Checkpoint {
   // on with CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
-  // Whether the tensors are those of this plan, which cache::ValidatePlan
-  // accepted for the model: every one there in its shape, and in layers whose
+  // Whether the tensors are those of this plan, which was resolved for the
+  // model: every one there in its shape, and in layers whose
   // attention is not the plain one no projection beside them. RequiredTensors'
   // errors too. Without `with_ranges`, those of codes may still be missing.
-  absl::Status CheckTensors(const kvasir::v1::KvPlan& plan,
+  absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 
   const std::string& folder() const { return folder_; }

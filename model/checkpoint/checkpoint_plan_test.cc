@@ -49,6 +49,13 @@ KvPlan Plan() {
   return plan;
 }
 
+// The plan of that config, as a start has it.
+plan::ResolvedPlan Resolved(const KvPlan& plan, const DecoderSpec& spec) {
+  auto resolved = plan::ResolvePlan(plan, AttentionShapeOf(spec));
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return resolved.ok() ? *std::move(resolved) : plan::ResolvedPlan();
+}
+
 class CheckpointPlanTest : public ::testing::Test {
  protected:
   CheckpointPlanTest()
@@ -100,11 +107,11 @@ class CheckpointPlanTest : public ::testing::Test {
     Write();
     const auto checkpoint = Checkpoint::Open(folder_);
     if (!checkpoint.ok()) return checkpoint.status();
-    return checkpoint->CheckTensors(Plan());
+    return checkpoint->CheckTensors(Resolved(Plan(), spec_));
   }
 
   std::vector<RequiredTensor> Required() {
-    auto tensors = RequiredTensors(spec_, Plan());
+    auto tensors = RequiredTensors(spec_, Resolved(Plan(), spec_));
     EXPECT_TRUE(tensors.ok()) << tensors.status();
     return tensors.ok() ? *std::move(tensors) : std::vector<RequiredTensor>();
   }
@@ -206,10 +213,10 @@ TEST_F(CheckpointPlanTest, KeptPairsAreNoPlainLayer) {
   const auto check = [&] {
     Write();
     const auto checkpoint = Checkpoint::Open(folder_);
-    return checkpoint.ok() ? checkpoint->CheckTensors(plan)
+    return checkpoint.ok() ? checkpoint->CheckTensors(Resolved(plan, spec_))
                            : checkpoint.status();
   };
-  const auto wanted = RequiredTensors(spec_, plan);
+  const auto wanted = RequiredTensors(spec_, Resolved(plan, spec_));
   KVASIR_ASSERT_OK(wanted.status());
   shapes_.clear();
   for (const RequiredTensor& tensor : *wanted) {
@@ -246,8 +253,9 @@ TEST_F(CheckpointPlanTest, RangesMayBeLeftForLater) {
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_));
-  KVASIR_EXPECT_OK(checkpoint.CheckTensors(Plan(), /*with_ranges=*/false));
-  EXPECT_THAT(checkpoint.CheckTensors(Plan()),
+  KVASIR_EXPECT_OK(
+      checkpoint.CheckTensors(Resolved(Plan(), spec_), /*with_ranges=*/false));
+  EXPECT_THAT(checkpoint.CheckTensors(Resolved(Plan(), spec_)),
               StatusIs(absl::StatusCode::kNotFound,
                        HasSubstr("k_proj.range.min is missing")));
 }
@@ -256,7 +264,7 @@ TEST_F(CheckpointPlanTest, RangesAreF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_));
-  EXPECT_THAT(checkpoint.CheckTensors(Plan()),
+  EXPECT_THAT(checkpoint.CheckTensors(Resolved(Plan(), spec_)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("k_proj.range.min"),
                              HasSubstr("want F32, have BF16"))));
@@ -265,10 +273,12 @@ TEST_F(CheckpointPlanTest, RangesAreF32) {
 TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
   KvPlan plan = Plan();
   plan.mutable_layers()->RemoveLast();
+  DecoderSpec fewer = spec_;
+  fewer.layers.pop_back();
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_));
-  EXPECT_THAT(checkpoint.CheckTensors(plan),
+  EXPECT_THAT(checkpoint.CheckTensors(Resolved(plan, fewer)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the plan has 1 layers, the model has 2")));
 }
@@ -279,8 +289,8 @@ TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
     if (!checkpoint.ok()) return checkpoint.status();
     WeightsIdBuilder builder;
     std::vector<std::byte> buffer(1 << 16);
-    for (const RequiredTensor& want : Required()) {
-      auto entry = checkpoint->Tensor(want.name);
+    for (const auto& [name, shape] : shapes_) {
+      auto entry = checkpoint->Tensor(name);
       if (!entry.ok()) return entry.status();
       TensorStream stream(*entry, buffer);
       for (;;) {
@@ -288,7 +298,7 @@ TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
         if (!block.ok()) return block.status();
         if (block->num_rows == 0) break;
       }
-      builder.Add(want.name, stream.info(), stream.tiles());
+      builder.Add(name, stream.info(), stream.tiles());
     }
     return builder.Finish(spec_);
   };

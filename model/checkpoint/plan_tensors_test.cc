@@ -12,7 +12,6 @@ namespace kvasir::model {
 namespace {
 
 using base::StatusIs;
-using kvasir::v1::KvPlan;
 using kvasir::v1::LayerPlan;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -51,11 +50,19 @@ LayerPlan Layer(const std::string& key_parts, const std::string& value_parts) {
   return plan;
 }
 
-// "k_proj.down.weight [5, 24]" of layer 0, F32 where only that will do.
-std::vector<std::string> Listed(const AttentionTensors& attention) {
+absl::StatusOr<plan::AttentionTensors> DescribeAttention(
+    const DecoderSpec& spec, const LayerPlan& layer) {
+  const plan::AttentionShape shape = AttentionShapeOf(spec);
+  const auto attention = plan::ResolveAttention(layer, shape, 0);
+  if (!attention.ok()) return attention.status();
+  return plan::TensorsOf(*attention, shape, 0);
+}
+
+// "k_proj.down.weight [5, 24]", F32 where only that will do.
+std::vector<std::string> Listed(const plan::AttentionTensors& attention) {
   std::vector<std::string> lines;
   for (const RequiredTensor& tensor : attention.tensors) {
-    const std::string prefix = "model.layers.0.self_attn.";
+    const std::string prefix = "self_attn.";
     EXPECT_TRUE(tensor.name.starts_with(prefix)) << tensor.name;
     lines.push_back(absl::StrCat(tensor.name.substr(prefix.size()), " [",
                                  absl::StrJoin(tensor.shape, ", "), "]",
@@ -67,8 +74,7 @@ std::vector<std::string> Listed(const AttentionTensors& attention) {
 std::vector<std::string> Listed(const DecoderSpec& spec,
                                 const std::string& key_parts,
                                 const std::string& value_parts) {
-  const auto attention =
-      DescribeAttention(spec, 0, Layer(key_parts, value_parts));
+  const auto attention = DescribeAttention(spec, Layer(key_parts, value_parts));
   EXPECT_TRUE(attention.ok()) << attention.status();
   return attention.ok() ? Listed(*attention) : std::vector<std::string>();
 }
@@ -88,8 +94,11 @@ TEST(PlanTensorsTest, AFullPlanAsksForThePlainTensors) {
       spec.mlp_bias = more;
       spec.tied_head = more;
       spec.layers.resize(3);
-      KvPlan plan;
-      for (int l = 0; l < 3; ++l) *plan.add_layers() = Layer(kFull, kFull);
+      const plan::AttentionShape shape = AttentionShapeOf(spec);
+      KVASIR_ASSERT_OK_AND_ASSIGN(
+          const plan::ResolvedPlan plan,
+          plan::ResolvePlan(plan::FullRankPlan(shape, kvasir::v1::BF16),
+                            shape));
       KVASIR_ASSERT_OK_AND_ASSIGN(const auto tensors,
                                   RequiredTensors(spec, plan));
       EXPECT_EQ(tensors, RequiredTensors(spec));
@@ -291,40 +300,50 @@ TEST(PlanTensorsTest, DimsOfPairsGoByThePairing) {
 TEST(PlanTensorsTest, CoveredDimsAscendAndGoByUses) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;
-  const auto covered = [&](KvSide side, const std::string& part) {
-    const LayerPlan plan = Layer(part, part);
-    return CoveredDims(spec, 0, side, plan.key().parts(0));
+  const auto covered = [&](plan::Side side, const std::string& part) {
+    const LayerPlan layer = Layer(part, part);
+    const auto attention =
+        plan::ResolveAttention(layer, AttentionShapeOf(spec), 0);
+    EXPECT_TRUE(attention.ok()) << attention.status();
+    return attention->side(side).parts[0].dims;
   };
-  const std::string head = R"({"low_rank":{},)";
+  const std::string head =
+      R"({"low_rank":{"groups":[{"heads":[0,1],"rank":3}]},)";
   const std::string all = head + R"("stored":"PRE_ROPE","uses":[{"fold":{}}]})";
-  EXPECT_THAT(covered(KvSide::kKey, all), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(covered(plan::Side::kKey, all),
+              ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
   const std::string rest = head + R"("stored":"NO_ROPE","uses":[{"fold":{}}]})";
-  EXPECT_THAT(covered(KvSide::kKey, rest), ElementsAre(4, 5, 6, 7));
-  EXPECT_THAT(covered(KvSide::kValue, rest),
+  EXPECT_THAT(covered(plan::Side::kKey, rest), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(covered(plan::Side::kValue, rest),
               ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
   const std::string two =
       head + R"("stored":"PRE_ROPE","uses":[{"reconstruct":{}},
                  {"pairs":[1],"anchored":{"block":4}}]})";
-  EXPECT_THAT(covered(KvSide::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
+  EXPECT_THAT(covered(plan::Side::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
 }
 
 TEST(PlanTensorsTest, WhatHasNoTensorsIsSaid) {
   EXPECT_THAT(DescribeAttention(
-                  Spec(), 0, Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
+                  Spec(), Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("layer 0: "
                                  "self_attn.k_proj")));
+  LayerPlan joint = Layer("", "");
+  *joint.add_joint() =
+      Layer(LowRank("reconstruct", "PRE_ROPE"), "").key().parts(0);
+  EXPECT_THAT(DescribeAttention(Spec(), joint),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("a part that serves key and value")));
 }
 
 TEST(PlanTensorsTest, APlanForAnotherModelIsNoCrash) {
   DecoderSpec spec = Spec();
   spec.num_kv_heads = 4;
-  EXPECT_THAT(DescribeAttention(
-                  spec, 0, Layer(LowRank("reconstruct", "PRE_ROPE"), kFull)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("KV head 2 of 4 is in 0 groups")));
-  KvPlan plan;
-  EXPECT_THAT(RequiredTensors(spec, plan),
+  EXPECT_THAT(
+      DescribeAttention(spec, Layer(LowRank("reconstruct", "PRE_ROPE"), kFull)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("KV head 2 of 4 is in 0 groups")));
+  EXPECT_THAT(RequiredTensors(spec, plan::ResolvedPlan()),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the plan has 0 layers, the model has 1")));
 }

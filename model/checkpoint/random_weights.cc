@@ -36,16 +36,15 @@ constexpr double kRangeDeviations = 3.0;
 // By the name of a range tensor: the width of a step.
 using RangeSteps = std::map<std::string, double>;
 
-void AddRangeSteps(int64_t layer, KvSide side, const kvasir::v1::SidePlan& plan,
+void AddRangeSteps(int64_t layer, const plan::ResolvedSide& side,
                    RangeSteps* steps) {
-  for (int p = 0; p < plan.parts_size(); ++p) {
-    uint32_t fewest = 8;
-    for (const uint32_t bits : plan.parts(p).codec().bits().schedule()) {
+  for (const plan::ResolvedPart& part : side.parts) {
+    int fewest = 8;
+    for (const int bits : part.bits) {
       if (bits > 0) fewest = std::min(fewest, bits);
     }
-    (*steps)[LayerTensorName(
-        layer,
-        absl::StrCat(PartPrefix(side, p, plan.parts_size()), ".range.scale"))] =
+    (*steps)[LayerTensorName(layer,
+                             absl::StrCat(part.prefix, ".range.scale"))] =
         2 * kRangeDeviations / static_cast<double>((1u << fewest) - 1);
   }
 }
@@ -290,7 +289,7 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
 
 absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
-    const kvasir::v1::KvPlan& plan) {
+    const plan::ResolvedPlan& plan) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<RequiredTensor> wanted,
                           RequiredTensors(spec, plan));
   std::map<std::string, RandomTensor> plain;
@@ -299,9 +298,9 @@ absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     plain.emplace(std::move(name), std::move(tensor));
   }
   RangeSteps steps;
-  for (int l = 0; l < plan.layers_size(); ++l) {
-    AddRangeSteps(l, KvSide::kKey, plan.layers(l).key(), &steps);
-    AddRangeSteps(l, KvSide::kValue, plan.layers(l).value(), &steps);
+  for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {
+    AddRangeSteps(layer, plan.attention_of(layer).key, &steps);
+    AddRangeSteps(layer, plan.attention_of(layer).value, &steps);
   }
   std::vector<RandomTensor> tensors;
   for (const RequiredTensor& tensor : wanted) {

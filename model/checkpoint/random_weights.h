@@ -10,7 +10,7 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/shapes/decoder_spec.h"
 #include "model/shapes/shapes.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::model {
 
@@ -48,13 +48,13 @@ int64_t CountParameters(const ModelShape& shape);
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
                                           const DecoderSpec& spec);
 
-// The same under a plan that cache::ValidatePlan accepted for the shape's spec:
-// attention has the plan's tensors, of a scale that keeps latents and what is
-// lifted from them near 1. Tensors that the plan does not change have the same
-// numbers. RequiredTensors' errors.
+// The same under a plan that was resolved for the shape's spec: attention has
+// the plan's tensors, of a scale that keeps latents and what is lifted from
+// them near 1. Tensors that the plan does not change have the same numbers.
+// RequiredTensors' errors.
 absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
-    const kvasir::v1::KvPlan& plan);
+    const plan::ResolvedPlan& plan);
 
 // Elements [begin, begin + out.size()) of the tensor under `seed`, row-major.
 // A pure function of (seed, tensor name, element), exact on every machine: the

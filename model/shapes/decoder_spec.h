@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "plan/attention_shape.h"
+
 namespace kvasir::model {
 
 enum class NormKind {
@@ -22,10 +24,7 @@ enum class MlpKind {
 inline bool IsGated(MlpKind kind) { return kind == MlpKind::kGatedSilu; }
 inline int64_t MlpMatrices(MlpKind kind) { return IsGated(kind) ? 3 : 2; }
 
-enum class RopePairing {
-  kHalfSplit,    // pair f is (f, f + rotary_dim/2): Llama, NeoX
-  kInterleaved,  // pair f is (2f, 2f + 1)
-};
+using plan::RopePairing;
 
 // Rows of OPT's table of learned positions before that of position 0.
 inline constexpr int64_t kUnusedOptPositions = 2;

@@ -148,13 +148,12 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
   EXPECT_THAT(checkpoint, base::IsOk());
   const model::DecoderSpec& spec = checkpoint->spec();
-  auto plan = cache::FullRankPlan(CacheShapeOf(spec), dtype);
+  auto plan = plan::FullRankPlan(model::AttentionShapeOf(spec), dtype);
   if (checkpoint->kv_plan_json().has_value()) {
     const auto parsed =
-        cache::ParsePlanJson(*checkpoint->kv_plan_json(), folder);
+        plan::ParsePlanJson(*checkpoint->kv_plan_json(), folder);
     EXPECT_THAT(parsed.status(), base::IsOk());
-    EXPECT_THAT(cache::ValidatePlan(*parsed, CacheShapeOf(spec)), base::IsOk());
-    EXPECT_THAT(checkpoint->CheckTensors(*parsed), base::IsOk());
+    EXPECT_THAT(checkpoint->CheckTensors(Resolved(*parsed, spec)), base::IsOk());
     plan = *parsed;
   }
   // Learned positions end with their table.

@@ -121,7 +121,8 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
   CheckpointSource source(&*checkpoint);
   auto rank = Rank::Create(
       checkpoint->spec(),
-      cache::FullRankPlan(CacheShapeOf(checkpoint->spec()), kvasir::v1::F32),
+      plan::FullRankPlan(model::AttentionShapeOf(checkpoint->spec()),
+                         kvasir::v1::F32),
       &source, rank_options);
   EXPECT_THAT(rank, base::IsOk());
   if (!rank.ok()) return logits;

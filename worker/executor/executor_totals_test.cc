@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/status_matchers.h"
-#include "model/checkpoint/plan_tensors.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/program/attention_flops.h"
 #include "worker/testing/plan_cases.h"
@@ -46,10 +45,8 @@ TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
                               MakePlannedRank(GetParam(), Absorbing()));
   int64_t per_slot = 0;
-  for (int l = 0; l < rank->plan().layers_size(); ++l) {
-    per_slot += FlopsPerSlot(rank->spec(), l, cache::Side::kKey,
-                             rank->plan().layers(l).key(), rank->layout())
-                    .reconstruction;
+  for (int64_t l = 0; l < rank->plan().num_layers(); ++l) {
+    per_slot += FlopsPerSlot(rank->plan(), l, plan::Side::kKey).reconstruction;
   }
   Run(*rank, 10);
   EXPECT_EQ(rank->executor().totals().reconstruction_flops,
@@ -65,16 +62,12 @@ TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWhateverTheChunks) {
     Run(*rank, chunk);
     totals[chunk / 20] = rank->executor().totals();
     per_token = 0;
-    for (int l = 0; l < rank->plan().layers_size(); ++l) {
-      for (const cache::Side side : {cache::Side::kKey, cache::Side::kValue}) {
-        const kvasir::v1::SidePlan& plan = side == cache::Side::kKey
-                                               ? rank->plan().layers(l).key()
-                                               : rank->plan().layers(l).value();
-        if (!plan.parts(0).codec().has_channel_static()) continue;
-        for (const auto& group :
-             rank->layout().layer(l).side(side).parts[0].groups) {
-          per_token +=
-              model::StoredChannels(plan.parts(0).codec(), group.width);
+    for (int64_t l = 0; l < rank->plan().num_layers(); ++l) {
+      for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+        const plan::ResolvedPart& part =
+            rank->plan().attention_of(l).side(side).parts[0];
+        if (part.range == plan::RangeKind::kChannel) {
+          per_token += part.channels();
         }
       }
     }

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/latents/ops.h"
-#include "plan/plan.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::worker {
 namespace {
@@ -26,21 +26,16 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
-// Stored channels of a latent of `rank` numbers that have one width, and one
-// range where ranges are a token's own.
-std::vector<kernels::CodeRun> CodeRuns(const kvasir::v1::Codec& codec,
-                                       int64_t rank) {
+// Stored channels of a latent that have one width, and one range where ranges
+// are a token's own.
+std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
+                                       const plan::ResolvedLatent& latent) {
   std::vector<kernels::CodeRun> runs;
-  const auto& schedule = codec.bits().schedule();
-  if (schedule.empty()) return runs;
-  const int64_t entry = rank / schedule.size();
-  const int64_t range = codec.per_token().group();  // 0: an entry's channels
-  const int64_t width = range > 0 ? range : entry;
-  int64_t begin = 0;
-  for (const uint32_t bits : schedule) {
-    if (bits == 0) continue;  // nothing is stored
-    for (int64_t end = begin + entry; begin < end; begin += width) {
-      runs.push_back({begin, width, static_cast<int>(bits)});
+  for (const plan::CodeRun& run : latent.runs) {
+    const int64_t width =
+        part.range_channels > 0 ? part.range_channels : run.width;
+    for (int64_t at = 0; at < run.width; at += width) {
+      runs.push_back({run.begin + at, width, run.bits});
     }
   }
   return runs;
@@ -65,21 +60,22 @@ void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
 
 // Groups of a part; the caller says where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
-                                        const kvasir::v1::Codec& codec) {
+                                        const plan::ResolvedPart& resolved) {
   KvArenas::Part part;
-  if (codec.has_dtype()) {
-    KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(codec.dtype()));
-  } else if (codec.has_per_token()) {
+  if (resolved.range == plan::RangeKind::kNone) {
+    KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(resolved.dtype));
+  } else if (resolved.range == plan::RangeKind::kToken) {
     KVASIR_ASSIGN_OR_RETURN(part.latents.param_dtype,
-                            StoredType(codec.param_dtype()));
+                            StoredType(resolved.param_dtype));
   }
   int64_t column = 0;
   for (const cache::GroupLayout& from : layout.groups) {
+    const plan::ResolvedLatent& latent =
+        resolved.latents[static_cast<size_t>(from.latent)];
     const std::vector<kernels::CodeRun>& runs =
-        part.runs.emplace_back(CodeRuns(codec, from.width));
+        part.runs.emplace_back(CodeRuns(resolved, latent));
     kernels::LatentGroup group;
-    group.width =
-        runs.empty() ? from.width : runs.back().begin + runs.back().width;
+    group.width = latent.stored_channels();
     group.column = column;
     group.codes_offset_bytes = from.codes.offset_bytes;
     group.codes_stride_bytes = from.codes.slot_stride_bytes;
@@ -98,7 +94,7 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
 
 }  // namespace
 
-absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
+absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
                                           const cache::PageLayout& layout,
                                           const cache::PageCounts& pages,
                                           kernels::DeviceAllocator* allocator) {
@@ -126,19 +122,18 @@ absl::StatusOr<KvArenas> KvArenas::Create(const kvasir::v1::KvPlan& plan,
             kernels::MemoryTag::kKvCache,
             {.alignment_bytes = cache::kRegionAlignmentBytes,
              .prefault = true}));
-    for (const cache::Side which : {cache::Side::kKey, cache::Side::kValue}) {
-      const kvasir::v1::LayerPlan& planned =
-          plan.layers(static_cast<int>(index));
-      const kvasir::v1::SidePlan& side =
-          which == cache::Side::kKey ? planned.key() : planned.value();
+    for (const plan::Side which : {plan::Side::kKey, plan::Side::kValue}) {
+      const plan::ResolvedSide& side =
+          plan.attention_of(static_cast<int64_t>(index)).side(which);
       for (const cache::PartLayout& part : layer.side(which).parts) {
         KVASIR_ASSIGN_OR_RETURN(
-            Part view, PartView(part, side.parts(part.part_index).codec()));
+            Part view,
+            PartView(part, side.parts[static_cast<size_t>(part.part_index)]));
         view.latents.arena = arena.data();
         view.latents.page_bytes = layer.page_bytes;
         view.exact.arena = arena.data();
         view.exact.page_bytes = layer.page_bytes;
-        (which == cache::Side::kKey ? out.key : out.value)
+        (which == plan::Side::kKey ? out.key : out.value)
             .push_back(std::move(view));
       }
     }

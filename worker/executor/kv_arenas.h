@@ -13,7 +13,7 @@
 #include "kernels/device/workspace.h"
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/latent_view.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 
 namespace kvasir::worker {
@@ -56,7 +56,7 @@ class KvArenas {
   // what the layout was made of, served by this build; `pages` by page group;
   // memory is touched, so that the pool is really there. Layout's and
   // allocator's errors.
-  static absl::StatusOr<KvArenas> Create(const kvasir::v1::KvPlan& plan,
+  static absl::StatusOr<KvArenas> Create(const plan::ResolvedPlan& plan,
                                          const cache::PageLayout& layout,
                                          const cache::PageCounts& pages,
                                          kernels::DeviceAllocator* allocator);

@@ -221,7 +221,7 @@ class LayerAttention {
   absl::Status Output(kernels::Stream& stream, const Rows& rows, float* out,
                       kernels::Workspace& workspace) const;
 
-  const AttentionProgram& program() const { return parts_.weights->attention; }
+  const AttentionProgram& program() const { return *parts_.weights->attention; }
 
   Parts parts_;
   kernels::RopePairing pairing_;  // of the model

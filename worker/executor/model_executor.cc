@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/device/read_back.h"
-#include "plan/plan.h"
+#include "plan/resolved_plan.h"
 #include "worker/program/prompt_lift.h"
 
 namespace kvasir::worker {
@@ -125,7 +125,7 @@ absl::Status ModelExecutor::CreateDecoder() {
   };
   for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
     const AttentionProgram& program =
-        weights_.layers[static_cast<size_t>(layer)].attention;
+        *weights_.layers[static_cast<size_t>(layer)].attention;
     lifts_prompts_ = lifts_prompts_ || LiftsPrompts(program);
     for (const KeyProgram& part : program.key) count(part);
     count(program.value);
@@ -135,14 +135,11 @@ absl::Status ModelExecutor::CreateDecoder() {
 }
 
 void ModelExecutor::FindLikeLayers() {
-  absl::flat_hash_map<std::string, size_t> known;
+  absl::flat_hash_map<std::pair<int, int>, size_t> known;
   for (int64_t layer = 0; layer < parts_.spec->num_layers(); ++layer) {
-    const auto index = static_cast<size_t>(layer);
-    const std::string what = absl::StrCat(
-        arenas_.layers()[index].page_group, " ",
-        parts_.spec->layers[index].rope, " ",
-        parts_.plan->layers(static_cast<int>(layer)).SerializeAsString());
-    const auto [entry, is_new] = known.try_emplace(what, like_layers_.size());
+    const plan::ResolvedLayer& resolved = parts_.plan->layer(layer);
+    const auto [entry, is_new] = known.try_emplace(
+        {resolved.page_group, resolved.attention}, like_layers_.size());
     if (is_new) {
       like_layers_.push_back({.first = layer});
     } else {

@@ -25,7 +25,6 @@
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "model/shapes/decoder_spec.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/executor/decoder.h"
 #include "worker/executor/executor.h"
 #include "worker/executor/kv_arenas.h"
@@ -81,7 +80,7 @@ class ModelExecutor final : public Executor {
  public:
   struct Parts {
     const model::DecoderSpec* spec = nullptr;
-    const kvasir::v1::KvPlan* plan = nullptr;
+    const plan::ResolvedPlan* plan = nullptr;
     const cache::PageLayout* layout = nullptr;
     cache::PageCounts pages;
     kernels::DeviceAllocator* allocator = nullptr;

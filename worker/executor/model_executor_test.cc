@@ -374,7 +374,8 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
 TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
-  auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+  auto plan =
+      plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16);
   auto* selection = plan.mutable_layers(1)->mutable_selection();
   selection->set_chunk_slots(8);
   selection->set_budget(64);
@@ -391,8 +392,8 @@ TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
   KVASIR_ASSERT_OK(spec);
   for (const bool rope : {true, false}) {
     spec->layers[0].rope = rope;
-    const auto cache_shape = CacheShapeOf(*spec);
-    EXPECT_EQ(cache_shape.layers[0].rope, rope);
+    const auto attention_shape = model::AttentionShapeOf(*spec);
+    EXPECT_EQ(attention_shape.layers[0].rope, rope);
     std::vector<float> last;
     RankOptions options = TinyOptions();
     options.executor.logits_tap = [&](const LogitsRow& row) {
@@ -401,7 +402,8 @@ TEST(ModelExecutorTest, ALayerWithoutRopeSeesNoOrder) {
     RandomSource source(shape, 1, kernels::DType::kBf16);
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const auto rank,
-        Rank::Create(*spec, cache::FullRankPlan(cache_shape, kvasir::v1::F32),
+        Rank::Create(*spec,
+                     plan::FullRankPlan(attention_shape, kvasir::v1::F32),
                      &source, options));
     DirectRunner runner = RunnerOf(*rank);
     const auto logits_after = [&](uint64_t id, std::vector<int32_t> prompt) {

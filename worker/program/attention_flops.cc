@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
-#include "model/checkpoint/plan_tensors.h"
-
 namespace kvasir::worker {
 namespace {
 
-using kvasir::v1::Part;
+using plan::ResolvedPart;
+using plan::ResolvedUse;
+using plan::RopeSide;
+using plan::Space;
 
 // A complex product of two components is 6 operations, 3 a dim.
 constexpr int64_t kRotationFlopsPerDim = 3;
@@ -19,61 +20,48 @@ struct Latent {
   int64_t query_heads = 0;
 };
 
-// Dims of a head, and how many of them are rotated after the lift.
-struct HeadDims {
-  int64_t all = 0;
-  int64_t rotated = 0;
-};
-
 class KeyCounter {
  public:
-  KeyCounter(const Part& part, int64_t head_dim, int64_t rotary_dims)
+  KeyCounter(const ResolvedPart& part, int64_t head_dim, int64_t rotary_dims)
       : part_(part),
         head_dim_(head_dim),
         rotary_dims_(rotary_dims),
-        pre_rope_(part.stored() == kvasir::v1::PRE_ROPE) {}
+        pre_rope_(part.stored == RopeSide::kBefore) {}
 
   SideFlops Count(const Latent& latent) {
     flops_ = {};
-    switch (part_.space_case()) {
-      case Part::kFull:
+    int64_t terms = 1;
+    for (const ResolvedUse& use : part_.uses) {
+      if (use.lift == plan::Lift::kAnchored) terms = std::max(terms, use.terms);
+    }
+    switch (part_.space) {
+      case Space::kFull:
         Full(latent);
         break;
-      case Part::kLowRank:
-        for (const Part::Use& use : part_.uses()) LowRankUse(latent, use);
+      case Space::kLowRank:
+        for (const ResolvedUse& use : part_.uses) LowRankUse(latent, use);
         break;
-      case Part::kRopePairs:
+      case Space::kRopePairs:
         Channels(latent, 1);
         break;
-      case Part::kRopeLowRank: {
-        int64_t terms = 1;
-        for (const Part::Use& use : part_.uses()) {
-          terms = std::max(terms, Terms(use));
-        }
+      case Space::kRopeLowRank:
         Channels(latent, terms);
-        break;
-      }
-      case Part::SPACE_NOT_SET:
         break;
     }
     return flops_;
   }
 
  private:
-  static int64_t Terms(const Part::Use& use) {
-    return use.has_anchored() ? use.anchored().order() + 1 : 1;
-  }
-
   void Absorb(const Latent& latent, int64_t terms) {
     flops_.attention += 2 * latent.query_heads * latent.channels * terms;
   }
   void Rotate(const Latent& latent, int64_t dims) {
     flops_.reconstruction += kRotationFlopsPerDim * latent.kv_heads * dims;
   }
-  void Rebuild(const Latent& latent, HeadDims dims) {
-    flops_.reconstruction += 2 * latent.channels * latent.kv_heads * dims.all;
-    if (pre_rope_) Rotate(latent, dims.rotated);
-    flops_.attention += 2 * latent.query_heads * dims.all;
+  void Rebuild(const Latent& latent, int64_t dims, int64_t rotated_dims) {
+    flops_.reconstruction += 2 * latent.channels * latent.kv_heads * dims;
+    if (pre_rope_) Rotate(latent, rotated_dims);
+    flops_.attention += 2 * latent.query_heads * dims;
   }
   // Channels that stand for pairs: they turn as they are, for each head anew.
   void Channels(const Latent& latent, int64_t terms) {
@@ -82,38 +70,28 @@ class KeyCounter {
   }
 
   void Full(const Latent& latent) {
-    const bool basis =
-        part_.codec().has_basis_static() || part_.codec().has_basis_sequence();
     if (!pre_rope_) {
       Absorb(latent, 1);  // a basis moves to the query
-    } else if (basis) {
-      Rebuild(latent, {head_dim_, rotary_dims_});
+    } else if (part_.has_basis()) {
+      Rebuild(latent, head_dim_, rotary_dims_);
     } else {
       Absorb(latent, 1);
       Rotate(latent, rotary_dims_);
     }
   }
 
-  HeadDims DimsOf(const Part::Use& use) const {
-    const int64_t paired = int64_t{2} * use.pairs_size();
-    if (paired > 0) return {paired, paired};
-    if (part_.uses_size() == 1 && part_.stored() != kvasir::v1::NO_ROPE) {
-      return {head_dim_, rotary_dims_};
-    }
-    return {head_dim_ - rotary_dims_, 0};
-  }
-
-  void LowRankUse(const Latent& latent, const Part::Use& use) {
+  void LowRankUse(const Latent& latent, const ResolvedUse& use) {
     // Keys that do not rotate and have signs to take back absorb their lift.
-    const bool absorbs = !pre_rope_ && part_.codec().has_hadamard_online();
-    if (use.has_reconstruct() && !absorbs) {
-      Rebuild(latent, DimsOf(use));
+    const bool absorbs =
+        !pre_rope_ && part_.transform == plan::Transform::kHadamardOnline;
+    if (use.lift == plan::Lift::kReconstruct && !absorbs) {
+      Rebuild(latent, use.dims, use.rotated_dims);
     } else {
-      Absorb(latent, Terms(use));
+      Absorb(latent, use.terms);
     }
   }
 
-  const Part& part_;
+  const ResolvedPart& part_;
   const int64_t head_dim_;
   const int64_t rotary_dims_;  // of a head of this layer
   const bool pre_rope_;
@@ -121,7 +99,7 @@ class KeyCounter {
 };
 
 int64_t CountContained(const std::vector<int64_t>& heads,
-                       base::HeadRange of_rank) {
+                       plan::HeadRange of_rank) {
   return std::count_if(heads.begin(), heads.end(), [of_rank](int64_t head) {
     return of_rank.Contains(head);
   });
@@ -129,24 +107,21 @@ int64_t CountContained(const std::vector<int64_t>& heads,
 
 }  // namespace
 
-SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
-                       cache::Side side, const kvasir::v1::SidePlan& plan,
-                       const cache::PageLayout& layout) {
-  const bool rotates = spec.layers[static_cast<size_t>(layer)].rope;
+SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
+                       plan::Side side) {
+  const plan::AttentionShape& shape = plan.shape;
   // Ranks that share a KV head have its query heads dealt among them.
-  const int64_t queries =
-      spec.num_heads / layout.shard().size / layout.kv_heads().count;
+  const int64_t queries = plan.query_heads.count / plan.kv_heads.count;
   SideFlops sum;
-  for (const cache::PartLayout& laid_out :
-       layout.layer(layer).side(side).parts) {
-    const Part& part = plan.parts(laid_out.part_index);
-    KeyCounter keys(part, spec.head_dim, rotates ? spec.rope.rotary_dim : 0);
-    for (const cache::GroupLayout& group : laid_out.groups) {
+  for (const ResolvedPart& part : plan.attention_of(layer).side(side).parts) {
+    KeyCounter keys(part, shape.head_dim, 2 * shape.num_pairs(layer));
+    for (const plan::ResolvedLatent& from : part.latents) {
+      if (!part.Holds(from, plan.kv_heads)) continue;
       Latent latent;
-      latent.channels = model::StoredChannels(part.codec(), group.width);
-      latent.kv_heads = CountContained(group.heads, layout.kv_heads());
+      latent.channels = from.stored_channels();
+      latent.kv_heads = CountContained(from.heads, plan.kv_heads);
       latent.query_heads = latent.kv_heads * queries;
-      if (side == cache::Side::kValue) {
+      if (side == plan::Side::kValue) {
         // Whatever lifts a value stands behind the sum.
         sum.attention += 2 * latent.query_heads * latent.channels;
         continue;
@@ -159,8 +134,8 @@ SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
   return sum;
 }
 
-int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec) {
-  return 2 * spec.num_heads * spec.head_dim;
+int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape) {
+  return 2 * shape.num_heads * shape.head_dim;
 }
 
 std::vector<double> LiftFlops(const PartProgram& part, int64_t dims) {

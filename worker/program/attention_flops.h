@@ -5,10 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/layout.h"
-#include "model/shapes/decoder_spec.h"
-#include "plan/plan.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "plan/resolved_plan.h"
 #include "worker/program/attention_program.h"
 
 namespace kvasir::worker {
@@ -25,13 +22,12 @@ struct SideFlops {
   friend bool operator==(const SideFlops&, const SideFlops&) = default;
 };
 
-// Of the heads of the layout's rank.
-SideFlops FlopsPerSlot(const model::DecoderSpec& spec, int64_t layer,
-                       cache::Side side, const kvasir::v1::SidePlan& plan,
-                       const cache::PageLayout& layout);
+// Of the heads of the plan's rank.
+SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
+                       plan::Side side);
 
 // The same of a side of whole keys (after RoPE) or values, of all heads.
-int64_t DenseFlopsPerSlot(const model::DecoderSpec& spec);
+int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape);
 
 // What the engine does for each slot that it makes keys or values of, by KV
 // head of the rank: rebuilt keys (0 for an absorbed part), and a lift to `dims`

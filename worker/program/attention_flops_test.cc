@@ -30,23 +30,16 @@ SideFlops OfValues(const AttentionProgram& program) {
 
 class AttentionFlopsTest : public ::testing::TestWithParam<PlanCase> {
  protected:
-  void ExpectThePrograms(base::TpShard shard, const RankHeads& heads) {
+  void ExpectThePrograms(plan::TpShard shard, const RankHeads& heads) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                                 model::SpecOfShape(TinyShape()));
-    const kvasir::v1::KvPlan plan = PlanOf(GetParam(), spec);
-    KVASIR_ASSERT_OK_AND_ASSIGN(
-        const cache::PageLayout layout,
-        cache::PageLayout::Create(plan, CacheShapeOf(spec),
-                                  {.page_tokens = 16, .shard = shard}));
+    const plan::ResolvedPlan plan =
+        Resolved(PlanOf(GetParam(), spec), spec, shard);
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const AttentionProgram program,
-        MakeAttentionProgram(spec, 0, plan.layers(0), heads));
-    EXPECT_EQ(
-        FlopsPerSlot(spec, 0, cache::Side::kKey, plan.layers(0).key(), layout),
-        OfKeys(program));
-    EXPECT_EQ(FlopsPerSlot(spec, 0, cache::Side::kValue, plan.layers(0).value(),
-                           layout),
-              OfValues(program));
+        MakeAttentionProgram(plan.attention_of(0), plan.shape, 0, heads));
+    EXPECT_EQ(FlopsPerSlot(plan, 0, plan::Side::kKey), OfKeys(program));
+    EXPECT_EQ(FlopsPerSlot(plan, 0, plan::Side::kValue), OfValues(program));
   }
 };
 

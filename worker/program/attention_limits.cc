@@ -11,16 +11,6 @@
 namespace kvasir::worker {
 namespace {
 
-using kvasir::v1::Codec;
-
-// Runs of codes in a latent of so many stored channels: one for each entry of
-// the schedule that has bits, or one for each range of the token.
-int64_t NumRuns(const Codec& codec, int64_t width) {
-  if (codec.per_token().group() > 0) return width / codec.per_token().group();
-  const auto& schedule = codec.bits().schedule();
-  return schedule.size() - std::count(schedule.begin(), schedule.end(), 0u);
-}
-
 absl::Status AtMost(int64_t limit, int64_t value, const std::string& where,
                     const char* what) {
   if (value <= limit) return absl::OkStatus();
@@ -32,12 +22,13 @@ absl::Status AtMost(int64_t limit, int64_t value, const std::string& where,
 
 // The latents of a part as the op sees them; points to the groups.
 struct Latents {
-  Latents(const PartProgram& part, const Codec& codec) {
+  Latents(const PartProgram& part, const plan::ResolvedPart& resolved) {
     for (const LatentProgram& latent : part.latents) {
       kernels::LatentGroup& group = groups.emplace_back();
       group.width = latent.width;
       exact_groups.push_back(group);
-      group.num_runs = NumRuns(codec, latent.width);
+      group.num_runs = resolved.NumRanges(
+          resolved.latents[static_cast<size_t>(latent.index)]);
     }
     view.groups = groups.data();
     view.num_groups = static_cast<int64_t>(groups.size());
@@ -71,7 +62,7 @@ absl::Status CheckLatents(const Latents& latents, const std::string& where) {
 // Whether the op does a launch over the program's parts, of prompts or output.
 // The parts by themselves are within their limits.
 bool LaunchFits(const AttentionProgram& program,
-                const kvasir::v1::LayerPlan& plan, bool prompts) {
+                const plan::ResolvedAttention& attention, bool prompts) {
   std::vector<Latents> latents;
   latents.reserve(program.key.size());  // pointed to
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
@@ -79,7 +70,7 @@ bool LaunchFits(const AttentionProgram& program,
   const float* const lift = &Latents::kPresent;
   for (size_t p = 0; p < program.key.size(); ++p) {
     const KeyProgram& part = program.key[p];
-    latents.emplace_back(part, plan.key().parts(static_cast<int>(p)).codec());
+    latents.emplace_back(part, attention.key.parts[p]);
     keys[p].latents = latents.back().view;
     keys[p].exact = &latents.back().exact;
     if (prompts && part.prompt_lift.has_value()) {
@@ -94,7 +85,7 @@ bool LaunchFits(const AttentionProgram& program,
     }
     keys[p].rebuild = &rebuilds[p];
   }
-  const Latents value(program.value, plan.value().parts(0).codec());
+  const Latents value(program.value, attention.value.parts[0]);
   kernels::AttentionValuePart values;
   values.latents = value.view;
   values.exact = &value.exact;
@@ -113,8 +104,8 @@ bool LaunchFits(const AttentionProgram& program,
   params.values = &values;
   params.num_value_parts = 1;
   // Exact rows are parts of their own.
-  params.key_exact.tokens = plan.key().exact_window();
-  params.value_exact.tokens = plan.value().exact_window();
+  params.key_exact.tokens = attention.key.exact_window;
+  params.value_exact.tokens = attention.value.exact_window;
   return kernels::PagedAttentionScratch(params, 1) >= 0;
 }
 
@@ -122,29 +113,30 @@ bool LaunchFits(const AttentionProgram& program,
 
 absl::Status CheckAttentionLimits(const AttentionProgram& program,
                                   int64_t layer,
-                                  const kvasir::v1::LayerPlan& plan) {
+                                  const plan::ResolvedAttention& attention) {
   const std::string name = absl::StrCat("layer ", layer);
   for (size_t p = 0; p < program.key.size(); ++p) {
     const KeyProgram& part = program.key[p];
     const std::string where = absl::StrCat(name, " key part ", p);
-    const Latents latents(part, plan.key().parts(static_cast<int>(p)).codec());
+    const Latents latents(part, attention.key.parts[p]);
     KVASIR_RETURN_IF_ERROR(CheckLatents(latents, where));
     if (!part.rebuild.has_value()) continue;
     KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxHeadDim,
                                   part.rebuild->dims, where,
                                   "numbers of a key that is rebuilt"));
   }
-  const Latents value(program.value, plan.value().parts(0).codec());
+  const Latents value(program.value, attention.value.parts[0]);
   KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
-  if (LaunchFits(program, plan, /*prompts=*/false)) return absl::OkStatus();
+  if (LaunchFits(program, attention, /*prompts=*/false))
+    return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       name, ": one query's numbers of all parts take more than the ",
       kernels::kAttentionScratchBytes, " bytes that this build keeps of them"));
 }
 
-void DropPromptLiftsBeyondLimits(const kvasir::v1::LayerPlan& plan,
+void DropPromptLiftsBeyondLimits(const plan::ResolvedAttention& attention,
                                  AttentionProgram* program) {
-  if (LaunchFits(*program, plan, /*prompts=*/true)) return;
+  if (LaunchFits(*program, attention, /*prompts=*/true)) return;
   program->value.prompt_lift.reset();
   for (KeyProgram& part : program->key) part.prompt_lift.reset();
 }

@@ -1,6 +1,7 @@
 #include "worker/program/attention_program.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <utility>
 
@@ -9,10 +10,13 @@
 namespace kvasir::worker {
 namespace {
 
-using kvasir::v1::Codec;
-using kvasir::v1::Part;
-using model::PartTensors;
-using model::RopePairing;
+std::atomic<int64_t> num_attention_programs = 0;
+
+using plan::ResolvedLatent;
+using plan::ResolvedPart;
+using plan::RopePairing;
+using plan::RopeSide;
+using plan::Space;
 
 using Indices = std::vector<int64_t>;
 using Pairs = std::vector<uint32_t>;
@@ -86,32 +90,32 @@ void ShareTables(std::vector<Rotation>* rotations) {
   for (Rotation& rotation : *rotations) ShareTable(&rotation);
 }
 
+// A matrix makes the latents, in place of the model's projection.
+bool IsLowRank(const ResolvedPart& part) {
+  return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
+}
+
 class Maker {
  public:
-  Maker(const model::DecoderSpec& spec, int64_t layer, const RankHeads& heads,
-        const model::AttentionTensors& tensors)
-      : spec_(spec), tensors_(tensors) {
+  Maker(const plan::ResolvedAttention& attention,
+        const plan::AttentionShape& shape, const RankHeads& heads,
+        plan::AttentionTensors tensors)
+      : attention_(attention), shape_(shape), tensors_(std::move(tensors)) {
     out_.heads = heads;
-    out_.head_dim = spec.head_dim;
-    out_.rotates = spec.rope.rotary_dim > 0 &&
-                   spec.layers[static_cast<size_t>(layer)].rope;
-    out_.output_bias = tensors.output_bias;
-    out_.tensors = tensors.tensors;
+    out_.head_dim = shape.head_dim;
+    out_.rotates = attention.rotates;
+    out_.output_bias = tensors_.output_bias;
   }
 
-  AttentionProgram Make(const kvasir::v1::LayerPlan& plan) {
-    for (int p = 0; p < plan.key().parts_size(); ++p) {
-      out_.key.push_back(MakeKey(plan.key().parts(p), p));
-    }
-    MakeQueries(plan);
-    for (int p = 0; p < plan.key().parts_size(); ++p) {
-      Project(plan.key().parts(p), tensors_.key[static_cast<size_t>(p)],
-              &out_.key[static_cast<size_t>(p)]);
-    }
+  AttentionProgram Make() {
+    const std::vector<ResolvedPart>& keys = attention_.key.parts;
+    for (const ResolvedPart& part : keys) out_.key.push_back(MakeKey(part));
+    MakeQueries();
+    for (size_t p = 0; p < keys.size(); ++p) Project(keys[p], &out_.key[p]);
     // Values do not rotate: they have one part, of all dims.
-    const Part& value = plan.value().parts(0);
-    static_cast<PartProgram&>(out_.value) = MakePart(value, tensors_.value[0]);
-    Project(value, tensors_.value[0], &out_.value);
+    const ResolvedPart& value = attention_.value.parts[0];
+    static_cast<PartProgram&>(out_.value) = MakePart(value);
+    Project(value, &out_.value);
     out_.projection_columns = column_;
     for (KeyProgram& part : out_.key) PlaceLifted(&part);
     for (KeyProgram& part : out_.key) PlaceBasis(&part);
@@ -121,11 +125,12 @@ class Maker {
     for (const Projection& projection : out_.projections) {
       out_.has_bias = out_.has_bias || projection.has_bias;
     }
+    out_.tensors = std::move(tensors_.tensors);
     return std::move(out_);
   }
 
  private:
-  int64_t share() const { return spec_.num_heads / spec_.num_kv_heads; }
+  int64_t share() const { return shape_.num_heads / shape_.num_kv_heads; }
   // The model's KV head of the rank's query head.
   int64_t KvHeadOf(int64_t query_head) const {
     return (out_.heads.query.first + query_head) / share();
@@ -136,74 +141,66 @@ class Maker {
     return part.latents[static_cast<size_t>(
         part.group_of_head[static_cast<size_t>(local)])];
   }
-  int64_t num_pairs() const {
-    return out_.rotates ? spec_.rope.rotary_dim / 2 : 0;
-  }
+  int64_t num_pairs() const { return out_.rotates ? shape_.rotary_dim / 2 : 0; }
 
   // The latents of either side.
-  PartProgram MakePart(const Part& plan, const PartTensors& tensors) const {
+  PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
-    part.prefix = tensors.prefix;
-    const Codec& codec = plan.codec();
-    part.has_basis = codec.has_basis_static() && plan.has_full();
-    part.has_mean = part.has_basis && plan.mean();
-    part.hadamard = codec.has_hadamard_online();
-    part.static_ranges = codec.has_channel_static();
+    part.prefix = from.prefix;
+    part.has_basis = from.transform == plan::Transform::kBasisStatic &&
+                     from.space == Space::kFull;
+    part.has_mean = part.has_basis && from.mean;
+    part.hadamard = from.transform == plan::Transform::kHadamardOnline;
+    part.static_ranges = from.range == plan::RangeKind::kChannel;
     part.group_of_head.assign(static_cast<size_t>(out_.heads.kv.count), -1);
     int64_t channel = 0;  // in the tensors of all latents
-    for (size_t g = 0; g < tensors.latents.size(); ++g) {
-      const model::LatentTensors& from = tensors.latents[g];
+    for (size_t g = 0; g < from.latents.size(); ++g) {
+      const ResolvedLatent& resolved = from.latents[g];
       LatentProgram latent;
       latent.index = static_cast<int64_t>(g);
-      latent.width = from.channels;
+      latent.width = resolved.channels;
       latent.column = part.latent_columns;
-      for (size_t place = 0; place < from.heads.size(); ++place) {
-        if (!out_.heads.kv.Contains(from.heads[place])) continue;
-        const int64_t local = from.heads[place] - out_.heads.kv.first;
+      for (size_t place = 0; place < resolved.heads.size(); ++place) {
+        if (!out_.heads.kv.Contains(resolved.heads[place])) continue;
+        const int64_t local = resolved.heads[place] - out_.heads.kv.first;
         latent.heads.push_back(local);
         latent.places.push_back(static_cast<int64_t>(place));
         part.group_of_head[static_cast<size_t>(local)] =
             static_cast<int32_t>(part.latents.size());
       }
       if (!latent.heads.empty()) {
-        if (plan.has_rope_low_rank()) {
-          AddChannels(plan.rope_low_rank().groups(static_cast<int>(g)),
-                      &latent);
-        }
+        if (from.space == Space::kRopeLowRank) AddChannels(resolved, &latent);
         TakeRun(channel, latent.width, part.latent_columns, &part.range_takes);
         part.latent_columns += latent.width;
         part.latents.push_back(std::move(latent));
       }
-      channel += from.channels;
+      channel += resolved.channels;
     }
     return part;
   }
 
-  static void AddChannels(const kvasir::v1::RopeLowRankSpace::Group& group,
-                          LatentProgram* latent) {
-    latent->pairs.assign(group.pairs().begin(), group.pairs().end());
-    for (int i = 0; i < group.pairs_size(); ++i) {
+  static void AddChannels(const ResolvedLatent& from, LatentProgram* latent) {
+    latent->pairs = from.pairs;
+    for (size_t i = 0; i < from.rank_per_pair.size(); ++i) {
       latent->channel_place.insert(latent->channel_place.end(),
-                                   group.rank_per_pair(i), i);
+                                   from.rank_per_pair[i],
+                                   static_cast<int64_t>(i));
     }
   }
 
-  KeyProgram MakeKey(const Part& plan, int index) const {
-    const PartTensors& tensors = tensors_.key[static_cast<size_t>(index)];
+  KeyProgram MakeKey(const ResolvedPart& from) const {
     KeyProgram part;
-    static_cast<PartProgram&>(part) = MakePart(plan, tensors);
-    const bool unrotated = plan.stored() == kvasir::v1::PRE_ROPE;
+    static_cast<PartProgram&>(part) = MakePart(from);
+    const bool unrotated = from.stored == RopeSide::kBefore;
+    const bool low_rank = from.space == Space::kLowRank;
     // A lift of keys that do not rotate stands on either side of the product;
     // a Hadamard transform has to be taken back there.
-    const bool lifted_here =
-        tensors.rebuilt && plan.has_low_rank() && !part.hadamard;
-    if (unrotated || lifted_here)
-      part.rebuild = MakeRebuild(plan, tensors, part);
+    const bool lifted_here = from.rebuilt && low_rank && !part.hadamard;
+    if (unrotated || lifted_here) part.rebuild = MakeRebuild(from, part);
     if (part.rebuild.has_value() && part.rebuild->lifted) return part;
-    if (plan.has_low_rank() || plan.has_rope_low_rank()) {
-      if (!tensors.folded) {
-        part.lift =
-            plan.has_low_rank() ? QueryLift::kMatrix : QueryLift::kComplex;
+    if (IsLowRank(from)) {
+      if (!from.folded) {
+        part.lift = low_rank ? QueryLift::kMatrix : QueryLift::kComplex;
       }
     } else if (part.has_basis) {
       part.lift = QueryLift::kMatrix;
@@ -211,18 +208,20 @@ class Maker {
     return part;
   }
 
-  RebuildProgram MakeRebuild(const Part& plan, const PartTensors& tensors,
+  RebuildProgram MakeRebuild(const ResolvedPart& from,
                              const KeyProgram& part) const {
+    const bool low_rank = from.space == Space::kLowRank;
     RebuildProgram rebuild;
-    rebuild.lifted = plan.has_low_rank() || part.has_basis;
-    rebuild.has_bias = part.has_mean ||
-                       (plan.has_low_rank() && (spec_.qkv_bias || plan.mean()));
-    rebuild.dims = plan.has_rope_low_rank() ? part.latents[0].width
-                                            : tensors.latents[0].head_dims;
+    rebuild.lifted = low_rank || part.has_basis;
+    rebuild.has_bias =
+        part.has_mean || (low_rank && (shape_.qkv_bias || from.mean));
+    rebuild.dims = from.space == Space::kRopeLowRank
+                       ? part.latents[0].width
+                       : from.latents[0].head_dims;
     std::vector<Rotation> turned;
     for (int64_t head = 0; head < out_.heads.kv.count; ++head) {
-      Turn(head * rebuild.dims, rebuild.dims,
-           TurnOfKey(plan, tensors, part, head), &turned);
+      Turn(head * rebuild.dims, rebuild.dims, TurnOfKey(from, part, head),
+           &turned);
     }
     ShareTables(&turned);
     if (!turned.empty()) rebuild.rotation = std::move(turned[0]);
@@ -230,10 +229,10 @@ class Maker {
   }
 
   // Pairs among the dims of a low_rank part, ascending.
-  Pairs CoveredPairs(const PartTensors& tensors) const {
+  Pairs CoveredPairs(const ResolvedPart& part) const {
     Pairs pairs;
-    const bool interleaved = spec_.rope.pairing == RopePairing::kInterleaved;
-    for (const int64_t dim : tensors.dims) {
+    const bool interleaved = shape_.pairing == RopePairing::kInterleaved;
+    for (const int64_t dim : part.dims) {
       if (dim >= 2 * num_pairs()) continue;
       if (interleaved && dim % 2 == 0) {
         pairs.push_back(static_cast<uint32_t>(dim / 2));
@@ -244,10 +243,8 @@ class Maker {
     return pairs;
   }
 
-  static Pairs KeptPairs(const Part& plan, int64_t kv_head) {
-    const auto& kept =
-        plan.rope_pairs().per_head(static_cast<int>(kv_head)).pair_indices();
-    return {kept.begin(), kept.end()};
+  static const Pairs& KeptPairs(const ResolvedPart& part, int64_t kv_head) {
+    return part.LatentOf(kv_head).pairs;
   }
 
   static Pairs ChannelPairs(const LatentProgram& latent) {
@@ -260,66 +257,63 @@ class Maker {
 
   // How the key of the rank's KV head turns: the head itself, or its latent
   // where a space of pairs stores it.
-  HeadTurn TurnOfKey(const Part& plan, const PartTensors& tensors,
-                     const PartProgram& part, int64_t local) const {
-    HeadTurn turn{{}, spec_.rope.pairing};
-    switch (plan.space_case()) {
-      case Part::kFull:
-        turn.pairs = FirstPairs(num_pairs());
+  HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
+                     int64_t local) const {
+    const auto head = static_cast<size_t>(local);
+    switch (from.space) {
+      case Space::kFull:
+        return {FirstPairs(num_pairs()), shape_.pairing};
+      case Space::kLowRank:
+        return {CoveredPairs(from), shape_.pairing};
+      case Space::kRopePairs:
+        return {KeptPairs(from, out_.heads.kv.first + local), shape_.pairing};
+      case Space::kRopeLowRank:
         break;
-      case Part::kLowRank:
-        turn.pairs = CoveredPairs(tensors);
-        break;
-      case Part::kRopePairs:
-        turn.pairs = KeptPairs(plan, out_.heads.kv.first + local);
-        break;
-      default: {
-        const auto group =
-            static_cast<size_t>(part.group_of_head[static_cast<size_t>(local)]);
-        turn = {ChannelPairs(part.latents[group]), RopePairing::kHalfSplit};
-      }
     }
-    return turn;
+    const auto group = static_cast<size_t>(part.group_of_head[head]);
+    return {ChannelPairs(part.latents[group]), RopePairing::kHalfSplit};
   }
 
   // Dims of a head that a part's queries take, where nothing is folded.
-  Indices QueryDims(const Part& plan, const PartTensors& tensors,
-                    const PartProgram& part, int64_t query_head) const {
-    Indices dims;
-    switch (plan.space_case()) {
-      case Part::kFull:
-        return Iota(spec_.head_dim);
-      case Part::kLowRank:
-        return tensors.dims;
-      case Part::kRopePairs:
-        return model::PairDims(spec_.rope,
-                               KeptPairs(plan, KvHeadOf(query_head)));
-      default:
-        dims = model::PairDims(spec_.rope, LatentOf(part, query_head).pairs);
-        std::sort(dims.begin(), dims.end());
-        return dims;
+  Indices QueryDims(const ResolvedPart& from, const PartProgram& part,
+                    int64_t query_head) const {
+    const auto pair_dims = [this](const Pairs& pairs) {
+      return plan::PairDims(shape_.pairing, shape_.rotary_dim, pairs);
+    };
+    switch (from.space) {
+      case Space::kFull:
+        return Iota(shape_.head_dim);
+      case Space::kLowRank:
+        return from.dims;
+      case Space::kRopePairs:
+        return pair_dims(KeptPairs(from, KvHeadOf(query_head)));
+      case Space::kRopeLowRank:
+        break;
     }
+    Indices dims = pair_dims(LatentOf(part, query_head).pairs);
+    std::sort(dims.begin(), dims.end());
+    return dims;
   }
 
   // How a query head's rows of a part turn before they meet the keys.
-  HeadTurn TurnOfQuery(const Part& plan, const PartTensors& tensors,
-                       const KeyProgram& part, int64_t query_head) const {
-    if (plan.has_rope_low_rank() && part.lift == QueryLift::kComplex) {
-      return {LatentOf(part, query_head).pairs, spec_.rope.pairing};
+  HeadTurn TurnOfQuery(const ResolvedPart& from, const KeyProgram& part,
+                       int64_t query_head) const {
+    if (from.space == Space::kRopeLowRank && part.lift == QueryLift::kComplex) {
+      return {LatentOf(part, query_head).pairs, shape_.pairing};
     }
     // Rows that a lift was folded into are latents: they turn only with those.
-    if (plan.has_low_rank() && tensors.folded) return {};
-    return TurnOfKey(plan, tensors, part,
-                     KvHeadOf(query_head) - out_.heads.kv.first);
+    if (from.space == Space::kLowRank && from.folded) return {};
+    return TurnOfKey(from, part, KvHeadOf(query_head) - out_.heads.kv.first);
   }
 
-  void MakeQueries(const kvasir::v1::LayerPlan& plan) {
+  void MakeQueries() {
     Projection projection;
     projection.name = "self_attn.q_proj";
-    projection.has_bias = spec_.qkv_bias;
+    projection.has_bias = shape_.qkv_bias;
+    const std::vector<ResolvedPart>& parts = attention_.key.parts;
     const bool folded =
-        std::any_of(tensors_.key.begin(), tensors_.key.end(),
-                    [](const PartTensors& tensors) { return tensors.folded; });
+        std::any_of(parts.begin(), parts.end(),
+                    [](const ResolvedPart& part) { return part.folded; });
     // Rows of q_proj before the rank's first head.
     int64_t first_row = 0;
     for (int64_t i = 0; i < out_.heads.query.first; ++i) {
@@ -332,28 +326,27 @@ class Maker {
           tensors_.query_rows[static_cast<size_t>(out_.heads.query.first + h)];
     }
     for (size_t p = 0; p < out_.key.size(); ++p) {
-      const Part& part_plan = plan.key().parts(static_cast<int>(p));
-      const PartTensors& tensors = tensors_.key[p];
+      const ResolvedPart& from = parts[p];
       KeyProgram& part = out_.key[p];
       for (int64_t h = 0; h < out_.heads.query.count; ++h) {
         int64_t& row = head_row[static_cast<size_t>(h)];
         const int64_t begin = column_;
         if (folded) {
-          const model::LatentTensors& latent = tensors.LatentOf(KvHeadOf(h));
+          const ResolvedLatent& latent = from.LatentOf(KvHeadOf(h));
           const int64_t count =
-              tensors.folded ? latent.channels : latent.head_dims;
+              from.folded ? latent.channels : latent.head_dims;
           TakeRun(row, count, column_, &projection.takes);
           row += count;
           column_ += count;
         } else {
-          for (const int64_t dim : QueryDims(part_plan, tensors, part, h)) {
+          for (const int64_t dim : QueryDims(from, part, h)) {
             Take(row + dim, column_++, &projection.takes);
           }
         }
         part.projected.column.push_back(begin);
         part.projected.width.push_back(column_ - begin);
         if (out_.rotates) {
-          Turn(begin, column_ - begin, TurnOfQuery(part_plan, tensors, part, h),
+          Turn(begin, column_ - begin, TurnOfQuery(from, part, h),
                &part.query_rotations);
         }
       }
@@ -364,15 +357,14 @@ class Maker {
   }
 
   // The columns that make the latents, and their rotation.
-  void Project(const Part& plan, const PartTensors& tensors,
-               PartProgram* part) {
+  void Project(const ResolvedPart& from, PartProgram* part) {
     Projection projection;
-    const bool down = plan.has_low_rank() || plan.has_rope_low_rank();
-    projection.name = tensors.prefix + (down ? ".down" : "");
-    projection.has_bias = down ? plan.latent_bias() : spec_.qkv_bias;
+    const bool down = IsLowRank(from);
+    projection.name = from.prefix + (down ? ".down" : "");
+    projection.has_bias = down ? from.latent_bias : shape_.qkv_bias;
     part->source_column = column_;
     if (part->has_basis) {
-      part->source_columns = spec_.num_kv_heads * spec_.head_dim;
+      part->source_columns = shape_.num_kv_heads * shape_.head_dim;
       TakeRun(0, part->source_columns, column_, &projection.takes);
     } else {
       part->source_columns = part->latent_columns;
@@ -382,26 +374,24 @@ class Maker {
       }
     }
     column_ += part->source_columns;
-    if (plan.stored() == kvasir::v1::POST_ROPE && out_.rotates) {
-      RotateSource(plan, tensors, part);
+    if (from.stored == RopeSide::kAfter && out_.rotates) {
+      RotateSource(from, part);
     }
     if (!part->static_ranges) part->range_takes.clear();
     out_.projections.push_back(std::move(projection));
   }
 
-  void RotateSource(const Part& plan, const PartTensors& tensors,
-                    PartProgram* part) const {
+  void RotateSource(const ResolvedPart& from, PartProgram* part) const {
     const int64_t first = part->source_column;
     if (part->has_basis) {
-      for (int64_t head = 0; head < spec_.num_kv_heads; ++head) {
-        Turn(first + head * spec_.head_dim, spec_.head_dim,
-             {FirstPairs(num_pairs()), spec_.rope.pairing}, &part->rotations);
+      for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+        Turn(first + head * shape_.head_dim, shape_.head_dim,
+             {FirstPairs(num_pairs()), shape_.pairing}, &part->rotations);
       }
     } else {
       for (const LatentProgram& latent : part->latents) {
         Turn(first + latent.column, latent.width,
-             TurnOfKey(plan, tensors, *part, latent.heads[0]),
-             &part->rotations);
+             TurnOfKey(from, *part, latent.heads[0]), &part->rotations);
       }
     }
     ShareTables(&part->rotations);
@@ -423,17 +413,17 @@ class Maker {
     column_ += part->latent_columns;
   }
 
-  void MakeOutput(const Part& plan) {
+  void MakeOutput(const ResolvedPart& from) {
     ValueProgram& value = out_.value;
     value.lifted =
-        value.has_basis || (plan.has_low_rank() && !tensors_.value[0].folded);
+        value.has_basis || (from.space == Space::kLowRank && !from.folded);
     for (int64_t h = 0; h < out_.heads.query.count; ++h) {
       const int64_t width = LatentOf(value, h).width;
       value.attended.column.push_back(value.attended_columns);
       value.attended.width.push_back(width);
       value.attended_columns += width;
     }
-    for (int64_t i = 0; i < spec_.num_heads; ++i) {
+    for (int64_t i = 0; i < shape_.num_heads; ++i) {
       const int64_t own = tensors_.output_columns[static_cast<size_t>(i)];
       if (i < out_.heads.query.first) out_.output_first_column += own;
       if (out_.heads.query.Contains(i)) out_.output_columns += own;
@@ -441,8 +431,9 @@ class Maker {
     }
   }
 
-  const model::DecoderSpec& spec_;
-  const model::AttentionTensors& tensors_;
+  const plan::ResolvedAttention& attention_;
+  const plan::AttentionShape& shape_;
+  plan::AttentionTensors tensors_;
   AttentionProgram out_;
   int64_t column_ = 0;  // of a token's row, that is not taken yet
 };
@@ -450,11 +441,14 @@ class Maker {
 }  // namespace
 
 absl::StatusOr<AttentionProgram> MakeAttentionProgram(
-    const model::DecoderSpec& spec, int64_t layer,
-    const kvasir::v1::LayerPlan& plan, const RankHeads& heads) {
-  KVASIR_ASSIGN_OR_RETURN(const model::AttentionTensors tensors,
-                          model::DescribeAttention(spec, layer, plan));
-  return Maker(spec, layer, heads, tensors).Make(plan);
+    const plan::ResolvedAttention& attention, const plan::AttentionShape& shape,
+    int64_t layer, const RankHeads& heads) {
+  KVASIR_ASSIGN_OR_RETURN(plan::AttentionTensors tensors,
+                          plan::TensorsOf(attention, shape, layer));
+  ++num_attention_programs;
+  return Maker(attention, shape, heads, std::move(tensors)).Make();
 }
+
+int64_t NumAttentionPrograms() { return num_attention_programs; }
 
 }  // namespace kvasir::worker

@@ -18,17 +18,17 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model/checkpoint/plan_tensors.h"
-#include "model/shapes/decoder_spec.h"
+#include "plan/artifact_tensors.h"
+#include "plan/attention_shape.h"
+#include "plan/resolved_plan.h"
 #include "plan/tp_shard.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::worker {
 
 // Heads of one rank.
 struct RankHeads {
-  base::HeadRange query;
-  base::HeadRange kv;
+  plan::HeadRange query;
+  plan::HeadRange kv;
 };
 
 // Rows [row, row + count) of a tensor become columns from `column` on.
@@ -59,7 +59,7 @@ struct Rotation {
   int64_t column = 0;  // of the first head
   int64_t num_heads = 0;
   int64_t head_dim = 0;
-  model::RopePairing pairing = model::RopePairing::kHalfSplit;
+  plan::RopePairing pairing = plan::RopePairing::kHalfSplit;
   int64_t num_pairs = 0;
   // The model's pair by whose angle each pair turns: [num_pairs] of all heads,
   // or of each [num_heads, num_pairs].
@@ -164,14 +164,17 @@ struct AttentionProgram {
   int64_t output_columns = 0;
   int64_t output_all_columns = 0;
   bool output_bias = false;
-  // Every tensor of the layer's attention, full names.
-  std::vector<model::RequiredTensor> tensors;
+  // Every tensor of attention, by names after "model.layers.{l}.".
+  std::vector<plan::RequiredTensor> tensors;
 };
 
-// The program of a rank. The plan was accepted by cache::ValidatePlan for the
-// model and by cache::ServedByThisBuild. DescribeAttention's errors.
+// The program of a rank for layers of this attention, which a build serves
+// (served_plan.h); `layer` is the first of them. plan::TensorsOf's errors.
 absl::StatusOr<AttentionProgram> MakeAttentionProgram(
-    const model::DecoderSpec& spec, int64_t layer,
-    const kvasir::v1::LayerPlan& plan, const RankHeads& heads);
+    const plan::ResolvedAttention& attention, const plan::AttentionShape& shape,
+    int64_t layer, const RankHeads& heads);
+
+// How many programs this process has made.
+int64_t NumAttentionPrograms();
 
 }  // namespace kvasir::worker

@@ -19,21 +19,21 @@ constexpr char kFullKey[] =
     R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
 
 // One layer: M = 24, 4 query and 2 KV heads of 8, 4 pairs.
-model::DecoderSpec Spec() {
-  model::DecoderSpec spec;
-  spec.hidden_size = 24;
-  spec.num_heads = 4;
-  spec.num_kv_heads = 2;
-  spec.head_dim = 8;
-  spec.rope.rotary_dim = 8;
-  spec.layers.resize(1);
-  return spec;
+plan::AttentionShape Shape() {
+  plan::AttentionShape shape;
+  shape.hidden_size = 24;
+  shape.num_heads = 4;
+  shape.num_kv_heads = 2;
+  shape.head_dim = 8;
+  shape.rotary_dim = 8;
+  shape.layers.resize(1);
+  return shape;
 }
 
-model::DecoderSpec WithoutRope() {
-  model::DecoderSpec spec = Spec();
-  spec.layers[0].rope = false;
-  return spec;
+plan::AttentionShape WithoutRope() {
+  plan::AttentionShape shape = Shape();
+  shape.layers[0].rope = false;
+  return shape;
 }
 
 constexpr RankHeads kAll{{0, 4}, {0, 2}};
@@ -41,7 +41,7 @@ constexpr RankHeads kSecondOfTwo{{2, 2}, {1, 1}};
 
 AttentionProgram Make(const std::string& key_parts,
                       const std::string& value_parts,
-                      const model::DecoderSpec& spec = Spec(),
+                      const plan::AttentionShape& shape = Shape(),
                       const RankHeads& heads = kAll) {
   kvasir::v1::LayerPlan plan;
   const std::string json =
@@ -49,7 +49,10 @@ AttentionProgram Make(const std::string& key_parts,
                    R"(]},"value":{"parts":[)", value_parts, "]}}");
   const auto status = google::protobuf::util::JsonStringToMessage(json, &plan);
   EXPECT_TRUE(status.ok()) << status.ToString() << json;
-  auto program = MakeAttentionProgram(spec, 0, plan, heads);
+  const auto attention = plan::ResolveAttention(plan, shape, 0);
+  EXPECT_TRUE(attention.ok()) << attention.status();
+  if (!attention.ok()) return {};
+  auto program = MakeAttentionProgram(*attention, shape, 0, heads);
   EXPECT_TRUE(program.ok()) << program.status();
   return program.ok() ? *std::move(program) : AttentionProgram();
 }
@@ -100,10 +103,10 @@ TEST(AttentionProgramTest, AFullLayerIsQueriesKeysValues) {
   const KeyProgram& key = program.key[0];
   EXPECT_THAT(key.query_rotations,
               ElementsAre(Rotation{
-                  0, 4, 8, model::RopePairing::kHalfSplit, 4, {0, 1, 2, 3}}));
+                  0, 4, 8, plan::RopePairing::kHalfSplit, 4, {0, 1, 2, 3}}));
   EXPECT_THAT(key.rotations,
               ElementsAre(Rotation{
-                  32, 2, 8, model::RopePairing::kHalfSplit, 4, {0, 1, 2, 3}}));
+                  32, 2, 8, plan::RopePairing::kHalfSplit, 4, {0, 1, 2, 3}}));
   EXPECT_FALSE(key.rebuild.has_value());
   EXPECT_EQ(key.lift, QueryLift::kNone);
   EXPECT_THAT(key.query.column, ElementsAre(0, 8, 16, 24));
@@ -114,7 +117,7 @@ TEST(AttentionProgramTest, AFullLayerIsQueriesKeysValues) {
 }
 
 TEST(AttentionProgramTest, ARankTakesItsHeads) {
-  const AttentionProgram program = Make(kFullKey, kFull, Spec(), kSecondOfTwo);
+  const AttentionProgram program = Make(kFullKey, kFull, Shape(), kSecondOfTwo);
   EXPECT_THAT(program.projections[0].takes, ElementsAre(RowTake{16, 16, 0}));
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{8, 8, 16}));
   EXPECT_THAT(program.projections[2].takes, ElementsAre(RowTake{8, 8, 24}));
@@ -160,7 +163,7 @@ TEST(AttentionProgramTest, RebuiltKeysAndFoldedValuesOfUnequalGroups) {
 TEST(AttentionProgramTest, ARankHoldsOnlyItsGroups) {
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE"), LowRank("fold", "NO_ROPE"),
-           Spec(), kSecondOfTwo);
+           Shape(), kSecondOfTwo);
   const KeyProgram& key = program.key[0];
   ASSERT_EQ(key.latents.size(), 1);
   EXPECT_EQ(key.latents[0].index, 0);
@@ -175,7 +178,7 @@ TEST(AttentionProgramTest, AGroupThatSpansRanksIsHeldWhole) {
       R"({"low_rank":{"groups":[{"heads":[1,0],"rank":7}]},)"
       R"("uses":[{"at_runtime":{}}],"stored":"NO_ROPE",)"
       R"("codec":{"dtype":"BF16"}})";
-  const AttentionProgram program = Make(kFullKey, joint, Spec(), kSecondOfTwo);
+  const AttentionProgram program = Make(kFullKey, joint, Shape(), kSecondOfTwo);
   const ValueProgram& value = program.value;
   ASSERT_EQ(value.latents.size(), 1);
   EXPECT_THAT(value.latents[0].heads, ElementsAre(0));
@@ -204,12 +207,12 @@ TEST(AttentionProgramTest, KeptPairsSelectTheirQueries) {
               ElementsAre(Rotation{0,
                                    4,
                                    4,
-                                   model::RopePairing::kHalfSplit,
+                                   plan::RopePairing::kHalfSplit,
                                    2,
                                    {1, 3, 1, 3, 0, 2, 0, 2}}));
   EXPECT_THAT(key.rotations,
               ElementsAre(Rotation{
-                  16, 2, 4, model::RopePairing::kHalfSplit, 2, {1, 3, 0, 2}}));
+                  16, 2, 4, plan::RopePairing::kHalfSplit, 2, {1, 3, 0, 2}}));
   EXPECT_FALSE(key.rebuild.has_value());
   EXPECT_EQ(key.lift, QueryLift::kNone);
 }
@@ -228,17 +231,17 @@ TEST(AttentionProgramTest, FoldedPairsTakeQueriesAsTheyAre) {
 }
 
 TEST(AttentionProgramTest, InterleavedPairsKeepTheirOrder) {
-  model::DecoderSpec spec = Spec();
-  spec.rope.pairing = model::RopePairing::kInterleaved;
+  plan::AttentionShape shape = Shape();
+  shape.pairing = plan::RopePairing::kInterleaved;
   const AttentionProgram program =
-      Make(Pairs("at_runtime", "POST_ROPE"), kFull, spec, kSecondOfTwo);
+      Make(Pairs("at_runtime", "POST_ROPE"), kFull, shape, kSecondOfTwo);
   // Heads 2 and 3 take pairs 0 and 2 of KV head 1: dims 0, 1, 4, 5.
   EXPECT_THAT(program.projections[0].takes,
               ElementsAre(RowTake{16, 2, 0}, RowTake{20, 2, 2},
                           RowTake{24, 2, 4}, RowTake{28, 2, 6}));
   EXPECT_THAT(program.key[0].rotations,
               ElementsAre(Rotation{
-                  8, 1, 4, model::RopePairing::kInterleaved, 2, {0, 2}}));
+                  8, 1, 4, plan::RopePairing::kInterleaved, 2, {0, 2}}));
 }
 
 TEST(AttentionProgramTest, AComplexLiftMeetsRotatedPairs) {
@@ -249,12 +252,12 @@ TEST(AttentionProgramTest, AComplexLiftMeetsRotatedPairs) {
   EXPECT_EQ(key.latents[0].width, 6);
   EXPECT_THAT(key.latents[0].channel_place, ElementsAre(0, 0, 1));
   // All four heads turn as pairs 1 and 3 do; the channels as theirs.
-  EXPECT_THAT(key.query_rotations,
-              ElementsAre(Rotation{
-                  0, 4, 4, model::RopePairing::kHalfSplit, 2, {1, 3}}));
+  EXPECT_THAT(
+      key.query_rotations,
+      ElementsAre(Rotation{0, 4, 4, plan::RopePairing::kHalfSplit, 2, {1, 3}}));
   EXPECT_THAT(key.rotations,
               ElementsAre(Rotation{
-                  16, 1, 6, model::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
+                  16, 1, 6, plan::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
   EXPECT_EQ(program.projection_columns, 16 + 6 + 16);
   EXPECT_THAT(key.query.column, ElementsAre(38, 44, 50, 56));
   EXPECT_EQ(program.row_columns, 38 + 24);
@@ -267,18 +270,18 @@ TEST(AttentionProgramTest, AFoldedComplexLiftTurnsItsChannels) {
   EXPECT_THAT(program.projections[0].takes, ElementsAre(RowTake{0, 24, 0}));
   EXPECT_THAT(key.query_rotations,
               ElementsAre(Rotation{
-                  0, 4, 6, model::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
+                  0, 4, 6, plan::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
 }
 
 TEST(AttentionProgramTest, PartialRotaryInTwoParts) {
-  model::DecoderSpec spec = Spec();
-  spec.rope.rotary_dim = 4;  // pairs 0 and 1; dims 4..7 do not turn
+  plan::AttentionShape shape = Shape();
+  shape.rotary_dim = 4;  // pairs 0 and 1; dims 4..7 do not turn
   const std::string pairs =
       R"({"rope_pairs":{"per_head":[{"pair_indices":[1]},)"
       R"({"pair_indices":[0]}]},"uses":[{"at_runtime":{}}],)"
       R"("stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
   const AttentionProgram program = Make(
-      absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")), kFull, spec);
+      absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")), kFull, shape);
   ASSERT_EQ(program.key.size(), 2);
   // Head 0: dims 1 and 3; head 3: dims 0 and 2. Then the others' dims 4..7.
   EXPECT_THAT(program.key[0].projected.column, ElementsAre(0, 2, 4, 6));
@@ -295,14 +298,14 @@ TEST(AttentionProgramTest, PartialRotaryInTwoParts) {
 }
 
 TEST(AttentionProgramTest, OneFoldedPartBesideAPlainOne) {
-  model::DecoderSpec spec = Spec();
-  spec.rope.rotary_dim = 4;
+  plan::AttentionShape shape = Shape();
+  shape.rotary_dim = 4;
   const std::string pairs =
       R"({"rope_pairs":{"per_head":[{"pair_indices":[1]},)"
       R"({"pair_indices":[0]}]},"uses":[{"at_runtime":{}}],)"
       R"("stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
   const AttentionProgram program =
-      Make(absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull, spec,
+      Make(absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull, shape,
            kSecondOfTwo);
   // q_proj has 2 + 2 rows for heads 0 and 1, then 2 + 3 for heads 2 and 3.
   EXPECT_THAT(program.projections[0].takes,
@@ -341,7 +344,7 @@ TEST(AttentionProgramTest,
 
 TEST(AttentionProgramTest, AStaticBasisOfUnrotatedKeys) {
   const AttentionProgram program =
-      Make(Basis("PRE_ROPE"), Basis("NO_ROPE"), Spec(), kSecondOfTwo);
+      Make(Basis("PRE_ROPE"), Basis("NO_ROPE"), Shape(), kSecondOfTwo);
   const KeyProgram& key = program.key[0];
   EXPECT_TRUE(key.has_basis);
   EXPECT_TRUE(key.has_mean);
@@ -368,7 +371,7 @@ TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysAbsorbs) {
   EXPECT_EQ(key.lift, QueryLift::kMatrix);
   EXPECT_THAT(key.rotations,
               ElementsAre(Rotation{
-                  32, 2, 8, model::RopePairing::kHalfSplit, 4, {0, 1, 2, 3}}));
+                  32, 2, 8, plan::RopePairing::kHalfSplit, 4, {0, 1, 2, 3}}));
   EXPECT_EQ(key.query_rotations.size(), 1);
   EXPECT_THAT(key.query.width, ElementsAre(12, 12, 12, 12));
 }
@@ -376,7 +379,7 @@ TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysAbsorbs) {
 TEST(AttentionProgramTest, StaticRangesOfTheRanksGroups) {
   const std::string codec = R"({"bits":{"schedule":[4]},"channel_static":{}})";
   const AttentionProgram program =
-      Make(LowRank("reconstruct", "PRE_ROPE", codec), kFull, Spec(),
+      Make(LowRank("reconstruct", "PRE_ROPE", codec), kFull, Shape(),
            {{0, 2}, {0, 1}});
   EXPECT_TRUE(program.key[0].static_ranges);
   EXPECT_THAT(program.key[0].range_takes, ElementsAre(RowTake{3, 2, 0}));
@@ -384,10 +387,10 @@ TEST(AttentionProgramTest, StaticRangesOfTheRanksGroups) {
 }
 
 TEST(AttentionProgramTest, BiasesOfProjections) {
-  model::DecoderSpec spec = Spec();
-  spec.qkv_bias = true;
+  plan::AttentionShape shape = Shape();
+  shape.qkv_bias = true;
   const AttentionProgram program = Make(LowRank("reconstruct", "PRE_ROPE"),
-                                        LowRank("fold", "NO_ROPE"), spec);
+                                        LowRank("fold", "NO_ROPE"), shape);
   EXPECT_TRUE(program.has_bias);
   EXPECT_TRUE(program.projections[0].has_bias);
   EXPECT_FALSE(program.projections[1].has_bias);

@@ -128,7 +128,8 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
   static double FlopsPerSlot() {
     auto spec = model::SpecOfShape(GetParam().shape);
     EXPECT_THAT(spec, base::IsOk());
-    const kvasir::v1::KvPlan plan = PlanOf(GetParam().plan_case, *spec);
+    const plan::ResolvedPlan plan =
+        Resolved(PlanOf(GetParam().plan_case, *spec), *spec);
     double flops = 0;
     const auto add = [&flops](const PartProgram& part,
                               const std::optional<PromptLift>& lift) {
@@ -136,9 +137,9 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
       for (const double head : LiftFlops(part, lift->dims)) flops += head;
     };
     for (int64_t layer = 0; layer < spec->num_layers(); ++layer) {
-      auto program = MakeAttentionProgram(
-          *spec, layer, plan.layers(static_cast<int>(layer)),
-          {{0, spec->num_heads}, {0, spec->num_kv_heads}});
+      auto program =
+          MakeAttentionProgram(plan.attention_of(layer), plan.shape, layer,
+                               {plan.query_heads, plan.kv_heads});
       EXPECT_THAT(program, base::IsOk());
       PlanPromptLifts(&*program);
       for (const KeyProgram& part : program->key) add(part, part.prompt_lift);
@@ -350,9 +351,9 @@ INSTANTIATE_TEST_SUITE_P(Cases, PromptLiftScenarioTest,
 AttentionProgram Program(const PlanCase& each, const model::ModelShape& shape) {
   auto spec = model::SpecOfShape(shape);
   EXPECT_THAT(spec, base::IsOk());
-  auto program =
-      MakeAttentionProgram(*spec, 0, PlanOf(each, *spec).layers(0),
-                           {{0, spec->num_heads}, {0, spec->num_kv_heads}});
+  const plan::ResolvedPlan plan = Resolved(PlanOf(each, *spec), *spec);
+  auto program = MakeAttentionProgram(plan.attention_of(0), plan.shape, 0,
+                                      {plan.query_heads, plan.kv_heads});
   EXPECT_THAT(program, base::IsOk());
   return *std::move(program);
 }

@@ -1,43 +1,135 @@
 #include "worker/program/served_plan.h"
 
-#include <cstdint>
+#include <algorithm>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "plan/plan.h"
 #include "worker/program/attention_limits.h"
 #include "worker/program/prompt_lift.h"
 
 namespace kvasir::worker {
+namespace {
 
-absl::StatusOr<std::vector<AttentionProgram>> ServedAttention(
-    const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
-    const ServeOptions& options) {
-  if (plan.layers_size() != spec.num_layers()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the plan has ", plan.layers_size(),
-                     " layers, the model has ", spec.num_layers()));
+using plan::ResolvedPart;
+
+// Bit widths that a kernel packs.
+bool PackedBits(int bits) { return bits <= 4 || bits == 8; }
+
+std::string UnlikeWidths(const ResolvedPart& part) {
+  std::vector<int64_t> widths;
+  for (const plan::ResolvedLatent& latent : part.latents) {
+    widths.push_back(latent.width);
   }
-  KVASIR_RETURN_IF_ERROR(cache::ServedByThisBuild(plan));
-  std::vector<AttentionProgram> programs;
-  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
-    const kvasir::v1::LayerPlan& own = plan.layers(static_cast<int>(layer));
-    KVASIR_ASSIGN_OR_RETURN(
-        AttentionProgram program,
-        MakeAttentionProgram(spec, layer, own, options.heads));
-    KVASIR_RETURN_IF_ERROR(CheckAttentionLimits(program, layer, own));
-    if (options.lift_prompts) {
-      PlanPromptLifts(&program);
-      DropPromptLiftsBeyondLimits(own, &program);
-    }
-    programs.push_back(std::move(program));
+  if (std::adjacent_find(widths.begin(), widths.end(), std::not_equal_to<>()) ==
+      widths.end()) {
+    return "";
   }
-  return programs;
+  return absl::StrCat(
+      "a rope_low_rank space stored PRE_ROPE with groups of unlike width (",
+      absl::StrJoin(widths, ", "), " numbers)");
 }
 
-RankHeads AllHeads(const model::DecoderSpec& spec) {
-  return {{0, spec.num_heads}, {0, spec.num_kv_heads}};
+// What a part asks for that no kernel does; empty: nothing.
+std::string BeyondThisBuild(const ResolvedPart& part) {
+  if (part.joint) return "a latent of key and value";
+  if (part.has_lift(plan::Lift::kAnchored)) return "ANCHORED keys";
+  if (part.transform == plan::Transform::kBasisSequence) {
+    return "a basis of the sequence";
+  }
+  if (part.range == plan::RangeKind::kSequence) return "ranges of the sequence";
+  if (part.range == plan::RangeKind::kTokenNorm) {
+    return "ranges of a token's norm";
+  }
+  if (part.explicit_runs) return "bits by runs of channels";
+  for (const int bits : part.bits) {
+    if (!PackedBits(bits)) return absl::StrCat("codes of ", bits, " bits");
+  }
+  if (part.space == plan::Space::kLowRank &&
+      part.stored == plan::RopeSide::kAfter) {
+    return "a low_rank space of keys stored POST_ROPE";
+  }
+  if (part.space == plan::Space::kRopeLowRank &&
+      part.stored == plan::RopeSide::kBefore) {
+    return UnlikeWidths(part);
+  }
+  return "";
+}
+
+absl::Status CheckParts(const std::vector<ResolvedPart>& parts,
+                        const std::string& where) {
+  for (const ResolvedPart& part : parts) {
+    const std::string what = BeyondThisBuild(part);
+    if (what.empty()) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(where, ": the plan asks for ", what, " in part ",
+                     part.index, ", which this build does not serve"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttention(const plan::ResolvedAttention& attention,
+                            int64_t layer) {
+  const std::string name = absl::StrCat("layer ", layer);
+  KVASIR_RETURN_IF_ERROR(CheckParts(attention.key.parts, name + " key"));
+  KVASIR_RETURN_IF_ERROR(CheckParts(attention.value.parts, name + " value"));
+  KVASIR_RETURN_IF_ERROR(CheckParts(attention.joint, name + " joint"));
+  if (attention.exact_sinks == 0) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat(name, ": the plan asks for ", attention.exact_sinks,
+                   " exact sinks, which this build does not serve"));
+}
+
+absl::Status CheckTokens(const plan::ResolvedLayer& resolved, int64_t layer) {
+  if (!resolved.eviction.has_value() && !resolved.selection.has_value()) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("layer ", layer, ": the plan asks for ",
+                   resolved.eviction.has_value() ? "eviction" : "selection",
+                   "; this build keeps and reads every token"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
+    std::shared_ptr<const plan::ResolvedPlan> plan,
+    const ServeOptions& options) {
+  for (int64_t layer = 0; layer < plan->num_layers(); ++layer) {
+    KVASIR_RETURN_IF_ERROR(CheckAttention(plan->attention_of(layer), layer));
+    KVASIR_RETURN_IF_ERROR(CheckTokens(plan->layer(layer), layer));
+  }
+  auto served = std::make_shared<ServedPlan>();
+  for (int64_t layer = 0; layer < plan->num_layers(); ++layer) {
+    // Layers that are alike have the number of their first one.
+    const auto index = static_cast<size_t>(plan->layer(layer).attention);
+    if (index < served->programs.size()) continue;
+    const plan::ResolvedAttention& attention = plan->attention_of(layer);
+    KVASIR_ASSIGN_OR_RETURN(
+        AttentionProgram program,
+        MakeAttentionProgram(attention, plan->shape, layer,
+                             {plan->query_heads, plan->kv_heads}));
+    KVASIR_RETURN_IF_ERROR(CheckAttentionLimits(program, layer, attention));
+    if (options.lift_prompts) {
+      PlanPromptLifts(&program);
+      DropPromptLiftsBeyondLimits(attention, &program);
+    }
+    served->programs.push_back(std::move(program));
+  }
+  served->resolved = std::move(plan);
+  return served;
+}
+
+absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
+    const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape,
+    const ServeOptions& options, plan::TpShard shard) {
+  KVASIR_ASSIGN_OR_RETURN(plan::ResolvedPlan resolved,
+                          plan::ResolvePlan(plan, shape, shard));
+  return ServePlan(
+      std::make_shared<const plan::ResolvedPlan>(std::move(resolved)), options);
 }
 
 }  // namespace kvasir::worker

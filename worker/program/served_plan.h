@@ -3,30 +3,54 @@
 // all hear the same; a rank of several is asked about its own.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model/shapes/decoder_spec.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
+#include "plan/resolved_plan.h"
 #include "worker/program/attention_program.h"
 
 namespace kvasir::worker {
 
+// What a rank runs. Layers that are alike share a program.
+// Threads: immutable.
+struct ServedPlan {
+  std::shared_ptr<const plan::ResolvedPlan> resolved;
+  std::vector<AttentionProgram> programs;  // by plan::ResolvedLayer::attention
+
+  // The layer's place in `programs`.
+  int64_t program_of_layer(int64_t layer) const {
+    return resolved->layer(layer).attention;
+  }
+  const AttentionProgram& program(int64_t layer) const {
+    return programs[static_cast<size_t>(program_of_layer(layer))];
+  }
+};
+
 struct ServeOptions {
-  RankHeads heads;  // of the rank
   // Prompts may lift latents, where that is cheaper and the kernels can.
   bool lift_prompts = true;
 };
 
-// What attention does in every layer. `plan` is valid for the model
-// (cache::ValidatePlan). UNIMPLEMENTED names layer, side and part, and what
-// this build does not do or the value and its limit; MakeAttentionProgram's
-// errors.
-absl::StatusOr<std::vector<AttentionProgram>> ServedAttention(
-    const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
+// All plans are served but for
+//   - what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
+//     eviction, selection);
+//   - ANCHORED keys;
+//   - low_rank keys stored POST_ROPE, for which no tensors are defined;
+//   - rope_low_rank keys stored PRE_ROPE whose groups are of unlike width;
+//   - parts that serve key and value, and exact sinks;
+//   - bits by runs of channels, 5 and 6 bits, and ranges of norms;
+//   - sizes beyond the kernels' limits (attention_limits.h).
+// UNIMPLEMENTED names the first layer, side and part that asks for such, and
+// what it asks for or the value and its limit.
+absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
+    std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);
 
-// All heads on one rank.
-RankHeads AllHeads(const model::DecoderSpec& spec);
+// The same of a plan that is resolved first, with plan::ResolvePlan's errors.
+absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
+    const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape,
+    const ServeOptions& options, plan::TpShard shard = {});
 
 }  // namespace kvasir::worker

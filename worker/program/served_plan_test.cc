@@ -2,7 +2,9 @@
 // served has an executor, whose kernels have counted their largest step.
 #include "worker/program/served_plan.h"
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -121,7 +123,8 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
     shape_.num_kv_heads = each.kv_heads;
     shape_.num_query_heads = each.query_heads;
     KVASIR_ASSERT_OK_AND_ASSIGN(spec_, model::SpecOfShape(shape_));
-    plan_ = cache::FullRankPlan(CacheShapeOf(spec_), kvasir::v1::BF16);
+    plan_ =
+        plan::FullRankPlan(model::AttentionShapeOf(spec_), kvasir::v1::BF16);
     const std::string json =
         absl::StrCat(R"({"key":{"parts":[)", each.key,
                      R"(]},"value":{"parts":[)", each.value, "]}}");
@@ -132,11 +135,11 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
       layer->mutable_key()->set_exact_window(each.exact_window);
       layer->mutable_value()->set_exact_window(each.exact_window);
     }
-    KVASIR_ASSERT_OK(cache::ValidatePlan(plan_, CacheShapeOf(spec_)));
+    KVASIR_ASSERT_OK(plan::ValidatePlan(plan_, model::AttentionShapeOf(spec_)));
   }
 
-  absl::StatusOr<std::vector<AttentionProgram>> Served() const {
-    return ServedAttention(spec_, plan_, {.heads = AllHeads(spec_)});
+  absl::StatusOr<std::shared_ptr<const ServedPlan>> ServedHere() const {
+    return ServePlan(plan_, model::AttentionShapeOf(spec_), {});
   }
 
   model::ModelShape shape_ = TinyShape();
@@ -147,12 +150,13 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
 TEST_P(ServedPlanTest, IsTheServersAnswer) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto source,
-      RandomSource::Create(shape_, spec_, plan_, 1, kernels::DType::kBf16));
+      RandomSource::Create(shape_, spec_, Resolved(plan_, spec_), 1,
+                           kernels::DType::kBf16));
   RankOptions options = TinyOptions();
   options.kv_cache_bytes = 64 << 20;
   const absl::Status started =
       Rank::Create(spec_, plan_, source.get(), options).status();
-  EXPECT_EQ(Served().status(), started);
+  EXPECT_EQ(ServedHere().status(), started);
   if (GetParam().refusal.empty()) {
     KVASIR_EXPECT_OK(started);
   } else {
@@ -169,8 +173,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, ServedPlanTest, ::testing::ValuesIn(Cases()),
 class LiftLimitTest : public ServedPlanTest {};
 
 TEST_P(LiftLimitTest, ExactRowsTakeScratchThatLiftsWouldHave) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const auto programs, Served());
-  EXPECT_EQ(programs[1].value.prompt_lift.has_value(),
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto served, ServedHere());
+  EXPECT_EQ(served->program(1).value.prompt_lift.has_value(),
             GetParam().exact_window == 0);
 }
 
@@ -180,6 +184,136 @@ INSTANTIATE_TEST_SUITE_P(Cases, LiftLimitTest,
                          [](const auto& parameter) {
                            return parameter.param.name;
                          });
+
+// Of the tiny model: 4 KV heads of 8, 4 pairs.
+struct NotServed {
+  std::string name;
+  std::string layer;
+  std::string says;
+};
+
+std::string Keys(const std::string& parts, const std::string& rest = "") {
+  return absl::StrCat(R"({"key":{"parts":[)", parts, R"(]},"value":{"parts":[)",
+                      kFullValue, "]}", rest, "}");
+}
+
+std::string KeyCodec(const std::string& codec) {
+  return Keys(absl::StrCat(R"({"full":{},"stored":"POST_ROPE","codec":{)",
+                           codec, "}}"));
+}
+
+std::vector<NotServed> NotServedCases() {
+  const std::string numbers = R"("codec":{"dtype":"BF16"})";
+  const std::string joint =
+      R"({"joint":[{"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
+          "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+                  {"at_runtime":{},"serves":"SERVES_VALUE"}],
+          "stored":"PRE_ROPE",)";
+  return {
+      {"Anchored",
+       Keys(Joint(4, 8,
+                  R"("uses":[{"anchored":{"block":16,"order":1}}],
+                           "stored":"PRE_ROPE",)" +
+                      numbers)),
+       "layer 1 key: the plan asks for ANCHORED keys in part 0"},
+      {"BasisOfTheSequence",
+       Keys(R"({"full":{},"stored":"PRE_ROPE","codec":{"dtype":"F16",
+               "basis_sequence":{}}})"),
+       "layer 1 key: the plan asks for a basis of the sequence in part 0"},
+      {"RangesOfTheSequence",
+       absl::StrCat(R"({"key":{"parts":[)", kFullKey,
+                    R"(]},"value":{"parts":[{"full":{},"stored":"NO_ROPE",
+                       "codec":{"bits":{"schedule":[4]},"channel_sequence":{},
+                       "param_dtype":"F16"}}]}})"),
+       "layer 1 value: the plan asks for ranges of the sequence in part 0"},
+      {"UnlikeWidths",
+       Keys(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0],
+               "rank_per_pair":[2]},{"heads":[2,3],"pairs":[3],
+               "rank_per_pair":[1]}]},"uses":[{"at_runtime":{}}],
+               "stored":"PRE_ROPE",)" +
+            numbers + "}"),
+       "layer 1 key: the plan asks for a rope_low_rank space stored PRE_ROPE "
+       "with groups of unlike width (4, 2 numbers) in part 0"},
+      {"RotatedLowRank",
+       Keys(Joint(
+           4, 8,
+           R"("uses":[{"at_runtime":{}}],"stored":"POST_ROPE",)" + numbers)),
+       "low_rank space of keys stored POST_ROPE"},
+      {"JointParts", joint + numbers + "}]}",
+       "layer 1 joint: the plan asks for a latent of key and value in part 0"},
+      {"ExactSinks",
+       absl::StrCat(R"({"exact_sinks":4,)",
+                    KeyCodec(R"("bits":{"schedule":[4]},"per_token":{},
+                                "param_dtype":"F16")")
+                        .substr(1)),
+       "layer 1: the plan asks for 4 exact sinks"},
+      {"RunsOfBits",
+       KeyCodec(R"("bits":{"runs":[{"channels":8,"bits":4}]},"per_token":{},
+                   "param_dtype":"F16")"),
+       "layer 1 key: the plan asks for bits by runs of channels in part 0"},
+      {"FiveBits",
+       KeyCodec(
+           R"("bits":{"schedule":[5]},"per_token":{},"param_dtype":"F16")"),
+       "layer 1 key: the plan asks for codes of 5 bits in part 0"},
+      {"Norms", KeyCodec(R"("bits":{"schedule":[4]},"per_token_norm":{},
+                   "param_dtype":"F16")"),
+       "layer 1 key: the plan asks for ranges of a token's norm in part 0"},
+      {"Eviction", Keys(kFullKey, R"(,"eviction":{"budget":64,"recent":16,
+                         "positions":"ORIGINAL","every_tokens":8})"),
+       "layer 1: the plan asks for eviction; this build keeps and reads every "
+       "token"},
+      {"Selection", Keys(kFullKey, R"(,"selection":{"chunk_slots":8,"budget":64,
+                         "landmark_codec":{"dtype":"BF16"}})"),
+       "layer 1: the plan asks for selection"},
+  };
+}
+
+class NotServedTest : public ::testing::TestWithParam<NotServed> {};
+
+TEST_P(NotServedTest, IsNamedByLayerSideAndPart) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
+                              model::SpecOfShape(TinyShape()));
+  const plan::AttentionShape shape = model::AttentionShapeOf(spec);
+  kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
+  plan.mutable_layers(1)->Clear();
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
+                  GetParam().layer, plan.mutable_layers(1))
+                  .ok());
+  KVASIR_ASSERT_OK(plan::ValidatePlan(plan, shape));
+  EXPECT_THAT(ServePlan(plan, shape, {}),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr(GetParam().says)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, NotServedTest,
+                         ::testing::ValuesIn(NotServedCases()),
+                         [](const auto& parameter) {
+                           return parameter.param.name;
+                         });
+
+// What comes after resolving takes what it gave, and layers that are alike
+// share a program.
+TEST(StartTest, ResolvesThePlanAndMakesEachProgramOnce) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
+                              model::SpecOfShape(TinyShape()));
+  const kvasir::v1::KvPlan alike =
+      plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::BF16);
+  kvasir::v1::KvPlan unlike = alike;
+  unlike.mutable_layers(1)
+      ->mutable_value()
+      ->mutable_parts(0)
+      ->mutable_codec()
+      ->set_dtype(kvasir::v1::F32);
+  for (const auto& [plan, programs] :
+       {std::pair{alike, 1}, std::pair{unlike, 2}}) {
+    RandomSource source(TinyShape(), 1, kernels::DType::kBf16);
+    const int64_t resolved = plan::NumResolvedPlans();
+    const int64_t made = NumAttentionPrograms();
+    KVASIR_ASSERT_OK(Rank::Create(spec, plan, &source, TinyOptions()).status());
+    EXPECT_EQ(plan::NumResolvedPlans(), resolved + 1);
+    EXPECT_EQ(NumAttentionPrograms(), made + programs);
+  }
+}
 
 }  // namespace
 }  // namespace kvasir::worker

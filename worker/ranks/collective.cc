@@ -69,7 +69,7 @@ class InProcessCollective final : public Collective {
   InProcessCollective(std::shared_ptr<SharedGroup> group, int64_t rank)
       : group_(std::move(group)), rank_(rank) {}
 
-  base::TpShard shard() const override { return {rank_, group_->size()}; }
+  plan::TpShard shard() const override { return {rank_, group_->size()}; }
 
   absl::Status AllReduceSum(kernels::Stream& stream, float* data, int64_t count,
                             kernels::Workspace& workspace) override {

@@ -20,7 +20,7 @@ class Collective {
  public:
   virtual ~Collective() = default;
 
-  virtual base::TpShard shard() const = 0;
+  virtual plan::TpShard shard() const = 0;
 
   // Enqueues data[i] = sum over ranks of data[i], for `count` float32 numbers,
   // added in rank order: the same bits on every rank and in every run.
@@ -35,7 +35,7 @@ class Collective {
 // A group of one.
 class SingleRank final : public Collective {
  public:
-  base::TpShard shard() const override { return {}; }
+  plan::TpShard shard() const override { return {}; }
   absl::Status AllReduceSum(kernels::Stream&, float*, int64_t,
                             kernels::Workspace&) override {
     return absl::OkStatus();

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "cache/cache_id.h"
-#include "worker/program/served_plan.h"
 
 namespace kvasir::worker {
 
@@ -20,23 +19,11 @@ absl::Status CheckPoolFitsMemory(const PoolMemory& memory) {
       memory.weight_bytes, "; lower --kv-cache-bytes to at most ", left));
 }
 
-cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec) {
-  cache::CacheShape shape;
-  shape.num_kv_heads = spec.num_kv_heads;
-  shape.head_dim = spec.head_dim;
-  shape.rotary_dim = spec.rope.rotary_dim;
-  for (const model::LayerSpec& layer : spec.layers) {
-    shape.layers.push_back({.sliding_window = layer.sliding_window,
-                            .rope = layer.rope && spec.rope.rotary_dim > 0});
-  }
-  return shape;
-}
-
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
                       const std::string& weights_id) {
   return cache::CacheId(
-      plan, {.shape = CacheShapeOf(spec),
+      plan, {.shape = model::AttentionShapeOf(spec),
              .page_tokens = page_tokens,
              .rope = {.interleaved =
                           spec.rope.pairing == model::RopePairing::kInterleaved,
@@ -48,21 +35,32 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
     const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
     WeightSource* source, const RankOptions& options, Collective* collective) {
+  plan::TpShard shard;
+  if (collective != nullptr) shard = collective->shard();
+  KVASIR_RETURN_IF_ERROR(ShardSizes::Create(spec, shard).status());
+  KVASIR_ASSIGN_OR_RETURN(
+      std::shared_ptr<const ServedPlan> served,
+      ServePlan(plan, model::AttentionShapeOf(spec),
+                {.lift_prompts = !options.deterministic}, shard));
+  return Create(spec, std::move(served), source, options, collective);
+}
+
+absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
+    const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
+    WeightSource* source, const RankOptions& options, Collective* collective) {
+  const std::shared_ptr<const plan::ResolvedPlan> resolved = plan->resolved;
   std::unique_ptr<Rank> rank(new Rank(spec, plan));
   if (collective == nullptr) collective = &rank->single_rank_;
-  KVASIR_ASSIGN_OR_RETURN(const ShardSizes shard,
-                          ShardSizes::Create(spec, collective->shard()));
-  const ModelExecutorOptions& limits = options.executor;
-  KVASIR_ASSIGN_OR_RETURN(
-      cache::PageLayout layout,
-      cache::PageLayout::Create(
-          plan, CacheShapeOf(spec),
-          {.page_tokens = options.page_tokens, .shard = collective->shard()}));
-  rank->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
-  // Before memory is taken and weights are read, which needs the programs
-  // again.
   KVASIR_RETURN_IF_ERROR(
-      ServedAttention(spec, plan, {.heads = shard.heads()}).status());
+      ShardSizes::Create(spec, collective->shard()).status());
+  const ModelExecutorOptions& limits = options.executor;
+  rank->layout_ = options.layout;
+  if (rank->layout_ == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(
+        cache::PageLayout layout,
+        cache::PageLayout::Create(*resolved, options.page_tokens));
+    rank->layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
+  }
   rank->pages_ = options.pages;
   if (rank->pages_.empty()) {
     rank->pages_ = rank->layout_->PagesForBudget(
@@ -82,16 +80,13 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       LoadWeights(spec, plan, source, rank->allocator_.get(),
-                  {.shard = collective->shard(),
-                   .lift_prompts = !options.deterministic,
-                   .pool = rank->pool_.get(),
-                   .progress = options.progress}));
-  rank->cache_id_ =
-      CacheIdOf(plan, spec, options.page_tokens, weights.weights_id);
+                  {.pool = rank->pool_.get(), .progress = options.progress}));
+  rank->cache_id_ = CacheIdOf(resolved->source, spec, options.page_tokens,
+                              weights.weights_id);
   KVASIR_ASSIGN_OR_RETURN(
       rank->executor_,
       ModelExecutor::Create({.spec = &rank->spec_,
-                             .plan = &rank->plan_,
+                             .plan = resolved.get(),
                              .layout = rank->layout_.get(),
                              .pages = rank->pages_,
                              .allocator = rank->allocator_.get(),

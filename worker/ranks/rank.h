@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -13,10 +14,12 @@
 #include "cache/layout.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
+#include "model/shapes/attention_shape.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/executor/model_executor.h"
+#include "worker/program/served_plan.h"
 #include "worker/ranks/collective.h"
 #include "worker/weights/weight_source.h"
 
@@ -26,6 +29,8 @@ struct RankOptions {
   int num_threads = 1;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
   int64_t page_tokens = 64;
+  // Of the plan in pages of page_tokens; null: it is laid out here.
+  std::shared_ptr<const cache::PageLayout> layout;
   // Bytes of the page pool on this rank, all page groups together; not used
   // when `pages` is given.
   int64_t kv_cache_bytes = 0;
@@ -34,7 +39,8 @@ struct RankOptions {
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
   // Prompts lift nothing, even where that would be cheaper: results have the
-  // same bits whatever the prefix index holds (prompt_lift.h).
+  // same bits whatever the prefix index holds (prompt_lift.h). Of a plan that
+  // Create resolves; else ServePlan was told.
   bool deterministic = false;
   // Of loading the weights.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
@@ -52,9 +58,6 @@ struct PoolMemory {
 // process.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
-// What the cache needs to know of a model.
-cache::CacheShape CacheShapeOf(const model::DecoderSpec& spec);
-
 // cache::CacheId of a model with these weights.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
@@ -68,13 +71,18 @@ class Rank {
  public:
   // `collective` null: a group of one; else it outlives the rank.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
+      const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
+      WeightSource* source, const RankOptions& options,
+      Collective* collective = nullptr);
+  // Of a plan that is resolved for it.
+  static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
       WeightSource* source, const RankOptions& options,
       Collective* collective = nullptr);
 
   ModelExecutor& executor() { return *executor_; }
   const model::DecoderSpec& spec() const { return spec_; }
-  const kvasir::v1::KvPlan& plan() const { return plan_; }
+  const plan::ResolvedPlan& plan() const { return *plan_->resolved; }
   const cache::PageLayout& layout() const { return *layout_; }
   const cache::PageCounts& pages() const { return pages_; }
   const kernels::DeviceAllocator& allocator() const { return *allocator_; }
@@ -88,14 +96,14 @@ class Rank {
   double kv_compression_ratio() const;
 
  private:
-  Rank(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan)
-      : spec_(spec), plan_(plan) {}
+  Rank(const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan)
+      : spec_(spec), plan_(std::move(plan)) {}
 
   // Destroyed in the reverse order.
   const model::DecoderSpec spec_;
-  const kvasir::v1::KvPlan plan_;
+  const std::shared_ptr<const ServedPlan> plan_;
   SingleRank single_rank_;
-  std::unique_ptr<cache::PageLayout> layout_;
+  std::shared_ptr<const cache::PageLayout> layout_;
   cache::PageCounts pages_;
   std::string cache_id_;
   std::unique_ptr<kernels::DeviceAllocator> allocator_;

@@ -54,12 +54,12 @@ class Worker {
     auto spec = model::SpecOfShape(shape);
     EXPECT_THAT(spec, base::IsOk());
     if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
-    const auto plan =
-        plan_case != nullptr
-            ? PlanOf(*plan_case, *spec, dtype)
-            : cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
-    auto source =
-        RandomSource::Create(shape, *spec, plan, 20260, kernels::DType::kBf16);
+    const auto plan = plan_case != nullptr
+                          ? PlanOf(*plan_case, *spec, dtype)
+                          : plan::FullRankPlan(model::AttentionShapeOf(*spec),
+                                               kvasir::v1::BF16);
+    auto source = RandomSource::Create(shape, *spec, Resolved(plan, *spec),
+                                       20260, kernels::DType::kBf16);
     EXPECT_THAT(source.status(), base::IsOk());
     Start(*spec, plan, source->get());
   }

@@ -157,7 +157,7 @@ inline kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
     layer.replace(at, 1, dtype);
   }
   kvasir::v1::KvPlan plan;
-  plan.set_schema_version(cache::kPlanSchemaVersion);
+  plan.set_schema_version(plan::kPlanSchemaVersion);
   for (int64_t l = 0; l < spec.num_layers(); ++l) {
     kvasir::v1::LayerPlan* const added = plan.add_layers();
     EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(layer, added).ok())
@@ -177,8 +177,8 @@ inline absl::StatusOr<std::unique_ptr<Rank>> MakePlannedRank(
   if (!spec.ok()) return spec.status();
   const kvasir::v1::KvPlan plan = PlanOf(plan_case, *spec, dtype);
   constexpr uint64_t kSeed = 20260;
-  auto source =
-      RandomSource::Create(shape, *spec, plan, kSeed, kernels::DType::kBf16);
+  auto source = RandomSource::Create(shape, *spec, Resolved(plan, *spec), kSeed,
+                                     kernels::DType::kBf16);
   if (!source.ok()) return source.status();
   return Rank::Create(*spec, plan, source->get(), options, collective);
 }

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/status_matchers.h"
 #include "model/shapes/shape_config.h"
 #include "model/shapes/shapes.h"
-#include "plan/plan.h"
+#include "plan/resolved_plan.h"
+#include "worker/program/served_plan.h"
 #include "worker/ranks/rank.h"
 #include "worker/weights/weight_source.h"
 
@@ -53,6 +56,23 @@ inline model::ModelShape TinyWindowShape(int64_t sliding_window) {
   return shape;
 }
 
+// The plan as a rank of the model has it, and runs it.
+inline plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
+                                   const model::DecoderSpec& spec,
+                                   plan::TpShard shard = {}) {
+  auto resolved = plan::ResolvePlan(plan, model::AttentionShapeOf(spec), shard);
+  EXPECT_THAT(resolved, base::IsOk());
+  return resolved.ok() ? *std::move(resolved) : plan::ResolvedPlan();
+}
+inline std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
+                                                const model::DecoderSpec& spec,
+                                                const ServeOptions& options,
+                                                plan::TpShard shard = {}) {
+  auto served = ServePlan(plan, model::AttentionShapeOf(spec), options, shard);
+  EXPECT_THAT(served, base::IsOk());
+  return served.ok() ? *std::move(served) : nullptr;
+}
+
 inline RankOptions TinyOptions() {
   RankOptions options;
   options.page_tokens = 16;
@@ -71,9 +91,9 @@ inline absl::StatusOr<std::unique_ptr<Rank>> MakeTinyRank(
   if (!spec.ok()) return spec.status();
   constexpr uint64_t kSeed = 20260;
   RandomSource source(shape, kSeed, kernels::DType::kBf16);
-  return Rank::Create(*spec,
-                      cache::FullRankPlan(CacheShapeOf(*spec), cache_dtype),
-                      &source, options, collective);
+  return Rank::Create(
+      *spec, plan::FullRankPlan(model::AttentionShapeOf(*spec), cache_dtype),
+      &source, options, collective);
 }
 
 }  // namespace kvasir::worker

@@ -108,7 +108,7 @@ class AttentionPlanner {
                    LayerWeights* weights)
       : load_(load),
         spec_(*load.spec),
-        program_(weights->attention),
+        program_(*weights->attention),
         jobs_(jobs),
         weights_(weights) {}
 
@@ -127,13 +127,14 @@ class AttentionPlanner {
     }
     KVASIR_RETURN_IF_ERROR(Ranges(program_.value, &weights_->value));
     KVASIR_RETURN_IF_ERROR(Output());
-    for (const model::RequiredTensor& tensor : program_.tensors) {
-      if (planned_.contains(tensor.name)) continue;
+    for (const plan::RequiredTensor& tensor : program_.tensors) {
+      std::string name = plan::LayerTensorName(load_.layer, tensor.name);
+      if (planned_.contains(name)) continue;
       int64_t columns = 1;
       for (size_t i = 1; i < tensor.shape.size(); ++i) {
         columns *= tensor.shape[i];
       }
-      jobs_->ReadOnly(tensor.name, columns);
+      jobs_->ReadOnly(std::move(name), columns);
     }
     return absl::OkStatus();
   }
@@ -141,7 +142,7 @@ class AttentionPlanner {
  private:
   // The full name of a tensor, noted as planned.
   std::string Name(const std::string& name) {
-    std::string full = model::LayerTensorName(load_.layer, name);
+    std::string full = plan::LayerTensorName(load_.layer, name);
     planned_.insert(full);
     return full;
   }
@@ -178,7 +179,7 @@ class AttentionPlanner {
   // A vector [heads of the model, d]: the rank's heads of it.
   absl::Status HeadVector(const std::string& name, int64_t dims,
                           const float** out) {
-    const base::HeadRange& heads = program_.heads.kv;
+    const plan::HeadRange& heads = program_.heads.kv;
     return jobs_->Floats(
         {{Name(name), 1, {{heads.first * dims, heads.count * dims, 0}}}},
         heads.count * dims, out);
@@ -210,7 +211,7 @@ class AttentionPlanner {
   }
 
   std::string LiftTensor(const PartProgram& part, const LatentProgram& latent) {
-    return Name(absl::StrCat(part.prefix, ".", model::LiftName(latent.index)));
+    return Name(absl::StrCat(part.prefix, ".", plan::LiftName(latent.index)));
   }
 
   // Each head's `head_rows` rows of a latent's lift, as float32.
@@ -368,7 +369,7 @@ class AttentionPlanner {
       job.reads.push_back(std::move(mean));
     }
     const int64_t d = spec_.head_dim;
-    const base::HeadRange& heads = program_.heads.kv;
+    const plan::HeadRange& heads = program_.heads.kv;
     TensorRead read;
     read.tensor = Name(part.prefix + ".basis.weight");
     read.columns = spec_.num_kv_heads * d;

@@ -66,17 +66,20 @@ struct Model {
 Model MakeModel(const std::string& key, const std::string& value) {
   Model model;
   model.spec = *model::SpecOfShape(TinyShape());
-  model.plan = cache::FullRankPlan(CacheShapeOf(model.spec), kvasir::v1::BF16);
+  model.plan =
+      plan::FullRankPlan(model::AttentionShapeOf(model.spec), kvasir::v1::BF16);
   const std::string json = absl::StrCat(
       R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)", value, "]}}");
   model.plan.mutable_layers(0)->Clear();
   EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(
                   json, model.plan.mutable_layers(0))
                   .ok());
-  EXPECT_THAT(cache::ValidatePlan(model.plan, CacheShapeOf(model.spec)),
-              base::IsOk());
-  auto source = RandomSource::Create(TinyShape(), model.spec, model.plan, 1,
-                                     DType::kBf16);
+  EXPECT_THAT(
+      plan::ValidatePlan(model.plan, model::AttentionShapeOf(model.spec)),
+      base::IsOk());
+  auto source =
+      RandomSource::Create(TinyShape(), model.spec,
+                           Resolved(model.plan, model.spec), 1, DType::kBf16);
   EXPECT_THAT(source.status(), base::IsOk());
   model.source = *std::move(source);
   return model;
@@ -90,19 +93,16 @@ struct Loaded {
   const LayerWeights& layer() const { return weights.layers[0]; }
 };
 
-Loaded Load(const Model& model, base::TpShard shard = {}) {
+Loaded Load(const Model& model, plan::TpShard shard = {}) {
   Loaded loaded;
   loaded.allocator =
       *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   CountingSource source(model.source.get());
   base::ThreadPool pool(1);
   // Small blocks: rows are taken from several.
-  auto weights =
-      LoadWeights(model.spec, model.plan, &source, loaded.allocator.get(),
-                  {.shard = shard,
-                   .lift_prompts = true,
-                   .pool = &pool,
-                   .read_buffer_bytes = 300});
+  auto weights = LoadWeights(
+      model.spec, Served(model.plan, model.spec, {}, shard), &source,
+      loaded.allocator.get(), {.pool = &pool, .read_buffer_bytes = 300});
   EXPECT_THAT(weights.status(), base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
   loaded.reads = source.reads();
@@ -143,19 +143,21 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
   model.plan = PlanOf(each, model.spec);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       model.source,
-      RandomSource::Create(shape, model.spec, model.plan, 1, DType::kBf16));
-  const auto wanted = model::RequiredTensors(model.spec, model.plan);
+      RandomSource::Create(shape, model.spec, Resolved(model.plan, model.spec),
+                           1, DType::kBf16));
+  const auto wanted =
+      model::RequiredTensors(model.spec, Resolved(model.plan, model.spec));
   KVASIR_ASSERT_OK(wanted);
-  for (const base::TpShard shard :
-       {base::TpShard{0, 1}, base::TpShard{0, 4}, base::TpShard{3, 4}}) {
+  for (const plan::TpShard shard :
+       {plan::TpShard{0, 1}, plan::TpShard{0, 4}, plan::TpShard{3, 4}}) {
     const Loaded loaded = Load(model, shard);
     EXPECT_EQ(loaded.reads.size(), wanted->size());
     EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
     // What is counted before is what is allocated.
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const int64_t counted,
-        CountWeightBytes(model.spec, model.plan, model.source.get(),
-                         {.shard = shard, .lift_prompts = true}));
+        CountWeightBytes(model.spec, Served(model.plan, model.spec, {}, shard),
+                         model.source.get()));
     EXPECT_EQ(counted,
               loaded.allocator->use(kernels::MemoryTag::kWeights).bytes);
   }
@@ -175,8 +177,9 @@ absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
   ChangedSource source(model.source.get(), std::move(change));
   auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(1);
-  return LoadWeights(model.spec, model.plan, &source, allocator.get(),
-                     {.pool = &pool})
+  return LoadWeights(model.spec,
+                     Served(model.plan, model.spec, {.lift_prompts = false}),
+                     &source, allocator.get(), {.pool = &pool})
       .status();
 }
 
@@ -321,7 +324,8 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
     SCOPED_TRACE(each.text);
     auto spec = model::SpecOfShape(each.shape);
     KVASIR_ASSERT_OK(spec);
-    auto plan = cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16);
+    auto plan =
+        plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16);
     const std::string json =
         absl::StrCat(R"({"key":{"parts":[)", each.key,
                      R"(]},"value":{"parts":[)", each.value, "]}}");
@@ -329,20 +333,16 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
     ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
                     json, plan.mutable_layers(1))
                     .ok());
-    KVASIR_ASSERT_OK(cache::ValidatePlan(plan, CacheShapeOf(*spec)));
+    KVASIR_ASSERT_OK(plan::ValidatePlan(plan, model::AttentionShapeOf(*spec)));
     KVASIR_ASSERT_OK_AND_ASSIGN(
         auto random,
-        RandomSource::Create(each.shape, *spec, plan, 1, DType::kBf16));
+        RandomSource::Create(each.shape, *spec, Resolved(plan, *spec), 1,
+                             DType::kBf16));
     CountingSource source(random.get());
-    auto allocator =
-        *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
-    base::ThreadPool pool(1);
     EXPECT_THAT(
-        LoadWeights(*spec, plan, &source, allocator.get(), {.pool = &pool})
-            .status(),
+        Rank::Create(*spec, plan, &source, TinyOptions()).status(),
         StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(each.text)));
     EXPECT_TRUE(source.reads().empty());
-    EXPECT_EQ(allocator->total_use().peak_bytes, 0);
   }
 }
 

@@ -88,7 +88,7 @@ RandomSource::RandomSource(const model::ModelShape& shape, uint64_t seed,
 
 absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
     const model::ModelShape& shape, const model::DecoderSpec& spec,
-    const kvasir::v1::KvPlan& plan, uint64_t seed, kernels::DType dtype) {
+    const plan::ResolvedPlan& plan, uint64_t seed, kernels::DType dtype) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<model::RandomTensor> tensors,
                           model::RandomTensorsOf(shape, spec, plan));
   // A model of other tensors is another model.

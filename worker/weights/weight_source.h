@@ -76,7 +76,7 @@ class RandomSource final : public WeightSource {
   // model::RandomTensorsOf's errors.
   static absl::StatusOr<std::unique_ptr<RandomSource>> Create(
       const model::ModelShape& shape, const model::DecoderSpec& spec,
-      const kvasir::v1::KvPlan& plan, uint64_t seed, kernels::DType dtype);
+      const plan::ResolvedPlan& plan, uint64_t seed, kernels::DType dtype);
 
   absl::StatusOr<kernels::DType> TypeOf(const std::string& name) const override;
   absl::Status Read(const std::string& name, std::span<std::byte> buffer,

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/checkpoint.h"
-#include "worker/program/served_plan.h"
 #include "worker/weights/attention_weights.h"
 #include "worker/weights/weight_jobs.h"
 
@@ -22,21 +21,19 @@ TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
 // Lists the jobs of a model and allocates their memory.
 class Planner {
  public:
-  Planner(const model::DecoderSpec& spec, const LoadOptions& options,
-          WeightJobs* jobs, ModelWeights* weights)
+  // `weights` has its plan.
+  Planner(const model::DecoderSpec& spec, WeightJobs* jobs,
+          ModelWeights* weights)
       : spec_(spec),
-        shard_(options.shard),
-        lift_prompts_(options.lift_prompts),
+        shard_(weights->plan->resolved->shard),
         jobs_(jobs),
         weights_(weights) {}
 
-  absl::Status PlanAll(const kvasir::v1::KvPlan& plan) {
-    KVASIR_ASSIGN_OR_RETURN(std::vector<AttentionProgram> programs,
-                            ServedAttention(spec_, plan,
-                                            {.heads = weights_->shard.heads(),
-                                             .lift_prompts = lift_prompts_}));
-    for (AttentionProgram& program : programs) {
-      weights_->layers.emplace_back().attention = std::move(program);
+  absl::Status PlanAll() {
+    KVASIR_ASSIGN_OR_RETURN(weights_->shard, ShardSizes::Create(spec_, shard_));
+    for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
+      weights_->layers.emplace_back().attention =
+          &weights_->plan->program(layer);
     }
     for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
       KVASIR_RETURN_IF_ERROR(PlanLayer(layer));
@@ -127,8 +124,7 @@ class Planner {
   }
 
   const model::DecoderSpec& spec_;
-  const base::TpShard shard_;
-  const bool lift_prompts_;
+  const plan::TpShard shard_;
   WeightJobs* const jobs_;
   ModelWeights* const weights_;
 };
@@ -136,10 +132,10 @@ class Planner {
 }  // namespace
 
 absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
-                                              base::TpShard shard) {
+                                              plan::TpShard shard) {
   ShardSizes sizes;
   KVASIR_ASSIGN_OR_RETURN(sizes.kv_heads,
-                          base::KvHeadsOfRank(shard, spec.num_kv_heads));
+                          plan::KvHeadsOfRank(shard, spec.num_kv_heads));
   if (spec.num_heads % shard.size != 0 ||
       spec.intermediate_size % shard.size != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -155,27 +151,24 @@ absl::StatusOr<ShardSizes> ShardSizes::Create(const model::DecoderSpec& spec,
 }
 
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
-                                         const kvasir::v1::KvPlan& plan,
-                                         WeightSource* source,
-                                         const LoadOptions& options) {
+                                         std::shared_ptr<const ServedPlan> plan,
+                                         WeightSource* source) {
   ModelWeights weights;
-  KVASIR_ASSIGN_OR_RETURN(weights.shard,
-                          ShardSizes::Create(spec, options.shard));
+  weights.plan = std::move(plan);
   WeightJobs jobs(source);
-  KVASIR_RETURN_IF_ERROR(Planner(spec, options, &jobs, &weights).PlanAll(plan));
+  KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   return jobs.bytes();
 }
 
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
-                                         const kvasir::v1::KvPlan& plan,
+                                         std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
                                          kernels::DeviceAllocator* allocator,
                                          const LoadOptions& options) {
   ModelWeights weights;
-  KVASIR_ASSIGN_OR_RETURN(weights.shard,
-                          ShardSizes::Create(spec, options.shard));
+  weights.plan = std::move(plan);
   WeightJobs jobs(source, allocator, &weights.buffers);
-  KVASIR_RETURN_IF_ERROR(Planner(spec, options, &jobs, &weights).PlanAll(plan));
+  KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   KVASIR_RETURN_IF_ERROR(
       jobs.Run({options.pool, options.read_buffer_bytes, options.progress}));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,8 @@
 #include "kernels/linear/matmul.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/tp_shard.h"
-#include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/program/attention_program.h"
+#include "worker/program/served_plan.h"
 #include "worker/weights/weight_source.h"
 
 namespace kvasir::worker {
@@ -26,13 +27,13 @@ namespace kvasir::worker {
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
-  base::HeadRange kv_heads;
+  plan::HeadRange kv_heads;
   int64_t first_feature = 0;  // of the intermediate size
   int64_t num_features = 0;
 
   // INVALID_ARGUMENT when the heads or features cannot be dealt out equally.
   static absl::StatusOr<ShardSizes> Create(const model::DecoderSpec& spec,
-                                           base::TpShard shard);
+                                           plan::TpShard shard);
   RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
 };
 
@@ -60,7 +61,8 @@ struct PartWeights {
 struct LayerWeights {
   const float* input_norm = nullptr;       // [M]
   const float* input_norm_bias = nullptr;  // [M]
-  AttentionProgram attention;
+  // In ModelWeights::plan; layers that are alike share one.
+  const AttentionProgram* attention = nullptr;
   std::vector<PartWeights> key;  // by key part
   PartWeights value;
   kernels::PackedMatrix qkv;              // [M, attention.projection_columns]
@@ -78,6 +80,7 @@ struct LayerWeights {
 
 // Owns: all weight memory, under the tag "weights".
 struct ModelWeights {
+  std::shared_ptr<const ServedPlan> plan;  // the programs' owner
   ShardSizes shard;
   std::vector<LayerWeights> layers;
   const float* final_norm = nullptr;       // [M]
@@ -99,9 +102,6 @@ struct ModelWeights {
 };
 
 struct LoadOptions {
-  base::TpShard shard;
-  // Lifts of prompts are made where they pay (prompt_lift.h).
-  bool lift_prompts = false;
   // Runs on all threads of the pool; each reads and packs whole matrices.
   base::ThreadPool* pool = nullptr;
   // Per thread; more where a row needs it. Small enough that what was read is
@@ -114,16 +114,15 @@ struct LoadOptions {
 // What LoadWeights would allocate. Reads nothing; its errors but those of
 // reading and memory.
 absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
-                                         const kvasir::v1::KvPlan& plan,
-                                         WeightSource* source,
-                                         const LoadOptions& options);
+                                         std::shared_ptr<const ServedPlan> plan,
+                                         WeightSource* source);
 
 // Reads every tensor once, and packs it while it is read: no second copy is
-// held. The plan was judged for the model. Before anything is read:
-// ServedAttention's errors; then those of WeightJobs, and INVALID_ARGUMENT for
-// ranges of codes that are none, with tensor, channel and value.
+// held: the rank's part of them that the plan was resolved for. Errors of
+// WeightJobs, and INVALID_ARGUMENT for ranges of codes that are none, with
+// tensor, channel and value.
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
-                                         const kvasir::v1::KvPlan& plan,
+                                         std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
                                          kernels::DeviceAllocator* allocator,
                                          const LoadOptions& options);

@@ -47,7 +47,7 @@ struct Loaded {
   ModelWeights weights;
 };
 
-Loaded Load(WeightSource* source, base::TpShard shard, int threads = 1,
+Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
             size_t buffer_bytes = 1 << 20) {
   Loaded loaded;
   auto spec = model::SpecOfShape(TinyShape());
@@ -56,9 +56,12 @@ Loaded Load(WeightSource* source, base::TpShard shard, int threads = 1,
       *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(threads);
   auto weights = LoadWeights(
-      *spec, cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16), source,
-      loaded.allocator.get(),
-      {.shard = shard, .pool = &pool, .read_buffer_bytes = buffer_bytes});
+      *spec,
+      Served(
+          plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16),
+          *spec, {.lift_prompts = false}, shard),
+      source, loaded.allocator.get(),
+      {.pool = &pool, .read_buffer_bytes = buffer_bytes});
   EXPECT_THAT(weights, base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
   return loaded;
@@ -168,7 +171,9 @@ TEST(WeightsTest, AFailingTensorIsNamed) {
   base::ThreadPool pool(1);
   EXPECT_THAT(
       LoadWeights(*spec,
-                  cache::FullRankPlan(CacheShapeOf(*spec), kvasir::v1::BF16),
+                  Served(plan::FullRankPlan(model::AttentionShapeOf(*spec),
+                                            kvasir::v1::BF16),
+                         *spec, {.lift_prompts = false}),
                   &source, allocator.get(), {.pool = &pool}),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "model/shapes/decoder_spec.h"
+#include "plan/attention_shape.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
-namespace kvasir::bench {
+namespace kvasir::plan {
 
 // What limits attention over a cache, and how near to it we want to be.
 struct PlanPreset {
@@ -34,6 +34,6 @@ absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 // for a model whose heads the preset does not suit (head counts that its groups
 // do not divide, heads that RoPE turns in part or not at all).
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(
-    const std::string& name, const model::DecoderSpec& spec);
+    const std::string& name, const AttentionShape& shape);
 
-}  // namespace kvasir::bench
+}  // namespace kvasir::plan

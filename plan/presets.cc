@@ -1,4 +1,4 @@
-#include "bench/plan_presets.h"
+#include "plan/presets.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,14 +10,13 @@
 #include "base/status_macros.h"
 #include "plan/plan.h"
 
-namespace kvasir::bench {
+namespace kvasir::plan {
 namespace {
 
 using kvasir::v1::Codec;
 using kvasir::v1::KvPlan;
 using kvasir::v1::LayerPlan;
 using kvasir::v1::Part;
-using model::DecoderSpec;
 
 Codec Numbers() {
   Codec codec;
@@ -51,14 +50,14 @@ Part Full(kvasir::v1::Stored stored, const Codec& codec) {
 }
 
 // Half of the numbers of each group of `share` heads.
-Part HalfRank(const DecoderSpec& spec, int64_t share, const Codec& codec) {
+Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   Part part;
-  for (int64_t head = 0; head < spec.num_kv_heads; head += share) {
+  for (int64_t head = 0; head < shape.num_kv_heads; head += share) {
     auto* group = part.mutable_low_rank()->add_groups();
     for (int64_t h = head; h < head + share; ++h) {
       group->add_heads(static_cast<uint32_t>(h));
     }
-    group->set_rank(static_cast<uint32_t>(share * spec.head_dim / 2));
+    group->set_rank(static_cast<uint32_t>(share * shape.head_dim / 2));
   }
   *part.mutable_codec() = codec;
   return part;
@@ -66,14 +65,15 @@ Part HalfRank(const DecoderSpec& spec, int64_t share, const Codec& codec) {
 
 // Lifted in o_proj where that reads fewer weights than a lift of its own, as
 // the planners decide it.
-Part HalfRankValues(const DecoderSpec& spec, int64_t share,
+Part HalfRankValues(const AttentionShape& shape, int64_t share,
                     const Codec& codec) {
-  Part part = HalfRank(spec, share, codec);
+  Part part = HalfRank(shape, share, codec);
   part.set_stored(kvasir::v1::NO_ROPE);
-  const int64_t rank = share * spec.head_dim / 2;
-  const int64_t folded = spec.num_heads * rank * spec.hidden_size;
-  const int64_t at_runtime = spec.num_heads * spec.head_dim * spec.hidden_size +
-                             spec.num_kv_heads * spec.head_dim * rank;
+  const int64_t rank = share * shape.head_dim / 2;
+  const int64_t folded = shape.num_heads * rank * shape.hidden_size;
+  const int64_t at_runtime =
+      shape.num_heads * shape.head_dim * shape.hidden_size +
+      shape.num_kv_heads * shape.head_dim * rank;
   if (folded < at_runtime) {
     part.add_uses()->mutable_fold();
   } else {
@@ -91,24 +91,24 @@ LayerPlan Dense(uint32_t bits) {
   return layer;
 }
 
-LayerPlan Palu(const DecoderSpec& spec, int64_t share, uint32_t bits) {
+LayerPlan Palu(const AttentionShape& shape, int64_t share, uint32_t bits) {
   LayerPlan layer;
-  Part key = HalfRank(spec, share, FusedCodec(bits));
+  Part key = HalfRank(shape, share, FusedCodec(bits));
   key.set_stored(kvasir::v1::PRE_ROPE);
   key.add_uses()->mutable_reconstruct();
   *layer.mutable_key()->add_parts() = std::move(key);
   *layer.mutable_value()->add_parts() =
-      HalfRankValues(spec, share, FusedCodec(bits));
+      HalfRankValues(shape, share, FusedCodec(bits));
   return layer;
 }
 
 // Of each two neighbouring pairs a head keeps one, each head others.
-LayerPlan Rap(const DecoderSpec& spec, uint32_t bits) {
+LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
   LayerPlan layer;
   Part key;
-  for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+  for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
     auto* kept = key.mutable_rope_pairs()->add_per_head();
-    for (int64_t i = 0; i < spec.head_dim / 4; ++i) {
+    for (int64_t i = 0; i < shape.head_dim / 4; ++i) {
       const int64_t pair = 2 * i + (i * (head + 1) / 2) % 2;
       kept->add_pair_indices(static_cast<uint32_t>(pair));
     }
@@ -118,20 +118,20 @@ LayerPlan Rap(const DecoderSpec& spec, uint32_t bits) {
   *key.mutable_codec() = CodecOf(bits);
   *layer.mutable_key()->add_parts() = std::move(key);
   *layer.mutable_value()->add_parts() =
-      HalfRankValues(spec, 1, FusedCodec(bits));
+      HalfRankValues(shape, 1, FusedCodec(bits));
   return layer;
 }
 
-LayerPlan Commuting(const DecoderSpec& spec) {
+LayerPlan Commuting(const AttentionShape& shape) {
   LayerPlan layer;
   constexpr int64_t kShare = 4;  // heads of a group
   Part key;
-  for (int64_t head = 0; head < spec.num_kv_heads; head += kShare) {
+  for (int64_t head = 0; head < shape.num_kv_heads; head += kShare) {
     auto* group = key.mutable_rope_low_rank()->add_groups();
     for (int64_t h = head; h < head + kShare; ++h) {
       group->add_heads(static_cast<uint32_t>(h));
     }
-    for (int64_t pair = 0; pair < spec.head_dim / 2; ++pair) {
+    for (int64_t pair = 0; pair < shape.head_dim / 2; ++pair) {
       group->add_pairs(static_cast<uint32_t>(pair));
       group->add_rank_per_pair(kShare / 2);
     }
@@ -140,20 +140,21 @@ LayerPlan Commuting(const DecoderSpec& spec) {
   key.add_uses()->mutable_at_runtime();
   *key.mutable_codec() = Numbers();
   *layer.mutable_key()->add_parts() = std::move(key);
-  *layer.mutable_value()->add_parts() = HalfRankValues(spec, 1, Numbers());
+  *layer.mutable_value()->add_parts() = HalfRankValues(shape, 1, Numbers());
   return layer;
 }
 
 // Keys in a basis over all heads, values in 4 bits.
-LayerPlan Svdq(const DecoderSpec& spec, const std::vector<uint32_t>& schedule) {
+LayerPlan Svdq(const AttentionShape& shape,
+               const std::vector<uint32_t>& schedule) {
   LayerPlan layer;
   Part key;
   auto* group = key.mutable_low_rank()->add_groups();
-  for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+  for (int64_t head = 0; head < shape.num_kv_heads; ++head) {
     group->add_heads(static_cast<uint32_t>(head));
   }
   group->set_rank(static_cast<uint32_t>(
-      std::min(spec.num_kv_heads * spec.head_dim, spec.hidden_size)));
+      std::min(shape.num_kv_heads * shape.head_dim, shape.hidden_size)));
   key.add_uses()->mutable_reconstruct();
   key.set_stored(kvasir::v1::PRE_ROPE);
   key.set_latent_bias(true);
@@ -170,7 +171,7 @@ LayerPlan Svdq(const DecoderSpec& spec, const std::vector<uint32_t>& schedule) {
 
 struct Entry {
   PlanPreset preset;
-  std::function<LayerPlan(const DecoderSpec&)> make;
+  std::function<LayerPlan(const AttentionShape&)> make;
   int64_t share = 1;  // heads of its groups
 };
 
@@ -189,8 +190,8 @@ Entry PaluEntry(int64_t share, uint32_t bits) {
                    bits > 0 ? absl::StrCat(", ", bits, " bits") : ", bf16",
                    "; keys rebuilt"),
       kRebuiltTarget};
-  entry.make = [share, bits](const DecoderSpec& spec) {
-    return Palu(spec, share, bits);
+  entry.make = [share, bits](const AttentionShape& shape) {
+    return Palu(shape, share, bits);
   };
   entry.share = share;
   return entry;
@@ -203,8 +204,8 @@ Entry SvdqEntry(const std::vector<uint32_t>& schedule) {
       absl::StrCat("SVDq, key channels of ", absl::StrJoin(schedule, ","),
                    " bits; keys rebuilt, values 4 bits"),
       kRebuiltTarget};
-  entry.make = [schedule](const DecoderSpec& spec) {
-    return Svdq(spec, schedule);
+  entry.make = [schedule](const AttentionShape& shape) {
+    return Svdq(shape, schedule);
   };
   return entry;
 }
@@ -216,21 +217,21 @@ std::vector<Entry> MakeEntries() {
   };
   add(
       {kDensePreset, "whole keys and values, bf16", kDenseTarget},
-      [](const DecoderSpec&) { return Dense(0); }, 1);
+      [](const AttentionShape&) { return Dense(0); }, 1);
   add(
       {"dense-8bit", "whole keys and values, 8 bits", std::nullopt},
-      [](const DecoderSpec&) { return Dense(8); }, 1);
+      [](const AttentionShape&) { return Dense(8); }, 1);
   add(
       {"rap-50", "RAP, half of each head's RoPE pairs, values of half rank",
        kAbsorbedTarget},
-      [](const DecoderSpec& spec) { return Rap(spec, 0); }, 1);
+      [](const AttentionShape& shape) { return Rap(shape, 0); }, 1);
   add(
       {"rap-50-4bit", "the same in 4 bits", kAbsorbedCodesTarget},
-      [](const DecoderSpec& spec) { return Rap(spec, 4); }, 1);
+      [](const AttentionShape& shape) { return Rap(shape, 4); }, 1);
   add(
       {"commuting-50", "low rank per RoPE pair over groups of 4 heads",
        kAbsorbedTarget},
-      [](const DecoderSpec& spec) { return Commuting(spec); }, 4);
+      [](const AttentionShape& shape) { return Commuting(shape); }, 4);
   for (const int64_t share : {1, 2, 4}) entries.push_back(PaluEntry(share, 0));
   entries.push_back(PaluEntry(1, 4));
   for (const uint32_t bits : {4u, 3u, 2u}) {
@@ -274,27 +275,27 @@ absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name) {
 }
 
 absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
-                                      const DecoderSpec& spec) {
+                                      const AttentionShape& shape) {
   KVASIR_ASSIGN_OR_RETURN(const Entry* const entry, Find(name));
-  if (spec.num_kv_heads % entry->share != 0) {
+  if (shape.num_kv_heads % entry->share != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("plan ", name, ": ", spec.num_kv_heads,
+        absl::StrCat("plan ", name, ": ", shape.num_kv_heads,
                      " KV heads are no groups of ", entry->share));
   }
-  if (spec.rope.rotary_dim != spec.head_dim || spec.head_dim % 4 != 0) {
+  if (shape.rotary_dim != shape.head_dim || shape.head_dim % 4 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("plan ", name,
                      ": want heads that RoPE turns wholly, of a multiple of "
                      "4 dims, have ",
-                     spec.rope.rotary_dim, " of ", spec.head_dim));
+                     shape.rotary_dim, " of ", shape.head_dim));
   }
   KvPlan plan;
-  plan.set_schema_version(cache::kPlanSchemaVersion);
+  plan.set_schema_version(kPlanSchemaVersion);
   plan.set_method(name);
-  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
-    *plan.add_layers() = entry->make(spec);
+  for (int64_t layer = 0; layer < shape.num_layers(); ++layer) {
+    *plan.add_layers() = entry->make(shape);
   }
   return plan;
 }
 
-}  // namespace kvasir::bench
+}  // namespace kvasir::plan

@@ -1,0 +1,337 @@
+// ResolvePlan: one table of cases over all methods, and what a plan's layers,
+// ranks and eviction units come to.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_matchers.h"
+#include "plan/resolved_plan.h"
+
+namespace kvasir::plan {
+namespace {
+
+using base::StatusIs;
+using kvasir::v1::BF16;
+using kvasir::v1::KvPlan;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// One layer of 8 query and 4 KV heads of 16: 8 RoPE pairs.
+AttentionShape Shape() {
+  AttentionShape shape;
+  shape.num_heads = 8;
+  shape.num_kv_heads = 4;
+  shape.head_dim = 16;
+  shape.hidden_size = 32;
+  shape.rotary_dim = 16;
+  shape.layers.resize(1);
+  return shape;
+}
+
+constexpr char kFullKey[] =
+    R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
+constexpr char kFullValue[] =
+    R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
+
+std::string Layer(const std::string& key, const std::string& value,
+                  const std::string& rest = "") {
+  return absl::StrCat(R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)",
+                      value, "]}", rest, "}");
+}
+
+KvPlan Parse(const std::vector<std::string>& layers) {
+  auto plan = ParsePlanJson(absl::StrCat(R"({"schema_version":1,"layers":[)",
+                                         absl::StrJoin(layers, ","), "]}"),
+                            "test");
+  EXPECT_THAT(plan, base::IsOk());
+  return plan.ok() ? *std::move(plan) : KvPlan();
+}
+
+ResolvedPlan Resolve(const std::vector<std::string>& layers,
+                     AttentionShape shape = Shape(), TpShard shard = {}) {
+  shape.layers.resize(layers.size());
+  auto resolved = ResolvePlan(Parse(layers), shape, shard);
+  EXPECT_THAT(resolved, base::IsOk());
+  return resolved.ok() ? *std::move(resolved) : ResolvedPlan();
+}
+
+// "kv_proj low_rank before basis: 0,1 R=20 R'=18 d=16 8x4,10x2 codes 7+8" of
+// each latent.
+std::vector<std::string> Listed(const ResolvedPart& part) {
+  constexpr const char* kSpaces[] = {"full", "low_rank", "pairs", "complex"};
+  constexpr const char* kStored[] = {"before", "after", "unrotated"};
+  std::vector<std::string> lines;
+  for (const ResolvedLatent& latent : part.latents) {
+    std::vector<std::string> runs;
+    for (const CodeRun& run : latent.runs) {
+      runs.push_back(absl::StrCat(run.begin, "+", run.width, "x", run.bits));
+    }
+    lines.push_back(
+        absl::StrCat(kSpaces[static_cast<int>(part.space)], " ",
+                     kStored[static_cast<int>(part.stored)], " {",
+                     absl::StrJoin(latent.heads, ","), "} R=", latent.width,
+                     " R'=", latent.channels, " d=", latent.head_dims, " [",
+                     absl::StrJoin(runs, " "), "] ", part.CodesBytes(latent),
+                     "+", part.ParamsBytes(latent), " bytes"));
+  }
+  return lines;
+}
+
+struct Case {
+  std::string name;
+  std::string key;
+  std::string value;
+  std::vector<std::string> keys;    // as Listed
+  std::vector<std::string> values;  // none: not looked at
+  bool folded = false;              // the key
+  bool rebuilt = false;
+  std::vector<int64_t> dims;
+};
+
+std::vector<Case> Cases() {
+  const std::string two =
+      R"("low_rank":{"groups":[{"heads":[1,0],"rank":20},
+         {"heads":[2,3],"rank":8}]},)";
+  std::vector<int64_t> all;
+  for (int64_t d = 0; d < 16; ++d) all.push_back(d);
+  return {
+      {.name = "Full",
+       .key = kFullKey,
+       .value = kFullValue,
+       .keys = {"full after {0} R=16 R'=16 d=16 [] 32+0 bytes",
+                "full after {1} R=16 R'=16 d=16 [] 32+0 bytes",
+                "full after {2} R=16 R'=16 d=16 [] 32+0 bytes",
+                "full after {3} R=16 R'=16 d=16 [] 32+0 bytes"}},
+      {.name = "Palu",
+       .key = "{" + two +
+              R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE","codec":{
+                 "bits":{"schedule":[3]},"per_token":{},"param_dtype":"F16",
+                 "hadamard_fused":{}}})",
+       .value = "{" + two + R"("uses":[{"fold":{}}],"stored":"NO_ROPE",
+                 "codec":{"dtype":"F32"}})",
+       .keys = {"low_rank before {0,1} R=20 R'=20 d=16 [0+20x3] 8+4 bytes",
+                "low_rank before {2,3} R=8 R'=8 d=16 [0+8x3] 3+4 bytes"},
+       .values = {"low_rank unrotated {0,1} R=20 R'=20 d=16 [] 80+0 bytes",
+                  "low_rank unrotated {2,3} R=8 R'=8 d=16 [] 32+0 bytes"},
+       .rebuilt = true,
+       .dims = all},
+      {.name = "RangesOfFourChannels",
+       .key = "{" + two +
+              R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE","codec":{
+                 "bits":{"schedule":[2]},"per_token":{"group":4},
+                 "param_dtype":"F32"}})",
+       .value = kFullValue,
+       .keys = {"low_rank before {0,1} R=20 R'=20 d=16 [0+20x2] 5+40 bytes",
+                "low_rank before {2,3} R=8 R'=8 d=16 [0+8x2] 2+16 bytes"},
+       .rebuilt = true,
+       .dims = all},
+      {.name = "Rap",
+       .key = R"({"rope_pairs":{"per_head":[{"pair_indices":[0,2]},
+                 {"pair_indices":[1,2]},{"pair_indices":[0,7]},
+                 {"pair_indices":[3,4]}]},"uses":[{"fold":{}}],
+                 "stored":"POST_ROPE","codec":{"dtype":"BF16"}})",
+       .value = kFullValue,
+       .keys = {"pairs after {0} R=4 R'=4 d=4 [] 8+0 bytes",
+                "pairs after {1} R=4 R'=4 d=4 [] 8+0 bytes",
+                "pairs after {2} R=4 R'=4 d=4 [] 8+0 bytes",
+                "pairs after {3} R=4 R'=4 d=4 [] 8+0 bytes"},
+       .folded = true},
+      {.name = "Commuting",
+       .key = R"({"rope_low_rank":{"groups":[{"heads":[0,3],"pairs":[0,1,3],
+                 "rank_per_pair":[2,1,1]},{"heads":[2,1],"pairs":[1],
+                 "rank_per_pair":[2]}]},"uses":[{"at_runtime":{}}],
+                 "stored":"POST_ROPE","codec":{"dtype":"BF16"}})",
+       .value = kFullValue,
+       .keys = {"complex after {0,3} R=8 R'=8 d=6 [] 16+0 bytes",
+                "complex after {1,2} R=4 R'=4 d=2 [] 8+0 bytes"}},
+      {.name = "SvdqStatic",
+       .key = R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{"bits":{
+                 "schedule":[8,4,4,2,0,0,0,0]},"channel_static":{},
+                 "basis_static":{}}})",
+       .value = kFullValue,
+       .keys = {"full before {0,1,2,3} R=64 R'=32 d=16 "
+                "[0+8x8 8+8x4 16+8x4 24+8x2] 18+0 bytes"}},
+      // The basis of a sequence is found in all channels.
+      {.name = "SvdqOnline",
+       .key = R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{"bits":{
+                 "schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
+                 "param_dtype":"F16","basis_sequence":{}}})",
+       .value = kFullValue,
+       .keys = {"full before {0,1,2,3} R=64 R'=64 d=16 "
+                "[0+8x8 8+8x4 16+8x4 24+8x2] 18+0 bytes"}},
+      {.name = "RunsOfChannels",
+       .key = "{" + std::string(R"("low_rank":{"groups":[{"heads":[0,1,2,3],
+                 "rank":8}]},"uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
+                 "codec":{"bits":{"runs":[{"channels":3,"bits":6},
+                 {"channels":1,"bits":0},{"channels":4,"bits":2}]},
+                 "per_token":{},"param_dtype":"F16"}})"),
+       .value = kFullValue,
+       .keys = {"low_rank before {0,1,2,3} R=8 R'=7 d=16 [0+3x6 3+4x2] "
+                "4+8 bytes"},
+       .rebuilt = true,
+       .dims = all},
+      {.name = "Norms",
+       .key = R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"schedule":
+                 [4]},"per_token_norm":{},"param_dtype":"F16"}})",
+       .value = kFullValue,
+       .keys = {"full after {0} R=16 R'=16 d=16 [0+16x4] 8+2 bytes",
+                "full after {1} R=16 R'=16 d=16 [0+16x4] 8+2 bytes",
+                "full after {2} R=16 R'=16 d=16 [0+16x4] 8+2 bytes",
+                "full after {3} R=16 R'=16 d=16 [0+16x4] 8+2 bytes"}},
+      {.name = "SlowPairsOfALatent",
+       .key = R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
+                 "uses":[{"pairs":[6,7],"reconstruct":{}}],
+                 "stored":"PRE_ROPE","codec":{"dtype":"BF16"}})",
+       .value = kFullValue,
+       .keys = {"low_rank before {0,1,2,3} R=8 R'=8 d=4 [] 16+0 bytes"},
+       .rebuilt = true,
+       .dims = {6, 7, 14, 15}},
+  };
+}
+
+class ResolvePlanTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ResolvePlanTest, LatentsAreThePlans) {
+  const Case& each = GetParam();
+  const ResolvedPlan plan = Resolve({Layer(each.key, each.value)});
+  const ResolvedAttention& attention = plan.attention_of(0);
+  const ResolvedPart& key = attention.key.parts[0];
+  EXPECT_EQ(Listed(key), each.keys);
+  EXPECT_EQ(key.folded, each.folded);
+  EXPECT_EQ(key.rebuilt, each.rebuilt);
+  EXPECT_EQ(key.dims, each.dims);
+  EXPECT_EQ(key.prefix, "self_attn.k_proj");
+  if (each.values.empty()) return;
+  EXPECT_EQ(Listed(attention.value.parts[0]), each.values);
+  EXPECT_EQ(attention.value.parts[0].prefix, "self_attn.v_proj");
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, ResolvePlanTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& parameter) {
+                           return parameter.param.name;
+                         });
+
+TEST(ResolvedPlanTest, LayersThatAreAlikeShareTheirAttention) {
+  const std::string full = Layer(kFullKey, kFullValue);
+  const std::string wide = Layer(
+      kFullKey, R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}})");
+  const ResolvedPlan plan = Resolve({full, wide, full, full});
+  EXPECT_EQ(plan.attention.size(), 2);
+  std::vector<int> of_layer;
+  for (const ResolvedLayer& layer : plan.layers) {
+    of_layer.push_back(layer.attention);
+  }
+  EXPECT_THAT(of_layer, ElementsAre(0, 1, 0, 0));
+}
+
+TEST(ResolvedPlanTest, AWindowIsAnotherPageGroupAndTheSameAttention) {
+  AttentionShape shape = Shape();
+  shape.layers.resize(3);
+  shape.layers[1].sliding_window = 32;
+  const std::string full = Layer(kFullKey, kFullValue);
+  const ResolvedPlan plan = Resolve({full, full, full}, shape);
+  EXPECT_EQ(plan.attention.size(), 1);
+  ASSERT_EQ(plan.page_groups.size(), 2);
+  EXPECT_THAT(plan.page_groups[0].layers, ElementsAre(0, 2));
+  EXPECT_THAT(plan.page_groups[1].layers, ElementsAre(1));
+  EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
+}
+
+TEST(ResolvedPlanTest, ALayerWithoutRopeIsNotLikeOneWithIt) {
+  AttentionShape shape = Shape();
+  shape.layers.resize(2);
+  shape.layers[1].rope = false;
+  const KvPlan plan = FullRankPlan(shape, BF16);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ResolvedPlan resolved,
+                              ResolvePlan(plan, shape));
+  EXPECT_TRUE(resolved.attention_of(0).rotates);
+  EXPECT_FALSE(resolved.attention_of(1).rotates);
+}
+
+TEST(ResolvedPlanTest, JointPartsServeBothSides) {
+  const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,"joint":[{
+      "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
+      "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+              {"at_runtime":{},"serves":"SERVES_VALUE"}],
+      "stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
+      "channel_static":{}}}]})"});
+  const ResolvedAttention& attention = plan.attention_of(0);
+  EXPECT_THAT(attention.key.parts, IsEmpty());
+  EXPECT_EQ(attention.exact_sinks, 4);
+  ASSERT_EQ(attention.joint.size(), 1);
+  const ResolvedPart& part = attention.joint[0];
+  EXPECT_TRUE(part.joint);
+  ASSERT_EQ(part.uses.size(), 2);
+  EXPECT_EQ(part.uses[0].side, Side::kKey);
+  EXPECT_EQ(part.uses[0].rotated_dims, 16);
+  EXPECT_EQ(part.uses[1].side, Side::kValue);
+  EXPECT_EQ(part.uses[1].rotated_dims, 0);
+}
+
+TEST(ResolvedPlanTest, ARankHoldsGroupsThatHaveAHeadOfIts) {
+  const std::string key = R"({"low_rank":{"groups":[{"heads":[0,2],"rank":9},
+      {"heads":[3,1],"rank":6}]},"uses":[{"reconstruct":{}}],
+      "stored":"PRE_ROPE","codec":{"dtype":"BF16"}})";
+  const ResolvedPlan plan =
+      Resolve({Layer(key, kFullValue)}, Shape(), {.rank = 3, .size = 4});
+  EXPECT_EQ(plan.kv_heads, (HeadRange{3, 1}));
+  EXPECT_EQ(plan.query_heads, (HeadRange{6, 2}));
+  const ResolvedPart& part = plan.attention_of(0).key.parts[0];
+  EXPECT_FALSE(part.Holds(part.latents[0], plan.kv_heads));
+  EXPECT_TRUE(part.Holds(part.latents[1], plan.kv_heads));
+  AttentionShape odd = Shape();
+  odd.num_heads = 4;
+  EXPECT_THAT(
+      ResolvePlan(Parse({Layer(key, kFullValue)}), odd, {0, 8}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("4 query heads cannot be dealt equally to 8")));
+}
+
+// A rank that holds heads 0 and 1 sees two groups of one head each; head 2 ties
+// them to one unit, on every rank.
+TEST(ResolvedPlanTest, EvictionUnitsAreTheWholeModelsOnEveryRank) {
+  const auto part = [](const char* groups, const char* stored) {
+    return absl::StrCat(R"({"low_rank":{"groups":[)", groups,
+                        R"(]},"uses":[{"reconstruct":{}}],"stored":")", stored,
+                        R"(","codec":{"dtype":"F32"}})");
+  };
+  const std::string layer =
+      Layer(part(R"({"heads":[0,2],"rank":30},{"heads":[1],"rank":16},
+              {"heads":[3],"rank":16})",
+                 "PRE_ROPE"),
+            part(R"({"heads":[1,2],"rank":30},{"heads":[0],"rank":16},
+              {"heads":[3],"rank":16})",
+                 "NO_ROPE"),
+            R"(,"eviction":{"budget":64,"recent":16,"positions":"ORIGINAL",
+         "every_tokens":8})");
+  for (const TpShard shard : {TpShard{0, 1}, TpShard{0, 2}, TpShard{1, 2}}) {
+    const ResolvedPlan plan = Resolve({layer}, Shape(), shard);
+    ASSERT_TRUE(plan.layer(0).eviction.has_value());
+    EXPECT_THAT(plan.layer(0).eviction->units,
+                ElementsAre(ElementsAre(0, 1, 2), ElementsAre(3)));
+    EXPECT_EQ(plan.page_groups[0].eviction_budget_tokens, 64);
+  }
+}
+
+TEST(ResolvedPlanTest, AShareOfThePromptBoundsNoPages) {
+  const ResolvedPlan plan = Resolve({Layer(
+      kFullKey, kFullValue,
+      R"(,"eviction":{"budget_ratio":0.5,"recent":16,"positions":"ORIGINAL",
+         "every_tokens":8})")});
+  EXPECT_EQ(plan.page_groups[0].eviction_every_tokens, 0);
+}
+
+TEST(ResolvedPlanTest, WhatHasNoMeaningIsNotResolved) {
+  const int64_t before = NumResolvedPlans();
+  EXPECT_THAT(ResolvePlan(KvPlan(), Shape()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("schema_version")));
+  EXPECT_EQ(NumResolvedPlans(), before);
+  Resolve({Layer(kFullKey, kFullValue)});
+  EXPECT_EQ(NumResolvedPlans(), before + 1);
+}
+
+}  // namespace
+}  // namespace kvasir::plan

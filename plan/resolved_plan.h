@@ -1,0 +1,235 @@
+// A compression plan, resolved once at start for one rank of one model: which
+// latents there are, of which heads, how wide, on which side of RoPE, in which
+// runs of codes, and which layers hold the same tokens. Layout, arenas, tensor
+// names, attention programs, FLOPs, random weights and the reference decoder
+// take it; only planners and those who write artifacts see the protobuf.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plan/attention_shape.h"
+#include "plan/plan.h"
+#include "plan/tp_shard.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::plan {
+
+enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
+
+// What is stored of a key that rotates: as it is before, or after its rotation.
+// kNone: numbers that do not rotate.
+enum class RopeSide { kBefore, kAfter, kNone };
+
+enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
+
+// What codes are scaled by. kNone: numbers of a type, no codes.
+enum class RangeKind { kNone, kToken, kTokenNorm, kChannel, kSequence };
+
+enum class Transform {
+  kNone,
+  kHadamardFused,
+  kHadamardOnline,
+  kBasisStatic,
+  kBasisSequence,
+};
+
+// Stored channels [begin, begin + width) of a latent that have one bit width.
+struct CodeRun {
+  int64_t begin = 0;
+  int64_t width = 0;
+  int bits = 0;
+
+  friend bool operator==(const CodeRun&, const CodeRun&) = default;
+};
+
+// What a group of KV heads shares: some numbers per slot.
+struct ResolvedLatent {
+  std::vector<int64_t> heads;  // KV heads of the model, ascending
+  int64_t width = 0;           // R: numbers that the plan gives it
+  // R': those that tensors and attention have. Without the ones whose bits are
+  // 0, but for a basis of the sequence, which is found in all of them.
+  int64_t channels = 0;
+  // Dims of each of its heads that it stands for.
+  int64_t head_dims = 0;
+  // RoPE pairs: kept ones of a rope_pairs head, or those of a rope_low_rank
+  // group and how many complex channels each of them has.
+  std::vector<uint32_t> pairs;
+  std::vector<uint32_t> rank_per_pair;
+  std::vector<CodeRun> runs;  // none: numbers of a type
+
+  // Channels of a slot that the cache stores.
+  int64_t stored_channels() const;
+};
+
+// How some dims of a head come from a part's latents.
+struct ResolvedUse {
+  Side side = Side::kKey;
+  Lift lift = Lift::kFold;
+  int64_t dims = 0;          // of a head
+  int64_t rotated_dims = 0;  // of those
+  int64_t terms = 1;         // of an ANCHORED lift: its order and one
+};
+
+// One part of a layer: a space and how its latents are stored.
+struct ResolvedPart {
+  Side side = Side::kKey;  // that lists it; a joint part: kKey
+  bool joint = false;      // serves key and value
+  int index = 0;           // in the plan's list
+  // What its tensors' names begin with, after "model.layers.{l}.".
+  std::string prefix;
+  Space space = Space::kFull;
+  RopeSide stored = RopeSide::kNone;
+  Transform transform = Transform::kNone;
+  RangeKind range = RangeKind::kNone;
+  bool latent_bias = false;
+  bool mean = false;
+
+  // Number type; unspecified for codes.
+  kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  // Type of parameters that lie beside codes or belong to a sequence; else
+  // unspecified.
+  kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  // Bit widths as the plan lists them: one, or one for each run of channels.
+  std::vector<int> bits;
+  bool explicit_runs = false;  // the plan gives the runs' channels
+  // Channels of a token's range; 0: a run has one.
+  int64_t range_channels = 0;
+
+  std::vector<ResolvedUse> uses;  // none for a full space
+  bool folded = false;            // the lift is in q_proj or o_proj
+  bool rebuilt = false;           // keys are lifted whole
+  // Dims of a head that a low_rank part covers, ascending; else empty.
+  std::vector<int64_t> dims;
+  // Of the model, in the plan's order. A full space has one per head, with a
+  // basis one of all heads, with a basis of the sequence one of the rank's.
+  std::vector<ResolvedLatent> latents;
+
+  bool has_basis() const {
+    return transform == Transform::kBasisStatic ||
+           transform == Transform::kBasisSequence;
+  }
+  bool has_lift(Lift lift) const;
+  int64_t channels() const;  // of all latents
+  // The latent of a KV head. CHECK: every head has one.
+  const ResolvedLatent& LatentOf(int64_t kv_head) const;
+  // Some head of the rank has it, or it is the rank's own.
+  bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
+
+  // Bytes of a slot: whole bytes of codes (or numbers), and parameters.
+  int64_t CodesBytes(const ResolvedLatent& latent) const;
+  int64_t ParamsBytes(const ResolvedLatent& latent) const;
+  // Runs of codes that have a range of their own.
+  int64_t NumRanges(const ResolvedLatent& latent) const;
+};
+
+struct ResolvedSide {
+  std::vector<ResolvedPart> parts;
+  // Tokens nearest to the query that are kept exact beside the codes.
+  int64_t exact_window = 0;
+};
+
+// What layers that are alike share.
+struct ResolvedAttention {
+  bool rotates = false;
+  ResolvedSide key;
+  ResolvedSide value;
+  std::vector<ResolvedPart> joint;
+  int64_t exact_sinks = 0;
+
+  const ResolvedSide& side(Side which) const {
+    return which == Side::kKey ? key : value;
+  }
+};
+
+// What an eviction unit keeps of a slot: position (4 bytes), attention mass
+// received (4), and a logarithmic error each for key and value (1 + 1).
+inline constexpr int64_t kEvictionUnitBytes = 10;
+
+struct ResolvedEviction {
+  // KV heads that give up the same tokens: the plan's units, or the finest that
+  // no latent straddles while their metadata is cheap. Of the whole model,
+  // whatever a rank holds.
+  std::vector<std::vector<int64_t>> units;
+};
+
+struct ResolvedSelection {
+  int64_t chunk_slots = 0;
+  int64_t outlier_chunks = 0;
+  bool exact_outliers = false;
+  // Of a landmark of one KV head.
+  int64_t landmark_bytes = 0;
+};
+
+struct ResolvedLayer {
+  int attention = 0;   // in ResolvedPlan::attention
+  int page_group = 0;  // in ResolvedPlan::page_groups
+  std::optional<ResolvedEviction> eviction;
+  std::optional<ResolvedSelection> selection;
+};
+
+// Layers that hold the same tokens at any length.
+struct ResolvedPageGroup {
+  int64_t sliding_window = 0;  // 0: none
+  // Slots that eviction leaves a sequence, and how many tokens come between two
+  // evictions; 0, 0: nothing is evicted, or a share of the prompt is kept.
+  int64_t eviction_budget_tokens = 0;
+  int64_t eviction_every_tokens = 0;
+  std::vector<int64_t> layers;  // ascending
+};
+
+// Immutable once it is made.
+struct ResolvedPlan {
+  kvasir::v1::KvPlan source;  // for identities, names and texts
+  AttentionShape shape;
+  TpShard shard;
+  HeadRange kv_heads;     // of the rank
+  HeadRange query_heads;  // of the rank; none where the shape tells of none
+  std::vector<ResolvedAttention> attention;  // without repetitions
+  std::vector<ResolvedLayer> layers;         // [L]
+  std::vector<ResolvedPageGroup> page_groups;
+
+  int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
+  const ResolvedLayer& layer(int64_t index) const {
+    return layers[static_cast<size_t>(index)];
+  }
+  const ResolvedAttention& attention_of(int64_t index) const {
+    return attention[static_cast<size_t>(layer(index).attention)];
+  }
+};
+
+// Judges the plan (ValidatePlan) and resolves it. INVALID_ARGUMENT for a plan
+// without a meaning, and for a shard that does not suit the heads or the widths
+// of a basis per rank.
+absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
+                                         const AttentionShape& shape,
+                                         TpShard shard = {});
+
+// One layer's attention, for those who make or read artifacts layer by layer.
+// The plan was judged for the model; INVALID_ARGUMENT for heads of another one.
+absl::StatusOr<ResolvedAttention> ResolveAttention(
+    const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
+    int64_t layer, TpShard shard = {});
+
+// How many plans this process has resolved.
+int64_t NumResolvedPlans();
+
+// A part of one latent of `width` numbers, of which no more is told than how
+// it is stored.
+ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
+
+// Channels of a latent of `width` numbers that its codec stores: all but those
+// whose bits are 0.
+int64_t StoredChannels(const kvasir::v1::Codec& codec, int64_t width);
+
+// Dims of a head that RoPE turns as these pairs, in the order in which a head
+// of just these pairs would have them: rows of a rope_pairs part.
+std::vector<int64_t> PairDims(RopePairing pairing, int64_t rotary_dim,
+                              std::span<const uint32_t> pairs);
+
+}  // namespace kvasir::plan
