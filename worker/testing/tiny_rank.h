@@ -1,9 +1,12 @@
 // Test support: a rank of a tiny random-weight model.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kernels/testing/strict_device.h"
 #include "model/shapes/shape_config.h"
 #include "model/shapes/shapes.h"
 #include "plan/plan.h"
@@ -53,8 +56,17 @@ inline model::ModelShape TinyWindowShape(int64_t sliding_window) {
   return shape;
 }
 
+// KVASIR_TEST_DEVICE=strict: the rank runs on a device whose memory the host
+// cannot touch.
+inline void UseTestDevice(RankOptions* options) {
+  const char* const name = std::getenv("KVASIR_TEST_DEVICE");
+  if (name == nullptr || std::string_view(name) != "strict") return;
+  options->make_device = kernels::MakeStrictDevice;
+}
+
 inline RankOptions TinyOptions() {
   RankOptions options;
+  UseTestDevice(&options);
   options.page_tokens = 16;
   options.kv_cache_bytes = 4 << 20;
   options.executor.max_model_len = 128;

@@ -83,7 +83,8 @@ Model MakeModel(const std::string& key, const std::string& value) {
 }
 
 struct Loaded {
-  std::unique_ptr<kernels::DeviceAllocator> allocator;
+  std::unique_ptr<base::ThreadPool> pool;
+  std::unique_ptr<kernels::Device> device;
   ModelWeights weights;
   std::map<std::string, int> reads;
 
@@ -92,16 +93,15 @@ struct Loaded {
 
 Loaded Load(const Model& model, base::TpShard shard = {}) {
   Loaded loaded;
-  loaded.allocator =
-      *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  loaded.pool = std::make_unique<base::ThreadPool>(1);
+  loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   CountingSource source(model.source.get());
-  base::ThreadPool pool(1);
   // Small blocks: rows are taken from several.
   auto weights =
-      LoadWeights(model.spec, model.plan, &source, loaded.allocator.get(),
+      LoadWeights(model.spec, model.plan, &source, loaded.device.get(),
                   {.shard = shard,
                    .lift_prompts = true,
-                   .pool = &pool,
+                   .pool = loaded.pool.get(),
                    .read_buffer_bytes = 300});
   EXPECT_THAT(weights.status(), base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
@@ -156,8 +156,9 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
         const int64_t counted,
         CountWeightBytes(model.spec, model.plan, model.source.get(),
                          {.shard = shard, .lift_prompts = true}));
-    EXPECT_EQ(counted,
-              loaded.allocator->use(kernels::MemoryTag::kWeights).bytes);
+    EXPECT_EQ(
+        counted,
+        loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);
   }
 }
 
@@ -173,10 +174,9 @@ TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
 
 absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
   ChangedSource source(model.source.get(), std::move(change));
-  auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(1);
-  return LoadWeights(model.spec, model.plan, &source, allocator.get(),
-                     {.pool = &pool})
+  kernels::CpuDevice device(&pool);
+  return LoadWeights(model.spec, model.plan, &source, &device, {.pool = &pool})
       .status();
 }
 
@@ -334,15 +334,13 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedUnread) {
         auto random,
         RandomSource::Create(each.shape, *spec, plan, 1, DType::kBf16));
     CountingSource source(random.get());
-    auto allocator =
-        *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
     base::ThreadPool pool(1);
+    kernels::CpuDevice device(&pool);
     EXPECT_THAT(
-        LoadWeights(*spec, plan, &source, allocator.get(), {.pool = &pool})
-            .status(),
+        LoadWeights(*spec, plan, &source, &device, {.pool = &pool}).status(),
         StatusIs(absl::StatusCode::kUnimplemented, HasSubstr(each.text)));
     EXPECT_TRUE(source.reads().empty());
-    EXPECT_EQ(allocator->total_use().peak_bytes, 0);
+    EXPECT_EQ(device.allocator().total_use().peak_bytes, 0);
   }
 }
 
@@ -372,7 +370,7 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
         const size_t width = from.group == 0 ? 6 : 5;
         for (size_t row = 0; row < 8; ++row) {
           for (size_t i = 0; i < width; ++i) {
-            ASSERT_EQ(key.up[local][row * width + i],
+            ASSERT_EQ(key.up[local].device_address()[row * width + i],
                       up[from.group][from.place * 8 + row][i]);
           }
         }
@@ -453,12 +451,13 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
         sum -=
             static_cast<double>(basis[r][c]) * static_cast<double>(mean[c][0]);
       }
-      EXPECT_FLOAT_EQ(part.basis_bias[r], static_cast<float>(sum));
+      EXPECT_FLOAT_EQ(part.basis_bias.device_address()[r],
+                      static_cast<float>(sum));
       // Heads 2 and 3 are columns 16 to 31.
       for (size_t i = 0; i < 16; ++i) {
         const float lift =
             side == "k_proj"
-                ? part.up[i / 8][i % 8 * 24 + r]
+                ? part.up[i / 8].device_address()[i % 8 * 24 + r]
                 : Element(part.lift[i / 8], static_cast<int64_t>(r),
                           static_cast<int64_t>(i % 8));
         ASSERT_EQ(lift, basis[r][16 + i]);
@@ -466,14 +465,15 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
     }
     for (size_t i = 0; i < 8; ++i) {
       if (side == "k_proj") {
-        EXPECT_EQ(part.up_bias[8 + i], mean[24 + i][0]);
+        EXPECT_EQ(part.up_bias.device_address()[8 + i], mean[24 + i][0]);
       } else {  // query heads 4..7
-        EXPECT_EQ(part.lift_bias[i], mean[16 + i][0]);
-        EXPECT_EQ(part.lift_bias[24 + i], mean[24 + i][0]);
+        EXPECT_EQ(part.lift_bias.device_address()[i], mean[16 + i][0]);
+        EXPECT_EQ(part.lift_bias.device_address()[24 + i], mean[24 + i][0]);
       }
     }
-    EXPECT_EQ(part.range_minimum[23], -3.0f);
-    EXPECT_EQ(part.range_scale[0], 2.0f);  // 2 bits: four numbers over 6
+    EXPECT_EQ(part.range_minimum.device_address()[23], -3.0f);
+    EXPECT_EQ(part.range_scale.device_address()[0],
+              2.0f);  // 2 bits: four numbers over 6
   }
 }
 
