@@ -61,9 +61,8 @@ double AttentionLayers::bytes_per_slot() const {
 }
 
 absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
-    const Options& options, kernels::CpuStream* stream) {
-  auto layers = std::unique_ptr<AttentionLayers>(new AttentionLayers());
-  layers->stream_ = stream;
+    const Options& options, base::ThreadPool* pool) {
+  auto layers = std::unique_ptr<AttentionLayers>(new AttentionLayers(pool));
   KVASIR_ASSIGN_OR_RETURN(
       layers->spec_,
       model::SpecOfShape(AttentionOnly(options.shape, options.num_arenas)));
@@ -74,11 +73,9 @@ absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
       cache::PageLayout layout,
       cache::PageLayout::Create(*layers->plan_, options.page_tokens));
   layers->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
-  KVASIR_ASSIGN_OR_RETURN(layers->allocator_, kernels::DeviceAllocator::Create(
-                                                  kernels::DeviceKind::kCpu));
   KVASIR_RETURN_IF_ERROR(layers->LoadWeights(options));
   KVASIR_RETURN_IF_ERROR(layers->MakeArenas(options));
-  KVASIR_RETURN_IF_ERROR(layers->MakeLayers());
+  KVASIR_RETURN_IF_ERROR(layers->MakeLayers(options.slots));
   return layers;
 }
 
@@ -94,9 +91,8 @@ absl::Status AttentionLayers::LoadWeights(const Options& options) {
       worker::RandomSource::Create(shape, spec, *served->resolved, options.seed,
                                    kernels::DType::kBf16));
   KVASIR_ASSIGN_OR_RETURN(
-      weights_,
-      worker::LoadWeights(spec, served, source.get(), allocator_.get(),
-                          {.pool = &stream_->pool()}));
+      weights_, worker::LoadWeights(spec, served, source.get(), &device_,
+                                    {.pool = pool_}));
   return absl::OkStatus();
 }
 
@@ -110,12 +106,12 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
   const cache::PageCounts counts(layout_->page_groups().size(), pages);
   KVASIR_ASSIGN_OR_RETURN(
       worker::KvArenas arenas,
-      worker::KvArenas::Create(*plan_, *layout_, counts, allocator_.get()));
+      worker::KvArenas::Create(*plan_, *layout_, counts, &device_.allocator()));
   arenas_ = std::make_unique<worker::KvArenas>(std::move(arenas));
   uint64_t seed = options.seed;
   for (const worker::KvArenas::Layer& layer : arenas_->layers()) {
     KVASIR_RETURN_IF_ERROR(FillWithRandomLatents(
-        layer, pages, options.page_tokens, seed += 100, *stream_));
+        layer, pages, options.page_tokens, seed += 100, device_));
   }
   block_tables_.resize(static_cast<size_t>(pages));
   std::iota(block_tables_.begin(), block_tables_.end(), 0);
@@ -124,21 +120,55 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
   return absl::OkStatus();
 }
 
-absl::Status AttentionLayers::MakeLayers() {
+absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
   for (const double frequency : spec_.rope.frequencies) {
     rope_steps_.push_back(kernels::RopeStep(frequency));
   }
+  KVASIR_ASSIGN_OR_RETURN(
+      const kernels::DevicePtr<const uint64_t> device_rope_steps,
+      tables_.Add<uint64_t>(rope_steps_));
+  KVASIR_ASSIGN_OR_RETURN(
+      fresh_, device_.allocator().Allocate(
+                  static_cast<size_t>(worker::LayerAttention::FreshBytes(
+                      arenas_->layers().front(), max_tokens)),
+                  kernels::MemoryTag::kWorkspace));
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
-    attention_.emplace_back(worker::LayerAttention::Parts{
-        .spec = &spec_,
-        .layer = layer,
-        .weights = &weights_.layers.front(),
-        .arena = &arenas_->layers()[static_cast<size_t>(layer)],
-        .rings = &arenas_->rings(),
-        .rope_steps = rope_steps_.data(),
-        .hadamard = &hadamard_,
-        .page_tokens = layout_->page_tokens(),
-        .profile = &profile_});
+    KVASIR_ASSIGN_OR_RETURN(
+        worker::LayerAttention attention,
+        worker::LayerAttention::Create(
+            {.device = &device_,
+             .spec = &spec_,
+             .layer = layer,
+             .weights = &weights_.layers.front(),
+             .arena = &arenas_->layers()[static_cast<size_t>(layer)],
+             .rings = &arenas_->rings(),
+             .rope_steps = rope_steps_,
+             .device_rope_steps = device_rope_steps,
+             .hadamard = &hadamard_,
+             .fresh = {fresh_.as<char>(), max_tokens},
+             .page_tokens = layout_->page_tokens(),
+             .profile = &profile_}));
+    size_t step = 0;  // all layers are alike
+    for (worker::LayerAttention::Launch* const launch : attention.launches()) {
+      launch->step = step++;
+    }
+    attention_.push_back(std::move(attention));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttentionLayers::PlanSteps() {
+  steps_.clear();
+  for (const worker::LayerAttention::Launch* const launch :
+       attention_.front().launches()) {
+    const worker::SequenceRange range =
+        worker::SequencesOf(launch->rows, rows_);
+    KVASIR_ASSIGN_OR_RETURN(
+        steps_.emplace_back(),
+        kernels::PlanStep(launch->attention,
+                          absl::MakeConstSpan(sequences_)
+                              .subspan(static_cast<size_t>(range.first),
+                                       static_cast<size_t>(range.count))));
   }
   return absl::OkStatus();
 }
@@ -156,10 +186,11 @@ void AttentionLayers::Prepare(const LaunchShape& launch) {
     sequence.first_row = b * launch.new_tokens;
     sequence.num_rows = launch.new_tokens;
     sequence.first_slot = launch.context - launch.new_tokens;
-    sequence.block_table = block_tables_.data() + b * pages;
+    const int32_t* const table = block_tables_.data() + b * pages;
+    sequence.block_table = kernels::DevicePtr<const int32_t>(table);
     for (int64_t slot = sequence.first_slot; slot < launch.context; ++slot) {
       positions_.push_back(slot);
-      slots_.push_back(sequence.block_table[slot / page_tokens] * page_tokens +
+      slots_.push_back(table[slot / page_tokens] * page_tokens +
                        slot % page_tokens);
     }
     sequences_.push_back(sequence);
@@ -175,15 +206,21 @@ void AttentionLayers::Prepare(const LaunchShape& launch) {
 }
 
 absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
+  // The host's memory is the CPU's.
+  using kernels::DevicePtr;
   return attention_[next_arena_].Run(
       *stream_,
-      {.normed = normed_.data(),
+      {.normed = DevicePtr<const float>(normed_.data()),
        .num_tokens = launch_.tokens(),
        .num_sequences = launch_.batch,
        .rows = rows_,
-       .positions = positions_.data(),
-       .group = {.slots = slots_.data(), .sequences = sequences_.data()}},
-      out_.data(), workspace);
+       .positions = DevicePtr<const int64_t>(positions_.data()),
+       .group = {.slots = DevicePtr<const int64_t>(slots_.data()),
+                 .sequences = DevicePtr<const kernels::AttentionSequence>(
+                     sequences_.data()),
+                 .planned = sequences_},
+       .steps = steps_},
+      DevicePtr<float>(out_.data()), workspace);
 }
 
 absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
@@ -198,12 +235,14 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
   }
   if (!(launch == launch_)) {
     Prepare(launch);
+    KVASIR_RETURN_IF_ERROR(PlanSteps());
     kernels::Workspace counter = kernels::Workspace::Counting();
     KVASIR_RETURN_IF_ERROR(Launch(counter));
     workspace_.resize(counter.peak_bytes() +
                       kernels::Workspace::kAlignmentBytes);
   }
-  kernels::Workspace workspace(workspace_.data(), workspace_.size());
+  kernels::Workspace workspace(kernels::DevicePtr<char>(workspace_.data()),
+                               workspace_.size());
   profile_.Start();
   KVASIR_RETURN_IF_ERROR(Launch(workspace));
   const worker::CpuStepProfile::Seconds seconds = profile_.Stop();

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/thread_pool.h"
 #include "cache/layout.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"
 #include "model/shapes/shapes.h"
 #include "plan/resolved_plan.h"
@@ -56,9 +58,9 @@ class AttentionLayers {
     uint64_t seed = 1;
   };
 
-  // `stream` outlives it. Errors of the plan, the weights and the allocator.
+  // `pool` outlives it. Errors of the plan, the weights and the allocator.
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
-      const Options& options, kernels::CpuStream* stream);
+      const Options& options, base::ThreadPool* pool);
 
   // One launch over the next arena. The first one of a shape also counts its
   // workspace.
@@ -81,22 +83,28 @@ class AttentionLayers {
                                              int64_t page_tokens);
 
  private:
-  AttentionLayers() = default;
   absl::Status LoadWeights(const Options& options);
   absl::Status MakeArenas(const Options& options);
-  absl::Status MakeLayers();
+  absl::Status MakeLayers(int64_t max_tokens);
   void Prepare(const LaunchShape& launch);
   absl::Status Launch(kernels::Workspace& workspace);
 
-  kernels::CpuStream* stream_ = nullptr;
+  explicit AttentionLayers(base::ThreadPool* pool)
+      : pool_(pool), device_(pool), stream_(device_.MakeStream()) {}
+  absl::Status PlanSteps();
+
+  base::ThreadPool* const pool_;
+  kernels::CpuDevice device_;
+  std::unique_ptr<kernels::Stream> stream_;
   model::DecoderSpec spec_;  // one layer for each arena
   std::shared_ptr<const plan::ResolvedPlan> plan_;
   std::unique_ptr<cache::PageLayout> layout_;
-  std::unique_ptr<kernels::DeviceAllocator> allocator_;
   worker::ModelWeights weights_;  // of one layer
   std::unique_ptr<worker::KvArenas> arenas_;
   std::vector<uint64_t> rope_steps_;
-  kernels::HadamardTables hadamard_;
+  kernels::DeviceTables tables_{&device_};
+  kernels::HadamardTables hadamard_{&device_};
+  kernels::DeviceBuffer fresh_;
   worker::CpuStepProfile profile_;
   std::vector<worker::LayerAttention> attention_;  // by arena
 
@@ -105,6 +113,7 @@ class AttentionLayers {
   std::vector<int32_t> block_tables_;  // all pages of an arena, shuffled
   std::vector<kernels::AttentionSequence> sequences_;
   std::vector<worker::SequenceRows> rows_;
+  std::vector<kernels::AttentionStep> steps_;
   std::vector<int64_t> slots_;
   std::vector<int64_t> positions_;
   std::vector<float> normed_;

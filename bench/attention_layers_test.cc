@@ -1,5 +1,6 @@
 #include "bench/attention_layers.h"
 
+#include <bit>
 #include <cmath>
 #include <set>
 
@@ -32,13 +33,12 @@ AttentionLayers::Options OptionsOf(const std::string& plan) {
 class AttentionLayersTest : public ::testing::Test {
  protected:
   base::ThreadPool pool_{2};
-  kernels::CpuStream stream_{&pool_};
+  kernels::CpuDevice device_{&pool_};
 };
 
 TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
   for (const plan::PlanPreset& preset : plan::PlanPresets()) {
-    const auto layers =
-        AttentionLayers::Create(OptionsOf(preset.name), &stream_);
+    const auto layers = AttentionLayers::Create(OptionsOf(preset.name), &pool_);
     ASSERT_THAT(layers, IsOk()) << preset.name;
     for (const LaunchShape& launch :
          {LaunchShape{.batch = 3, .context = 50, .new_tokens = 1},
@@ -55,7 +55,7 @@ TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
 
 TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
-    const auto layers = AttentionLayers::Create(OptionsOf(plan), &stream_);
+    const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
     ASSERT_THAT(layers, IsOk());
     const auto alone = AttentionLayers::BytesPerSlot(
         model::FindShape("kvasir-tiny").value(), plan, kPageTokens);
@@ -68,8 +68,7 @@ TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
 }
 
 TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
-  const auto layers =
-      AttentionLayers::Create(OptionsOf("dense-bf16"), &stream_);
+  const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
   ASSERT_THAT(layers, IsOk());
   // 13 pages of 16; four sequences of 50 take 16.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
@@ -90,19 +89,17 @@ TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
   ASSERT_THAT(resolved, IsOk());
   const auto layout = cache::PageLayout::Create(*resolved, kPageTokens);
   ASSERT_THAT(layout, IsOk());
-  const auto allocator =
-      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
-  ASSERT_THAT(allocator, IsOk());
   constexpr int64_t kPages = 5;
-  const auto arenas =
-      worker::KvArenas::Create(*resolved, *layout, {kPages}, allocator->get());
+  const auto arenas = worker::KvArenas::Create(*resolved, *layout, {kPages},
+                                               &device_.allocator());
   ASSERT_THAT(arenas, IsOk());
   const worker::KvArenas::Layer& layer = arenas->layers().front();
-  ASSERT_THAT(FillWithRandomLatents(layer, kPages, kPageTokens, 7, stream_),
+  ASSERT_THAT(FillWithRandomLatents(layer, kPages, kPageTokens, 7, device_),
               IsOk());
   std::set<float> seen;
   for (const auto* side : {&layer.key, &layer.value}) {
-    const kernels::LatentPart& part = side->front().latents;
+    const auto part =
+        std::bit_cast<kernels::LatentPartArgs>(side->front().latents);
     for (int64_t g = 0; g < part.num_groups; ++g) {
       for (int64_t slot = 0; slot < kPages * kPageTokens; ++slot) {
         const auto* numbers =

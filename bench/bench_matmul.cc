@@ -43,9 +43,8 @@ class MatmulBench {
   MatmulBench()
       : machine_(base::ReadMachineLimits()),
         pool_(machine_.cpus),
-        stream_(&pool_),
-        allocator_(
-            *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu)),
+        device_(&pool_),
+        stream_(device_.MakeStream()),
         footprint_bytes_(
             4 * std::max(base::LastLevelCacheBytes(), int64_t{64} << 20)),
         probe_(*kernels::ReadBandwidthProbe::Create(&pool_, footprint_bytes_)) {
@@ -61,7 +60,7 @@ class MatmulBench {
     params.y_row_stride = 11264;
     params.weight = weights_.front();
     kernels::Workspace counter = kernels::Workspace::Counting();
-    KVASIR_CHECK(kernels::Matmul(stream_, params, counter).ok());
+    KVASIR_CHECK(kernels::Matmul(*stream_, params, counter).ok());
     workspace_memory_ = Memory(static_cast<int64_t>(counter.peak_bytes()) + 64);
   }
 
@@ -80,8 +79,8 @@ class MatmulBench {
 
  private:
   DeviceBuffer Memory(int64_t bytes) {
-    auto buffer = allocator_->Allocate(static_cast<size_t>(bytes),
-                                       MemoryTag::kOther, {.prefault = true});
+    auto buffer = device_.allocator().Allocate(
+        static_cast<size_t>(bytes), MemoryTag::kOther, {.prefault = true});
     KVASIR_CHECK(buffer.ok());
     return *std::move(buffer);
   }
@@ -89,8 +88,9 @@ class MatmulBench {
   // Numbers near one: no subnormals, no overflow.
   DeviceBuffer Numbers(int64_t count) {
     DeviceBuffer buffer = Memory(count * 4);
+    float* const out = buffer.as<float>().device_address();
     for (int64_t i = 0; i < count; ++i) {
-      buffer.as<float>()[i] = 1.0f + 1e-3f * static_cast<float>(i % 97);
+      out[i] = 1.0f + 1e-3f * static_cast<float>(i % 97);
     }
     return buffer;
   }
@@ -101,8 +101,9 @@ class MatmulBench {
     weight.n = shape.n;
     weight.dtype = kernels::DType::kBf16;
     DeviceBuffer buffer = Memory(weight.bytes());
+    uint16_t* const out = buffer.as<uint16_t>().device_address();
     for (int64_t i = 0; i < weight.bytes() / 2; ++i) {
-      buffer.as<uint16_t>()[i] = static_cast<uint16_t>(0x3f80 + i % 97);
+      out[i] = static_cast<uint16_t>(0x3f80 + i % 97);
     }
     weight.data = buffer.data();
     memory_.push_back(std::move(buffer));
@@ -121,7 +122,7 @@ class MatmulBench {
     params.y_row_stride = weight.n;
     kernels::Workspace workspace(workspace_memory_.data(),
                                  workspace_memory_.bytes());
-    KVASIR_CHECK(kernels::Matmul(stream_, params, workspace).ok());
+    KVASIR_CHECK(kernels::Matmul(*stream_, params, workspace).ok());
   }
 
   void Decode(nlohmann::json* result) {
@@ -146,8 +147,7 @@ class MatmulBench {
 
   void Prefill(nlohmann::json* result) {
     auto share = GemmShare::Create({std::begin(kLayer), std::end(kLayer)},
-                                   {.num_rows = kPrefillRows}, &stream_,
-                                   allocator_.get());
+                                   {.num_rows = kPrefillRows}, &pool_);
     KVASIR_CHECK(share.ok());
     for (int i = 0; i < kPairs; ++i) KVASIR_CHECK(share->MeasurePair().ok());
     for (const GemmShareRow& row : share->Rows()) {
@@ -170,8 +170,8 @@ class MatmulBench {
 
   const base::MachineLimits machine_;
   base::ThreadPool pool_;
-  kernels::CpuStream stream_;
-  const std::unique_ptr<kernels::DeviceAllocator> allocator_;
+  kernels::CpuDevice device_;
+  const std::unique_ptr<kernels::Stream> stream_;
   const int64_t footprint_bytes_;
   const std::unique_ptr<kernels::ReadBandwidthProbe> probe_;
   std::vector<DeviceBuffer> memory_;

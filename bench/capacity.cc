@@ -151,14 +151,12 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
                      " tokens would fit, more than ", kMaxTokens,
                      " tokens in all: take a smaller pool"));
   }
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::unique_ptr<kernels::DeviceAllocator> allocator,
-      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
+  kernels::CpuAllocator allocator;
   KVASIR_ASSIGN_OR_RETURN(
       const KvArenas arenas,
-      KvArenas::Create(*served->resolved, layout, pages, allocator.get()));
+      KvArenas::Create(*served->resolved, layout, pages, &allocator));
   capacity.kv_bytes_per_token = arenas.bytes_per_token();
-  capacity.pool_bytes = allocator->use(kernels::MemoryTag::kKvCache).bytes;
+  capacity.pool_bytes = allocator.use(kernels::MemoryTag::kKvCache).bytes;
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<Filler> filler,
       Filler::Create(layout, pages, tokens, capacity.predicted + 1));

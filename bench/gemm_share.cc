@@ -29,7 +29,7 @@ class Numbers {
 };
 
 PackedMatrix ViewOf(const GemmShape& shape, kernels::DType dtype,
-                    const void* data) {
+                    kernels::DevicePtr<const void> data) {
   PackedMatrix matrix;
   matrix.k = shape.k;
   matrix.n = shape.n;
@@ -61,21 +61,20 @@ void FillPacked(const PackedMatrix& matrix, Numbers* numbers, void* memory) {
 
 }  // namespace
 
-absl::StatusOr<GemmShare> GemmShare::Create(
-    std::vector<GemmShape> shapes, const GemmShareOptions& options,
-    kernels::CpuStream* stream, kernels::DeviceAllocator* allocator) {
-  GemmShare share(options, stream);
+absl::StatusOr<GemmShare> GemmShare::Create(std::vector<GemmShape> shapes,
+                                            const GemmShareOptions& options,
+                                            base::ThreadPool* pool) {
+  GemmShare share(options, pool);
   Numbers numbers;
   const auto allocate = [&](int64_t bytes) {
-    return allocator->Allocate(static_cast<size_t>(bytes), MemoryTag::kOther,
-                               {.prefault = true});
+    return share.device_->allocator().Allocate(
+        static_cast<size_t>(bytes), MemoryTag::kOther, {.prefault = true});
   };
   const auto floats =
       [&](int64_t count) -> absl::StatusOr<kernels::DeviceBuffer> {
     KVASIR_ASSIGN_OR_RETURN(DeviceBuffer buffer, allocate(count * 4));
-    for (int64_t i = 0; i < count; ++i) {
-      buffer.as<float>()[i] = numbers.Next();
-    }
+    float* const out = buffer.as<float>().device_address();
+    for (int64_t i = 0; i < count; ++i) out[i] = numbers.Next();
     return buffer;
   };
   int64_t longest_k = 0;
@@ -85,14 +84,14 @@ absl::StatusOr<GemmShare> GemmShare::Create(
     Case one;
     PackedMatrix packed = ViewOf(shape, options.dtype, nullptr);
     KVASIR_ASSIGN_OR_RETURN(one.packed, allocate(packed.bytes()));
-    FillPacked(packed, &numbers, one.packed.data());
+    FillPacked(packed, &numbers, one.packed.data().device_address());
     KVASIR_ASSIGN_OR_RETURN(one.dense, floats(shape.k * shape.n));
     longest_k = std::max(longest_k, shape.k);
     longest_n = std::max(longest_n, shape.n);
     MatmulParams params = ParamsOf(
         ViewOf(shape, options.dtype, one.packed.data()), options.num_rows);
     kernels::Workspace counter = kernels::Workspace::Counting();
-    KVASIR_RETURN_IF_ERROR(kernels::Matmul(*stream, params, counter));
+    KVASIR_RETURN_IF_ERROR(kernels::Matmul(*share.stream_, params, counter));
     scratch = std::max(scratch, counter.peak_bytes());
     one.shape = std::move(shape);
     share.cases_.push_back(std::move(one));
@@ -117,10 +116,10 @@ absl::Status GemmShare::MultiplyByBaseline(const Case& one) {
   return BaselineGemm({.m = options_.num_rows,
                        .n = one.shape.n,
                        .k = one.shape.k,
-                       .a = x_.as<float>(),
-                       .b = one.dense.as<float>(),
-                       .c = y_.as<float>()},
-                      stream_->pool().num_threads());
+                       .a = x_.as<float>().device_address(),
+                       .b = one.dense.as<float>().device_address(),
+                       .c = y_.as<float>().device_address()},
+                      pool_->num_threads());
 }
 
 absl::Status GemmShare::MeasurePair() {

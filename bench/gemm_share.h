@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/thread_pool.h"
 #include "bench/paired.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
 #include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 
@@ -38,12 +40,11 @@ struct GemmShareRow {
 // Threads: one.
 class GemmShare {
  public:
-  // Fills everything with random numbers. The stream and the allocator outlive
-  // it. RESOURCE_EXHAUSTED when memory does not suffice.
+  // Fills everything with random numbers. `pool` outlives it.
+  // RESOURCE_EXHAUSTED when memory does not suffice.
   static absl::StatusOr<GemmShare> Create(std::vector<GemmShape> shapes,
                                           const GemmShareOptions& options,
-                                          kernels::CpuStream* stream,
-                                          kernels::DeviceAllocator* allocator);
+                                          base::ThreadPool* pool);
 
   // One multiplication of each shape by either, who goes first in turn.
   // UNIMPLEMENTED where the build
@@ -69,14 +70,20 @@ class GemmShare {
     std::vector<double> baseline_seconds;
   };
 
-  GemmShare(const GemmShareOptions& options, kernels::CpuStream* stream)
-      : options_(options), stream_(stream) {}
+  GemmShare(const GemmShareOptions& options, base::ThreadPool* pool)
+      : options_(options),
+        pool_(pool),
+        device_(std::make_unique<kernels::CpuDevice>(pool)),
+        stream_(device_->MakeStream()) {}
   absl::Status Multiply(const Case& one);
   absl::Status MultiplyByBaseline(const Case& one);
   double OperationsOf(const GemmShape& shape) const;
 
   GemmShareOptions options_;
-  kernels::CpuStream* stream_;
+  base::ThreadPool* pool_;
+  // It moves, and buffers do not outlive it.
+  std::unique_ptr<kernels::CpuDevice> device_;
+  std::unique_ptr<kernels::Stream> stream_;
   std::vector<Case> cases_;
   kernels::DeviceBuffer x_;
   kernels::DeviceBuffer y_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -42,7 +44,7 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
 
 absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
                       int64_t page_tokens, uint64_t seed,
-                      kernels::Stream& stream) {
+                      kernels::Device& device) {
   const int64_t width = kernels::RowWidth(latents);
   std::vector<float> numbers(
       static_cast<size_t>(kRows * width + kShiftNumbers));
@@ -51,31 +53,36 @@ absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
                      .deviation = 1.0},
                     seed, 0, numbers);
   const StaticRanges ranges = RangesOf(latents);
+  kernels::DeviceTables tables(&device);
   kernels::KvAppendPart part;
-  part.row_stride = width;
   part.part = latents;
   if (!ranges.scale.empty()) {
-    part.part.static_scale = ranges.scale.data();
-    part.part.static_minimum = ranges.minimum.data();
+    KVASIR_ASSIGN_OR_RETURN(part.part.static_scale,
+                            tables.Add<float>(ranges.scale));
+    KVASIR_ASSIGN_OR_RETURN(part.part.static_minimum,
+                            tables.Add<float>(ranges.minimum));
   }
-  std::vector<int64_t> slots(static_cast<size_t>(kRows));
-  kernels::KvAppendParams params;
-  params.parts = &part;
-  params.num_parts = 1;
-  params.slots = slots.data();
-  params.page_tokens = page_tokens;
+  std::vector<int64_t> all_slots(static_cast<size_t>(num_slots));
+  std::iota(all_slots.begin(), all_slots.end(), int64_t{0});
+  KVASIR_ASSIGN_OR_RETURN(const auto rows, tables.Add<float>(numbers));
+  KVASIR_ASSIGN_OR_RETURN(const auto slots, tables.Add<int64_t>(all_slots));
+  KVASIR_ASSIGN_OR_RETURN(
+      const kernels::PreparedKvAppend append,
+      kernels::Prepare(device,
+                       kernels::KvAppendShape{.row_stride = width,
+                                              .page_tokens = page_tokens},
+                       absl::MakeConstSpan(&part, 1)));
+  const std::unique_ptr<kernels::Stream> stream = device.MakeStream();
   int64_t shift = 0;
   for (int64_t first = 0; first < num_slots; first += kRows) {
-    params.num_tokens = std::min(kRows, num_slots - first);
-    for (int64_t i = 0; i < params.num_tokens; ++i) {
-      slots[static_cast<size_t>(i)] = first + i;
-    }
-    part.rows = numbers.data() + shift;
-    shift = (shift + 1) % kShiftNumbers;
     kernels::Workspace workspace(nullptr, 0);
-    KVASIR_RETURN_IF_ERROR(kernels::KvAppend(stream, params, workspace));
-    KVASIR_RETURN_IF_ERROR(stream.Synchronize());
+    KVASIR_RETURN_IF_ERROR(kernels::KvAppend(
+        *stream, append,
+        {rows + shift, slots + first, std::min(kRows, num_slots - first)},
+        workspace));
+    shift = (shift + 1) % kShiftNumbers;
   }
+  KVASIR_RETURN_IF_ERROR(stream->Synchronize());
   return absl::OkStatus();
 }
 
@@ -83,11 +90,11 @@ absl::Status FillPart(const kernels::LatentPart& latents, int64_t num_slots,
 
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
-                                   uint64_t seed, kernels::Stream& stream) {
+                                   uint64_t seed, kernels::Device& device) {
   for (const auto* side : {&layer.key, &layer.value}) {
     for (const worker::KvArenas::Part& part : *side) {
       KVASIR_RETURN_IF_ERROR(FillPart(part.latents, num_pages * page_tokens,
-                                      page_tokens, seed++, stream));
+                                      page_tokens, seed++, device));
     }
   }
   return absl::OkStatus();

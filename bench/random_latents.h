@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "kernels/device/stream.h"
+#include "kernels/device/device.h"
 #include "kernels/latents/latent_view.h"
 #include "worker/executor/kv_arenas.h"
 
@@ -17,6 +17,6 @@ namespace kvasir::bench {
 // errors.
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
-                                   uint64_t seed, kernels::Stream& stream);
+                                   uint64_t seed, kernels::Device& device);
 
 }  // namespace kvasir::bench

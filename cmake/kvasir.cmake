@@ -133,6 +133,22 @@ function(kvasir_test target)
     ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
 endfunction()
 
+# Registers tests once more, as <test>_<AS>, with more in their environment.
+function(kvasir_run_again)
+  cmake_parse_arguments(A "" "AS" "ENVIRONMENT" ${ARGN})
+  if(NOT KVASIR_BUILD_TESTS)
+    return()
+  endif()
+  foreach(test IN LISTS A_UNPARSED_ARGUMENTS)
+    get_test_property(${test} LABELS labels)
+    get_test_property(${test} TIMEOUT timeout)
+    add_test(NAME ${test}_${A_AS} COMMAND ${test})
+    set_tests_properties(${test}_${A_AS} PROPERTIES LABELS "${labels}"
+      TIMEOUT ${timeout}
+      ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
+  endforeach()
+endfunction()
+
 function(kvasir_executable target)
   cmake_parse_arguments(A "" "OUTPUT" "SRCS;DEPS" ${ARGN})
   _kvasir_check_layer(${target} ${A_DEPS})

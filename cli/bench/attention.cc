@@ -77,11 +77,11 @@ int64_t FootprintBytes(const BenchFlags& flags) {
 class ShapeBench {
  public:
   ShapeBench(const AttentionFlags& flags, const model::ModelShape& shape,
-             kernels::CpuStream* stream, MachineCeilings* ceilings,
+             base::ThreadPool* pool, MachineCeilings* ceilings,
              BenchReport* report)
       : flags_(flags),
         shape_(shape),
-        stream_(stream),
+        pool_(pool),
         ceilings_(ceilings),
         report_(report) {}
 
@@ -162,7 +162,7 @@ class ShapeBench {
                       .slots = most_slots,
                       .num_arenas = std::max<int64_t>(2, arenas),
                       .lift_prompts = flags_.prefill && !flags_.deterministic},
-                     stream_));
+                     pool_));
     return absl::OkStatus();
   }
 
@@ -300,7 +300,7 @@ class ShapeBench {
 
   const AttentionFlags& flags_;
   const model::ModelShape shape_;
-  kernels::CpuStream* const stream_;
+  base::ThreadPool* const pool_;
   MachineCeilings* const ceilings_;
   BenchReport* const report_;
   std::unique_ptr<AttentionLayers> dense_;
@@ -329,7 +329,6 @@ absl::StatusOr<BenchReport> RunAttention(AttentionFlags flags) {
   }
   base::ThreadPool pool(flags.threads > 0 ? flags.threads
                                           : base::ReadMachineLimits().cpus);
-  kernels::CpuStream stream(&pool);
   KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
                           MachineCeilings::Create(&pool, flags.bench.quick));
   BenchReport report({});
@@ -341,7 +340,7 @@ absl::StatusOr<BenchReport> RunAttention(AttentionFlags flags) {
   for (const std::string& name : flags.shapes) {
     KVASIR_ASSIGN_OR_RETURN(const model::ModelShape shape,
                             model::FindShape(name));
-    KVASIR_RETURN_IF_ERROR(ShapeBench(flags, shape, &stream, &ceilings, &report)
+    KVASIR_RETURN_IF_ERROR(ShapeBench(flags, shape, &pool, &ceilings, &report)
                                .Run(&progress, &done));
   }
   progress.Finish();

@@ -61,7 +61,6 @@ absl::Status BenchEngine::Prefill(uint64_t sequence_id, int64_t num_tokens) {
 absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
                                                 int64_t num_tokens) {
   const worker::KvArenas& arenas = model_->rank().executor().arenas();
-  kernels::CpuStream stream(pool());
   Progress progress("random latents",
                     static_cast<int64_t>(arenas.layers().size()), "layers",
                     true);
@@ -70,7 +69,7 @@ absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
   for (const worker::KvArenas::Layer& layer : arenas.layers()) {
     KVASIR_RETURN_IF_ERROR(bench::FillWithRandomLatents(
         layer, arenas.num_pages()[static_cast<size_t>(layer.page_group)],
-        model_->layout().page_tokens(), seed += 100, stream));
+        model_->layout().page_tokens(), seed += 100, model_->rank().device()));
     progress.Update(++done);
   }
   return Restart(count, num_tokens);

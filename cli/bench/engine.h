@@ -58,7 +58,7 @@ class BenchEngine {
   worker::CpuStepProfile& profile() { return profile_; }
 
   LoadedModel& model() { return *model_; }
-  base::ThreadPool* pool() { return &model_->rank().stream().pool(); }
+  base::ThreadPool* pool() { return &model_->rank().pool(); }
 
  private:
   BenchEngine() = default;

@@ -135,9 +135,7 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
   LoadTimes times;
   std::vector<char> buffer(kPieceBytes);
   const ReadTarget small = {buffer.data(), buffer.size(), false};
-  KVASIR_ASSIGN_OR_RETURN(
-      const auto allocator,
-      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
+  kernels::CpuAllocator allocator;
   Progress progress("load", BenchPairs(flags.bench), "pairs", true);
   for (int pair = 0; pair < BenchPairs(flags.bench); ++pair) {
     if (ShutdownRequested()) return absl::CancelledError("stopped");
@@ -156,11 +154,12 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
     {
       absl::StatusOr<kernels::DeviceBuffer> memory;
       times.keep.push_back(SecondsOf([&] {
-        memory = allocator->Allocate(static_cast<size_t>(times.file_bytes),
-                                     kernels::MemoryTag::kOther);
+        memory = allocator.Allocate(static_cast<size_t>(times.file_bytes),
+                                    kernels::MemoryTag::kOther);
         if (!memory.ok()) return;
-        bytes = ReadWeightFiles(flags.model.model,
-                                {memory->as<char>(), memory->bytes(), true});
+        bytes = ReadWeightFiles(
+            flags.model.model,
+            {memory->as<char>().device_address(), memory->bytes(), true});
       }));
       KVASIR_RETURN_IF_ERROR(memory.status());
       KVASIR_RETURN_IF_ERROR(bytes.status());

@@ -77,16 +77,12 @@ absl::StatusOr<BenchReport> RunPrefill(PrefillFlags flags) {
                            .max_model_len = flags.tokens,
                            .max_batched_tokens = flags.tokens}));
   const model::DecoderSpec& spec = engine->model().rank().spec();
-  kernels::CpuStream stream(engine->pool());
-  KVASIR_ASSIGN_OR_RETURN(
-      const auto allocator,
-      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
   std::optional<bench::GemmShare> gemm;
   if (bench::HasGemmBaseline()) {
     KVASIR_ASSIGN_OR_RETURN(
         gemm,
         bench::GemmShare::Create(LayerShapes(spec), {.num_rows = flags.tokens},
-                                 &stream, allocator.get()));
+                                 engine->pool()));
   }
   std::vector<double> prefill_seconds;
   Progress progress("prefill", BenchPairs(flags.bench), "pairs", true);

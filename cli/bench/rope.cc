@@ -14,6 +14,7 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/report.h"
 #include "cli/flags.h"
+#include "kernels/device/device.h"
 #include "kernels/rowwise/ops.h"
 
 namespace kvasir::cli {
@@ -37,7 +38,8 @@ class Rotation {
  public:
   // looks_up: every KV head turns by angles of a list of its own, else all of
   // them by the first `kept` ones.
-  Rotation(const RopeFlags& flags, int64_t kept, bool looks_up)
+  Rotation(const RopeFlags& flags, int64_t kept, bool looks_up,
+           kernels::Device* device)
       : flags_(flags),
         kept_(kept),
         positions_(static_cast<size_t>(flags.tokens)),
@@ -53,24 +55,30 @@ class Rotation {
     for (int64_t j = 0; looks_up && j < flags.kv_heads; ++j) {
       lists_.push_back(KeptPairs(j));
     }
-    params_.num_tokens = flags.tokens;
-    params_.positions = positions_.data();
-    params_.steps = steps_.data();
-    params_.rotary_dim = 2 * (looks_up ? flags.num_pairs() : kept);
-    params_.q = Tensor(flags.heads, &q_heads_, &q_);
-    params_.k = Tensor(flags.kv_heads, &k_heads_, &k_);
+    kernels::RopeParams shape;
+    shape.rotary_dim = 2 * (looks_up ? flags.num_pairs() : kept);
+    shape.q = Tensor(flags.heads, &q_heads_, &q_);
+    shape.k = Tensor(flags.kv_heads, &k_heads_, &k_);
+    rope_ = kernels::Prepare(*device, shape, {q_heads_, k_heads_, steps_});
   }
   Rotation(const Rotation&) = delete;
 
-  absl::Status Run(kernels::CpuStream* stream) {
+  absl::Status Run(kernels::Stream* stream) {
+    KVASIR_RETURN_IF_ERROR(rope_.status());
+    // The host's memory is the CPU's.
+    const kernels::RopeRows rows = {
+        kernels::DevicePtr<float>(q_.data()),
+        kernels::DevicePtr<float>(k_.data()),
+        kernels::DevicePtr<const int64_t>(positions_.data()), flags_.tokens};
     if (workspace_.empty()) {
       kernels::Workspace counter = kernels::Workspace::Counting();
-      KVASIR_RETURN_IF_ERROR(kernels::Rope(*stream, params_, counter));
+      KVASIR_RETURN_IF_ERROR(kernels::Rope(*stream, *rope_, rows, counter));
       workspace_.resize(counter.peak_bytes() +
                         kernels::Workspace::kAlignmentBytes);
     }
-    kernels::Workspace workspace(workspace_.data(), workspace_.size());
-    return kernels::Rope(*stream, params_, workspace);
+    kernels::Workspace workspace(kernels::DevicePtr<char>(workspace_.data()),
+                                 workspace_.size());
+    return kernels::Rope(*stream, *rope_, rows, workspace);
   }
 
  private:
@@ -94,12 +102,10 @@ class Rotation {
     tensor.row_stride = num_heads * tensor.head_dim;
     numbers->assign(static_cast<size_t>(flags_.tokens * tensor.row_stride),
                     1.0f);
-    tensor.data = numbers->data();
     for (int64_t h = 0; !lists_.empty() && h < num_heads; ++h) {
       const auto kv_head = static_cast<size_t>(h * flags_.kv_heads / num_heads);
       heads->push_back({h * tensor.head_dim, kept_, lists_[kv_head].data()});
     }
-    if (!lists_.empty()) tensor.heads = heads->data();
     return tensor;
   }
 
@@ -112,14 +118,14 @@ class Rotation {
   std::vector<kernels::RopeHead> k_heads_;
   std::vector<float> q_;
   std::vector<float> k_;
-  kernels::RopeParams params_;
+  absl::StatusOr<kernels::PreparedRope> rope_;
   std::vector<char> workspace_;
 };
 
 // Rotations in turn, so that what else the machine does meets all of them.
 absl::Status Measure(const RopeFlags& flags,
                      const std::vector<Rotation*>& rotations,
-                     kernels::CpuStream* stream,
+                     kernels::Stream* stream,
                      std::vector<std::vector<double>>* seconds) {
   seconds->assign(rotations.size(), {});
   const int pairs = BenchPairs(flags.bench);
@@ -154,19 +160,20 @@ absl::StatusOr<BenchReport> RunRope(RopeFlags flags) {
   UseQuick<int64_t>(flags.bench, "--tokens", 64, &flags.tokens);
   KVASIR_RETURN_IF_ERROR(CheckSizes(flags));
   base::ThreadPool pool(base::ReadMachineLimits().cpus);
-  kernels::CpuStream stream(&pool);
+  kernels::CpuDevice device(&pool);
+  const std::unique_ptr<kernels::Stream> stream = device.MakeStream();
   KVASIR_ASSIGN_OR_RETURN(MachineCeilings ceilings,
                           MachineCeilings::Create(&pool, flags.bench.quick));
   BenchReport report(ceilings.ToJson());
-  Rotation full(flags, flags.num_pairs(), false);
+  Rotation full(flags, flags.num_pairs(), false, &device);
   for (const int64_t percent : {90, 70, 50}) {
     const int64_t kept =
         std::max<int64_t>(1, flags.num_pairs() * percent / 100);
-    Rotation chosen(flags, kept, true);
-    Rotation contiguous(flags, kept, false);
+    Rotation chosen(flags, kept, true, &device);
+    Rotation contiguous(flags, kept, false, &device);
     std::vector<std::vector<double>> seconds;
     KVASIR_RETURN_IF_ERROR(
-        Measure(flags, {&full, &chosen, &contiguous}, &stream, &seconds));
+        Measure(flags, {&full, &chosen, &contiguous}, stream.get(), &seconds));
     const std::string name = std::to_string(percent);
     report.AddRatio("speedup_kept_" + name, RatioOf(seconds[0], seconds[1]),
                     std::nullopt, "all pairs, contiguous, over kept ones");

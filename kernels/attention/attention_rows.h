@@ -71,7 +71,7 @@ class UnitRows {
     });
   }
   const LatentGroup& ValueGroup(int64_t part, int64_t r) const {
-    const AttentionValuePart& value = params_.values[part];
+    const AttentionValuePartArgs& value = params_.values[part];
     return value.latents
         .groups[value.group_of_head[HeadOf(r) / plan_.heads_per_kv()]];
   }
@@ -183,7 +183,7 @@ class UnitRows {
             std::min(slots.end - block, kAttentionBlockSlots)};
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   const AttentionUnit unit_;
   const bool query_major_;

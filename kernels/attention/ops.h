@@ -1,14 +1,72 @@
 // Attention over latents in pages. The contract of every op: kernels/README.md.
 #pragma once
 
+#include <memory>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/attention/paged_attention.h"
+#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 
 namespace kvasir::kernels {
 
-absl::Status PagedAttention(Stream& stream, const PagedAttentionParams& params,
-                            Workspace& workspace);
+// Attention over parts that are constant after load.
+// Owns: the parts and the host's plan of their launches. Groups, runs and
+//   lists of heads are the caller's, and outlive it. Movable.
+// Threads: one launch at a time.
+class PreparedAttention {
+ public:
+  PreparedAttention(PreparedAttention&&) noexcept;
+  PreparedAttention& operator=(PreparedAttention&&) noexcept;
+  ~PreparedAttention();
+
+  const AttentionPlan& plan() const { return *plan_; }
+
+  // What launches do to make keys or values of a sequence's slots, where a slot
+  // costs head_work[j] for KV head j [Hkv]: the same for any number of threads.
+  // The sequence's tables are not looked at.
+  double WorkOnSlots(const AttentionSequence& sequence,
+                     absl::Span<const double> head_work) const;
+
+ private:
+  struct Parts;
+  PreparedAttention();
+  friend bool Fits(const PagedAttentionParams& shape);
+  friend absl::StatusOr<PreparedAttention> Prepare(
+      Device& device, const PagedAttentionParams& shape);
+  friend absl::Status PagedAttention(Stream& stream,
+                                     PreparedAttention& prepared,
+                                     const AttentionRows& rows,
+                                     const AttentionStep& step,
+                                     Workspace& workspace);
+
+  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<AttentionPlan> plan_;
+  std::unique_ptr<AttentionPlan> one_thread_;  // for WorkOnSlots
+};
+
+// `shape`: all but the rows and sequences of PagedAttentionParams. Launches run
+// on streams of the device.
+absl::StatusOr<PreparedAttention> Prepare(Device& device,
+                                          const PagedAttentionParams& shape);
+// Whether one row of the parts fits a thread's scratch. Looks at widths, counts
+// of runs, dims and windows; lists and data may be null.
+bool Fits(const PagedAttentionParams& shape);
+
+// Host arithmetic, once for all launches of a step whose plans divide alike
+// (AttentionPlan::DividesAs) over the same sequences. INVALID_ARGUMENT for
+// counts below 0.
+absl::StatusOr<AttentionStep> PlanStep(
+    const PreparedAttention& prepared,
+    absl::Span<const AttentionSequence> sequences);
+// `step`: of the sequences that `rows` has on the device; not looked at while
+// the workspace counts.
+absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
+                            const AttentionRows& rows,
+                            const AttentionStep& step, Workspace& workspace);
 
 }  // namespace kvasir::kernels

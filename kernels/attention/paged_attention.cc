@@ -1,17 +1,20 @@
 #include "kernels/attention/paged_attention.h"
 
 #include <algorithm>
+#include <deque>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "kernels/attention/ops.h"
+#include "kernels/attention/planner/attention_tiles.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/latents/latent_check.h"
 
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const PagedAttentionParams&, float*> kKernels = {
+constexpr OpKernels<AttentionLaunch, DevicePtr<float>> kKernels = {
     "paged_attention", &PagedAttentionReference, &PagedAttentionSimd};
 
 absl::Status Invalid(const char* what, int64_t least, int64_t most,
@@ -189,9 +192,6 @@ absl::Status Check(const PagedAttentionParams& params) {
   if (params.page_tokens < 1) {
     return Refuse(kKernels.op, "page_tokens", 1, params.page_tokens);
   }
-  if (params.num_sequences < 0) {
-    return Refuse(kKernels.op, "sequences", 0, params.num_sequences);
-  }
   if (params.window < 0) return Refuse(kKernels.op, "window", 0, params.window);
   if (params.num_key_parts < 1) {
     return Refuse(kKernels.op, "key parts", 1, params.num_key_parts);
@@ -210,10 +210,124 @@ absl::Status Check(const PagedAttentionParams& params) {
   return absl::OkStatus();
 }
 
-// What counting does not look at.
-absl::Status CheckSequences(const PagedAttentionParams& params) {
-  for (int64_t i = 0; i < params.num_sequences; ++i) {
-    const AttentionSequence& sequence = params.sequences[i];
+}  // namespace
+
+// The parts as launches see them.
+struct PreparedAttention::Parts {
+  std::vector<AttentionKeyPartArgs> keys;
+  std::vector<AttentionValuePartArgs> values;
+  // What they point to; elements stay where they are.
+  std::deque<KeyRebuildArgs> rebuilds;
+  std::deque<ValueLiftArgs> lifts;
+  std::deque<ExactRowsArgs> exact;
+  std::deque<std::vector<const float*>> up;
+
+  const float* const* Up(const DevicePtr<const float>* from, int64_t count) {
+    if (from == nullptr) return nullptr;
+    std::vector<const float*>& list = up.emplace_back();
+    for (int64_t j = 0; j < count; ++j) {
+      list.push_back(from[j].device_address());
+    }
+    return list.data();
+  }
+  const ExactRowsArgs* Exact(const ExactRows* from) {
+    return from == nullptr ? nullptr : &exact.emplace_back(ForLaunch(*from));
+  }
+  const KeyRebuildArgs* Rebuild(const KeyRebuild* from, int64_t num_heads) {
+    if (from == nullptr) return nullptr;
+    KeyRebuildArgs& rebuild = rebuilds.emplace_back(ForLaunch(*from));
+    rebuild.up = Up(from->up, num_heads);
+    return &rebuild;
+  }
+  const ValueLiftArgs* Lift(const ValueLift* from, int64_t num_heads) {
+    if (from == nullptr) return nullptr;
+    ValueLiftArgs& lift = lifts.emplace_back(ForLaunch(*from));
+    lift.up = Up(from->up, num_heads);
+    return &lift;
+  }
+
+  PagedAttentionArgs Of(const PagedAttentionParams& shape) {
+    for (int64_t p = 0; p < shape.num_key_parts; ++p) {
+      const AttentionKeyPart& from = shape.keys[p];
+      keys.push_back(
+          {ForLaunch(from.latents), from.group_of_head, from.query_column,
+           Rebuild(from.rebuild, shape.num_kv_heads), Exact(from.exact)});
+    }
+    for (int64_t p = 0; p < shape.num_value_parts; ++p) {
+      const AttentionValuePart& from = shape.values[p];
+      values.push_back({ForLaunch(from.latents), from.group_of_head,
+                        from.out_column, Exact(from.exact),
+                        Lift(from.lift, shape.num_kv_heads)});
+    }
+    PagedAttentionArgs args = ForLaunch(shape);
+    args.keys = keys.data();
+    args.values = values.data();
+    return args;
+  }
+
+  // Of those that a launch does not name.
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    const auto latents = [&](const LatentPartArgs& part) {
+      visit(part.arena);
+      visit(part.static_scale);
+      visit(part.static_minimum);
+    };
+    for (const AttentionKeyPartArgs& part : keys) latents(part.latents);
+    for (const AttentionValuePartArgs& part : values) latents(part.latents);
+    for (const KeyRebuildArgs& rebuild : rebuilds) visit(rebuild.bias);
+    for (const std::vector<const float*>& list : up) {
+      for (const float* matrix : list) visit(matrix);
+    }
+    for (const ExactRowsArgs& rows : exact) {
+      latents(rows.ring);
+      latents(rows.fresh);
+    }
+  }
+};
+
+PreparedAttention::PreparedAttention() : parts_(std::make_unique<Parts>()) {}
+PreparedAttention::PreparedAttention(PreparedAttention&&) noexcept = default;
+PreparedAttention& PreparedAttention::operator=(PreparedAttention&&) noexcept =
+    default;
+PreparedAttention::~PreparedAttention() = default;
+
+double PreparedAttention::WorkOnSlots(
+    const AttentionSequence& sequence,
+    absl::Span<const double> head_work) const {
+  return WorkOnTiles(*one_thread_, sequence, head_work.data());
+}
+
+bool Fits(const PagedAttentionParams& shape) {
+  PreparedAttention::Parts parts;
+  return AttentionPlan(parts.Of(shape), 1).fits();
+}
+
+absl::StatusOr<PreparedAttention> Prepare(Device& device,
+                                          const PagedAttentionParams& shape) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckActivations(kKernels.op, device.kind(), shape.dtype));
+  KVASIR_RETURN_IF_ERROR(Check(shape));
+  PreparedAttention prepared;
+  const PagedAttentionArgs args = prepared.parts_->Of(shape);
+  prepared.parts_->ForPointers([&](const void* pointer) {
+    device.CheckMemory(kKernels.op, DevicePtr<const void>(pointer));
+  });
+  prepared.plan_ = std::make_unique<AttentionPlan>(args, device.num_threads());
+  if (!prepared.plan_->fits()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": one row of these parts takes more scratch than ",
+        kAttentionScratchBytes, " bytes"));
+  }
+  prepared.one_thread_ = std::make_unique<AttentionPlan>(args, 1);
+  return prepared;
+}
+
+absl::StatusOr<AttentionStep> PlanStep(
+    const PreparedAttention& prepared,
+    absl::Span<const AttentionSequence> sequences) {
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const AttentionSequence& sequence = sequences[i];
     const std::pair<const char*, int64_t> counts[] = {
         {"first_row", sequence.first_row},
         {"num_rows", sequence.num_rows},
@@ -226,26 +340,32 @@ absl::Status CheckSequences(const PagedAttentionParams& params) {
                        ": want at least 0, have ", count));
     }
   }
-  return absl::OkStatus();
+  const AttentionPlan& plan = prepared.plan();
+  const auto count = static_cast<int64_t>(sequences.size());
+  AttentionStep step;
+  step.work = plan.WorkOn(sequences.data(), count);
+  step.takes_splits = TakesSplits(plan, {sequences.data(), count, step.work});
+  return step;
 }
 
-}  // namespace
-
-absl::Status PagedAttention(Stream& stream, const PagedAttentionParams& params,
-                            Workspace& workspace) {
-  KVASIR_RETURN_IF_ERROR(Check(params));
-  Workspace::Scope scope(&workspace);
-  const int64_t floats = PagedAttentionScratch(params, ScratchThreads(stream));
-  if (floats < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": one row of these parts takes more scratch than ",
-        kAttentionScratchBytes, " bytes"));
+absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
+                            const AttentionRows& rows,
+                            const AttentionStep& step, Workspace& workspace) {
+  if (rows.num_sequences < 0) {
+    return Refuse(kKernels.op, "sequences", 0, rows.num_sequences);
   }
-  float* scratch = workspace.Take<float>(floats);
+  AttentionPlan& plan = *prepared.plan_;
+  Workspace::Scope scope(&workspace);
+  const DevicePtr<float> scratch =
+      workspace.Take<float>(plan.scratch().floats * plan.threads());
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
-  KVASIR_RETURN_IF_ERROR(CheckSequences(params));
-  return Launch(kKernels, stream, params, scratch);
+  plan.Bind({rows.q.device_address(),
+             rows.out.device_address(),
+             {rows.sequences.device_address(), rows.num_sequences, step.work}});
+  const AttentionLaunch launch = {&plan, step.takes_splits, rows.q, rows.out,
+                                  rows.sequences};
+  return Launch(kKernels, stream, launch, scratch);
 }
 
 }  // namespace kvasir::kernels

@@ -13,22 +13,23 @@
 
 namespace kvasir::kernels {
 
-// A sequence's share of the launch. Slots are counted through its block table:
+// A sequence's share of the launch: on the host, where it is planned, and the
+// same on the device, where it runs. Slots are counted through its block table:
 // slot i is slot i % P of page block_table[i / P].
 struct AttentionSequence {
   int64_t first_row = 0;  // of q and out
   int64_t num_rows = 0;   // new tokens
   // Slot of the first row's own token; the others follow.
   int64_t first_slot = 0;
-  const int32_t* block_table = nullptr;  // covers first_slot + num_rows slots
+  DevicePtr<const int32_t> block_table;  // covers first_slot + num_rows slots
   // Table entries below this name no page (given up behind a window); their
   // slots are not visible.
   int64_t first_live_index = 0;
   // Position of every slot, for keys that are rotated when they are read
   // [first_slot + num_rows]; null: slot i has position i.
-  const int64_t* positions = nullptr;
+  DevicePtr<const int64_t> positions;
   // Pages of the sequence beside those of its tokens: rings of exact windows.
-  const int32_t* side_pages = nullptr;
+  DevicePtr<const int32_t> side_pages;
 };
 
 // Of a side: the slots s > p - tokens that a query at slot p sees are read as
@@ -46,22 +47,26 @@ struct ExactWindow {
 // Exact rows of a part: groups as wide as its own, numbers. A launch finds
 // those of its own tokens apart, because in the ring they would take the place
 // of rows that the first of them still see.
-struct ExactRows {
-  LatentPart ring;   // "slots" are rows of a side page
-  LatentPart fresh;  // one page: row r of q in slot r
+template <template <typename> class Ptr>
+struct ExactRowsIn {
+  LatentPartIn<Ptr> ring;   // "slots" are rows of a side page
+  LatentPartIn<Ptr> fresh;  // one page: row r of q in slot r
 };
+using ExactRows = ExactRowsIn<DevicePtr>;
+using ExactRowsArgs = ExactRowsIn<LaunchPtr>;
 
 // How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
 //   key_j = Rotate(up_j h + bias_j, position of the slot)
 // d numbers, of which pairs are rotated and the others stay.
-struct KeyRebuild {
+template <template <typename> class Ptr>
+struct KeyRebuildIn {
   int64_t dims = 0;  // d
   // One matrix [d, R'] per KV head, R' of the head's group; float32. Null: the
   // latent is the key itself (whole keys or pairs of them, not yet rotated),
   // and every group has d numbers; its numbers are those that the codec stands
   // for: v, or fma(code, scale, minimum).
-  const float* const* up = nullptr;  // [Hkv]
-  const float* bias = nullptr;       // [Hkv, d], or null
+  const Ptr<const float>* up = nullptr;  // [Hkv]
+  Ptr<const float> bias = nullptr;       // [Hkv, d], or null
   // Rotation of number pair_dims[2f] with pair_dims[2f + 1] by
   // steps[f] * position turns; num_pairs 0: keys do not rotate.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
@@ -72,39 +77,51 @@ struct KeyRebuild {
   int64_t num_pairs = 0;
   float attention_factor = 1.0f;
 };
+using KeyRebuild = KeyRebuildIn<DevicePtr>;
+using KeyRebuildArgs = KeyRebuildIn<LaunchPtr>;
 
-struct AttentionKeyPart {
-  LatentPart latents;
+template <template <typename> class Ptr>
+struct AttentionKeyPartIn {
+  LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
   // Where query head h's numbers of this part begin in a row of q [Hq]: as many
   // as the latent of its KV head's group has (absorbed), or d (rebuilt).
   const int64_t* query_column = nullptr;
-  const KeyRebuild* rebuild = nullptr;  // null: absorbed
-  const ExactRows* exact = nullptr;     // if the keys have a window
+  const KeyRebuildIn<Ptr>* rebuild = nullptr;  // null: absorbed
+  const ExactRowsIn<Ptr>* exact = nullptr;     // if the keys have a window
 };
+using AttentionKeyPart = AttentionKeyPartIn<DevicePtr>;
+using AttentionKeyPartArgs = AttentionKeyPartIn<LaunchPtr>;
 
 // How the values of a part are lifted inside the loop over slots, which pays
 // where many rows share them:
 //   value_j = up_j^T h
 // d numbers.
-struct ValueLift {
+template <template <typename> class Ptr>
+struct ValueLiftIn {
   int64_t dims = 0;  // d
   // One matrix [R', d] per KV head, R' of the head's group; float32.
-  const float* const* up = nullptr;  // [Hkv]
+  const Ptr<const float>* up = nullptr;  // [Hkv]
 };
+using ValueLift = ValueLiftIn<DevicePtr>;
+using ValueLiftArgs = ValueLiftIn<LaunchPtr>;
 
-struct AttentionValuePart {
-  LatentPart latents;
+template <template <typename> class Ptr>
+struct AttentionValuePartIn {
+  LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
   // Where query head h's sum begins in a row of out [Hq]: as many numbers as
   // the latent of its KV head's group has (absorbed), or d (lifted).
   const int64_t* out_column = nullptr;
-  const ExactRows* exact = nullptr;  // if the values have a window
-  const ValueLift* lift = nullptr;   // null: absorbed
+  const ExactRowsIn<Ptr>* exact = nullptr;  // if the values have a window
+  const ValueLiftIn<Ptr>* lift = nullptr;   // null: absorbed
 };
+using AttentionValuePart = AttentionValuePartIn<DevicePtr>;
+using AttentionValuePartArgs = AttentionValuePartIn<LaunchPtr>;
 
 // Numbers of a head's sum.
-inline int64_t OutWidth(const AttentionValuePart& part, int64_t group) {
+template <template <typename> class Ptr>
+int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
   return part.lift != nullptr ? part.lift->dims
                               : part.latents.groups[group].width;
 }
@@ -155,16 +172,20 @@ inline int64_t OutWidth(const AttentionValuePart& part, int64_t group) {
 // Workspace does not depend on the context: at most kAttentionScratchBytes for
 // each thread and, where keys are rebuilt or values lifted, kRowStateBytes for
 // the queries and sums of its rows. Nothing rebuilt or decoded leaves it.
-struct PagedAttentionParams {
-  const float* q = nullptr;  // [T, ...], rows q_row_stride apart
-  int64_t q_row_stride = 0;  // in elements
-  float* out = nullptr;      // [T, ...], rows out_row_stride apart
+//
+// Tables (parts, groups, columns) are host memory: PrepareAttention copies or
+// keeps them, and a back end makes of them what its threads index.
+template <template <typename> class Ptr>
+struct PagedAttentionParamsIn {
+  Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart
+  int64_t q_row_stride = 0;      // in elements
+  Ptr<float> out = nullptr;      // [T, ...], rows out_row_stride apart
   int64_t out_row_stride = 0;
   int64_t num_heads = 0;     // Hq
   int64_t num_kv_heads = 0;  // Hkv, divides Hq
-  const AttentionKeyPart* keys = nullptr;
+  const AttentionKeyPartIn<Ptr>* keys = nullptr;
   int64_t num_key_parts = 0;
-  const AttentionValuePart* values = nullptr;
+  const AttentionValuePartIn<Ptr>* values = nullptr;
   int64_t num_value_parts = 0;
   int64_t page_tokens = 0;  // P
   const AttentionSequence* sequences = nullptr;
@@ -174,7 +195,10 @@ struct PagedAttentionParams {
   int64_t window = 0;  // slots that a query sees at most, its own included
   ExactWindow key_exact;
   ExactWindow value_exact;
+  DType dtype = DType::kF32;  // of q and out
 };
+using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
+using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;
 
 // Slots per online-softmax step, and per independently computed part of a long
 // context. Constants of the arithmetic: changing one changes bits.
@@ -198,7 +222,7 @@ struct VisibleRange {
   int64_t begin;
   int64_t end;
 };
-inline VisibleRange VisibleSlots(const PagedAttentionParams& params,
+inline VisibleRange VisibleSlots(const PagedAttentionArgs& params,
                                  const AttentionSequence& sequence,
                                  int64_t row) {
   const int64_t own = sequence.first_slot + row;
@@ -211,14 +235,42 @@ inline VisibleRange VisibleSlots(const PagedAttentionParams& params,
   return range;
 }
 
+// What a step gives to a launch.
+struct AttentionRows {
+  DevicePtr<const float> q;
+  DevicePtr<float> out;
+  DevicePtr<const AttentionSequence> sequences;
+  int64_t num_sequences = 0;
+};
+
+// How a step's sequences are divided, for all launches that are planned alike.
+struct AttentionStep {
+  int64_t work = 0;           // slots read by rows
+  bool takes_splits = false;  // threads take splits of contexts, not units
+};
+
+class AttentionPlan;
+// A launch as its kernel sees it.
+template <template <typename> class Ptr>
+struct AttentionLaunchIn {
+  const AttentionPlan* plan = nullptr;  // of this launch
+  bool takes_splits = false;
+  Ptr<const float> q = nullptr;
+  Ptr<float> out = nullptr;
+  Ptr<const AttentionSequence> sequences = nullptr;
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(q, out, sequences);
+  }
+};
+using AttentionLaunch = AttentionLaunchIn<DevicePtr>;
+using AttentionLaunchArgs = AttentionLaunchIn<LaunchPtr>;
+
 class CpuStream;
-void PagedAttentionReference(const PagedAttentionParams& params, float* scratch,
+void PagedAttentionReference(const AttentionLaunchArgs& launch, float* scratch,
                              CpuStream& stream);
-void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
+void PagedAttentionSimd(const AttentionLaunchArgs& launch, float* scratch,
                         CpuStream& stream);
-// Floats of scratch that either takes for `threads` threads; does not depend on
-// the context. Looks at the tables of groups, at no data. Below 0: the parts
-// together are too wide for a thread's scratch.
-int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads);
 
 }  // namespace kvasir::kernels

@@ -435,11 +435,14 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
     EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
   });
   const bool sees_all = GetParam().window == 0;
-  cache.on_launch = [&](const PagedAttentionParams& params) {
-    const AttentionPlan plan(params);
-    EXPECT_FALSE(TakesSplits(plan, 1));
-    EXPECT_FALSE(TakesSplits(plan, 3));
-    EXPECT_EQ(sees_all, TakesSplits(plan, 16));
+  cache.on_launch = [&](const PagedAttentionArgs& params) {
+    const auto takes_splits = [&](int threads) {
+      const AttentionPlan plan(params, threads);
+      return TakesSplits(plan, plan.sequences());
+    };
+    EXPECT_FALSE(takes_splits(1));
+    EXPECT_FALSE(takes_splits(3));
+    EXPECT_EQ(sees_all, takes_splits(16));
   };
   cache.Attend(streams.one, asks);
 }
@@ -520,7 +523,7 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
                                       const std::vector<LatentAsk>& asks,
                                       int threads, std::vector<float>* out) {
     std::vector<int64_t> units;
-    cache.on_launch = [&](const PagedAttentionParams& params) {
+    cache.on_launch = [&](const PagedAttentionArgs& params) {
       const AttentionPlan plan(params, threads);
       for (int64_t i = 0; i < params.num_sequences; ++i) {
         units.push_back(plan.CutOf(params.sequences[i]).units());
@@ -618,7 +621,7 @@ TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
     }
     Streams& streams = SharedStreams();
     std::set<int64_t> slices;
-    cache.on_launch = [&](const PagedAttentionParams& params) {
+    cache.on_launch = [&](const PagedAttentionArgs& params) {
       const AttentionPlan plan(params, 1);
       for (int64_t i = 0; i < params.num_sequences; ++i) {
         slices.insert(plan.CutOf(params.sequences[i]).num_slices);
@@ -649,7 +652,7 @@ LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
 
 TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
   LatentCache cache(TablesOf(32, 1), {1}, 4);
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   std::vector<AttentionSequence> sequences(8,
                                            {.num_rows = 1, .first_slot = 1023});
   params.sequences = sequences.data();
@@ -681,7 +684,7 @@ TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
 
 TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
   LatentCache cache(TablesOf(6, 10), {1}, 4);
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   const std::vector<AttentionSequence> sequences(
       8, {.num_rows = 1, .first_slot = 1023});
   params.sequences = sequences.data();
@@ -734,7 +737,7 @@ TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
 size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   spec.tables_only = true;
   LatentCache cache(spec, {1}, 5);
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   AttentionSequence sequence;
   sequence.num_rows = 1;
   sequence.first_slot = first_slot;
@@ -742,7 +745,7 @@ size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   params.num_sequences = 1;
   TestStream test(1);
   Workspace counter = Workspace::Counting();
-  KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, counter));
+  KVASIR_EXPECT_OK(AttendOnDevice(test, params, counter));
   return counter.peak_bytes();
 }
 
@@ -791,11 +794,11 @@ TEST(LatentWorkspaceTest, IsBoundedWhateverTheShapeAndTheContext) {
 
 class LatentRefusalTest : public ::testing::Test {
  protected:
-  absl::Status Try(const PagedAttentionParams& params) {
+  absl::Status Try(const PagedAttentionArgs& params) {
     TestStream test;
-    return PagedAttention(test.stream(), params, test.workspace());
+    return AttendOnDevice(test, params, test.workspace());
   }
-  void ExpectRefusal(const PagedAttentionParams& params, const char* text) {
+  void ExpectRefusal(const PagedAttentionArgs& params, const char* text) {
     EXPECT_THAT(Try(params), base::StatusIs(absl::StatusCode::kInvalidArgument,
                                             HasSubstr(text)));
   }
@@ -805,10 +808,10 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
   LatentCache cache(spec, {16}, 6);
-  const PagedAttentionParams good = cache.Params();
+  const PagedAttentionArgs good = cache.Params();
   KVASIR_EXPECT_OK(Try(good));
 
-  PagedAttentionParams params = good;
+  PagedAttentionArgs params = good;
   params.num_heads = 6;
   params.num_kv_heads = 4;
   ExpectRefusal(params, "6 query heads over 4 KV heads");
@@ -819,7 +822,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   params.q_row_stride = 63;
   ExpectRefusal(params, "q_row_stride: want at least 64, have 63");
 
-  AttentionKeyPart key = good.keys[0];
+  AttentionKeyPartArgs key = good.keys[0];
   params = good;
   params.keys = &key;
   LatentGroup groups[2] = {key.latents.groups[0], key.latents.groups[1]};
@@ -838,7 +841,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   ExpectRefusal(params, "group of a head: want 0 to 1, have 2");
 
   key = good.keys[0];
-  KeyRebuild rebuild = *key.rebuild;
+  KeyRebuildArgs rebuild = *key.rebuild;
   key.rebuild = &rebuild;
   rebuild.dims = 257;
   ExpectRefusal(params, "dims of rebuilt keys: want 1 to 256, have 257");
@@ -854,11 +857,11 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfALift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   KVASIR_EXPECT_OK(Try(params));
-  AttentionValuePart value = params.values[0];
+  AttentionValuePartArgs value = params.values[0];
   params.values = &value;
-  ValueLift lift = *value.lift;
+  ValueLiftArgs lift = *value.lift;
   value.lift = &lift;
   lift.dims = 257;
   ExpectRefusal(params, "dims of lifted values: want 1 to 256, have 257");
@@ -877,10 +880,10 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   cache.Write(0, 0, 16);
   TestStream test;
   cache.Attend(test, {{0, 15, 1}});
-  const PagedAttentionParams good = cache.Params();
+  const PagedAttentionArgs good = cache.Params();
   KVASIR_EXPECT_OK(Try(good));
 
-  PagedAttentionParams params = good;
+  PagedAttentionArgs params = good;
   params.key_exact.tokens = -1;
   ExpectRefusal(params, "exact window: want at least 0, have -1");
   params = good;
@@ -893,12 +896,12 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   params.value_exact.first_page = -1;
   ExpectRefusal(params, "first page of exact rows: want at least 0, have -1");
 
-  AttentionValuePart value = good.values[0];
+  AttentionValuePartArgs value = good.values[0];
   params = good;
   params.values = &value;
   value.exact = nullptr;
   ExpectRefusal(params, "parts with exact rows: want at least 1, have 0");
-  ExactRows rows = *good.values[0].exact;
+  ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;
   ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");

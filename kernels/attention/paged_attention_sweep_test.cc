@@ -338,7 +338,7 @@ TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
     cache.Write(1, 0, 30);
     AttentionSequence sequence;
     sequence.num_rows = kRows;
-    PagedAttentionParams params = cache.Params();
+    PagedAttentionArgs params = cache.Params();
     params.sequences = &sequence;
     params.num_sequences = 1;
     const AttentionPlan plan(params);
@@ -393,7 +393,7 @@ TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
 // One row behind context - 1 slots, whose pages are the same few over and over.
 absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
                         Workspace& workspace) {
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   std::vector<int32_t> table;
   while (static_cast<int64_t>(table.size()) * params.page_tokens < context) {
     table.insert(table.end(), cache.table(0).begin(), cache.table(0).end());
@@ -401,14 +401,14 @@ absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
   AttentionSequence sequence;
   sequence.num_rows = 1;
   sequence.first_slot = context - 1;
-  sequence.block_table = table.data();
+  sequence.block_table = OnDevice(table.data());
   const std::vector<float> q = RandomFloats(params.q_row_stride, 71);
   std::vector<float> out(static_cast<size_t>(params.out_row_stride));
   params.q = q.data();
   params.out = out.data();
   params.sequences = &sequence;
   params.num_sequences = 1;
-  return PagedAttention(test.stream(), params, workspace);
+  return AttendOnDevice(test, params, workspace);
 }
 
 TEST(WorkspaceRunTest, WhatWasCountedIsEnoughForAnyContextAndThreads) {
@@ -497,7 +497,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
 
   // A side of float32 numbers in pages, rows of all tokens put into it.
   struct Side {
-    LatentPart part;
+    LatentPartArgs part;
     std::vector<LatentGroup> groups;
     std::vector<float> memory;
     int64_t width = 0;
@@ -524,34 +524,36 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   void Turn(TestStream& test, const std::vector<RopeHead>& heads,
             int64_t stride, int64_t first_token,
             std::vector<float>* rows) const {
-    RopeParams params;
-    params.q.data = rows->data();
-    params.q.row_stride = stride;
-    params.q.num_heads = static_cast<int64_t>(heads.size());
-    params.q.heads = heads.data();
-    params.num_tokens = static_cast<int64_t>(rows->size()) / stride;
-    params.positions = positions_.data() + first_token;
-    params.steps = steps_.data();
-    params.rotary_dim = 2 * kPairs;
-    KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
+    RopeParams shape;
+    shape.q.row_stride = stride;
+    shape.rotary_dim = 2 * kPairs;
+    const auto rope = Prepare(test.device(), shape, {heads, {}, steps_});
+    KVASIR_EXPECT_OK(rope.status());
+    KVASIR_EXPECT_OK(Rope(test.stream(), *rope,
+                          {OnDevice(rows->data()), nullptr,
+                           OnDevice(positions_.data() + first_token),
+                           static_cast<int64_t>(rows->size()) / stride},
+                          test.workspace()));
   }
 
   std::vector<float> LiftedQueries(TestStream& test) const {
     std::vector<float> y(static_cast<size_t>(kRows * query_width_), kPoison);
-    ComplexLiftParams params;
-    params.x = queries_.data();
-    params.x_row_stride = NumHeads() * 2 * kPairs;
-    params.y = y.data();
-    params.y_row_stride = query_width_;
-    params.num_rows = kRows;
-    params.num_heads = NumHeads();
-    params.num_kv_heads = NumKvHeads();
-    params.channels = channels_.data();
-    params.column_in = column_in_.data();
-    params.column_out = column_lifted_.data();
-    params.num_pairs = kPairs;
-    params.pairing = RopePairing::kInterleaved;
-    KVASIR_EXPECT_OK(ComplexLift(test.stream(), params, test.workspace()));
+    ComplexLiftParams shape;
+    shape.x_row_stride = NumHeads() * 2 * kPairs;
+    shape.y_row_stride = query_width_;
+    shape.num_pairs = kPairs;
+    shape.pairing = RopePairing::kInterleaved;
+    std::vector<ComplexChannels> channels;
+    for (const ComplexChannelsArgs& each : channels_) {
+      channels.push_back(OnDevice(each));
+    }
+    const auto lift =
+        Prepare(test.device(), shape, channels, {column_in_, column_lifted_});
+    KVASIR_EXPECT_OK(lift.status());
+    KVASIR_EXPECT_OK(
+        ComplexLift(test.stream(), *lift,
+                    {OnDevice(queries_.data()), OnDevice(y.data()), kRows},
+                    test.workspace()));
     Turn(test, query_heads_, query_width_, kTokens - kRows, &y);
     return y;
   }
@@ -565,9 +567,6 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
     Side values(std::vector<int64_t>(widths.size(), kValues));
     std::vector<float> turned = latents_;
     Turn(test, key_heads_, key_width_, 0, &turned);
-    const KvAppendPart sides[] = {
-        {turned.data(), keys.width, keys.part, nullptr},
-        {values_.data(), values.width, values.part, nullptr}};
     const std::vector<int32_t> table = {3, 0, 4, 1, 2};
     std::vector<int64_t> slots;
     for (int64_t t = 0; t < kTokens; ++t) {
@@ -575,26 +574,32 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
                           kPageTokens +
                       t % kPageTokens);
     }
-    KvAppendParams append;
-    append.parts = sides;
-    append.num_parts = 2;
-    append.slots = slots.data();
-    append.num_tokens = kTokens;
-    append.page_tokens = kPageTokens;
-    KVASIR_EXPECT_OK(KvAppend(test.stream(), append, test.workspace()));
+    const auto append = [&](const std::vector<float>& rows, const Side& side) {
+      const auto prepared = Prepare(
+          test.device(),
+          KvAppendShape{.row_stride = side.width, .page_tokens = kPageTokens},
+          std::vector<KvAppendPart>{{0, OnDevice(side.part), nullptr}});
+      KVASIR_EXPECT_OK(prepared.status());
+      KVASIR_EXPECT_OK(
+          KvAppend(test.stream(), *prepared,
+                   {OnDevice(rows.data()), OnDevice(slots.data()), kTokens},
+                   test.workspace()));
+    };
+    append(turned, keys);
+    append(values_, values);
 
     const std::vector<float> q = LiftedQueries(test);
     std::vector<float> out(static_cast<size_t>(kRows * NumHeads() * kValues),
                            kPoison);
-    const AttentionKeyPart key = {keys.part, group_of_head_.data(),
-                                  column_lifted_.data(), nullptr};
-    const AttentionValuePart value = {values.part, group_of_head_.data(),
-                                      column_out_.data()};
+    const AttentionKeyPartArgs key = {keys.part, group_of_head_.data(),
+                                      column_lifted_.data(), nullptr};
+    const AttentionValuePartArgs value = {values.part, group_of_head_.data(),
+                                          column_out_.data()};
     AttentionSequence sequence;
     sequence.num_rows = kRows;
     sequence.first_slot = kTokens - kRows;
-    sequence.block_table = table.data();
-    PagedAttentionParams params;
+    sequence.block_table = OnDevice(table.data());
+    PagedAttentionArgs params;
     params.q = q.data();
     params.q_row_stride = query_width_;
     params.out = out.data();
@@ -609,7 +614,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
     params.sequences = &sequence;
     params.num_sequences = 1;
     params.scale = kScale;
-    KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, test.workspace()));
+    KVASIR_EXPECT_OK(AttendOnDevice(test, params, test.workspace()));
     return out;
   }
 
@@ -621,7 +626,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   }
   // Pair f of a whole key, before its turn.
   Complex KeyPair(int64_t kv_head, int64_t pair, int64_t token) const {
-    const ComplexChannels& channels = channels_[static_cast<size_t>(kv_head)];
+    const ComplexChannelsArgs& channels =
+        channels_[static_cast<size_t>(kv_head)];
     const float* latent = latents_.data() + token * key_width_ +
                           key_heads_[static_cast<size_t>(kv_head)].begin;
     Complex sum = 0.0;
@@ -671,7 +677,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   }
 
   std::vector<std::vector<float>> ups_;
-  std::vector<ComplexChannels> channels_;
+  std::vector<ComplexChannelsArgs> channels_;
   std::vector<RopeHead> key_heads_;
   std::vector<RopeHead> query_heads_;
   std::vector<int64_t> column_in_;
@@ -725,14 +731,14 @@ class RefusalTest : public ::testing::Test {
   void Expect(const char* text) {
     TestStream test;
     EXPECT_THAT(
-        PagedAttention(test.stream(), params_, test.workspace()),
+        AttendOnDevice(test, params_, test.workspace()),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   }
 
   LatentCache cache_;
-  PagedAttentionParams params_;
-  AttentionKeyPart key_;
-  AttentionValuePart value_;
+  PagedAttentionArgs params_;
+  AttentionKeyPartArgs key_;
+  AttentionValuePartArgs value_;
   LatentGroup key_groups_[2];
   LatentGroup value_groups_[2];
 };

@@ -74,20 +74,6 @@ void Touch(char* data, size_t bytes) {
   for (std::thread& other : others) other.join();
 }
 
-void* AllocateMemory(size_t bytes, const AllocationOptions& options) {
-  if (bytes >= kMapFromBytes) {
-    void* data = Map(bytes);
-    if (data != nullptr && options.prefault) {
-      Touch(static_cast<char*>(data), bytes);
-    }
-    return data;
-  }
-  void* data = std::aligned_alloc(options.alignment_bytes,
-                                  AlignUp(bytes, options.alignment_bytes));
-  if (data != nullptr && options.prefault) std::memset(data, 0, bytes);
-  return data;
-}
-
 }  // namespace
 
 const char* MemoryTagName(MemoryTag tag) {
@@ -119,18 +105,6 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   return *this;
 }
 
-absl::StatusOr<std::unique_ptr<DeviceAllocator>> DeviceAllocator::Create(
-    DeviceKind device, int64_t limit_bytes) {
-  if (device != DeviceKind::kCpu) {
-    return absl::UnimplementedError("this build has no CUDA back end");
-  }
-  if (limit_bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("memory limit of ", limit_bytes, " bytes"));
-  }
-  return std::unique_ptr<DeviceAllocator>(new DeviceAllocator(limit_bytes));
-}
-
 DeviceAllocator::~DeviceAllocator() {
   base::MutexLock lock(&mutex_);
   KVASIR_CHECK(total_.bytes == 0);  // a buffer outlives its allocator
@@ -151,7 +125,7 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   KVASIR_RETURN_IF_ERROR(Count(bytes, tag));
   AllocationOptions fixed = options;
   fixed.alignment_bytes = std::max<size_t>(alignment, 64);
-  void* data = AllocateMemory(bytes, fixed);
+  void* data = Acquire(bytes, fixed);
   if (data == nullptr) {
     Uncount(bytes, tag);
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -161,11 +135,7 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
 }
 
 void DeviceAllocator::Free(void* data, size_t bytes, MemoryTag tag) {
-  if (bytes >= kMapFromBytes) {
-    ::munmap(data, AlignUp(bytes, kSmallPageBytes));
-  } else {
-    std::free(data);
-  }
+  Release(data, bytes);
   Uncount(bytes, tag);
 }
 
@@ -201,6 +171,28 @@ MemoryUse DeviceAllocator::use(MemoryTag tag) const {
 MemoryUse DeviceAllocator::total_use() const {
   base::MutexLock lock(&mutex_);
   return total_;
+}
+
+void* CpuAllocator::Acquire(size_t bytes, const AllocationOptions& options) {
+  if (bytes >= kMapFromBytes) {
+    void* data = Map(bytes);
+    if (data != nullptr && options.prefault) {
+      Touch(static_cast<char*>(data), bytes);
+    }
+    return data;
+  }
+  void* data = std::aligned_alloc(options.alignment_bytes,
+                                  AlignUp(bytes, options.alignment_bytes));
+  if (data != nullptr && options.prefault) std::memset(data, 0, bytes);
+  return data;
+}
+
+void CpuAllocator::Release(void* data, size_t bytes) {
+  if (bytes >= kMapFromBytes) {
+    ::munmap(data, AlignUp(bytes, kSmallPageBytes));
+  } else {
+    std::free(data);
+  }
 }
 
 }  // namespace kvasir::kernels

@@ -11,7 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "kernels/device/stream.h"
+#include "kernels/device/device_ptr.h"
 
 namespace kvasir::kernels {
 
@@ -30,11 +30,11 @@ class DeviceBuffer {
   DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
 
-  // Device address; null for an empty buffer.
-  void* data() const { return data_; }
+  // Null for an empty buffer.
+  DevicePtr<void> data() const { return DevicePtr<void>(data_); }
   template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
+  DevicePtr<T> as() const {
+    return DevicePtr<T>(static_cast<T*>(data_));
   }
   size_t bytes() const { return bytes_; }
   MemoryTag tag() const { return tag_; }
@@ -63,18 +63,14 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 
-// Counts the bytes asked for (rounding to pages is not in the figures). Blocks
-// of 1 MiB and more come from the operating system and go back to it when
-// freed; their content starts as zero.
+// Counts the bytes asked for (rounding to pages is not in the figures).
 //
 // Threads: all methods may be called from any thread.
 class DeviceAllocator {
  public:
   // limit_bytes: what all allocations together may hold; 0: no limit.
-  static absl::StatusOr<std::unique_ptr<DeviceAllocator>> Create(
-      DeviceKind device, int64_t limit_bytes = 0);
-
-  ~DeviceAllocator();
+  explicit DeviceAllocator(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
+  virtual ~DeviceAllocator();
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
@@ -87,9 +83,14 @@ class DeviceAllocator {
   MemoryUse total_use() const;
   int64_t limit_bytes() const { return limit_bytes_; }
 
+ protected:
+  // Memory for `bytes` > 0, null where the system has none; alignment_bytes is
+  // at least 64.
+  virtual void* Acquire(size_t bytes, const AllocationOptions& options) = 0;
+  virtual void Release(void* data, size_t bytes) = 0;
+
  private:
   friend class DeviceBuffer;
-  explicit DeviceAllocator(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
   void Free(void* data, size_t bytes, MemoryTag tag);
   absl::Status Count(size_t bytes, MemoryTag tag);
   void Uncount(size_t bytes, MemoryTag tag);
@@ -98,6 +99,18 @@ class DeviceAllocator {
   mutable base::Mutex mutex_;
   std::array<MemoryUse, kNumMemoryTags> use_ ABSL_GUARDED_BY(mutex_);
   MemoryUse total_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The host's memory. Blocks of 1 MiB and more come from the operating system
+// and go back to it when freed; their content starts as zero.
+class CpuAllocator final : public DeviceAllocator {
+ public:
+  explicit CpuAllocator(int64_t limit_bytes = 0)
+      : DeviceAllocator(limit_bytes) {}
+
+ private:
+  void* Acquire(size_t bytes, const AllocationOptions& options) override;
+  void Release(void* data, size_t bytes) override;
 };
 
 }  // namespace kvasir::kernels

@@ -12,47 +12,40 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(DeviceAllocatorTest, CountsBytesNowAndPeakByTag) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(auto allocator,
-                              DeviceAllocator::Create(DeviceKind::kCpu));
+  CpuAllocator allocator;
   KVASIR_ASSERT_OK_AND_ASSIGN(auto weights,
-                              allocator->Allocate(1000, MemoryTag::kWeights));
+                              allocator.Allocate(1000, MemoryTag::kWeights));
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         auto pages,
-        allocator->Allocate(3000001, MemoryTag::kKvCache, {.prefault = true}));
-    EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(pages.data()) % 64);
-    EXPECT_EQ(3001001, allocator->total_use().bytes);
+        allocator.Allocate(3000001, MemoryTag::kKvCache, {.prefault = true}));
+    EXPECT_EQ(0u,
+              reinterpret_cast<uintptr_t>(pages.data().device_address()) % 64);
+    EXPECT_EQ(3001001, allocator.total_use().bytes);
     DeviceBuffer moved = std::move(pages);
-    EXPECT_EQ(nullptr, pages.data());
-    EXPECT_EQ(3000001, allocator->use(MemoryTag::kKvCache).bytes);
-    std::memset(moved.data(), 1, moved.bytes());
+    EXPECT_FALSE(pages.data());
+    EXPECT_EQ(3000001, allocator.use(MemoryTag::kKvCache).bytes);
+    std::memset(moved.data().device_address(), 1, moved.bytes());
   }
-  EXPECT_EQ(0, allocator->use(MemoryTag::kKvCache).bytes);
-  EXPECT_EQ(3000001, allocator->use(MemoryTag::kKvCache).peak_bytes);
-  EXPECT_EQ(1000, allocator->total_use().bytes);
-  EXPECT_EQ(3001001, allocator->total_use().peak_bytes);
+  EXPECT_EQ(0, allocator.use(MemoryTag::kKvCache).bytes);
+  EXPECT_EQ(3000001, allocator.use(MemoryTag::kKvCache).peak_bytes);
+  EXPECT_EQ(1000, allocator.total_use().bytes);
+  EXPECT_EQ(3001001, allocator.total_use().peak_bytes);
 }
 
 TEST(DeviceAllocatorTest, RefusesWhatExceedsItsLimitWithTheNumbers) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(auto allocator,
-                              DeviceAllocator::Create(DeviceKind::kCpu, 5000));
+  CpuAllocator allocator(5000);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
-                              allocator->Allocate(4000, MemoryTag::kWorkspace));
+                              allocator.Allocate(4000, MemoryTag::kWorkspace));
   EXPECT_THAT(
-      allocator->Allocate(1001, MemoryTag::kKvCache),
+      allocator.Allocate(1001, MemoryTag::kKvCache),
       base::StatusIs(
           absl::StatusCode::kResourceExhausted,
           HasSubstr("want 1001 bytes for kv_cache, held 4000 of 5000")));
-  KVASIR_EXPECT_OK(allocator->Allocate(1000, MemoryTag::kKvCache));
+  KVASIR_EXPECT_OK(allocator.Allocate(1000, MemoryTag::kKvCache));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto empty,
-                              allocator->Allocate(0, MemoryTag::kOther));
-  EXPECT_EQ(nullptr, empty.data());
-}
-
-TEST(DeviceAllocatorTest, HasNoCudaBackEnd) {
-  EXPECT_THAT(
-      DeviceAllocator::Create(DeviceKind::kCuda),
-      base::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("CUDA")));
+                              allocator.Allocate(0, MemoryTag::kOther));
+  EXPECT_FALSE(empty.data());
 }
 
 }  // namespace

@@ -2,42 +2,80 @@
 // decides what a build contains; a device that is not in it is refused here.
 #pragma once
 
+#include <bit>
 #include <tuple>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/device/device_observer.h"
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 
 namespace kvasir::kernels {
 
-// The implementations of one op. A CPU one takes the checked parameters (and
-// scratch that the op took from the workspace), and the stream for its threads.
-template <typename... Args>
+// The implementations of one op: functions of its checked parameters and of
+// scratch that it took from the workspace, in the form that launches see them.
+// The CPU's get the stream for its threads and are done when they return. A
+// GPU's enqueues; null: this build has none.
+template <typename... Params>
 struct OpKernels {
-  using CpuFunction = void (*)(Args..., CpuStream& stream);
+  using CpuFunction = void (*)(typename InLaunch<Params>::argument...,
+                               CpuStream& stream);
+  using CudaFunction = absl::Status (*)(typename InLaunch<Params>::argument...,
+                                        Stream& stream);
   const char* op;
-  CpuFunction cpu_reference;
-  CpuFunction cpu_simd;
+  CpuFunction reference;
+  CpuFunction simd;
+  CudaFunction cuda = nullptr;
 };
 
-template <typename... Args, typename... Given>
-absl::Status Launch(const OpKernels<Args...>& kernels, Stream& stream,
-                    const Given&... args) {
+// The same bits in the form that launches see.
+template <typename Params>
+typename InLaunch<Params>::type ForLaunch(const Params& params) {
+  return std::bit_cast<typename InLaunch<Params>::type>(params);
+}
+template <typename T>
+T* ForLaunch(const DevicePtr<T>& pointer) {
+  return pointer.device_address();
+}
+
+// Every device pointer of an op's parameters must be in the device's memory.
+template <typename Params>
+void CheckMemory(const MemoryGuard& guard, const char* op,
+                 const Params& params) {
+  params.ForPointers([&](const auto&... pointers) {
+    (guard.Check(op, pointers.device_address()), ...);
+  });
+}
+template <typename T>
+void CheckMemory(const MemoryGuard& guard, const char* op,
+                 const DevicePtr<T>& pointer) {
+  guard.Check(op, pointer.device_address());
+}
+
+// One launch is one op.
+template <typename... Params>
+absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
+                    const std::type_identity_t<Params>&... params) {
   if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
     observer->OnLaunch(DescribeLaunch(
-        kernels.op, std::get<0>(std::forward_as_tuple(args...))));
+        kernels.op, std::get<0>(std::forward_as_tuple(params...))));
   }
-  switch (stream.device()) {
-    case DeviceKind::kCpu: {
-      auto& cpu = static_cast<CpuStream&>(stream);
-      (cpu.backend() == CpuBackend::kReference
-           ? kernels.cpu_reference
-           : kernels.cpu_simd)(args..., cpu);
-      return absl::OkStatus();
+  if (stream.device() == DeviceKind::kCpu) {
+    auto& cpu = static_cast<CpuStream&>(stream);
+    if (cpu.guard() != nullptr) {
+      (CheckMemory(*cpu.guard(), kernels.op, params), ...);
     }
-    case DeviceKind::kCuda:
-      break;
+    const OpenMemory open(cpu.guard());
+    (cpu.backend() == CpuBackend::kReference
+         ? kernels.reference
+         : kernels.simd)(ForLaunch(params)..., cpu);
+    return absl::OkStatus();
+  }
+  if (kernels.cuda != nullptr) {
+    return kernels.cuda(ForLaunch(params)..., stream);
   }
   return absl::UnimplementedError(
       absl::StrCat(kernels.op, ": this build has no CUDA back end"));
@@ -48,6 +86,16 @@ inline int ScratchThreads(const Stream& stream) {
   return stream.device() == DeviceKind::kCpu
              ? static_cast<const CpuStream&>(stream).pool().num_threads()
              : 1;
+}
+
+// A device's back end has one type of activations, the CPU's float32.
+inline absl::Status CheckActivations(const char* op, DeviceKind device,
+                                     DType dtype) {
+  if (device != DeviceKind::kCpu || dtype == DType::kF32) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      op, ": activations: the CPU has float32, not ", DTypeName(dtype)));
 }
 
 // "rms_norm: columns: want at least 1, have 0"

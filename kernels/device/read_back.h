@@ -5,17 +5,32 @@
 #include <cstddef>
 
 #include "absl/status/status.h"
+#include "base/status_macros.h"
+#include "kernels/device/device_observer.h"
+#include "kernels/device/device_ptr.h"
 #include "kernels/device/stream.h"
 
 namespace kvasir::kernels {
 
 // Waits for what was enqueued before, then copies `bytes` from the device.
 // Returns what any of those ops failed with.
-absl::Status ReadBack(Stream& stream, void* host, const void* device,
-                      size_t bytes);
+inline absl::Status ReadBack(Stream& stream, void* host,
+                             DevicePtr<const void> device, size_t bytes) {
+  KVASIR_RETURN_IF_ERROR(stream.Synchronize());
+  if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
+    observer->OnReadBack(bytes);
+  }
+  return bytes > 0 ? stream.CopyToHost(host, device, bytes) : absl::OkStatus();
+}
 
 // Enqueues a copy to the device; `host` may be reused when the call returns.
-absl::Status Upload(Stream& stream, void* device, const void* host,
-                    size_t bytes);
+inline absl::Status Upload(Stream& stream, DevicePtr<void> device,
+                           const void* host, size_t bytes) {
+  if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
+    observer->OnUpload(bytes);
+  }
+  return bytes > 0 ? stream.CopyToDevice(device, host, bytes)
+                   : absl::OkStatus();
+}
 
 }  // namespace kvasir::kernels

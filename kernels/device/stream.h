@@ -2,11 +2,14 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "base/thread_pool.h"
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/memory_guard.h"
 
 namespace kvasir::kernels {
 
@@ -33,27 +36,11 @@ class Stream {
 
   // Returns when all enqueued work is done.
   virtual absl::Status Synchronize() = 0;
-
- protected:
-  explicit Stream(DeviceKind device) : device_(device) {}
-
- private:
-  const DeviceKind device_;
-};
-
-// Executes each op within its enqueueing call, on a thread pool that several
-// streams may share.
-class CpuStream final : public Stream {
- public:
-  // `pool` outlives the stream.
-  explicit CpuStream(base::ThreadPool* pool,
-                     CpuBackend backend = CpuBackend::kSimd)
-      : Stream(DeviceKind::kCpu), pool_(pool), backend_(backend) {}
-
-  absl::Status Synchronize() override { return absl::OkStatus(); }
-
-  base::ThreadPool& pool() const { return *pool_; }
-  CpuBackend backend() const { return backend_; }
+  // What `Upload` and `ReadBack` (read_back.h) do.
+  virtual absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
+                                    size_t bytes) = 0;
+  virtual absl::Status CopyToHost(void* host, DevicePtr<const void> device,
+                                  size_t bytes) = 0;
 
   // Bytes of packed weights (the padding of the last panel included) that
   // matmuls have asked memory for so far: counted, not measured. The SIMD
@@ -69,10 +56,42 @@ class CpuStream final : public Stream {
     weight_bytes_read_.fetch_add(bytes, std::memory_order_relaxed);
   }
 
+ protected:
+  explicit Stream(DeviceKind device) : device_(device) {}
+
+ private:
+  const DeviceKind device_;
+  std::atomic<int64_t> weight_bytes_read_{0};
+};
+
+// Executes each op within its enqueueing call, on a thread pool that several
+// streams may share. Code of the CPU's back end and of its tests names it;
+// others ask a Device for a stream.
+class CpuStream final : public Stream {
+ public:
+  // `pool` and `guard` (or null) outlive the stream.
+  explicit CpuStream(base::ThreadPool* pool,
+                     CpuBackend backend = CpuBackend::kSimd,
+                     MemoryGuard* guard = nullptr)
+      : Stream(DeviceKind::kCpu),
+        pool_(pool),
+        backend_(backend),
+        guard_(guard) {}
+
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
+                            size_t bytes) override;
+  absl::Status CopyToHost(void* host, DevicePtr<const void> device,
+                          size_t bytes) override;
+
+  base::ThreadPool& pool() const { return *pool_; }
+  CpuBackend backend() const { return backend_; }
+  MemoryGuard* guard() const { return guard_; }
+
  private:
   base::ThreadPool* const pool_;
   const CpuBackend backend_;
-  std::atomic<int64_t> weight_bytes_read_{0};
+  MemoryGuard* const guard_;
 };
 
 // Name of the instruction set that CpuBackend::kSimd runs on this machine

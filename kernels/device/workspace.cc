@@ -17,10 +17,11 @@ size_t AlignUp(size_t bytes) {
 
 }  // namespace
 
-Workspace::Workspace(void* memory, size_t bytes) {
-  const size_t address = reinterpret_cast<size_t>(memory);
+Workspace::Workspace(DevicePtr<void> memory, size_t bytes) {
+  const auto address = reinterpret_cast<size_t>(memory.device_address());
   const size_t skipped = AlignUp(address) - address;
-  base_ = static_cast<std::byte*>(memory) + std::min(skipped, bytes);
+  base_ = static_cast<std::byte*>(memory.device_address()) +
+          std::min(skipped, bytes);
   capacity_bytes_ = bytes - std::min(skipped, bytes);
 }
 

@@ -1,11 +1,12 @@
-// Scratch memory of ops and of the executor: a bump allocator whose counting
-// mode runs the same code to find out how much it needs.
+// Scratch memory of ops and of the executor on the device: a bump allocator
+// whose counting mode runs the same code to find out how much it needs.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/device/device_ptr.h"
 
 namespace kvasir::kernels {
 
@@ -29,13 +30,13 @@ class Workspace {
  public:
   static constexpr size_t kAlignmentBytes = 64;
 
-  Workspace(void* memory, size_t bytes);
+  Workspace(DevicePtr<void> memory, size_t bytes);
   static Workspace Counting() { return Workspace(); }
 
   // `count` uninitialised numbers, 64-byte aligned.
   template <typename T>
-  T* Take(int64_t count) {
-    return static_cast<T*>(TakeBytes(count, sizeof(T)));
+  DevicePtr<T> Take(int64_t count) {
+    return DevicePtr<T>(static_cast<T*>(TakeBytes(count, sizeof(T))));
   }
 
   bool counting() const { return counting_; }

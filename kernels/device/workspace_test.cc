@@ -27,7 +27,7 @@ TEST(WorkspaceTest, CountsWhatTheSameCodeTakes) {
   EXPECT_EQ(448u + 1024u, counter.peak_bytes());
   EXPECT_EQ(0u, counter.used_bytes());
   std::vector<char> memory(counter.peak_bytes() + Workspace::kAlignmentBytes);
-  Workspace workspace(memory.data() + 1, memory.size() - 1);
+  Workspace workspace(DevicePtr<char>(memory.data() + 1), memory.size() - 1);
   Use(workspace);
   KVASIR_EXPECT_OK(workspace.status());
   EXPECT_EQ(counter.peak_bytes(), workspace.peak_bytes());
@@ -35,19 +35,19 @@ TEST(WorkspaceTest, CountsWhatTheSameCodeTakes) {
 
 TEST(WorkspaceTest, GivesAlignedMemoryThatDoesNotOverlap) {
   std::vector<char> memory(1024);
-  Workspace workspace(memory.data() + 3, memory.size() - 3);
-  char* first = workspace.Take<char>(1);
-  char* second = workspace.Take<char>(1);
+  Workspace workspace(DevicePtr<char>(memory.data() + 3), memory.size() - 3);
+  char* first = workspace.Take<char>(1).device_address();
+  char* second = workspace.Take<char>(1).device_address();
   EXPECT_EQ(0u, reinterpret_cast<uintptr_t>(first) % 64);
   EXPECT_EQ(64, second - first);
 }
 
 TEST(WorkspaceTest, RunningOutIsStickyAndNamesTheNumbers) {
   alignas(64) char memory[256];
-  Workspace workspace(memory, sizeof(memory));
-  EXPECT_NE(nullptr, workspace.Take<char>(128));
-  EXPECT_EQ(nullptr, workspace.Take<char>(129));
-  EXPECT_EQ(nullptr, workspace.Take<char>(1));
+  Workspace workspace(DevicePtr<char>(memory), sizeof(memory));
+  EXPECT_TRUE(workspace.Take<char>(128));
+  EXPECT_FALSE(workspace.Take<char>(129));
+  EXPECT_FALSE(workspace.Take<char>(1));
   EXPECT_THAT(workspace.status(),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("want 192 bytes, free 128 of 256")));

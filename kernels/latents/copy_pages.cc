@@ -8,12 +8,12 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const CopyPagesParams&> kKernels = {
+constexpr OpKernels<CopyPagesParams> kKernels = {
     "copy_pages", &CopyPagesReference, &CopyPagesReference};
 
 }  // namespace
 
-void CopyPagesReference(const CopyPagesParams& params, CpuStream&) {
+void CopyPagesReference(const CopyPagesArgs& params, CpuStream&) {
   char* arena = static_cast<char*>(params.arena);
   for (int64_t i = 0; i < params.num_pairs; ++i) {
     const PagePair pair = params.pairs[i];

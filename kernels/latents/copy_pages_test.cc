@@ -18,8 +18,9 @@ TEST(CopyPagesTest, CopiesWholePagesAndNothingElse) {
   std::string arena = "aabbccddee";
   const PagePair pairs[] = {{0, 3}, {4, 1}};
   TestStream test;
-  CopyPagesParams params = {arena.data(), 2, 5, pairs, 2};
-  KVASIR_ASSERT_OK(CopyPages(test.stream(), params, test.workspace()));
+  CopyPagesArgs params = {arena.data(), 2, 5, pairs, 2};
+  KVASIR_ASSERT_OK(
+      CopyPages(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ("aaeeccaaee", arena);
 }
 
@@ -27,8 +28,8 @@ TEST(CopyPagesTest, RefusesPagesOutsideTheArena) {
   std::string arena = "aabb";
   const PagePair pairs[] = {{0, 2}};
   TestStream test;
-  CopyPagesParams params = {arena.data(), 2, 2, pairs, 1};
-  EXPECT_THAT(CopyPages(test.stream(), params, test.workspace()),
+  CopyPagesArgs params = {arena.data(), 2, 2, pairs, 1};
+  EXPECT_THAT(CopyPages(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("from page 0 to 2 of 2")));
   EXPECT_EQ("aabb", arena);
@@ -39,8 +40,10 @@ TEST(ReadBackTest, BytesSurviveTheWayToTheDeviceAndBack) {
   char device[6];
   char back[6];
   TestStream test;
-  KVASIR_ASSERT_OK(Upload(test.stream(), device, host.data(), host.size()));
-  KVASIR_ASSERT_OK(ReadBack(test.stream(), back, device, host.size()));
+  KVASIR_ASSERT_OK(
+      Upload(test.stream(), OnDevice(device), host.data(), host.size()));
+  KVASIR_ASSERT_OK(
+      ReadBack(test.stream(), back, OnDevice(device), host.size()));
   EXPECT_EQ(host, std::string(back, 6));
   KVASIR_EXPECT_OK(ReadBack(test.stream(), nullptr, nullptr, 0));
 }

@@ -1,6 +1,7 @@
 #include "kernels/latents/hadamard.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
@@ -9,26 +10,14 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const HadamardParams&, float*> kKernels = {
+constexpr OpKernels<HadamardParams, DevicePtr<float>> kKernels = {
     "hadamard", &HadamardReference, &HadamardSimd};
 
 absl::Status CheckLatent(const HadamardParams& params,
-                         const HadamardLatent& latent) {
-  int64_t width = 0;
-  for (int64_t b = 0; b < latent.num_blocks; ++b) {
-    const HadamardBlock& block = latent.blocks[b];
-    const int64_t order =
-        block.kernel_order < 1 ? 0 : block.order / block.kernel_order;
-    if (order < 1 || (order & (order - 1)) != 0 ||
-        order * block.kernel_order != block.order) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("hadamard: a block of order ", block.order,
-                       " is no power of two times ", block.kernel_order));
-    }
-    width += block.order;
-  }
-  if (latent.column < 0) return Refuse(kKernels.op, "column", 0, latent.column);
-  const int64_t end = latent.column + width;
+                         const HadamardPlace& place) {
+  if (place.width < 1) return Refuse(kKernels.op, "width", 1, place.width);
+  if (place.column < 0) return Refuse(kKernels.op, "column", 0, place.column);
+  const int64_t end = place.column + place.width;
   if (params.x_row_stride < end) {
     return Refuse(kKernels.op, "x_row_stride", end, params.x_row_stride);
   }
@@ -40,29 +29,43 @@ absl::Status CheckLatent(const HadamardParams& params,
 
 }  // namespace
 
-int64_t HadamardScratch(const HadamardParams& params) {
-  int64_t most = 0;
-  for (int64_t l = 0; l < params.num_latents; ++l) {
-    for (int64_t b = 0; b < params.latents[l].num_blocks; ++b) {
-      const HadamardBlock& block = params.latents[l].blocks[b];
-      const int64_t lines = block.order / block.kernel_order;
-      most = std::max(most, 2 * std::max(block.order, lines * block.stride));
-    }
+absl::StatusOr<PreparedHadamard> Prepare(Device& device,
+                                         const HadamardParams& shape,
+                                         absl::Span<const HadamardPlace> places,
+                                         HadamardTables* shared) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckActivations(kKernels.op, device.kind(), shape.dtype));
+  PreparedHadamard prepared(&device);
+  HadamardParams& params = prepared.params;
+  params = shape;
+  std::vector<HadamardLatent> latents;
+  for (const HadamardPlace& place : places) {
+    KVASIR_RETURN_IF_ERROR(CheckLatent(params, place));
+    KVASIR_ASSIGN_OR_RETURN(const HadamardTables::Blocks* const blocks,
+                            shared->Of(place.width));
+    latents.push_back(
+        {place.column, blocks->device.device_address(), blocks->count});
+    params.scratch_floats =
+        std::max(params.scratch_floats, blocks->scratch_floats);
   }
-  return most;
+  params.num_latents = static_cast<int64_t>(latents.size());
+  KVASIR_ASSIGN_OR_RETURN(params.latents,
+                          prepared.tables.Add<HadamardLatent>(latents));
+  return prepared;
 }
 
-absl::Status Hadamard(Stream& stream, const HadamardParams& params,
-                      Workspace& workspace) {
-  if (params.num_rows < 0) {
-    return Refuse(kKernels.op, "rows", 0, params.num_rows);
+absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
+                      const HadamardRows& rows, Workspace& workspace) {
+  if (rows.num_rows < 0) {
+    return Refuse(kKernels.op, "rows", 0, rows.num_rows);
   }
-  for (int64_t l = 0; l < params.num_latents; ++l) {
-    KVASIR_RETURN_IF_ERROR(CheckLatent(params, params.latents[l]));
-  }
+  HadamardParams params = prepared.params;
+  params.x = rows.x;
+  params.y = rows.y;
+  params.num_rows = rows.num_rows;
   Workspace::Scope scope(&workspace);
-  float* scratch =
-      workspace.Take<float>(HadamardScratch(params) * ScratchThreads(stream));
+  const DevicePtr<float> scratch =
+      workspace.Take<float>(params.scratch_floats * ScratchThreads(stream));
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
+
 namespace kvasir::kernels {
 
 // A diagonal block K (x) S of the matrix: K of order `kernel_order`, S
@@ -35,23 +38,38 @@ struct HadamardLatent {
 //      (transposed: K[b, a])
 //   3. y[a, p] = acc * float(1 / sqrt(n))
 // in float32, so that bits depend on the latent alone.
-struct HadamardParams {
-  const float* x = nullptr;  // [T, ...], rows x_row_stride apart
-  int64_t x_row_stride = 0;  // in elements
-  float* y = nullptr;        // as x, or x itself
-  int64_t y_row_stride = 0;  // in elements
-  int64_t num_rows = 0;      // T
-  const HadamardLatent* latents = nullptr;
+template <template <typename> class Ptr>
+struct HadamardParamsIn {
+  Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
+  int64_t x_row_stride = 0;      // in elements
+  Ptr<float> y = nullptr;        // as x, or x itself
+  int64_t y_row_stride = 0;      // in elements
+  int64_t num_rows = 0;          // T
+  Ptr<const HadamardLatent> latents = nullptr;
   int64_t num_latents = 0;
   bool transposed = false;
+  int64_t scratch_floats = 0;  // per thread: the largest block, twice
+  DType dtype = DType::kF32;   // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, y, latents);
+  }
+};
+using HadamardParams = HadamardParamsIn<DevicePtr>;
+using HadamardArgs = HadamardParamsIn<LaunchPtr>;
+
+// What a step gives.
+struct HadamardRows {
+  DevicePtr<const float> x;
+  DevicePtr<float> y;
+  int64_t num_rows = 0;
 };
 
 class CpuStream;
-void HadamardReference(const HadamardParams& params, float* scratch,
+void HadamardReference(const HadamardArgs& params, float* scratch,
                        CpuStream& stream);
-void HadamardSimd(const HadamardParams& params, float* scratch,
+void HadamardSimd(const HadamardArgs& params, float* scratch,
                   CpuStream& stream);
-// Floats of scratch per thread: the largest block, twice.
-int64_t HadamardScratch(const HadamardParams& params);
 
 }  // namespace kvasir::kernels

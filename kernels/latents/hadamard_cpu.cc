@@ -165,7 +165,7 @@ void MultiplyBlock(const HadamardBlock& block, bool transposed, const float* x,
   Scale(scratch, block.order, scale, y);
 }
 
-void MultiplyRows(const HadamardParams& params, int64_t begin, int64_t end,
+void MultiplyRows(const HadamardArgs& params, int64_t begin, int64_t end,
                   float* scratch) {
   for (int64_t t = begin; t < end; ++t) {
     const float* x = params.x + t * params.x_row_stride;
@@ -193,7 +193,7 @@ namespace {
 HWY_EXPORT(MultiplyRows);
 }  // namespace
 
-void HadamardSimd(const HadamardParams& params, float* scratch,
+void HadamardSimd(const HadamardArgs& params, float* scratch,
                   CpuStream& stream) {
   int64_t numbers = 0;
   for (int64_t l = 0; l < params.num_latents; ++l) {
@@ -201,7 +201,7 @@ void HadamardSimd(const HadamardParams& params, float* scratch,
       numbers += params.latents[l].blocks[b].order;
     }
   }
-  const int64_t per_thread = HadamardScratch(params);
+  const int64_t per_thread = params.scratch_floats;
   ForRows(stream, params.num_rows, numbers,
           [&](int64_t begin, int64_t end, int thread) {
             HWY_DYNAMIC_DISPATCH(MultiplyRows)

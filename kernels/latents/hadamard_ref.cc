@@ -41,8 +41,7 @@ void MultiplyBlock(const HadamardBlock& block, bool transposed, const float* x,
 
 }  // namespace
 
-void HadamardReference(const HadamardParams& params, float* scratch,
-                       CpuStream&) {
+void HadamardReference(const HadamardArgs& params, float* scratch, CpuStream&) {
   for (int64_t t = 0; t < params.num_rows; ++t) {
     for (int64_t l = 0; l < params.num_latents; ++l) {
       int64_t column = params.latents[l].column;

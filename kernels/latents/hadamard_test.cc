@@ -17,8 +17,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kTokens = 3;
 
 struct Case {
-  const HadamardLatent* latents;
-  int64_t num_latents;
+  std::vector<HadamardPlace> places;
   int64_t stride;
   bool transposed;
   bool in_place;
@@ -29,16 +28,17 @@ std::vector<float> Multiply(TestStream& test, const Case& run,
                             const std::vector<float>& x) {
   std::vector<float> y = x;
   if (!run.in_place) y.assign(x.size(), kPoison);
-  HadamardParams params;
-  params.x = run.in_place ? y.data() : x.data();
-  params.x_row_stride = run.stride;
-  params.y = y.data();
-  params.y_row_stride = run.stride;
-  params.num_rows = run.num_rows;
-  params.latents = run.latents;
-  params.num_latents = run.num_latents;
-  params.transposed = run.transposed;
-  KVASIR_EXPECT_OK(Hadamard(test.stream(), params, test.workspace()));
+  HadamardParams shape;
+  shape.x_row_stride = run.stride;
+  shape.y_row_stride = run.stride;
+  shape.transposed = run.transposed;
+  HadamardTables tables(&test.device());
+  const auto hadamard = Prepare(test.device(), shape, run.places, &tables);
+  KVASIR_EXPECT_OK(hadamard.status());
+  KVASIR_EXPECT_OK(Hadamard(test.stream(), *hadamard,
+                            {OnDevice(run.in_place ? y.data() : x.data()),
+                             OnDevice(y.data()), run.num_rows},
+                            test.workspace()));
   return y;
 }
 
@@ -57,15 +57,13 @@ class HadamardTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(HadamardTest, IsTheMatrixAndTheSameBitsEverywhere) {
   const int64_t width = GetParam();
-  HadamardTables tables;
-  const std::vector<HadamardLatent> latents = {tables.Of(width, 1),
-                                               tables.Of(24, width + 3)};
+  const std::vector<HadamardPlace> places = {{width, 1}, {24, width + 3}};
   const std::vector<double> matrix = base::HadamardMatrix(width);
   const int64_t stride = width + 30;
   const std::vector<float> x =
       RandomFloats(kTokens * stride, static_cast<uint32_t>(width));
   for (const bool transposed : {false, true}) {
-    const Case run = {latents.data(), 2, stride, transposed, false};
+    const Case run = {places, stride, transposed, false};
     TestStream reference(1, CpuBackend::kReference);
     const std::vector<float> truth = Multiply(reference, run, x);
     for (int64_t t = 0; t < kTokens; ++t) {
@@ -102,12 +100,9 @@ INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                                            160, 288, 300, 512, 50, 52));
 
 TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
-  HadamardTables tables;
-  const std::vector<HadamardLatent> latents = {tables.Of(512, 0),
-                                               tables.Of(96, 512)};
   // More numbers than one thread keeps for itself.
   constexpr int64_t kRows = 61;
-  const Case run = {latents.data(), 2, 608, false, false, kRows};
+  const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
   const std::vector<float> x = RandomFloats(kRows * run.stride, 9);
   TestStream reference(1, CpuBackend::kReference);
   const std::vector<float> truth = Multiply(reference, run, x);
@@ -117,29 +112,26 @@ TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
 }
 
 TEST(HadamardInverseTest, TransposedBringsLatentsBack) {
-  HadamardTables tables;
   for (const int64_t width : {96, 160, 256}) {
-    const HadamardLatent latent = tables.Of(width, 0);
     const std::vector<float> x = RandomFloats(kTokens * width, 4);
     TestStream test;
     const std::vector<float> there =
-        Multiply(test, {&latent, 1, width, false, false}, x);
+        Multiply(test, {{{width, 0}}, width, false, false}, x);
     const std::vector<float> back =
-        Multiply(test, {&latent, 1, width, true, true}, there);
+        Multiply(test, {{{width, 0}}, width, true, true}, there);
     for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], back[i], 2e-6);
   }
 }
 
 TEST(HadamardRefusalTest, NamesWhatIsWrong) {
-  HadamardTables tables;
-  const HadamardLatent latent = tables.Of(96, 4);
   TestStream test;
-  HadamardParams params;
-  params.latents = &latent;
-  params.num_latents = 1;
-  params.x_row_stride = 100;
-  params.y_row_stride = 99;
-  EXPECT_THAT(Hadamard(test.stream(), params, test.workspace()),
+  HadamardTables tables(&test.device());
+  HadamardParams shape;
+  shape.x_row_stride = 100;
+  shape.y_row_stride = 99;
+  EXPECT_THAT(Prepare(test.device(), shape, std::vector<HadamardPlace>{{96, 4}},
+                      &tables)
+                  .status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("y_row_stride: want at least 100")));
 }

@@ -24,33 +24,55 @@ namespace kvasir::kernels {
 // What is not finite counts as 0, and `not_finite` tells of it (numbers that
 // are no codes stay what they are); ranges end at the greatest finite number.
 // No stored range has a -0.
-struct KvAppendPart {
-  const float* rows = nullptr;  // [T, sum of R'], rows row_stride apart
-  int64_t row_stride = 0;       // in elements
-  LatentPart part;
+template <template <typename> class Ptr>
+struct KvAppendPartIn {
+  int64_t column = 0;  // of its latents in a row
+  LatentPartIn<Ptr> part;
   // The number of codes that static ranges clamp, (x - minimum) / scale beyond
   // what rounds to an end (below -1/2, or levels + 1/2 and above), is added to
   // it; null: not counted. Parts may share one.
-  int64_t* clamped = nullptr;
+  Ptr<int64_t> clamped = nullptr;
 };
+using KvAppendPart = KvAppendPartIn<DevicePtr>;
+using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
-struct KvAppendParams {
-  const KvAppendPart* parts = nullptr;  // of both sides
+template <template <typename> class Ptr>
+struct KvAppendParamsIn {
+  Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;  // of both sides
   int64_t num_parts = 0;
-  const int64_t* slots = nullptr;  // [T]: page * P + slot in the page; or null
-  int64_t num_tokens = 0;          // T
-  int64_t page_tokens = 0;         // P
+  int64_t row_stride = 0;           // in elements
+  int64_t page_tokens = 0;          // P
+  Ptr<const float> rows = nullptr;  // [T, ...], rows row_stride apart
+  // [T]: page * P + slot in the page; or null
+  Ptr<const int64_t> slots = nullptr;
+  int64_t num_tokens = 0;  // T
   // [T]; 1 is written for a token with a number to be coded that is not finite,
   // nothing for others. Null: not told.
-  int32_t* not_finite = nullptr;
+  Ptr<int32_t> not_finite = nullptr;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(parts, rows, slots, not_finite);
+  }
+};
+using KvAppendParams = KvAppendParamsIn<DevicePtr>;
+using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
+
+// What a step gives.
+struct KvAppendRows {
+  DevicePtr<const float> rows;
+  DevicePtr<const int64_t> slots;
+  int64_t num_tokens = 0;
+  DevicePtr<int32_t> not_finite;
 };
 
-inline int64_t SlotOfToken(const KvAppendParams& params, int64_t token) {
+inline int64_t SlotOfToken(const KvAppendArgs& params, int64_t token) {
   return params.slots != nullptr ? params.slots[token] : token;
 }
 
 class CpuStream;
-void KvAppendReference(const KvAppendParams& params, CpuStream& stream);
-void KvAppendSimd(const KvAppendParams& params, CpuStream& stream);
+void KvAppendReference(const KvAppendArgs& params, CpuStream& stream);
+void KvAppendSimd(const KvAppendArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

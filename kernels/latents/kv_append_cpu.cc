@@ -223,7 +223,7 @@ void AppendOwnRanges(const LatentGroup& group, const float* from,
   }
 }
 
-int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
+int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
                            const float* from, CodeCursor cursor,
                            const SlotAddresses& slot) {
   auto* bytes = reinterpret_cast<uint8_t*>(slot.codes);
@@ -243,7 +243,7 @@ int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
   return clamped;
 }
 
-int64_t AppendCodes(const LatentPart& part, const LatentGroup& group,
+int64_t AppendCodes(const LatentPartArgs& part, const LatentGroup& group,
                     const float* from, const CodeCursor& cursor,
                     const SlotAddresses& slot) {
   if (part.static_scale != nullptr) {
@@ -280,9 +280,9 @@ bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
 }
 
 // Returns how many codes of these rows were clamped.
-int64_t AppendRows(const KvAppendParams& params, const KvAppendPart& side,
+int64_t AppendRows(const KvAppendArgs& params, const KvAppendPartArgs& side,
                    int64_t begin, int64_t end) {
-  const LatentPart& part = side.part;
+  const LatentPartArgs& part = side.part;
   int64_t clamped = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
@@ -293,7 +293,8 @@ int64_t AppendRows(const KvAppendParams& params, const KvAppendPart& side,
       if (to < 0) continue;
       const int64_t page = to / params.page_tokens;
       const int64_t in_page = to % params.page_tokens;
-      const float* from = side.rows + t * side.row_stride + group.column;
+      const float* from =
+          params.rows + t * params.row_stride + side.column + group.column;
       const SlotAddresses slot = {CodesAddress(part, group, page, in_page),
                                   ParamsAddress(part, group, page, in_page)};
       if (group.num_runs == 0) {
@@ -321,7 +322,7 @@ namespace {
 HWY_EXPORT(AppendRows);
 }  // namespace
 
-void KvAppendSimd(const KvAppendParams& params, CpuStream& stream) {
+void KvAppendSimd(const KvAppendArgs& params, CpuStream& stream) {
   int64_t numbers = 0;
   for (int64_t p = 0; p < params.num_parts; ++p) {
     numbers += RowWidth(params.parts[p].part);
@@ -329,7 +330,7 @@ void KvAppendSimd(const KvAppendParams& params, CpuStream& stream) {
   ForRows(stream, params.num_tokens, numbers,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             for (int64_t p = 0; p < params.num_parts; ++p) {
-              const KvAppendPart& side = params.parts[p];
+              const KvAppendPartArgs& side = params.parts[p];
               const int64_t clamped =
                   HWY_DYNAMIC_DISPATCH(AppendRows)(params, side, begin, end);
               if (side.clamped == nullptr || clamped == 0) continue;

@@ -18,7 +18,7 @@ struct Latent {
   char* params;
 };
 
-void AppendNumbers(const LatentPart& part, const LatentGroup& group,
+void AppendNumbers(const LatentPartArgs& part, const LatentGroup& group,
                    const Latent& latent) {
   VisitDType(part.dtype, [&](auto type) {
     using T = decltype(type);
@@ -42,7 +42,7 @@ StoredRange<T> RangeOfRun(const CodeRun& run, const float* from) {
   return RangeOf<T>(low, high, run.bits);
 }
 
-void AppendOwnRanges(const LatentPart& part, const LatentGroup& group,
+void AppendOwnRanges(const LatentPartArgs& part, const LatentGroup& group,
                      const Latent& latent, uint8_t* codes) {
   VisitDType(part.param_dtype, [&](auto type) {
     using T = decltype(type);
@@ -66,7 +66,7 @@ void AppendOwnRanges(const LatentPart& part, const LatentGroup& group,
 }
 
 // Returns how many codes were clamped.
-int64_t AppendStaticRanges(const LatentPart& part, const LatentGroup& group,
+int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
                            const Latent& latent, uint8_t* codes) {
   int64_t clamped = 0;
   for (int64_t r = 0; r < group.num_runs; ++r) {
@@ -97,7 +97,7 @@ bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
   return true;
 }
 
-int64_t AppendLatent(const LatentPart& part, const LatentGroup& group,
+int64_t AppendLatent(const LatentPartArgs& part, const LatentGroup& group,
                      const Latent& latent) {
   if (group.num_runs == 0) {
     AppendNumbers(part, group, latent);
@@ -116,9 +116,9 @@ int64_t AppendLatent(const LatentPart& part, const LatentGroup& group,
 
 }  // namespace
 
-void KvAppendReference(const KvAppendParams& params, CpuStream&) {
+void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
   for (int64_t p = 0; p < params.num_parts; ++p) {
-    const KvAppendPart& side = params.parts[p];
+    const KvAppendPartArgs& side = params.parts[p];
     int64_t clamped = 0;
     for (int64_t t = 0; t < params.num_tokens; ++t) {
       const int64_t to = SlotOfToken(params, t);
@@ -128,7 +128,7 @@ void KvAppendReference(const KvAppendParams& params, CpuStream&) {
       for (int64_t g = 0; g < side.part.num_groups; ++g) {
         const LatentGroup& group = side.part.groups[g];
         const float* const from =
-            side.rows + t * side.row_stride + group.column;
+            params.rows + t * params.row_stride + side.column + group.column;
         clamped +=
             AppendLatent(side.part, group,
                          {from, CodesAddress(side.part, group, page, slot),

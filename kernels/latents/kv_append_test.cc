@@ -98,7 +98,7 @@ class Part {
     }
   }
 
-  LatentPart view;
+  LatentPartArgs view;
 
  private:
   const std::vector<GroupShape> shapes_;
@@ -116,20 +116,28 @@ struct Rows {
   int64_t page_tokens = 0;
 };
 
-int64_t Append(TestStream& test, const Rows& rows, LatentPart part,
+void AppendParts(TestStream& test, const Rows& rows,
+                 const std::vector<KvAppendPart>& parts,
+                 int32_t* not_finite = nullptr) {
+  const auto append = Prepare(
+      test.device(),
+      KvAppendShape{.row_stride = rows.stride, .page_tokens = rows.page_tokens},
+      parts);
+  KVASIR_EXPECT_OK(append.status());
+  KVASIR_EXPECT_OK(
+      KvAppend(test.stream(), *append,
+               {OnDevice(rows.numbers.data()), OnDevice(rows.slots.data()),
+                static_cast<int64_t>(rows.slots.size()), OnDevice(not_finite)},
+               test.workspace()));
+}
+
+int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
                std::vector<char>* memory, std::vector<int32_t>* not_finite) {
   part.arena = memory->data();
   int64_t clamped = 0;
-  const KvAppendPart side = {rows.numbers.data(), rows.stride, part, &clamped};
-  KvAppendParams params;
-  params.parts = &side;
-  params.num_parts = 1;
-  params.slots = rows.slots.data();
-  params.num_tokens = static_cast<int64_t>(rows.slots.size());
-  params.page_tokens = rows.page_tokens;
   not_finite->assign(rows.slots.size(), 0);
-  params.not_finite = not_finite->data();
-  KVASIR_EXPECT_OK(KvAppend(test.stream(), params, test.workspace()));
+  AppendParts(test, rows, {{0, OnDevice(part), OnDevice(&clamped)}},
+              not_finite->data());
   return clamped;
 }
 
@@ -351,16 +359,9 @@ TEST(KvAppendStaticTest, PartsMayShareACountOfClampedCodes) {
   TestStream reference(1, CpuBackend::kReference, 0);
   for (TestStream* test : {&reference, &four}) {
     int64_t clamped = 5;
-    const KvAppendPart sides[] = {
-        {rows.numbers.data(), rows.stride, first.view, &clamped},
-        {rows.numbers.data(), rows.stride, second.view, &clamped}};
-    KvAppendParams params;
-    params.parts = sides;
-    params.num_parts = 2;
-    params.slots = rows.slots.data();
-    params.num_tokens = 300;
-    params.page_tokens = 16;
-    KVASIR_EXPECT_OK(KvAppend(test->stream(), params, test->workspace()));
+    AppendParts(*test, rows,
+                {{0, OnDevice(first.view), OnDevice(&clamped)},
+                 {0, OnDevice(second.view), OnDevice(&clamped)}});
     EXPECT_EQ(5 + alone + other, clamped);
   }
 }
@@ -547,6 +548,13 @@ TEST_F(KvAppendGoldenTest, NumbersAreTheOraclesBitByBit) {
   EXPECT_EQ(3, compared);
 }
 
+absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
+  return Prepare(test.device(),
+                 KvAppendShape{.row_stride = 74, .page_tokens = 4},
+                 std::vector<KvAppendPart>{{0, OnDevice(view), nullptr}})
+      .status();
+}
+
 TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,
@@ -555,13 +563,8 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
     std::vector<LatentGroup> group(part.view.groups, part.view.groups + 1);
     group[0].codes_stride_bytes += stride_change;
     part.view.groups = group.data();
-    const KvAppendPart side = {nullptr, 74, part.view, nullptr};
-    KvAppendParams params;
-    params.parts = &side;
-    params.num_parts = 1;
-    params.page_tokens = 4;
     EXPECT_THAT(
-        KvAppend(test.stream(), params, test.workspace()),
+        Refusal(test, part.view),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
@@ -578,18 +581,13 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
 
 TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {
   TestStream test;
-  const auto refuses = [&](const LatentPart& view, const char* why) {
-    const KvAppendPart side = {nullptr, 74, view, nullptr};
-    KvAppendParams params;
-    params.parts = &side;
-    params.num_parts = 1;
-    params.page_tokens = 4;
+  const auto refuses = [&](const LatentPartArgs& view, const char* why) {
     EXPECT_THAT(
-        KvAppend(test.stream(), params, test.workspace()),
+        Refusal(test, view),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   Part coded({Coded({{9, 3}})}, DType::kBf16, 4, true);
-  LatentPart half = coded.view;
+  LatentPartArgs half = coded.view;
   half.static_minimum = nullptr;
   refuses(half, "static ranges: want scales and minima, or neither");
   half = coded.view;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
 #include "kernels/device/dtype.h"
 
 namespace kvasir::kernels {
@@ -46,31 +47,35 @@ struct LatentGroup {
 // between planes. The last byte is filled up with zeros.
 // (So a code is found by shifts alone, whatever its width, and runs of a
 // multiple of 8 channels begin at whole bytes.)
-struct LatentPart {
-  void* arena = nullptr;  // [N, page_bytes]
+template <template <typename> class Ptr>
+struct LatentPartIn {
+  Ptr<void> arena = nullptr;  // [N, page_bytes]
   int64_t page_bytes = 0;
-  const LatentGroup* groups = nullptr;  // [num_groups]
+  const LatentGroup* groups = nullptr;  // [num_groups], where the view is
   int64_t num_groups = 0;               // G
   DType dtype = DType::kBf16;           // of numbers
   DType param_dtype = DType::kF16;      // of ranges in slots
   // Ranges that are the channel's own [sum of R']; null: in slots.
-  const float* static_scale = nullptr;
-  const float* static_minimum = nullptr;
+  Ptr<const float> static_scale = nullptr;
+  Ptr<const float> static_minimum = nullptr;
 };
+using LatentPart = LatentPartIn<DevicePtr>;
+using LatentPartArgs = LatentPartIn<LaunchPtr>;
 
-inline char* CodesAddress(const LatentPart& part, const LatentGroup& group,
+inline char* CodesAddress(const LatentPartArgs& part, const LatentGroup& group,
                           int64_t page, int64_t slot) {
   return static_cast<char*>(part.arena) + page * part.page_bytes +
          group.codes_offset_bytes + slot * group.codes_stride_bytes;
 }
-inline char* ParamsAddress(const LatentPart& part, const LatentGroup& group,
+inline char* ParamsAddress(const LatentPartArgs& part, const LatentGroup& group,
                            int64_t page, int64_t slot) {
   return static_cast<char*>(part.arena) + page * part.page_bytes +
          group.params_offset_bytes + slot * group.params_stride_bytes;
 }
 
 // Numbers of all latents of a part.
-inline int64_t RowWidth(const LatentPart& part) {
+template <template <typename> class Ptr>
+int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   int64_t width = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) width += part.groups[g].width;
   return width;
@@ -100,12 +105,14 @@ inline CodePlanes PlanesOf(const LatentGroup& group) {
 }
 
 // Bytes of a slot's codes, or numbers.
-inline int64_t CodesBytes(const LatentPart& part, const LatentGroup& group) {
+template <template <typename> class Ptr>
+int64_t CodesBytes(const LatentPartIn<Ptr>& part, const LatentGroup& group) {
   return group.num_runs == 0 ? group.width * DTypeBytes(part.dtype)
                              : (PlanesOf(group).total_bits + 7) / 8;
 }
 // Bytes of a slot's ranges.
-inline int64_t ParamsBytes(const LatentPart& part, const LatentGroup& group) {
+template <template <typename> class Ptr>
+int64_t ParamsBytes(const LatentPartIn<Ptr>& part, const LatentGroup& group) {
   return part.static_scale != nullptr
              ? 0
              : group.num_runs * 2 * DTypeBytes(part.param_dtype);

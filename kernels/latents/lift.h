@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/rowwise/rope.h"
 
@@ -17,54 +19,82 @@ namespace kvasir::kernels {
 //   acc = 0; for k = 0 .. in - 1:
 //     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)
 // in float32: the same bits for any number of rows, heads or threads.
-struct LiftParams {
-  const float* x = nullptr;                // [T, ...], rows x_row_stride apart
-  int64_t x_row_stride = 0;                // in elements
-  float* y = nullptr;                      // [T, ...], no column that is read
-  int64_t y_row_stride = 0;                // in elements
-  int64_t num_rows = 0;                    // T
-  int64_t num_heads = 0;                   // Hq
-  int64_t num_kv_heads = 0;                // Hkv, divides Hq
-  const PackedMatrix* matrices = nullptr;  // [Hkv]
-  const int64_t* column_in = nullptr;      // [Hq]
-  const int64_t* column_out = nullptr;     // [Hq]
+template <template <typename> class Ptr>
+struct LiftParamsIn {
+  Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
+  int64_t x_row_stride = 0;      // in elements
+  Ptr<float> y = nullptr;        // [T, ...], no column that is read
+  int64_t y_row_stride = 0;      // in elements
+  int64_t num_rows = 0;          // T
+  int64_t num_heads = 0;         // Hq
+  int64_t num_kv_heads = 0;      // Hkv, divides Hq
+  Ptr<const PackedMatrixIn<Ptr>> matrices = nullptr;  // [Hkv]
+  Ptr<const int64_t> column_in = nullptr;             // [Hq]
+  Ptr<const int64_t> column_out = nullptr;            // [Hq]
+  DType dtype = DType::kF32;                          // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, y, matrices, column_in, column_out);
+  }
 };
+using LiftParams = LiftParamsIn<DevicePtr>;
+using LiftArgs = LiftParamsIn<LaunchPtr>;
 
 // The complex channels of a KV head: channel c takes pair pairs[c] of the query
 // and multiplies it by the conjugate of u_c = up[0, c] + i up[1, c].
-struct ComplexChannels {
+template <template <typename> class Ptr>
+struct ComplexChannelsIn {
   int64_t num_channels = 0;        // C
   const int32_t* pairs = nullptr;  // [C], below num_pairs
-  const float* up = nullptr;       // [2, C]; null: u = 1, the pair as it is
+  Ptr<const float> up = nullptr;   // [2, C]; null: u = 1, the pair as it is
 };
+using ComplexChannels = ComplexChannelsIn<DevicePtr>;
+using ComplexChannelsArgs = ComplexChannelsIn<LaunchPtr>;
 
 // Of query head h, whose pair f is (a, b) where `pairing` says, and channel c
 // of its KV head, f = pairs[c]:
 //   re = fma(a, up[0, c], b * up[1, c]), im = fma(b, up[0, c], -(a * up[1, c]))
 // (a and b themselves without `up`), laid out as a head of C pairs (re, im):
 // kHalfSplit is C real parts, then C imaginary ones.
-struct ComplexLiftParams {
-  const float* x = nullptr;  // [T, ...], rows x_row_stride apart
-  int64_t x_row_stride = 0;  // in elements
-  float* y = nullptr;        // [T, ...], no column that is read
-  int64_t y_row_stride = 0;  // in elements
-  int64_t num_rows = 0;      // T
-  int64_t num_heads = 0;     // Hq
-  int64_t num_kv_heads = 0;  // Hkv, divides Hq
-  const ComplexChannels* channels = nullptr;  // [Hkv]
-  const int64_t* column_in = nullptr;         // [Hq]
-  const int64_t* column_out = nullptr;        // [Hq]
-  int64_t num_pairs = 0;                      // of a query head
+template <template <typename> class Ptr>
+struct ComplexLiftParamsIn {
+  Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
+  int64_t x_row_stride = 0;      // in elements
+  Ptr<float> y = nullptr;        // [T, ...], no column that is read
+  int64_t y_row_stride = 0;      // in elements
+  int64_t num_rows = 0;          // T
+  int64_t num_heads = 0;         // Hq
+  int64_t num_kv_heads = 0;      // Hkv, divides Hq
+  Ptr<const ComplexChannelsIn<Ptr>> channels = nullptr;  // [Hkv]
+  Ptr<const int64_t> column_in = nullptr;                // [Hq]
+  Ptr<const int64_t> column_out = nullptr;               // [Hq]
+  int64_t num_pairs = 0;                                 // of a query head
   RopePairing pairing = RopePairing::kHalfSplit;
   RopePairing out_pairing = RopePairing::kHalfSplit;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, y, channels, column_in, column_out);
+  }
+};
+using ComplexLiftParams = ComplexLiftParamsIn<DevicePtr>;
+using ComplexLiftArgs = ComplexLiftParamsIn<LaunchPtr>;
+
+// What a step gives to either op.
+struct LiftRows {
+  DevicePtr<const float> x;
+  DevicePtr<float> y;
+  int64_t num_rows = 0;
 };
 
 class CpuStream;
-void LiftReference(const LiftParams& params, float* scratch, CpuStream& stream);
-void LiftSimd(const LiftParams& params, float* scratch, CpuStream& stream);
+void LiftReference(const LiftArgs& params, float* scratch, CpuStream& stream);
+void LiftSimd(const LiftArgs& params, float* scratch, CpuStream& stream);
 // Floats of scratch that either takes for `threads` threads.
 int64_t LiftScratch(int threads);
-void ComplexLiftReference(const ComplexLiftParams& params, CpuStream& stream);
-void ComplexLiftSimd(const ComplexLiftParams& params, CpuStream& stream);
+void ComplexLiftReference(const ComplexLiftArgs& params, CpuStream& stream);
+void ComplexLiftSimd(const ComplexLiftArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

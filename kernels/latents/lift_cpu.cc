@@ -59,7 +59,7 @@ int64_t HeadOf(const LiftPart& part, int64_t row) {
   return part.kv_head * part.queries + row % part.queries;
 }
 
-void CopyRows(const LiftParams& params, const LiftPart& part, int64_t row,
+void CopyRows(const LiftArgs& params, const LiftPart& part, int64_t row,
               int rows, int64_t k, int64_t depth, float* to) {
   for (int r = 0; r < rows; ++r) {
     std::memcpy(to + r * kLiftBlockK,
@@ -69,7 +69,7 @@ void CopyRows(const LiftParams& params, const LiftPart& part, int64_t row,
   }
 }
 
-void StoreResults(const LiftParams& params, const LiftPart& part, int64_t row,
+void StoreResults(const LiftArgs& params, const LiftPart& part, int64_t row,
                   int rows, int64_t panel, const float* results) {
   const int64_t first = panel * kPanelColumns;
   const int64_t columns =
@@ -83,9 +83,9 @@ void StoreResults(const LiftParams& params, const LiftPart& part, int64_t row,
 }
 
 template <typename T>
-void LiftTile(const LiftParams& params, const LiftPart& part, int64_t row,
+void LiftTile(const LiftArgs& params, const LiftPart& part, int64_t row,
               int rows, const TileMemory& memory) {
-  const PackedMatrix& matrix = params.matrices[part.kv_head];
+  const PackedMatrixArgs& matrix = params.matrices[part.kv_head];
   const bool one_pass = matrix.k <= kLiftBlockK;
   if (one_pass) CopyRows(params, part, row, rows, 0, matrix.k, memory.rows);
   TileArgs args = {};
@@ -114,7 +114,8 @@ void LiftTile(const LiftParams& params, const LiftPart& part, int64_t row,
   }
 }
 
-void LiftRows(const LiftParams& params, const LiftPart& part, float* scratch) {
+void LiftSomeRows(const LiftArgs& params, const LiftPart& part,
+                  float* scratch) {
   const TileMemory memory = {scratch, scratch + kLiftTileRows * kLiftBlockK};
   for (int64_t row = part.row_begin; row < part.row_end; row += kTileRows) {
     const int rows =
@@ -137,7 +138,7 @@ struct Pairs {
   Vec b;
 };
 
-HWY_INLINE Pairs LoadPairs(const ComplexLiftParams& params, const float* from,
+HWY_INLINE Pairs LoadPairs(const ComplexLiftArgs& params, const float* from,
                            const int32_t* pairs) {
   const hn::RebindToSigned<Floats> d32;
   const auto f = hn::LoadU(d32, pairs);
@@ -151,8 +152,8 @@ HWY_INLINE Pairs LoadPairs(const ComplexLiftParams& params, const float* from,
 }
 
 // Channel c and those behind it, as many as a vector has lanes.
-HWY_INLINE void LiftChannels(const ComplexLiftParams& params,
-                             const ComplexChannels& channels, int64_t c,
+HWY_INLINE void LiftChannels(const ComplexLiftArgs& params,
+                             const ComplexChannelsArgs& channels, int64_t c,
                              const float* from, float* to) {
   Pairs pairs = LoadPairs(params, from, channels.pairs + c);
   if (channels.up != nullptr) {
@@ -174,9 +175,9 @@ HWY_INLINE void LiftChannels(const ComplexLiftParams& params,
 #endif
 }
 
-void LiftChannel(const ComplexLiftParams& params,
-                 const ComplexChannels& channels, int64_t c, const float* from,
-                 float* to) {
+void LiftChannel(const ComplexLiftArgs& params,
+                 const ComplexChannelsArgs& channels, int64_t c,
+                 const float* from, float* to) {
   const int64_t f = channels.pairs[c];
   const bool halves = params.pairing == RopePairing::kHalfSplit;
   float a = from[halves ? f : 2 * f];
@@ -193,12 +194,12 @@ void LiftChannel(const ComplexLiftParams& params,
   to[halves_out ? channels.num_channels + c : 2 * c + 1] = b;
 }
 
-void ComplexLiftRows(const ComplexLiftParams& params, int64_t begin,
+void ComplexLiftRows(const ComplexLiftArgs& params, int64_t begin,
                      int64_t end) {
   const int64_t queries = params.num_heads / params.num_kv_heads;
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t h = 0; h < params.num_heads; ++h) {
-      const ComplexChannels& channels = params.channels[h / queries];
+      const ComplexChannelsArgs& channels = params.channels[h / queries];
       const float* from =
           params.x + t * params.x_row_stride + params.column_in[h];
       float* to = params.y + t * params.y_row_stride + params.column_out[h];
@@ -222,7 +223,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvasir::kernels {
 namespace {
 
-HWY_EXPORT(LiftRows);
+HWY_EXPORT(LiftSomeRows);
 HWY_EXPORT(ComplexLiftRows);
 
 int64_t PartsOf(int64_t count, int64_t at_once) {
@@ -232,7 +233,7 @@ int64_t PartsOf(int64_t count, int64_t at_once) {
 // All parts of a launch, by number.
 class LiftParts {
  public:
-  explicit LiftParts(const LiftParams& params)
+  explicit LiftParts(const LiftArgs& params)
       : params_(params),
         queries_(params.num_heads / params.num_kv_heads),
         rows_(params.num_rows * queries_) {
@@ -266,7 +267,7 @@ class LiftParts {
            PartsOf(params_.matrices[j].num_panels(), kLiftPanels);
   }
 
-  const LiftParams& params_;
+  const LiftArgs& params_;
   const int64_t queries_;
   const int64_t rows_;
   int64_t count_ = 0;
@@ -277,13 +278,13 @@ class LiftParts {
 
 int64_t LiftScratch(int threads) { return kLiftScratchFloats * threads; }
 
-void LiftSimd(const LiftParams& params, float* scratch, CpuStream& stream) {
+void LiftSimd(const LiftArgs& params, float* scratch, CpuStream& stream) {
   const LiftParts parts(params);
   // Threads take the next part when they are done.
   std::atomic<int64_t> next{0};
   const auto work = [&](int thread) {
     for (int64_t i = next++; i < parts.count(); i = next++) {
-      HWY_DYNAMIC_DISPATCH(LiftRows)
+      HWY_DYNAMIC_DISPATCH(LiftSomeRows)
       (params, parts.at(i), scratch + thread * kLiftScratchFloats);
     }
   };
@@ -294,7 +295,7 @@ void LiftSimd(const LiftParams& params, float* scratch, CpuStream& stream) {
   }
 }
 
-void ComplexLiftSimd(const ComplexLiftParams& params, CpuStream& stream) {
+void ComplexLiftSimd(const ComplexLiftArgs& params, CpuStream& stream) {
   int64_t numbers = 0;
   for (int64_t j = 0; j < params.num_kv_heads; ++j) {
     numbers += 2 * params.channels[j].num_channels;

@@ -6,7 +6,7 @@
 namespace kvasir::kernels {
 namespace {
 
-float WeightAt(const PackedMatrix& matrix, int64_t k, int64_t n) {
+float WeightAt(const PackedMatrixArgs& matrix, int64_t k, int64_t n) {
   const int64_t index =
       (n / kPanelColumns * matrix.k + k) * kPanelColumns + n % kPanelColumns;
   return VisitDType(matrix.dtype, [&](auto type) {
@@ -19,7 +19,7 @@ struct Pair {
   float b;
 };
 
-Pair LiftedPair(const ComplexChannels& channels, int64_t c, Pair pair) {
+Pair LiftedPair(const ComplexChannelsArgs& channels, int64_t c, Pair pair) {
   if (channels.up == nullptr) return pair;
   const float real = channels.up[c];
   const float imaginary = channels.up[channels.num_channels + c];
@@ -27,8 +27,9 @@ Pair LiftedPair(const ComplexChannels& channels, int64_t c, Pair pair) {
           std::fma(pair.b, real, -(pair.a * imaginary))};
 }
 
-void LiftHead(const ComplexLiftParams& params, const ComplexChannels& channels,
-              const float* from, float* to) {
+void LiftHead(const ComplexLiftArgs& params,
+              const ComplexChannelsArgs& channels, const float* from,
+              float* to) {
   const int64_t count = channels.num_channels;
   const bool halves_in = params.pairing == RopePairing::kHalfSplit;
   const bool halves_out = params.out_pairing == RopePairing::kHalfSplit;
@@ -44,11 +45,11 @@ void LiftHead(const ComplexLiftParams& params, const ComplexChannels& channels,
 
 }  // namespace
 
-void LiftReference(const LiftParams& params, float* /*scratch*/, CpuStream&) {
+void LiftReference(const LiftArgs& params, float* /*scratch*/, CpuStream&) {
   const int64_t queries = params.num_heads / params.num_kv_heads;
   for (int64_t t = 0; t < params.num_rows; ++t) {
     for (int64_t h = 0; h < params.num_heads; ++h) {
-      const PackedMatrix& matrix = params.matrices[h / queries];
+      const PackedMatrixArgs& matrix = params.matrices[h / queries];
       const float* from =
           params.x + t * params.x_row_stride + params.column_in[h];
       float* to = params.y + t * params.y_row_stride + params.column_out[h];
@@ -63,7 +64,7 @@ void LiftReference(const LiftParams& params, float* /*scratch*/, CpuStream&) {
   }
 }
 
-void ComplexLiftReference(const ComplexLiftParams& params, CpuStream&) {
+void ComplexLiftReference(const ComplexLiftArgs& params, CpuStream&) {
   const int64_t queries = params.num_heads / params.num_kv_heads;
   for (int64_t t = 0; t < params.num_rows; ++t) {
     for (int64_t h = 0; h < params.num_heads; ++h) {

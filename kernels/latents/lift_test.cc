@@ -44,7 +44,7 @@ class Heads {
               static_cast<size_t>(matrix.bytes() / DTypeBytes(c.dtype)),
               kPoison),
           c.dtype));
-      matrix.data = memory_.back()->data();
+      matrix.data = OnDevice(memory_.back()->data());
       // Two blocks of columns.
       const int64_t first = out / 3;
       for (const auto& [begin, count] :
@@ -68,18 +68,15 @@ class Heads {
 
   std::vector<float> Run(TestStream& test) const {
     std::vector<float> y(static_cast<size_t>(case_.rows * y_stride), 7.0f);
-    LiftParams params;
-    params.x = x.data();
-    params.x_row_stride = x_stride_;
-    params.y = y.data();
-    params.y_row_stride = y_stride;
-    params.num_rows = case_.rows;
-    params.num_kv_heads = static_cast<int64_t>(matrices_.size());
-    params.num_heads = params.num_kv_heads * case_.queries;
-    params.matrices = matrices_.data();
-    params.column_in = column_in.data();
-    params.column_out = column_out.data();
-    KVASIR_EXPECT_OK(Lift(test.stream(), params, test.workspace()));
+    LiftParams shape;
+    shape.x_row_stride = x_stride_;
+    shape.y_row_stride = y_stride;
+    const auto lift =
+        Prepare(test.device(), shape, matrices_, {column_in, column_out});
+    KVASIR_EXPECT_OK(lift.status());
+    KVASIR_EXPECT_OK(Lift(test.stream(), *lift,
+                          {OnDevice(x.data()), OnDevice(y.data()), case_.rows},
+                          test.workspace()));
     return y;
   }
 
@@ -162,7 +159,7 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
   const std::vector<int64_t> counts = {37, 5, 64};
   std::vector<std::vector<int32_t>> lists;
   std::vector<std::vector<float>> ups;
-  std::vector<ComplexChannels> channels;
+  std::vector<ComplexChannelsArgs> channels;
   std::vector<int64_t> column_in;
   std::vector<int64_t> column_out;
   int64_t y_stride = 0;
@@ -187,28 +184,29 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
   const std::vector<float> x = RandomFloats(c.tokens * x_stride, 8);
   const auto run = [&](TestStream& test) {
     std::vector<float> y(static_cast<size_t>(c.tokens * y_stride), kPoison);
-    ComplexLiftParams params;
-    params.x = x.data();
-    params.x_row_stride = x_stride;
-    params.y = y.data();
-    params.y_row_stride = y_stride;
-    params.num_rows = c.tokens;
-    params.num_kv_heads = static_cast<int64_t>(counts.size());
-    params.num_heads = params.num_kv_heads * kQueries;
-    params.channels = channels.data();
-    params.column_in = column_in.data();
-    params.column_out = column_out.data();
-    params.num_pairs = kPairs;
-    params.pairing = c.pairing;
-    params.out_pairing = c.out_pairing;
-    KVASIR_EXPECT_OK(ComplexLift(test.stream(), params, test.workspace()));
+    ComplexLiftParams shape;
+    shape.x_row_stride = x_stride;
+    shape.y_row_stride = y_stride;
+    shape.num_pairs = kPairs;
+    shape.pairing = c.pairing;
+    shape.out_pairing = c.out_pairing;
+    std::vector<ComplexChannels> on_device;
+    for (const ComplexChannelsArgs& each : channels) {
+      on_device.push_back(OnDevice(each));
+    }
+    const auto lift =
+        Prepare(test.device(), shape, on_device, {column_in, column_out});
+    KVASIR_EXPECT_OK(lift.status());
+    KVASIR_EXPECT_OK(ComplexLift(
+        test.stream(), *lift,
+        {OnDevice(x.data()), OnDevice(y.data()), c.tokens}, test.workspace()));
     return y;
   };
   TestStream reference(1, CpuBackend::kReference);
   const std::vector<float> truth = run(reference);
   for (int64_t t = 0; t < c.tokens; ++t) {
     for (size_t h = 0; h < column_in.size(); ++h) {
-      const ComplexChannels& head = channels[h / kQueries];
+      const ComplexChannelsArgs& head = channels[h / kQueries];
       const float* from = x.data() + t * x_stride + column_in[h];
       const float* to = truth.data() + t * y_stride + column_out[h];
       const bool halves = c.pairing == RopePairing::kHalfSplit;
@@ -270,56 +268,46 @@ TEST(LiftRefusalTest, NamesWhatIsWrong) {
   PackedMatrix matrix;
   matrix.k = 64;
   matrix.n = 24;
-  const int64_t column_in[] = {0, 64};
-  const int64_t column_out[] = {0, 24};
-  LiftParams params;
-  params.x_row_stride = 128;
-  params.y_row_stride = 47;
-  params.num_heads = 2;
-  params.num_kv_heads = 1;
-  params.matrices = &matrix;
-  params.column_in = column_in;
-  params.column_out = column_out;
+  std::vector<int64_t> column_in = {0, 64};
+  std::vector<int64_t> column_out = {0, 24};
+  LiftParams shape;
+  shape.x_row_stride = 128;
+  shape.y_row_stride = 47;
+  std::vector<PackedMatrix> matrices = {matrix};
   const auto expect = [&](const char* why) {
     EXPECT_THAT(
-        Lift(test.stream(), params, test.workspace()),
+        Prepare(test.device(), shape, matrices, {column_in, column_out})
+            .status(),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   expect("y_row_stride: want at least 48, have 47");
-  params.num_heads = 3;
-  params.num_kv_heads = 2;
+  column_in = {0, 0, 0};
+  column_out = {0, 0, 0};
+  matrices.push_back(matrix);
   expect("3 query heads are no multiple of 2 KV heads");
 }
 
 TEST(ComplexLiftRefusalTest, NamesAPairThatTheHeadHasNot) {
   TestStream test;
   std::vector<int32_t> pairs = {0, 7, 8};
-  const ComplexChannels channels = {3, pairs.data(), nullptr};
-  const int64_t column = 0;
-  const std::vector<float> x(16);
-  std::vector<float> y(6);
-  ComplexLiftParams params;
-  params.x = x.data();
-  params.x_row_stride = 16;
-  params.y = y.data();
-  params.y_row_stride = 6;
-  params.num_rows = 1;
-  params.num_heads = 1;
-  params.num_kv_heads = 1;
-  params.channels = &channels;
-  params.column_in = &column;
-  params.column_out = &column;
-  params.num_pairs = 8;
+  const std::vector<ComplexChannels> channels = {{3, pairs.data(), nullptr}};
+  const std::vector<int64_t> column = {0};
+  ComplexLiftParams shape;
+  shape.x_row_stride = 16;
+  shape.y_row_stride = 6;
+  shape.num_pairs = 8;
+  const auto prepare = [&] {
+    return Prepare(test.device(), shape, channels, {column, column}).status();
+  };
   const auto expect = [&](const char* why) {
-    EXPECT_THAT(
-        ComplexLift(test.stream(), params, test.workspace()),
-        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+    EXPECT_THAT(prepare(), base::StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr(why)));
   };
   expect("KV head 0: pair of channel 2: want 0 to 7, have 8");
   pairs[2] = -1;
   expect("pair of channel 2: want 0 to 7, have -1");
   pairs[2] = 7;
-  KVASIR_EXPECT_OK(ComplexLift(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(prepare());
 }
 
 }  // namespace

@@ -3,23 +3,69 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/hadamard.h"
+#include "kernels/latents/hadamard_tables.h"
 #include "kernels/latents/kv_append.h"
 #include "kernels/latents/lift.h"
 
 namespace kvasir::kernels {
 
-absl::Status Lift(Stream& stream, const LiftParams& params,
-                  Workspace& workspace);
-absl::Status ComplexLift(Stream& stream, const ComplexLiftParams& params,
-                         Workspace& workspace);
-absl::Status Hadamard(Stream& stream, const HadamardParams& params,
-                      Workspace& workspace);
-absl::Status KvAppend(Stream& stream, const KvAppendParams& params,
-                      Workspace& workspace);
+using PreparedLift = Prepared<LiftParams>;
+using PreparedComplexLift = Prepared<ComplexLiftParams>;
+using PreparedHadamard = Prepared<HadamardParams>;
+using PreparedKvAppend = Prepared<KvAppendParams>;
+
+// Of each query head [Hq].
+struct LiftColumns {
+  absl::Span<const int64_t> in;
+  absl::Span<const int64_t> out;
+};
+
+// One matrix per KV head. `shape`: strides.
+absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
+                                     absl::Span<const PackedMatrix> matrices,
+                                     const LiftColumns& columns);
+absl::Status Lift(Stream& stream, const PreparedLift& prepared,
+                  const LiftRows& rows, Workspace& workspace);
+
+// One set of channels per KV head. `shape`: strides, pairs and pairings.
+absl::StatusOr<PreparedComplexLift> Prepare(
+    Device& device, const ComplexLiftParams& shape,
+    absl::Span<const ComplexChannels> channels, const LiftColumns& columns);
+absl::Status ComplexLift(Stream& stream, const PreparedComplexLift& prepared,
+                         const LiftRows& rows, Workspace& workspace);
+
+// A latent of `width` channels from `column` of a row on.
+struct HadamardPlace {
+  int64_t width = 0;
+  int64_t column = 0;
+};
+// `shape`: strides and direction. `shared` outlives what is prepared.
+absl::StatusOr<PreparedHadamard> Prepare(Device& device,
+                                         const HadamardParams& shape,
+                                         absl::Span<const HadamardPlace> places,
+                                         HadamardTables* shared);
+absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
+                      const HadamardRows& rows, Workspace& workspace);
+
+struct KvAppendShape {
+  int64_t row_stride = 0;     // in elements
+  int64_t page_tokens = 0;    // P
+  DType dtype = DType::kF32;  // of activations
+};
+// Groups and runs of the parts are host memory, and copied.
+absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
+                                         const KvAppendShape& shape,
+                                         absl::Span<const KvAppendPart> parts);
+absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
+                      const KvAppendRows& rows, Workspace& workspace);
+
 absl::Status CopyPages(Stream& stream, const CopyPagesParams& params,
                        Workspace& workspace);
 

@@ -1,16 +1,19 @@
+#include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/linear/ops.h"
 
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const MatmulParams&, float*> kKernels = {
+constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
     "matmul", &MatmulReference, &MatmulSimd};
 
 }  // namespace
 
 absl::Status Matmul(Stream& stream, const MatmulParams& params,
                     Workspace& workspace) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckActivations(kKernels.op, stream.device(), params.dtype));
   const int64_t k = params.weight.k;
   const int64_t n = params.weight.n;
   if (params.num_rows < 0) {
@@ -24,9 +27,14 @@ absl::Status Matmul(Stream& stream, const MatmulParams& params,
   if (params.y_row_stride < n) {
     return Refuse(kKernels.op, "y_row_stride", n, params.y_row_stride);
   }
+  if (stream.device() == DeviceKind::kCpu &&
+      params.weight.layout != WeightLayout::kPanels32) {
+    return absl::InvalidArgumentError(
+        "matmul: weight: the CPU has panels of 32 columns, not rows");
+  }
   Workspace::Scope scope(&workspace);
-  float* scratch =
-      workspace.Take<float>(MatmulScratch(params, ScratchThreads(stream)));
+  const DevicePtr<float> scratch =
+      workspace.Take<float>(MatmulScratch(ScratchThreads(stream)));
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
   if (params.num_rows == 0) return absl::OkStatus();

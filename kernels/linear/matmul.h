@@ -4,7 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
 #include "kernels/device/dtype.h"
+#include "kernels/device/weight_layout.h"
 
 namespace kvasir::kernels {
 
@@ -15,43 +17,57 @@ inline constexpr int64_t kPanelColumns = 32;
 // transposed), in panels: element (k, n) is at
 // ((n / 32) * K + k) * 32 + n % 32, in the dtype that it was stored in. Columns
 // from n up to a multiple of 32 are zero.
-struct PackedMatrix {
-  const void* data = nullptr;  // [ceil(n / 32), k, 32], 64-byte aligned
+template <template <typename> class Ptr>
+struct PackedMatrixIn {
+  Ptr<const void> data = nullptr;  // [ceil(n / 32), k, 32], 64-byte aligned
   int64_t k = 0;
   int64_t n = 0;
   DType dtype = DType::kF32;
+  WeightLayout layout = WeightLayout::kPanels32;
 
   int64_t num_panels() const { return (n + kPanelColumns - 1) / kPanelColumns; }
   int64_t bytes() const {
     return num_panels() * k * kPanelColumns * DTypeBytes(dtype);
   }
   // Columns [begin, begin + count): begin a multiple of 32; shares the memory.
-  PackedMatrix Columns(int64_t begin, int64_t count) const {
-    PackedMatrix part = *this;
-    part.data = static_cast<const char*>(data) + begin * k * DTypeBytes(dtype);
+  PackedMatrixIn Columns(int64_t begin, int64_t count) const {
+    PackedMatrixIn part = *this;
+    part.data = OffsetBytes(data, begin * k * DTypeBytes(dtype));
     part.n = count;
     return part;
   }
 };
 
+using PackedMatrix = PackedMatrixIn<DevicePtr>;
+using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
+
 // y[t, n] = chain(t, n) + bias[n], where chain is
 //   acc = 0; for k = 0 .. K-1: acc = fma(x[t, k], W[k, n], acc)
 // in float32: the same bits for any number of rows, threads or SIMD lanes.
-struct MatmulParams {
-  const float* x = nullptr;  // [T, K], rows x_row_stride apart
-  int64_t x_row_stride = 0;  // in elements
-  int64_t num_rows = 0;      // T
-  PackedMatrix weight;
-  const float* bias = nullptr;  // [N] or null
-  float* y = nullptr;           // [T, N], rows y_row_stride apart
-  int64_t y_row_stride = 0;     // in elements
+template <template <typename> class Ptr>
+struct MatmulParamsIn {
+  Ptr<const float> x = nullptr;  // [T, K], rows x_row_stride apart
+  int64_t x_row_stride = 0;      // in elements
+  int64_t num_rows = 0;          // T
+  PackedMatrixIn<Ptr> weight;
+  Ptr<const float> bias = nullptr;  // [N] or null
+  Ptr<float> y = nullptr;           // [T, N], rows y_row_stride apart
+  int64_t y_row_stride = 0;         // in elements
+  DType dtype = DType::kF32;        // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, weight.data, bias, y);
+  }
 };
+using MatmulParams = MatmulParamsIn<DevicePtr>;
+using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
 class CpuStream;
-void MatmulReference(const MatmulParams& params, float* scratch,
+void MatmulReference(const MatmulArgs& params, float* scratch,
                      CpuStream& stream);
-void MatmulSimd(const MatmulParams& params, float* scratch, CpuStream& stream);
+void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream);
 // Floats of scratch that either takes for `threads` threads.
-int64_t MatmulScratch(const MatmulParams& params, int threads);
+int64_t MatmulScratch(int threads);
 
 }  // namespace kvasir::kernels

@@ -92,7 +92,7 @@ struct TilePlace {
 // dense copy of its part of y.
 using TileFunction = void (*)(int rows, const TileArgs& args);
 
-void RunTileInto(TileFunction tile, const MatmulParams& params,
+void RunTileInto(TileFunction tile, const MatmulArgs& params,
                  const TilePlace& place, float* edge, TileArgs args) {
   const int64_t first = place.panel * kPanelColumns;
   const int64_t columns = std::min(kPanelColumns, params.weight.n - first);
@@ -125,12 +125,12 @@ void RunTileInto(TileFunction tile, const MatmulParams& params,
 }
 
 template <typename T>
-const T* PanelOf(const PackedMatrix& weight, int64_t panel) {
+const T* PanelOf(const PackedMatrixArgs& weight, int64_t panel) {
   return static_cast<const T*>(weight.data) + panel * weight.k * kPanelColumns;
 }
 
 template <typename T>
-void FewRows(const MatmulParams& params, const MatmulPart& part, float* edge) {
+void FewRows(const MatmulArgs& params, const MatmulPart& part, float* edge) {
   const RowTiles tiles(part.row_begin, part.row_end);
   const int64_t depth = params.weight.k;
   const int64_t block = tiles.count() == 1 ? depth : kFewRowsBlockK;
@@ -169,8 +169,8 @@ void ConvertPanel(const T* from, int64_t depth, float* to) {
 
 // One block of panels and k, for all rows of the part.
 template <typename T>
-void ManyRowsBlock(const MatmulParams& params, const MatmulPart& part,
-                   int64_t k, float* scratch) {
+void ManyRowsBlock(const MatmulArgs& params, const MatmulPart& part, int64_t k,
+                   float* scratch) {
   const int64_t depth = std::min(kBlockK, params.weight.k - k);
   float* block = scratch;
   float* rows = block + kBlockK * kBlockPanels * kPanelColumns;
@@ -203,7 +203,7 @@ void ManyRowsBlock(const MatmulParams& params, const MatmulPart& part,
 }
 
 template <typename T>
-void ManyRows(const MatmulParams& params, const MatmulPart& part,
+void ManyRows(const MatmulArgs& params, const MatmulPart& part,
               float* scratch) {
   for (int64_t panel = part.panel_begin; panel < part.panel_end;
        panel += kBlockPanels) {
@@ -217,7 +217,7 @@ void ManyRows(const MatmulParams& params, const MatmulPart& part,
 }
 
 template <typename T>
-void RunPartOf(const MatmulParams& params, const MatmulPart& part,
+void RunPartOf(const MatmulArgs& params, const MatmulPart& part,
                float* scratch) {
   if (part.row_end - part.row_begin <= kFewRows) {
     FewRows<T>(params, part, scratch);
@@ -226,8 +226,7 @@ void RunPartOf(const MatmulParams& params, const MatmulPart& part,
   }
 }
 
-void RunPart(const MatmulParams& params, const MatmulPart& part,
-             float* scratch) {
+void RunPart(const MatmulArgs& params, const MatmulPart& part, float* scratch) {
   switch (params.weight.dtype) {
     case DType::kF32:
       return RunPartOf<float>(params, part, scratch);
@@ -249,11 +248,9 @@ namespace {
 HWY_EXPORT(RunPart);
 }  // namespace
 
-int64_t MatmulScratch(const MatmulParams&, int threads) {
-  return kScratchFloats * threads;
-}
+int64_t MatmulScratch(int threads) { return kScratchFloats * threads; }
 
-void MatmulSimd(const MatmulParams& params, float* scratch, CpuStream& stream) {
+void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream) {
   // Parts are ranges of panels; of rows too where there are too few panels.
   // There are more parts than threads, and threads take the next one when they
   // are done: a thread that was late or was interrupted holds up nobody long.

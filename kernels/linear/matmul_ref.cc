@@ -7,7 +7,7 @@ namespace kvasir::kernels {
 namespace {
 
 template <typename T>
-float Element(const MatmulParams& params, int64_t row, int64_t column) {
+float Element(const MatmulArgs& params, int64_t row, int64_t column) {
   const float* x = params.x + row * params.x_row_stride;
   const int64_t k_end = params.weight.k;
   const T* w = static_cast<const T*>(params.weight.data) +
@@ -22,7 +22,7 @@ float Element(const MatmulParams& params, int64_t row, int64_t column) {
 
 }  // namespace
 
-void MatmulReference(const MatmulParams& params, float*, CpuStream& stream) {
+void MatmulReference(const MatmulArgs& params, float*, CpuStream& stream) {
   VisitDType(params.weight.dtype, [&](auto type) {
     for (int64_t t = 0; t < params.num_rows; ++t) {
       for (int64_t n = 0; n < params.weight.n; ++n) {

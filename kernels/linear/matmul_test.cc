@@ -25,12 +25,13 @@ struct Weights {
     view.n = n;
     view.dtype = dtype;
     view.data = packed.data();
-    KVASIR_EXPECT_OK(PackRows(view, {rows.data(), n, k}, 0, packed.data()));
-    ZeroPadding(view, packed.data());
+    KVASIR_EXPECT_OK(
+        PackRows(OnDevice(view), {rows.data(), n, k}, 0, packed.data()));
+    ZeroPadding(OnDevice(view), packed.data());
   }
   StoredArray rows;
   StoredArray packed;
-  PackedMatrix view;
+  PackedMatrixArgs view;
 };
 
 struct Case {
@@ -68,7 +69,7 @@ std::vector<float> Multiply(TestStream& test, const Case& c,
                             const Weights& weights, const std::vector<float>& x,
                             const std::vector<float>& bias) {
   std::vector<float> y(static_cast<size_t>(c.rows * c.n), kPoison);
-  MatmulParams params;
+  MatmulArgs params;
   params.x = x.data();
   params.x_row_stride = c.k;
   params.num_rows = c.rows;
@@ -76,7 +77,7 @@ std::vector<float> Multiply(TestStream& test, const Case& c,
   params.bias = c.bias ? bias.data() : nullptr;
   params.y = y.data();
   params.y_row_stride = c.n;
-  KVASIR_EXPECT_OK(Matmul(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
   return y;
 }
 
@@ -138,7 +139,7 @@ TEST(MatmulRowsTest, RowStridesAreRespectedAndNothingElseIsWritten) {
   Weights weights(k, n, DType::kF32, 6);
   const std::vector<float> x = RandomFloats(50 * (k + 3), 7);
   std::vector<float> y(50 * 100, 7.0f);
-  MatmulParams params;
+  MatmulArgs params;
   params.x = x.data();
   params.x_row_stride = k + 3;
   params.num_rows = 50;
@@ -146,7 +147,7 @@ TEST(MatmulRowsTest, RowStridesAreRespectedAndNothingElseIsWritten) {
   params.y = y.data();
   params.y_row_stride = 100;
   TestStream test(2);
-  KVASIR_ASSERT_OK(Matmul(test.stream(), params, test.workspace()));
+  KVASIR_ASSERT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
   for (size_t t = 0; t < 50; ++t) {
     float sum = 0.0f;
     for (size_t i = 0; i < 40; ++i) {
@@ -168,23 +169,23 @@ TEST(MatmulCounterTest, SixteenRowsReadEachWeightOnce) {
 
 TEST(MatmulRefusalTest, NamesWhatIsWrong) {
   Weights weights(8, 8, DType::kF32, 10);
-  MatmulParams params;
+  MatmulArgs params;
   params.weight = weights.view;
   params.num_rows = 1;
   params.x_row_stride = 7;
   params.y_row_stride = 8;
   TestStream test;
-  EXPECT_THAT(Matmul(test.stream(), params, test.workspace()),
+  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("x_row_stride: want at least 8")));
   params.x_row_stride = 8;
   char little[64];
-  Workspace small(little, sizeof(little));
-  EXPECT_THAT(Matmul(test.stream(), params, small),
+  Workspace small(OnDevice(little), sizeof(little));
+  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), small),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("workspace")));
   params.num_rows = 0;
-  KVASIR_EXPECT_OK(Matmul(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
 }
 
 TEST(PackTest, TheFirstNumberThatIsNotFiniteIsFoundInEveryType) {

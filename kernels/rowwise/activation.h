@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
+
 namespace kvasir::kernels {
 
 enum class ActivationKind {
@@ -12,16 +15,25 @@ enum class ActivationKind {
 };
 
 // out[t, i] = activation(x[t, i]), as scalar_math.h computes it.
-struct ActivationParams {
-  const float* x = nullptr;  // [T, F]
-  float* out = nullptr;      // [T, F], may be x
-  int64_t num_rows = 0;      // T
-  int64_t columns = 0;       // F
+template <template <typename> class Ptr>
+struct ActivationParamsIn {
+  Ptr<const float> x = nullptr;  // [T, F]
+  Ptr<float> out = nullptr;      // [T, F], may be x
+  int64_t num_rows = 0;          // T
+  int64_t columns = 0;           // F
   ActivationKind kind = ActivationKind::kGelu;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, out);
+  }
 };
+using ActivationParams = ActivationParamsIn<DevicePtr>;
+using ActivationArgs = ActivationParamsIn<LaunchPtr>;
 
 class CpuStream;
-void ActivationReference(const ActivationParams& params, CpuStream& stream);
-void ActivationSimd(const ActivationParams& params, CpuStream& stream);
+void ActivationReference(const ActivationArgs& params, CpuStream& stream);
+void ActivationSimd(const ActivationArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

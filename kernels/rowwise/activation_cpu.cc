@@ -36,7 +36,7 @@ void Activate(const float* x, int64_t count, float* out) {
   for (; i < count; ++i) out[i] = function(x[i]);
 }
 
-void ActivateRows(const ActivationParams& params, int64_t begin, int64_t end) {
+void ActivateRows(const ActivationArgs& params, int64_t begin, int64_t end) {
   const float* const x = params.x + begin * params.columns;
   float* const out = params.out + begin * params.columns;
   const int64_t count = (end - begin) * params.columns;
@@ -61,7 +61,7 @@ namespace {
 HWY_EXPORT(ActivateRows);
 }  // namespace
 
-void ActivationSimd(const ActivationParams& params, CpuStream& stream) {
+void ActivationSimd(const ActivationArgs& params, CpuStream& stream) {
   // An exponential and a division: about as long as four plain numbers.
   const int64_t cost = params.kind == ActivationKind::kRelu ? 1 : 4;
   ForRows(stream, params.num_rows, cost * params.columns,

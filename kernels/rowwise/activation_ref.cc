@@ -19,7 +19,7 @@ float Activate(ActivationKind kind, float x) {
 
 }  // namespace
 
-void ActivationReference(const ActivationParams& params, CpuStream&) {
+void ActivationReference(const ActivationArgs& params, CpuStream&) {
   const int64_t count = params.num_rows * params.columns;
   for (int64_t i = 0; i < count; ++i) {
     params.out[i] = Activate(params.kind, params.x[i]);

@@ -42,8 +42,9 @@ TEST_P(ActivationTest, IsTheDefinitionAndTheSameOnEveryBackEndAndInPlace) {
   const auto x = RandomFloats(rows * columns, 1, 4.0f);
   const auto run = [&](TestStream& test) {
     std::vector<float> out(x.size(), kPoison);
-    const ActivationParams params = {x.data(), out.data(), rows, columns, kind};
-    KVASIR_EXPECT_OK(Activation(test.stream(), params, test.workspace()));
+    const ActivationArgs params = {x.data(), out.data(), rows, columns, kind};
+    KVASIR_EXPECT_OK(
+        Activation(test.stream(), OnDevice(params), test.workspace()));
     return out;
   };
   TestStream reference(1, CpuBackend::kReference);
@@ -60,9 +61,10 @@ TEST_P(ActivationTest, IsTheDefinitionAndTheSameOnEveryBackEndAndInPlace) {
     EXPECT_TRUE(SameBits(truth, run(one)));
     EXPECT_TRUE(SameBits(truth, run(three)));
     std::vector<float> in_place = x;
-    const ActivationParams params = {in_place.data(), in_place.data(), rows,
-                                     columns, kind};
-    KVASIR_EXPECT_OK(Activation(one.stream(), params, one.workspace()));
+    const ActivationArgs params = {in_place.data(), in_place.data(), rows,
+                                   columns, kind};
+    KVASIR_EXPECT_OK(
+        Activation(one.stream(), OnDevice(params), one.workspace()));
     EXPECT_TRUE(SameBits(truth, in_place));
   });
 }
@@ -90,8 +92,9 @@ TEST(ActivationEndsTest, FarInputsAreTheSameOnEveryBackEnd) {
         ActivationKind::kRelu}) {
     const auto run = [&](TestStream& test) {
       std::vector<float> out(x.size(), kPoison);
-      const ActivationParams params = {x.data(), out.data(), 1, count, kind};
-      KVASIR_EXPECT_OK(Activation(test.stream(), params, test.workspace()));
+      const ActivationArgs params = {x.data(), out.data(), 1, count, kind};
+      KVASIR_EXPECT_OK(
+          Activation(test.stream(), OnDevice(params), test.workspace()));
       return out;
     };
     TestStream reference(1, CpuBackend::kReference);

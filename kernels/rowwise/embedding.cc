@@ -1,16 +1,19 @@
+#include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/rowwise/ops.h"
 
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const EmbeddingParams&> kKernels = {
+constexpr OpKernels<EmbeddingParams> kKernels = {
     "embedding", &EmbeddingReference, &EmbeddingSimd};
 
 }  // namespace
 
 absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
                        Workspace& workspace) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckActivations(kKernels.op, stream.device(), params.dtype));
   if (params.num_tokens < 0) {
     return Refuse(kKernels.op, "tokens", 0, params.num_tokens);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
 #include "kernels/device/dtype.h"
 #include "kernels/linear/matmul.h"
 
@@ -15,23 +16,32 @@ namespace kvasir::kernels {
 // where they enter, this only keeps a mistake from reading foreign memory.
 // With learned positions: out[t, :] += float32(position_table[positions[t],
 // :]), or nothing for a position outside of it.
-struct EmbeddingParams {
-  const int32_t* ids = nullptr;  // [T]
-  int64_t num_tokens = 0;        // T
-  int64_t vocab = 0;             // V
-  int64_t hidden = 0;            // M
-  const void* table = nullptr;   // [V, M]; null: use `packed`
+template <template <typename> class Ptr>
+struct EmbeddingParamsIn {
+  Ptr<const int32_t> ids = nullptr;  // [T]
+  int64_t num_tokens = 0;            // T
+  int64_t vocab = 0;                 // V
+  int64_t hidden = 0;                // M
+  Ptr<const void> table = nullptr;   // [V, M]; null: use `packed`
   DType table_dtype = DType::kF32;
-  PackedMatrix packed;                   // n == V, k == M
-  const void* position_table = nullptr;  // [num_positions, M]; null: none
+  PackedMatrixIn<Ptr> packed;                // n == V, k == M
+  Ptr<const void> position_table = nullptr;  // [num_positions, M]; null: none
   DType position_dtype = DType::kF32;
   int64_t num_positions = 0;
-  const int64_t* positions = nullptr;  // [T]
-  float* out = nullptr;                // [T, M]
+  Ptr<const int64_t> positions = nullptr;  // [T]
+  Ptr<float> out = nullptr;                // [T, M]
+  DType dtype = DType::kF32;               // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(ids, packed.data, table, position_table, positions, out);
+  }
 };
+using EmbeddingParams = EmbeddingParamsIn<DevicePtr>;
+using EmbeddingArgs = EmbeddingParamsIn<LaunchPtr>;
 
 class CpuStream;
-void EmbeddingReference(const EmbeddingParams& params, CpuStream& stream);
-void EmbeddingSimd(const EmbeddingParams& params, CpuStream& stream);
+void EmbeddingReference(const EmbeddingArgs& params, CpuStream& stream);
+void EmbeddingSimd(const EmbeddingArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

@@ -16,7 +16,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 template <typename T>
-void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
+void EmbedRow(const EmbeddingArgs& params, int64_t id, float* out) {
   if (params.table != nullptr) {
     const T* row = static_cast<const T*>(params.table) + id * params.hidden;
     int64_t i = 0;
@@ -57,7 +57,7 @@ void OfType(DType dtype, const Function& function) {
   }
 }
 
-void EmbedRows(const EmbeddingParams& params, int64_t begin, int64_t end) {
+void EmbedRows(const EmbeddingArgs& params, int64_t begin, int64_t end) {
   const DType dtype =
       params.table != nullptr ? params.table_dtype : params.packed.dtype;
   for (int64_t t = begin; t < end; ++t) {
@@ -91,7 +91,7 @@ namespace {
 HWY_EXPORT(EmbedRows);
 }  // namespace
 
-void EmbeddingSimd(const EmbeddingParams& params, CpuStream& stream) {
+void EmbeddingSimd(const EmbeddingArgs& params, CpuStream& stream) {
   // A number of a packed table costs a cache miss.
   const int64_t cost = params.table != nullptr ? 1 : 8;
   ForRows(stream, params.num_tokens, cost * params.hidden,

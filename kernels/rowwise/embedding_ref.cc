@@ -5,7 +5,7 @@ namespace kvasir::kernels {
 namespace {
 
 template <typename T>
-void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
+void EmbedRow(const EmbeddingArgs& params, int64_t id, float* out) {
   if (params.table != nullptr) {
     const T* row = static_cast<const T*>(params.table) + id * params.hidden;
     for (int64_t i = 0; i < params.hidden; ++i) out[i] = ToFloat(row[i]);
@@ -19,7 +19,7 @@ void EmbedRow(const EmbeddingParams& params, int64_t id, float* out) {
   }
 }
 
-void AddPosition(const EmbeddingParams& params, int64_t token, float* out) {
+void AddPosition(const EmbeddingArgs& params, int64_t token, float* out) {
   if (params.position_table == nullptr) return;
   const int64_t position = params.positions[token];
   if (position < 0 || position >= params.num_positions) return;
@@ -34,7 +34,7 @@ void AddPosition(const EmbeddingParams& params, int64_t token, float* out) {
 
 }  // namespace
 
-void EmbeddingReference(const EmbeddingParams& params, CpuStream&) {
+void EmbeddingReference(const EmbeddingArgs& params, CpuStream&) {
   const DType dtype =
       params.table != nullptr ? params.table_dtype : params.packed.dtype;
   for (int64_t t = 0; t < params.num_tokens; ++t) {

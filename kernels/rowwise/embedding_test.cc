@@ -17,13 +17,13 @@ TEST_P(EmbeddingTest, RowsComeFromTheTableOrTheTiedHead) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
-  PackedMatrix head;
+  PackedMatrixArgs head;
   head.k = kHidden;
   head.n = kVocab;
   head.dtype = GetParam();
   std::vector<char> memory(static_cast<size_t>(head.bytes()));
-  KVASIR_ASSERT_OK(
-      PackRows(head, {table.data(), kVocab, kHidden}, 0, memory.data()));
+  KVASIR_ASSERT_OK(PackRows(OnDevice(head), {table.data(), kVocab, kHidden}, 0,
+                            memory.data()));
   head.data = memory.data();
   const std::vector<int32_t> ids = {0, 74, 31, 32, 31, -1, 75};
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
@@ -31,16 +31,17 @@ TEST_P(EmbeddingTest, RowsComeFromTheTableOrTheTiedHead) {
     ForEachSimdTarget([&] {
       for (const bool packed : {false, true}) {
         std::vector<float> out(ids.size() * kHidden, kPoison);
-        EmbeddingParams params;
+        EmbeddingArgs params;
         params.ids = ids.data();
         params.num_tokens = static_cast<int64_t>(ids.size());
         params.vocab = kVocab;
         params.hidden = kHidden;
         params.table = packed ? nullptr : table.data();
         params.table_dtype = GetParam();
-        params.packed = packed ? head : PackedMatrix();
+        params.packed = packed ? head : PackedMatrixArgs();
         params.out = out.data();
-        KVASIR_ASSERT_OK(Embedding(test.stream(), params, test.workspace()));
+        KVASIR_ASSERT_OK(
+            Embedding(test.stream(), OnDevice(params), test.workspace()));
         for (size_t i = 0; i < out.size(); ++i) {
           const int32_t id = ids[i / kHidden];
           const bool valid = id >= 0 && id < kVocab;
@@ -66,7 +67,7 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
     TestStream test(2, backend);
     ForEachSimdTarget([&] {
       std::vector<float> out(ids.size() * kHidden, kPoison);
-      EmbeddingParams params;
+      EmbeddingArgs params;
       params.ids = ids.data();
       params.num_tokens = static_cast<int64_t>(ids.size());
       params.vocab = kVocab;
@@ -77,7 +78,8 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
       params.num_positions = kPositions;
       params.positions = at.data();
       params.out = out.data();
-      KVASIR_ASSERT_OK(Embedding(test.stream(), params, test.workspace()));
+      KVASIR_ASSERT_OK(
+          Embedding(test.stream(), OnDevice(params), test.workspace()));
       for (size_t t = 0; t < ids.size(); ++t) {
         for (int64_t i = 0; i < kHidden; ++i) {
           float want = table[static_cast<size_t>(ids[t] * kHidden + i)];
@@ -94,13 +96,13 @@ INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingTest,
                                            DType::kBf16));
 
 TEST(EmbeddingRefusalTest, NamesThePackedShape) {
-  EmbeddingParams params;
+  EmbeddingArgs params;
   params.vocab = 10;
   params.hidden = 4;
   params.packed.n = 10;
   params.packed.k = 5;
   TestStream test;
-  EXPECT_THAT(Embedding(test.stream(), params, test.workspace()),
+  EXPECT_THAT(Embedding(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("is [10, 5], want [10, 4]")));
 }

@@ -1,16 +1,19 @@
+#include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/rowwise/ops.h"
 
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const LayerNormParams&> kKernels = {
+constexpr OpKernels<LayerNormParams> kKernels = {
     "layer_norm", &LayerNormReference, &LayerNormSimd};
 
 }  // namespace
 
 absl::Status LayerNorm(Stream& stream, const LayerNormParams& params,
                        Workspace& workspace) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckActivations(kKernels.op, stream.device(), params.dtype));
   if (params.num_rows < 0) {
     return Refuse(kKernels.op, "rows", 0, params.num_rows);
   }

@@ -57,7 +57,7 @@ float SumOfSquaresAbout(float mean, const float* x, int64_t columns) {
   return TreeSum(rest);
 }
 
-void NormRows(const LayerNormParams& params, int64_t begin, int64_t end) {
+void NormRows(const LayerNormArgs& params, int64_t begin, int64_t end) {
   const int64_t columns = params.columns;
   for (int64_t t = begin; t < end; ++t) {
     float* x = params.x + t * columns;
@@ -97,7 +97,7 @@ namespace {
 HWY_EXPORT(NormRows);
 }  // namespace
 
-void LayerNormSimd(const LayerNormParams& params, CpuStream& stream) {
+void LayerNormSimd(const LayerNormArgs& params, CpuStream& stream) {
   ForRows(stream, params.num_rows, params.columns,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             HWY_DYNAMIC_DISPATCH(NormRows)(params, begin, end);

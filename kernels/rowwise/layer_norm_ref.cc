@@ -6,7 +6,7 @@
 
 namespace kvasir::kernels {
 
-void LayerNormReference(const LayerNormParams& params, CpuStream&) {
+void LayerNormReference(const LayerNormArgs& params, CpuStream&) {
   const int64_t m = params.columns;
   for (int64_t t = 0; t < params.num_rows; ++t) {
     float* x = params.x + t * m;

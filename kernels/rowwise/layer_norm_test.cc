@@ -33,7 +33,7 @@ struct Data {
 
 Data Norm(TestStream& test, const Case& c) {
   Data data(c);
-  LayerNormParams params;
+  LayerNormArgs params;
   params.x = data.x.data();
   params.residual = c.residual ? data.residual.data() : nullptr;
   params.weight = data.weight.data();
@@ -41,7 +41,8 @@ Data Norm(TestStream& test, const Case& c) {
   params.out = data.out.data();
   params.num_rows = c.rows;
   params.columns = c.columns;
-  KVASIR_EXPECT_OK(LayerNorm(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(
+      LayerNorm(test.stream(), OnDevice(params), test.workspace()));
   return data;
 }
 
@@ -101,29 +102,31 @@ TEST(LayerNormInPlaceTest, OutMayBeTheInput) {
   TestStream test;
   const Data apart = Norm(test, c);
   Data data(c);
-  LayerNormParams params;
+  LayerNormArgs params;
   params.x = params.out = data.x.data();
   params.weight = data.weight.data();
   params.bias = data.bias.data();
   params.num_rows = c.rows;
   params.columns = c.columns;
-  KVASIR_ASSERT_OK(LayerNorm(test.stream(), params, test.workspace()));
+  KVASIR_ASSERT_OK(
+      LayerNorm(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_TRUE(SameBits(apart.out, data.x));
 }
 
 TEST(LayerNormOnlyTest, TheAdditionAloneNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
   const std::vector<float> residual = {0.5f, -2.0f};
-  LayerNormParams params;
+  LayerNormArgs params;
   params.x = x.data();
   params.residual = residual.data();
   params.num_rows = 1;
   params.columns = 2;
   TestStream test;
-  KVASIR_ASSERT_OK(LayerNorm(test.stream(), params, test.workspace()));
+  KVASIR_ASSERT_OK(
+      LayerNorm(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ((std::vector<float>{1.5f, 0.0f}), x);
   params.columns = 0;
-  EXPECT_THAT(LayerNorm(test.stream(), params, test.workspace()),
+  EXPECT_THAT(LayerNorm(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("columns: want at least 1, have 0")));
 }

@@ -2,6 +2,9 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "kernels/rowwise/activation.h"
@@ -20,8 +23,6 @@ absl::Status RmsNorm(Stream& stream, const RmsNormParams& params,
                      Workspace& workspace);
 absl::Status LayerNorm(Stream& stream, const LayerNormParams& params,
                        Workspace& workspace);
-absl::Status Rope(Stream& stream, const RopeParams& params,
-                  Workspace& workspace);
 absl::Status SiluMul(Stream& stream, const SiluMulParams& params,
                      Workspace& workspace);
 absl::Status Activation(Stream& stream, const ActivationParams& params,
@@ -30,5 +31,20 @@ absl::Status AddRows(Stream& stream, const AddRowsParams& params,
                      Workspace& workspace);
 absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace);
+
+using PreparedRope = Prepared<RopeParams>;
+// Host memory, copied.
+struct RopeTables {
+  absl::Span<const RopeHead> q_heads;  // none: heads are alike
+  absl::Span<const RopeHead> k_heads;
+  // [rotary_dim / 2]; not looked at where the shape has them on the device.
+  absl::Span<const uint64_t> steps;
+};
+// `shape`: all but the rows of RopeParams, and no heads. INVALID_ARGUMENT for
+// heads and pairs that do not fit.
+absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
+                                     const RopeTables& tables);
+absl::Status Rope(Stream& stream, const PreparedRope& prepared,
+                  const RopeRows& rows, Workspace& workspace);
 
 }  // namespace kvasir::kernels

@@ -41,7 +41,7 @@ float SumOfSquares(const float* x, int64_t columns) {
   return TreeSum(rest);
 }
 
-void NormRows(const RmsNormParams& params, int64_t begin, int64_t end) {
+void NormRows(const RmsNormArgs& params, int64_t begin, int64_t end) {
   const int64_t columns = params.columns;
   for (int64_t t = begin; t < end; ++t) {
     float* x = params.x + t * columns;
@@ -74,7 +74,7 @@ namespace {
 HWY_EXPORT(NormRows);
 }  // namespace
 
-void RmsNormSimd(const RmsNormParams& params, CpuStream& stream) {
+void RmsNormSimd(const RmsNormArgs& params, CpuStream& stream) {
   ForRows(stream, params.num_rows, params.columns,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             HWY_DYNAMIC_DISPATCH(NormRows)(params, begin, end);

@@ -28,14 +28,14 @@ Result Norm(TestStream& test, const Case& c) {
       std::vector<float>(static_cast<size_t>(c.rows * c.columns), kPoison)};
   const auto residual = RandomFloats(c.rows * c.columns, 2);
   const auto weight = RandomFloats(c.columns, 3);
-  RmsNormParams params;
+  RmsNormArgs params;
   params.x = result.x.data();
   params.residual = c.residual ? residual.data() : nullptr;
   params.weight = weight.data();
   params.out = result.out.data();
   params.num_rows = c.rows;
   params.columns = c.columns;
-  KVASIR_EXPECT_OK(RmsNorm(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(RmsNorm(test.stream(), OnDevice(params), test.workspace()));
   return result;
 }
 
@@ -90,16 +90,16 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormTest,
 TEST(RmsNormOnlyTest, TheAdditionAloneNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
   const std::vector<float> residual = {0.5f, -2.0f};
-  RmsNormParams params;
+  RmsNormArgs params;
   params.x = x.data();
   params.residual = residual.data();
   params.num_rows = 1;
   params.columns = 2;
   TestStream test;
-  KVASIR_ASSERT_OK(RmsNorm(test.stream(), params, test.workspace()));
+  KVASIR_ASSERT_OK(RmsNorm(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ((std::vector<float>{1.5f, 0.0f}), x);
   params.columns = 0;
-  EXPECT_THAT(RmsNorm(test.stream(), params, test.workspace()),
+  EXPECT_THAT(RmsNorm(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("columns: want at least 1, have 0")));
 }

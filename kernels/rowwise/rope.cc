@@ -1,6 +1,9 @@
 #include "kernels/rowwise/rope.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
@@ -9,7 +12,7 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const RopeParams&, float*> kKernels = {
+constexpr OpKernels<RopeParams, DevicePtr<float>> kKernels = {
     "rope", &RopeReference, &RopeSimd};
 
 absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
@@ -41,23 +44,19 @@ absl::Status CheckHead(const RopeHead& head, const int32_t* known,
   return absl::OkStatus();
 }
 
-absl::Status CheckHeads(const RopeTensor& tensor, int64_t angles) {
-  for (int64_t h = 0; h < tensor.num_heads; ++h) {
-    const RopeHead& head = tensor.heads[h];
-    // Heads that share a list follow each other.
-    const bool same = h > 0 && head.num_pairs <= tensor.heads[h - 1].num_pairs;
-    KVASIR_RETURN_IF_ERROR(CheckHead(
-        head, same ? tensor.heads[h - 1].pairs : nullptr, tensor, angles));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckTensor(const RopeTensor& tensor, int64_t rotary_dim) {
+absl::Status CheckTensor(const RopeTensor& tensor,
+                         absl::Span<const RopeHead> heads, int64_t rotary_dim) {
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
-  if (tensor.num_heads == 0) return absl::OkStatus();
-  if (tensor.heads != nullptr) return CheckHeads(tensor, rotary_dim / 2);
+  const int32_t* known = nullptr;  // heads that share a list follow each other
+  for (size_t h = 0; h < heads.size(); ++h) {
+    const bool same = h > 0 && heads[h].num_pairs <= heads[h - 1].num_pairs;
+    KVASIR_RETURN_IF_ERROR(
+        CheckHead(heads[h], same ? known : nullptr, tensor, rotary_dim / 2));
+    known = heads[h].pairs;
+  }
+  if (!heads.empty() || tensor.num_heads == 0) return absl::OkStatus();
   if (tensor.head_dim < rotary_dim) {
     return Refuse(kKernels.op, "head_dim", rotary_dim, tensor.head_dim);
   }
@@ -65,6 +64,34 @@ absl::Status CheckTensor(const RopeTensor& tensor, int64_t rotary_dim) {
     return Refuse(kKernels.op, "row_stride", tensor.num_heads * tensor.head_dim,
                   tensor.row_stride);
   }
+  return absl::OkStatus();
+}
+
+// The heads with their lists, which are laid out one behind the other.
+absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
+                      RopeTensor* tensor) {
+  if (heads.empty()) return absl::OkStatus();
+  std::map<const int32_t*, int64_t> lists;  // and their lengths
+  for (const RopeHead& head : heads) {
+    if (head.pairs == nullptr) continue;
+    int64_t& length = lists[head.pairs];
+    length = std::max(length, head.num_pairs);
+  }
+  std::vector<int32_t> pairs;
+  for (auto& [list, length] : lists) {
+    const auto begin = static_cast<int64_t>(pairs.size());
+    pairs.insert(pairs.end(), list, list + length);
+    length = begin;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const DevicePtr<const int32_t> device_pairs,
+                          tables->Add<int32_t>(pairs));
+  std::vector<RopeHead> moved(heads.begin(), heads.end());
+  for (RopeHead& head : moved) {
+    if (head.pairs == nullptr) continue;
+    head.pairs = (device_pairs + lists[head.pairs]).device_address();
+  }
+  tensor->num_heads = static_cast<int64_t>(heads.size());
+  KVASIR_ASSIGN_OR_RETURN(tensor->heads, tables->Add<RopeHead>(moved));
   return absl::OkStatus();
 }
 
@@ -82,21 +109,49 @@ uint64_t RopeStep(double radians_per_position) {
   return (static_cast<uint64_t>(high) << 32) + static_cast<uint64_t>(low);
 }
 
-absl::Status Rope(Stream& stream, const RopeParams& params,
-                  Workspace& workspace) {
-  if (params.num_tokens < 0) {
-    return Refuse(kKernels.op, "tokens", 0, params.num_tokens);
-  }
-  if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0) {
+absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
+                                     const RopeTables& tables) {
+  KVASIR_RETURN_IF_ERROR(
+      CheckActivations(kKernels.op, device.kind(), shape.dtype));
+  if (shape.rotary_dim < 2 || shape.rotary_dim % 2 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("rope: rotary_dim: want an even number above 0, have ",
-                     params.rotary_dim));
+                     shape.rotary_dim));
   }
-  KVASIR_RETURN_IF_ERROR(CheckTensor(params.q, params.rotary_dim));
-  KVASIR_RETURN_IF_ERROR(CheckTensor(params.k, params.rotary_dim));
+  KVASIR_RETURN_IF_ERROR(
+      CheckTensor(shape.q, tables.q_heads, shape.rotary_dim));
+  KVASIR_RETURN_IF_ERROR(
+      CheckTensor(shape.k, tables.k_heads, shape.rotary_dim));
+  const auto angles = static_cast<int64_t>(tables.steps.size());
+  if (shape.steps == nullptr && angles < shape.rotary_dim / 2) {
+    return Refuse(kKernels.op, "steps", shape.rotary_dim / 2, angles);
+  }
+  PreparedRope prepared(&device);
+  prepared.params = shape;
+  KVASIR_RETURN_IF_ERROR(
+      AddHeads(tables.q_heads, &prepared.tables, &prepared.params.q));
+  KVASIR_RETURN_IF_ERROR(
+      AddHeads(tables.k_heads, &prepared.tables, &prepared.params.k));
+  if (shape.steps == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(prepared.params.steps,
+                            prepared.tables.Add(tables.steps));
+  }
+  return prepared;
+}
+
+absl::Status Rope(Stream& stream, const PreparedRope& prepared,
+                  const RopeRows& rows, Workspace& workspace) {
+  if (rows.num_tokens < 0) {
+    return Refuse(kKernels.op, "tokens", 0, rows.num_tokens);
+  }
+  RopeParams params = prepared.params;
+  params.q.data = rows.q;
+  params.k.data = rows.k;
+  params.positions = rows.positions;
+  params.num_tokens = rows.num_tokens;
   Workspace::Scope scope(&workspace);
-  float* scratch =
-      workspace.Take<float>(RopeScratch(params) * ScratchThreads(stream));
+  const DevicePtr<float> scratch = workspace.Take<float>(
+      RopeScratch(params.rotary_dim) * ScratchThreads(stream));
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
   return Launch(kKernels, stream, params, scratch);

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
+
 namespace kvasir::kernels {
 
 enum class RopePairing : uint8_t {
@@ -29,15 +32,16 @@ struct RopeHead {
 
 // One tensor to rotate: [T, heads, head_dim], or rows of heads that are not
 // alike. Numbers that belong to no pair stay.
-struct RopeTensor {
-  float* data = nullptr;   // null: nothing to rotate
-  int64_t row_stride = 0;  // elements from token to token
+template <template <typename> class Ptr>
+struct RopeTensorIn {
+  Ptr<float> data = nullptr;  // null: nothing to rotate
+  int64_t row_stride = 0;     // elements from token to token
   int64_t num_heads = 0;
   int64_t head_dim = 0;  // >= rotary_dim; what lies behind it stays
   // [num_heads]; null: head h begins at h * head_dim and turns all pairs by
   // their own angles. Heads that follow each other with the same `pairs` share
   // the look-ups.
-  const RopeHead* heads = nullptr;
+  Ptr<const RopeHead> heads = nullptr;
 };
 
 // For each token t and pair f: angle = steps[f] * positions[t] (mod 2^64),
@@ -46,23 +50,40 @@ struct RopeTensor {
 // pairs[i],
 //   (a, b) -> (a c - b s, b c + a s),
 // the first product of a sum fused, the second rounded.
-struct RopeParams {
-  RopeTensor q;
-  RopeTensor k;
-  int64_t num_tokens = 0;              // T
-  const int64_t* positions = nullptr;  // [T]
-  const uint64_t* steps = nullptr;     // [rotary_dim / 2]
-  int64_t rotary_dim = 0;              // even
+template <template <typename> class Ptr>
+struct RopeParamsIn {
+  RopeTensorIn<Ptr> q;
+  RopeTensorIn<Ptr> k;
+  int64_t num_tokens = 0;                  // T
+  Ptr<const int64_t> positions = nullptr;  // [T]
+  Ptr<const uint64_t> steps = nullptr;     // [rotary_dim / 2]
+  int64_t rotary_dim = 0;                  // even
   RopePairing pairing = RopePairing::kHalfSplit;
   float attention_factor = 1.0f;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(q.data, q.heads, k.data, k.heads, positions, steps);
+  }
+};
+using RopeTensor = RopeTensorIn<DevicePtr>;
+using RopeTensorArgs = RopeTensorIn<LaunchPtr>;
+using RopeParams = RopeParamsIn<DevicePtr>;
+using RopeArgs = RopeParamsIn<LaunchPtr>;
+
+// What a step gives.
+struct RopeRows {
+  DevicePtr<float> q;
+  DevicePtr<float> k;
+  DevicePtr<const int64_t> positions;  // [T]
+  int64_t num_tokens = 0;
 };
 
 class CpuStream;
-void RopeReference(const RopeParams& params, float* scratch, CpuStream& stream);
-void RopeSimd(const RopeParams& params, float* scratch, CpuStream& stream);
+void RopeReference(const RopeArgs& params, float* scratch, CpuStream& stream);
+void RopeSimd(const RopeArgs& params, float* scratch, CpuStream& stream);
 // Floats of scratch per thread: cosines, sines and quarters of one position.
-inline int64_t RopeScratch(const RopeParams& params) {
-  return params.rotary_dim / 2 * 3;
-}
+inline int64_t RopeScratch(int64_t rotary_dim) { return rotary_dim / 2 * 3; }
 
 }  // namespace kvasir::kernels

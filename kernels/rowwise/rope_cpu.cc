@@ -30,7 +30,7 @@ namespace {
 
 // Cosines and sines of one position; the remainders are made by integer
 // arithmetic in `cosines` first.
-void Angles(const RopeParams& params, int64_t position, uint32_t* quarters,
+void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
             float* cosines, float* sines) {
   const int64_t pairs = params.rotary_dim / 2;
   for (int64_t f = 0; f < pairs; ++f) {
@@ -186,7 +186,7 @@ void RotateHeads(RopePairing pairing, const RopeHead* heads, int64_t num_heads,
   }
 }
 
-void RotateChosen(const RopeTensor& tensor, RopePairing pairing,
+void RotateChosen(const RopeTensorArgs& tensor, RopePairing pairing,
                   const Turns& turns, float* row) {
   for (int64_t h = 0; h < tensor.num_heads;) {
     const RopeHead& head = tensor.heads[h];
@@ -200,7 +200,7 @@ void RotateChosen(const RopeTensor& tensor, RopePairing pairing,
   }
 }
 
-void RotateRow(const RopeTensor& tensor, const RopeParams& params, int64_t t,
+void RotateRow(const RopeTensorArgs& tensor, const RopeArgs& params, int64_t t,
                const Turns& turns) {
   if (tensor.data == nullptr) return;
   float* row = tensor.data + t * tensor.row_stride;
@@ -213,7 +213,7 @@ void RotateRow(const RopeTensor& tensor, const RopeParams& params, int64_t t,
   }
 }
 
-void RotateRows(const RopeParams& params, int64_t begin, int64_t end,
+void RotateRows(const RopeArgs& params, int64_t begin, int64_t end,
                 float* scratch) {
   const int64_t pairs = params.rotary_dim / 2;
   float* cosines = scratch;
@@ -236,7 +236,7 @@ namespace kvasir::kernels {
 namespace {
 HWY_EXPORT(RotateRows);
 
-int64_t NumbersPerRow(const RopeTensor& tensor) {
+int64_t NumbersPerRow(const RopeTensorArgs& tensor) {
   if (tensor.heads == nullptr) return tensor.num_heads * tensor.head_dim;
   int64_t numbers = 0;
   for (int64_t h = 0; h < tensor.num_heads; ++h) {
@@ -247,12 +247,13 @@ int64_t NumbersPerRow(const RopeTensor& tensor) {
 
 }  // namespace
 
-void RopeSimd(const RopeParams& params, float* scratch, CpuStream& stream) {
+void RopeSimd(const RopeArgs& params, float* scratch, CpuStream& stream) {
   const int64_t numbers = NumbersPerRow(params.q) + NumbersPerRow(params.k);
   ForRows(stream, params.num_tokens, numbers,
           [&](int64_t begin, int64_t end, int thread) {
             HWY_DYNAMIC_DISPATCH(RotateRows)
-            (params, begin, end, scratch + thread * RopeScratch(params));
+            (params, begin, end,
+             scratch + thread * RopeScratch(params.rotary_dim));
           });
 }
 

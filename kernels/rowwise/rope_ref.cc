@@ -27,7 +27,7 @@ void RotateHead(RopePairing pairing, const RopeHead& head, const Turns& turns,
   }
 }
 
-void Rotate(const RopeTensor& tensor, const RopeParams& params, int64_t t,
+void Rotate(const RopeTensorArgs& tensor, const RopeArgs& params, int64_t t,
             const Turns& turns) {
   if (tensor.data == nullptr) return;
   for (int64_t h = 0; h < tensor.num_heads; ++h) {
@@ -42,7 +42,7 @@ void Rotate(const RopeTensor& tensor, const RopeParams& params, int64_t t,
 
 }  // namespace
 
-void RopeReference(const RopeParams& params, float* scratch, CpuStream&) {
+void RopeReference(const RopeArgs& params, float* scratch, CpuStream&) {
   const int64_t pairs = params.rotary_dim / 2;
   float* cosines = scratch;
   float* sines = scratch + pairs;

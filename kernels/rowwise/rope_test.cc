@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/latents/ops.h"
+#include "base/status_macros.h"
 #include "kernels/rowwise/ops.h"
 #include "kernels/testing/op_test_util.h"
 
@@ -12,6 +12,30 @@ namespace kvasir::kernels {
 namespace {
 
 using ::testing::HasSubstr;
+
+// Prepares the op and runs it; heads and steps are host memory.
+absl::Status PrepareAndRun(TestStream& test, const RopeArgs& args) {
+  const auto heads = [](const RopeTensorArgs& tensor) {
+    return absl::Span<const RopeHead>(
+        tensor.heads,
+        tensor.heads != nullptr ? static_cast<size_t>(tensor.num_heads) : 0);
+  };
+  const RopeTables tables = {
+      heads(args.q),
+      heads(args.k),
+      {args.steps,
+       args.steps != nullptr ? static_cast<size_t>(args.rotary_dim / 2) : 0}};
+  RopeArgs shape = args;
+  shape.q.heads = nullptr;
+  shape.k.heads = nullptr;
+  shape.steps = nullptr;
+  KVASIR_ASSIGN_OR_RETURN(const PreparedRope rope,
+                          Prepare(test.device(), OnDevice(shape), tables));
+  return Rope(test.stream(), rope,
+              {OnDevice(args.q.data), OnDevice(args.k.data),
+               OnDevice(args.positions), args.num_tokens},
+              test.workspace());
+}
 
 struct Case {
   int64_t head_dim;
@@ -47,7 +71,7 @@ Tensors Rotate(TestStream& test, const Case& c) {
   for (const double frequency : Frequencies(c.rotary_dim)) {
     steps.push_back(RopeStep(frequency));
   }
-  RopeParams params;
+  RopeArgs params;
   params.q = {t.q.data(), 3 * c.head_dim + 5, 3, c.head_dim};
   params.k = {t.k.data(), 2 * c.head_dim, 2, c.head_dim};
   params.num_tokens = tokens;
@@ -56,7 +80,7 @@ Tensors Rotate(TestStream& test, const Case& c) {
   params.rotary_dim = c.rotary_dim;
   params.pairing = c.pairing;
   params.attention_factor = c.factor;
-  KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(PrepareAndRun(test, params));
   return t;
 }
 
@@ -226,7 +250,7 @@ TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
                             RandomFloats(tokens * heads.k_stride, 6)};
     const auto rotate = [&](TestStream& test) {
       Tensors t = before;
-      RopeParams params;
+      RopeArgs params;
       params.q = {t.q.data(), heads.q_stride,
                   static_cast<int64_t>(heads.q.size()), 0, heads.q.data()};
       params.k = {t.k.data(), heads.k_stride,
@@ -236,7 +260,7 @@ TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
       params.steps = steps.data();
       params.rotary_dim = kRotary;
       params.pairing = turned.pairing;
-      KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
+      KVASIR_EXPECT_OK(PrepareAndRun(test, params));
       return t;
     };
     TestStream reference(1, CpuBackend::kReference);
@@ -276,40 +300,44 @@ TEST(RopeStepTest, IsTheFractionOfATurn) {
 
 TEST(RopeRefusalTest, NamesWhatIsWrong) {
   TestStream test;
-  RopeParams params;
+  const uint64_t steps[4] = {};
+  RopeArgs params;
+  params.steps = steps;
   params.rotary_dim = 7;
-  EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
+  EXPECT_THAT(PrepareAndRun(test, params),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("want an even number above 0, have 7")));
   params.rotary_dim = 8;
   params.q = {nullptr, 100, 2, 6};
-  EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
+  EXPECT_THAT(PrepareAndRun(test, params),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("head_dim: want at least 8, have 6")));
   const RopeHead head = {90, 6, nullptr};
   params.q = {nullptr, 100, 1, 0, &head};
-  EXPECT_THAT(Rope(test.stream(), params, test.workspace()),
+  EXPECT_THAT(PrepareAndRun(test, params),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("row_stride: want at least 102")));
 }
 
 TEST(RopeRefusalTest, NamesAnglesThatThereAreNot) {
   TestStream test;
-  RopeParams params;
+  const uint64_t steps[4] = {};
+  RopeArgs params;
+  params.steps = steps;
   params.rotary_dim = 8;
   const int32_t pairs[] = {0, 3, 1, 4};
   RopeHead heads[] = {{0, 3, pairs}, {6, 4, pairs}};
   params.q = {nullptr, 100, 2, 0, heads};
   const auto expect = [&](const char* why) {
     EXPECT_THAT(
-        Rope(test.stream(), params, test.workspace()),
+        PrepareAndRun(test, params),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   expect("angle of a pair: want 0 to 3, have 4");
   heads[1] = {6, 5, nullptr};
   expect("pairs without a list: want 0 to 4, have 5");
   heads[1].num_pairs = 4;
-  KVASIR_EXPECT_OK(Rope(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(PrepareAndRun(test, params));
 }
 
 }  // namespace

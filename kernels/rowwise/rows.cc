@@ -4,32 +4,31 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const AddRowsParams&> kAddRows = {
-    "add_rows", &AddRowsReference, &AddRowsSimd};
-constexpr OpKernels<const GatherRowsParams&> kGatherRows = {
+constexpr OpKernels<AddRowsParams> kAddRows = {"add_rows", &AddRowsReference,
+                                               &AddRowsSimd};
+constexpr OpKernels<GatherRowsParams> kGatherRows = {
     "gather_rows", &GatherRowsReference, &GatherRowsSimd};
 
-absl::Status CheckSizes(const char* op, int64_t num_rows, int64_t columns) {
-  if (num_rows < 0) return Refuse(op, "rows", 0, num_rows);
-  if (columns < 0) return Refuse(op, "columns", 0, columns);
-  return absl::OkStatus();
+template <typename Params>
+absl::Status Check(const char* op, const Stream& stream, const Params& params) {
+  if (params.num_rows < 0) return Refuse(op, "rows", 0, params.num_rows);
+  if (params.columns < 0) return Refuse(op, "columns", 0, params.columns);
+  return CheckActivations(op, stream.device(), params.dtype);
 }
 
 }  // namespace
 
 absl::Status AddRows(Stream& stream, const AddRowsParams& params,
                      Workspace& workspace) {
-  const absl::Status sizes =
-      CheckSizes(kAddRows.op, params.num_rows, params.columns);
-  if (!sizes.ok() || workspace.counting()) return sizes;
+  const absl::Status checked = Check(kAddRows.op, stream, params);
+  if (!checked.ok() || workspace.counting()) return checked;
   return Launch(kAddRows, stream, params);
 }
 
 absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace) {
-  const absl::Status sizes =
-      CheckSizes(kGatherRows.op, params.num_rows, params.columns);
-  if (!sizes.ok() || workspace.counting()) return sizes;
+  const absl::Status checked = Check(kGatherRows.op, stream, params);
+  if (!checked.ok() || workspace.counting()) return checked;
   return Launch(kGatherRows, stream, params);
 }
 

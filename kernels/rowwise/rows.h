@@ -3,33 +3,54 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
+
 namespace kvasir::kernels {
 
 // y[t, i] += x[t, i]. x_row_stride 0 adds one row (a bias) to all.
-struct AddRowsParams {
-  float* y = nullptr;        // [T, N]
-  int64_t y_row_stride = 0;  // in elements
-  const float* x = nullptr;  // [T, N] or [N]
-  int64_t x_row_stride = 0;  // in elements
+template <template <typename> class Ptr>
+struct AddRowsParamsIn {
+  Ptr<float> y = nullptr;        // [T, N]
+  int64_t y_row_stride = 0;      // in elements
+  Ptr<const float> x = nullptr;  // [T, N] or [N]
+  int64_t x_row_stride = 0;      // in elements
   int64_t num_rows = 0;
   int64_t columns = 0;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(y, x);
+  }
 };
+using AddRowsParams = AddRowsParamsIn<DevicePtr>;
+using AddRowsArgs = AddRowsParamsIn<LaunchPtr>;
 
 // out[t, :] = x[rows[t], :]; a null `rows` copies row t.
-struct GatherRowsParams {
-  const float* x = nullptr;
-  int64_t x_row_stride = 0;       // in elements
-  const int32_t* rows = nullptr;  // [T]
-  float* out = nullptr;           // [T, N], not overlapping x
-  int64_t out_row_stride = 0;     // in elements
+template <template <typename> class Ptr>
+struct GatherRowsParamsIn {
+  Ptr<const float> x = nullptr;
+  int64_t x_row_stride = 0;           // in elements
+  Ptr<const int32_t> rows = nullptr;  // [T]
+  Ptr<float> out = nullptr;           // [T, N], not overlapping x
+  int64_t out_row_stride = 0;         // in elements
   int64_t num_rows = 0;
   int64_t columns = 0;
+  DType dtype = DType::kF32;  // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(x, rows, out);
+  }
 };
+using GatherRowsParams = GatherRowsParamsIn<DevicePtr>;
+using GatherRowsArgs = GatherRowsParamsIn<LaunchPtr>;
 
 class CpuStream;
-void AddRowsReference(const AddRowsParams& params, CpuStream& stream);
-void AddRowsSimd(const AddRowsParams& params, CpuStream& stream);
-void GatherRowsReference(const GatherRowsParams& params, CpuStream& stream);
-void GatherRowsSimd(const GatherRowsParams& params, CpuStream& stream);
+void AddRowsReference(const AddRowsArgs& params, CpuStream& stream);
+void AddRowsSimd(const AddRowsArgs& params, CpuStream& stream);
+void GatherRowsReference(const GatherRowsArgs& params, CpuStream& stream);
+void GatherRowsSimd(const GatherRowsArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

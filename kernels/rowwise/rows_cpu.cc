@@ -15,7 +15,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-void Add(const AddRowsParams& params, int64_t begin, int64_t end) {
+void Add(const AddRowsArgs& params, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
     float* y = params.y + t * params.y_row_stride;
     const float* x = params.x + t * params.x_row_stride;
@@ -38,14 +38,14 @@ namespace {
 HWY_EXPORT(Add);
 }  // namespace
 
-void AddRowsSimd(const AddRowsParams& params, CpuStream& stream) {
+void AddRowsSimd(const AddRowsArgs& params, CpuStream& stream) {
   ForRows(stream, params.num_rows, params.columns,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             HWY_DYNAMIC_DISPATCH(Add)(params, begin, end);
           });
 }
 
-void GatherRowsSimd(const GatherRowsParams& params, CpuStream& stream) {
+void GatherRowsSimd(const GatherRowsArgs& params, CpuStream& stream) {
   ForRows(stream, params.num_rows, params.columns,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             for (int64_t t = begin; t < end; ++t) {

@@ -5,7 +5,7 @@
 
 namespace kvasir::kernels {
 
-void AddRowsReference(const AddRowsParams& params, CpuStream&) {
+void AddRowsReference(const AddRowsArgs& params, CpuStream&) {
   for (int64_t t = 0; t < params.num_rows; ++t) {
     float* y = params.y + t * params.y_row_stride;
     const float* x = params.x + t * params.x_row_stride;
@@ -13,7 +13,7 @@ void AddRowsReference(const AddRowsParams& params, CpuStream&) {
   }
 }
 
-void GatherRowsReference(const GatherRowsParams& params, CpuStream&) {
+void GatherRowsReference(const GatherRowsArgs& params, CpuStream&) {
   for (int64_t t = 0; t < params.num_rows; ++t) {
     const int64_t row = params.rows != nullptr ? params.rows[t] : t;
     std::memcpy(params.out + t * params.out_row_stride,

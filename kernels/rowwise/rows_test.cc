@@ -16,9 +16,10 @@ TEST(AddRowsTest, AddsRowsOrOneBiasToAllOnEveryBackEnd) {
   const auto x = RandomFloats(kRows * kColumns, 2);
   const auto run = [&](TestStream& test, int64_t x_stride) {
     std::vector<float> y = start;
-    AddRowsParams params = {y.data(), kStride, x.data(),
-                            x_stride, kRows,   kColumns};
-    KVASIR_EXPECT_OK(AddRows(test.stream(), params, test.workspace()));
+    AddRowsArgs params = {y.data(), kStride, x.data(),
+                          x_stride, kRows,   kColumns};
+    KVASIR_EXPECT_OK(
+        AddRows(test.stream(), OnDevice(params), test.workspace()));
     return y;
   };
   TestStream reference(1, CpuBackend::kReference);
@@ -44,9 +45,10 @@ TEST(GatherRowsTest, CopiesTheNamedRowsInOrder) {
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(2, backend);
     std::vector<float> out(60 * 501, kPoison);
-    GatherRowsParams params = {x.data(), kColumns, rows.data(), out.data(),
-                               501,      60,       kColumns};
-    KVASIR_ASSERT_OK(GatherRows(test.stream(), params, test.workspace()));
+    GatherRowsArgs params = {x.data(), kColumns, rows.data(), out.data(),
+                             501,      60,       kColumns};
+    KVASIR_ASSERT_OK(
+        GatherRows(test.stream(), OnDevice(params), test.workspace()));
     for (size_t t = 0; t < 60; ++t) {
       for (size_t i = 0; i < kColumns; ++i) {
         ASSERT_EQ(x[static_cast<size_t>(rows[t]) * kColumns + i],
@@ -70,8 +72,9 @@ TEST(GatherRowsTest, IndexesPastTwoToThe31Elements) {
   const int32_t row = kRow;
   float out[4] = {};
   TestStream test;
-  GatherRowsParams params = {memory.get(), kStride, &row, out, 4, 1, 4};
-  KVASIR_ASSERT_OK(GatherRows(test.stream(), params, test.workspace()));
+  GatherRowsArgs params = {memory.get(), kStride, &row, out, 4, 1, 4};
+  KVASIR_ASSERT_OK(
+      GatherRows(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ(5.0f, out[3]);
 }
 

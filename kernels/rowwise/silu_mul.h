@@ -3,18 +3,30 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/dtype.h"
+
 namespace kvasir::kernels {
 
 // out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i], silu(g) = g/(1+exp(-g)).
-struct SiluMulParams {
-  const float* gate_up = nullptr;  // [T, 2F]
-  float* out = nullptr;            // [T, F]
-  int64_t num_rows = 0;            // T
-  int64_t features = 0;            // F
+template <template <typename> class Ptr>
+struct SiluMulParamsIn {
+  Ptr<const float> gate_up = nullptr;  // [T, 2F]
+  Ptr<float> out = nullptr;            // [T, F]
+  int64_t num_rows = 0;                // T
+  int64_t features = 0;                // F
+  DType dtype = DType::kF32;           // of activations
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(gate_up, out);
+  }
 };
+using SiluMulParams = SiluMulParamsIn<DevicePtr>;
+using SiluMulArgs = SiluMulParamsIn<LaunchPtr>;
 
 class CpuStream;
-void SiluMulReference(const SiluMulParams& params, CpuStream& stream);
-void SiluMulSimd(const SiluMulParams& params, CpuStream& stream);
+void SiluMulReference(const SiluMulArgs& params, CpuStream& stream);
+void SiluMulSimd(const SiluMulArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

@@ -13,7 +13,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-void MultiplyRows(const SiluMulParams& params, int64_t begin, int64_t end) {
+void MultiplyRows(const SiluMulArgs& params, int64_t begin, int64_t end) {
   const int64_t features = params.features;
   for (int64_t t = begin; t < end; ++t) {
     const float* gate = params.gate_up + t * 2 * features;
@@ -39,7 +39,7 @@ namespace {
 HWY_EXPORT(MultiplyRows);
 }  // namespace
 
-void SiluMulSimd(const SiluMulParams& params, CpuStream& stream) {
+void SiluMulSimd(const SiluMulArgs& params, CpuStream& stream) {
   // An exponential and a division: about as long as four plain numbers.
   ForRows(stream, params.num_rows, 4 * params.features,
           [&](int64_t begin, int64_t end, int /*thread*/) {

@@ -4,7 +4,7 @@
 
 namespace kvasir::kernels {
 
-void SiluMulReference(const SiluMulParams& params, CpuStream&) {
+void SiluMulReference(const SiluMulArgs& params, CpuStream&) {
   const int64_t features = params.features;
   for (int64_t t = 0; t < params.num_rows; ++t) {
     const float* gate = params.gate_up + t * 2 * features;

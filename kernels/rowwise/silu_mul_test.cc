@@ -11,8 +11,8 @@ namespace {
 std::vector<float> Gate(TestStream& test, int64_t rows, int64_t features,
                         const std::vector<float>& gate_up) {
   std::vector<float> out(static_cast<size_t>(rows * features), kPoison);
-  SiluMulParams params = {gate_up.data(), out.data(), rows, features};
-  KVASIR_EXPECT_OK(SiluMul(test.stream(), params, test.workspace()));
+  SiluMulArgs params = {gate_up.data(), out.data(), rows, features};
+  KVASIR_EXPECT_OK(SiluMul(test.stream(), OnDevice(params), test.workspace()));
   return out;
 }
 

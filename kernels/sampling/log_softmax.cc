@@ -11,7 +11,7 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const LogSoftmaxParams&> kKernels = {
+constexpr OpKernels<LogSoftmaxParams> kKernels = {
     "log_softmax", &LogSoftmaxReference, &LogSoftmaxSimd};
 
 }  // namespace
@@ -28,7 +28,7 @@ float LogProbability(float logit, const LogSoftmaxState& state) {
                             std::log(static_cast<double>(state.sum)));
 }
 
-void LogSoftmaxRows(const LogSoftmaxParams& params, int64_t begin, int64_t end,
+void LogSoftmaxRows(const LogSoftmaxArgs& params, int64_t begin, int64_t end,
                     LogitBlockFunction add_block) {
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
   for (int64_t t = begin; t < end; ++t) {

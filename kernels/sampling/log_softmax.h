@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+
 namespace kvasir::kernels {
 
 // The running result of a row, kept by the caller between chunks.
@@ -22,17 +24,25 @@ inline constexpr int64_t kVocabBlock = 1024;
 // logprobs[t] = logit(target) - max - log(sum). A target outside [0, vocab) has
 // log probability -infinity. In a row with a logit that is not finite, the log
 // probability is not finite either, whatever the target.
-struct LogSoftmaxParams {
-  const float* logits = nullptr;  // [T, vocab_count]
-  int64_t row_stride = 0;         // in elements
-  int64_t num_rows = 0;           // T
+template <template <typename> class Ptr>
+struct LogSoftmaxParamsIn {
+  Ptr<const float> logits = nullptr;  // [T, vocab_count]
+  int64_t row_stride = 0;             // in elements
+  int64_t num_rows = 0;               // T
   int64_t vocab_begin = 0;
   int64_t vocab_count = 0;
   bool last = true;
-  const int32_t* targets = nullptr;  // [T]
-  LogSoftmaxState* state = nullptr;  // [T]
-  float* logprobs = nullptr;         // [T], written with `last`
+  Ptr<const int32_t> targets = nullptr;  // [T]
+  Ptr<LogSoftmaxState> state = nullptr;  // [T]
+  Ptr<float> logprobs = nullptr;         // [T], written with `last`
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(logits, targets, state, logprobs);
+  }
 };
+using LogSoftmaxParams = LogSoftmaxParamsIn<DevicePtr>;
+using LogSoftmaxArgs = LogSoftmaxParamsIn<LaunchPtr>;
 
 // Steps that back ends and the sampler share. A block is at most kVocabBlock
 // logits: 16 lanes of maxima, then of sums of exp(logit - max), merged into the
@@ -45,11 +55,11 @@ void AddLogitBlockSimd(const float* logits, int64_t count,
                        LogSoftmaxState* state);
 void MergeLogitBlock(float block_max, float block_sum, LogSoftmaxState* state);
 float LogProbability(float logit, const LogSoftmaxState& state);
-void LogSoftmaxRows(const LogSoftmaxParams& params, int64_t begin, int64_t end,
+void LogSoftmaxRows(const LogSoftmaxArgs& params, int64_t begin, int64_t end,
                     LogitBlockFunction add_block);
 
 class CpuStream;
-void LogSoftmaxReference(const LogSoftmaxParams& params, CpuStream& stream);
-void LogSoftmaxSimd(const LogSoftmaxParams& params, CpuStream& stream);
+void LogSoftmaxReference(const LogSoftmaxArgs& params, CpuStream& stream);
+void LogSoftmaxSimd(const LogSoftmaxArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

@@ -72,7 +72,7 @@ void AddLogitBlockSimd(const float* logits, int64_t count,
   HWY_DYNAMIC_DISPATCH(AddBlock)(logits, count, state);
 }
 
-void LogSoftmaxSimd(const LogSoftmaxParams& params, CpuStream& stream) {
+void LogSoftmaxSimd(const LogSoftmaxArgs& params, CpuStream& stream) {
   ForRows(stream, params.num_rows, params.vocab_count,
           [&](int64_t begin, int64_t end, int /*thread*/) {
             LogSoftmaxRows(params, begin, end, &AddLogitBlockSimd);

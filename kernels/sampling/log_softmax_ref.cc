@@ -29,7 +29,7 @@ void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state) {
   MergeLogitBlock(block_max, TreeSum(lanes), state);
 }
 
-void LogSoftmaxReference(const LogSoftmaxParams& params, CpuStream&) {
+void LogSoftmaxReference(const LogSoftmaxArgs& params, CpuStream&) {
   LogSoftmaxRows(params, 0, params.num_rows, &AddLogitBlock);
 }
 

@@ -20,7 +20,7 @@ std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
   std::vector<float> out(targets.size(), kPoison);
   std::vector<LogSoftmaxState> state(targets.size());
   for (int64_t begin = 0; begin < vocab; begin += chunk) {
-    LogSoftmaxParams params;
+    LogSoftmaxArgs params;
     params.logits = logits.data() + begin;
     params.row_stride = vocab;
     params.num_rows = static_cast<int64_t>(targets.size());
@@ -30,7 +30,8 @@ std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
     params.targets = targets.data();
     params.state = state.data();
     params.logprobs = out.data();
-    KVASIR_EXPECT_OK(LogSoftmax(test.stream(), params, test.workspace()));
+    KVASIR_EXPECT_OK(
+        LogSoftmax(test.stream(), OnDevice(params), test.workspace()));
   }
   return out;
 }
@@ -106,11 +107,11 @@ TEST(LogSoftmaxEdgeTest, ALogitThatIsNotFiniteShowsInItsRowAlone) {
 
 TEST(LogSoftmaxEdgeTest, RefusesChunksCutElsewhere) {
   TestStream test;
-  LogSoftmaxParams params;
+  LogSoftmaxArgs params;
   params.vocab_begin = 1024;
   params.vocab_count = 1000;
   params.last = false;
-  EXPECT_THAT(LogSoftmax(test.stream(), params, test.workspace()),
+  EXPECT_THAT(LogSoftmax(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("[1024, 2024)")));
 }

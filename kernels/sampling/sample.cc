@@ -7,9 +7,9 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<const SampleParams&, void*> kSample = {
+constexpr OpKernels<SampleParams, DevicePtr<void>> kSample = {
     "sample", &SampleReference, &SampleSimd};
-constexpr OpKernels<const CountTokensParams&> kCountTokens = {
+constexpr OpKernels<CountTokensParams> kCountTokens = {
     "count_tokens", &CountTokensReference, &CountTokensReference};
 
 }  // namespace
@@ -26,11 +26,11 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
                      params.max_top));
   }
   Workspace::Scope scope(&workspace);
-  char* scratch =
-      workspace.Take<char>(SampleScratchBytes(params, ScratchThreads(stream)));
+  const DevicePtr<char> scratch = workspace.Take<char>(
+      SampleScratchBytes(params.vocab, ScratchThreads(stream)));
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
-  return Launch(kSample, stream, params, static_cast<void*>(scratch));
+  return Launch(kSample, stream, params, scratch);
 }
 
 absl::Status CountTokens(Stream& stream, const CountTokensParams& params,

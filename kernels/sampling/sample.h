@@ -3,10 +3,13 @@
 
 #include <cstdint>
 
+#include "kernels/device/device_ptr.h"
+
 namespace kvasir::kernels {
 
-// What one row asks for. Pointers are device memory; null: not used.
-struct SampleRow {
+// What one row asks for. Null: not used.
+template <template <typename> class Ptr>
+struct SampleRowIn {
   float temperature = 1.0f;  // 0: greedy
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;        // 1: off
@@ -17,18 +20,18 @@ struct SampleRow {
   float presence_penalty = 0.0f;   // subtracted once for ids in the output
   float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
   // How often each id occurs, [V]. The op adds the sampled id to the output's.
-  const int32_t* prompt_counts = nullptr;
-  int32_t* output_counts = nullptr;
+  Ptr<const int32_t> prompt_counts = nullptr;
+  Ptr<int32_t> output_counts = nullptr;
   // biases[i] is added to the logit of bias_ids[i]; ids outside [0, V) are
   // skipped.
-  const int32_t* bias_ids = nullptr;
-  const float* biases = nullptr;
+  Ptr<const int32_t> bias_ids = nullptr;
+  Ptr<const float> biases = nullptr;
   int32_t num_biases = 0;
-  const int32_t* banned_ids = nullptr;  // must not be sampled
+  Ptr<const int32_t> banned_ids = nullptr;  // must not be sampled
   int32_t num_banned = 0;
   // Bit id % 32 of word id / 32 is set for ids that may be sampled,
   // [ceil(V / 32)].
-  const uint32_t* allow_mask = nullptr;
+  Ptr<const uint32_t> allow_mask = nullptr;
   // One uniform number: Philox keyed by seed, at (sample_index, position).
   uint64_t seed = 0;
   uint32_t sample_index = 0;
@@ -37,6 +40,8 @@ struct SampleRow {
   // -1: none at all.
   int32_t num_logprobs = -1;
 };
+using SampleRow = SampleRowIn<DevicePtr>;
+using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
 // Ids of rows without a token.
 inline constexpr int32_t kNoTokenAllowed = -1;
@@ -57,35 +62,51 @@ inline constexpr int32_t kLogitNotFinite = -2;
 // Log probabilities are those of the model: log-softmax of the raw logits,
 // before penalties, masks and temperature. The top list is ordered the same
 // way, entries beyond num_logprobs are -1 and 0.
-struct SampleParams {
-  const float* logits = nullptr;    // [B, V]
-  int64_t row_stride = 0;           // in elements
-  int64_t num_rows = 0;             // B
-  int64_t vocab = 0;                // V
-  const SampleRow* rows = nullptr;  // [B]
-  int32_t* token_ids = nullptr;     // [B]
-  float* logprobs = nullptr;        // [B]; 0 where num_logprobs is -1
-  int64_t max_top = 0;              // Ntop >= every row's num_logprobs
-  int32_t* top_ids = nullptr;       // [B, Ntop]; may be null when Ntop is 0
-  float* top_logprobs = nullptr;    // [B, Ntop]
+template <template <typename> class Ptr>
+struct SampleParamsIn {
+  Ptr<const float> logits = nullptr;           // [B, V]
+  int64_t row_stride = 0;                      // in elements
+  int64_t num_rows = 0;                        // B
+  int64_t vocab = 0;                           // V
+  Ptr<const SampleRowIn<Ptr>> rows = nullptr;  // [B]
+  Ptr<int32_t> token_ids = nullptr;            // [B]
+  Ptr<float> logprobs = nullptr;      // [B]; 0 where num_logprobs is -1
+  int64_t max_top = 0;                // Ntop >= every row's num_logprobs
+  Ptr<int32_t> top_ids = nullptr;     // [B, Ntop]; may be null when Ntop is 0
+  Ptr<float> top_logprobs = nullptr;  // [B, Ntop]
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(logits, rows, token_ids, logprobs, top_ids, top_logprobs);
+  }
 };
+using SampleParams = SampleParamsIn<DevicePtr>;
+using SampleArgs = SampleParamsIn<LaunchPtr>;
 
 class CpuStream;
-void SampleReference(const SampleParams& params, void* scratch,
+void SampleReference(const SampleArgs& params, void* scratch,
                      CpuStream& stream);
-void SampleSimd(const SampleParams& params, void* scratch, CpuStream& stream);
+void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
 // Bytes of scratch that either takes for `threads` threads.
-int64_t SampleScratchBytes(const SampleParams& params, int threads);
+int64_t SampleScratchBytes(int64_t vocab, int threads);
 
 // counts[ids[i]] += 1 for each i: fills a table of SampleRow from a history.
-struct CountTokensParams {
-  const int32_t* ids = nullptr;  // ids outside [0, V) are skipped
+template <template <typename> class Ptr>
+struct CountTokensParamsIn {
+  Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  int32_t* counts = nullptr;  // [V]
+  Ptr<int32_t> counts = nullptr;  // [V]
   int64_t vocab = 0;
   bool clear = false;  // set all counts to 0 first
-};
 
-void CountTokensReference(const CountTokensParams& params, CpuStream& stream);
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(ids, counts);
+  }
+};
+using CountTokensParams = CountTokensParamsIn<DevicePtr>;
+using CountTokensArgs = CountTokensParamsIn<LaunchPtr>;
+
+void CountTokensReference(const CountTokensArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

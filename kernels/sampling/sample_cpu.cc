@@ -90,7 +90,7 @@ void ExpAllSimd(const float* x, int64_t count, float max, float temperature,
 }
 }  // namespace
 
-void SampleSimd(const SampleParams& params, void* scratch, CpuStream& stream) {
+void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream) {
   const SampleLoops loops = {&AllFiniteSimd, &AddLogitBlockSimd, &ArgMaxSimd,
                              &ExpAllSimd};
   ForRows(stream, params.num_rows, params.vocab,

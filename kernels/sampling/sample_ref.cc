@@ -33,14 +33,14 @@ void ExpAll(const float* x, int64_t count, float max, float temperature,
 
 }  // namespace
 
-void SampleReference(const SampleParams& params, void* scratch, CpuStream&) {
+void SampleReference(const SampleArgs& params, void* scratch, CpuStream&) {
   const SampleLoops loops = {&AllFinite, &AddLogitBlock, &ArgMax, &ExpAll};
   for (int64_t i = 0; i < params.num_rows; ++i) {
     SampleOneRow(params, i, SampleScratch::Of(scratch, params.vocab, 0), loops);
   }
 }
 
-void CountTokensReference(const CountTokensParams& params, CpuStream&) {
+void CountTokensReference(const CountTokensArgs& params, CpuStream&) {
   if (params.clear) std::fill_n(params.counts, params.vocab, 0);
   for (int64_t i = 0; i < params.num_ids; ++i) {
     const int64_t id = params.ids[i];

@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-void ApplyPenalties(const SampleRow& row, int64_t vocab, float* logits) {
+void ApplyPenalties(const SampleRowArgs& row, int64_t vocab, float* logits) {
   const bool repetition = row.repetition_penalty != 1.0f &&
                           (row.prompt_counts || row.output_counts);
   const bool output =
@@ -34,14 +34,14 @@ void ApplyPenalties(const SampleRow& row, int64_t vocab, float* logits) {
   }
 }
 
-void ApplyBiases(const SampleRow& row, int64_t vocab, float* logits) {
+void ApplyBiases(const SampleRowArgs& row, int64_t vocab, float* logits) {
   for (int32_t i = 0; i < row.num_biases; ++i) {
     const int64_t id = row.bias_ids[i];
     if (id >= 0 && id < vocab) logits[id] = logits[id] + row.biases[i];
   }
 }
 
-void ApplyBans(const SampleRow& row, int64_t vocab, float* logits) {
+void ApplyBans(const SampleRowArgs& row, int64_t vocab, float* logits) {
   for (int32_t i = 0; i < row.num_banned; ++i) {
     const int64_t id = row.banned_ids[i];
     if (id >= 0 && id < vocab) logits[id] = kLowest;
@@ -84,7 +84,7 @@ class Descending {
   const int64_t count_;
 };
 
-double Uniform(const SampleRow& row) {
+double Uniform(const SampleRowArgs& row) {
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(row.seed),
                        base::PhiloxCounterOf(row.position, row.sample_index));
@@ -94,7 +94,7 @@ double Uniform(const SampleRow& row) {
 
 // Draws from the ids that can be drawn at all, `weights` being exp of the
 // scaled logits, 1 for the largest; kNoTokenAllowed when no weight is above 0.
-int32_t Draw(const SampleRow& row, int64_t vocab,
+int32_t Draw(const SampleRowArgs& row, int64_t vocab,
              const SampleScratch& scratch) {
   int64_t count = 0;
   double total = 0.0;
@@ -164,7 +164,7 @@ int32_t Draw(const SampleRow& row, int64_t vocab,
   return order.Taken(limit - 1);  // the sums differ in rounding
 }
 
-int32_t Choose(const SampleRow& row, int64_t vocab,
+int32_t Choose(const SampleRowArgs& row, int64_t vocab,
                const SampleScratch& scratch, const SampleLoops& loops) {
   const int64_t best = loops.arg_max(scratch.logits, vocab);
   if (best < 0) {
@@ -183,9 +183,9 @@ int32_t Choose(const SampleRow& row, int64_t vocab,
   return drawn >= 0 ? drawn : static_cast<int32_t>(best);
 }
 
-void WriteLogprobs(const SampleParams& params, int64_t index, int32_t token,
+void WriteLogprobs(const SampleArgs& params, int64_t index, int32_t token,
                    const SampleScratch& scratch, const SampleLoops& loops) {
-  const SampleRow& row = params.rows[index];
+  const SampleRowArgs& row = params.rows[index];
   const int64_t want = std::max<int64_t>(row.num_logprobs, 0);
   for (int64_t i = want; i < params.max_top; ++i) {
     params.top_ids[index * params.max_top + i] = -1;
@@ -217,9 +217,9 @@ void WriteLogprobs(const SampleParams& params, int64_t index, int32_t token,
 
 }  // namespace
 
-void SampleOneRow(const SampleParams& params, int64_t index,
+void SampleOneRow(const SampleArgs& params, int64_t index,
                   const SampleScratch& scratch, const SampleLoops& loops) {
-  const SampleRow& row = params.rows[index];
+  const SampleRowArgs& row = params.rows[index];
   const float* const logits = params.logits + index * params.row_stride;
   int32_t token = kLogitNotFinite;
   if (loops.all_finite(logits, params.vocab)) {
@@ -234,8 +234,8 @@ void SampleOneRow(const SampleParams& params, int64_t index,
   if (token >= 0 && row.output_counts != nullptr) ++row.output_counts[token];
 }
 
-int64_t SampleScratchBytes(const SampleParams& params, int threads) {
-  return SampleScratch::Bytes(params.vocab) * threads;
+int64_t SampleScratchBytes(int64_t vocab, int threads) {
+  return SampleScratch::Bytes(vocab) * threads;
 }
 
 }  // namespace kvasir::kernels

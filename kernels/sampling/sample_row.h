@@ -34,7 +34,7 @@ struct SampleScratch {
   }
 };
 
-void SampleOneRow(const SampleParams& params, int64_t row,
+void SampleOneRow(const SampleArgs& params, int64_t row,
                   const SampleScratch& scratch, const SampleLoops& loops);
 
 }  // namespace kvasir::kernels

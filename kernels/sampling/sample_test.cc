@@ -29,13 +29,13 @@ struct Sampled {
 };
 
 Sampled Draw(TestStream& test, const std::vector<float>& logits,
-             const std::vector<SampleRow>& rows, int64_t max_top = 0) {
+             const std::vector<SampleRowArgs>& rows, int64_t max_top = 0) {
   Sampled out;
   out.ids.assign(rows.size(), -7);
   out.logprobs.assign(rows.size(), kPoison);
   out.top_ids.assign(rows.size() * static_cast<size_t>(max_top), -7);
   out.top_logprobs.assign(rows.size() * static_cast<size_t>(max_top), kPoison);
-  SampleParams params;
+  SampleArgs params;
   params.logits = logits.data();
   params.num_rows = static_cast<int64_t>(rows.size());
   params.vocab = static_cast<int64_t>(logits.size() / rows.size());
@@ -46,13 +46,13 @@ Sampled Draw(TestStream& test, const std::vector<float>& logits,
   params.max_top = max_top;
   params.top_ids = out.top_ids.data();
   params.top_logprobs = out.top_logprobs.data();
-  KVASIR_EXPECT_OK(Sample(test.stream(), params, test.workspace()));
+  KVASIR_EXPECT_OK(Sample(test.stream(), OnDevice(params), test.workspace()));
   return out;
 }
 
 // Ids that `row` draws from `logits` in many draws, with their counts.
 std::map<int32_t, int> Histogram(const std::vector<float>& logits,
-                                 SampleRow row, int draws) {
+                                 SampleRowArgs row, int draws) {
   TestStream test;
   std::map<int32_t, int> counts;
   for (int i = 0; i < draws; ++i) {
@@ -63,7 +63,7 @@ std::map<int32_t, int> Histogram(const std::vector<float>& logits,
 }
 
 std::set<int32_t> Support(const std::vector<float>& logits,
-                          const SampleRow& row) {
+                          const SampleRowArgs& row) {
   std::set<int32_t> ids;
   for (const auto& [id, count] : Histogram(logits, row, 2000)) ids.insert(id);
   return ids;
@@ -75,7 +75,7 @@ const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
 
 TEST(SampleTest, GreedyTakesTheLargestAndTheLowerIdOfEquals) {
   TestStream test;
-  SampleRow greedy;
+  SampleRowArgs greedy;
   greedy.temperature = 0.0f;
   EXPECT_EQ(1, Draw(test, kFour, {greedy}).ids[0]);
   EXPECT_EQ(1, Draw(test, {0.0f, 2.0f, 2.0f, 2.0f}, {greedy}).ids[0]);
@@ -85,7 +85,7 @@ TEST(SampleTest, DrawsFollowTheDistribution) {
   // Chi-square with 3 degrees of freedom: 16.3 is the 0.1 % point; the draws
   // are fixed by their seeds.
   constexpr int kDraws = 20000;
-  const auto counts = Histogram(kFour, SampleRow(), kDraws);
+  const auto counts = Histogram(kFour, SampleRowArgs(), kDraws);
   const double expected[] = {0.2, 0.4, 0.1, 0.3};
   double chi_square = 0.0;
   for (int32_t id = 0; id < 4; ++id) {
@@ -97,41 +97,41 @@ TEST(SampleTest, DrawsFollowTheDistribution) {
 }
 
 TEST(SampleTest, TemperatureSharpensTheDistribution) {
-  SampleRow row;
+  SampleRowArgs row;
   row.temperature = 0.5f;  // squares of the probabilities: 16/30 for id 1
   const auto counts = Histogram(kFour, row, 20000);
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
 TEST(SampleTest, FiltersKeepExactlyTheirSets) {
-  SampleRow row;
+  SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
-  row = SampleRow();
+  row = SampleRowArgs();
   row.top_p = 0.69f;  // 0.4 + 0.3 reach it
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
   row.top_p = 0.71f;
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
   row.top_p = 1e-6f;
   EXPECT_EQ((std::set<int32_t>{1}), Support(kFour, row));
-  row = SampleRow();
+  row = SampleRowArgs();
   row.min_p = 0.49f;  // of 0.4
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
   row.min_p = 0.51f;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
   // top-p works on what top-k left: 0.4/0.7 alone reaches 0.55.
-  row = SampleRow();
+  row = SampleRowArgs();
   row.top_k = 2;
   row.top_p = 0.55f;
   EXPECT_EQ((std::set<int32_t>{1}), Support(kFour, row));
   // Equal logits at the edge of top-k: the lower ids stay.
-  row = SampleRow();
+  row = SampleRowArgs();
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{0, 1}), Support({1.0f, 1.0f, 1.0f}, row));
 }
 
 TEST(SampleTest, BiasesBansAndMasksShapeTheSet) {
-  SampleRow row;
+  SampleRowArgs row;
   const int32_t banned[] = {1, 99, -3};
   row.banned_ids = banned;
   row.num_banned = 3;
@@ -148,7 +148,7 @@ TEST(SampleTest, BiasesBansAndMasksShapeTheSet) {
 }
 
 TEST(SampleTest, WhereEverythingIsBannedThereIsNoToken) {
-  SampleRow row;
+  SampleRowArgs row;
   const uint32_t mask = 0;
   row.allow_mask = &mask;
   row.num_logprobs = 0;
@@ -169,7 +169,7 @@ TEST(SampleTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
         std::vector<float> logits(3 * kVocab, -1.0f);
         logits[20] = logits[2 * kVocab + 30] = 2.0f;
         logits[kVocab + at] = bad;
-        SampleRow row;
+        SampleRowArgs row;
         row.temperature = 0.0f;
         std::vector<int32_t> output(kVocab);
         row.output_counts = output.data();
@@ -197,7 +197,7 @@ TEST(SampleTest, WhatBiasesMakeInfiniteStillGivesAnAllowedToken) {
     TestStream test(1, backend);
     for (const Case& c : cases) {
       for (const float temperature : {0.0f, 1.0f}) {
-        SampleRow row;
+        SampleRowArgs row;
         row.temperature = temperature;
         row.banned_ids = ids;
         row.num_banned = 1;
@@ -213,7 +213,7 @@ TEST(SampleTest, WhatBiasesMakeInfiniteStillGivesAnAllowedToken) {
 // 1 / 1e-38 is finite, 100 / 1e-38 is not.
 TEST(SampleTest, ARepetitionPenaltyThatOverflowsALogitStillGivesItsToken) {
   TestStream test;
-  SampleRow row;
+  SampleRowArgs row;
   const std::vector<int32_t> prompt = {0, 1, 0};
   row.prompt_counts = prompt.data();
   row.repetition_penalty = 1e-38f;
@@ -222,7 +222,7 @@ TEST(SampleTest, ARepetitionPenaltyThatOverflowsALogitStillGivesItsToken) {
 
 TEST(SampleTest, PenaltiesActOnPromptAndOutputAsDocumented) {
   TestStream test;
-  SampleRow row;
+  SampleRowArgs row;
   row.temperature = 0.0f;
   const std::vector<int32_t> prompt = {0, 1, 0};
   std::vector<int32_t> output = {0, 0, 2};
@@ -231,7 +231,7 @@ TEST(SampleTest, PenaltiesActOnPromptAndOutputAsDocumented) {
   EXPECT_EQ(0, Draw(test, {3.0f, 4.0f, 1.0f}, {row}).ids[0]);
   // Negative logits are multiplied: -1 -> -2.
   EXPECT_EQ(0, Draw(test, {-1.5f, -1.0f, -9.0f}, {row}).ids[0]);
-  row = SampleRow();
+  row = SampleRowArgs();
   row.temperature = 0.0f;
   row.output_counts = output.data();
   row.presence_penalty = 1.5f;  // 4 -> 2.5, below 3; once, not per occurrence
@@ -247,7 +247,7 @@ TEST(SampleTest, PenaltiesActOnPromptAndOutputAsDocumented) {
 
 TEST(SampleTest, LogprobsAreThoseOfTheRawLogits) {
   TestStream test;
-  SampleRow row;
+  SampleRowArgs row;
   row.temperature = 0.0f;
   const int32_t banned[] = {1};
   row.banned_ids = banned;
@@ -268,7 +268,7 @@ TEST(SampleTest, BackEndsThreadsAndBatchDoNotChangeARow) {
   constexpr size_t kRows = 12;
   const auto logits = RandomFloats(kVocab * kRows, 1, 3.0f);
   const std::vector<int32_t> prompt(kVocab, 1);
-  std::vector<SampleRow> rows(kRows);
+  std::vector<SampleRowArgs> rows(kRows);
   for (size_t i = 0; i < kRows; ++i) {
     rows[i].temperature = i % 4 == 0 ? 0.0f : 0.3f * static_cast<float>(i);
     rows[i].top_k = i % 3 == 0 ? 50 : 0;
@@ -294,10 +294,10 @@ TEST(SampleTest, BackEndsThreadsAndBatchDoNotChangeARow) {
 
 TEST(SampleTest, RefusesMoreTopEntriesThanIds) {
   TestStream test;
-  SampleParams params;
+  SampleArgs params;
   params.vocab = 4;
   params.max_top = 5;
-  EXPECT_THAT(Sample(test.stream(), params, test.workspace()),
+  EXPECT_THAT(Sample(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("max_top: want 0 to 4, have 5")));
 }
@@ -306,11 +306,13 @@ TEST(CountTokensTest, CountsAHistory) {
   TestStream test;
   const std::vector<int32_t> ids = {1, 3, 1, -1, 9};
   std::vector<int32_t> counts = {5, 5, 5, 5};
-  CountTokensParams params = {ids.data(), 5, counts.data(), 4, true};
-  KVASIR_ASSERT_OK(CountTokens(test.stream(), params, test.workspace()));
+  CountTokensArgs params = {ids.data(), 5, counts.data(), 4, true};
+  KVASIR_ASSERT_OK(
+      CountTokens(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ((std::vector<int32_t>{0, 2, 0, 1}), counts);
   params.clear = false;
-  KVASIR_ASSERT_OK(CountTokens(test.stream(), params, test.workspace()));
+  KVASIR_ASSERT_OK(
+      CountTokens(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ((std::vector<int32_t>{0, 4, 0, 2}), counts);
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status_macros.h"
 #include "kernels/attention/ops.h"
 #include "kernels/latents/code_pack.h"
 #include "kernels/testing/op_test_util.h"
@@ -221,7 +222,7 @@ class TestPart {
     for (float& number : numbers) number = ToFloat(ToBf16(number));
     return numbers;
   }
-  void WriteExact(const LatentPart& rows, int64_t page, int64_t slot,
+  void WriteExact(const LatentPartArgs& rows, int64_t page, int64_t slot,
                   uint32_t token) const {
     for (size_t g = 0; g < groups_.size(); ++g) {
       const std::vector<float> numbers = ExactNumbers(g, token);
@@ -246,13 +247,13 @@ class TestPart {
   }
 
   const PartSpec spec;
-  LatentPart part;
+  LatentPartArgs part;
   std::vector<int32_t> group_of_head;
   std::vector<int64_t> columns;  // of query heads, in q or out
-  ExactRows exact;
+  ExactRowsArgs exact;
 
  private:
-  void MakeRows(int64_t page_rows, int64_t pages, LatentPart* rows,
+  void MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
                 std::vector<LatentGroup>* groups, std::vector<char>* memory) {
     int64_t offset = 64;
     groups->clear();
@@ -295,9 +296,9 @@ class TestPart {
   std::vector<char> fresh_memory_;
 };
 
-// A KeyRebuild with what it points to.
+// A KeyRebuildArgs with what it points to.
 struct TestRebuild {
-  KeyRebuild rebuild;
+  KeyRebuildArgs rebuild;
   std::vector<std::vector<float>> up;
   std::vector<const float*> up_pointers;
   std::vector<float> bias;
@@ -343,9 +344,9 @@ struct TestRebuild {
   TestRebuild& operator=(const TestRebuild&) = delete;
 };
 
-// A ValueLift with what it points to.
+// A ValueLiftArgs with what it points to.
 struct TestLift {
-  ValueLift lift;
+  ValueLiftArgs lift;
   std::vector<std::vector<float>> up;
   std::vector<const float*> up_pointers;
 
@@ -364,6 +365,74 @@ struct TestLift {
   TestLift(const TestLift&) = delete;
   TestLift& operator=(const TestLift&) = delete;
 };
+
+// Parameters of host memory as what Prepare takes, with what they point to.
+class AttentionShape {
+ public:
+  explicit AttentionShape(const PagedAttentionArgs& args)
+      : params_(OnDevice(args)) {
+    for (int64_t p = 0; p < args.num_key_parts; ++p) {
+      const AttentionKeyPartArgs& from = args.keys[p];
+      keys_.push_back({OnDevice(from.latents), from.group_of_head,
+                       from.query_column, nullptr, Exact(from.exact)});
+      if (from.rebuild == nullptr) continue;
+      rebuilds_.push_back(OnDevice(*from.rebuild));
+      rebuilds_.back().up = Up(from.rebuild->up, args.num_kv_heads);
+      keys_.back().rebuild = &rebuilds_.back();
+    }
+    for (int64_t p = 0; p < args.num_value_parts; ++p) {
+      const AttentionValuePartArgs& from = args.values[p];
+      values_.push_back({OnDevice(from.latents), from.group_of_head,
+                         from.out_column, Exact(from.exact), nullptr});
+      if (from.lift == nullptr) continue;
+      lifts_.push_back(OnDevice(*from.lift));
+      lifts_.back().up = Up(from.lift->up, args.num_kv_heads);
+      values_.back().lift = &lifts_.back();
+    }
+    params_.keys = keys_.data();
+    params_.values = values_.data();
+  }
+  AttentionShape(const AttentionShape&) = delete;
+  AttentionShape& operator=(const AttentionShape&) = delete;
+
+  const PagedAttentionParams& params() const { return params_; }
+
+ private:
+  const DevicePtr<const float>* Up(const float* const* from, int64_t count) {
+    if (from == nullptr) return nullptr;
+    std::vector<DevicePtr<const float>>& list = up_.emplace_back();
+    for (int64_t j = 0; j < count; ++j) list.push_back(OnDevice(from[j]));
+    return list.data();
+  }
+  const ExactRows* Exact(const ExactRowsArgs* from) {
+    return from == nullptr ? nullptr : &exact_.emplace_back(OnDevice(*from));
+  }
+
+  PagedAttentionParams params_;
+  std::vector<AttentionKeyPart> keys_;
+  std::vector<AttentionValuePart> values_;
+  std::deque<KeyRebuild> rebuilds_;
+  std::deque<ValueLift> lifts_;
+  std::deque<ExactRows> exact_;
+  std::deque<std::vector<DevicePtr<const float>>> up_;
+};
+
+// Prepares the op, plans and runs it.
+inline absl::Status AttendOnDevice(TestStream& test,
+                                   const PagedAttentionArgs& args,
+                                   Workspace& workspace) {
+  const AttentionShape shape(args);
+  KVASIR_ASSIGN_OR_RETURN(PreparedAttention attention,
+                          Prepare(test.device(), shape.params()));
+  KVASIR_ASSIGN_OR_RETURN(
+      const AttentionStep step,
+      PlanStep(attention,
+               {args.sequences, static_cast<size_t>(args.num_sequences)}));
+  return PagedAttention(test.stream(), attention,
+                        {OnDevice(args.q), OnDevice(args.out),
+                         OnDevice(args.sequences), args.num_sequences},
+                        step, workspace);
+}
 
 class LatentCache {
  public:
@@ -396,7 +465,7 @@ class LatentCache {
   }
 
   // Looks at what is launched.
-  std::function<void(const PagedAttentionParams&)> on_launch;
+  std::function<void(const PagedAttentionArgs&)> on_launch;
 
   std::vector<int32_t>& table(int64_t sequence) {
     return tables_[static_cast<size_t>(sequence)];
@@ -426,29 +495,29 @@ class LatentCache {
       sequence.first_row = rows;
       sequence.num_rows = ask.count;
       sequence.first_slot = ask.start;
-      sequence.block_table = tables_[i].data();
+      sequence.block_table = OnDevice(tables_[i].data());
       sequence.first_live_index = ask.dead_pages;
       if (spec_.first_position > 0 || spec_.position_of != nullptr) {
-        sequence.positions = positions_[i].data();
+        sequence.positions = OnDevice(positions_[i].data());
       }
-      sequence.side_pages = side_tables_[i].data();
+      sequence.side_pages = OnDevice(side_tables_[i].data());
       sequences.push_back(sequence);
       rows += ask.count;
     }
     WriteExact(asks, rows);
     std::vector<float> out(static_cast<size_t>(rows * out_stride_), kPoison);
-    PagedAttentionParams params = Params();
+    PagedAttentionArgs params = Params();
     params.q = q.data();
     params.out = out.data();
     params.sequences = sequences.data();
     params.num_sequences = static_cast<int64_t>(sequences.size());
     if (on_launch) on_launch(params);
-    KVASIR_EXPECT_OK(PagedAttention(test.stream(), params, test.workspace()));
+    KVASIR_EXPECT_OK(AttendOnDevice(test, params, test.workspace()));
     return out;
   }
 
   // All but rows and sequences.
-  PagedAttentionParams Params() {
+  PagedAttentionArgs Params() {
     keys_.clear();
     values_.clear();
     size_t rebuild = 0;
@@ -467,7 +536,7 @@ class LatentCache {
              part.spec.lift_dims > 0 ? &lifts_[lift++].lift : nullptr});
       }
     }
-    PagedAttentionParams params;
+    PagedAttentionArgs params;
     params.q_row_stride = q_stride_;
     params.out_row_stride = out_stride_;
     params.num_heads = spec_.num_heads;
@@ -730,8 +799,8 @@ class LatentCache {
   std::deque<TestPart> parts_;  // keys, then values
   std::deque<TestRebuild> rebuilds_;
   std::deque<TestLift> lifts_;
-  std::vector<AttentionKeyPart> keys_;
-  std::vector<AttentionValuePart> values_;
+  std::vector<AttentionKeyPartArgs> keys_;
+  std::vector<AttentionValuePartArgs> values_;
   int64_t q_stride_ = 0;
   int64_t out_stride_ = 0;
   std::vector<std::vector<float>> q_;
@@ -739,7 +808,7 @@ class LatentCache {
 
 // The worst error of a row's part of one head, against what the definition has
 // there; endless where one of the two has a number and the other has none.
-inline double WorstError(const PagedAttentionParams& params,
+inline double WorstError(const PagedAttentionArgs& params,
                          const std::vector<double>& expected,
                          const std::vector<float>& got) {
   const double endless = std::numeric_limits<double>::infinity();
@@ -753,7 +822,7 @@ inline double WorstError(const PagedAttentionParams& params,
   for (int64_t i = 0; i < rows * params.num_heads; ++i) {
     const int64_t h = i % params.num_heads;
     for (int64_t p = 0; p < params.num_value_parts; ++p) {
-      const AttentionValuePart& part = params.values[p];
+      const AttentionValuePartArgs& part = params.values[p];
       const auto first = static_cast<size_t>(
           i / params.num_heads * params.out_row_stride + part.out_column[h]);
       const auto width =

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "base/thread_pool.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
+#include "kernels/device/device.h"
 #include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
@@ -64,17 +67,29 @@ class StoredArray {
   std::vector<char> bytes_;
 };
 
-// A stream, its threads, and memory for workspace.
+// Memory of a test, as that of the CPU's device; parameters of it likewise.
+template <typename T>
+DevicePtr<T> OnDevice(T* pointer) {
+  return DevicePtr<T>(pointer);
+}
+template <template <template <typename> class> class S>
+S<DevicePtr> OnDevice(const S<LaunchPtr>& params) {
+  return std::bit_cast<S<DevicePtr>>(params);
+}
+
+// A device of test memory: its stream, its threads, and memory for workspace.
 class TestStream {
  public:
   explicit TestStream(int threads = 1, CpuBackend backend = CpuBackend::kSimd,
                       size_t workspace_bytes = size_t{16} << 20)
       : pool_(threads),
-        stream_(&pool_, backend),
+        device_(&pool_, backend),
+        stream_(device_.MakeStream()),
         memory_(workspace_bytes, kPoisons[0]),
-        workspace_(memory_.data(), memory_.size()) {}
+        workspace_(OnDevice(memory_.data()), memory_.size()) {}
 
-  CpuStream& stream() { return stream_; }
+  CpuDevice& device() { return device_; }
+  Stream& stream() { return *stream_; }
   // For one op, which finds what it has not written yet full of NaN or, in the
   // next call, of small numbers.
   Workspace& workspace() {
@@ -89,7 +104,8 @@ class TestStream {
   static constexpr char kPoisons[2] = {'\xff', '\x3c'};
 
   base::ThreadPool pool_;
-  CpuStream stream_;
+  CpuDevice device_;
+  std::unique_ptr<Stream> stream_;
   std::vector<char> memory_;
   Workspace workspace_;
   size_t calls_ = 0;

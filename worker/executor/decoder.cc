@@ -1,9 +1,10 @@
 #include "worker/executor/decoder.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/status_macros.h"
-#include "kernels/device/read_back.h"
 #include "kernels/linear/ops.h"
 #include "kernels/rowwise/ops.h"
 
@@ -14,15 +15,15 @@ using kernels::Stream;
 using kernels::Workspace;
 
 struct DenseRows {
-  const float* x = nullptr;
+  kernels::DevicePtr<const float> x;
   int64_t num_rows = 0;
-  const float* bias = nullptr;
+  kernels::DevicePtr<const float> bias;
 };
 
 // y [rows, n] = x [rows, k] W, both without gaps between rows.
 absl::Status MatmulDense(Stream& stream, const DenseRows& in,
-                         const kernels::PackedMatrix& weight, float* y,
-                         Workspace& workspace) {
+                         const kernels::PackedMatrix& weight,
+                         kernels::DevicePtr<float> y, Workspace& workspace) {
   kernels::MatmulParams params;
   params.x = in.x;
   params.x_row_stride = weight.k;
@@ -50,39 +51,89 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
 }  // namespace
 
 absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
-                                        kernels::DeviceAllocator* allocator,
-                                        kernels::Stream* stream) {
-  Decoder decoder;
+                                        kernels::Device* device) {
+  Decoder decoder(device);
   decoder.parts_ = parts;
   std::vector<uint64_t> steps;
   for (const double frequency : parts.spec->rope.frequencies) {
     steps.push_back(kernels::RopeStep(frequency));
   }
-  const size_t bytes = steps.size() * sizeof(uint64_t);
-  KVASIR_ASSIGN_OR_RETURN(
-      decoder.rope_steps_,
-      allocator->Allocate(bytes, kernels::MemoryTag::kOther));
-  KVASIR_RETURN_IF_ERROR(kernels::Upload(*stream, decoder.rope_steps_.data(),
-                                         steps.data(), bytes));
-  decoder.hadamard_ = std::make_unique<kernels::HadamardTables>();
-  for (int64_t layer = 0; layer < parts.spec->num_layers(); ++layer) {
-    const auto index = static_cast<size_t>(layer);
-    decoder.attention_.emplace_back(
-        LayerAttention::Parts{.spec = parts.spec,
-                              .layer = layer,
-                              .weights = &parts.weights->layers[index],
-                              .arena = &parts.arenas->layers()[index],
-                              .rings = &parts.arenas->rings(),
-                              .rope_steps = decoder.rope_steps_.as<uint64_t>(),
-                              .hadamard = decoder.hadamard_.get(),
-                              .page_tokens = parts.page_tokens,
-                              .profile = parts.profile,
-                              .clamped_codes = parts.clamped_codes});
-  }
+  decoder.hadamard_ = std::make_unique<kernels::HadamardTables>(device);
+  KVASIR_RETURN_IF_ERROR(decoder.CreateLayers(device, steps));
+  decoder.FindStepKinds();
   return decoder;
 }
 
-absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch, float* x,
+absl::Status Decoder::CreateLayers(kernels::Device* device,
+                                   absl::Span<const uint64_t> rope_steps) {
+  int64_t fresh_bytes = 0;
+  for (const KvArenas::Layer& arena : parts_.arenas->layers()) {
+    fresh_bytes = std::max(
+        fresh_bytes, LayerAttention::FreshBytes(arena, parts_.max_tokens));
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      fresh_, device->allocator().Allocate(static_cast<size_t>(fresh_bytes),
+                                           kernels::MemoryTag::kWorkspace));
+  KVASIR_ASSIGN_OR_RETURN(
+      const kernels::DevicePtr<const uint64_t> device_rope_steps,
+      tables_.Add(rope_steps));
+  for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    KVASIR_ASSIGN_OR_RETURN(
+        LayerAttention attention,
+        LayerAttention::Create({.device = device,
+                                .spec = parts_.spec,
+                                .layer = layer,
+                                .weights = &parts_.weights->layers[index],
+                                .arena = &parts_.arenas->layers()[index],
+                                .rings = &parts_.arenas->rings(),
+                                .rope_steps = rope_steps,
+                                .device_rope_steps = device_rope_steps,
+                                .hadamard = hadamard_.get(),
+                                .fresh = {fresh_.as<char>(), parts_.max_tokens},
+                                .page_tokens = parts_.page_tokens,
+                                .profile = parts_.profile,
+                                .clamped_codes = parts_.clamped_codes}));
+    attention_.push_back(std::move(attention));
+  }
+  return absl::OkStatus();
+}
+
+void Decoder::FindStepKinds() {
+  for (size_t layer = 0; layer < attention_.size(); ++layer) {
+    const auto group =
+        static_cast<size_t>(parts_.arenas->layers()[layer].page_group);
+    for (LayerAttention::Launch* const launch : attention_[layer].launches()) {
+      const auto found = std::find_if(
+          step_kinds_.begin(), step_kinds_.end(), [&](const StepKind& kind) {
+            return kind.page_group == group &&
+                   kind.launch->rows == launch->rows &&
+                   kind.launch->attention.plan().DividesAs(
+                       launch->attention.plan());
+          });
+      launch->step = static_cast<size_t>(found - step_kinds_.begin());
+      if (found == step_kinds_.end()) step_kinds_.push_back({group, launch});
+    }
+  }
+  steps_.resize(step_kinds_.size());
+}
+
+absl::Status Decoder::PlanSteps(absl::Span<const SequenceRows> rows,
+                                absl::Span<const AttentionBatch> groups) {
+  for (size_t i = 0; i < step_kinds_.size(); ++i) {
+    const StepKind& kind = step_kinds_[i];
+    const SequenceRange range = SequencesOf(kind.launch->rows, rows);
+    KVASIR_ASSIGN_OR_RETURN(
+        steps_[i], kernels::PlanStep(kind.launch->attention,
+                                     groups[kind.page_group].planned.subspan(
+                                         static_cast<size_t>(range.first),
+                                         static_cast<size_t>(range.count))));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Decoder::Embed(Stream& stream, const TokenBatch& batch,
+                            kernels::DevicePtr<float> x,
                             Workspace& workspace) const {
   const ModelWeights& weights = *parts_.weights;
   kernels::EmbeddingParams params;
@@ -108,7 +159,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   out->x = workspace.Take<float>(t * m);
   out->delta = workspace.Take<float>(t * m);
   Workspace::Scope scope(&workspace);
-  float* const normed = workspace.Take<float>(t * m);
+  const kernels::DevicePtr<float> normed = workspace.Take<float>(t * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Embed(stream, batch, out->x, workspace));
 
@@ -118,16 +169,16 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
     // What the layer before added enters with this norm.
     KVASIR_RETURN_IF_ERROR(
         Norm(stream,
-             {out->x, layer == 0 ? nullptr : out->delta, weights.input_norm,
-              weights.input_norm_bias, normed, t},
+             {out->x, layer == 0 ? kernels::DevicePtr<float>() : out->delta,
+              weights.input_norm, weights.input_norm_bias, normed, t},
              workspace));
     KVASIR_RETURN_IF_ERROR(
         Attention(stream, batch, layer, normed, out->delta, workspace));
     const bool parallel = spec().parallel_residual;
     KVASIR_RETURN_IF_ERROR(
         Norm(stream,
-             {out->x, parallel ? nullptr : out->delta, weights.post_norm,
-              weights.post_norm_bias, normed, t},
+             {out->x, parallel ? kernels::DevicePtr<float>() : out->delta,
+              weights.post_norm, weights.post_norm_bias, normed, t},
              workspace));
     if (parallel) {
       KVASIR_RETURN_IF_ERROR(
@@ -164,13 +215,16 @@ absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,
 }
 
 absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
-                                int64_t layer, const float* normed, float* out,
+                                int64_t layer,
+                                kernels::DevicePtr<const float> normed,
+                                kernels::DevicePtr<float> out,
                                 Workspace& workspace) const {
   const auto index = static_cast<size_t>(layer);
   const KvArenas::Layer& arena = parts_.arenas->layers()[index];
   const auto page_group = static_cast<size_t>(arena.page_group);
   const auto ring_slots = [&batch](int64_t ring) {
-    return ring < 0 ? nullptr : batch.ring_slots[static_cast<size_t>(ring)];
+    return ring < 0 ? kernels::DevicePtr<const int64_t>()
+                    : batch.ring_slots[static_cast<size_t>(ring)];
   };
   KVASIR_RETURN_IF_ERROR(
       attention_[index].Run(stream,
@@ -182,7 +236,8 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
                              .group = batch.groups[page_group],
                              .key_ring_slots = ring_slots(arena.key_ring),
                              .value_ring_slots = ring_slots(arena.value_ring),
-                             .not_finite = batch.not_finite},
+                             .not_finite = batch.not_finite,
+                             .steps = steps_},
                             out, workspace));
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(
@@ -190,7 +245,8 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
 }
 
 absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
-                          const float* normed, float* out,
+                          kernels::DevicePtr<const float> normed,
+                          kernels::DevicePtr<float> out,
                           Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kMlp);
   const LayerWeights& weights =
@@ -198,9 +254,10 @@ absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
   const int64_t features = parts_.weights->shard.num_features;
   Workspace::Scope scope(&workspace);
   const bool gated_mlp = model::IsGated(spec().mlp);
-  float* const gate_up = workspace.Take<float>(num_tokens * weights.gate_up.n);
+  const kernels::DevicePtr<float> gate_up =
+      workspace.Take<float>(num_tokens * weights.gate_up.n);
   // A plain activation stays in its place.
-  float* const gated =
+  const kernels::DevicePtr<float> gated =
       gated_mlp ? workspace.Take<float>(num_tokens * features) : gate_up;
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
@@ -224,11 +281,12 @@ absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
 }
 
 absl::Status Decoder::AddMlp(Stream& stream, int64_t num_tokens, int64_t layer,
-                             const float* normed, float* sum,
+                             kernels::DevicePtr<const float> normed,
+                             kernels::DevicePtr<float> sum,
                              Workspace& workspace) const {
   const int64_t m = spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  float* const added = workspace.Take<float>(num_tokens * m);
+  const kernels::DevicePtr<float> added = workspace.Take<float>(num_tokens * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(
       Mlp(stream, num_tokens, layer, normed, added, workspace));
@@ -243,11 +301,12 @@ absl::Status Decoder::AddMlp(Stream& stream, int64_t num_tokens, int64_t layer,
 }
 
 absl::Status Decoder::FinalNorm(Stream& stream, const HiddenStates& hidden,
-                                const int32_t* rows, int64_t num_rows,
-                                float* out, Workspace& workspace) const {
+                                kernels::DevicePtr<const int32_t> rows,
+                                int64_t num_rows, kernels::DevicePtr<float> out,
+                                Workspace& workspace) const {
   const int64_t m = spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  float* const delta = workspace.Take<float>(num_rows * m);
+  const kernels::DevicePtr<float> delta = workspace.Take<float>(num_rows * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   kernels::GatherRowsParams gather;
   gather.x_row_stride = m;

@@ -8,7 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_tables.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "kernels/latents/hadamard_tables.h"
@@ -23,24 +24,25 @@ namespace kvasir::worker {
 
 // The tokens of one step. Device memory.
 struct TokenBatch {
-  int64_t num_tokens = 0;               // T
-  int64_t num_sequences = 0;            // B
-  absl::Span<const SequenceRows> rows;  // AttentionInput's; host memory
-  const int32_t* ids = nullptr;         // [T]
-  const int64_t* positions = nullptr;   // [T], logical
+  int64_t num_tokens = 0;                       // T
+  int64_t num_sequences = 0;                    // B
+  absl::Span<const SequenceRows> rows;          // AttentionInput's; host memory
+  kernels::DevicePtr<const int32_t> ids;        // [T]
+  kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  absl::Span<const int64_t* const> ring_slots;  // [T] each
-  int32_t* not_finite = nullptr;                // [T], AttentionInput's
+  // [T] each
+  absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
+  kernels::DevicePtr<int32_t> not_finite;  // [T], AttentionInput's
 };
 
 // The residual stream after the last layer is x + delta, [T, M] each.
 struct HiddenStates {
-  float* x = nullptr;
-  float* delta = nullptr;
+  kernels::DevicePtr<float> x;
+  kernels::DevicePtr<float> delta;
 };
 
-// Owns: the RoPE table and the tables of each layer's attention. Spec, weights,
-// arenas and collective must outlive it. Threads: one at a time.
+// Owns: the RoPE table, and what is prepared for each layer's attention. Spec,
+// weights, arenas and collective must outlive it. Threads: one at a time.
 class Decoder {
  public:
   struct Parts {
@@ -49,13 +51,21 @@ class Decoder {
     const KvArenas* arenas = nullptr;
     Collective* collective = nullptr;
     int64_t page_tokens = 0;
-    StepProfile* profile = nullptr;    // or null
-    int64_t* clamped_codes = nullptr;  // LayerAttention::Parts
+    int64_t max_tokens = 0;          // of a step
+    StepProfile* profile = nullptr;  // or null
+    // LayerAttention::Parts
+    kernels::DevicePtr<int64_t> clamped_codes;
   };
 
+  // `device` outlives the decoder.
   static absl::StatusOr<Decoder> Create(const Parts& parts,
-                                        kernels::DeviceAllocator* allocator,
-                                        kernels::Stream* stream);
+                                        kernels::Device* device);
+
+  // Plans the attention of the next Run: host arithmetic over what its batch
+  // has on the host, once for each page group and kind of launch. Errors of
+  // kernels::PlanStep.
+  absl::Status PlanSteps(absl::Span<const SequenceRows> rows,
+                         absl::Span<const AttentionBatch> groups);
 
   // Writes the tokens' keys and values into the cache and attends through it.
   // `out` is taken from the workspace, in the caller's scope.
@@ -71,7 +81,8 @@ class Decoder {
 
   // out[r] = the final norm of the stream's row rows[r]. [num_rows, M]
   absl::Status FinalNorm(kernels::Stream& stream, const HiddenStates& hidden,
-                         const int32_t* rows, int64_t num_rows, float* out,
+                         kernels::DevicePtr<const int32_t> rows,
+                         int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
   const model::DecoderSpec& spec() const { return *parts_.spec; }
@@ -81,34 +92,49 @@ class Decoder {
  private:
   // One norm, with the addition before it.
   struct NormRows {
-    float* x = nullptr;               // [T, M]
-    const float* residual = nullptr;  // [T, M] or null
-    const float* weight = nullptr;
-    const float* bias = nullptr;  // of a LayerNorm
-    float* out = nullptr;
+    kernels::DevicePtr<float> x;               // [T, M]
+    kernels::DevicePtr<const float> residual;  // [T, M] or null
+    kernels::DevicePtr<const float> weight;
+    kernels::DevicePtr<const float> bias;  // of a LayerNorm
+    kernels::DevicePtr<float> out;
     int64_t num_rows = 0;
   };
+  // Launches of attention that are planned once for all of them.
+  struct StepKind {
+    size_t page_group = 0;
+    const LayerAttention::Launch* launch = nullptr;  // any of them
+  };
 
-  Decoder() = default;
-  absl::Status Embed(kernels::Stream& stream, const TokenBatch& batch, float* x,
+  explicit Decoder(kernels::Device* device) : tables_(device) {}
+  absl::Status CreateLayers(kernels::Device* device,
+                            absl::Span<const uint64_t> rope_steps);
+  void FindStepKinds();
+  absl::Status Embed(kernels::Stream& stream, const TokenBatch& batch,
+                     kernels::DevicePtr<float> x,
                      kernels::Workspace& workspace) const;
   absl::Status Attention(kernels::Stream& stream, const TokenBatch& batch,
-                         int64_t layer, const float* normed, float* out,
+                         int64_t layer, kernels::DevicePtr<const float> normed,
+                         kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
   absl::Status Norm(kernels::Stream& stream, const NormRows& rows,
                     kernels::Workspace& workspace) const;
   // sum += the MLP of `normed` (parallel residual).
   absl::Status AddMlp(kernels::Stream& stream, int64_t num_tokens,
-                      int64_t layer, const float* normed, float* sum,
+                      int64_t layer, kernels::DevicePtr<const float> normed,
+                      kernels::DevicePtr<float> sum,
                       kernels::Workspace& workspace) const;
   absl::Status Mlp(kernels::Stream& stream, int64_t num_tokens, int64_t layer,
-                   const float* normed, float* out,
+                   kernels::DevicePtr<const float> normed,
+                   kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
 
   Parts parts_;
-  kernels::DeviceBuffer rope_steps_;  // [rotary_dim / 2] uint64
+  kernels::DeviceTables tables_;  // [rotary_dim / 2] uint64: steps of RoPE
+  kernels::DeviceBuffer fresh_;   // FreshRows, of one layer at a time
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
+  std::vector<StepKind> step_kinds_;
+  std::vector<kernels::AttentionStep> steps_;  // of the next Run
 };
 
 }  // namespace kvasir::worker

@@ -19,6 +19,7 @@
 #include "plan/plan.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/ranks/rank.h"
+#include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {
 namespace {
@@ -104,6 +105,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
   constexpr uint64_t kSubject = 7;
   std::vector<float> logits(expected.logits.size());
   RankOptions rank_options;
+  UseTestDevice(&rank_options);
   rank_options.num_threads = options.threads;
   rank_options.backend = options.backend;
   rank_options.page_tokens = options.page_tokens;

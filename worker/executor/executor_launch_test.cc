@@ -223,12 +223,6 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
   std::unique_ptr<DirectRunner> runner_;
 };
 
-// A layer lists its parts for these two anew in each step, and attention is
-// planned anew, on the host's heap.
-bool ListsPartsOnTheHeap(StepPart part) {
-  return part == StepPart::kAppend || part == StepPart::kAttention;
-}
-
 TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
   RunAll(100, 0);
   RunAll(200, 1);
@@ -240,7 +234,6 @@ TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
     EXPECT_EQ(step.device_allocations, 0);
     EXPECT_GT(step.launches.size(), 10u);
     for (size_t part = 0; part < kNumStepParts; ++part) {
-      if (ListsPartsOnTheHeap(static_cast<StepPart>(part))) continue;
       EXPECT_EQ(step.heap[part], 0)
           << StepPartName(static_cast<StepPart>(part));
     }
@@ -319,12 +312,10 @@ TEST(PadSizesTest, CountsGrowToPowersOfTwoWithinTheLimits) {
 }
 
 TEST(StepBlobTest, GrowsToWhatIsPackedAndKeepsItsPlaceUntilThen) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(
-      const auto allocator,
-      kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu));
   base::ThreadPool pool(1);
-  kernels::CpuStream stream(&pool);
-  StepBlob blob(allocator.get());
+  kernels::CpuDevice device(&pool);
+  const auto stream = device.MakeStream();
+  StepBlob blob(&device.allocator());
   const auto pack = [&](const std::vector<int32_t>& numbers) {
     const int32_t* place = nullptr;
     const auto count =
@@ -336,9 +327,10 @@ TEST(StepBlobTest, GrowsToWhatIsPackedAndKeepsItsPlaceUntilThen) {
         KVASIR_EXPECT_OK(blob.StartPacking());
       }
       blob.Take<char>(1);  // what follows is aligned all the same
-      place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1});
+      place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1})
+                  .device_address();
     }
-    KVASIR_EXPECT_OK(blob.Upload(stream));
+    KVASIR_EXPECT_OK(blob.Upload(*stream));
     return place;
   };
   const int32_t* const first = pack({1, 2, 3});
@@ -347,10 +339,10 @@ TEST(StepBlobTest, GrowsToWhatIsPackedAndKeepsItsPlaceUntilThen) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
   EXPECT_EQ(pack({4}), first);
   EXPECT_EQ(first[0], 4);
-  const int64_t bytes = allocator->total_use().bytes;
+  const int64_t bytes = device.allocator().total_use().bytes;
   const int32_t* const grown = pack(std::vector<int32_t>(1000, 7));
   EXPECT_EQ(grown[999], 7);
-  EXPECT_GT(allocator->total_use().bytes, bytes);
+  EXPECT_GT(device.allocator().total_use().bytes, bytes);
 }
 
 }  // namespace

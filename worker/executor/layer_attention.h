@@ -4,18 +4,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/attention/ops.h"
 #include "kernels/attention/paged_attention.h"
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
-#include "kernels/latents/hadamard_tables.h"
 #include "kernels/latents/ops.h"
+#include "kernels/rowwise/ops.h"
 #include "model/shapes/decoder_spec.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/step_profile.h"
@@ -24,11 +26,13 @@
 
 namespace kvasir::worker {
 
-// What attention needs to know in one page group. Device memory.
+// What attention needs to know in one page group.
 struct AttentionBatch {
-  const int64_t* slots = nullptr;  // [T]
-  // [B], prompts first.
-  const kernels::AttentionSequence* sequences = nullptr;
+  kernels::DevicePtr<const int64_t> slots;  // [T]
+  // [B], prompts first: on the device, and on the host, where it is planned
+  // (not looked at while the workspace counts).
+  kernels::DevicePtr<const kernels::AttentionSequence> sequences;
+  absl::Span<const kernels::AttentionSequence> planned;
 };
 
 // A sequence's rows of a step. Host memory.
@@ -38,48 +42,82 @@ struct SequenceRows {
   bool prompt = false;  // else output
 };
 
+// Which sequences of a step a launch of attention has.
+enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
+
 // The tokens of a step, as attention sees them. Device memory.
 struct AttentionInput {
-  const float* normed = nullptr;  // [T, M]
-  int64_t num_tokens = 0;         // T
-  int64_t num_sequences = 0;      // B
+  kernels::DevicePtr<const float> normed;  // [T, M]
+  int64_t num_tokens = 0;                  // T
+  int64_t num_sequences = 0;               // B
   // Of the sequences in the group's order [B], by rising rows among prompts and
   // among output; host memory. Not looked at while the workspace counts.
   absl::Span<const SequenceRows> rows;
-  const int64_t* positions = nullptr;  // [T], logical
-  AttentionBatch group;                // of the layer's page group
+  kernels::DevicePtr<const int64_t> positions;  // [T], logical
+  AttentionBatch group;                         // of the layer's page group
   // Where exact rows are kept, if the layer's sides have a window. [T]
-  const int64_t* key_ring_slots = nullptr;
-  const int64_t* value_ring_slots = nullptr;
-  int32_t* not_finite = nullptr;  // kernels::KvAppendParams
+  kernels::DevicePtr<const int64_t> key_ring_slots;
+  kernels::DevicePtr<const int64_t> value_ring_slots;
+  kernels::DevicePtr<int32_t> not_finite;  // kernels::KvAppendParams
+  // By LayerAttention::Launch::step; host memory.
+  absl::Span<const kernels::AttentionStep> steps;
 };
 
-// Owns: the program's tables.
+// What the exact rows of a step's own tokens lie in, of one layer at a time.
+struct FreshRows {
+  kernels::DevicePtr<char> memory;
+  int64_t max_tokens = 0;
+};
+
+// Owns: the ops that are prepared for the layer, with their tables.
 // Threads: one at a time.
 class LayerAttention {
  public:
   // All outlive it.
   struct Parts {
+    kernels::Device* device = nullptr;
     const model::DecoderSpec* spec = nullptr;
     int64_t layer = 0;
     const LayerWeights* weights = nullptr;
     const KvArenas::Layer* arena = nullptr;
     const std::vector<KvArenas::Ring>* rings = nullptr;
-    const uint64_t* rope_steps = nullptr;         // [rotary_dim / 2]
-    kernels::HadamardTables* hadamard = nullptr;  // only in the constructor
+    // [rotary_dim / 2], on the host and on the device.
+    absl::Span<const uint64_t> rope_steps;
+    kernels::DevicePtr<const uint64_t> device_rope_steps;
+    kernels::HadamardTables* hadamard = nullptr;
+    FreshRows fresh;
     int64_t page_tokens = 0;
     StepProfile* profile = nullptr;  // or null
-    // Device memory: codes that static ranges clamped are added to it.
-    int64_t* clamped_codes = nullptr;
+    // Codes that static ranges clamped are added to it.
+    kernels::DevicePtr<int64_t> clamped_codes;
   };
 
-  explicit LayerAttention(const Parts& parts);
+  // A launch of paged_attention.
+  struct Launch {
+    LaunchedRows rows = LaunchedRows::kAll;
+    kernels::PreparedAttention attention;
+    bool lifts_values = false;
+    // Of a slot, by KV head; empty: nothing is.
+    std::vector<double> rebuild_flops;
+    std::vector<double> prompt_lift_flops;
+    // In AttentionInput::steps; who plans steps sets it.
+    size_t step = 0;
+  };
+
+  static absl::StatusOr<LayerAttention> Create(const Parts& parts);
   LayerAttention(LayerAttention&&) = default;
+
+  // Bytes of FreshRows::memory that the layer takes.
+  static int64_t FreshBytes(const KvArenas::Layer& arena, int64_t max_tokens);
 
   // Writes the tokens' latents into the cache and attends through it. out
   // [T, M] is this rank's share of the sum.
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
-                   float* out, kernels::Workspace& workspace) const;
+                   kernels::DevicePtr<float> out,
+                   kernels::Workspace& workspace) const;
+
+  // One, or one of prompts and one of output. They stay where they are.
+  std::vector<Launch*> launches() const;
 
   // Operations that a step over sequences makes of slots as it reads them.
   struct SlotWork {
@@ -102,6 +140,11 @@ class LayerAttention {
     int64_t whole_query_column = 0;
     int64_t whole_key_column = 0;
   };
+  struct Rotate {
+    kernels::PreparedRope rope;
+    int64_t query_column = 0;
+    int64_t key_column = 0;
+  };
   // Of one key part.
   struct Key {
     kernels::LatentPart latents;
@@ -109,58 +152,56 @@ class LayerAttention {
     kernels::KeyRebuild prompt_lift;
     std::vector<int32_t> pair_dims;
     std::vector<uint64_t> steps;
-    std::vector<kernels::ComplexChannels> channels;   // [Hkv]
-    std::vector<std::vector<int32_t>> channel_place;  // by latent
-    std::vector<kernels::HadamardLatent> hadamard;
-    std::vector<kernels::HadamardLatent> query_hadamard;
+    std::optional<kernels::PreparedLift> lift;
+    std::vector<kernels::PreparedComplexLift> complex_lifts;
+    std::optional<kernels::PreparedHadamard> hadamard;
+    std::optional<kernels::PreparedHadamard> query_hadamard;
   };
-  // Exact rows of a part in one step; no groups without a window.
+  // Exact rows of a part; no groups without a window.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;
   };
   struct Value {
     kernels::LatentPart latents;
-    std::vector<kernels::HadamardLatent> hadamard;
-    std::vector<kernels::HadamardLatent> sum_hadamard;
+    std::optional<kernels::PreparedHadamard> hadamard;
+    std::optional<kernels::PreparedHadamard> sum_hadamard;
+    std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
-  };
-  // What launches of paged_attention have in common. Points to itself.
-  struct Launch {
-    std::vector<kernels::AttentionKeyPart> keys;
-    kernels::AttentionValuePart value;
-    kernels::ValueLift value_lift;
-    // Layouts of exact rows; a step has rows of its own.
-    std::vector<kernels::ExactRows> exact;  // [parts]
-    kernels::PagedAttentionParams params;   // without a step's rows
-    std::unique_ptr<kernels::AttentionPlan> plan;
-    // Of a slot, by KV head; empty: nothing is.
-    std::vector<double> rebuild_flops;
-    std::vector<double> prompt_lift_flops;
   };
   // A token's rows of one step.
   struct Rows {
-    float* row = nullptr;  // [T, row_columns]
+    kernels::DevicePtr<float> row;  // [T, row_columns]
     int64_t stride = 0;
     int64_t num_tokens = 0;
 
     Rows Part(int64_t first, int64_t count) const;
   };
 
-  void AddTurns();
-  void AddTurn(const Rotation& rotation, bool query);
-  void MakeKey(const KeyProgram& part, const PartWeights& weights,
-               const KvArenas::Part& arena, Key* key);
+  explicit LayerAttention(const Parts& parts);
+  absl::Status PrepareAll();
+  std::vector<Turn> MakeTurns();
+  void AddTurn(const Rotation& rotation, bool query, std::vector<Turn>* turns);
+  absl::Status PrepareTurns();
+  absl::Status MakeKey(size_t part, Key* key);
+  absl::Status PrepareComplexLifts(const KeyProgram& part,
+                                   const PartWeights& weights, Key* key);
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
-  void MakeValue(const PartWeights& weights, const KvArenas::Part& arena);
+  absl::Status MakeValue();
+  absl::Status PrepareHadamard(
+      const std::vector<kernels::HadamardPlace>& places, int64_t stride,
+      bool transposed, std::optional<kernels::PreparedHadamard>* out);
+  void PlaceExact();
+  absl::Status PrepareAppends();
   // Of prompts, with their lifts, or of output.
-  std::unique_ptr<Launch> MakeLaunch(bool prompts) const;
+  absl::StatusOr<std::unique_ptr<Launch>> MakeLaunch(LaunchedRows rows) const;
 
   absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
                        const Rows& rows, kernels::Workspace& workspace) const;
-  absl::Status Rotate(kernels::Stream& stream, const AttentionInput& input,
-                      const Rows& rows, kernels::Workspace& workspace) const;
+  absl::Status RotateRows(kernels::Stream& stream, const AttentionInput& input,
+                          const Rows& rows,
+                          kernels::Workspace& workspace) const;
   absl::Status MakeLatents(kernels::Stream& stream, const PartProgram& part,
                            const PartWeights& weights, const Rows& rows,
                            kernels::Workspace& workspace) const;
@@ -169,34 +210,24 @@ class LayerAttention {
       const PartProgram& part, const AttentionInput& input,
       const kernels::Workspace& workspace,
       absl::FunctionRef<absl::Status(int64_t first, int64_t count)> call) const;
-  absl::Status LiftQueries(kernels::Stream& stream, size_t part,
+  absl::Status LiftQueries(kernels::Stream& stream, const Key& key,
                            const Rows& rows,
                            kernels::Workspace& workspace) const;
-  absl::Status ComplexLiftQueries(kernels::Stream& stream, size_t part,
-                                  const Rows& rows,
-                                  kernels::Workspace& workspace) const;
-  absl::Status Hadamard(kernels::Stream& stream,
-                        const std::vector<kernels::HadamardLatent>& latents,
-                        bool transposed, const Rows& rows,
-                        kernels::Workspace& workspace) const;
-  absl::Status Append(kernels::Stream& stream, const AttentionInput& input,
-                      const Rows& rows, kernels::Workspace& workspace) const;
+  absl::Status Hadamard(
+      kernels::Stream& stream,
+      const std::optional<kernels::PreparedHadamard>& hadamard,
+      const Rows& rows, kernels::Workspace& workspace) const;
+  // `append` may be none.
+  absl::Status Append(kernels::Stream& stream,
+                      const std::optional<kernels::PreparedKvAppend>& append,
+                      const kernels::KvAppendRows& rows,
+                      kernels::Workspace& workspace) const;
   // Parts of the cache: those of the keys, then the value's.
   size_t num_parts() const { return keys_.size() + 1; }
   bool is_key(size_t part) const { return part < keys_.size(); }
   // A part's latents in the rows; `to` says where they go.
-  kernels::KvAppendPart Appended(size_t part, const Rows& rows,
+  kernels::KvAppendPart Appended(size_t part,
                                  const kernels::LatentPart& to) const;
-  // Takes memory for the step's own exact rows. [parts]
-  std::vector<Exact> PlaceExact(int64_t num_tokens,
-                                kernels::Workspace& workspace) const;
-  absl::Status AppendFresh(kernels::Stream& stream, const Rows& rows,
-                           const std::vector<Exact>& exact,
-                           kernels::Workspace& workspace) const;
-  // Puts what the next step sees into the rings.
-  absl::Status KeepExact(kernels::Stream& stream, const AttentionInput& input,
-                         const Rows& rows, const std::vector<Exact>& exact,
-                         kernels::Workspace& workspace) const;
   kernels::ExactWindow WindowOf(int64_t ring) const;
   // What comes out of attention, row by row: absorbed sums of latents, or
   // values where they are lifted, before attention or behind it.
@@ -205,34 +236,41 @@ class LayerAttention {
     Rows values;  // no memory: o_proj takes the latents
   };
   absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
-                      const Rows& rows, const std::vector<Exact>& exact,
-                      const Sums& sums, kernels::Workspace& workspace) const;
-  // Of some of the sequences.
-  struct SequenceRange {
-    int64_t first = 0;
-    int64_t count = 0;
-  };
-  absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
-                      const Launch& launch, SequenceRange sequences,
-                      const Rows& rows, const std::vector<Exact>& exact,
-                      const Sums& sums, kernels::Workspace& workspace) const;
+                      const Rows& rows, const Sums& sums,
+                      kernels::Workspace& workspace) const;
   absl::Status LiftSums(kernels::Stream& stream, const AttentionInput& input,
                         const Sums& sums, kernels::Workspace& workspace) const;
-  absl::Status Output(kernels::Stream& stream, const Rows& rows, float* out,
+  absl::Status Output(kernels::Stream& stream, const Rows& rows,
+                      kernels::DevicePtr<float> out,
                       kernels::Workspace& workspace) const;
 
   const AttentionProgram& program() const { return *parts_.weights->attention; }
 
   Parts parts_;
   kernels::RopePairing pairing_;  // of the model
-  // Which angle each number of a head turns by, as the op takes it. Vectors
-  // keep their memory when this moves.
+  // Which angle each number of a head turns by, as the op takes it, while it is
+  // prepared.
   std::vector<std::vector<int32_t>> pair_tables_;
-  std::vector<Turn> turns_;
+  // Vectors keep their memory when this moves.
+  std::vector<Rotate> turns_;
   std::vector<Key> keys_;
   Value value_;
+  std::vector<Exact> exact_;  // [parts]
+  std::optional<kernels::PreparedKvAppend> append_;
+  std::optional<kernels::PreparedKvAppend> append_fresh_;
+  // Puts what the next step sees into the rings.
+  std::optional<kernels::PreparedKvAppend> keep_keys_;
+  std::optional<kernels::PreparedKvAppend> keep_values_;
   std::unique_ptr<Launch> launch_;
   std::unique_ptr<Launch> prompt_launch_;  // null: prompts lift nothing
 };
+
+// The sequences of a launch among a step's: prompts come first.
+struct SequenceRange {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+SequenceRange SequencesOf(LaunchedRows launched,
+                          absl::Span<const SequenceRows> rows);
 
 }  // namespace kvasir::worker

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/status_macros.h"
 #include "worker/executor/layer_attention.h"
 #include "worker/program/attention_flops.h"
 #include "worker/program/prompt_lift.h"
@@ -12,7 +13,7 @@
 namespace kvasir::worker {
 namespace {
 
-using kernels::HadamardLatent;
+using kernels::HadamardPlace;
 
 kernels::RopePairing PairingOf(model::RopePairing pairing) {
   return pairing == model::RopePairing::kHalfSplit
@@ -48,22 +49,40 @@ bool IsWhole(const Rotation& rotation, int64_t rotary_pairs) {
   return true;
 }
 
-std::vector<HadamardLatent> HadamardOfLatents(const PartProgram& part,
-                                              kernels::HadamardTables* tables) {
-  std::vector<HadamardLatent> out;
+std::vector<HadamardPlace> PlacesOfLatents(const PartProgram& part) {
+  std::vector<HadamardPlace> places;
   for (const LatentProgram& latent : part.latents) {
-    out.push_back(tables->Of(latent.width, part.latent_column + latent.column));
+    places.push_back({latent.width, part.latent_column + latent.column});
   }
-  return out;
+  return places;
 }
 
-std::vector<HadamardLatent> HadamardOfHeads(const HeadSpans& heads,
-                                            kernels::HadamardTables* tables) {
-  std::vector<HadamardLatent> out;
+std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
+  std::vector<HadamardPlace> places;
   for (size_t h = 0; h < heads.column.size(); ++h) {
-    out.push_back(tables->Of(heads.width[h], heads.column[h]));
+    places.push_back({heads.width[h], heads.column[h]});
   }
-  return out;
+  return places;
+}
+
+constexpr int64_t kFreshAlignmentBytes = 64;
+
+// The exact rows of a step's tokens in one page: the groups one behind the
+// other. Returns its bytes.
+int64_t LayFresh(const std::vector<kernels::LatentGroup>& groups,
+                 int64_t max_tokens, std::vector<kernels::LatentGroup>* fresh) {
+  int64_t bytes = 0;
+  for (kernels::LatentGroup group : groups) {
+    group.codes_offset_bytes = bytes;
+    bytes += max_tokens * group.codes_stride_bytes;
+    fresh->push_back(group);
+  }
+  return bytes;
+}
+
+int64_t Padded(int64_t bytes) {
+  return (bytes + kFreshAlignmentBytes - 1) / kFreshAlignmentBytes *
+         kFreshAlignmentBytes;
 }
 
 // A sum by KV head; none yet: empty.
@@ -75,20 +94,34 @@ void Add(const std::vector<double>& flops, std::vector<double>* sum) {
 }  // namespace
 
 LayerAttention::LayerAttention(const Parts& parts)
-    : parts_(parts), pairing_(PairingOf(parts.spec->rope.pairing)) {
-  AddTurns();
-  const LayerWeights& weights = *parts.weights;
-  keys_.resize(program().key.size());
-  for (size_t p = 0; p < keys_.size(); ++p) {
-    MakeKey(program().key[p], weights.key[p], parts.arena->key[p], &keys_[p]);
-  }
-  MakeValue(weights.value, parts.arena->value.front());
-  launch_ = MakeLaunch(/*prompts=*/false);
-  if (LiftsPrompts(program())) prompt_launch_ = MakeLaunch(/*prompts=*/true);
-  parts_.hadamard = nullptr;
+    : parts_(parts), pairing_(PairingOf(parts.spec->rope.pairing)) {}
+
+absl::StatusOr<LayerAttention> LayerAttention::Create(const Parts& parts) {
+  LayerAttention attention(parts);
+  KVASIR_RETURN_IF_ERROR(attention.PrepareAll());
+  return attention;
 }
 
-void LayerAttention::AddTurns() {
+absl::Status LayerAttention::PrepareAll() {
+  KVASIR_RETURN_IF_ERROR(PrepareTurns());
+  keys_.resize(program().key.size());
+  for (size_t p = 0; p < keys_.size(); ++p) {
+    KVASIR_RETURN_IF_ERROR(MakeKey(p, &keys_[p]));
+  }
+  KVASIR_RETURN_IF_ERROR(MakeValue());
+  PlaceExact();
+  KVASIR_RETURN_IF_ERROR(PrepareAppends());
+  const bool apart = LiftsPrompts(program());
+  KVASIR_ASSIGN_OR_RETURN(
+      launch_, MakeLaunch(apart ? LaunchedRows::kOutput : LaunchedRows::kAll));
+  if (apart) {
+    KVASIR_ASSIGN_OR_RETURN(prompt_launch_, MakeLaunch(LaunchedRows::kPrompts));
+  }
+  parts_.rope_steps = {};  // only now
+  return absl::OkStatus();
+}
+
+std::vector<LayerAttention::Turn> LayerAttention::MakeTurns() {
   const int64_t rotary_pairs = parts_.spec->rope.rotary_dim / 2;
   std::vector<const Rotation*> queries;
   std::vector<const Rotation*> keys;
@@ -114,21 +147,23 @@ void LayerAttention::AddTurns() {
       turn.whole_keys.head_dim = keys[0]->head_dim;
       turn.whole_key_column = keys[0]->column;
     }
-    turns_.push_back(std::move(turn));
-    return;
+    return {turn};
   }
-  for (const Rotation* rotation : queries) AddTurn(*rotation, true);
-  for (const Rotation* rotation : keys) AddTurn(*rotation, false);
+  std::vector<Turn> turns;
+  for (const Rotation* rotation : queries) AddTurn(*rotation, true, &turns);
+  for (const Rotation* rotation : keys) AddTurn(*rotation, false, &turns);
+  return turns;
 }
 
-void LayerAttention::AddTurn(const Rotation& rotation, bool query) {
+void LayerAttention::AddTurn(const Rotation& rotation, bool query,
+                             std::vector<Turn>* turns) {
   const kernels::RopePairing pairing = PairingOf(rotation.pairing);
   auto turn = std::find_if(
-      turns_.begin(), turns_.end(),
+      turns->begin(), turns->end(),
       [pairing](const Turn& each) { return each.pairing == pairing; });
-  if (turn == turns_.end()) {
-    turns_.emplace_back().pairing = pairing;
-    turn = turns_.end() - 1;
+  if (turn == turns->end()) {
+    turns->emplace_back().pairing = pairing;
+    turn = turns->end() - 1;
   }
   pair_tables_.emplace_back(rotation.pairs.begin(), rotation.pairs.end());
   for (int64_t head = 0; head < rotation.num_heads; ++head) {
@@ -141,8 +176,32 @@ void LayerAttention::AddTurn(const Rotation& rotation, bool query) {
   }
 }
 
-void LayerAttention::MakeKey(const KeyProgram& part, const PartWeights& weights,
-                             const KvArenas::Part& arena, Key* key) {
+absl::Status LayerAttention::PrepareTurns() {
+  for (const Turn& turn : MakeTurns()) {
+    kernels::RopeParams shape;
+    shape.q = turn.whole_queries;
+    shape.q.row_stride = program().row_columns;
+    shape.k = turn.whole_keys;
+    shape.k.row_stride = program().row_columns;
+    shape.steps = parts_.device_rope_steps;
+    shape.rotary_dim = parts_.spec->rope.rotary_dim;
+    shape.pairing = turn.pairing;
+    shape.attention_factor =
+        static_cast<float>(parts_.spec->rope.attention_factor);
+    KVASIR_ASSIGN_OR_RETURN(
+        kernels::PreparedRope rope,
+        kernels::Prepare(*parts_.device, shape, {turn.queries, turn.keys, {}}));
+    turns_.push_back(
+        {std::move(rope), turn.whole_query_column, turn.whole_key_column});
+  }
+  pair_tables_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status LayerAttention::MakeKey(size_t index, Key* key) {
+  const KeyProgram& part = program().key[index];
+  const PartWeights& weights = parts_.weights->key[index];
+  const KvArenas::Part& arena = parts_.arena->key[index];
   CheckAlike(part, arena);
   key->latents = Latents(arena, weights);
   if (part.rebuild.has_value()) MakeRebuild(part, weights, key);
@@ -150,22 +209,79 @@ void LayerAttention::MakeKey(const KeyProgram& part, const PartWeights& weights,
     key->prompt_lift.dims = part.prompt_lift->dims;
     key->prompt_lift.up = weights.prompt_up.data();
   }
-  if (part.lift == QueryLift::kComplex) {
-    for (const LatentProgram& latent : part.latents) {
-      key->channel_place.emplace_back(latent.channel_place.begin(),
-                                      latent.channel_place.end());
-    }
-    for (size_t head = 0; head < part.group_of_head.size(); ++head) {
-      const auto group = static_cast<size_t>(part.group_of_head[head]);
-      kernels::ComplexChannels& channels = key->channels.emplace_back();
-      channels.num_channels = part.latents[group].width / 2;
-      channels.pairs = key->channel_place[group].data();
-      channels.up = weights.up[head];
-    }
+  if (part.lift == QueryLift::kMatrix) {
+    kernels::LiftParams shape;
+    shape.x_row_stride = program().row_columns;
+    shape.y_row_stride = program().row_columns;
+    KVASIR_ASSIGN_OR_RETURN(
+        key->lift,
+        kernels::Prepare(*parts_.device, shape, weights.lift,
+                         {part.projected.column, part.query.column}));
+  } else if (part.lift == QueryLift::kComplex) {
+    KVASIR_RETURN_IF_ERROR(PrepareComplexLifts(part, weights, key));
   }
-  if (!part.hadamard) return;
-  key->hadamard = HadamardOfLatents(part, parts_.hadamard);
-  key->query_hadamard = HadamardOfHeads(part.query, parts_.hadamard);
+  if (!part.hadamard) return absl::OkStatus();
+  const int64_t stride = program().row_columns;
+  KVASIR_RETURN_IF_ERROR(PrepareHadamard(PlacesOfLatents(part), stride,
+                                         /*transposed=*/false, &key->hadamard));
+  return PrepareHadamard(PlacesOfHeads(part.query), stride,
+                         /*transposed=*/false, &key->query_hadamard);
+}
+
+absl::Status LayerAttention::PrepareHadamard(
+    const std::vector<HadamardPlace>& places, int64_t stride, bool transposed,
+    std::optional<kernels::PreparedHadamard>* out) {
+  kernels::HadamardParams shape;
+  shape.x_row_stride = stride;
+  shape.y_row_stride = stride;
+  shape.transposed = transposed;
+  KVASIR_ASSIGN_OR_RETURN(
+      *out, kernels::Prepare(*parts_.device, shape, places, parts_.hadamard));
+  return absl::OkStatus();
+}
+
+absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
+                                                 const PartWeights& weights,
+                                                 Key* key) {
+  const auto num_heads = part.group_of_head.size();
+  const auto share = static_cast<size_t>(program().heads.query.count /
+                                         program().heads.kv.count);
+  std::vector<std::vector<int32_t>> places;  // by latent
+  for (const LatentProgram& latent : part.latents) {
+    places.emplace_back(latent.channel_place.begin(),
+                        latent.channel_place.end());
+  }
+  std::vector<kernels::ComplexChannels> channels;
+  for (size_t head = 0; head < num_heads; ++head) {
+    const auto group = static_cast<size_t>(part.group_of_head[head]);
+    channels.push_back({part.latents[group].width / 2, places[group].data(),
+                        weights.up[head]});
+  }
+  const auto width = [&](size_t head) {
+    return part.projected.width[head * share];
+  };
+  // Heads that stand for as many pairs, together.
+  for (size_t begin = 0, end = 0; begin < num_heads; begin = end) {
+    while (end < num_heads && width(end) == width(begin)) ++end;
+    const auto of_queries = [&](const std::vector<int64_t>& columns) {
+      return absl::MakeConstSpan(columns).subspan(begin * share,
+                                                  (end - begin) * share);
+    };
+    kernels::ComplexLiftParams shape;
+    shape.x_row_stride = program().row_columns;
+    shape.y_row_stride = program().row_columns;
+    shape.num_pairs = width(begin) / 2;
+    shape.pairing = pairing_;
+    KVASIR_ASSIGN_OR_RETURN(
+        kernels::PreparedComplexLift lift,
+        kernels::Prepare(
+            *parts_.device, shape,
+            absl::MakeConstSpan(channels).subspan(begin, end - begin),
+            {of_queries(part.projected.column),
+             of_queries(part.query.column)}));
+    key->complex_lifts.push_back(std::move(lift));
+  }
+  return absl::OkStatus();
 }
 
 void LayerAttention::MakeRebuild(const KeyProgram& part,
@@ -193,78 +309,183 @@ void LayerAttention::MakeRebuild(const KeyProgram& part,
   rebuild.head_steps_stride = rotation.per_head() ? rotation.num_pairs : 0;
 }
 
-void LayerAttention::MakeValue(const PartWeights& weights,
-                               const KvArenas::Part& arena) {
+absl::Status LayerAttention::MakeValue() {
   const ValueProgram& value = program().value;
+  const PartWeights& weights = parts_.weights->value;
+  const KvArenas::Part& arena = parts_.arena->value.front();
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    value_.hadamard = HadamardOfLatents(value, parts_.hadamard);
-    value_.sum_hadamard = HadamardOfHeads(value.attended, parts_.hadamard);
+    KVASIR_RETURN_IF_ERROR(
+        PrepareHadamard(PlacesOfLatents(value), program().row_columns,
+                        /*transposed=*/false, &value_.hadamard));
+    KVASIR_RETURN_IF_ERROR(
+        PrepareHadamard(PlacesOfHeads(value.attended), value.attended_columns,
+                        /*transposed=*/true, &value_.sum_hadamard));
   }
-  if (!value.lifted) return;
-  for (int64_t h = 0; h < program().heads.query.count; ++h) {
+  if (!value.lifted) return absl::OkStatus();
+  const int64_t num_heads = program().heads.query.count;
+  for (int64_t h = 0; h < num_heads; ++h) {
     value_.lifted_column.push_back(h * program().head_dim);
+  }
+  kernels::LiftParams shape;
+  shape.x_row_stride = value.attended_columns;
+  shape.y_row_stride = num_heads * program().head_dim;
+  KVASIR_ASSIGN_OR_RETURN(
+      value_.lift,
+      kernels::Prepare(*parts_.device, shape, weights.lift,
+                       {value.attended.column, value_.lifted_column}));
+  return absl::OkStatus();
+}
+
+int64_t LayerAttention::FreshBytes(const KvArenas::Layer& arena,
+                                   int64_t max_tokens) {
+  int64_t bytes = 0;
+  const auto add = [&](const std::vector<KvArenas::Part>& parts) {
+    std::vector<kernels::LatentGroup> groups;
+    for (const KvArenas::Part& part : parts) {
+      bytes += Padded(LayFresh(part.exact_groups, max_tokens, &groups));
+    }
+  };
+  if (arena.key_ring >= 0) add(arena.key);
+  if (arena.value_ring >= 0) add(arena.value);
+  return bytes;
+}
+
+void LayerAttention::PlaceExact() {
+  exact_.resize(num_parts());
+  kernels::DevicePtr<char> next = parts_.fresh.memory;
+  for (size_t p = 0; p < num_parts(); ++p) {
+    const KvArenas::Layer& arena = *parts_.arena;
+    if ((is_key(p) ? arena.key_ring : arena.value_ring) < 0) continue;
+    const KvArenas::Part& part = is_key(p) ? arena.key[p] : arena.value.front();
+    exact_[p].rows.ring = part.exact;
+    kernels::LatentPart& fresh = exact_[p].rows.fresh;
+    fresh = part.exact;
+    fresh.page_bytes = LayFresh(part.exact_groups, parts_.fresh.max_tokens,
+                                &exact_[p].fresh_groups);
+    fresh.groups = exact_[p].fresh_groups.data();
+    fresh.arena = next;
+    next = next + Padded(fresh.page_bytes);
   }
 }
 
-std::unique_ptr<LayerAttention::Launch> LayerAttention::MakeLaunch(
-    bool prompts) const {
-  auto launch = std::make_unique<Launch>();
-  launch->keys.resize(keys_.size());
-  launch->exact.resize(num_parts());
+kernels::KvAppendPart LayerAttention::Appended(
+    size_t part, const kernels::LatentPart& to) const {
+  return {is_key(part) ? program().key[part].latent_column
+                       : program().value.latent_column,
+          to, parts_.clamped_codes};
+}
+
+absl::Status LayerAttention::PrepareAppends() {
+  std::vector<kernels::KvAppendPart> all;
+  std::vector<kernels::KvAppendPart> fresh;
+  std::vector<kernels::KvAppendPart> key_ring;
+  std::vector<kernels::KvAppendPart> value_ring;
   for (size_t p = 0; p < num_parts(); ++p) {
-    const kernels::LatentPart& rows =
-        (is_key(p) ? parts_.arena->key[p] : parts_.arena->value.front()).exact;
-    launch->exact[p].ring = rows;
-    launch->exact[p].fresh = rows;
+    all.push_back(Appended(p, is_key(p) ? keys_[p].latents : value_.latents));
+    if (exact_[p].fresh_groups.empty()) continue;
+    fresh.push_back(Appended(p, exact_[p].rows.fresh));
+    (is_key(p) ? key_ring : value_ring)
+        .push_back(Appended(p, exact_[p].rows.ring));
   }
+  const auto prepare =
+      [this](const std::vector<kernels::KvAppendPart>& parts,
+             int64_t page_tokens,
+             std::optional<kernels::PreparedKvAppend>* out) -> absl::Status {
+    if (parts.empty()) return absl::OkStatus();
+    KVASIR_ASSIGN_OR_RETURN(
+        *out, kernels::Prepare(
+                  *parts_.device,
+                  kernels::KvAppendShape{.row_stride = program().row_columns,
+                                         .page_tokens = page_tokens},
+                  parts));
+    return absl::OkStatus();
+  };
+  KVASIR_RETURN_IF_ERROR(prepare(all, parts_.page_tokens, &append_));
+  // All rows of a step in one page.
+  KVASIR_RETURN_IF_ERROR(
+      prepare(fresh, parts_.fresh.max_tokens, &append_fresh_));
+  KVASIR_RETURN_IF_ERROR(prepare(
+      key_ring, WindowOf(parts_.arena->key_ring).page_rows, &keep_keys_));
+  return prepare(value_ring, WindowOf(parts_.arena->value_ring).page_rows,
+                 &keep_values_);
+}
+
+kernels::ExactWindow LayerAttention::WindowOf(int64_t ring) const {
+  kernels::ExactWindow window;
+  if (ring < 0) return window;
+  const cache::ExactRing& rows =
+      (*parts_.rings)[static_cast<size_t>(ring)].rows;
+  window.tokens = rows.window_tokens;
+  window.page_rows = rows.rows_per_page;
+  window.first_page = rows.first_page;
+  window.num_pages = rows.num_pages;
+  return window;
+}
+
+absl::StatusOr<std::unique_ptr<LayerAttention::Launch>>
+LayerAttention::MakeLaunch(LaunchedRows rows) const {
+  const bool prompts = rows == LaunchedRows::kPrompts;
+  std::vector<double> rebuild_flops;
+  std::vector<double> prompt_lift_flops;
+  std::vector<kernels::AttentionKeyPart> keys(keys_.size());
   for (size_t p = 0; p < keys_.size(); ++p) {
     const KeyProgram& part = program().key[p];
-    kernels::AttentionKeyPart& key = launch->keys[p];
+    kernels::AttentionKeyPart& key = keys[p];
     key.latents = keys_[p].latents;
     key.group_of_head = part.group_of_head.data();
     key.query_column = part.query.column.data();
-    key.exact = &launch->exact[p];
+    key.exact = &exact_[p].rows;
     if (part.rebuild.has_value()) {
       key.rebuild = &keys_[p].rebuild;
-      Add(RebuildFlops(part), &launch->rebuild_flops);
+      Add(RebuildFlops(part), &rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
       // Meets the queries of before the lift.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
-      Add(LiftFlops(part, part.prompt_lift->dims), &launch->prompt_lift_flops);
+      Add(LiftFlops(part, part.prompt_lift->dims), &prompt_lift_flops);
     }
   }
   const ValueProgram& from = program().value;
-  launch->value.latents = value_.latents;
-  launch->value.group_of_head = from.group_of_head.data();
-  launch->value.out_column = from.attended.column.data();
-  launch->value.exact = &launch->exact.back();
+  kernels::ValueLift value_lift;
+  kernels::AttentionValuePart value;
+  value.latents = value_.latents;
+  value.group_of_head = from.group_of_head.data();
+  value.out_column = from.attended.column.data();
+  value.exact = &exact_.back().rows;
+  kernels::PagedAttentionParams shape;
+  shape.out_row_stride = from.attended_columns;
   if (prompts && from.prompt_lift.has_value()) {
-    launch->value_lift.dims = from.prompt_lift->dims;
-    launch->value_lift.up = parts_.weights->value.prompt_up.data();
-    launch->value.lift = &launch->value_lift;
-    launch->value.out_column = value_.lifted_column.data();
-    Add(LiftFlops(from, from.prompt_lift->dims), &launch->prompt_lift_flops);
+    value_lift.dims = from.prompt_lift->dims;
+    value_lift.up = parts_.weights->value.prompt_up.data();
+    value.lift = &value_lift;
+    value.out_column = value_.lifted_column.data();
+    shape.out_row_stride = program().heads.query.count * program().head_dim;
+    Add(LiftFlops(from, from.prompt_lift->dims), &prompt_lift_flops);
   }
-
-  kernels::PagedAttentionParams& params = launch->params;
-  params.num_heads = program().heads.query.count;
-  params.num_kv_heads = program().heads.kv.count;
-  params.keys = launch->keys.data();
-  params.num_key_parts = static_cast<int64_t>(launch->keys.size());
-  params.values = &launch->value;
-  params.num_value_parts = 1;
-  params.page_tokens = parts_.page_tokens;
-  params.scale = static_cast<float>(
+  shape.q_row_stride = program().row_columns;
+  shape.num_heads = program().heads.query.count;
+  shape.num_kv_heads = program().heads.kv.count;
+  shape.keys = keys.data();
+  shape.num_key_parts = static_cast<int64_t>(keys.size());
+  shape.values = &value;
+  shape.num_value_parts = 1;
+  shape.page_tokens = parts_.page_tokens;
+  shape.scale = static_cast<float>(
       1.0 / std::sqrt(static_cast<double>(program().head_dim)));
-  params.window =
+  shape.window =
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
-  params.key_exact = WindowOf(parts_.arena->key_ring);
-  params.value_exact = WindowOf(parts_.arena->value_ring);
-  launch->plan = std::make_unique<kernels::AttentionPlan>(params);
-  return launch;
+  shape.key_exact = WindowOf(parts_.arena->key_ring);
+  shape.value_exact = WindowOf(parts_.arena->value_ring);
+  KVASIR_ASSIGN_OR_RETURN(kernels::PreparedAttention attention,
+                          kernels::Prepare(*parts_.device, shape));
+  return std::make_unique<Launch>(
+      Launch{.rows = rows,
+             .attention = std::move(attention),
+             .lifts_values = value.lift != nullptr,
+             .rebuild_flops = std::move(rebuild_flops),
+             .prompt_lift_flops = std::move(prompt_lift_flops)});
 }
 
 }  // namespace kvasir::worker

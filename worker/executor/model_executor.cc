@@ -67,14 +67,14 @@ ModelExecutor::ModelExecutor(const Parts& parts, ModelWeights weights,
       weights_(std::move(weights)),
       arenas_(std::move(arenas)),
       batch_(limits_, arenas_),
-      blob_(parts.allocator) {}
+      blob_(&parts.device->allocator()) {}
 
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const Parts& parts, ModelWeights weights, ModelExecutorOptions options) {
   KVASIR_RETURN_IF_ERROR(CheckParts(parts, options));
   KVASIR_ASSIGN_OR_RETURN(
       KvArenas arenas, KvArenas::Create(*parts.plan, *parts.layout, parts.pages,
-                                        parts.allocator));
+                                        &parts.device->allocator()));
   std::unique_ptr<ModelExecutor> executor(new ModelExecutor(
       parts, std::move(weights), std::move(options), std::move(arenas)));
   KVASIR_RETURN_IF_ERROR(executor->CreateState());
@@ -97,7 +97,7 @@ absl::Status ModelExecutor::CreateState() {
   const ResultLayout largest(LargestStep(limits_));
   host_results_.resize(static_cast<size_t>(largest.bytes));
   KVASIR_ASSIGN_OR_RETURN(
-      state_, parts_.allocator->Allocate(
+      state_, parts_.device->allocator().Allocate(
                   static_cast<size_t>(results_offset_bytes_ + largest.bytes),
                   kernels::MemoryTag::kOther));
   staged_.groups.resize(static_cast<size_t>(arenas_.num_page_groups()));
@@ -107,8 +107,8 @@ absl::Status ModelExecutor::CreateState() {
 }
 
 absl::Status ModelExecutor::CreateDecoder() {
-  auto* const clamped_codes =
-      reinterpret_cast<int64_t*>(results() + staged_.layout.clamped_codes);
+  const auto clamped_codes =
+      (results() + staged_.layout.clamped_codes).as<int64_t>();
   KVASIR_ASSIGN_OR_RETURN(
       Decoder decoder,
       Decoder::Create({.spec = parts_.spec,
@@ -116,9 +116,10 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .arenas = &arenas_,
                        .collective = parts_.collective,
                        .page_tokens = parts_.layout->page_tokens(),
+                       .max_tokens = options_.max_batched_tokens,
                        .profile = options_.profile,
                        .clamped_codes = clamped_codes},
-                      parts_.allocator, parts_.stream));
+                      parts_.device));
   decoder_ = std::make_unique<Decoder>(std::move(decoder));
   const auto count = [this](const PartProgram& part) {
     if (part.static_ranges) static_codes_per_token_ += part.latent_columns;
@@ -187,7 +188,7 @@ absl::Status ModelExecutor::PlanWorkspace() {
   Workspace counter = Workspace::Counting();
   KVASIR_RETURN_IF_ERROR(Launch(largest, counter));
   KVASIR_ASSIGN_OR_RETURN(workspace_memory_,
-                          parts_.allocator->Allocate(
+                          parts_.device->allocator().Allocate(
                               counter.peak_bytes() + Workspace::kAlignmentBytes,
                               kernels::MemoryTag::kWorkspace));
   return absl::OkStatus();
@@ -239,8 +240,8 @@ absl::Status ModelExecutor::RegisterTokenMask(
   }
   KVASIR_ASSIGN_OR_RETURN(
       kernels::DeviceBuffer buffer,
-      parts_.allocator->Allocate(words * sizeof(uint32_t),
-                                 kernels::MemoryTag::kOther));
+      parts_.device->allocator().Allocate(words * sizeof(uint32_t),
+                                          kernels::MemoryTag::kOther));
   KVASIR_RETURN_IF_ERROR(kernels::Upload(*parts_.stream, buffer.data(),
                                          allowed.data(), buffer.bytes()));
   masks_[std::move(name)] = std::move(buffer);

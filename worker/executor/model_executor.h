@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cache/layout.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "model/shapes/decoder_spec.h"
@@ -83,7 +83,7 @@ class ModelExecutor final : public Executor {
     const plan::ResolvedPlan* plan = nullptr;
     const cache::PageLayout* layout = nullptr;
     cache::PageCounts pages;
-    kernels::DeviceAllocator* allocator = nullptr;
+    kernels::Device* device = nullptr;
     kernels::Stream* stream = nullptr;
     Collective* collective = nullptr;
   };
@@ -125,12 +125,12 @@ class ModelExecutor final : public Executor {
  private:
   // Where a step's results are on the device.
   struct Results {
-    int32_t* token_ids = nullptr;      // [samples]
-    float* logprobs = nullptr;         // [samples]
-    int32_t* top_ids = nullptr;        // [samples, top]
-    float* top_logprobs = nullptr;     // [samples, top]
-    float* target_logprobs = nullptr;  // [targets]
-    int32_t* not_finite = nullptr;     // [T], kernels::KvAppendParams
+    kernels::DevicePtr<int32_t> token_ids;      // [samples]
+    kernels::DevicePtr<float> logprobs;         // [samples]
+    kernels::DevicePtr<int32_t> top_ids;        // [samples, top]
+    kernels::DevicePtr<float> top_logprobs;     // [samples, top]
+    kernels::DevicePtr<float> target_logprobs;  // [targets]
+    kernels::DevicePtr<int32_t> not_finite;     // [T], kernels::KvAppendParams
   };
   // What Launch needs of a step: counts, and addresses in the uploaded blob
   // (device memory). Reused from step to step.
@@ -138,19 +138,21 @@ class ModelExecutor final : public Executor {
     uint64_t step_id = 0;
     StepSizes sizes;
     StepBucket bucket;
-    const int32_t* ids = nullptr;            // [T]
-    const int32_t* token_sources = nullptr;  // [T]
-    const int64_t* positions = nullptr;      // [T]
-    std::vector<AttentionBatch> groups;      // by page group
-    std::vector<const int64_t*> ring_slots;  // by ring
-    const int32_t* sample_rows = nullptr;
-    const kernels::SampleRow* samples = nullptr;
-    const int32_t* carried = nullptr;  // [max seqs], rows of last_sampled()
-    const int32_t* target_rows = nullptr;
-    const int32_t* target_ids = nullptr;
-    const int32_t* history_ids = nullptr;
-    const int32_t* zeros = nullptr;     // [T]
-    const int32_t* all_rows = nullptr;  // [T]: 0, 1, ..., for the logits tap
+    kernels::DevicePtr<const int32_t> ids;                      // [T]
+    kernels::DevicePtr<const int32_t> token_sources;            // [T]
+    kernels::DevicePtr<const int64_t> positions;                // [T]
+    std::vector<AttentionBatch> groups;                         // by page group
+    std::vector<kernels::DevicePtr<const int64_t>> ring_slots;  // by ring
+    kernels::DevicePtr<const int32_t> sample_rows;
+    kernels::DevicePtr<const kernels::SampleRow> samples;
+    // [max seqs], rows of last_sampled()
+    kernels::DevicePtr<const int32_t> carried;
+    kernels::DevicePtr<const int32_t> target_rows;
+    kernels::DevicePtr<const int32_t> target_ids;
+    kernels::DevicePtr<const int32_t> history_ids;
+    kernels::DevicePtr<const int32_t> zeros;  // [T]
+    // [T]: 0, 1, ..., for the logits tap
+    kernels::DevicePtr<const int32_t> all_rows;
     ResultLayout layout;
     Results results;
   };
@@ -177,7 +179,7 @@ class ModelExecutor final : public Executor {
   StepBucket BucketOfBatch() const;
   void Pack();
   void PackSequences(
-      const int32_t* tables,
+      kernels::DevicePtr<const int32_t> tables,
       const std::vector<StepBlob::Place<kernels::AttentionSequence>>& places);
   void PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
                    const StepBlob::Place<int32_t>& carried);
@@ -186,7 +188,8 @@ class ModelExecutor final : public Executor {
   // Launch. With a counting workspace only its size.
   absl::Status Launch(const StagedStep& step, kernels::Workspace& workspace);
   absl::Status CopyPages(kernels::Workspace& workspace);
-  absl::Status GatherIds(const StagedStep& step, int32_t* ids,
+  absl::Status GatherIds(const StagedStep& step,
+                         kernels::DevicePtr<int32_t> ids,
                          kernels::Workspace& workspace);
   absl::Status CountHistories(const StagedStep& step,
                               kernels::Workspace& workspace);
@@ -217,11 +220,13 @@ class ModelExecutor final : public Executor {
   // What stays on the device from step to step, int32 and then results:
   //   | ids of the step [max tokens] | last sampled [max seqs, by table row] |
   //   | ResultLayout |
-  int32_t* source_ids() const { return state_.as<int32_t>(); }
-  int32_t* last_sampled() const {
+  kernels::DevicePtr<int32_t> source_ids() const {
+    return state_.as<int32_t>();
+  }
+  kernels::DevicePtr<int32_t> last_sampled() const {
     return source_ids() + options_.max_batched_tokens;
   }
-  std::byte* results() const {
+  kernels::DevicePtr<std::byte> results() const {
     return state_.as<std::byte>() + results_offset_bytes_;
   }
 

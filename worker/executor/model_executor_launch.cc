@@ -14,14 +14,15 @@ using kernels::Workspace;
 
 // Numbers one behind the other. Rows of int32 are moved by the op that moves
 // rows of float32: it copies bits.
-kernels::GatherRowsParams GatherNumbers(const int32_t* from,
-                                        const int32_t* rows, int32_t* to,
+kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
+                                        kernels::DevicePtr<const int32_t> rows,
+                                        kernels::DevicePtr<int32_t> to,
                                         int64_t count) {
   kernels::GatherRowsParams gather;
-  gather.x = reinterpret_cast<const float*>(from);
+  gather.x = from.as<const float>();
   gather.x_row_stride = 1;
   gather.rows = rows;
-  gather.out = reinterpret_cast<float*>(to);
+  gather.out = to.as<float>();
   gather.out_row_stride = 1;
   gather.num_rows = count;
   gather.columns = 1;
@@ -41,7 +42,8 @@ absl::Status ModelExecutor::Launch(const StagedStep& step,
   tokens.positions = step.positions;
   tokens.groups = step.groups;
   tokens.ring_slots = step.ring_slots;
-  int32_t* const ids = workspace.Take<int32_t>(step.bucket.padded.tokens);
+  const kernels::DevicePtr<int32_t> ids =
+      workspace.Take<int32_t>(step.bucket.padded.tokens);
   tokens.ids = ids;
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(GatherIds(step, ids, workspace));
@@ -69,7 +71,8 @@ absl::Status ModelExecutor::CopyPages(Workspace& workspace) {
 }
 
 // Ids from the plan and from the last sample come together on the device.
-absl::Status ModelExecutor::GatherIds(const StagedStep& step, int32_t* ids,
+absl::Status ModelExecutor::GatherIds(const StagedStep& step,
+                                      kernels::DevicePtr<int32_t> ids,
                                       Workspace& workspace) {
   KVASIR_RETURN_IF_ERROR(kernels::GatherRows(
       *parts_.stream,
@@ -163,7 +166,7 @@ absl::Status ModelExecutor::CarrySampled(const StagedStep& step,
                                          Workspace& workspace) {
   const int64_t count = options_.max_num_seqs;
   Workspace::Scope scope(&workspace);
-  int32_t* const merged = workspace.Take<int32_t>(count);
+  const kernels::DevicePtr<int32_t> merged = workspace.Take<int32_t>(count);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(kernels::GatherRows(
       *parts_.stream,

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "worker/executor/model_executor.h"
-#include "worker/weights/advance.h"
 
 namespace kvasir::worker {
 namespace {
@@ -36,6 +35,7 @@ absl::Status ModelExecutor::Stage(const StepPlan& plan) {
   Pack();
   KVASIR_RETURN_IF_ERROR(blob_.StartPacking());
   Pack();
+  KVASIR_RETURN_IF_ERROR(decoder_->PlanSteps(batch_.rows(), staged_.groups));
   return blob_.Upload(*parts_.stream);
 }
 
@@ -90,12 +90,12 @@ absl::Status ModelExecutor::PreparePenalties(const SequenceStep& step,
       const size_t bytes =
           static_cast<size_t>(limits_.vocab_size) * sizeof(int32_t);
       auto counts = std::make_unique<PenaltyCounts>();
-      KVASIR_ASSIGN_OR_RETURN(
-          counts->prompt,
-          parts_.allocator->Allocate(bytes, kernels::MemoryTag::kOther));
-      KVASIR_ASSIGN_OR_RETURN(
-          counts->output,
-          parts_.allocator->Allocate(bytes, kernels::MemoryTag::kOther));
+      KVASIR_ASSIGN_OR_RETURN(counts->prompt,
+                              parts_.device->allocator().Allocate(
+                                  bytes, kernels::MemoryTag::kOther));
+      KVASIR_ASSIGN_OR_RETURN(counts->output,
+                              parts_.device->allocator().Allocate(
+                                  bytes, kernels::MemoryTag::kOther));
       sequence->penalties = std::move(counts);
     }
   }
@@ -142,6 +142,7 @@ void ModelExecutor::Pack() {
     sequences.push_back(
         blob_.Take<kernels::AttentionSequence>(padded.sequences));
     staged_.groups[group].sequences = sequences.back().device;
+    staged_.groups[group].planned = batch_.groups()[group].sequences;
   }
   for (size_t ring = 0; ring < staged_.ring_slots.size(); ++ring) {
     staged_.ring_slots[ring] =
@@ -162,13 +163,14 @@ void ModelExecutor::Pack() {
   }
   staged_.zeros = blob_.Add(absl::Span<const int32_t>(), padded.tokens, 0);
   staged_.history_ids = blob_.Add(absl::MakeConstSpan(batch_.history_ids()));
-  const int32_t* const tables = blob_.Add(absl::MakeConstSpan(batch_.tables()));
+  const kernels::DevicePtr<const int32_t> tables =
+      blob_.Add(absl::MakeConstSpan(batch_.tables()));
   if (!blob_.counting()) PackSequences(tables, sequences);
   PackSamples(samples, carried);
 }
 
 void ModelExecutor::PackSequences(
-    const int32_t* tables,
+    kernels::DevicePtr<const int32_t> tables,
     const std::vector<StepBlob::Place<kernels::AttentionSequence>>& places) {
   const auto padded = static_cast<size_t>(staged_.bucket.padded.sequences);
   for (size_t g = 0; g < places.size(); ++g) {
@@ -187,17 +189,19 @@ void ModelExecutor::PackSequences(
 
 void ModelExecutor::PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
                                 const StepBlob::Place<int32_t>& carried) {
-  const int32_t* const bias_ids =
+  const kernels::DevicePtr<const int32_t> bias_ids =
       blob_.Add(absl::MakeConstSpan(batch_.bias_ids()));
-  const float* const biases = blob_.Add(absl::MakeConstSpan(batch_.biases()));
-  const int32_t* const banned_ids =
+  const kernels::DevicePtr<const float> biases =
+      blob_.Add(absl::MakeConstSpan(batch_.biases()));
+  const kernels::DevicePtr<const int32_t> banned_ids =
       blob_.Add(absl::MakeConstSpan(batch_.banned_ids()));
   const std::vector<StepBatch::Sample>& samples = batch_.samples();
   if (blob_.counting() || samples.empty()) return;
   std::fill_n(rows.host, staged_.bucket.padded.samples, kernels::SampleRow());
   // last[row] = sampled now, or what it was.
   std::iota(carried.host, carried.host + options_.max_num_seqs, 0);
-  const int64_t sampled_now = staged_.results.token_ids - last_sampled();
+  const int64_t sampled_now = staged_.results.token_ids.device_address() -
+                              last_sampled().device_address();
   for (size_t i = 0; i < samples.size(); ++i) {
     kernels::SampleRow& row = rows.host[i];
     row = samples[i].row;
@@ -211,8 +215,9 @@ void ModelExecutor::PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
 
 void ModelExecutor::PlaceResults(StagedStep* step) const {
   step->layout = ResultLayout(step->bucket.padded);
-  const auto at = [this]<typename T>(int64_t offset, T** place) {
-    *place = reinterpret_cast<T*>(results() + offset);
+  const auto at = [this]<typename T>(int64_t offset,
+                                     kernels::DevicePtr<T>* place) {
+    *place = (results() + offset).template as<T>();
   };
   at(step->layout.token_ids, &step->results.token_ids);
   at(step->layout.logprobs, &step->results.logprobs);

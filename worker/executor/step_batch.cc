@@ -241,7 +241,7 @@ int64_t StepBatch::AddTable(absl::Span<const int32_t> pages) {
 }
 
 void StepBatch::AddHistory(absl::Span<const int32_t> ids, bool clear,
-                           int32_t* counts) {
+                           kernels::DevicePtr<int32_t> counts) {
   if (ids.empty() && !clear) return;
   histories_.push_back({static_cast<int64_t>(history_ids_.size()),
                         static_cast<int64_t>(ids.size()), counts, clear});

@@ -49,8 +49,8 @@ class StepBatch {
   struct History {
     int64_t first_id = 0;  // in history_ids()
     int64_t num_ids = 0;
-    int32_t* counts = nullptr;  // [V], device memory
-    bool clear = false;         // of what was counted before
+    kernels::DevicePtr<int32_t> counts;  // [V]
+    bool clear = false;                  // of what was counted before
   };
   struct Output {
     uint64_t sequence_id = 0;
@@ -75,7 +75,8 @@ class StepBatch {
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
                      PrepareSample prepare);
   // For PrepareSample. Nothing is to do for no ids that clear nothing.
-  void AddHistory(absl::Span<const int32_t> ids, bool clear, int32_t* counts);
+  void AddHistory(absl::Span<const int32_t> ids, bool clear,
+                  kernels::DevicePtr<int32_t> counts);
 
   StepSizes sizes() const;
 

@@ -88,7 +88,7 @@ class StepBlob {
   template <typename T>
   struct Place {
     T* host = nullptr;
-    const T* device = nullptr;
+    kernels::DevicePtr<const T> device;
   };
 
   explicit StepBlob(kernels::DeviceAllocator* allocator)
@@ -104,12 +104,13 @@ class StepBlob {
     const int64_t offset = TakeBytes(count * static_cast<int64_t>(sizeof(T)));
     if (counting_) return {};
     return {reinterpret_cast<T*>(host_.get() + offset),
-            reinterpret_cast<const T*>(device_.as<std::byte>() + offset)};
+            (device_.as<const std::byte>() + offset).template as<const T>()};
   }
 
   // The same, written: `values`, then `padding` up to `count`.
   template <typename T>
-  const T* Add(absl::Span<const T> values, int64_t count, const T& padding) {
+  kernels::DevicePtr<const T> Add(absl::Span<const T> values, int64_t count,
+                                  const T& padding) {
     const Place<T> place = Take<T>(count);
     if (!counting_) {
       std::fill(std::copy(values.begin(), values.end(), place.host),
@@ -118,7 +119,7 @@ class StepBlob {
     return place.device;
   }
   template <typename T>
-  const T* Add(absl::Span<const T> values) {
+  kernels::DevicePtr<const T> Add(absl::Span<const T> values) {
     return Add(values, static_cast<int64_t>(values.size()), T());
   }
 

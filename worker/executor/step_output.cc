@@ -6,7 +6,6 @@
 #include "kernels/device/read_back.h"
 #include "kernels/linear/ops.h"
 #include "kernels/sampling/ops.h"
-#include "worker/weights/advance.h"
 
 namespace kvasir::worker {
 namespace {
@@ -15,8 +14,9 @@ using kernels::Stream;
 using kernels::Workspace;
 
 absl::Status HeadColumns(const Decoder& decoder, Stream& stream,
-                         const kernels::PackedMatrix& head, const float* normed,
-                         int64_t num_rows, float* logits,
+                         const kernels::PackedMatrix& head,
+                         kernels::DevicePtr<const float> normed,
+                         int64_t num_rows, kernels::DevicePtr<float> logits,
                          Workspace& workspace) {
   const StepPartScope part_of_step(decoder.profile(), stream, StepPart::kHead);
   kernels::MatmulParams params;
@@ -52,15 +52,15 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
   const int64_t vocab = decoder_->spec().vocab_size;
   const int64_t m = decoder_->spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  float* const logits = workspace.Take<float>(logits_floats_);
+  const kernels::DevicePtr<float> logits =
+      workspace.Take<float>(logits_floats_);
   const int64_t chunk = std::min(logits_rows(), batch.padded_rows);
-  float* const normed = workspace.Take<float>(chunk * m);
+  const kernels::DevicePtr<float> normed = workspace.Take<float>(chunk * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   for (int64_t row = 0; row < batch.num_rows; row += chunk) {
     const int64_t count = std::min(chunk, batch.num_rows - row);
-    KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(stream, hidden,
-                                               Advance(batch.token_rows, row),
-                                               count, normed, workspace));
+    KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
+        stream, hidden, batch.token_rows + row, count, normed, workspace));
     KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
                                        normed, count, logits, workspace));
     kernels::SampleParams params;
@@ -68,12 +68,12 @@ absl::Status StepOutput::Sample(Stream& stream, const HiddenStates& hidden,
     params.row_stride = vocab;
     params.num_rows = count;
     params.vocab = vocab;
-    params.rows = Advance(batch.rows, row);
-    params.token_ids = Advance(batch.token_ids, row);
-    params.logprobs = Advance(batch.logprobs, row);
+    params.rows = batch.rows + row;
+    params.token_ids = batch.token_ids + row;
+    params.logprobs = batch.logprobs + row;
     params.max_top = batch.max_top;
-    params.top_ids = Advance(batch.top_ids, row * batch.max_top);
-    params.top_logprobs = Advance(batch.top_logprobs, row * batch.max_top);
+    params.top_ids = batch.top_ids + row * batch.max_top;
+    params.top_logprobs = batch.top_logprobs + row * batch.max_top;
     const StepPartScope part_of_step(decoder_->profile(), stream,
                                      StepPart::kSampling);
     KVASIR_RETURN_IF_ERROR(kernels::Sample(stream, params, workspace));
@@ -89,9 +89,11 @@ absl::Status StepOutput::ScoreTargets(Stream& stream,
   const int64_t vocab = decoder_->spec().vocab_size;
   const int64_t m = decoder_->spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  float* const logits = workspace.Take<float>(logits_floats_);
-  float* const normed = workspace.Take<float>(batch.padded_rows * m);
-  auto* const state =
+  const kernels::DevicePtr<float> logits =
+      workspace.Take<float>(logits_floats_);
+  const kernels::DevicePtr<float> normed =
+      workspace.Take<float>(batch.padded_rows * m);
+  const auto state =
       workspace.Take<kernels::LogSoftmaxState>(batch.padded_rows);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
@@ -119,23 +121,23 @@ absl::Status StepOutput::ScoreTargets(Stream& stream,
   return absl::OkStatus();
 }
 
-absl::Status StepOutput::ReadAllLogits(Stream& stream,
-                                       const HiddenStates& hidden,
-                                       const int32_t* token_rows,
-                                       int64_t num_rows, RowsReader reader,
-                                       Workspace& workspace) const {
+absl::Status StepOutput::ReadAllLogits(
+    Stream& stream, const HiddenStates& hidden,
+    kernels::DevicePtr<const int32_t> token_rows, int64_t num_rows,
+    RowsReader reader, Workspace& workspace) const {
   const int64_t vocab = decoder_->spec().vocab_size;
   const int64_t m = decoder_->spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  float* const logits = workspace.Take<float>(logits_floats_);
+  const kernels::DevicePtr<float> logits =
+      workspace.Take<float>(logits_floats_);
   const int64_t chunk = std::min(logits_rows(), num_rows);
-  float* const normed = workspace.Take<float>(chunk * m);
+  const kernels::DevicePtr<float> normed = workspace.Take<float>(chunk * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   std::vector<float> host;
   for (int64_t row = 0; row < num_rows; row += chunk) {
     const int64_t count = std::min(chunk, num_rows - row);
-    KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(
-        stream, hidden, Advance(token_rows, row), count, normed, workspace));
+    KVASIR_RETURN_IF_ERROR(decoder_->FinalNorm(stream, hidden, token_rows + row,
+                                               count, normed, workspace));
     KVASIR_RETURN_IF_ERROR(HeadColumns(*decoder_, stream, decoder_->head(),
                                        normed, count, logits, workspace));
     if (workspace.counting()) continue;

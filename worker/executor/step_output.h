@@ -18,22 +18,22 @@ namespace kvasir::worker {
 // Device memory, all of it.
 struct SampleBatch {
   int64_t num_rows = 0;
-  int64_t padded_rows = 0;              // StepBucket's, what launches depend on
-  const int32_t* token_rows = nullptr;  // [num_rows]
-  const kernels::SampleRow* rows = nullptr;  // [num_rows]
+  int64_t padded_rows = 0;  // StepBucket's, what launches depend on
+  kernels::DevicePtr<const int32_t> token_rows;       // [num_rows]
+  kernels::DevicePtr<const kernels::SampleRow> rows;  // [num_rows]
   int64_t max_top = 0;
-  int32_t* token_ids = nullptr;   // [num_rows], out
-  float* logprobs = nullptr;      // [num_rows], out
-  int32_t* top_ids = nullptr;     // [num_rows, max_top], out
-  float* top_logprobs = nullptr;  // [num_rows, max_top], out
+  kernels::DevicePtr<int32_t> token_ids;   // [num_rows], out
+  kernels::DevicePtr<float> logprobs;      // [num_rows], out
+  kernels::DevicePtr<int32_t> top_ids;     // [num_rows, max_top], out
+  kernels::DevicePtr<float> top_logprobs;  // [num_rows, max_top], out
 };
 
 struct TargetBatch {
   int64_t num_rows = 0;
   int64_t padded_rows = 0;
-  const int32_t* token_rows = nullptr;  // [num_rows]
-  const int32_t* target_ids = nullptr;  // [num_rows]
-  float* logprobs = nullptr;            // [num_rows], out
+  kernels::DevicePtr<const int32_t> token_rows;  // [num_rows]
+  kernels::DevicePtr<const int32_t> target_ids;  // [num_rows]
+  kernels::DevicePtr<float> logprobs;            // [num_rows], out
 };
 
 // Threads: one at a time. `decoder` must outlive it.
@@ -59,8 +59,8 @@ class StepOutput {
       int64_t first_row, absl::Span<const float> logits)>;
   absl::Status ReadAllLogits(kernels::Stream& stream,
                              const HiddenStates& hidden,
-                             const int32_t* token_rows, int64_t num_rows,
-                             RowsReader reader,
+                             kernels::DevicePtr<const int32_t> token_rows,
+                             int64_t num_rows, RowsReader reader,
                              kernels::Workspace& workspace) const;
 
   // Rows that are sampled at a time, at most.

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "kernels/device/device.h"
 
 namespace kvasir::worker {
 namespace {
@@ -16,15 +17,16 @@ void Spend(int milliseconds) {
 
 TEST(StepProfileTest, AnInnerPartTakesItsTimeFromTheOuterOne) {
   base::ThreadPool pool(1);
-  kernels::CpuStream stream(&pool);
+  kernels::CpuDevice device(&pool);
+  const auto stream = device.MakeStream();
   CpuStepProfile profile;
   profile.Start();
   Spend(2);
   {
-    const StepPartScope mlp(&profile, stream, StepPart::kMlp);
+    const StepPartScope mlp(&profile, *stream, StepPart::kMlp);
     Spend(4);
     {
-      const StepPartScope sum(&profile, stream, StepPart::kSum);
+      const StepPartScope sum(&profile, *stream, StepPart::kSum);
       Spend(8);
     }
     Spend(4);
@@ -38,9 +40,10 @@ TEST(StepProfileTest, AnInnerPartTakesItsTimeFromTheOuterOne) {
 
 TEST(StepProfileTest, StartForgetsWhatWasBefore) {
   base::ThreadPool pool(1);
-  kernels::CpuStream stream(&pool);
+  kernels::CpuDevice device(&pool);
+  const auto stream = device.MakeStream();
   CpuStepProfile profile;
-  { const StepPartScope part(&profile, stream, StepPart::kHead); }
+  { const StepPartScope part(&profile, *stream, StepPart::kHead); }
   profile.Start();
   EXPECT_EQ(SecondsOf(profile.Stop(), StepPart::kHead), 0.0);
 }

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/ops.h"
 
 namespace kvasir::worker {
 namespace {
@@ -32,7 +32,9 @@ struct Latents {
     }
     view.groups = groups.data();
     view.num_groups = static_cast<int64_t>(groups.size());
-    if (part.static_ranges) view.static_scale = &kPresent;
+    if (part.static_ranges) {
+      view.static_scale = kernels::DevicePtr<const float>(&kPresent);
+    }
     exact.ring.groups = exact_groups.data();
     exact.ring.num_groups = view.num_groups;
   }
@@ -67,7 +69,8 @@ bool LaunchFits(const AttentionProgram& program,
   latents.reserve(program.key.size());  // pointed to
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
   std::vector<kernels::AttentionKeyPart> keys(program.key.size());
-  const float* const lift = &Latents::kPresent;
+  const std::vector<kernels::DevicePtr<const float>> lift(
+      static_cast<size_t>(program.heads.kv.count));
   for (size_t p = 0; p < program.key.size(); ++p) {
     const KeyProgram& part = program.key[p];
     latents.emplace_back(part, attention.key.parts[p]);
@@ -75,11 +78,11 @@ bool LaunchFits(const AttentionProgram& program,
     keys[p].exact = &latents.back().exact;
     if (prompts && part.prompt_lift.has_value()) {
       rebuilds[p].dims = part.prompt_lift->dims;
-      rebuilds[p].up = &lift;
+      rebuilds[p].up = lift.data();
     } else if (part.rebuild.has_value()) {
       rebuilds[p].dims = part.rebuild->dims;
       rebuilds[p].num_pairs = part.rebuild->rotation.num_pairs;
-      if (part.rebuild->lifted) rebuilds[p].up = &lift;
+      if (part.rebuild->lifted) rebuilds[p].up = lift.data();
     } else {
       continue;
     }
@@ -92,7 +95,7 @@ bool LaunchFits(const AttentionProgram& program,
   kernels::ValueLift value_lift;
   if (prompts && program.value.prompt_lift.has_value()) {
     value_lift.dims = program.value.prompt_lift->dims;
-    value_lift.up = &lift;
+    value_lift.up = lift.data();
     values.lift = &value_lift;
   }
 
@@ -106,7 +109,7 @@ bool LaunchFits(const AttentionProgram& program,
   // Exact rows are parts of their own.
   params.key_exact.tokens = attention.key.exact_window;
   params.value_exact.tokens = attention.value.exact_window;
-  return kernels::PagedAttentionScratch(params, 1) >= 0;
+  return kernels::Fits(params);
 }
 
 }  // namespace

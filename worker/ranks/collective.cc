@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/device/dispatch.h"
 
 namespace kvasir::worker {
 namespace {
@@ -63,6 +63,46 @@ class SharedGroup {
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };
 
+// One rank's sum. The status is the host's.
+template <template <typename> class Ptr>
+struct SumParamsIn {
+  Ptr<float> data = nullptr;  // [count]
+  Ptr<float> sum = nullptr;   // [count], scratch
+  int64_t count = 0;
+  SharedGroup* group = nullptr;
+  int64_t rank = 0;
+  absl::Status* status = nullptr;
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(data, sum);
+  }
+};
+using SumParams = SumParamsIn<kernels::DevicePtr>;
+using SumArgs = SumParamsIn<kernels::LaunchPtr>;
+
+// The memory of every rank is open between the two arrivals of all.
+absl::Status SumOfRanks(const SumArgs& args) {
+  KVASIR_RETURN_IF_ERROR(args.group->Arrive(args.rank, args.data));
+  const size_t bytes = static_cast<size_t>(args.count) * sizeof(float);
+  std::memcpy(args.sum, args.group->data(0), bytes);
+  for (int64_t rank = 1; rank < args.group->size(); ++rank) {
+    const float* const other = args.group->data(rank);
+    for (int64_t i = 0; i < args.count; ++i) args.sum[i] += other[i];
+  }
+  // Nobody writes before everybody has read.
+  KVASIR_RETURN_IF_ERROR(args.group->Arrive(args.rank, args.data));
+  std::memcpy(args.data, args.sum, bytes);
+  return absl::OkStatus();
+}
+
+void AllReduceSumCpu(const SumArgs& args, kernels::CpuStream&) {
+  *args.status = SumOfRanks(args);
+}
+
+constexpr kernels::OpKernels<SumParams> kAllReduceSum = {
+    "all_reduce_sum", &AllReduceSumCpu, &AllReduceSumCpu};
+
 class InProcessCollective final : public Collective {
  public:
   // shared_ptr: the last rank to go frees the group.
@@ -71,24 +111,18 @@ class InProcessCollective final : public Collective {
 
   plan::TpShard shard() const override { return {rank_, group_->size()}; }
 
-  absl::Status AllReduceSum(kernels::Stream& stream, float* data, int64_t count,
+  absl::Status AllReduceSum(kernels::Stream& stream,
+                            kernels::DevicePtr<float> data, int64_t count,
                             kernels::Workspace& workspace) override {
-    KVASIR_CHECK(stream.device() == kernels::DeviceKind::kCpu);
     kernels::Workspace::Scope scope(&workspace);
-    float* const sum = workspace.Take<float>(count);
+    const kernels::DevicePtr<float> sum = workspace.Take<float>(count);
     KVASIR_RETURN_IF_ERROR(workspace.status());
     if (workspace.counting()) return absl::OkStatus();
-    KVASIR_RETURN_IF_ERROR(group_->Arrive(rank_, data));
-    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
-    std::memcpy(sum, group_->data(0), bytes);
-    for (int64_t rank = 1; rank < group_->size(); ++rank) {
-      const float* const other = group_->data(rank);
-      for (int64_t i = 0; i < count; ++i) sum[i] += other[i];
-    }
-    // Nobody writes before everybody has read.
-    KVASIR_RETURN_IF_ERROR(group_->Arrive(rank_, data));
-    std::memcpy(data, sum, bytes);
-    return absl::OkStatus();
+    absl::Status status;
+    KVASIR_RETURN_IF_ERROR(kernels::Launch(
+        kAllReduceSum, stream,
+        SumParams{data, sum, count, group_.get(), rank_, &status}));
+    return status;
   }
 
   void Abort(const absl::Status& reason) override {

@@ -24,7 +24,8 @@ class Collective {
 
   // Enqueues data[i] = sum over ranks of data[i], for `count` float32 numbers,
   // added in rank order: the same bits on every rank and in every run.
-  virtual absl::Status AllReduceSum(kernels::Stream& stream, float* data,
+  virtual absl::Status AllReduceSum(kernels::Stream& stream,
+                                    kernels::DevicePtr<float> data,
                                     int64_t count,
                                     kernels::Workspace& workspace) = 0;
 
@@ -36,8 +37,8 @@ class Collective {
 class SingleRank final : public Collective {
  public:
   plan::TpShard shard() const override { return {}; }
-  absl::Status AllReduceSum(kernels::Stream&, float*, int64_t,
-                            kernels::Workspace&) override {
+  absl::Status AllReduceSum(kernels::Stream&, kernels::DevicePtr<float>,
+                            int64_t, kernels::Workspace&) override {
     return absl::OkStatus();
   }
   void Abort(const absl::Status&) override {}

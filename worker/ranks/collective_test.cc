@@ -38,14 +38,17 @@ TEST(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
   for (int64_t rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
       base::ThreadPool pool(1);
-      kernels::CpuStream stream(&pool);
+      kernels::CpuDevice device(&pool);
+      const auto stream = device.MakeStream();
       std::vector<float> memory(kCount + 64);
-      kernels::Workspace workspace(memory.data(),
+      kernels::Workspace workspace(kernels::DevicePtr<float>(memory.data()),
                                    memory.size() * sizeof(float));
-      EXPECT_THAT(group[static_cast<size_t>(rank)]->AllReduceSum(
-                      stream, data[static_cast<size_t>(rank)].data(), kCount,
-                      workspace),
-                  base::IsOk());
+      EXPECT_THAT(
+          group[static_cast<size_t>(rank)]->AllReduceSum(
+              *stream,
+              kernels::DevicePtr<float>(data[static_cast<size_t>(rank)].data()),
+              kCount, workspace),
+          base::IsOk());
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -57,11 +60,14 @@ TEST(CollectiveTest, ARankThatGivesUpWakesTheOthers) {
   absl::Status status;
   std::thread waiting([&] {
     base::ThreadPool pool(1);
-    kernels::CpuStream stream(&pool);
+    kernels::CpuDevice device(&pool);
+    const auto stream = device.MakeStream();
     std::vector<float> memory(128);
-    kernels::Workspace workspace(memory.data(), memory.size() * sizeof(float));
+    kernels::Workspace workspace(kernels::DevicePtr<float>(memory.data()),
+                                 memory.size() * sizeof(float));
     float value = 1;
-    status = group[0]->AllReduceSum(stream, &value, 1, workspace);
+    status = group[0]->AllReduceSum(*stream, kernels::DevicePtr<float>(&value),
+                                    1, workspace);
   });
   group[1]->Abort(absl::InternalError("disk on fire"));
   waiting.join();

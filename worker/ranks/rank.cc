@@ -71,28 +71,33 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
       rank->pages_, limits.max_model_len, limits.max_batched_tokens));
 
-  KVASIR_ASSIGN_OR_RETURN(rank->allocator_, kernels::DeviceAllocator::Create(
-                                                kernels::DeviceKind::kCpu,
-                                                options.memory_limit_bytes));
+  if (options.memory_limit_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory limit of ", options.memory_limit_bytes, " bytes"));
+  }
   rank->pool_ = std::make_unique<base::ThreadPool>(options.num_threads);
-  rank->stream_ =
-      std::make_unique<kernels::CpuStream>(rank->pool_.get(), options.backend);
+  rank->device_ =
+      options.make_device
+          ? options.make_device(rank->pool_.get(), options.backend,
+                                options.memory_limit_bytes)
+          : std::make_unique<kernels::CpuDevice>(
+                rank->pool_.get(), options.backend, options.memory_limit_bytes);
+  rank->stream_ = rank->device_->MakeStream();
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
-      LoadWeights(spec, plan, source, rank->allocator_.get(),
+      LoadWeights(spec, plan, source, rank->device_.get(),
                   {.pool = rank->pool_.get(), .progress = options.progress}));
   rank->cache_id_ = CacheIdOf(resolved->source, spec, options.page_tokens,
                               weights.weights_id);
-  KVASIR_ASSIGN_OR_RETURN(
-      rank->executor_,
-      ModelExecutor::Create({.spec = &rank->spec_,
-                             .plan = resolved.get(),
-                             .layout = rank->layout_.get(),
-                             .pages = rank->pages_,
-                             .allocator = rank->allocator_.get(),
-                             .stream = rank->stream_.get(),
-                             .collective = collective},
-                            std::move(weights), limits));
+  KVASIR_ASSIGN_OR_RETURN(rank->executor_,
+                          ModelExecutor::Create({.spec = &rank->spec_,
+                                                 .plan = resolved.get(),
+                                                 .layout = rank->layout_.get(),
+                                                 .pages = rank->pages_,
+                                                 .device = rank->device_.get(),
+                                                 .stream = rank->stream_.get(),
+                                                 .collective = collective},
+                                                std::move(weights), limits));
   return rank;
 }
 

@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
 #include "cache/layout.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "model/shapes/attention_shape.h"
 #include "model/shapes/decoder_spec.h"
@@ -28,6 +28,12 @@ namespace kvasir::worker {
 struct RankOptions {
   int num_threads = 1;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
+  // Instead of the CPU with this back end: the rank's device. `pool` outlives
+  // it.
+  std::function<std::unique_ptr<kernels::Device>(base::ThreadPool* pool,
+                                                 kernels::CpuBackend backend,
+                                                 int64_t memory_limit_bytes)>
+      make_device;
   int64_t page_tokens = 64;
   // Of the plan in pages of page_tokens; null: it is laid out here.
   std::shared_ptr<const cache::PageLayout> layout;
@@ -85,8 +91,12 @@ class Rank {
   const plan::ResolvedPlan& plan() const { return *plan_->resolved; }
   const cache::PageLayout& layout() const { return *layout_; }
   const cache::PageCounts& pages() const { return pages_; }
-  const kernels::DeviceAllocator& allocator() const { return *allocator_; }
-  const kernels::CpuStream& stream() const { return *stream_; }
+  const kernels::DeviceAllocator& allocator() const {
+    return device_->allocator();
+  }
+  kernels::Device& device() const { return *device_; }
+  const kernels::Stream& stream() const { return *stream_; }
+  base::ThreadPool& pool() const { return *pool_; }
   const std::string& weights_id() const { return executor_->weights_id(); }
   const std::string& cache_id() const { return cache_id_; }
 
@@ -106,9 +116,9 @@ class Rank {
   std::shared_ptr<const cache::PageLayout> layout_;
   cache::PageCounts pages_;
   std::string cache_id_;
-  std::unique_ptr<kernels::DeviceAllocator> allocator_;
   std::unique_ptr<base::ThreadPool> pool_;
-  std::unique_ptr<kernels::CpuStream> stream_;
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<kernels::Stream> stream_;
   std::unique_ptr<ModelExecutor> executor_;
 };
 

@@ -1,11 +1,14 @@
 // Test support: a rank of a tiny random-weight model.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "base/status_matchers.h"
+#include "kernels/testing/strict_device.h"
 #include "model/shapes/shape_config.h"
 #include "model/shapes/shapes.h"
 #include "plan/resolved_plan.h"
@@ -73,8 +76,17 @@ inline std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
   return served.ok() ? *std::move(served) : nullptr;
 }
 
+// KVASIR_TEST_DEVICE=strict: the rank runs on a device whose memory the host
+// cannot touch.
+inline void UseTestDevice(RankOptions* options) {
+  const char* const name = std::getenv("KVASIR_TEST_DEVICE");
+  if (name == nullptr || std::string_view(name) != "strict") return;
+  options->make_device = kernels::MakeStrictDevice;
+}
+
 inline RankOptions TinyOptions() {
   RankOptions options;
+  UseTestDevice(&options);
   options.page_tokens = 16;
   options.kv_cache_bytes = 4 << 20;
   options.executor.max_model_len = 128;

@@ -1,4 +1,5 @@
-// Test support: looking into loaded weights and at what a source gives.
+// Test support: looking into loaded weights (of a CPU, whose memory is the
+// host's) and at what a source gives.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ inline float Element(const kernels::PackedMatrix& matrix, int64_t k,
   const int64_t at = (n / 32 * matrix.k + k) * 32 + n % 32;
   return kernels::VisitDType(matrix.dtype, [&](auto zero) {
     using T = decltype(zero);
-    return kernels::ToFloat(static_cast<const T*>(matrix.data)[at]);
+    return kernels::ToFloat(
+        static_cast<const T*>(matrix.data.device_address())[at]);
   });
 }
 

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "worker/weights/advance.h"
 
 namespace kvasir::worker {
 namespace {
@@ -22,41 +21,48 @@ struct BasisParts {
   int64_t width = 0;     // R'
   int64_t head_dim = 0;  // D
   RankHeads heads;
-  std::vector<float> mean;      // [keys]; empty: none
-  float* up = nullptr;          // [Hkv, D, R'], or null
-  float* value_up = nullptr;    // [Hkv, R', D], or null
-  float* basis_bias = nullptr;  // [R']
-  float* up_bias = nullptr;     // [Hkv, D], or null
-  float* lift_bias = nullptr;   // [Hq, D], or null
+  std::vector<float> mean;             // [keys]; empty: none
+  WeightMemory* up = nullptr;          // [Hkv, D, R'], or null
+  WeightMemory* value_up = nullptr;    // [Hkv, R', D], or null
+  WeightMemory* basis_bias = nullptr;  // [R']
+  WeightMemory* up_bias = nullptr;     // [Hkv, D], or null
+  WeightMemory* lift_bias = nullptr;   // [Hq, D], or null
 
+  // Those that there are.
+  std::vector<WeightMemory*> memory() const {
+    std::vector<WeightMemory*> all = {up, value_up, basis_bias, up_bias,
+                                      lift_bias};
+    all.erase(std::remove(all.begin(), all.end(), nullptr), all.end());
+    return all;
+  }
   int64_t first_key() const { return heads.kv.first * head_dim; }
 
   // Row r of the basis.
   void Add(int64_t r, const float* row) const {
     for (int64_t i = 0; up != nullptr && i < heads.kv.count * head_dim; ++i) {
-      up[i * width + r] = row[first_key() + i];
+      up->host_floats()[i * width + r] = row[first_key() + i];
     }
     for (int64_t j = 0; value_up != nullptr && j < heads.kv.count; ++j) {
       std::copy_n(row + first_key() + j * head_dim, head_dim,
-                  value_up + (j * width + r) * head_dim);
+                  value_up->host_floats((j * width + r) * head_dim));
     }
     if (mean.empty()) return;
     double sum = 0;
     for (size_t c = 0; c < mean.size(); ++c) {
       sum += static_cast<double>(row[c]) * static_cast<double>(mean[c]);
     }
-    basis_bias[r] = static_cast<float>(-sum);
+    basis_bias->host_floats()[r] = static_cast<float>(-sum);
   }
 
   void AddMean() const {
     const float* const own = mean.data() + first_key();
     if (up_bias != nullptr) {
-      std::copy_n(own, heads.kv.count * head_dim, up_bias);
+      std::copy_n(own, heads.kv.count * head_dim, up_bias->host_floats());
     }
     const int64_t share = heads.query.count / heads.kv.count;
     for (int64_t h = 0; lift_bias != nullptr && h < heads.query.count; ++h) {
       std::copy_n(own + h / share * head_dim, head_dim,
-                  lift_bias + h * head_dim);
+                  lift_bias->host_floats(h * head_dim));
     }
   }
 };
@@ -178,7 +184,7 @@ class AttentionPlanner {
 
   // A vector [heads of the model, d]: the rank's heads of it.
   absl::Status HeadVector(const std::string& name, int64_t dims,
-                          const float** out) {
+                          kernels::DevicePtr<const float>* out) {
     const plan::HeadRange& heads = program_.heads.kv;
     return jobs_->Floats(
         {{Name(name), 1, {{heads.first * dims, heads.count * dims, 0}}}},
@@ -222,9 +228,8 @@ class AttentionPlanner {
     const int64_t head_size = head_rows * latent.width;
     WeightSink sink;
     WeightJob job;
-    KVASIR_ASSIGN_OR_RETURN(float* const up,
+    KVASIR_ASSIGN_OR_RETURN(sink.memory,
                             HeadFloats(latent, head_size, &own->up, &job));
-    sink.memory = up;
     jobs_->CountAsMatrix(job.bytes);
     for (size_t i = 0; i < latent.heads.size(); ++i) {
       sink.takes.push_back({latent.places[i] * head_rows, head_rows,
@@ -239,16 +244,17 @@ class AttentionPlanner {
   }
 
   // Memory of `head_size` numbers of each head of a latent.
-  absl::StatusOr<float*> HeadFloats(const LatentProgram& latent,
-                                    int64_t head_size,
-                                    std::vector<const float*>* of_head,
-                                    WeightJob* job) {
+  absl::StatusOr<WeightMemory*> HeadFloats(
+      const LatentProgram& latent, int64_t head_size,
+      std::vector<kernels::DevicePtr<const float>>* of_head, WeightJob* job) {
     const auto count = static_cast<int64_t>(latent.heads.size());
-    KVASIR_ASSIGN_OR_RETURN(float* const memory, Floats(count * head_size));
+    KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory,
+                            Floats(count * head_size));
+    job->memory.push_back(memory);
     job->bytes += count * head_size * static_cast<int64_t>(sizeof(float));
     for (int64_t i = 0; i < count; ++i) {
       (*of_head)[static_cast<size_t>(latent.heads[static_cast<size_t>(i)])] =
-          Advance(memory, i * head_size);
+          memory->floats(i * head_size);
     }
     return memory;
   }
@@ -263,21 +269,22 @@ class AttentionPlanner {
         const int64_t size = dims * latent.width;
         own->prompt_up.resize(own->up.size());
         KVASIR_ASSIGN_OR_RETURN(
-            float* const real, HeadFloats(latent, size, &own->prompt_up, &job));
+            const WeightMemory* const real,
+            HeadFloats(latent, size, &own->prompt_up, &job));
+        const WeightMemory* const complex = job.reads[0].sinks[0].memory;
         RealLift first;
-        first.complex = static_cast<const float*>(job.reads[0].sinks[0].memory);
         first.num_pairs = dims / 2;
         first.num_channels = latent.width / 2;
         first.interleaved =
             spec_.rope.pairing == model::RopePairing::kInterleaved;
-        first.real = real;
-        job.finish = [first, size, count = latent.heads.size(),
+        job.finish = [first, size, real, complex,
+                      count = static_cast<int64_t>(latent.heads.size()),
                       places = latent.channel_place]() -> absl::Status {
-          std::fill_n(first.real, static_cast<int64_t>(count) * size, 0.0f);
-          for (size_t i = 0; i < count; ++i) {
+          std::fill_n(real->host_floats(), count * size, 0.0f);
+          for (int64_t i = 0; i < count; ++i) {
             RealLift lift = first;
-            lift.complex += static_cast<int64_t>(i) * 2 * first.num_channels;
-            lift.real += static_cast<int64_t>(i) * size;
+            lift.complex = complex->host_floats(i * 2 * first.num_channels);
+            lift.real = real->host_floats(i * size);
             lift.Make(places);
           }
           return absl::OkStatus();
@@ -328,19 +335,20 @@ class AttentionPlanner {
                            WeightJob* job, std::vector<WeightSink>* sinks) {
     own->prompt_up.resize(static_cast<size_t>(program_.heads.kv.count));
     KVASIR_ASSIGN_OR_RETURN(
-        float* const memory,
+        WeightMemory* const memory,
         HeadFloats(latent, dims * latent.width, &own->prompt_up, job));
     for (size_t i = 0; i < latent.heads.size(); ++i) {
       const int64_t first_row = latent.places[i] * dims;
-      float* const up =
-          Advance(memory, static_cast<int64_t>(i) * dims * latent.width);
+      const int64_t to = static_cast<int64_t>(i) * dims;
       WeightSink sink;
-      sink.takes = {{first_row, dims, 0}};
-      sink.memory = up;
+      sink.takes = {{first_row, dims, to}};
+      sink.memory = memory;
       if (kind == WeightSink::Kind::kPack) {
         sink.kind = WeightSink::Kind::kVisit;
-        sink.visit = [up, first_row, dims, width = latent.width](
-                         int64_t first, int64_t count, const float* numbers) {
+        sink.visit = [memory, begin = to * latent.width, first_row, dims,
+                      width = latent.width](int64_t first, int64_t count,
+                                            const float* numbers) {
+          float* const up = memory->host_floats(begin);
           for (int64_t row = 0; row < count; ++row) {
             for (int64_t r = 0; r < width; ++r) {
               up[r * dims + first - first_row + row] = numbers[row * width + r];
@@ -396,7 +404,7 @@ class AttentionPlanner {
       KVASIR_ASSIGN_OR_RETURN(parts->up, Floats(size));
       jobs_->CountAsMatrix(size * static_cast<int64_t>(sizeof(float)));
       for (int64_t j = 0; j < heads.count; ++j) {
-        own->up.push_back(Advance(parts->up, j * d * parts->width));
+        own->up.push_back(parts->up->floats(j * d * parts->width));
       }
     } else {
       own->lift.resize(static_cast<size_t>(heads.count));
@@ -422,6 +430,7 @@ class AttentionPlanner {
       read.sinks.push_back(std::move(sink));
     }
     job.reads.push_back(std::move(read));
+    job.memory = parts->memory();
     jobs_->Add(std::move(job));
     return absl::OkStatus();
   }
@@ -432,10 +441,11 @@ class AttentionPlanner {
     if (!part.prompt_lift.has_value()) return absl::OkStatus();
     const int64_t head_size = spec_.head_dim * parts->width;
     const int64_t num_heads = program_.heads.kv.count;
-    KVASIR_ASSIGN_OR_RETURN(float* const memory, Floats(num_heads * head_size));
+    KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory,
+                            Floats(num_heads * head_size));
     (keys ? parts->up : parts->value_up) = memory;
     for (int64_t j = 0; j < num_heads; ++j) {
-      own->prompt_up.push_back(Advance(memory, j * head_size));
+      own->prompt_up.push_back(memory->floats(j * head_size));
     }
     return absl::OkStatus();
   }
@@ -448,15 +458,15 @@ class AttentionPlanner {
     const int64_t d = spec_.head_dim;
     const int64_t keys = spec_.num_kv_heads * d;
     KVASIR_ASSIGN_OR_RETURN(parts->basis_bias, Floats(parts->width));
-    own->basis_bias = parts->basis_bias;
+    own->basis_bias = parts->basis_bias->floats();
     if (kind == WeightSink::Kind::kFloats) {
       KVASIR_ASSIGN_OR_RETURN(parts->up_bias,
                               Floats(program_.heads.kv.count * d));
-      own->up_bias = parts->up_bias;
+      own->up_bias = parts->up_bias->floats();
     } else if (kind == WeightSink::Kind::kPackRows) {
       KVASIR_ASSIGN_OR_RETURN(parts->lift_bias,
                               Floats(program_.heads.query.count * d));
-      own->lift_bias = parts->lift_bias;
+      own->lift_bias = parts->lift_bias->floats();
     }
     WeightSink sink;
     sink.kind = WeightSink::Kind::kVisit;
@@ -472,11 +482,8 @@ class AttentionPlanner {
     return mean;
   }
 
-  absl::StatusOr<float*> Floats(int64_t size) {
-    KVASIR_ASSIGN_OR_RETURN(
-        void* const memory,
-        jobs_->Allocate(size * static_cast<int64_t>(sizeof(float))));
-    return static_cast<float*>(memory);
+  absl::StatusOr<WeightMemory*> Floats(int64_t size) {
+    return jobs_->Allocate(size * static_cast<int64_t>(sizeof(float)));
   }
 
   absl::Status Ranges(const PartProgram& part, PartWeights* own) {
@@ -485,9 +492,11 @@ class AttentionPlanner {
     return Range(part, true, &own->range_scale);
   }
 
-  absl::Status Range(const PartProgram& part, bool scale, const float** out) {
-    KVASIR_ASSIGN_OR_RETURN(float* const range, Floats(part.latent_columns));
-    *out = range;
+  absl::Status Range(const PartProgram& part, bool scale,
+                     kernels::DevicePtr<const float>* out) {
+    KVASIR_ASSIGN_OR_RETURN(WeightMemory* const range,
+                            Floats(part.latent_columns));
+    *out = range->floats();
     WeightSink sink;
     sink.takes = part.range_takes;
     sink.memory = range;
@@ -498,7 +507,7 @@ class AttentionPlanner {
     job.bytes = part.latent_columns * static_cast<int64_t>(sizeof(float));
     if (scale) {
       job.finish = [tensor = read.tensor, takes = part.range_takes, range] {
-        return CheckScales(tensor, takes, range);
+        return CheckScales(tensor, takes, range->host_floats());
       };
     }
     job.reads.push_back(std::move(read));

@@ -86,7 +86,8 @@ Model MakeModel(const std::string& key, const std::string& value) {
 }
 
 struct Loaded {
-  std::unique_ptr<kernels::DeviceAllocator> allocator;
+  std::unique_ptr<base::ThreadPool> pool;
+  std::unique_ptr<kernels::Device> device;
   ModelWeights weights;
   std::map<std::string, int> reads;
 
@@ -95,14 +96,14 @@ struct Loaded {
 
 Loaded Load(const Model& model, plan::TpShard shard = {}) {
   Loaded loaded;
-  loaded.allocator =
-      *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
+  loaded.pool = std::make_unique<base::ThreadPool>(1);
+  loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   CountingSource source(model.source.get());
-  base::ThreadPool pool(1);
   // Small blocks: rows are taken from several.
-  auto weights = LoadWeights(
-      model.spec, Served(model.plan, model.spec, {}, shard), &source,
-      loaded.allocator.get(), {.pool = &pool, .read_buffer_bytes = 300});
+  auto weights =
+      LoadWeights(model.spec, Served(model.plan, model.spec, {}, shard),
+                  &source, loaded.device.get(),
+                  {.pool = loaded.pool.get(), .read_buffer_bytes = 300});
   EXPECT_THAT(weights.status(), base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
   loaded.reads = source.reads();
@@ -158,8 +159,9 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
         const int64_t counted,
         CountWeightBytes(model.spec, Served(model.plan, model.spec, {}, shard),
                          model.source.get()));
-    EXPECT_EQ(counted,
-              loaded.allocator->use(kernels::MemoryTag::kWeights).bytes);
+    EXPECT_EQ(
+        counted,
+        loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);
   }
 }
 
@@ -175,11 +177,11 @@ TEST(AttentionWeightsTest, EveryTensorIsReadOnceOnEveryRank) {
 
 absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
   ChangedSource source(model.source.get(), std::move(change));
-  auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(1);
+  kernels::CpuDevice device(&pool);
   return LoadWeights(model.spec,
                      Served(model.plan, model.spec, {.lift_prompts = false}),
-                     &source, allocator.get(), {.pool = &pool})
+                     &source, &device, {.pool = &pool})
       .status();
 }
 
@@ -372,7 +374,7 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
         const size_t width = from.group == 0 ? 6 : 5;
         for (size_t row = 0; row < 8; ++row) {
           for (size_t i = 0; i < width; ++i) {
-            ASSERT_EQ(key.up[local][row * width + i],
+            ASSERT_EQ(key.up[local].device_address()[row * width + i],
                       up[from.group][from.place * 8 + row][i]);
           }
         }
@@ -453,12 +455,13 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
         sum -=
             static_cast<double>(basis[r][c]) * static_cast<double>(mean[c][0]);
       }
-      EXPECT_FLOAT_EQ(part.basis_bias[r], static_cast<float>(sum));
+      EXPECT_FLOAT_EQ(part.basis_bias.device_address()[r],
+                      static_cast<float>(sum));
       // Heads 2 and 3 are columns 16 to 31.
       for (size_t i = 0; i < 16; ++i) {
         const float lift =
             side == "k_proj"
-                ? part.up[i / 8][i % 8 * 24 + r]
+                ? part.up[i / 8].device_address()[i % 8 * 24 + r]
                 : Element(part.lift[i / 8], static_cast<int64_t>(r),
                           static_cast<int64_t>(i % 8));
         ASSERT_EQ(lift, basis[r][16 + i]);
@@ -466,14 +469,15 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
     }
     for (size_t i = 0; i < 8; ++i) {
       if (side == "k_proj") {
-        EXPECT_EQ(part.up_bias[8 + i], mean[24 + i][0]);
+        EXPECT_EQ(part.up_bias.device_address()[8 + i], mean[24 + i][0]);
       } else {  // query heads 4..7
-        EXPECT_EQ(part.lift_bias[i], mean[16 + i][0]);
-        EXPECT_EQ(part.lift_bias[24 + i], mean[24 + i][0]);
+        EXPECT_EQ(part.lift_bias.device_address()[i], mean[16 + i][0]);
+        EXPECT_EQ(part.lift_bias.device_address()[24 + i], mean[24 + i][0]);
       }
     }
-    EXPECT_EQ(part.range_minimum[23], -3.0f);
-    EXPECT_EQ(part.range_scale[0], 2.0f);  // 2 bits: four numbers over 6
+    EXPECT_EQ(part.range_minimum.device_address()[23], -3.0f);
+    EXPECT_EQ(part.range_scale.device_address()[0],
+              2.0f);  // 2 bits: four numbers over 6
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -78,10 +79,56 @@ struct Rows {
 
 class JobRunner {
  public:
-  JobRunner(WeightSource* source, size_t buffer_bytes)
-      : source_(source), buffer_(buffer_bytes) {}
+  JobRunner(WeightSource* source, kernels::Device* device, size_t buffer_bytes)
+      : source_(source), device_(device), buffer_(buffer_bytes) {}
 
+  // The job's memory is the host's while it runs.
   absl::Status Run(const WeightJob& job) {
+    absl::Status status;
+    for (WeightMemory* const memory : MemoryOf(job)) {
+      absl::StatusOr<void*> host = device_->BeginWrite(
+          memory->device, static_cast<size_t>(memory->bytes));
+      status.Update(host.status());
+      if (!host.ok()) break;
+      memory->host = *host;
+      if (memory->zeroed) {
+        std::memset(memory->host, 0, static_cast<size_t>(memory->bytes));
+      }
+    }
+    if (status.ok()) status = Fill(job);
+    for (WeightMemory* const memory : MemoryOf(job)) {
+      if (memory->host == nullptr) continue;
+      status.Update(device_->EndWrite(memory->device, memory->host,
+                                      static_cast<size_t>(memory->bytes)));
+      memory->host = nullptr;
+    }
+    return status;
+  }
+
+ private:
+  static std::set<WeightMemory*> MemoryOf(const WeightJob& job) {
+    std::set<WeightMemory*> memory(job.memory.begin(), job.memory.end());
+    for (const TensorRead& read : job.reads) {
+      for (const WeightSink& sink : read.sinks) {
+        if (sink.memory != nullptr) memory.insert(sink.memory);
+      }
+    }
+    return memory;
+  }
+
+  static void ZeroPaddings(const WeightJob& job) {
+    for (const TensorRead& read : job.reads) {
+      for (const WeightSink& sink : read.sinks) {
+        if (sink.kind == WeightSink::Kind::kPack ||
+            sink.kind == WeightSink::Kind::kPackRows) {
+          kernels::ZeroPadding(sink.shape, sink.memory->host);
+        }
+      }
+    }
+  }
+
+  absl::Status Fill(const WeightJob& job) {
+    ZeroPaddings(job);
     for (const TensorRead& read : job.reads) {
       KVASIR_ASSIGN_OR_RETURN(const DType dtype, source_->TypeOf(read.tensor));
       const auto row_bytes =
@@ -108,7 +155,6 @@ class JobRunner {
     return job.finish ? job.finish() : absl::OkStatus();
   }
 
- private:
   // Rows that are not there would be left out of a matrix.
   static absl::Status CheckRows(const TensorRead& read, int64_t num_rows) {
     int64_t want = 0;
@@ -146,15 +192,15 @@ class JobRunner {
     switch (sink.kind) {
       case WeightSink::Kind::kFloats:
         Widen(rows.data, rows.dtype, numbers,
-              static_cast<float*>(sink.memory) + rows.to * rows.columns);
+              sink.memory->host_floats(rows.to * rows.columns));
         return absl::OkStatus();
       case WeightSink::Kind::kVisit:
         sink.visit(rows.first, rows.count, Widened(rows));
         return absl::OkStatus();
       case WeightSink::Kind::kTable:
-        std::memcpy(
-            static_cast<char*>(sink.memory) + rows.to * rows.columns * width,
-            rows.data, static_cast<size_t>(numbers * width));
+        std::memcpy(static_cast<char*>(sink.memory->host) +
+                        rows.to * rows.columns * width,
+                    rows.data, static_cast<size_t>(numbers * width));
         return absl::OkStatus();
       default:
         break;
@@ -168,10 +214,10 @@ class JobRunner {
       block.data = Widened(rows) + sink.first_column;
     }
     if (sink.kind == WeightSink::Kind::kPackRows) {
-      PackAsTheyLie(sink.shape, block, rows.to, sink.memory);
+      PackAsTheyLie(sink.shape, block, rows.to, sink.memory->host);
       return absl::OkStatus();
     }
-    return kernels::PackRows(sink.shape, block, rows.to, sink.memory);
+    return kernels::PackRows(sink.shape, block, rows.to, sink.memory->host);
   }
 
   // Valid until the next call.
@@ -183,28 +229,33 @@ class JobRunner {
   }
 
   WeightSource* const source_;
+  kernels::Device* const device_;
   std::vector<std::byte> buffer_;
   std::vector<float> wide_;
 };
 
 }  // namespace
 
-absl::StatusOr<void*> WeightJobs::Allocate(int64_t bytes) {
+absl::StatusOr<WeightMemory*> WeightJobs::Allocate(int64_t bytes) {
   bytes_ += bytes;
-  if (allocator_ == nullptr) return static_cast<void*>(nullptr);
-  KVASIR_ASSIGN_OR_RETURN(kernels::DeviceBuffer buffer,
-                          allocator_->Allocate(static_cast<size_t>(bytes),
-                                               kernels::MemoryTag::kWeights));
+  WeightMemory& memory = memory_.emplace_back();
+  memory.bytes = bytes;
+  if (device_ == nullptr) return &memory;
+  KVASIR_ASSIGN_OR_RETURN(
+      kernels::DeviceBuffer buffer,
+      device_->allocator().Allocate(static_cast<size_t>(bytes),
+                                    kernels::MemoryTag::kWeights));
+  memory.device = buffer.data();
   buffers_->push_back(std::move(buffer));
-  return buffers_->back().data();
+  return &memory;
 }
 
-absl::StatusOr<void*> WeightJobs::AllocateMatrix(const std::string& tensor,
-                                                 PackedMatrix* matrix) {
+absl::StatusOr<WeightMemory*> WeightJobs::AllocateMatrix(
+    const std::string& tensor, PackedMatrix* matrix) {
   KVASIR_ASSIGN_OR_RETURN(matrix->dtype, source_->TypeOf(tensor));
-  KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(matrix->bytes()));
-  if (memory != nullptr) kernels::ZeroPadding(*matrix, memory);
-  matrix->data = memory;
+  KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory,
+                          Allocate(matrix->bytes()));
+  matrix->data = memory->device;
   CountAsMatrix(matrix->bytes());
   return memory;
 }
@@ -220,8 +271,7 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
     if (dtype != shape.dtype) shape.dtype = DType::kF32;
     for (const RowTake& take : parts[i].takes) shape.n += take.count;
   }
-  KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(shape.bytes()));
-  if (memory != nullptr) kernels::ZeroPadding(shape, memory);
+  KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(shape.bytes()));
   WeightJob job;
   job.bytes = shape.bytes();
   for (TensorRows& part : parts) {
@@ -235,20 +285,18 @@ absl::Status WeightJobs::Matrix(std::vector<TensorRows> parts, int64_t k,
         {std::move(part.tensor), part.columns, {std::move(sink)}});
   }
   *out = shape;
-  out->data = memory;
+  out->data = memory->device;
   CountAsMatrix(job.bytes);
   Add(std::move(job));
   return absl::OkStatus();
 }
 
 absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
-                                const float** out) {
+                                kernels::DevicePtr<const float>* out) {
   WeightJob job;
   job.bytes = size * static_cast<int64_t>(sizeof(float));
-  KVASIR_ASSIGN_OR_RETURN(void* const memory, Allocate(job.bytes));
-  if (memory != nullptr) {
-    std::memset(memory, 0, static_cast<size_t>(job.bytes));
-  }
+  KVASIR_ASSIGN_OR_RETURN(WeightMemory* const memory, Allocate(job.bytes));
+  memory->zeroed = true;
   for (TensorRows& part : parts) {
     WeightSink sink;
     sink.takes = std::move(part.takes);
@@ -256,14 +304,14 @@ absl::Status WeightJobs::Floats(std::vector<TensorRows> parts, int64_t size,
     job.reads.push_back(
         {std::move(part.tensor), part.columns, {std::move(sink)}});
   }
-  *out = static_cast<const float*>(memory);
+  *out = memory->floats();
   Add(std::move(job));
   return absl::OkStatus();
 }
 
 absl::Status WeightJobs::Table(const std::string& tensor, int64_t rows,
                                int64_t columns, DType* dtype,
-                               const void** out) {
+                               kernels::DevicePtr<const void>* out) {
   KVASIR_ASSIGN_OR_RETURN(*dtype, source_->TypeOf(tensor));
   WeightJob job;
   job.bytes = rows * columns * kernels::DTypeBytes(*dtype);
@@ -271,7 +319,7 @@ absl::Status WeightJobs::Table(const std::string& tensor, int64_t rows,
   sink.kind = WeightSink::Kind::kTable;
   sink.takes = {{0, rows, 0}};
   KVASIR_ASSIGN_OR_RETURN(sink.memory, Allocate(job.bytes));
-  *out = sink.memory;
+  *out = sink.memory->device;
   job.reads.push_back({tensor, columns, {std::move(sink)}});
   Add(std::move(job));
   return absl::OkStatus();
@@ -295,7 +343,7 @@ absl::Status WeightJobs::Run(const RunOptions& options) {
   int64_t done_bytes = 0;
   std::atomic<size_t> next = 0;
   options.pool->Run([&](int) {
-    JobRunner runner(source_, options.read_buffer_bytes);
+    JobRunner runner(source_, device_, options.read_buffer_bytes);
     while (true) {
       const size_t index = next.fetch_add(1);
       if (index >= jobs_.size()) return;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
 #include "kernels/linear/matmul.h"
 #include "worker/program/attention_program.h"
 #include "worker/weights/weight_source.h"
@@ -24,6 +25,21 @@ struct TensorRows {
   // `column` counts columns of a packed matrix, rows of an array.
   std::vector<RowTake> takes;
   int64_t first_column = 0;  // of those taken, into a packed matrix
+};
+
+// Memory of the device that one job fills. `host` is where, while it runs.
+struct WeightMemory {
+  kernels::DevicePtr<void> device;  // null while bytes are only counted
+  int64_t bytes = 0;
+  void* host = nullptr;
+  bool zeroed = false;  // first
+
+  kernels::DevicePtr<const float> floats(int64_t begin = 0) const {
+    return device.as<const float>() + begin;
+  }
+  float* host_floats(int64_t begin = 0) const {
+    return static_cast<float*>(host) + begin;
+  }
 };
 
 // Where rows of a tensor go.
@@ -43,7 +59,7 @@ struct WeightSink {
   // Of packed matrices: numbers of a row from here on, as many as fit.
   int64_t first_column = 0;
   kernels::PackedMatrix shape;
-  void* memory = nullptr;
+  WeightMemory* memory = nullptr;  // none to visit
   Visit visit;
 };
 
@@ -57,7 +73,9 @@ struct TensorRead {
 // Work of one thread. Sinks of one matrix may share a panel, so a matrix is
 // never split between threads.
 struct WeightJob {
-  std::vector<TensorRead> reads;         // in this order
+  std::vector<TensorRead> reads;  // in this order
+  // What is filled, beside the memory of the sinks.
+  std::vector<WeightMemory*> memory;
   std::function<absl::Status()> finish;  // after all reads; or null
   int64_t bytes = 0;                     // made
 };
@@ -74,9 +92,9 @@ class WeightJobs {
   explicit WeightJobs(WeightSource* source)
       : WeightJobs(source, nullptr, nullptr) {}
   // All outlive it; `buffers` owns the memory, under the tag "weights".
-  WeightJobs(WeightSource* source, kernels::DeviceAllocator* allocator,
+  WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers)
-      : source_(source), allocator_(allocator), buffers_(buffers) {}
+      : source_(source), device_(device), buffers_(buffers) {}
 
   // [k, n] of several tensors side by side, n the rows taken of all. In the
   // type that they are stored in, float32 where that differs.
@@ -84,18 +102,20 @@ class WeightJobs {
                       kernels::PackedMatrix* out);
   // One array of `size` numbers, zero where nothing is taken.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
-                      const float** out);
+                      kernels::DevicePtr<const float>* out);
   // The tensor as it is.
   absl::Status Table(const std::string& tensor, int64_t rows, int64_t columns,
-                     kernels::DType* dtype, const void** out);
+                     kernels::DType* dtype,
+                     kernels::DevicePtr<const void>* out);
   // For the fingerprint.
   void ReadOnly(const std::string& tensor, int64_t columns);
 
   void Add(WeightJob job) { jobs_.push_back(std::move(job)); }
-  absl::StatusOr<void*> Allocate(int64_t bytes);
+  // For one job; valid as long as the jobs are.
+  absl::StatusOr<WeightMemory*> Allocate(int64_t bytes);
   // For a matrix [k, n] in the tensor's type: sets type and data.
-  absl::StatusOr<void*> AllocateMatrix(const std::string& tensor,
-                                       kernels::PackedMatrix* matrix);
+  absl::StatusOr<WeightMemory*> AllocateMatrix(const std::string& tensor,
+                                               kernels::PackedMatrix* matrix);
 
   // Of all that was allocated, or would have been.
   int64_t bytes() const { return bytes_; }
@@ -112,8 +132,9 @@ class WeightJobs {
 
  private:
   WeightSource* const source_;
-  kernels::DeviceAllocator* const allocator_;
+  kernels::Device* const device_;
   std::vector<kernels::DeviceBuffer>* const buffers_;
+  std::deque<WeightMemory> memory_;
   std::vector<WeightJob> jobs_;
   int64_t bytes_ = 0;
   int64_t matrix_bytes_ = 0;

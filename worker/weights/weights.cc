@@ -111,13 +111,15 @@ class Planner {
   bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
   // A vector of the model's width.
-  absl::Status Vector(std::string tensor, const float** out) {
+  absl::Status Vector(std::string tensor,
+                      kernels::DevicePtr<const float>* out) {
     const int64_t m = spec_.hidden_size;
     return jobs_->Floats({Slice(std::move(tensor), 1, {0, m, 0})}, m, out);
   }
 
   // Added by rank 0 alone; the others read it for the fingerprint only.
-  absl::Status SummedBias(const std::string& tensor, const float** out) {
+  absl::Status SummedBias(const std::string& tensor,
+                          kernels::DevicePtr<const float>* out) {
     if (shard_.rank == 0) return Vector(tensor, out);
     jobs_->ReadOnly(tensor, 1);
     return absl::OkStatus();
@@ -163,11 +165,11 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
-                                         kernels::DeviceAllocator* allocator,
+                                         kernels::Device* device,
                                          const LoadOptions& options) {
   ModelWeights weights;
   weights.plan = std::move(plan);
-  WeightJobs jobs(source, allocator, &weights.buffers);
+  WeightJobs jobs(source, device, &weights.buffers);
   KVASIR_RETURN_IF_ERROR(Planner(spec, &jobs, &weights).PlanAll());
   weights.matrix_bytes = jobs.matrix_bytes();
   KVASIR_RETURN_IF_ERROR(

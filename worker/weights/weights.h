@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/thread_pool.h"
-#include "kernels/device/allocator.h"
+#include "kernels/device/device.h"
 #include "kernels/linear/matmul.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/tp_shard.h"
@@ -41,41 +41,44 @@ struct ShardSizes {
 struct PartWeights {
   // Rebuilt keys: how a latent becomes the key of each KV head [d, R'], and
   // what is added to it [Hkv, d] (or null). A complex lift: [2, C].
-  std::vector<const float*> up;  // [Hkv]
-  const float* up_bias = nullptr;
+  std::vector<kernels::DevicePtr<const float>> up;  // [Hkv]
+  kernels::DevicePtr<const float> up_bias;
   // Otherwise, of each KV head: from a query to what meets its latent (d x R'),
   // or from a sum of latents to a value (R' x D).
-  std::vector<kernels::PackedMatrix> lift;  // [Hkv]
-  const float* lift_bias = nullptr;         // [Hq, D], or null
-  kernels::PackedMatrix basis;              // [KV heads of the model * D, R']
-  const float* basis_bias = nullptr;        // [R']: takes the mean off; or null
-  const float* range_minimum = nullptr;  // [sum of R']; null: ranges in slots
-  const float* range_scale = nullptr;
+  std::vector<kernels::PackedMatrix> lift;    // [Hkv]
+  kernels::DevicePtr<const float> lift_bias;  // [Hq, D], or null
+  kernels::PackedMatrix basis;                // [KV heads of the model * D, R']
+  kernels::DevicePtr<const float>
+      basis_bias;  // [R']: takes the mean off; or null
+  kernels::DevicePtr<const float>
+      range_minimum;  // [sum of R']; null: ranges in slots
+  kernels::DevicePtr<const float> range_scale;
   // Lifts that prompts take beside these, where the part has a prompt_lift: of
   // each KV head, a key's [d, R'] or a value's [R', d].
-  std::vector<const float*> prompt_up;  // [Hkv], or none
+  std::vector<kernels::DevicePtr<const float>> prompt_up;  // [Hkv], or none
 };
 
-// Vectors are float32, null where the model has none. Matrices keep the type
-// they were stored in (float32 where fused parts were stored differently).
+// Device memory. Vectors are float32, null where the model has none. Matrices
+// keep the type they were stored in (float32 where fused parts were stored
+// differently).
 struct LayerWeights {
-  const float* input_norm = nullptr;       // [M]
-  const float* input_norm_bias = nullptr;  // [M]
+  kernels::DevicePtr<const float> input_norm;       // [M]
+  kernels::DevicePtr<const float> input_norm_bias;  // [M]
   // In ModelWeights::plan; layers that are alike share one.
   const AttentionProgram* attention = nullptr;
   std::vector<PartWeights> key;  // by key part
   PartWeights value;
-  kernels::PackedMatrix qkv;              // [M, attention.projection_columns]
-  const float* qkv_bias = nullptr;        // [qkv.n]
-  kernels::PackedMatrix o;                // [attention.output_columns, M]
-  const float* o_bias = nullptr;          // [M]; on rank 0 only: it is summed
-  const float* post_norm = nullptr;       // [M]
-  const float* post_norm_bias = nullptr;  // [M]
+  kernels::PackedMatrix qkv;  // [M, attention.projection_columns]
+  kernels::DevicePtr<const float> qkv_bias;  // [qkv.n]
+  kernels::PackedMatrix o;                   // [attention.output_columns, M]
+  kernels::DevicePtr<const float> o_bias;  // [M]; on rank 0 only: it is summed
+  kernels::DevicePtr<const float> post_norm;       // [M]
+  kernels::DevicePtr<const float> post_norm_bias;  // [M]
   // [M, 2 * features]; of a plain MLP up_proj alone: [M, features].
   kernels::PackedMatrix gate_up;
-  const float* gate_up_bias = nullptr;  // [gate_up.n]
-  kernels::PackedMatrix down;           // [features, M]
-  const float* down_bias = nullptr;     // [M]; on rank 0 only
+  kernels::DevicePtr<const float> gate_up_bias;  // [gate_up.n]
+  kernels::PackedMatrix down;                    // [features, M]
+  kernels::DevicePtr<const float> down_bias;     // [M]; on rank 0 only
 };
 
 // Owns: all weight memory, under the tag "weights".
@@ -83,14 +86,14 @@ struct ModelWeights {
   std::shared_ptr<const ServedPlan> plan;  // the programs' owner
   ShardSizes shard;
   std::vector<LayerWeights> layers;
-  const float* final_norm = nullptr;       // [M]
-  const float* final_norm_bias = nullptr;  // [M]
-  kernels::PackedMatrix head;              // [M, V]
+  kernels::DevicePtr<const float> final_norm;       // [M]
+  kernels::DevicePtr<const float> final_norm_bias;  // [M]
+  kernels::PackedMatrix head;                       // [M, V]
   // Row-major [V, M]; null when the head is tied: the packed head serves both.
-  const void* embedding = nullptr;
+  kernels::DevicePtr<const void> embedding;
   kernels::DType embedding_dtype = kernels::DType::kF32;
   // Learned positions [max_position_embeddings, M]; null where there are none.
-  const void* positions = nullptr;
+  kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
   std::string weights_id;
@@ -124,7 +127,7 @@ absl::StatusOr<int64_t> CountWeightBytes(const model::DecoderSpec& spec,
 absl::StatusOr<ModelWeights> LoadWeights(const model::DecoderSpec& spec,
                                          std::shared_ptr<const ServedPlan> plan,
                                          WeightSource* source,
-                                         kernels::DeviceAllocator* allocator,
+                                         kernels::Device* device,
                                          const LoadOptions& options);
 
 }  // namespace kvasir::worker

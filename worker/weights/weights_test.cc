@@ -43,7 +43,8 @@ class MixedSource final : public WeightSource {
 };
 
 struct Loaded {
-  std::unique_ptr<kernels::DeviceAllocator> allocator;
+  std::unique_ptr<base::ThreadPool> pool;
+  std::unique_ptr<kernels::Device> device;
   ModelWeights weights;
 };
 
@@ -52,16 +53,15 @@ Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
   Loaded loaded;
   auto spec = model::SpecOfShape(TinyShape());
   EXPECT_THAT(spec, base::IsOk());
-  loaded.allocator =
-      *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
-  base::ThreadPool pool(threads);
+  loaded.pool = std::make_unique<base::ThreadPool>(threads);
+  loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   auto weights = LoadWeights(
       *spec,
       Served(
           plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16),
           *spec, {.lift_prompts = false}, shard),
-      source, loaded.allocator.get(),
-      {.pool = &pool, .read_buffer_bytes = buffer_bytes});
+      source, loaded.device.get(),
+      {.pool = loaded.pool.get(), .read_buffer_bytes = buffer_bytes});
   EXPECT_THAT(weights, base::IsOk());
   if (weights.ok()) loaded.weights = *std::move(weights);
   return loaded;
@@ -129,7 +129,8 @@ TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {
   const auto same = [](const kernels::PackedMatrix& a,
                        const kernels::PackedMatrix& b) {
     return a.bytes() == b.bytes() &&
-           std::memcmp(a.data, b.data, static_cast<size_t>(a.bytes())) == 0;
+           std::memcmp(a.data.device_address(), b.data.device_address(),
+                       static_cast<size_t>(a.bytes())) == 0;
   };
   EXPECT_TRUE(same(one.weights.head, other.weights.head));
   for (size_t i = 0; i < one.weights.layers.size(); ++i) {
@@ -146,9 +147,10 @@ TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {
 TEST(WeightsTest, AllMemoryIsCountedAsWeights) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const Loaded loaded = Load(&source, {});
-  EXPECT_EQ(loaded.allocator->use(kernels::MemoryTag::kWeights).bytes,
-            loaded.allocator->total_use().bytes);
-  EXPECT_GT(loaded.allocator->total_use().bytes, loaded.weights.matrix_bytes);
+  EXPECT_EQ(loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes,
+            loaded.device->allocator().total_use().bytes);
+  EXPECT_GT(loaded.device->allocator().total_use().bytes,
+            loaded.weights.matrix_bytes);
 }
 
 TEST(WeightsTest, AModelThatCannotBeDealtOutIsRefused) {
@@ -167,14 +169,14 @@ TEST(WeightsTest, AFailingTensorIsNamed) {
   shape.num_layers = 3;
   auto spec = model::SpecOfShape(shape);
   KVASIR_ASSERT_OK(spec);
-  auto allocator = *kernels::DeviceAllocator::Create(kernels::DeviceKind::kCpu);
   base::ThreadPool pool(1);
+  kernels::CpuDevice device(&pool);
   EXPECT_THAT(
       LoadWeights(*spec,
                   Served(plan::FullRankPlan(model::AttentionShapeOf(*spec),
                                             kvasir::v1::BF16),
                          *spec, {.lift_prompts = false}),
-                  &source, allocator.get(), {.pool = &pool}),
+                  &source, &device, {.pool = &pool}),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }
 

@@ -503,7 +503,7 @@ class BlockLoader {
   // is read, and nobody can ask for more than AheadLines allows.
   AheadLines* ahead() { return &ahead_; }
   // Before a group of the block is read, maybe not for the first time.
-  void StartGroup(const LatentPart& part, const LatentGroup& group) {
+  void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (plan_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
     started_group_ = &group;
@@ -515,16 +515,18 @@ class BlockLoader {
   }
   // Adds what slots of a group will be read of, of a part of the cache: codes
   // and ranges.
-  void AddAhead(const LatentPart& part, const LatentGroup& group,
+  void AddAhead(const LatentPartArgs& part, const LatentGroup& group,
                 VisibleRange slots) {
     for (int64_t s = slots.begin; s < slots.end;) {
       const Run run = RunAt(part, group, s, slots.end);
       ahead_.Add(run.codes, run.count * group.codes_stride_bytes);
       if (group.num_runs > 0 && part.static_scale == nullptr) {
-        ahead_.Add(ParamsAddress(part, group,
-                                 sequence_.block_table[s / params_.page_tokens],
-                                 s % params_.page_tokens),
-                   run.count * group.params_stride_bytes);
+        ahead_.Add(
+            ParamsAddress(
+                part, group,
+                sequence_.block_table.device_address()[s / params_.page_tokens],
+                s % params_.page_tokens),
+            run.count * group.params_stride_bytes);
       }
       s += run.count;
     }
@@ -536,7 +538,7 @@ class BlockLoader {
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 
   // tile = [chunk.width, 64], and the ranges of its runs.
-  void LoadKeys(const LatentPart& part, const LatentGroup& group,
+  void LoadKeys(const LatentPartArgs& part, const LatentGroup& group,
                 const LatentChunk& chunk) {
     if (loaded_ == &chunk) return;
     loaded_ = &chunk;
@@ -549,7 +551,7 @@ class BlockLoader {
 
   // The codes of the chunk as words of the slots' bytes, [words, 64], and the
   // ranges of its runs; of bfloat16s, pairs of them.
-  void LoadKeyWords(const LatentPart& part, const LatentGroup& group,
+  void LoadKeyWords(const LatentPartArgs& part, const LatentGroup& group,
                     const LatentChunk& chunk) {
     loaded_ = nullptr;
     Find(part, group);
@@ -571,14 +573,14 @@ class BlockLoader {
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
   // Where the block's slots lie.
-  const BlockSlots& FindSlots(const LatentPart& part,
+  const BlockSlots& FindSlots(const LatentPartArgs& part,
                               const LatentGroup& group) {
     Find(part, group);
     return found_;
   }
 
   // The same without a transposition: numbers [64, stride].
-  void LoadValues(const LatentPart& part, const LatentGroup& group,
+  void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
     loaded_ = nullptr;
     Find(part, group);
@@ -587,13 +589,13 @@ class BlockLoader {
                                     tile_);
     });
   }
-  void LoadValueCodes(const LatentPart& part, const LatentGroup& group,
+  void LoadValueCodes(const LatentPartArgs& part, const LatentGroup& group,
                       const CodePiece& piece, int64_t stride) {
     loaded_ = nullptr;
     Find(part, group);
     UnpackValues(found_, piece, stride, tile_);
   }
-  void LoadValueRanges(const LatentPart& part, const LatentGroup& group,
+  void LoadValueRanges(const LatentPartArgs& part, const LatentGroup& group,
                        const LatentChunk& chunk) {
     Find(part, group);
     LoadChunkRanges(part, group, chunk);
@@ -604,13 +606,15 @@ class BlockLoader {
     const char* codes;
     int64_t count;
   };
-  Run RunAt(const LatentPart& part, const LatentGroup& group, int64_t slot,
+  Run RunAt(const LatentPartArgs& part, const LatentGroup& group, int64_t slot,
             int64_t end) const {
     const int64_t in_page = slot % params_.page_tokens;
-    return {CodesAddress(part, group,
-                         sequence_.block_table[slot / params_.page_tokens],
-                         in_page),
-            std::min(end - slot, params_.page_tokens - in_page)};
+    return {
+        CodesAddress(
+            part, group,
+            sequence_.block_table.device_address()[slot / params_.page_tokens],
+            in_page),
+        std::min(end - slot, params_.page_tokens - in_page)};
   }
 
  private:
@@ -626,7 +630,7 @@ class BlockLoader {
     for (int64_t i = 0; i < count; ++i) to[i] = first + i * stride;
   }
 
-  void Find(const LatentPart& part, const LatentGroup& group) {
+  void Find(const LatentPartArgs& part, const LatentGroup& group) {
     if (found_part_ == &part && found_group_ == &group) return;
     found_part_ = &part;
     found_group_ = &group;
@@ -640,7 +644,8 @@ class BlockLoader {
     const int64_t end = block_ + found_.end;
     for (int64_t s = block_ + found_.begin; s < end;) {
       const int64_t in_page = s % params_.page_tokens;
-      const int64_t page = sequence_.block_table[s / params_.page_tokens];
+      const int64_t page =
+          sequence_.block_table.device_address()[s / params_.page_tokens];
       const int64_t count = std::min(end - s, params_.page_tokens - in_page);
       const char* codes = CodesAddress(part, group, page, in_page);
       const char* ranges = ParamsAddress(part, group, page, in_page);
@@ -673,9 +678,9 @@ class BlockLoader {
       }
       const int64_t page =
           window.first_page + s / window.page_rows % window.num_pages;
-      found_.codes[i] =
-          CodesAddress(*exact.ring, exact.ring->groups[index],
-                       sequence_.side_pages[page], s % window.page_rows);
+      found_.codes[i] = CodesAddress(
+          *exact.ring, exact.ring->groups[index],
+          sequence_.side_pages.device_address()[page], s % window.page_rows);
     }
   }
 
@@ -696,7 +701,7 @@ class BlockLoader {
     }
   }
 
-  void LoadChunkRanges(const LatentPart& part, const LatentGroup& group,
+  void LoadChunkRanges(const LatentPartArgs& part, const LatentGroup& group,
                        const LatentChunk& chunk) const {
     if (part.static_scale != nullptr) return;
     const CodePiece* pieces = plan_.pieces(chunk);
@@ -709,7 +714,7 @@ class BlockLoader {
     });
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   const AttentionSequence& sequence_;
   float* const tile_;
@@ -720,7 +725,7 @@ class BlockLoader {
   const LatentGroup* started_group_ = nullptr;
   int64_t started_block_ = 0;
   BlockSlots found_;
-  const LatentPart* found_part_ = nullptr;
+  const LatentPartArgs* found_part_ = nullptr;
   const LatentGroup* found_group_ = nullptr;
   const LatentChunk* loaded_ = nullptr;
   uint32_t* plane_words_[4] = {};

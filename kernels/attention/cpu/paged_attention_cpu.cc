@@ -92,7 +92,7 @@ class BlockTiles {
 
  private:
   // The groups of spans; neighbours may be of one.
-  void AddSpans(const LatentPart& part, AttentionPlan::Spans spans,
+  void AddSpans(const LatentPartArgs& part, AttentionPlan::Spans spans,
                 VisibleRange slots) {
     for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
       if (span != spans.begin && span[-1].group == span->group) continue;
@@ -118,7 +118,7 @@ class BlockTiles {
     }
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   const UnitRows unit_;
   BlockLoader loader_;
@@ -218,7 +218,7 @@ class PanelWorker {
   void Finish(const AttentionTotal& total) const {
     unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
       if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;
-      const LatentPart& part = params_.values[p].latents;
+      const LatentPartArgs& part = params_.values[p].latents;
       const AttentionPlan::ValuePart& value = plan_.value(p);
       float* out = unit_.OutOf(p, r);
       if (value.fixed_ranges && !value.sums_weights && !value.lifted) {
@@ -241,7 +241,7 @@ class PanelWorker {
   // ----- Queries.
 
   int64_t WidthOf(int64_t p, const HeadSpan& span) const {
-    const AttentionKeyPart& part = params_.keys[p];
+    const AttentionKeyPartArgs& part = params_.keys[p];
     return part.rebuild != nullptr ? part.rebuild->dims
                                    : part.latents.groups[span.group].width;
   }
@@ -261,7 +261,7 @@ class PanelWorker {
   // the scales of static ranges.
   void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
                    int64_t width) const {
-    const AttentionKeyPart& part = params_.keys[p];
+    const AttentionKeyPartArgs& part = params_.keys[p];
     const float* scale = nullptr;
     if (part.rebuild == nullptr && part.latents.static_scale != nullptr) {
       scale = part.latents.static_scale +
@@ -282,7 +282,7 @@ class PanelWorker {
 
   // What a row's queries give with the minima.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
-    const LatentPart& part = params_.keys[p].latents;
+    const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
     float* sums = SumsOf(p, r);
     if (part.static_scale != nullptr) {
@@ -319,7 +319,7 @@ class PanelWorker {
   }
 
   void ScorePart(int64_t p, float* to) {
-    const AttentionKeyPart& part = params_.keys[p];
+    const AttentionKeyPartArgs& part = params_.keys[p];
     const AttentionPlan::Spans spans = unit_.KeySpans(p);
     if (part.rebuild != nullptr) {
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
@@ -342,7 +342,7 @@ class PanelWorker {
   // Spans [begin, end) are of one group.
   void ScoreGroup(int64_t p, const HeadSpan* begin, const HeadSpan* end,
                   float* to) {
-    const LatentPart& part = params_.keys[p].latents;
+    const LatentPartArgs& part = params_.keys[p].latents;
     const LatentGroup& group = part.groups[begin->group];
     const AttentionPlan::Chunks chunks =
         plan_.chunks(plan_.key(p).first_group, begin->group);
@@ -418,7 +418,7 @@ class PanelWorker {
   // Whether words can be taken apart in registers.
   bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
     if (chunk.num_pieces == 0) {
-      const LatentPart& part = params_.keys[p].latents;
+      const LatentPartArgs& part = params_.keys[p].latents;
       return kTakesPairs && part.dtype == DType::kBf16 &&
              plan_.exact(part) == nullptr;
     }
@@ -568,7 +568,7 @@ class PanelWorker {
     }
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   const UnitRows unit_;
   const VisibleRange slots_;
@@ -775,12 +775,10 @@ class SplitRunner {
 
 }  // namespace
 
-void PagedAttentionSimd(const PagedAttentionParams& params, float* scratch,
+void PagedAttentionSimd(const AttentionLaunchArgs& launch, float* scratch,
                         CpuStream& stream) {
-  const AttentionPlan plan(params, stream.pool().num_threads());
-  if (!TakesSplits(plan, stream.pool().num_threads())) {
-    return RunByUnits(plan, scratch, stream);
-  }
+  const AttentionPlan& plan = *launch.plan;
+  if (!launch.takes_splits) return RunByUnits(plan, scratch, stream);
   SplitRunner runner(plan, scratch, stream);
   UnitCursor cursor(plan);
   AttentionUnit unit;

@@ -1,5 +1,5 @@
-// Keys rebuilt from latents (KeyRebuild in paged_attention.h), a block of 64
-// slots at a time, slots side by side. For inclusion by *_cpu.cc.
+// Keys rebuilt from latents (KeyRebuildArgs in paged_attention.h), a block of
+// 64 slots at a time, slots side by side. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_REBUILD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_REBUILD_INL_H_
 #undef KVASIR_KERNELS_REBUILD_INL_H_
@@ -168,7 +168,7 @@ class KeyRebuilder {
 
   // key_j of the block's slots, [d, 64]; stays until the part's next call.
   const float* Rebuild(int64_t part_index, const HeadSpan& span) {
-    const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     key_ = keys_ + plan_.key(part_index).tile_offset;
     if (holds_) return key_;
     if (rebuild.up == nullptr) {
@@ -191,7 +191,7 @@ class KeyRebuilder {
   }
 
  private:
-  const LatentPart& Latents(int64_t part_index) const {
+  const LatentPartArgs& Latents(int64_t part_index) const {
     return params_.keys[part_index].latents;
   }
   const LatentGroup& GroupOf(int64_t part_index, const HeadSpan& span) const {
@@ -221,7 +221,7 @@ class KeyRebuilder {
   // run, or its chain with static minima.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
-    const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
     const float* minima =
@@ -273,7 +273,7 @@ class KeyRebuilder {
   }
 
   void LiftNumbers(int64_t part_index, const HeadSpan& span) {
-    const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
     const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
@@ -292,7 +292,7 @@ class KeyRebuilder {
     int64_t column;
     int64_t width;
   };
-  static HWY_INLINE void AskForRows(const KeyRebuild& rebuild,
+  static HWY_INLINE void AskForRows(const KeyRebuildArgs& rebuild,
                                     const HeadSpan& span, const UpRows& rows,
                                     int64_t stride) {
     constexpr auto kStep =
@@ -307,7 +307,7 @@ class KeyRebuilder {
   }
 
   void LiftFixed(int64_t part_index, const HeadSpan& span) {
-    const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* scale = Latents(part_index).static_scale + group.column;
     const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
@@ -345,7 +345,7 @@ class KeyRebuilder {
   }
 
   void LiftCodes(int64_t part_index, const HeadSpan& span) {
-    const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
     const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
@@ -371,7 +371,7 @@ class KeyRebuilder {
 
   // The latent is the key.
   void CopyKey(int64_t part_index, const HeadSpan& span) {
-    const LatentPart& part = Latents(part_index);
+    const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);
     const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
@@ -406,7 +406,7 @@ class KeyRebuilder {
   // Turns the key by the angles of the block's positions, which are found again
   // only if they are another head's.
   void Turn(int64_t part_index, int64_t kv_head) {
-    const KeyRebuild& rebuild = *params_.keys[part_index].rebuild;
+    const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
     const bool known = plan_.holds_angles() && angles_part_ == part_index &&
                        angles_step_ == first_step;
@@ -435,7 +435,8 @@ class KeyRebuilder {
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       const int64_t slot = loader_.block() + s;
       const auto position = static_cast<uint64_t>(
-          sequence_.positions != nullptr ? sequence_.positions[slot] : slot);
+          sequence_.positions ? sequence_.positions.device_address()[slot]
+                              : slot);
       positions->low[s] = static_cast<uint32_t>(position);
       positions->high[s] = static_cast<uint32_t>(position >> 32);
     }
@@ -465,7 +466,7 @@ class KeyRebuilder {
     }
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   const AttentionSequence& sequence_;
   BlockLoader& loader_;

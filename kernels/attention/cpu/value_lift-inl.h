@@ -1,5 +1,5 @@
-// Values lifted from latents (ValueLift in paged_attention.h), a block of 64
-// slots at a time. For inclusion by *_cpu.cc.
+// Values lifted from latents (ValueLiftArgs in paged_attention.h), a block of
+// 64 slots at a time. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_VALUE_LIFT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_VALUE_LIFT_INL_H_
 #undef KVASIR_KERNELS_VALUE_LIFT_INL_H_
@@ -40,7 +40,7 @@ class ValueLifter {
   // nobody sees have any numbers. Stays until the part's next call.
   const float* Lift(int64_t part_index, const HeadSpan& span) {
     const AttentionPlan::ValuePart& part = plan_.value(part_index);
-    const AttentionValuePart& from = params_.values[part_index];
+    const AttentionValuePartArgs& from = params_.values[part_index];
     float* const tile = values_ + part.tile_offset;
     if (holds_) return tile;
     loader_.StartGroup(from.latents, from.latents.groups[span.group]);
@@ -63,7 +63,7 @@ class ValueLifter {
 
  private:
   struct Task {
-    const LatentPart& part;
+    const LatentPartArgs& part;
     const LatentGroup& group;
     AttentionPlan::Chunks chunks;
     const float* up;  // [R', d]
@@ -243,7 +243,7 @@ class ValueLifter {
     }
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   BlockLoader& loader_;
   float* const values_;

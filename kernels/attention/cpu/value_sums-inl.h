@@ -142,7 +142,7 @@ class ValueSums {
   }
 
   void AddValues(int64_t p, const HeadSpan& span) {
-    const LatentPart& part = params_.values[p].latents;
+    const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
     const RowRange span_rows = unit_.RowsOf(span);
     const int64_t block = loader_.block();
@@ -200,9 +200,9 @@ class ValueSums {
 
   // Few rows: values are read where they lie.
   template <typename T>
-  void Stream(const LatentPart& part, const LatentGroup& group, Columns columns,
-              const float* weights, RowRange rows, VisibleRange visible,
-              float* to) const {
+  void Stream(const LatentPartArgs& part, const LatentGroup& group,
+              Columns columns, const float* weights, RowRange rows,
+              VisibleRange visible, float* to) const {
     const int64_t block = loader_.block();
     for (int64_t s = visible.begin; s < visible.end;) {
       const BlockLoader::Run run =
@@ -250,7 +250,7 @@ class ValueSums {
   }
 
   void AddValueCodes(int64_t p, const HeadSpan& span) {
-    const LatentPart& part = params_.values[p].latents;
+    const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
     const bool in_slots = part.static_scale == nullptr;
     const AttentionPlan::Chunks chunks =
@@ -279,7 +279,7 @@ class ValueSums {
   // scale [64]: of the piece's run; null: static.
   void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
                 const float* scale) {
-    const LatentPart& part = params_.values[p].latents;
+    const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
     const RowRange span_rows = unit_.RowsOf(span);
     const float* weights = Weights();
@@ -388,7 +388,7 @@ class ValueSums {
   // Static ranges beside exact rows: sums of codes become those of latents, and
   // those of exact rows are added.
   void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
-    const LatentPart& part = params_.values[p].latents;
+    const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
     const float* scale = part.static_scale + group.column;
     const float* minimum = part.static_minimum + group.column;
@@ -431,7 +431,7 @@ class ValueSums {
     }
   }
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionPlan& plan_;
   const UnitRows& unit_;
   float* const scratch_;

@@ -11,14 +11,14 @@ int64_t PadLine(int64_t floats) { return (floats + 15) / 16 * 16; }
 // Whole register tiles.
 int64_t PadTile(int64_t columns) { return (columns + 31) / 32 * 32; }
 
-int64_t WidestGroup(const LatentPart& part) {
+int64_t WidestGroup(const LatentPartArgs& part) {
   int64_t width = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {
     width = std::max(width, part.groups[g].width);
   }
   return width;
 }
-int64_t MostRuns(const LatentPart& part) {
+int64_t MostRuns(const LatentPartArgs& part) {
   int64_t runs = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {
     runs = std::max(runs, part.groups[g].num_runs);
@@ -63,22 +63,7 @@ class Divider {
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads)
-    : AttentionPlan(params, threads, ScratchOnly()) {
-  chunk_begin_.push_back(0);
-  span_begin_.push_back(0);
-  if (!fits()) return;
-  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-    AddChunks(params_.keys[p].latents);
-  }
-  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
-    AddChunks(params_.values[p].latents);
-  }
-  FindClusters();
-}
-
-AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads,
-                             ScratchOnly)
+AttentionPlan::AttentionPlan(const PagedAttentionArgs& params, int threads)
     : params_(params),
       num_stored_keys_(params.num_key_parts),
       num_stored_values_(params.num_value_parts),
@@ -87,6 +72,56 @@ AttentionPlan::AttentionPlan(const PagedAttentionParams& params, int threads,
   AddExactParts();
   DescribeParts();
   DivideScratch();
+  chunk_begin_.push_back(0);
+  span_begin_.push_back(0);
+  // Without lists of heads it is only asked whether it fits.
+  if (!fits() || params_.keys[0].group_of_head == nullptr) return;
+  for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+    AddChunks(params_.keys[p].latents);
+  }
+  for (int64_t p = 0; p < params_.num_value_parts; ++p) {
+    AddChunks(params_.values[p].latents);
+  }
+  FindClusters();
+  work_ = WorkOn(params_.sequences, params_.num_sequences);
+}
+
+void AttentionPlan::Bind(const Rows& rows) {
+  params_.q = rows.q;
+  params_.out = rows.out;
+  params_.sequences = rows.sequences.data;
+  params_.num_sequences = rows.sequences.count;
+  work_ = rows.sequences.work;
+}
+
+int64_t AttentionPlan::WorkOn(const AttentionSequence* sequences,
+                              int64_t count) const {
+  int64_t work = 0;
+  for (int64_t i = 0; i < count; ++i) work += WorkOf(sequences[i]);
+  return work;
+}
+
+bool AttentionPlan::DividesAs(const AttentionPlan& other) const {
+  const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
+    return a.num_heads == b.num_heads;
+  };
+  const auto same_sets = [](const ClusterSets& a, const ClusterSets& b) {
+    return a.size == b.size && a.first_slice == b.first_slice &&
+           a.num_slices == b.num_slices;
+  };
+  return threads_ == other.threads_ && heads_per_kv_ == other.heads_per_kv_ &&
+         params_.page_tokens == other.params_.page_tokens &&
+         params_.causal == other.params_.causal &&
+         params_.window == other.params_.window &&
+         max_rows_ == other.max_rows_ && max_panels_ == other.max_panels_ &&
+         makes_tiles() == other.makes_tiles() &&
+         num_cluster_slices_ == other.num_cluster_slices_ &&
+         num_clusters_ == other.num_clusters_ &&
+         widest_cluster_ == other.widest_cluster_ &&
+         std::equal(slices_.begin(), slices_.end(), other.slices_.begin(),
+                    other.slices_.end(), same_slices) &&
+         std::equal(sets_.begin(), sets_.end(), other.sets_.begin(),
+                    other.sets_.end(), same_sets);
 }
 
 void AttentionPlan::AddExactParts() {
@@ -117,12 +152,7 @@ void AttentionPlan::AddExactParts() {
   }
 }
 
-int64_t PagedAttentionScratch(const PagedAttentionParams& params, int threads) {
-  const AttentionPlan plan(params, threads, AttentionPlan::ScratchOnly());
-  return plan.fits() ? plan.scratch().floats * threads : -1;
-}
-
-void AttentionPlan::AddChunks(const LatentPart& part) {
+void AttentionPlan::AddChunks(const LatentPartArgs& part) {
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
     LatentChunk chunk;
@@ -176,7 +206,7 @@ void AttentionPlan::DescribeParts() {
 }
 
 void AttentionPlan::DescribeKey(int64_t index) {
-  const AttentionKeyPart& from = params_.keys[index];
+  const AttentionKeyPartArgs& from = params_.keys[index];
   KeyPart part;
   part.codes = MostRuns(from.latents) > 0;
   part.fixed_ranges = from.latents.static_scale != nullptr;
@@ -212,8 +242,8 @@ void AttentionPlan::DescribeKey(int64_t index) {
 }
 
 void AttentionPlan::DescribeValue(int64_t index) {
-  const LatentPart& from = params_.values[index].latents;
-  const ValueLift* lift = params_.values[index].lift;
+  const LatentPartArgs& from = params_.values[index].latents;
+  const ValueLiftArgs* lift = params_.values[index].lift;
   ValuePart part;
   part.codes = MostRuns(from) > 0;
   part.lifted = lift != nullptr;
@@ -253,7 +283,7 @@ void AttentionPlan::PlaceTiles(bool own) {
     *all = std::max(*all, *offset + PadLine(floats));
   };
   for (size_t p = 0; p < keys_.size(); ++p) {
-    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    const KeyRebuildArgs* rebuild = params_.keys[p].rebuild;
     if (rebuild == nullptr) continue;
     place(rebuild->dims * kAttentionBlockSlots, &keys_[p].tile_offset,
           &key_tiles_);
@@ -274,7 +304,7 @@ AttentionScratch AttentionPlan::Divide(int64_t rows) const {
   int64_t column_sums = 0;
   for (size_t p = 0; p < keys_.size(); ++p) {
     const KeyPart& part = keys_[p];
-    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    const KeyRebuildArgs* rebuild = params_.keys[p].rebuild;
     if (rebuild == nullptr) continue;
     pairs = std::max(pairs, holds_angles_ ? rebuild->num_pairs : 1);
     if (part.lift_runs == 0) continue;
@@ -398,7 +428,7 @@ void AttentionPlan::DivideScratch() {
 bool AttentionPlan::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-    const KeyRebuild* rebuild = params_.keys[p].rebuild;
+    const KeyRebuildArgs* rebuild = params_.keys[p].rebuild;
     if (rebuild == nullptr || rebuild->num_pairs == 0) continue;
     if (rebuild->head_steps_stride != 0) return false;
     shares = true;
@@ -465,16 +495,9 @@ void AttentionPlan::FindClusters() {
 void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens != kAttentionBlockSlots) return;
   const int64_t count = num_clusters_;
-  for (int64_t i = 0; i < params_.num_sequences; ++i) {
-    work_ += WorkOf(params_.sequences[i]);
-  }
   std::vector<int64_t> set;
-  for (int64_t i = 0; i < params_.num_sequences; ++i) {
-    const int64_t size = ClustersTogether(params_.sequences[i]);
-    const bool known =
-        std::any_of(sets_.begin(), sets_.end(),
-                    [&](const ClusterSets& sets) { return sets.size == size; });
-    if (size < 2 || known) continue;
+  // All sizes that ClustersTogether may choose.
+  for (int64_t size = 2; size / 2 < count; size *= 2) {
     const size_t first_slice = slices_.size();
     const int64_t num_sets = (count + size - 1) / size;
     for (int64_t s = 0; s < num_sets; ++s) {
@@ -500,14 +523,14 @@ int64_t AttentionPlan::WorkOf(const AttentionSequence& sequence) const {
 
 // A power of two, so that sequences of about one length share their sets; the
 // first that is not below the number of clusters stands for all of them.
-int64_t AttentionPlan::ClustersTogether(
-    const AttentionSequence& sequence) const {
+int64_t AttentionPlan::ClustersTogether(const AttentionSequence& sequence,
+                                        int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
   const int64_t rows = widest_cluster_ * sequence.num_rows;
   if (work == 0 || rows == 0) return 0;
   const int64_t most =
-      std::min(max_rows_ / rows,
-               work_ / (threads_ * kUnitsPerThread) * num_clusters_ / work);
+      std::min(max_rows_ / rows, work_of_all / (threads_ * kUnitsPerThread) *
+                                     num_clusters_ / work);
   int64_t size = 1;
   while (size < num_clusters_ && std::min(2 * size, num_clusters_) <= most) {
     size *= 2;
@@ -565,10 +588,10 @@ void AttentionPlan::AddSlice(int64_t first, int64_t count) {
   slices_.push_back(slice);
 }
 
-AttentionPlan::Cut AttentionPlan::CutOf(
-    const AttentionSequence& sequence) const {
+AttentionPlan::Cut AttentionPlan::CutOf(const AttentionSequence& sequence,
+                                        int64_t work) const {
   if (!sets_.empty()) {
-    const int64_t size = ClustersTogether(sequence);
+    const int64_t size = ClustersTogether(sequence, work);
     for (const ClusterSets& sets : sets_) {
       if (sets.size != size) continue;
       return {slices_.data() + sets.first_slice, sets.num_slices, 1};
@@ -615,10 +638,9 @@ AttentionUnit AttentionPlan::PanelOf(const AttentionUnit& unit,
 }
 
 bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
-  const PagedAttentionParams& params = plan_.params();
-  for (; sequence_ < params.num_sequences; ++sequence_) {
-    const AttentionSequence& sequence = params.sequences[sequence_];
-    const AttentionPlan::Cut cut = plan_.CutOf(sequence);
+  for (; sequence_ < sequences_.count; ++sequence_) {
+    const AttentionSequence& sequence = sequences_.data[sequence_];
+    const AttentionPlan::Cut cut = plan_.CutOf(sequence, sequences_.work);
     const int64_t here = index - first_;
     if (here < cut.units()) {
       const int64_t tile = here / cut.num_slices;
@@ -633,14 +655,15 @@ bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
   return false;
 }
 
-bool TakesSplits(const AttentionPlan& plan, int threads) {
+bool TakesSplits(const AttentionPlan& plan,
+                 const AttentionPlan::Sequences& sequences) {
   bool any_long = false;
-  UnitCursor cursor(plan);
+  UnitCursor cursor(plan, sequences);
   AttentionUnit unit;
   for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) {
     const VisibleRange slots = UnitSlots(plan.params(), unit);
     if (plan.PanelsOf(unit) > 1) return false;
-    if (i + 1 >= threads || slots.begin >= slots.end) return false;
+    if (i + 1 >= plan.threads() || slots.begin >= slots.end) return false;
     any_long = any_long || slots.end - slots.begin > kAttentionSplitSlots;
   }
   return any_long;

@@ -127,18 +127,41 @@ struct AttentionUnit {
   int64_t rows() const { return slice->num_heads * num_queries; }
 };
 
+// What is the same for every launch is made once: parts, chunks, slices and
+// sets of heads, scratch. `Bind` sets what a step gives.
+//
 // Exact rows are parts like others, of numbers: those of key part p are key
 // part num_stored_keys() + p, and values likewise.
-// Threads: immutable after construction.
+// Threads: one at a time may call Bind; the rest between two calls of it by
+// any.
 class AttentionPlan {
  public:
   // Units are as many as keep `threads` threads busy, if there are rows enough.
-  explicit AttentionPlan(const PagedAttentionParams& params, int threads = 1);
-  // Without chunks and slices.
-  struct ScratchOnly {};
-  AttentionPlan(const PagedAttentionParams& params, int threads, ScratchOnly);
+  // `params` outlives it with all that it points to.
+  explicit AttentionPlan(const PagedAttentionArgs& params, int threads = 1);
   AttentionPlan(const AttentionPlan&) = delete;
   AttentionPlan& operator=(const AttentionPlan&) = delete;
+
+  // Of a launch. `work`: WorkOn them.
+  struct Sequences {
+    const AttentionSequence* data = nullptr;
+    int64_t count = 0;
+    int64_t work = 0;
+  };
+  struct Rows {
+    const float* q = nullptr;
+    float* out = nullptr;
+    Sequences sequences;
+  };
+  // For the next launch.
+  void Bind(const Rows& rows);
+  Sequences sequences() const {
+    return {params_.sequences, params_.num_sequences, work_};
+  }
+  // Slots that rows read, of all sequences; host memory.
+  int64_t WorkOn(const AttentionSequence* sequences, int64_t count) const;
+  // Whether steps over the same sequences are divided in the same way.
+  bool DividesAs(const AttentionPlan& other) const;
 
   // What every part needs to know of itself.
   struct KeyPart {
@@ -171,17 +194,25 @@ class AttentionPlan {
   };
   // Where the rows of a part of exact rows lie.
   struct ExactPart {
-    const LatentPart* ring = nullptr;  // the part's own view
-    const LatentPart* fresh = nullptr;
+    const LatentPartArgs* ring = nullptr;  // the part's own view
+    const LatentPartArgs* fresh = nullptr;
     const ExactWindow* window = nullptr;
   };
 
   // With the parts of exact rows.
-  const PagedAttentionParams& params() const { return params_; }
+  const PagedAttentionArgs& params() const { return params_; }
+  // Without.
+  PagedAttentionArgs stored_params() const {
+    PagedAttentionArgs params = params_;
+    params.num_key_parts = num_stored_keys_;
+    params.num_value_parts = num_stored_values_;
+    return params;
+  }
+  int threads() const { return threads_; }
   int64_t num_stored_keys() const { return num_stored_keys_; }
   int64_t num_stored_values() const { return num_stored_values_; }
   // Null for a part of the cache.
-  const ExactPart* exact(const LatentPart& part) const {
+  const ExactPart* exact(const LatentPartArgs& part) const {
     for (const ExactPart& each : exact_) {
       if (each.ring == &part) return &each;
     }
@@ -239,7 +270,11 @@ class AttentionPlan {
     int64_t num_tiles;
     int64_t units() const { return num_slices * num_tiles; }
   };
-  Cut CutOf(const AttentionSequence& sequence) const;
+  // `work`: of all sequences of the launch.
+  Cut CutOf(const AttentionSequence& sequence, int64_t work) const;
+  Cut CutOf(const AttentionSequence& sequence) const {
+    return CutOf(sequence, work_);
+  }
 
   // A unit's rows are computed panel by panel: those of as many queries as fit.
   int64_t PanelsOf(const AttentionUnit& unit) const;
@@ -247,7 +282,7 @@ class AttentionPlan {
 
  private:
   void AddExactParts();
-  void AddChunks(const LatentPart& part);
+  void AddChunks(const LatentPartArgs& part);
   void DescribeParts();
   void DescribeKey(int64_t index);
   void DescribeValue(int64_t index);
@@ -255,7 +290,8 @@ class AttentionPlan {
   bool SharesAngles() const;
   void AddSets(const std::vector<std::vector<int64_t>>& clusters);
   int64_t WorkOf(const AttentionSequence& sequence) const;
-  int64_t ClustersTogether(const AttentionSequence& sequence) const;
+  int64_t ClustersTogether(const AttentionSequence& sequence,
+                           int64_t work_of_all) const;
   void AddSlices(const std::vector<int64_t>& kv_heads);
   void AddSlice(int64_t first, int64_t count);
   void DivideScratch();
@@ -268,12 +304,12 @@ class AttentionPlan {
   int64_t SharesOf(int64_t panels, int64_t num_slices) const;
   bool makes_tiles() const { return rebuilds_ || lifts_; }
 
-  PagedAttentionParams params_;
+  PagedAttentionArgs params_;
   const int64_t num_stored_keys_;
   const int64_t num_stored_values_;
   // Behind params_, where there are exact rows.
-  std::vector<AttentionKeyPart> key_parts_;
-  std::vector<AttentionValuePart> value_parts_;
+  std::vector<AttentionKeyPartArgs> key_parts_;
+  std::vector<AttentionValuePartArgs> value_parts_;
   std::vector<ExactPart> exact_;
   const int64_t heads_per_kv_;
   const int threads_;
@@ -324,18 +360,23 @@ class AttentionPlan {
 // Walks over all units of a launch, in one fixed order.
 class UnitCursor {
  public:
-  explicit UnitCursor(const AttentionPlan& plan) : plan_(plan) {}
+  explicit UnitCursor(const AttentionPlan& plan)
+      : UnitCursor(plan, plan.sequences()) {}
+  UnitCursor(const AttentionPlan& plan,
+             const AttentionPlan::Sequences& sequences)
+      : plan_(plan), sequences_(sequences) {}
   // Moves forward to unit `index`; false when there are fewer.
   bool MoveTo(int64_t index, AttentionUnit* unit);
 
  private:
   const AttentionPlan& plan_;
+  const AttentionPlan::Sequences sequences_;
   int64_t sequence_ = 0;
   int64_t first_ = 0;  // index of the sequence's first unit
 };
 
 // Slots that any row of a unit sees.
-inline VisibleRange UnitSlots(const PagedAttentionParams& params,
+inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
                               const AttentionUnit& unit) {
   const VisibleRange first =
       VisibleSlots(params, *unit.sequence, unit.query_begin);
@@ -346,7 +387,8 @@ inline VisibleRange UnitSlots(const PagedAttentionParams& params,
 
 // Whether threads take splits of long contexts, not whole units: there are
 // fewer units than threads, each of one panel, and all of them see something.
-bool TakesSplits(const AttentionPlan& plan, int threads);
+bool TakesSplits(const AttentionPlan& plan,
+                 const AttentionPlan::Sequences& sequences);
 
 // Softmax of a unit's rows over the splits merged so far; the output itself is
 // in params.out.

@@ -9,7 +9,7 @@ namespace {
 
 // Slots that the units of a launch read for the KV head of the first query
 // head.
-int64_t SlotsOfUnits(const PagedAttentionParams& params) {
+int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   const AttentionPlan plan(params);
   UnitCursor cursor(plan);
   AttentionUnit unit;
@@ -24,7 +24,7 @@ int64_t SlotsOfUnits(const PagedAttentionParams& params) {
 }
 
 // What its units do, where a slot costs j + 1 for KV head j.
-double WorkOfUnits(const PagedAttentionParams& params) {
+double WorkOfUnits(const PagedAttentionArgs& params) {
   const AttentionPlan plan(params);
   UnitCursor cursor(plan);
   AttentionUnit unit;
@@ -67,7 +67,7 @@ TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
       LatentSpec spec = each;
       spec.window = window;
       LatentCache cache(spec, {1}, 4);
-      PagedAttentionParams params = cache.Params();
+      PagedAttentionArgs params = cache.Params();
       for (const AttentionSequence& sequence :
            {AttentionSequence{.num_rows = 1, .first_slot = 0},
             AttentionSequence{.num_rows = 1, .first_slot = 999},
@@ -88,7 +88,7 @@ TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
 
 TEST(AttentionPlanTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 1, 2, 3}), {1}, 4);
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   const AttentionSequence sequence = {.num_rows = 600};
   params.sequences = &sequence;
   params.num_sequences = 1;
@@ -121,9 +121,30 @@ TEST(AttentionPlanTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
   EXPECT_EQ(units(1000), units(2000));
 }
 
+// What a step plans for one layer serves the others.
+TEST(AttentionPlanTest, LayersOfOneShapeDivideAlike) {
+  const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
+  LatentCache one(spec, {1}, 4);
+  LatentCache other(spec, {1}, 9);
+  const PagedAttentionArgs params = one.Params();
+  const PagedAttentionArgs like = other.Params();
+  EXPECT_TRUE(AttentionPlan(params, 2).DividesAs(AttentionPlan(like, 2)));
+  EXPECT_FALSE(AttentionPlan(params, 2).DividesAs(AttentionPlan(like, 3)));
+  LatentSpec window = spec;
+  window.window = 100;
+  LatentCache windowed(window, {1}, 4);
+  const PagedAttentionArgs apart = windowed.Params();
+  EXPECT_FALSE(AttentionPlan(params, 2).DividesAs(AttentionPlan(apart, 2)));
+  LatentSpec more = spec;
+  more.num_heads = 16;
+  LatentCache alone(more, {1}, 4);
+  const PagedAttentionArgs heads = alone.Params();
+  EXPECT_FALSE(AttentionPlan(params, 2).DividesAs(AttentionPlan(heads, 2)));
+}
+
 TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
-  const PagedAttentionParams params = cache.Params();
+  const PagedAttentionArgs params = cache.Params();
   const AttentionPlan plan(params);
   EXPECT_EQ(SlotsReadByTiles(plan, {.num_rows = 1, .first_slot = 999}), 1000);
   const int64_t chunk =
@@ -138,7 +159,7 @@ TEST(AttentionTilesTest, AKvHeadInTwoSlicesIsMadeForEach) {
   spec.num_heads = 400;
   spec.num_kv_heads = 2;
   LatentCache cache(spec, {1}, 4);
-  PagedAttentionParams params = cache.Params();
+  PagedAttentionArgs params = cache.Params();
   const AttentionSequence sequence = {.num_rows = 1, .first_slot = 999};
   params.sequences = &sequence;
   params.num_sequences = 1;

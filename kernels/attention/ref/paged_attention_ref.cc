@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/planner/attention_plan.h"
 #include "kernels/device/stream.h"
 #include "kernels/latents/code_pack.h"
 #include "kernels/simd/scalar_math.h"
@@ -15,7 +15,7 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // A slot's latent: where it lies.
 struct Latent {
-  const LatentPart* part;
+  const LatentPartArgs* part;
   const LatentGroup* group;
   const char* codes;
   const char* ranges;
@@ -115,7 +115,7 @@ void ReadNumbers(const Latent& latent, float* numbers) {
 }
 
 // key_j of the contract, [d].
-std::vector<float> RebuildKey(const KeyRebuild& rebuild, int64_t kv_head,
+std::vector<float> RebuildKey(const KeyRebuildArgs& rebuild, int64_t kv_head,
                               const Latent& latent, int64_t position) {
   const int64_t dims = rebuild.dims;
   std::vector<float> key(static_cast<size_t>(dims));
@@ -149,7 +149,7 @@ std::vector<float> RebuildKey(const KeyRebuild& rebuild, int64_t kv_head,
 }
 
 // value_j of the contract, [d].
-std::vector<float> LiftValue(const ValueLift& lift, int64_t kv_head,
+std::vector<float> LiftValue(const ValueLiftArgs& lift, int64_t kv_head,
                              const Latent& latent) {
   std::vector<float> value(static_cast<size_t>(lift.dims));
   std::vector<float> column(static_cast<size_t>(latent.group->width));
@@ -164,7 +164,7 @@ std::vector<float> LiftValue(const ValueLift& lift, int64_t kv_head,
 
 // One value part of a row: what is summed so far, not yet normalised.
 struct ValueSum {
-  const AttentionValuePart* part;
+  const AttentionValuePartArgs* part;
   const LatentGroup* group;
   int64_t kv_head;
   // Static ranges beside exact rows.
@@ -239,7 +239,7 @@ void ValueSum::AddMinima(const float* weights,
 }
 
 void ValueSum::EndSplit() {
-  const LatentPart& latents = part->latents;
+  const LatentPartArgs& latents = part->latents;
   if (part->lift != nullptr) return;
   for (size_t i = 0; sums_weights && i < out.size(); ++i) {
     const auto c = static_cast<size_t>(group->column) + i;
@@ -267,7 +267,7 @@ struct Partial {
 // One row and head, with its slots.
 class Row {
  public:
-  Row(const PagedAttentionParams& params, const AttentionSequence& sequence,
+  Row(const PagedAttentionArgs& params, const AttentionSequence& sequence,
       int64_t row, int64_t head)
       : params_(params),
         sequence_(sequence),
@@ -290,7 +290,8 @@ class Row {
     }
     const int32_t group = part.group_of_head[kv_head_];
     const int64_t fresh = slot - sequence_.first_slot;
-    const LatentPart& rows = fresh >= 0 ? part.exact->fresh : part.exact->ring;
+    const LatentPartArgs& rows =
+        fresh >= 0 ? part.exact->fresh : part.exact->ring;
     if (fresh >= 0) {
       return {&rows, &rows.groups[group],
               CodesAddress(rows, rows.groups[group], 0,
@@ -300,14 +301,16 @@ class Row {
     const int64_t page =
         window.first_page + slot / window.page_rows % window.num_pages;
     return {&rows, &rows.groups[group],
-            CodesAddress(rows, rows.groups[group], sequence_.side_pages[page],
+            CodesAddress(rows, rows.groups[group],
+                         sequence_.side_pages.device_address()[page],
                          slot % window.page_rows),
             nullptr};
   }
-  Latent At(const LatentPart& part, const int32_t* group_of_head,
+  Latent At(const LatentPartArgs& part, const int32_t* group_of_head,
             int64_t slot) const {
     const LatentGroup& group = part.groups[group_of_head[kv_head_]];
-    const int64_t page = sequence_.block_table[slot / params_.page_tokens];
+    const int64_t page =
+        sequence_.block_table.device_address()[slot / params_.page_tokens];
     const int64_t in_page = slot % params_.page_tokens;
     return {&part, &group, CodesAddress(part, group, page, in_page),
             ParamsAddress(part, group, page, in_page)};
@@ -319,7 +322,7 @@ class Row {
   Partial ComputeSplit(int64_t begin, int64_t end) const;
   void Finish(const Partial& total) const;
 
-  const PagedAttentionParams& params_;
+  const PagedAttentionArgs& params_;
   const AttentionSequence& sequence_;
   const int64_t head_;
   const int64_t kv_head_;
@@ -332,7 +335,7 @@ class Row {
 Partial Row::EmptyPartial() const {
   Partial partial;
   for (int64_t p = 0; p < params_.num_value_parts; ++p) {
-    const AttentionValuePart& part = params_.values[p];
+    const AttentionValuePartArgs& part = params_.values[p];
     ValueSum value;
     const int32_t group = part.group_of_head[kv_head_];
     value.part = &part;
@@ -352,15 +355,16 @@ Partial Row::EmptyPartial() const {
 float Row::Score(int64_t slot) const {
   float score = 0.0f;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-    const AttentionKeyPart& part = params_.keys[p];
+    const AttentionKeyPartArgs& part = params_.keys[p];
     const Latent latent = Find(part, params_.key_exact, slot);
     const float* q = q_ + part.query_column[head_];
     float dot = 0.0f;
     if (part.rebuild == nullptr) {
       dot = Dot(q, latent);
     } else {
-      const int64_t position =
-          sequence_.positions != nullptr ? sequence_.positions[slot] : slot;
+      const int64_t position = sequence_.positions
+                                   ? sequence_.positions.device_address()[slot]
+                                   : slot;
       const std::vector<float> key =
           RebuildKey(*part.rebuild, kv_head_, latent, position);
       for (size_t i = 0; i < key.size(); ++i) {
@@ -434,7 +438,7 @@ void Merge(const Partial& part, Partial* total) {
 
 void Row::Finish(const Partial& total) const {
   for (const ValueSum& value : total.values) {
-    const LatentPart& latents = value.part->latents;
+    const LatentPartArgs& latents = value.part->latents;
     float* out = out_ + value.part->out_column[head_];
     const bool lifted = value.part->lift != nullptr;
     for (int64_t i = 0; i < static_cast<int64_t>(value.out.size()); ++i) {
@@ -462,8 +466,9 @@ void Row::Attend() const {
 
 }  // namespace
 
-void PagedAttentionReference(const PagedAttentionParams& params, float*,
+void PagedAttentionReference(const AttentionLaunchArgs& launch, float*,
                              CpuStream&) {
+  const PagedAttentionArgs params = launch.plan->stored_params();
   for (int64_t i = 0; i < params.num_sequences; ++i) {
     const AttentionSequence& sequence = params.sequences[i];
     for (int64_t r = 0; r < sequence.num_rows; ++r) {

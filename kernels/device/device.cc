@@ -1,0 +1,35 @@
+#include "kernels/device/device.h"
+
+#include <cstring>
+
+#include "base/status_macros.h"
+
+namespace kvasir::kernels {
+
+absl::Status Device::Write(DevicePtr<void> memory, const void* host,
+                           size_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  KVASIR_ASSIGN_OR_RETURN(void* const to, BeginWrite(memory, bytes));
+  std::memcpy(to, host, bytes);
+  return EndWrite(memory, to, bytes);
+}
+
+absl::StatusOr<void*> CpuDevice::BeginWrite(DevicePtr<void> memory, size_t) {
+  if (guard_ != nullptr) {
+    guard_->Check("write", memory.device_address());
+    guard_->Open();
+  }
+  return memory.device_address();
+}
+
+absl::Status CpuDevice::EndWrite(DevicePtr<void>, void*, size_t) {
+  if (guard_ != nullptr) guard_->Close();
+  return absl::OkStatus();
+}
+
+void CpuDevice::CheckMemory(const char* op,
+                            DevicePtr<const void> pointer) const {
+  if (guard_ != nullptr) guard_->Check(op, pointer.device_address());
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,102 @@
+// A device: what makes streams and memory, and how data lies there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/thread_pool.h"
+#include "kernels/device/allocator.h"
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/memory_guard.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/weight_layout.h"
+
+namespace kvasir::kernels {
+
+// Owns: the allocator.
+// Threads: all methods may be called from any thread.
+class Device {
+ public:
+  virtual ~Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  DeviceKind kind() const { return kind_; }
+  DeviceAllocator& allocator() const { return *allocator_; }
+
+  // The device outlives its streams.
+  virtual std::unique_ptr<Stream> MakeStream() = 0;
+  // Threads that an op's scratch must serve.
+  virtual int num_threads() const = 0;
+  virtual WeightLayout weight_layout() const = 0;
+  // Bytes of a slot that lie side by side in a page (DESIGN: byte b of slot s
+  // of a group lies at (b / g) 64 g + s g + b mod g). 0: all of them.
+  virtual int64_t page_granule_bytes() const = 0;
+
+  // Host memory to fill a part of an allocation with, from any thread: until
+  // EndWrite what is written there is the device's in the end, and nothing
+  // else may touch that part. It starts with any content, so all of it is
+  // written. Memory of the host itself is given as it is: no second copy.
+  virtual absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
+                                           size_t bytes) = 0;
+  virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,
+                                size_t bytes) = 0;
+  // The same of bytes that are there.
+  absl::Status Write(DevicePtr<void> memory, const void* host, size_t bytes);
+
+  // What a launch does to its pointers, for those that a table holds.
+  virtual void CheckMemory(const char*, DevicePtr<const void>) const {}
+
+ protected:
+  Device(DeviceKind kind, std::unique_ptr<DeviceAllocator> allocator)
+      : kind_(kind), allocator_(std::move(allocator)) {}
+
+ private:
+  const DeviceKind kind_;
+  const std::unique_ptr<DeviceAllocator> allocator_;
+};
+
+// The host's cores and memory.
+class CpuDevice : public Device {
+ public:
+  // `pool` outlives the device; limit_bytes as CpuAllocator's.
+  explicit CpuDevice(base::ThreadPool* pool,
+                     CpuBackend backend = CpuBackend::kSimd,
+                     int64_t limit_bytes = 0)
+      : CpuDevice(pool, backend, std::make_unique<CpuAllocator>(limit_bytes),
+                  nullptr) {}
+
+  std::unique_ptr<Stream> MakeStream() override {
+    return std::make_unique<CpuStream>(pool_, backend_, guard_);
+  }
+  int num_threads() const override { return pool_->num_threads(); }
+  WeightLayout weight_layout() const override {
+    return WeightLayout::kPanels32;
+  }
+  int64_t page_granule_bytes() const override { return 0; }
+  absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
+                                   size_t bytes) override;
+  absl::Status EndWrite(DevicePtr<void> memory, void* host,
+                        size_t bytes) override;
+  void CheckMemory(const char* op,
+                   DevicePtr<const void> pointer) const override;
+
+ protected:
+  // `guard` (or null) outlives the device.
+  CpuDevice(base::ThreadPool* pool, CpuBackend backend,
+            std::unique_ptr<DeviceAllocator> allocator, MemoryGuard* guard)
+      : Device(DeviceKind::kCpu, std::move(allocator)),
+        pool_(pool),
+        backend_(backend),
+        guard_(guard) {}
+
+ private:
+  base::ThreadPool* const pool_;
+  const CpuBackend backend_;
+  MemoryGuard* const guard_;
+};
+
+}  // namespace kvasir::kernels

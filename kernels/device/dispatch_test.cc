@@ -1,0 +1,93 @@
+#include "kernels/device/dispatch.h"
+
+#include <gmock/gmock.h>
+
+#include <type_traits>
+#include <utility>
+
+#include "base/status_matchers.h"
+#include "base/thread_pool.h"
+#include "kernels/device/device.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+template <typename T>
+concept HasOperatorStar = requires(T pointer) {
+  *pointer;
+};
+template <typename T>
+concept HasSubscript = requires(T pointer) {
+  pointer[0];
+};
+static_assert(!HasOperatorStar<DevicePtr<float>>);
+static_assert(!HasSubscript<DevicePtr<float>>);
+static_assert(!std::is_convertible_v<float*, DevicePtr<float>>);
+static_assert(!std::is_convertible_v<DevicePtr<float>, float*>);
+static_assert(std::is_convertible_v<DevicePtr<float>, DevicePtr<const float>>);
+static_assert(std::is_convertible_v<DevicePtr<float>, DevicePtr<void>>);
+static_assert(!std::is_convertible_v<DevicePtr<const float>, DevicePtr<float>>);
+static_assert(sizeof(DevicePtr<float>) == sizeof(float*));
+
+TEST(DevicePtrTest, MovesInElementsAndNullStaysNull) {
+  float numbers[4];
+  EXPECT_EQ((DevicePtr<float>(numbers) + 3).device_address(), numbers + 3);
+  EXPECT_FALSE(DevicePtr<float>() + 3);
+}
+
+class FakeCudaStream final : public Stream {
+ public:
+  FakeCudaStream() : Stream(DeviceKind::kCuda) {}
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status CopyToDevice(DevicePtr<void>, const void*, size_t) override {
+    return absl::OkStatus();
+  }
+  absl::Status CopyToHost(void*, DevicePtr<const void>, size_t) override {
+    return absl::OkStatus();
+  }
+};
+
+TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
+  FakeCudaStream stream;
+  Workspace none(nullptr, 0);
+  EXPECT_THAT(SiluMul(stream, {nullptr, nullptr, 1, 1}, none),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("silu_mul: ")));
+}
+
+void OnCpu(const SiluMulArgs& args, CpuStream&) { args.out[0] = 1.0f; }
+absl::Status OnCuda(const SiluMulArgs& args, Stream&) {
+  args.out[0] = 2.0f;
+  return absl::OkStatus();
+}
+
+TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
+  constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu,
+                                                 &OnCuda};
+  float out = 0.0f;
+  const SiluMulParams params = {nullptr, DevicePtr<float>(&out), 1, 1};
+  FakeCudaStream cuda;
+  KVASIR_EXPECT_OK(Launch(kKernels, cuda, params));
+  EXPECT_EQ(out, 2.0f);
+  base::ThreadPool pool(1);
+  CpuDevice cpu(&pool);
+  KVASIR_EXPECT_OK(Launch(kKernels, *cpu.MakeStream(), params));
+  EXPECT_EQ(out, 1.0f);
+}
+
+TEST(DispatchTest, TheCpuRefusesActivationsOfAnotherTypeByTheOpsName) {
+  base::ThreadPool pool(1);
+  CpuDevice cpu(&pool);
+  Workspace none(nullptr, 0);
+  const SiluMulParams params = {nullptr, nullptr, 1, 1, DType::kBf16};
+  EXPECT_THAT(
+      SiluMul(*cpu.MakeStream(), params, none),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("silu_mul: activations: the CPU has float32")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels
