@@ -5,6 +5,8 @@
 namespace kvasir::plan {
 namespace {
 
+using base::StatusIs;
+
 using ::testing::HasSubstr;
 
 TEST(TpShardTest, DealsHeadsInEqualRuns) {

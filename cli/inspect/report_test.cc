@@ -372,7 +372,8 @@ TEST(OpenModelSourceTest, AnExactWindowEndsAtTheModelsLength) {
     value->set_exact_window(window);
     const auto source = OpenModelSource(options, PlanUse::kRun, plan);
     EXPECT_THAT(source, base::IsOk());
-    return source.ok() ? source->plan.layers(3).value().exact_window() : 0;
+    return source.ok() ? source->plan->source.layers(3).value().exact_window()
+                       : 0;
   };
   const auto length =
       static_cast<uint32_t>(model::FindShape("kvasir-tiny")->max_position);

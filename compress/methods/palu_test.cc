@@ -333,9 +333,9 @@ TEST(PaluTest, WhatCannotBePlannedIsRefused) {
   for (const int64_t multiple :
        {int64_t{0}, int64_t{65}, std::numeric_limits<int64_t>::max()}) {
     request.rank_multiple = multiple;
-    EXPECT_THAT(
-        PlanPalu(request, {.search = RankSearch::kUniform}),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("multiples")));
+    EXPECT_THAT(PlanPalu(request, {.search = RankSearch::kUniform}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("--rank-multiple")));
   }
   request.rank_multiple = 8;
   request.keep = 0.05;

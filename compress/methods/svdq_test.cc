@@ -87,8 +87,8 @@ TEST_F(SvdqTest, SchedulesThatAreNoneAreRefused) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {4}}), invalid("8 entries"));
-  EXPECT_THAT(PlanSvdq(request_, {.schedule = {8, 5, 4, 4, 0, 0, 0, 0}}),
-              invalid("bits must be 0, 1, 2, 3, 4 or 8, have 5"));
+  EXPECT_THAT(PlanSvdq(request_, {.schedule = {8, 7, 4, 4, 0, 0, 0, 0}}),
+              invalid("bits must be 0 to 6 or 8, have 7"));
   EXPECT_THAT(PlanSvdq(request_, {.schedule = {0, 0, 0, 0, 0, 0, 0, 0}}),
               invalid("stores nothing"));
   const PlanRequest odd =
