@@ -190,6 +190,7 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
     KVASIR_ASSIGN_OR_RETURN(temporary, TemporaryCheckpoint::Write(flags.model));
     flags.model.model = temporary->folder();
     flags.model.random_weights = false;
+    flags.model.shape.clear();
   }
   UseQuick(flags.bench, "--kv-cache-bytes", int64_t{16} << 20,
            &flags.kv_cache_bytes);
