@@ -145,7 +145,9 @@ function(kvasir_run_again)
     add_test(NAME ${test}_${A_AS} COMMAND ${test})
     set_tests_properties(${test}_${A_AS} PROPERTIES LABELS "${labels}"
       TIMEOUT ${timeout}
-      ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
+      ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}"
+      # scripts/test gives a folder for results: they are not the first run's.
+      ENVIRONMENT_MODIFICATION "GTEST_OUTPUT=string_append:${test}_${A_AS}.xml")
   endforeach()
 endfunction()
 
