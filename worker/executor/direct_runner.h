@@ -38,7 +38,8 @@ class DirectRunner {
   DirectRunner(Executor* executor, const cache::PageLayout* layout,
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
 
-  // One step. A sequence begins with its first mention, at position 0.
+  // One step, prompts before output. A sequence begins with its first mention,
+  // at position 0.
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 

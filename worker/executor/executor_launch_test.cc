@@ -184,8 +184,8 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // Prompts that are sampled after, output, both mixed in either order, a chunk
-  // of a prompt alone, targets. Sequences from `first` on; `more` of them.
+  // Prompts that are sampled after, output, both in one step, a chunk of a
+  // prompt alone, targets. Sequences from `first` on; `more` of them.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;
@@ -206,10 +206,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     const std::vector<int32_t> late = Ids(static_cast<int32_t>(first), 20);
     const DirectStep chunk = {.sequence_id = first + 50, .token_ids = late};
     std::vector<DirectStep> mixed = decode;
-    mixed.push_back(chunk);
+    mixed.insert(mixed.begin(), chunk);
     Run(mixed);
-    mixed.insert(mixed.begin(), {.sequence_id = first + 51, .token_ids = late});
-    mixed.pop_back();
+    mixed.front() = {.sequence_id = first + 51, .token_ids = late};
     Run(mixed);
     Run({chunk});
     Run({{.sequence_id = first + 50, .token_ids = late, .target_ids = late}});

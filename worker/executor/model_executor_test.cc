@@ -824,6 +824,9 @@ INSTANTIATE_TEST_SUITE_P(
                      First(p)->set_physical_starts(0, 19);
                    },
                    "starts at 19, want 20"},
+        BrokenPlan{"PromptBehindOutput",
+                   [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
+                   "sequence 2: is of a prompt and comes behind output"},
         BrokenPlan{"PhysicalPastLogical",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
                    "physical start 21 of page group 0: want the logical start "

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -150,29 +149,7 @@ absl::Status StepBatch::Build(const kvasir::v1::StepPlan& plan,
   for (const SequenceStep& step : plan.sequences()) {
     KVASIR_RETURN_IF_ERROR(Add(step, table, prepare));
   }
-  PutPromptsFirst();
   return absl::OkStatus();
-}
-
-void StepBatch::PutPromptsFirst() {
-  // As they are where all decode.
-  if (std::none_of(rows_.begin(), rows_.end(),
-                   [](const SequenceRows& rows) { return rows.prompt; })) {
-    return;
-  }
-  std::vector<size_t> order(rows_.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_partition(order.begin(), order.end(),
-                        [this](size_t i) { return rows_[i].prompt; });
-  const auto reorder = [&order](auto* list) {
-    const auto from = *list;
-    for (size_t i = 0; i < order.size(); ++i) (*list)[i] = from[order[i]];
-  };
-  for (Group& group : groups_) {
-    reorder(&group.sequences);
-    reorder(&group.tables);
-  }
-  reorder(&rows_);
 }
 
 absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
@@ -181,6 +158,9 @@ absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
     if (output.sequence_id == step.sequence_id()) {
       return Wrong(step.sequence_id(), "is there twice");
     }
+  }
+  if (step.prompt() && !rows_.empty() && !rows_.back().prompt) {
+    return Wrong(step.sequence_id(), "is of a prompt and comes behind output");
   }
   KVASIR_ASSIGN_OR_RETURN(SequenceTable::Sequence* const sequence,
                           table->Apply(step));

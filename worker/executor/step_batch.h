@@ -88,7 +88,7 @@ class StepBatch {
   const std::vector<Group>& groups() const { return groups_; }
   // Block tables and side pages of all sequences, one behind the other.
   const std::vector<int32_t>& tables() const { return tables_; }
-  // Prompts first.
+  // Prompts first: the plan's order.
   const std::vector<SequenceRows>& rows() const { return rows_; }
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
   // How often rows of output follow rows of a prompt, or begin.
@@ -124,7 +124,6 @@ class StepBatch {
                     int64_t start);
   void AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                 int64_t num_rows);
-  void PutPromptsFirst();
   absl::Status AddTargets(const kvasir::v1::SequenceStep& step,
                           int64_t first_row, Output* output);
   absl::Status AddSample(const kvasir::v1::SequenceStep& step,
