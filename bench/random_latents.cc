@@ -100,4 +100,22 @@ absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
   return absl::OkStatus();
 }
 
+absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
+                                     const worker::KvArenas::Layer& layer,
+                                     uint64_t seed, kernels::Device& device) {
+  const int64_t pages =
+      arenas.num_pages()[static_cast<size_t>(layer.page_group)];
+  for (const bool keys : {true, false}) {
+    const int64_t ring = keys ? layer.key_ring : layer.value_ring;
+    if (ring < 0) continue;
+    const int64_t rows =
+        arenas.rings()[static_cast<size_t>(ring)].rows.rows_per_page;
+    for (const worker::KvArenas::Part& part : keys ? layer.key : layer.value) {
+      KVASIR_RETURN_IF_ERROR(
+          FillPart(part.exact, pages * rows, rows, seed++, device));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace kvasir::bench

@@ -38,6 +38,10 @@ function(_kvasir_check_layer target)
        OR dep MATCHES "::")
       continue()  # third party
     endif()
+    if(KVASIR_ONLY AND NOT dep_folder IN_LIST KVASIR_ONLY)
+      message(FATAL_ERROR
+        "${target} links ${dep}: add '${dep_folder}' to KVASIR_ONLY")
+    endif()
     if(NOT dep_folder IN_LIST KVASIR_MAY_LINK_${folder}
        AND NOT dep IN_LIST KVASIR_MAY_LINK_${folder})
       message(FATAL_ERROR

@@ -87,6 +87,10 @@ absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
   }
   if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
   if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
+  // Names of tokens that a smaller vocabulary does not have.
+  for (int64_t* const id : {&shape.bos_token_id, &shape.eos_token_id}) {
+    if (*id >= shape.vocab_size) *id = shape.vocab_size - 1;
+  }
   return shape;
 }
 

@@ -15,8 +15,8 @@
 namespace kvasir::kernels {
 
 // Attention over parts that are constant after load.
-// Owns: the parts and the host's plan of their launches. Groups, runs and
-//   lists of heads are the caller's, and outlive it. Movable.
+// Owns: the parts and the host's plan of their launches. Groups, runs, heads,
+//   pairs and steps of parts are the caller's and outlive it. Movable.
 // Threads: one launch at a time.
 class PreparedAttention {
  public:

@@ -173,8 +173,8 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 // each thread and, where keys are rebuilt or values lifted, kRowStateBytes for
 // the queries and sums of its rows. Nothing rebuilt or decoded leaves it.
 //
-// Tables (parts, groups, columns) are host memory: PrepareAttention copies or
-// keeps them, and a back end makes of them what its threads index.
+// Tables (parts, groups, columns) are host memory: Prepare copies parts, keeps
+// the rest, and a back end makes of them what its threads index.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart

@@ -32,7 +32,7 @@ class Device {
   // Threads that an op's scratch must serve.
   virtual int num_threads() const = 0;
   virtual WeightLayout weight_layout() const = 0;
-  // Bytes of a slot that lie side by side in a page (DESIGN: byte b of slot s
+  // Bytes of a slot that lie side by side in a page (byte b of slot s
   // of a group lies at (b / g) 64 g + s g + b mod g). 0: all of them.
   virtual int64_t page_granule_bytes() const = 0;
 

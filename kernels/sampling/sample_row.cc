@@ -186,13 +186,15 @@ int32_t Choose(const SampleRowArgs& row, int64_t vocab,
 void WriteLogprobs(const SampleArgs& params, int64_t index, int32_t token,
                    const SampleScratch& scratch, const SampleLoops& loops) {
   const SampleRowArgs& row = params.rows[index];
-  const int64_t want = std::max<int64_t>(row.num_logprobs, 0);
+  // Of numbers that have no order there is nothing to report.
+  const bool sound = token != kLogitNotFinite;
+  const int64_t want = sound ? std::max<int64_t>(row.num_logprobs, 0) : 0;
   for (int64_t i = want; i < params.max_top; ++i) {
     params.top_ids[index * params.max_top + i] = -1;
     params.top_logprobs[index * params.max_top + i] = 0.0f;
   }
   params.logprobs[index] = 0.0f;
-  if (row.num_logprobs < 0) return;
+  if (!sound || row.num_logprobs < 0) return;
   const float* logits = params.logits + index * params.row_stride;
   LogSoftmaxState state = {kLowest, 0.0f, kLowest};
   for (int64_t i = 0; i < params.vocab; i += kVocabBlock) {

@@ -14,7 +14,8 @@
 
 namespace kvasir::model {
 
-// What the model's authors suggest; a request's own values win.
+// What the model's authors suggest: judged, so that a broken file is heard of.
+// Not applied: a request that says nothing is sampled neutrally.
 struct GenerationDefaults {
   std::optional<bool> do_sample;
   std::optional<double> temperature;

@@ -65,7 +65,7 @@ class Scheduler {
       const SchedulerOptions& options, const SchedulerDeps& deps);
 
   // Queues a validated request. Refusals: ALREADY_EXISTS, kRetryElsewhere
-  // (queue full), kNeverFits (n above max_num_seqs, or longer than the pool).
+  // (queue full), kNeverFits (n above max_num_seqs).
   // The sink hears OnAccepted; if what was emitted before already ends the
   // output, OnFinished as well.
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);

@@ -153,7 +153,8 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
     const auto parsed =
         plan::ParsePlanJson(*checkpoint->kv_plan_json(), folder);
     EXPECT_THAT(parsed.status(), base::IsOk());
-    EXPECT_THAT(checkpoint->CheckTensors(Resolved(*parsed, spec)), base::IsOk());
+    EXPECT_THAT(checkpoint->CheckTensors(Resolved(*parsed, spec)),
+                base::IsOk());
     plan = *parsed;
   }
   // Learned positions end with their table.

@@ -101,20 +101,22 @@ absl::StatusOr<StepResult> DirectRunner::Run(
   released_.clear();
   KVASIR_ASSIGN_OR_RETURN(StepResult result, executor_->Execute(plan));
   ++last_step_id_;
-  for (const kvasir::v1::SequenceResult& sequence : result.sequences()) {
-    if (const absl::Status fault = CheckFault(sequence); !fault.ok()) {
-      return absl::Status(
-          fault.code(),
-          absl::StrCat("sequence ", sequence.sequence_id(), ", ",
-                       sequences_[sequence.sequence_id()].length,
-                       " tokens before this step: ", fault.message()));
-    }
-  }
+  // The executor has run all of them, whatever came of one.
   for (const SequenceStep& step : plan.sequences()) {
     Sequence& sequence = sequences_[step.sequence_id()];
     sequence.known = true;
     sequence.length += step.num_tokens();
     GiveUpBehindWindow(&sequence);
+  }
+  for (int i = 0; i < result.sequences_size(); ++i) {
+    if (const absl::Status fault = CheckFault(result.sequences(i));
+        !fault.ok()) {
+      return absl::Status(
+          fault.code(),
+          absl::StrCat("sequence ", plan.sequences(i).sequence_id(), ", ",
+                       plan.sequences(i).logical_start(),
+                       " tokens before this step: ", fault.message()));
+    }
   }
   return result;
 }

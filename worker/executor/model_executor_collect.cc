@@ -19,6 +19,8 @@ absl::StatusOr<StepResult> ModelExecutor::Collect() {
     std::memcpy(&totals_.clamped_codes,
                 host_results_.data() + staged_.layout.clamped_codes,
                 sizeof(int64_t));
+  } else {
+    KVASIR_RETURN_IF_ERROR(parts_.stream->Synchronize());
   }
   CountStep(staged_.sizes.tokens);
   return ResultOf(staged_);

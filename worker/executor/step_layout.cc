@@ -71,9 +71,15 @@ void StepBlob::StartCounting() {
 absl::Status StepBlob::StartPacking() {
   const auto bytes = static_cast<size_t>(used_bytes_);
   if (bytes > device_.bytes()) {
-    const size_t grown = std::max(bytes, 2 * device_.bytes());
-    KVASIR_ASSIGN_OR_RETURN(
-        device_, allocator_->Allocate(grown, kernels::MemoryTag::kOther));
+    size_t grown = std::max(bytes, 2 * device_.bytes());
+    // No step is in flight, and all of this one is packed anew.
+    device_ = kernels::DeviceBuffer();
+    auto memory = allocator_->Allocate(grown, kernels::MemoryTag::kOther);
+    if (!memory.ok()) {
+      grown = bytes;
+      memory = allocator_->Allocate(grown, kernels::MemoryTag::kOther);
+    }
+    KVASIR_ASSIGN_OR_RETURN(device_, std::move(memory));
     host_ = std::make_unique_for_overwrite<std::byte[]>(grown);
   }
   counting_ = false;

@@ -332,6 +332,11 @@ void WeightJobs::ReadOnly(const std::string& tensor, int64_t columns) {
 }
 
 absl::Status WeightJobs::Run(const RunOptions& options) {
+  if (device_->weight_layout() != kernels::WeightLayout::kPanels32) {
+    return absl::UnimplementedError(
+        "weights: this build packs panels of 32 columns, the device wants "
+        "another layout");
+  }
   // Largest first, so that threads end together.
   std::stable_sort(
       jobs_.begin(), jobs_.end(),
