@@ -225,15 +225,20 @@ TEST(AttentionWeightsTest, RangesThatAreNoneAreRefused) {
 // In whatever a tensor becomes: matrix, vector, table, or nothing on this rank.
 TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedByTheirPlace) {
   const Model model = MakeModel(kFullKey, kFullValue);
-  for (const auto& [name, row, column] :
+  for (const auto& [named, at_row, at_column] :
        std::vector<std::tuple<std::string, int64_t, int64_t>>{
            {"model.layers.0.self_attn.k_proj.weight", 31, 31},
            {"model.layers.1.mlp.down_proj.weight", 7, 47},
            {"model.layers.1.input_layernorm.weight", 3, 0},
            {"model.embed_tokens.weight", 1236, 0},
            {"lm_head.weight", 40, 9}}) {
-    for (const auto& [bits, text] :
+    const std::string& name = named;  // a lambda takes no structured binding
+    const int64_t row = at_row;
+    const int64_t column = at_column;
+    for (const auto& each :
          {std::pair<uint16_t, const char*>{0x7fc0, "nan"}, {0xff80, "-inf"}}) {
+      const uint16_t bits = each.first;
+      const char* const text = each.second;
       EXPECT_THAT(
           LoadChanged(model,
                       [&](const std::string& tensor, const WeightBlock& block,
