@@ -33,7 +33,7 @@ absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 // One plan for all layers of the model. NOT_FOUND as above; INVALID_ARGUMENT
 // for a model whose heads the preset does not suit (head counts that its groups
 // do not divide, heads that RoPE turns in part or not at all).
-absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(
-    const std::string& name, const AttentionShape& shape);
+absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
+                                                  const AttentionShape& shape);
 
 }  // namespace kvasir::plan

@@ -25,13 +25,13 @@ constexpr int64_t kRangeBytes = 8;   // minimum and scale, float32
 constexpr int64_t kFactorBytes = 2;  // a number of a basis, as stored
 
 struct PlanBytes {
-  double per_token = 0;         // padding included
-  double payload = 0;           // without it
-  double parameters = 0;        // of the payload: scales and minima
-  int64_t per_sequence = 0;     // side pages
-  int64_t static_ranges = 0;    // once for the model: CHANNEL_STATIC
-  int64_t static_bases = 0;     // once for the model: BASIS_STATIC, float16
-  double kept_numbers = 0;      // share of the dense cache's
+  double per_token = 0;       // padding included
+  double payload = 0;         // without it
+  double parameters = 0;      // of the payload: scales and minima
+  int64_t per_sequence = 0;   // side pages
+  int64_t static_ranges = 0;  // once for the model: CHANNEL_STATIC
+  int64_t static_bases = 0;   // once for the model: BASIS_STATIC, float16
+  double kept_numbers = 0;    // share of the dense cache's
 };
 void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
                int64_t dense_width, PlanBytes& bytes) {
