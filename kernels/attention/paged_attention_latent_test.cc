@@ -812,9 +812,8 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   KVASIR_EXPECT_OK(Try(good));
 
   PagedAttentionArgs params = good;
-  params.num_heads = 6;
-  params.num_kv_heads = 4;
-  ExpectRefusal(params, "6 query heads over 4 KV heads");
+  params.num_heads = 3;
+  ExpectRefusal(params, "3 query heads over 2 KV heads");
   params = good;
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: want at least 1, have 0");
