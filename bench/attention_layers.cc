@@ -50,9 +50,9 @@ absl::StatusOr<double> AttentionLayers::BytesPerSlot(
   KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
                           model::SpecOfShape(AttentionOnly(shape, 1)));
   KVASIR_ASSIGN_OR_RETURN(const auto served, ServePreset(plan, spec, {}));
-  KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(*served->resolved, page_tokens));
+  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
+                          cache::PageLayout::Create(
+                              *served->resolved, {.page_tokens = page_tokens}));
   return LayerBytesPerSlot(layout);
 }
 
@@ -71,7 +71,8 @@ absl::StatusOr<std::unique_ptr<AttentionLayers>> AttentionLayers::Create(
   layers->plan_ = served->resolved;
   KVASIR_ASSIGN_OR_RETURN(
       cache::PageLayout layout,
-      cache::PageLayout::Create(*layers->plan_, options.page_tokens));
+      cache::PageLayout::Create(*layers->plan_,
+                                {.page_tokens = options.page_tokens}));
   layers->layout_ = std::make_unique<cache::PageLayout>(std::move(layout));
   KVASIR_RETURN_IF_ERROR(layers->LoadWeights(options));
   KVASIR_RETURN_IF_ERROR(layers->MakeArenas(options));

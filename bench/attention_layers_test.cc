@@ -87,7 +87,8 @@ TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
   const auto resolved =
       plan::ResolvePlan(*plan, model::AttentionShapeOf(*spec));
   ASSERT_THAT(resolved, IsOk());
-  const auto layout = cache::PageLayout::Create(*resolved, kPageTokens);
+  const auto layout =
+      cache::PageLayout::Create(*resolved, {.page_tokens = kPageTokens});
   ASSERT_THAT(layout, IsOk());
   constexpr int64_t kPages = 5;
   const auto arenas = worker::KvArenas::Create(*resolved, *layout, {kPages},
@@ -102,9 +103,9 @@ TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
         std::bit_cast<kernels::LatentPartArgs>(side->front().latents);
     for (int64_t g = 0; g < part.num_groups; ++g) {
       for (int64_t slot = 0; slot < kPages * kPageTokens; ++slot) {
-        const auto* numbers =
-            reinterpret_cast<const kernels::Bf16*>(kernels::CodesAddress(
-                part, part.groups[g], slot / kPageTokens, slot % kPageTokens));
+        const auto* numbers = reinterpret_cast<const kernels::Bf16*>(
+            kernels::SlotAddress(part, part.groups[g].codes, slot / kPageTokens,
+                                 slot % kPageTokens));
         for (int64_t c = 0; c < part.groups[g].width; ++c) {
           const float number = kernels::ToFloat(numbers[c]);
           ASSERT_TRUE(std::isfinite(number));

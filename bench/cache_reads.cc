@@ -10,7 +10,7 @@ double ExactRowBytes(const cache::SideLayout& side) {
   int64_t bytes = 0;
   for (const cache::PartLayout& part : side.parts) {
     for (const cache::GroupLayout& group : part.groups) {
-      bytes += group.exact.slot_stride_bytes;
+      bytes += group.exact.slot_bytes;
     }
   }
   return static_cast<double>(bytes);

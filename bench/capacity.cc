@@ -132,7 +132,8 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
                           ServePlan(plan, model::AttentionShapeOf(spec), {}));
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(*served->resolved, options.page_tokens));
+      cache::PageLayout::Create(*served->resolved,
+                                {.page_tokens = options.page_tokens}));
   const cache::PageCounts pages =
       layout.PagesForBudget({.budget_bytes = options.pool_bytes,
                              .max_model_len = tokens,

@@ -30,7 +30,7 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
   StaticRanges ranges;
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const kernels::LatentGroup& group = part.groups[g];
-    if (group.num_runs == 0 || group.params_stride_bytes > 0) return {};
+    if (group.num_runs == 0 || group.params.stride_bytes > 0) return {};
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const auto levels = static_cast<float>((1 << group.runs[r].bits) - 1);
       ranges.scale.insert(ranges.scale.end(),

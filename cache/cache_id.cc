@@ -16,6 +16,8 @@ namespace {
 // First of what is hashed: goes up when the list of fields changes.
 constexpr int64_t kCacheIdVersion = 1;
 constexpr size_t kCacheIdBytes = 16;
+// Goes up with the arrangement of a page.
+constexpr int64_t kPageFormatVersion = 1;
 
 // Hashes fields so that no two lists of fields read the same: numbers are
 // 8 bytes, texts carry their length.
@@ -73,7 +75,50 @@ std::string Serialized(const google::protobuf::Message& message) {
   return bytes;
 }
 
+void AddRegion(const Region& region, FieldHasher* hasher) {
+  hasher->Add(region.offset_bytes);
+  hasher->Add(region.slot_bytes);
+  hasher->Add(region.stored_bytes);
+  hasher->Add(region.num_slots);
+}
+
+void AddSide(const SideLayout& side, FieldHasher* hasher) {
+  hasher->Add(static_cast<int64_t>(side.parts.size()));
+  for (const PartLayout& part : side.parts) {
+    hasher->Add(static_cast<int64_t>(part.groups.size()));
+    for (const GroupLayout& group : part.groups) {
+      for (const Region& region : {group.codes, group.params, group.exact}) {
+        AddRegion(region, hasher);
+      }
+    }
+  }
+  hasher->Add(side.exact.rows_per_page);
+  hasher->Add(side.exact.first_page);
+  hasher->Add(side.exact.num_pages);
+}
+
 }  // namespace
+
+std::string PageFormatId(const PageLayout& layout) {
+  FieldHasher hasher;
+  hasher.Add(kPageFormatVersion);
+  hasher.Add(layout.page_tokens());
+  hasher.Add(layout.tile_slots());
+  hasher.Add(layout.granule_bytes());
+  hasher.Add(layout.shard().rank);
+  hasher.Add(layout.shard().size);
+  hasher.Add(static_cast<int64_t>(layout.layers().size()));
+  for (const LayerLayout& layer : layout.layers()) {
+    hasher.Add(int64_t{layer.page_group.value()});
+    hasher.Add(layer.tile_bytes);
+    hasher.Add(layer.page_bytes);
+    AddSide(layer.key, &hasher);
+    AddSide(layer.value, &hasher);
+    AddRegion(layer.landmarks, &hasher);
+    AddRegion(layer.slot_metadata, &hasher);
+  }
+  return hasher.Finish();
+}
 
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity) {

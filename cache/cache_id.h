@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "cache/layout.h"
 #include "plan/plan.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
@@ -35,5 +36,10 @@ struct CacheIdentity {
 // change what a token's latents are.
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
+
+// For the header of page images: pages of the same id have every byte in the
+// same place, and belong to the same rank of the same number of ranks. What the
+// bytes mean is the cache_id's to say. 32 hex digits.
+std::string PageFormatId(const PageLayout& layout);
 
 }  // namespace kvasir::cache

@@ -79,5 +79,34 @@ TEST(CacheIdTest, WhatARequestMayOverrideDoesNot) {
             }));
 }
 
+std::string FormatIdOf(const PageFormat& format, plan::TpShard shard = {},
+                       int64_t head_dim = 8) {
+  plan::AttentionShape shape;
+  shape.num_kv_heads = 2;
+  shape.head_dim = head_dim;
+  shape.layers.resize(2);
+  const auto layout =
+      PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, format, shard);
+  EXPECT_TRUE(layout.ok());
+  return PageFormatId(*layout);
+}
+
+TEST(PageFormatIdTest, IsTheSameInEveryBuild) { EXPECT_EQ(FormatIdOf({}), "cd9e7a1c8e49fe9eedf8bd8338c9e455"); }
+
+TEST(PageFormatIdTest, WhatMovesAByteChangesIt) {
+  const std::set<std::string> ids = {
+      FormatIdOf({}),
+      FormatIdOf({.page_tokens = 32}),
+      FormatIdOf({.page_tokens = 128}),
+      FormatIdOf({.granule_bytes = 16}),
+      FormatIdOf({.granule_bytes = 32}),
+      FormatIdOf({}, {.rank = 0, .size = 2}),
+      FormatIdOf({}, {.rank = 1, .size = 2}),
+      FormatIdOf({}, {}, 16),
+  };
+  EXPECT_EQ(ids.size(), 8u);
+  EXPECT_EQ(FormatIdOf({.page_tokens = 64}), FormatIdOf({}));
+}
+
 }  // namespace
 }  // namespace kvasir::cache

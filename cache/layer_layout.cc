@@ -32,19 +32,27 @@ class Bytes {
   bool overflow_ = false;
 };
 
-// Hands out regions of a page, front to back.
-class PageCursor {
+// Hands out regions of a tile or page, front to back.
+class RegionCursor {
  public:
-  Region Take(int64_t num_slots, int64_t slot_bytes) {
+  // Of `slot_bytes`, `stored_bytes` with their padding.
+  Region Take(int64_t num_slots, int64_t slot_bytes, int64_t stored_bytes) {
     if (slot_bytes == 0 || num_slots == 0) return Region{};
-    Region region{offset_.value(), slot_bytes, num_slots};
+    Region region{offset_.value(), slot_bytes, stored_bytes, num_slots};
     Bytes size;
-    size.Add(num_slots, slot_bytes);
-    payload_.Add(size.value());
+    size.Add(num_slots, stored_bytes);
+    payload_.Add(num_slots, slot_bytes);
     offset_.Add(AlignRegion(size.value()));
     return region;
   }
-  int64_t page_bytes() const { return offset_.value(); }
+  Region Take(int64_t num_slots, int64_t slot_bytes) {
+    return Take(num_slots, slot_bytes, slot_bytes);
+  }
+  void TakeTiles(int64_t count, const RegionCursor& tile) {
+    offset_.Add(count, tile.bytes());
+    payload_.Add(count, tile.payload_bytes());
+  }
+  int64_t bytes() const { return offset_.value(); }
   int64_t payload_bytes() const { return payload_.value(); }
 
  private:
@@ -54,14 +62,20 @@ class PageCursor {
 
 // What the layout of one layer needs.
 struct LayerContext {
-  int64_t page_tokens = 0;
+  PageFormat format;
+  int64_t tile_slots = 0;
   plan::HeadRange kv_heads;  // of the rank
   int64_t head_dim = 0;
 };
 
+int64_t Granules(int64_t bytes, const LayerContext& c) {
+  const int64_t granule = c.format.granule_bytes;
+  return granule == 0 ? bytes : (bytes + granule - 1) / granule * granule;
+}
+
 // `basis_bytes` are those of the sequence's own basis, mean and ranges.
 PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
-                      PageCursor& cursor, Bytes& basis_bytes) {
+                      RegionCursor& cursor, Bytes& basis_bytes) {
   PartLayout layout;
   layout.part_index = part.index;
   layout.dtype = part.dtype;
@@ -78,8 +92,12 @@ PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
     group.heads = latent.heads;
     group.width = latent.width;
     group.stored_width = latent.channels;
-    group.codes = cursor.Take(c.page_tokens, part.CodesBytes(latent));
-    group.params = cursor.Take(c.page_tokens, part.ParamsBytes(latent));
+    const int64_t granule = c.format.granule_bytes;
+    const int64_t params_bytes = part.ParamsBytes(latent);
+    group.codes = cursor.Take(c.tile_slots, part.CodesBytes(latent),
+                              Granules(part.CodesBytes(latent, granule), c));
+    group.params =
+        cursor.Take(c.tile_slots, params_bytes, Granules(params_bytes, c));
     layout.groups.push_back(std::move(group));
     if (part.transform == plan::Transform::kBasisSequence) {
       basis_bytes.Add(stored, latent.width, param_bytes);
@@ -93,7 +111,7 @@ PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
 }
 
 SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
-                      PageCursor& cursor, Bytes& basis_bytes) {
+                      RegionCursor& cursor, Bytes& basis_bytes) {
   SideLayout layout;
   for (const plan::ResolvedPart& part : side.parts) {
     layout.parts.push_back(LayOutPart(part, c, cursor, basis_bytes));
@@ -119,11 +137,11 @@ int64_t ExactRowBytes(SideLayout& side) {
 
 // Regions of `rows` exact rows from a side page's start; the bytes they take.
 int64_t PlaceExactRows(int64_t rows, SideLayout& side) {
-  PageCursor cursor;
+  RegionCursor cursor;
   ForGroups(side, [&](GroupLayout& group) {
     group.exact = cursor.Take(rows, group.stored_width * kExactNumberBytes);
   });
-  return cursor.page_bytes();
+  return cursor.bytes();
 }
 
 // The ring of a side: as many whole rows to a side page as it can hold.
@@ -173,15 +191,15 @@ int64_t UnitsOfRank(const plan::ResolvedEviction& eviction,
 
 absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
                              const LayerContext& c, int64_t layer_index,
-                             PageCursor& cursor, LayerLayout& layer,
+                             RegionCursor& cursor, LayerLayout& layer,
                              Bytes& outlier_bytes) {
   const int64_t chunk = selection.chunk_slots;
-  if (c.page_tokens % chunk != 0) {
+  if (c.format.page_tokens % chunk != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", layer_index, " selection: chunks of ", chunk,
-                     " slots do not divide a page of ", c.page_tokens));
+                     " slots do not divide a page of ", c.format.page_tokens));
   }
-  layer.landmarks = cursor.Take(c.page_tokens / chunk,
+  layer.landmarks = cursor.Take(c.format.page_tokens / chunk,
                                 c.kv_heads.count * selection.landmark_bytes);
   if (selection.exact_outliers) {
     Bytes row;  // key and value
@@ -213,18 +231,23 @@ int64_t AlignRegion(int64_t bytes) {
 
 absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
                                         int64_t layer_index,
-                                        int64_t page_tokens,
+                                        const PageFormat& format,
                                         plan::HeadRange kv_heads) {
   const plan::ResolvedAttention& attention = plan.attention_of(layer_index);
   const plan::ResolvedLayer& resolved = plan.layer(layer_index);
   KVASIR_RETURN_IF_ERROR(CheckHasPlaces(attention, layer_index));
-  const LayerContext context{page_tokens, kv_heads, plan.shape.head_dim};
+  const int64_t page_tokens = format.page_tokens;
+  const int64_t tile_slots = std::min(page_tokens, kTileSlots);
+  const LayerContext context{format, tile_slots, kv_heads, plan.shape.head_dim};
   LayerLayout layer;
   layer.page_group = PageGroupId(resolved.page_group);
-  PageCursor cursor;
+  RegionCursor tile;
   Bytes other_bytes;  // per sequence, but for exact windows
-  layer.key = LayOutSide(attention.key, context, cursor, other_bytes);
-  layer.value = LayOutSide(attention.value, context, cursor, other_bytes);
+  layer.key = LayOutSide(attention.key, context, tile, other_bytes);
+  layer.value = LayOutSide(attention.value, context, tile, other_bytes);
+  layer.tile_bytes = tile.bytes();
+  RegionCursor cursor;
+  cursor.TakeTiles(page_tokens / tile_slots, tile);
   if (resolved.selection.has_value()) {
     KVASIR_RETURN_IF_ERROR(LayOutSelection(
         *resolved.selection, context, layer_index, cursor, layer, other_bytes));
@@ -234,7 +257,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
         cursor.Take(page_tokens, UnitsOfRank(*resolved.eviction, kv_heads) *
                                      plan::kEvictionUnitBytes);
   }
-  layer.page_bytes = cursor.page_bytes();
+  layer.page_bytes = cursor.bytes();
   layer.payload_bytes = cursor.payload_bytes();
   Bytes sequence_bytes = other_bytes;
   for (SideLayout* side : {&layer.key, &layer.value}) {

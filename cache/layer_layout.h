@@ -18,7 +18,7 @@ int64_t AlignRegion(int64_t bytes);
 // page, or a selection's chunk does not divide the page; UNIMPLEMENTED for what
 // no page has a place for.
 absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
-                                        int64_t layer, int64_t page_tokens,
+                                        int64_t layer, const PageFormat& format,
                                         plan::HeadRange kv_heads);
 
 }  // namespace kvasir::cache

@@ -29,7 +29,8 @@ bool Reusable(const plan::ResolvedPlan& plan, int64_t layer) {
 
 // The most side pages that a layer needs on any rank.
 absl::StatusOr<int64_t> SidePagesOfAnyRank(const plan::ResolvedPlan& plan,
-                                           int64_t layer, int64_t page_tokens) {
+                                           int64_t layer,
+                                           const PageFormat& format) {
   int64_t most = 0;
   plan::TpShard shard = plan.shard;
   for (shard.rank = 0; shard.rank < shard.size; ++shard.rank) {
@@ -37,10 +38,27 @@ absl::StatusOr<int64_t> SidePagesOfAnyRank(const plan::ResolvedPlan& plan,
         const plan::HeadRange kv_heads,
         plan::KvHeadsOfRank(shard, plan.shape.num_kv_heads));
     KVASIR_ASSIGN_OR_RETURN(const LayerLayout layout,
-                            LayOutLayer(plan, layer, page_tokens, kv_heads));
+                            LayOutLayer(plan, layer, format, kv_heads));
     most = std::max(most, layout.side_pages);
   }
   return most;
+}
+
+absl::Status CheckFormat(const PageFormat& format) {
+  const auto [tokens, granule] = format;
+  if (tokens < 1 || tokens > kMaxPageTokens ||
+      (tokens > kTileSlots && tokens % kTileSlots != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page_tokens must be 1..", kTileSlots, " or a multiple of ", kTileSlots,
+        " up to ", kMaxPageTokens, ", have ", tokens));
+  }
+  if (granule < 0 || granule > kMaxGranuleBytes ||
+      (granule & (granule - 1)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("granules must be 0 or a power of two up to ",
+                     kMaxGranuleBytes, " bytes, have ", granule));
+  }
+  return absl::OkStatus();
 }
 
 std::string Mebibytes(int64_t bytes) {
@@ -53,13 +71,11 @@ std::string Mebibytes(int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
-                                              int64_t page_tokens) {
-  if (page_tokens < 1 || page_tokens > kMaxPageTokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "page_tokens must be 1..", kMaxPageTokens, ", have ", page_tokens));
-  }
+                                              const PageFormat& format) {
+  KVASIR_RETURN_IF_ERROR(CheckFormat(format));
+  const int64_t page_tokens = format.page_tokens;
   PageLayout layout;
-  layout.page_tokens_ = page_tokens;
+  layout.format_ = format;
   layout.shard_ = plan.shard;
   layout.kv_heads_ = plan.kv_heads;
   layout.dense_bf16_bytes_ = 2 * plan.num_layers() * plan.kv_heads.count *
@@ -76,7 +92,7 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
   int64_t page_id_bytes = 0;
   for (int64_t l = 0; l < plan.num_layers(); ++l) {
     KVASIR_ASSIGN_OR_RETURN(LayerLayout layer,
-                            LayOutLayer(plan, l, page_tokens, plan.kv_heads));
+                            LayOutLayer(plan, l, format, plan.kv_heads));
     layout.prefix_reusable_ = layout.prefix_reusable_ && Reusable(plan, l);
     PageGroupLayout& group =
         layout.groups_[static_cast<size_t>(layer.page_group.value())];
@@ -84,7 +100,7 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     group.payload_bytes += layer.payload_bytes;
     if (layer.side_pages > 0) {
       KVASIR_ASSIGN_OR_RETURN(const int64_t side_pages,
-                              SidePagesOfAnyRank(plan, l, page_tokens));
+                              SidePagesOfAnyRank(plan, l, format));
       group.side_pages_per_sequence =
           std::max(group.side_pages_per_sequence, side_pages);
       group.side_payload_bytes += layer.sequence_bytes;
@@ -104,10 +120,11 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
 
 absl::StatusOr<PageLayout> PageLayout::Create(const kvasir::v1::KvPlan& plan,
                                               const plan::AttentionShape& shape,
-                                              const LayoutOptions& options) {
+                                              const PageFormat& format,
+                                              plan::TpShard shard) {
   KVASIR_ASSIGN_OR_RETURN(const plan::ResolvedPlan resolved,
-                          plan::ResolvePlan(plan, shape, options.shard));
-  return Create(resolved, options.page_tokens);
+                          plan::ResolvePlan(plan, shape, shard));
+  return Create(resolved, format);
 }
 
 const LayerLayout& PageLayout::layer(int64_t index) const {
@@ -123,13 +140,13 @@ const PageGroupLayout& PageLayout::page_group(PageGroupId id) const {
 double PageLayout::marginal_bytes_per_token() const {
   int64_t bytes = 0;
   for (const PageGroupLayout& group : groups_) bytes += group.page_bytes;
-  return static_cast<double>(bytes) / static_cast<double>(page_tokens_);
+  return static_cast<double>(bytes) / static_cast<double>(page_tokens());
 }
 
 double PageLayout::marginal_payload_bytes_per_token() const {
   int64_t bytes = 0;
   for (const PageGroupLayout& group : groups_) bytes += group.payload_bytes;
-  return static_cast<double>(bytes) / static_cast<double>(page_tokens_);
+  return static_cast<double>(bytes) / static_cast<double>(page_tokens());
 }
 
 double PageLayout::PayloadBytesPerToken(int64_t layer_index,
@@ -137,7 +154,7 @@ double PageLayout::PayloadBytesPerToken(int64_t layer_index,
   int64_t bytes = 0;
   for (const PartLayout& part : layer(layer_index).side(side).parts) {
     for (const GroupLayout& group : part.groups) {
-      bytes += group.codes.slot_stride_bytes + group.params.slot_stride_bytes;
+      bytes += group.codes.slot_bytes + group.params.slot_bytes;
     }
   }
   return static_cast<double>(bytes);
@@ -162,7 +179,7 @@ int64_t PageLayout::fixed_payload_bytes_per_sequence() const {
 int64_t PageLayout::PagesHeld(PageGroupId id, int64_t length_tokens,
                               int64_t chunk_tokens) const {
   return page_group(id)
-      .sequence_pages(page_tokens_)
+      .sequence_pages(page_tokens())
       .Held(length_tokens, chunk_tokens);
 }
 

@@ -1,14 +1,14 @@
 // What a page looks like, in bytes: the one calculator behind the pool, the
 // planner, `inspect` and the metrics. Pure arithmetic over a plan.
 //
-//   page of one layer: | key part 0: group 0 codes, params; group 1 ...
-//                      | value parts ... | landmarks | slot metadata |
+//   page of one layer: | tile 0 | tile 1 ... | landmarks | slot metadata |
+//   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
+//                      | value parts ... |
 //
-// Every region starts at a multiple of kRegionAlignmentBytes; what lies between
-// a region's end and the next start is padding and counted as waste. A latent
-// of a slot is contiguous, and slots of a region are slot_stride_bytes apart:
-//   address = arena + page * page_bytes + region.offset_bytes
-//                   + slot * region.slot_stride_bytes
+// What a layer reads of 64 slots lies in one run. Every region starts at a
+// multiple of kRegionAlignmentBytes; what lies between a region's end and the
+// next start is padding and counted as waste. How a slot's bytes lie in their
+// region is the device's own (granules): kernels::TileRegion has the addresses.
 //
 // Exact windows: a sequence owns side pages beside those of its tokens. They
 // hold rings of the latest tokens' latents in 16-bit numbers, keys in the first
@@ -16,8 +16,8 @@
 //   side page of one layer: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,19 +35,22 @@ namespace kvasir::cache {
 // them all and a page id names the same page in each layer's arena.
 using PageGroupId = base::StrongId<struct PageGroupTag, int32_t>;
 
-// For the header of exported images, which no build writes yet. Goes up with
-// the arrangement of a page.
-inline constexpr uint32_t kLayoutVersion = 1;
+// Slots of a tile. Smaller pages, which tests like, are one smaller tile.
+inline constexpr int64_t kTileSlots = 64;
 
 // A cache line pair, and what vector and bulk copies like best.
 inline constexpr int64_t kRegionAlignmentBytes = 128;
 
-// Slots [P, slot_stride_bytes] inside a page.
+// What slots have of one kind: of a tile, or of a page for what is not in
+// tiles.
 struct Region {
-  int64_t offset_bytes = 0;       // from the page's start
-  int64_t slot_stride_bytes = 0;  // == bytes of a slot: nothing in between
-  int64_t num_slots = 0;          // P, or chunks of a page for landmarks
-  int64_t size_bytes() const { return num_slots * slot_stride_bytes; }
+  int64_t offset_bytes = 0;  // from the start of the tile, or page
+  int64_t slot_bytes = 0;    // that are used
+  int64_t stored_bytes = 0;  // of a slot: whole granules
+  int64_t num_slots = 0;     // of a tile or page, or its chunks for landmarks
+  int64_t size_bytes() const { return num_slots * stored_bytes; }
+
+  friend bool operator==(const Region&, const Region&) = default;
 };
 
 // One latent of a layer's side: what `heads` share.
@@ -57,9 +60,9 @@ struct GroupLayout {
   // whole, so some of them may belong to other ranks.
   std::vector<int64_t> heads;
   int64_t width = 0;  // numbers per slot, R
-  // Numbers (dtype codec) or packed codes (bits codec).
+  // Of a tile: numbers (dtype codec) or packed codes (bits codec).
   Region codes;
-  // Scale and minimum per slot; no slots where the codec needs none.
+  // Of a tile: scale and minimum per slot; no slots where the codec has none.
   Region params;
   // In a side page: rows of the side's exact window; no slots without one.
   Region exact;
@@ -96,7 +99,8 @@ struct LayerLayout {
   SideLayout value;
   Region landmarks;        // one slot per chunk of the selection; else no slots
   Region slot_metadata;    // positions and scores of eviction; else no slots
-  int64_t page_bytes = 0;  // with padding; a multiple of the alignment
+  int64_t tile_bytes = 0;  // with padding; a multiple of the alignment
+  int64_t page_bytes = 0;  // likewise
   int64_t payload_bytes = 0;  // without padding
   // Beside the pages of tokens, per sequence: basis, mean, exact window.
   int64_t sequence_bytes = 0;
@@ -133,11 +137,15 @@ struct PageGroupLayout {
   }
 };
 
-struct LayoutOptions {
-  int64_t page_tokens = 64;  // P, 1 .. kMaxPageTokens
-  plan::TpShard shard;
+// What pages are cut by.
+struct PageFormat {
+  // P: 1 .. kTileSlots, or a multiple of kTileSlots up to kMaxPageTokens.
+  int64_t page_tokens = kTileSlots;
+  // The device's (kernels::Device::page_granule_bytes); 0: slot after slot.
+  int64_t granule_bytes = 0;
 };
 inline constexpr int64_t kMaxPageTokens = 4096;
+inline constexpr int64_t kMaxGranuleBytes = kRegionAlignmentBytes;
 
 // Limits that keep every product of the calculator inside int64.
 inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 32;
@@ -150,18 +158,21 @@ using PageCounts = std::vector<int64_t>;
 // Units: all sizes are bytes of one rank.
 class PageLayout {
  public:
-  // INVALID_ARGUMENT for page_tokens out of range or not a multiple of the
-  // selection's chunk, an exact row that is longer than a page, or a size that
-  // overflows int64; UNIMPLEMENTED for what no page has a place for.
+  // INVALID_ARGUMENT for a format out of range, pages that are no multiple of
+  // the selection's chunk, an exact row that is longer than a page, or a size
+  // that overflows int64; UNIMPLEMENTED for what no page has a place for.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
-                                           int64_t page_tokens);
+                                           const PageFormat& format);
   // Resolves the plan first, with ResolvePlan's errors: for planners, which
   // make many.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const plan::AttentionShape& shape,
-                                           const LayoutOptions& options);
+                                           const PageFormat& format,
+                                           plan::TpShard shard = {});
 
-  int64_t page_tokens() const { return page_tokens_; }
+  int64_t page_tokens() const { return format_.page_tokens; }
+  int64_t tile_slots() const { return std::min(page_tokens(), kTileSlots); }
+  int64_t granule_bytes() const { return format_.granule_bytes; }
   plan::TpShard shard() const { return shard_; }
   plan::HeadRange kv_heads() const { return kv_heads_; }
   const std::vector<LayerLayout>& layers() const { return layers_; }
@@ -220,7 +231,7 @@ class PageLayout {
  private:
   PageLayout() = default;
 
-  int64_t page_tokens_ = 0;
+  PageFormat format_;
   plan::TpShard shard_;
   plan::HeadRange kv_heads_;
   int64_t dense_bf16_bytes_ = 0;

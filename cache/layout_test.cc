@@ -29,16 +29,15 @@ plan::AttentionShape Shape(int64_t layers, int64_t kv_heads, int64_t head_dim) {
 }
 
 PageLayout LayOut(const KvPlan& plan, const plan::AttentionShape& shape,
-                  const LayoutOptions& options) {
-  absl::StatusOr<PageLayout> layout = PageLayout::Create(plan, shape, options);
+                  const PageFormat& format, plan::TpShard shard = {}) {
+  absl::StatusOr<PageLayout> layout =
+      PageLayout::Create(plan, shape, format, shard);
   EXPECT_THAT(layout, base::IsOk());
   return *std::move(layout);
 }
 
-LayoutOptions PageTokens(int64_t page_tokens) {
-  LayoutOptions options;
-  options.page_tokens = page_tokens;
-  return options;
+PageFormat PageTokens(int64_t page_tokens) {
+  return {.page_tokens = page_tokens};
 }
 
 // Gives a side another space and codec; the plan's text form keeps it short.
@@ -57,6 +56,70 @@ KvPlan PlanWithKey(const plan::AttentionShape& shape,
   return *std::move(plan);
 }
 
+TEST(PageLayoutTest, ATileOfALayerIsOneRunOfBytes) {
+  const plan::AttentionShape shape = Shape(2, 2, 24);
+  const KvPlan plan = plan::FullRankPlan(shape, BF16);
+  const PageLayout one = LayOut(plan, shape, PageTokens(64));
+  const PageLayout three = LayOut(plan, shape, PageTokens(192));
+  EXPECT_EQ(one.tile_slots(), 64);
+  EXPECT_EQ(three.tile_slots(), 64);
+  EXPECT_EQ(LayOut(plan, shape, PageTokens(16)).tile_slots(), 16);
+  for (int64_t l = 0; l < 2; ++l) {
+    const LayerLayout& tile = one.layer(l);
+    const LayerLayout& page = three.layer(l);
+    EXPECT_EQ(tile.tile_bytes, 4 * 64 * 48);
+    EXPECT_EQ(tile.page_bytes, tile.tile_bytes);
+    EXPECT_EQ(page.tile_bytes, tile.tile_bytes);
+    EXPECT_EQ(page.page_bytes, 3 * tile.tile_bytes);
+    EXPECT_EQ(page.payload_bytes, 3 * tile.payload_bytes);
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      for (size_t g = 0; g < 2; ++g) {
+        EXPECT_EQ(page.side(side).parts[0].groups[g].codes,
+                  tile.side(side).parts[0].groups[g].codes);
+      }
+    }
+  }
+}
+
+// 20 codes of 4 bits and 20 of 2 are 15 bytes a slot; in granules of 16 each
+// plane has its own, and so have the ranges of 8 bytes.
+TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
+  const plan::AttentionShape shape = Shape(1, 1, 40);
+  const KvPlan plan = PlanWithKey(
+      shape,
+      R"({"full":{},"stored":"ROPE","codec":{"bits":{"schedule":[4,2]},)"
+      R"("per_token":{},"param_dtype":"F16"}})");
+  const auto key = [](const PageLayout& layout) {
+    return layout.layer(0).key.parts[0].groups[0];
+  };
+  const PageLayout plain = LayOut(plan, shape, PageTokens(64));
+  const PageLayout granules =
+      LayOut(plan, shape, {.page_tokens = 64, .granule_bytes = 16});
+  EXPECT_EQ(key(plain).codes, (Region{0, 15, 15, 64}));
+  EXPECT_EQ(key(plain).params, (Region{1024, 8, 8, 64}));
+  EXPECT_EQ(key(granules).codes, (Region{0, 15, 32, 64}));
+  EXPECT_EQ(key(granules).params, (Region{2048, 8, 16, 64}));
+  EXPECT_EQ(granules.layer(0).payload_bytes, plain.layer(0).payload_bytes);
+  EXPECT_EQ(granules.layer(0).page_bytes - plain.layer(0).page_bytes,
+            64 * (32 - 16) + 64 * (16 - 8));
+}
+
+TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {
+  const plan::AttentionShape shape = Shape(1, 1, 40);
+  const KvPlan plan = plan::FullRankPlan(shape, BF16);
+  const auto refuses = [&](const PageFormat& format, const char* why) {
+    EXPECT_THAT(
+        PageLayout::Create(plan, shape, format),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  refuses(PageTokens(96), "a multiple of 64 up to 4096, have 96");
+  refuses(PageTokens(0), "have 0");
+  refuses(PageTokens(4096 + 64), "have 4160");
+  refuses({.granule_bytes = 24}, "power of two up to 128 bytes, have 24");
+  refuses({.granule_bytes = 256}, "have 256");
+  refuses({.granule_bytes = -16}, "have -16");
+}
+
 TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
   const plan::AttentionShape shape = Shape(2, 2, 64);
   const PageLayout layout =
@@ -67,7 +130,7 @@ TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
   ASSERT_EQ(key.groups.size(), 2u);
   EXPECT_EQ(key.groups[0].codes.offset_bytes, 0);
   EXPECT_EQ(key.groups[1].codes.offset_bytes, 2048);
-  EXPECT_EQ(key.groups[0].codes.slot_stride_bytes, 128);
+  EXPECT_EQ(key.groups[0].codes.slot_bytes, 128);
   EXPECT_EQ(key.groups[0].width, 64);
   EXPECT_EQ(key.dtype, BF16);
   EXPECT_EQ(value.groups[0].codes.offset_bytes, 4096);
@@ -85,7 +148,7 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
-  EXPECT_EQ(heads[0].codes.slot_stride_bytes, 20);
+  EXPECT_EQ(heads[0].codes.slot_bytes, 20);
   EXPECT_EQ(heads[1].codes.offset_bytes, 384);  // 320 rounded up
   for (const SideLayout* side :
        {&layout.layer(0).key, &layout.layer(0).value}) {
@@ -136,10 +199,9 @@ TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
 
 TEST(PageLayoutTest, RanksHoldTheirHeadsOnly) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
-  LayoutOptions options = PageTokens(16);
-  options.shard = {.rank = 1, .size = 2};
+  const plan::TpShard shard = {.rank = 1, .size = 2};
   const PageLayout layout =
-      LayOut(plan::FullRankPlan(shape, BF16), shape, options);
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16), shard);
   EXPECT_EQ(layout.kv_heads(), (plan::HeadRange{2, 2}));
   EXPECT_THAT(layout.layer(0).key.parts[0].groups[0].heads, ElementsAre(2));
   EXPECT_EQ(layout.dense_bf16_bytes_per_token(), 2 * 2 * 64 * 2);
@@ -147,19 +209,17 @@ TEST(PageLayoutTest, RanksHoldTheirHeadsOnly) {
 
 TEST(PageLayoutTest, MoreRanksThanHeadsReplicateAHead) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
-  LayoutOptions options = PageTokens(16);
-  options.shard = {.rank = 3, .size = 4};
+  const plan::TpShard shard = {.rank = 3, .size = 4};
   const PageLayout layout =
-      LayOut(plan::FullRankPlan(shape, BF16), shape, options);
+      LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16), shard);
   EXPECT_EQ(layout.kv_heads(), (plan::HeadRange{1, 1}));
 }
 
 TEST(PageLayoutTest, RefusesRanksThatDoNotDivideTheHeads) {
   const plan::AttentionShape shape = Shape(1, 6, 64);
-  LayoutOptions options;
-  options.shard = {.rank = 0, .size = 4};
+  const plan::TpShard shard = {.rank = 0, .size = 4};
   EXPECT_THAT(
-      PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, options),
+      PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, {}, shard),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("6 KV heads cannot be dealt to 4")));
 }
@@ -170,9 +230,8 @@ TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
       "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":96}]},
       "uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"}})");
-  LayoutOptions options = PageTokens(16);
-  options.shard = {.rank = 1, .size = 2};
-  const PageLayout layout = LayOut(plan, shape, options);
+  const plan::TpShard shard = {.rank = 1, .size = 2};
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16), shard);
   ASSERT_EQ(layout.layer(0).key.parts[0].groups.size(), 1u);
   EXPECT_EQ(layout.layer(0).key.parts[0].groups[0].width, 96);
   EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey), DoubleEq(192));
@@ -189,9 +248,9 @@ TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
   const PageLayout layout = LayOut(plan, shape, PageTokens(16));
   const PartLayout& part = layout.layer(0).key.parts[0];
   // 90 bits are 12 bytes; 120 bits are 15; scale and minimum are 4.
-  EXPECT_EQ(part.groups[0].codes.slot_stride_bytes, 12);
-  EXPECT_EQ(part.groups[1].codes.slot_stride_bytes, 15);
-  EXPECT_EQ(part.groups[0].params.slot_stride_bytes, 4);
+  EXPECT_EQ(part.groups[0].codes.slot_bytes, 12);
+  EXPECT_EQ(part.groups[1].codes.slot_bytes, 15);
+  EXPECT_EQ(part.groups[0].params.slot_bytes, 4);
   EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey),
               DoubleEq(12 + 15 + 8));
   // Codes 192 -> 256, params 64 -> 128, codes 240 -> 256, params 64 -> 128.
@@ -209,7 +268,7 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   const GroupLayout& group = layout.layer(0).key.parts[0].groups[0];
   EXPECT_THAT(group.heads, ElementsAre(0, 1));
   EXPECT_EQ(group.width, 128);
-  EXPECT_EQ(group.codes.slot_stride_bytes, 16 * (8 + 4 + 4 + 2) / 8);
+  EXPECT_EQ(group.codes.slot_bytes, 16 * (8 + 4 + 4 + 2) / 8);
   EXPECT_EQ(group.params.num_slots, 0);
   // Basis of the 64 stored channels, the mean, a range per stored channel.
   EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
@@ -225,8 +284,7 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
 }
 
 TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
-  LayoutOptions options = PageTokens(16);
-  options.shard = {.rank = 1, .size = 2};
+  const plan::TpShard shard = {.rank = 1, .size = 2};
   const plan::AttentionShape narrow =
       Shape(1, 4, 10);  // 40 channels, 20 on a rank
   const KvPlan schedule = PlanWithKey(narrow, R"({
@@ -235,7 +293,7 @@ TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
                "param_dtype":"F16","basis_sequence":{}}})");
   KVASIR_EXPECT_OK(PageLayout::Create(schedule, narrow, PageTokens(16)));
   EXPECT_THAT(
-      PageLayout::Create(schedule, narrow, options),
+      PageLayout::Create(schedule, narrow, PageTokens(16), shard),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("layer 0 key part 0: the 20 channels of rank 1 of 2 "
                          "do not divide into 8 runs")));
@@ -246,7 +304,7 @@ TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
       "codec":{"bits":{"schedule":[4]},"per_token":{"group":16},
                "param_dtype":"F16","basis_sequence":{}}})");
   KVASIR_EXPECT_OK(PageLayout::Create(ranges, odd, PageTokens(16)));
-  EXPECT_THAT(PageLayout::Create(ranges, odd, options),
+  EXPECT_THAT(PageLayout::Create(ranges, odd, PageTokens(16), shard),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the 24 channels of rank 1 of 2 do not divide "
                                  "into 1 runs of whole ranges of 16")));
@@ -310,9 +368,9 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   const LayerLayout& layer = layout.layer(0);
   EXPECT_EQ(layer.sequence_bytes, 32 * 2 * 64 * 2);
   EXPECT_EQ(layer.landmarks.num_slots, 2);
-  EXPECT_EQ(layer.landmarks.slot_stride_bytes, 2 * 64 * 2);
+  EXPECT_EQ(layer.landmarks.slot_bytes, 2 * 64 * 2);
   // Two units of 10 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
-  EXPECT_EQ(layer.slot_metadata.slot_stride_bytes, 10);
+  EXPECT_EQ(layer.slot_metadata.slot_bytes, 10);
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
@@ -325,7 +383,7 @@ void ExpectRowsHavePlaces(const LayerLayout& layer, plan::Side which) {
   int64_t end = 0;
   for (const PartLayout& part : side.parts) {
     for (const GroupLayout& group : part.groups) {
-      EXPECT_EQ(group.exact.slot_stride_bytes, 2 * group.stored_width);
+      EXPECT_EQ(group.exact.slot_bytes, 2 * group.stored_width);
       EXPECT_EQ(group.exact.num_slots, ring.rows_per_page);
       EXPECT_EQ(group.exact.offset_bytes % kRegionAlignmentBytes, 0);
       EXPECT_GE(group.exact.offset_bytes, end);
@@ -385,9 +443,8 @@ TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
   std::vector<int64_t> own;
   std::vector<int64_t> granted;
   for (int64_t rank = 0; rank < 2; ++rank) {
-    LayoutOptions options = PageTokens(16);
-    options.shard = {.rank = rank, .size = 2};
-    const PageLayout layout = LayOut(plan, shape, options);
+    const plan::TpShard shard = {.rank = rank, .size = 2};
+    const PageLayout layout = LayOut(plan, shape, PageTokens(16), shard);
     own.push_back(layout.layer(0).side_pages);
     granted.push_back(layout.page_groups()[0].side_pages_per_sequence);
   }

@@ -93,7 +93,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
       worker::CountWeightBytes(source.spec, source.served, weights.get()));
   KVASIR_ASSIGN_OR_RETURN(
       cache::PageLayout layout,
-      cache::PageLayout::Create(*source.plan, options.page_tokens));
+      cache::PageLayout::Create(*source.plan,
+                                {.page_tokens = options.page_tokens}));
   options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
   KVASIR_ASSIGN_OR_RETURN(
       options.kv_cache_bytes,

@@ -135,7 +135,7 @@ LayerSideSummary SummarizeSide(const plan::ResolvedSide& side,
                .stored_channels()});
       if (group.params.num_slots > 0) {
         summary.param_bytes_per_token +=
-            static_cast<double>(group.params.slot_stride_bytes);
+            static_cast<double>(group.params.slot_bytes);
       }
     }
   }

@@ -485,10 +485,25 @@ bool ResolvedPart::Holds(const ResolvedLatent& latent,
                             [rank](int64_t h) { return rank.Contains(h); });
 }
 
-int64_t ResolvedPart::CodesBytes(const ResolvedLatent& latent) const {
+int64_t ResolvedPart::CodesBytes(const ResolvedLatent& latent,
+                                 int64_t granule_bytes) const {
   if (latent.runs.empty()) return latent.width * DataTypeBytes(dtype);
+  const auto granule_end = [granule = 8 * granule_bytes](int64_t bit) {
+    return granule == 0 ? bit : (bit + granule - 1) / granule * granule;
+  };
   int64_t total = 0;
-  for (const CodeRun& run : latent.runs) total += run.width * run.bits;
+  for (const int plane : {8, 4, 2, 1}) {
+    int64_t end = 0;
+    int before = 0;
+    for (const CodeRun& run : latent.runs) {
+      if ((run.bits & plane) != 0) {
+        if (run.bits != before) end = granule_end(end);
+        end += run.width * plane;
+      }
+      before = run.bits;
+    }
+    total += granule_end(end);
+  }
   return (total + 7) / 8;
 }
 

@@ -121,8 +121,11 @@ struct ResolvedPart {
   // Some head of the rank has it, or it is the rank's own.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // Bytes of a slot: whole bytes of codes (or numbers), and parameters.
-  int64_t CodesBytes(const ResolvedLatent& latent) const;
+  // Bytes of a slot: whole bytes of codes (or numbers), and parameters. In
+  // granules, planes of codes (1, 2, 4 and 8 bits) begin with one, and in them
+  // runs of other bits than the run before.
+  int64_t CodesBytes(const ResolvedLatent& latent,
+                     int64_t granule_bytes = 0) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
   // Runs of codes that have a range of their own.
   int64_t NumRanges(const ResolvedLatent& latent) const;

@@ -21,9 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     shape.rotary_dim = rotary_dim;
     shape.layers.resize(static_cast<size_t>(plan->layers_size()));
     for (int64_t rank : {0, 1}) {
-      kvasir::cache::LayoutOptions options;
-      options.shard = {rank, 2};
-      const auto layout = PageLayout::Create(*plan, shape, options);
+      const auto layout = PageLayout::Create(*plan, shape, {}, {rank, 2});
       if (!layout.ok()) continue;
       KVASIR_CHECK(layout->marginal_bytes_per_token() > 0);
       KVASIR_CHECK(layout->BytesAtLength(100, 10) > 0);

@@ -37,7 +37,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
                int64_t dense_width, PlanBytes& bytes) {
   for (const cache::GroupLayout& group : layout.groups) {
     if (group.params.num_slots > 0) {
-      bytes.parameters += static_cast<double>(group.params.slot_stride_bytes);
+      bytes.parameters += static_cast<double>(group.params.slot_bytes);
     }
   }
   // Channels of 0 bits are not there.
@@ -62,8 +62,9 @@ absl::StatusOr<LaidOut> LayOut(const KvPlan& plan,
   KVASIR_ASSIGN_OR_RETURN(
       plan::ResolvedPlan resolved,
       plan::ResolvePlan(plan, model::AttentionShapeOf(spec)));
-  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout layout,
-                          cache::PageLayout::Create(resolved, kPageTokens));
+  KVASIR_ASSIGN_OR_RETURN(
+      cache::PageLayout layout,
+      cache::PageLayout::Create(resolved, {.page_tokens = kPageTokens}));
   return LaidOut{std::move(resolved), std::move(layout)};
 }
 

@@ -15,7 +15,7 @@ struct PageParts {
 };
 
 int64_t SlotBytes(const cache::Region& region) {
-  return region.num_slots > 0 ? region.slot_stride_bytes : 0;
+  return region.num_slots > 0 ? region.slot_bytes : 0;
 }
 
 PageParts PartsOf(const cache::PageLayout& layout,

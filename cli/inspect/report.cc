@@ -246,7 +246,8 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(
       const cache::PageLayout layout,
-      cache::PageLayout::Create(*source.plan, options.page_tokens));
+      cache::PageLayout::Create(*source.plan,
+                                {.page_tokens = options.page_tokens}));
   const model::DecoderSpec& spec = source.spec;
   InspectReport report;
   report.name = source.name;

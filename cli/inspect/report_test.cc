@@ -21,7 +21,9 @@ const ReportOptions kOptions = {
     .page_tokens = 16, .max_batched_tokens = 32, .lengths = {1, 100, 512}};
 
 cache::PageLayout LayoutOf(const ModelSource& source) {
-  return cache::PageLayout::Create(*source.plan, kOptions.page_tokens).value();
+  return cache::PageLayout::Create(*source.plan,
+                                   {.page_tokens = kOptions.page_tokens})
+      .value();
 }
 
 InspectReport ReportOf(const ModelSource& source) {

@@ -267,10 +267,10 @@ absl::StatusOr<KvPlan> FinishPlan(const PlanRequest& request,
   }
   double bytes = 0;
   for (int64_t rank = 0; rank < request.tp; ++rank) {
-    KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
-                            cache::PageLayout::Create(
-                                plan, model::AttentionShapeOf(request.spec),
-                                {.shard = {.rank = rank, .size = request.tp}}));
+    KVASIR_ASSIGN_OR_RETURN(
+        const cache::PageLayout layout,
+        cache::PageLayout::Create(plan, model::AttentionShapeOf(request.spec),
+                                  {}, {.rank = rank, .size = request.tp}));
     bytes += layout.marginal_payload_bytes_per_token();
   }
   plan.mutable_target()->set_kv_bytes_per_token(bytes);

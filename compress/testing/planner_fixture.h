@@ -124,9 +124,9 @@ inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
                            const model::DecoderSpec& spec) {
   double bytes = 0;
   for (int64_t rank = 0; rank < plan.target().tp(); ++rank) {
-    const auto layout = cache::PageLayout::Create(
-        plan, model::AttentionShapeOf(spec),
-        {.shard = {.rank = rank, .size = plan.target().tp()}});
+    const auto layout =
+        cache::PageLayout::Create(plan, model::AttentionShapeOf(spec), {},
+                                  {.rank = rank, .size = plan.target().tp()});
     if (!layout.ok()) return std::nan("");
     for (int64_t l = 0; l < spec.num_layers(); ++l) {
       for (plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {

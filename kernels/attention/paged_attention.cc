@@ -25,8 +25,8 @@ absl::Status Invalid(const char* what, int64_t least, int64_t most,
 }
 
 absl::Status CheckLatents(const PagedAttentionParams& params,
-                          const LatentPart& part,
-                          const int32_t* group_of_head) {
+                          const LatentPart& part, const int32_t* group_of_head,
+                          int64_t device_granule) {
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
     if (group.width > kAttentionMaxWidth) {
@@ -42,7 +42,7 @@ absl::Status CheckLatents(const PagedAttentionParams& params,
     }
   }
   KVASIR_RETURN_IF_ERROR(
-      CheckLatentPart(kKernels.op, part, params.page_tokens));
+      CheckLatentPart(kKernels.op, part, params.page_tokens, device_granule));
   for (int64_t j = 0; j < params.num_kv_heads; ++j) {
     if (group_of_head[j] < 0 || group_of_head[j] >= part.num_groups) {
       return Invalid("group of a head", 0, part.num_groups - 1,
@@ -105,7 +105,7 @@ absl::Status CheckWindow(const ExactWindow& window) {
 
 // Exact rows stand beside every part of a side that has a window.
 absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
-                        const ExactRows* exact) {
+                        const ExactRows* exact, int64_t device_granule) {
   if (window.tokens == 0) return absl::OkStatus();
   if (exact == nullptr) {
     return Refuse(kKernels.op, "parts with exact rows", 1, 0);
@@ -131,7 +131,8 @@ absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
           absl::StrCat(kKernels.op, ": exact rows of two number types"));
     }
   }
-  return CheckLatentPart(kKernels.op, exact->ring, window.page_rows);
+  return CheckLatentPart(kKernels.op, exact->ring, window.page_rows,
+                         device_granule);
 }
 
 // Columns [column, column + width) lie in a row.
@@ -145,11 +146,11 @@ absl::Status CheckColumns(const char* what, int64_t column, int64_t width,
 }
 
 absl::Status CheckKeys(const PagedAttentionParams& params,
-                       const AttentionKeyPart& part) {
+                       const AttentionKeyPart& part, int64_t device_granule) {
   KVASIR_RETURN_IF_ERROR(
-      CheckLatents(params, part.latents, part.group_of_head));
+      CheckLatents(params, part.latents, part.group_of_head, device_granule));
   KVASIR_RETURN_IF_ERROR(
-      CheckExact(params.key_exact, part.latents, part.exact));
+      CheckExact(params.key_exact, part.latents, part.exact, device_granule));
   if (part.rebuild != nullptr) {
     KVASIR_RETURN_IF_ERROR(CheckRebuild(*part.rebuild, part.latents));
   }
@@ -166,11 +167,12 @@ absl::Status CheckKeys(const PagedAttentionParams& params,
 }
 
 absl::Status CheckValues(const PagedAttentionParams& params,
-                         const AttentionValuePart& part) {
+                         const AttentionValuePart& part,
+                         int64_t device_granule) {
   KVASIR_RETURN_IF_ERROR(
-      CheckLatents(params, part.latents, part.group_of_head));
+      CheckLatents(params, part.latents, part.group_of_head, device_granule));
   KVASIR_RETURN_IF_ERROR(
-      CheckExact(params.value_exact, part.latents, part.exact));
+      CheckExact(params.value_exact, part.latents, part.exact, device_granule));
   if (part.lift != nullptr) KVASIR_RETURN_IF_ERROR(CheckLift(*part.lift));
   const int64_t heads_per_kv = params.num_heads / params.num_kv_heads;
   for (int64_t h = 0; h < params.num_heads; ++h) {
@@ -182,7 +184,7 @@ absl::Status CheckValues(const PagedAttentionParams& params,
   return absl::OkStatus();
 }
 
-absl::Status Check(const PagedAttentionParams& params) {
+absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
   if (params.num_kv_heads < 1 || params.num_heads < params.num_kv_heads ||
       params.num_heads % params.num_kv_heads != 0) {
     return absl::InvalidArgumentError(
@@ -202,10 +204,11 @@ absl::Status Check(const PagedAttentionParams& params) {
   KVASIR_RETURN_IF_ERROR(CheckWindow(params.key_exact));
   KVASIR_RETURN_IF_ERROR(CheckWindow(params.value_exact));
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
-    KVASIR_RETURN_IF_ERROR(CheckKeys(params, params.keys[p]));
+    KVASIR_RETURN_IF_ERROR(CheckKeys(params, params.keys[p], device_granule));
   }
   for (int64_t p = 0; p < params.num_value_parts; ++p) {
-    KVASIR_RETURN_IF_ERROR(CheckValues(params, params.values[p]));
+    KVASIR_RETURN_IF_ERROR(
+        CheckValues(params, params.values[p], device_granule));
   }
   return absl::OkStatus();
 }
@@ -307,7 +310,7 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
                                           const PagedAttentionParams& shape) {
   KVASIR_RETURN_IF_ERROR(
       CheckActivations(kKernels.op, device.kind(), shape.dtype));
-  KVASIR_RETURN_IF_ERROR(Check(shape));
+  KVASIR_RETURN_IF_ERROR(Check(shape, device.page_granule_bytes()));
   PreparedAttention prepared;
   const PagedAttentionArgs args = prepared.parts_->Of(shape);
   prepared.parts_->ForPointers([&](const void* pointer) {

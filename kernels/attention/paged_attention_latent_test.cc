@@ -675,11 +675,11 @@ TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
   // A prompt's rows share what was read, head by head.
   sequences[3] = {.num_rows = 512, .first_slot = 0};
   EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
-  // In pages of other sizes nothing lies side by side.
-  for (const int64_t page_tokens : {32, 128}) {
-    params.page_tokens = page_tokens;
-    EXPECT_EQ(units(2)[0], 32) << page_tokens;
-  }
+  // In small pages nothing lies side by side; larger ones have tiles.
+  params.page_tokens = 32;
+  EXPECT_EQ(units(2)[0], 32);
+  params.page_tokens = 128;
+  EXPECT_EQ(units(2)[0], 1);
 }
 
 TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
@@ -707,6 +707,44 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
     const auto out = cache.Attend(test, {{0, 1092, 8}});
     if (first.empty()) first = out;
     EXPECT_TRUE(SameBits(first, out)) << page_tokens;
+  }
+}
+
+LatentSpec InTiles(LatentSpec spec, int64_t slots, int64_t granule_bytes) {
+  for (auto* side : {&spec.keys, &spec.values}) {
+    for (PartSpec& part : *side) {
+      part.tile_slots = slots;
+      part.granule_bytes = granule_bytes;
+    }
+  }
+  return spec;
+}
+
+TEST_P(LatentPagesTest, TilesDoNotChangeBits) {
+  std::vector<float> first;
+  for (const int64_t tile_slots : {128, 64, 16, 4}) {
+    LatentSpec spec = InTiles(GetParam(), tile_slots, 0);
+    spec.page_tokens = 128;
+    spec.exact_page_rows = 100;
+    LatentCache cache(spec, {1100}, 3);
+    cache.Write(0, 0, 1100);
+    TestStream test(2);
+    const auto out = cache.Attend(test, {{0, 1092, 8}});
+    if (first.empty()) first = out;
+    EXPECT_TRUE(SameBits(first, out)) << tile_slots;
+  }
+}
+
+TEST_P(LatentPagesTest, GranulesDoNotChangeBitsOfTheReference) {
+  std::vector<float> first;
+  for (const int64_t granule_bytes : {0, 4, 16}) {
+    LatentSpec spec = InTiles(GetParam(), 8, granule_bytes);
+    LatentCache cache(spec, {100}, 3);
+    cache.Write(0, 0, 100);
+    const auto test = TestStream::InGranules(granule_bytes);
+    const auto out = cache.Attend(*test, {{0, 92, 8}});
+    if (first.empty()) first = out;
+    EXPECT_TRUE(SameBits(first, out)) << granule_bytes;
   }
 }
 

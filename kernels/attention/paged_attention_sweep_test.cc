@@ -507,8 +507,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
         LatentGroup group;
         group.width = each;
         group.column = width;
-        group.codes_offset_bytes = width * kPageTokens * 4;
-        group.codes_stride_bytes = each * 4;
+        group.codes.offset_bytes = width * kPageTokens * 4;
+        group.codes.stride_bytes = each * 4;
         groups.push_back(group);
         width += each;
       }
@@ -516,6 +516,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
       part.groups = groups.data();
       part.num_groups = static_cast<int64_t>(groups.size());
       part.page_bytes = width * kPageTokens * 4;
+      part.tile_bytes = part.page_bytes;
+      part.tile_slots = kPageTokens;
       memory.assign(static_cast<size_t>(width * kPageTokens * kPages), kPoison);
       part.arena = memory.data();
     }
@@ -744,27 +746,27 @@ class RefusalTest : public ::testing::Test {
 };
 
 TEST_F(RefusalTest, SlotsThatOverlap) {
-  key_groups_[1].codes_stride_bytes = 11;
-  Expect("codes_stride_bytes: want at least 12, have 11");
-  key_groups_[1].codes_stride_bytes = 12;
-  key_groups_[1].params_stride_bytes = 2;
-  Expect("params_stride_bytes: want at least 4, have 2");
-  key_groups_[1].params_stride_bytes = 4;
-  value_groups_[0].codes_stride_bytes = 46;
-  Expect("codes_stride_bytes: want at least 48, have 46");
+  key_groups_[1].codes.stride_bytes = 11;
+  Expect("codes.stride_bytes: want at least 12, have 11");
+  key_groups_[1].codes.stride_bytes = 12;
+  key_groups_[1].params.stride_bytes = 2;
+  Expect("params.stride_bytes: want at least 4, have 2");
+  key_groups_[1].params.stride_bytes = 4;
+  value_groups_[0].codes.stride_bytes = 46;
+  Expect("codes.stride_bytes: want at least 48, have 46");
 }
 
 TEST_F(RefusalTest, RegionsThatLeaveThePage) {
-  key_groups_[0].codes_offset_bytes = -8;
-  Expect("codes_offset_bytes: want at least 0, have -8");
-  key_groups_[0].codes_offset_bytes = key_.latents.page_bytes - 16 * 12 + 1;
-  Expect("page_bytes: want at least ");
+  key_groups_[0].codes.offset_bytes = -8;
+  Expect("codes.offset_bytes: want at least 0, have -8");
+  key_groups_[0].codes.offset_bytes = key_.latents.tile_bytes - 16 * 12 + 1;
+  Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
-  key_groups_[0].params_offset_bytes = key_.latents.page_bytes - 16 * 4 + 2;
-  Expect("page_bytes: want at least ");
+  key_groups_[0].params.offset_bytes = key_.latents.tile_bytes - 16 * 4 + 2;
+  Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
-  value_groups_[0].codes_offset_bytes += 1;
-  Expect("want multiples of 2, have ");
+  value_groups_[0].codes.offset_bytes += 1;
+  Expect("multiples of 2, have ");
 }
 
 TEST_F(RefusalTest, StaticRangesThatAreNotWhole) {

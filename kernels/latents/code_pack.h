@@ -21,7 +21,7 @@ struct CodePlace {
 // Says where a group's runs have their codes, one run after the other.
 class CodeCursor {
  public:
-  explicit CodeCursor(const LatentGroup& group) {
+  explicit CodeCursor(const LatentGroup& group) : codes_(group.codes) {
     const CodePlanes planes = PlanesOf(group);
     for (int plane = 0; plane < 4; ++plane) {
       next_bit_[plane] = planes.begin_bits[plane];
@@ -29,23 +29,29 @@ class CodeCursor {
   }
 
   CodePlace Next(const CodeRun& run) {
-    constexpr int kPlaneBits[4] = {8, 4, 2, 1};
     const int low = run.bits == 8   ? 0
                     : run.bits == 4 ? 1
                     : run.bits == 1 ? 3
                                     : 2;
+    const bool follows = run.bits == last_bits_;
+    last_bits_ = run.bits;
     CodePlace place;
-    place.low_bit = next_bit_[low];
     place.low_bits = kPlaneBits[low];
-    next_bit_[low] += run.width * place.low_bits;
-    if (run.bits == 3) {
-      place.third_bit = next_bit_[3];
-      next_bit_[3] += run.width;
-    }
+    place.low_bit = Take(low, follows, run.width);
+    if (run.bits == 3) place.third_bit = Take(3, follows, run.width);
     return place;
   }
 
  private:
+  int64_t Take(int plane, bool follows, int64_t codes) {
+    int64_t& next = next_bit_[plane];
+    const int64_t bit = follows ? next : NextGranuleBit(codes_, next);
+    next = bit + codes * kPlaneBits[plane];
+    return bit;
+  }
+
+  TileRegion codes_;
+  int last_bits_ = 0;
   int64_t next_bit_[4];
 };
 

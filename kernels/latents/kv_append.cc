@@ -13,9 +13,10 @@ namespace {
 constexpr OpKernels<KvAppendParams> kKernels = {"kv_append", &KvAppendReference,
                                                 &KvAppendSimd};
 
-absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape) {
-  KVASIR_RETURN_IF_ERROR(
-      CheckLatentPart(kKernels.op, side.part, shape.page_tokens));
+absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
+                       int64_t device_granule) {
+  KVASIR_RETURN_IF_ERROR(CheckLatentPart(kKernels.op, side.part,
+                                         shape.page_tokens, device_granule));
   if (side.column < 0) return Refuse(kKernels.op, "column", 0, side.column);
   for (int64_t g = 0; g < side.part.num_groups; ++g) {
     const LatentGroup& group = side.part.groups[g];
@@ -60,7 +61,7 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   PreparedKvAppend prepared(&device);
   std::vector<KvAppendPart> moved;
   for (const KvAppendPart& part : parts) {
-    KVASIR_RETURN_IF_ERROR(CheckPart(part, shape));
+    KVASIR_RETURN_IF_ERROR(CheckPart(part, shape, device.page_granule_bytes()));
     for (const DevicePtr<const void> memory :
          {DevicePtr<const void>(part.part.arena),
           DevicePtr<const void>(part.part.static_scale),

@@ -295,8 +295,9 @@ int64_t AppendRows(const KvAppendArgs& params, const KvAppendPartArgs& side,
       const int64_t in_page = to % params.page_tokens;
       const float* from =
           params.rows + t * params.row_stride + side.column + group.column;
-      const SlotAddresses slot = {CodesAddress(part, group, page, in_page),
-                                  ParamsAddress(part, group, page, in_page)};
+      const SlotAddresses slot = {
+          SlotAddress(part, group.codes, page, in_page),
+          SlotAddress(part, group.params, page, in_page)};
       if (group.num_runs == 0) {
         AppendNumbers(part.dtype, from, group.width, slot.codes);
         continue;

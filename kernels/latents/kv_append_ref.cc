@@ -114,9 +114,20 @@ int64_t AppendLatent(const LatentPartArgs& part, const LatentGroup& group,
   return clamped;
 }
 
+void Store(const std::vector<char>& bytes, const LatentPartArgs& part,
+           const TileRegion& region, int64_t page, int64_t slot) {
+  ForSlotBytes(part, region, page, slot, static_cast<int64_t>(bytes.size()),
+               [&](char* to, int64_t first, int64_t count) {
+                 std::memcpy(to, bytes.data() + first,
+                             static_cast<size_t>(count));
+               });
+}
+
 }  // namespace
 
 void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
+  std::vector<char> codes;
+  std::vector<char> ranges;
   for (int64_t p = 0; p < params.num_parts; ++p) {
     const KvAppendPartArgs& side = params.parts[p];
     int64_t clamped = 0;
@@ -129,10 +140,12 @@ void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
         const LatentGroup& group = side.part.groups[g];
         const float* const from =
             params.rows + t * params.row_stride + side.column + group.column;
+        codes.resize(static_cast<size_t>(CodesBytes(side.part, group)));
+        ranges.resize(static_cast<size_t>(ParamsBytes(side.part, group)));
         clamped +=
-            AppendLatent(side.part, group,
-                         {from, CodesAddress(side.part, group, page, slot),
-                          ParamsAddress(side.part, group, page, slot)});
+            AppendLatent(side.part, group, {from, codes.data(), ranges.data()});
+        Store(codes, side.part, group.codes, page, slot);
+        Store(ranges, side.part, group.params, page, slot);
         if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
           params.not_finite[t] = 1;
         }

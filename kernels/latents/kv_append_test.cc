@@ -35,13 +35,22 @@ GroupShape Coded(const std::vector<std::pair<int64_t, int>>& widths_and_bits) {
   return shape;
 }
 
+// 0: a page is a tile; slots lie one after the other.
+struct Tiles {
+  int64_t slots = 0;
+  int64_t granule_bytes = 0;
+};
+
 // A part whose regions lie apart, in memory of a known byte.
 class Part {
  public:
   Part(std::vector<GroupShape> shapes, DType dtype, int64_t page_tokens,
-       bool static_ranges = false)
-      : shapes_(std::move(shapes)), page_tokens_(page_tokens) {
+       bool static_ranges = false, Tiles tiles = {})
+      : granule_bytes(tiles.granule_bytes),
+        shapes_(std::move(shapes)),
+        page_tokens_(page_tokens) {
     constexpr int64_t kGap = 8;
+    view.tile_slots = tiles.slots > 0 ? tiles.slots : page_tokens;
     view.dtype = dtype;
     view.param_dtype = dtype;
     int64_t column = 0;
@@ -55,22 +64,20 @@ class Part {
       const float* no_scale = nullptr;
       static constexpr float kAny = 0.0f;
       view.static_scale = static_ranges ? &kAny : no_scale;
-      // A stride that is just the bytes where they have no alignment.
+      group.codes.granule_bytes = granule_bytes;
       const int64_t codes_bytes = CodesBytes(view, group);
-      group.codes_offset_bytes = offset;
-      group.codes_stride_bytes =
-          group.num_runs > 0 ? codes_bytes : codes_bytes + kGap;
-      offset += page_tokens * group.codes_stride_bytes;
+      // A stride that is just the bytes where they have no alignment.
+      Place(codes_bytes, group.num_runs > 0 ? 0 : kGap, &group.codes, &offset);
       offset = (offset + 3) / 4 * 4 + kGap;
-      group.params_offset_bytes = offset;
-      group.params_stride_bytes = ParamsBytes(view, group) + kGap;
-      offset += page_tokens * group.params_stride_bytes + kGap;
+      Place(ParamsBytes(view, group), kGap, &group.params, &offset);
+      offset += kGap;
       groups_.push_back(group);
       column += shape.width;
     }
     view.groups = groups_.data();
     view.num_groups = static_cast<int64_t>(groups_.size());
-    view.page_bytes = offset;
+    view.tile_bytes = offset;
+    view.page_bytes = page_tokens / view.tile_slots * offset;
     minimum_ = RandomFloats(column, 90, 0.3f);
     scale_ = RandomFloats(column, 91, 0.3f);
     for (float& scale : scale_) scale = std::abs(scale);
@@ -91,16 +98,41 @@ class Part {
     for (const LatentGroup& group : groups_) {
       const int64_t page = slot / page_tokens_;
       const int64_t in_page = slot % page_tokens_;
-      std::fill_n(CodesAddress(view, group, page, in_page),
-                  CodesBytes(view, group), kUntouched);
-      std::fill_n(ParamsAddress(view, group, page, in_page),
-                  ParamsBytes(view, group), kUntouched);
+      const auto erase = [](char* to, int64_t, int64_t count) {
+        std::fill_n(to, count, kUntouched);
+      };
+      ForSlotBytes(view, group.codes, page, in_page, CodesBytes(view, group),
+                   erase);
+      ForSlotBytes(view, group.params, page, in_page, ParamsBytes(view, group),
+                   erase);
     }
   }
+  // What a slot has in a region, side by side.
+  std::vector<char> Load(const TileRegion& region, int64_t slot,
+                         int64_t count) const {
+    std::vector<char> bytes(static_cast<size_t>(count));
+    ForSlotBytes(view, region, slot / page_tokens_, slot % page_tokens_, count,
+                 [&bytes](const char* from, int64_t first, int64_t run) {
+                   std::copy_n(from, run, bytes.data() + first);
+                 });
+    return bytes;
+  }
 
+  const int64_t granule_bytes;
   LatentPartArgs view;
 
  private:
+  // `gap`: between slots that are not in granules.
+  void Place(int64_t slot_bytes, int64_t gap, TileRegion* region,
+             int64_t* offset) const {
+    const int64_t g = granule_bytes;
+    region->granule_bytes = g;
+    region->offset_bytes = *offset;
+    region->stride_bytes = g > 0 ? g : slot_bytes + gap;
+    *offset += view.tile_slots *
+               (g > 0 ? (slot_bytes + g - 1) / g * g : region->stride_bytes);
+  }
+
   const std::vector<GroupShape> shapes_;
   const int64_t page_tokens_;
   std::vector<LatentGroup> groups_;
@@ -150,9 +182,10 @@ struct Written {
 
 Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
   Written truth{part.Memory(pages)};
-  TestStream reference(1, CpuBackend::kReference, 0);
+  const auto reference = TestStream::InGranules(part.granule_bytes);
   truth.clamped =
-      Append(reference, rows, part.view, &truth.memory, &truth.not_finite);
+      Append(*reference, rows, part.view, &truth.memory, &truth.not_finite);
+  if (part.granule_bytes > 0) return truth;  // SIMD has no granules
   TestStream two(2, CpuBackend::kSimd, 0);
   ForEachSimdTarget([&] {
     Written got{part.Memory(pages)};
@@ -206,9 +239,10 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
       for (int64_t c = 0; c < group.width; ++c) {
         const float x = rows.numbers[t * static_cast<size_t>(rows.stride) +
                                      static_cast<size_t>(group.column + c)];
-        const float stored = NumberAt(
-            GetParam(), CodesAddress(part.view, group, slot / 4, slot % 4) +
-                            c * DTypeBytes(GetParam()));
+        const float stored =
+            NumberAt(GetParam(),
+                     SlotAddress(part.view, group.codes, slot / 4, slot % 4) +
+                         c * DTypeBytes(GetParam()));
         const float want = VisitDType(GetParam(), [&](auto type) {
           return ToFloat(FromFloat<decltype(type)>(x));
         });
@@ -230,17 +264,17 @@ void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   for (size_t t = 0; t < rows.slots.size(); ++t) {
     const int64_t slot = rows.slots[t];
     if (slot < 0) continue;
-    const int64_t page = slot / rows.page_tokens;
-    const int64_t in_page = slot % rows.page_tokens;
     for (int64_t g = 0; g < part.view.num_groups; ++g) {
       const LatentGroup& group = part.view.groups[g];
       std::vector<uint8_t> codes(static_cast<size_t>(group.width));
-      UnpackCodes(group,
-                  reinterpret_cast<const uint8_t*>(
-                      CodesAddress(part.view, group, page, in_page)),
+      const std::vector<char> packed =
+          part.Load(group.codes, slot, CodesBytes(part.view, group));
+      UnpackCodes(group, reinterpret_cast<const uint8_t*>(packed.data()),
                   codes.data());
       const int64_t number = DTypeBytes(part.view.param_dtype);
-      const char* params = ParamsAddress(part.view, group, page, in_page);
+      const std::vector<char> ranges =
+          part.Load(group.params, slot, ParamsBytes(part.view, group));
+      const char* params = ranges.data();
       for (int64_t r = 0; r < group.num_runs; ++r) {
         const CodeRun& run = group.runs[r];
         for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
@@ -298,6 +332,41 @@ TEST_P(KvAppendTest, RunsOfManyWidthsShareASlot) {
               GetParam(), 16, static_ranges);
     ExpectCodesOf(part, RandomRows(144 + 625 + 816, 16), static_ranges);
   }
+}
+
+// Pages of many tiles, and granules that end inside of codes and ranges.
+TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
+  for (const int64_t granule : {0, 4, 16}) {
+    for (const bool static_ranges : {false, true}) {
+      Part part({Coded({{24, 8}, {24, 4}, {20, 4}, {24, 3}, {24, 2}, {24, 1}}),
+                 Coded({{3, 1}, {5, 3}, {7, 2}, {1, 8}, {9, 4}, {600, 3}})},
+                GetParam(), 32, static_ranges,
+                {.slots = 8, .granule_bytes = granule});
+      ExpectCodesOf(part, RandomRows(140 + 625, 32), static_ranges);
+    }
+  }
+}
+
+// The bytes of a slot: 9 codes of 4 bits take 5, behind them 9 of 2 bits. In
+// granules of 4 they begin at byte 8, which lies 2 * 4 slots on.
+TEST(KvAppendGranulesTest, APlaneBeginsWithAGranule) {
+  Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
+            {.granule_bytes = 4});
+  const LatentGroup& group = part.view.groups[0];
+  EXPECT_EQ(CodesBytes(part.view, group), 8 + 4);
+  std::vector<char> memory = part.Memory(1);
+  part.view.arena = memory.data();
+  const char* const first = SlotAddress(part.view, group.codes, 0, 0);
+  EXPECT_EQ(SlotAddress(part.view, group.codes, 0, 3) - first, 3 * 4);
+  std::vector<std::vector<int64_t>> found;
+  ForSlotBytes(part.view, group.codes, 0, 3, 11,
+               [&](const char* at, int64_t byte, int64_t count) {
+                 found.push_back({at - first, byte, count});
+               });
+  EXPECT_THAT(found,
+              ::testing::ElementsAre(std::vector<int64_t>{12, 0, 4},
+                                     std::vector<int64_t>{12 + 16, 4, 4},
+                                     std::vector<int64_t>{12 + 32, 8, 3}));
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, KvAppendTest,
@@ -394,7 +463,7 @@ TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
           const LatentGroup& group = part.view.groups[0];
           part.view.arena = spoilt.memory.data();
           const float range = NumberAt(
-              dtype, ParamsAddress(part.view, group, 0, rows.slots[0]) +
+              dtype, SlotAddress(part.view, group.params, 0, rows.slots[0]) +
                          r * DTypeBytes(dtype));
           EXPECT_TRUE(std::isfinite(range));
           EXPECT_FALSE(range == 0.0f && std::signbit(range));
@@ -491,13 +560,14 @@ class KvAppendGoldenTest : public ::testing::Test {
     std::vector<uint8_t> codes(static_cast<size_t>(group.width));
     UnpackCodes(group,
                 reinterpret_cast<const uint8_t*>(
-                    CodesAddress(part.view, group, slot / 4, slot % 4)),
+                    SlotAddress(part.view, group.codes, slot / 4, slot % 4)),
                 codes.data());
     EXPECT_EQ(FromHex<uint8_t>(want["codes"][row]), codes);
     if (part.view.static_scale != nullptr) return;
     const auto scale = FromHex<float>(want["scale"][row]);
     const auto minimum = FromHex<float>(want["minimum"][row]);
-    const char* params = ParamsAddress(part.view, group, slot / 4, slot % 4);
+    const char* params =
+        SlotAddress(part.view, group.params, slot / 4, slot % 4);
     const DType dtype = part.view.param_dtype;
     for (size_t r = 0; r < scale.size(); ++r) {
       EXPECT_EQ(BitsOf(scale[r]), BitsOf(NumberAt(dtype, params)));
@@ -536,8 +606,8 @@ TEST_F(KvAppendGoldenTest, NumbersAreTheOraclesBitByBit) {
     part.view.arena = written.memory.data();
     for (size_t t = 0; t < rows.slots.size(); ++t) {
       const auto values = FromHex<float>(want["values"][t]);
-      const char* stored = CodesAddress(part.view, part.view.groups[0],
-                                        rows.slots[t] / 4, rows.slots[t] % 4);
+      const char* stored = SlotAddress(part.view, part.view.groups[0].codes,
+                                       rows.slots[t] / 4, rows.slots[t] % 4);
       for (const float value : values) {
         EXPECT_EQ(BitsOf(value), BitsOf(NumberAt(dtype, stored)));
         stored += DTypeBytes(dtype);
@@ -561,22 +631,44 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
                            const char* why) {
     Part part({shape}, DType::kBf16, 4);
     std::vector<LatentGroup> group(part.view.groups, part.view.groups + 1);
-    group[0].codes_stride_bytes += stride_change;
+    group[0].codes.stride_bytes += stride_change;
     part.view.groups = group.data();
     EXPECT_THAT(
         Refusal(test, part.view),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
-  refuses(Coded({{9, 3}}), -1, "codes_stride_bytes: want at least 4, have 3");
+  refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
   refuses(Coded({{9, 5}}), 8, "run 0: want 1, 2, 3, 4 or 8 bits, have 5");
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
           "run 1: want channels from 4 on, have 4 from 5");
   refuses({9, {{0, 4, 3}}}, 8, "runs of 4 channels in a latent of 9");
-  refuses(Coded({{9, 3}}), 999, "page_bytes: want at least ");
-  refuses({8, {}}, 1,
-          "codes_offset_bytes and codes_stride_bytes: want multiples of 2, "
-          "have 25");
+  refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
+  refuses(
+      {8, {}}, 1,
+      "codes: want an offset, stride and granule of multiples of 2, have 25");
+}
+
+TEST(KvAppendRefusalTest, TilesThatDoNotFillPages) {
+  TestStream test;
+  Part part({Coded({{9, 3}})}, DType::kBf16, 4, false, {.slots = 2});
+  const auto refuses = [&](const LatentPartArgs& view, const char* why) {
+    EXPECT_THAT(
+        Refusal(test, view),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  LatentPartArgs view = part.view;
+  view.tile_slots = 0;
+  refuses(view, "tile_slots: want at least 1, have 0");
+  view.tile_slots = 3;
+  refuses(view, "pages of 4 slots: want whole tiles of 3");
+  view = part.view;
+  view.page_bytes -= 1;
+  refuses(view, "page_bytes: want at least ");
+  Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
+                {.granule_bytes = 16});
+  refuses(granules.view,
+          "codes.granule_bytes: want 0 or the device's 0, have 16");
 }
 
 TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {

@@ -31,62 +31,92 @@ absl::Status CheckRuns(const char* op, const LatentGroup& group) {
   return absl::OkStatus();
 }
 
-// What a group has of each slot, one region of a page.
-struct Region {
-  const char* offset_name;
-  const char* stride_name;
-  int64_t offset_bytes;
-  int64_t stride_bytes;
-  int64_t slot_bytes;
-  int64_t number_bytes;  // what offset and stride are multiples of
+// A region, what a slot has of it, and what its sizes are multiples of.
+struct Checked {
+  absl::string_view name;
+  TileRegion region;
+  int64_t slot_bytes = 0;
+  int64_t number_bytes = 0;
 };
 
-absl::Status CheckRegion(const char* op, const Region& region,
-                         int64_t page_tokens, int64_t page_bytes) {
-  if (region.slot_bytes == 0) return absl::OkStatus();
+absl::Status CheckRegion(const char* op, const LatentPart& part,
+                         const Checked& checked, int64_t device_granule) {
+  const auto& [name, region, slot_bytes, number_bytes] = checked;
+  if (slot_bytes == 0) return absl::OkStatus();
+  const int64_t granule_bytes = region.granule_bytes;
+  if (granule_bytes != 0 && granule_bytes != device_granule) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", name, ".granule_bytes: want 0 or the device's ",
+                     device_granule, ", have ", granule_bytes));
+  }
+  const auto refuse = [op, name = name](absl::string_view field, int64_t least,
+                                        int64_t have) {
+    return Refuse(op, absl::StrCat(name, field).c_str(), least, have);
+  };
   if (region.offset_bytes < 0) {
-    return Refuse(op, region.offset_name, 0, region.offset_bytes);
+    return refuse(".offset_bytes", 0, region.offset_bytes);
   }
-  if (region.stride_bytes < region.slot_bytes) {
-    return Refuse(op, region.stride_name, region.slot_bytes,
-                  region.stride_bytes);
+  const int64_t piece = granule_bytes > 0 ? granule_bytes : slot_bytes;
+  if (region.stride_bytes < piece) {
+    return refuse(".stride_bytes", piece, region.stride_bytes);
   }
-  for (const int64_t bytes : {region.offset_bytes, region.stride_bytes}) {
-    if (bytes % region.number_bytes == 0) continue;
+  for (const int64_t bytes :
+       {region.offset_bytes, region.stride_bytes, granule_bytes}) {
+    if (bytes % number_bytes == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", region.offset_name, " and ", region.stride_name,
-        ": want multiples of ", region.number_bytes, ", have ", bytes));
+        op, ": ", name, ": want an offset, stride and granule of multiples of ",
+        number_bytes, ", have ", bytes));
   }
+  // A gap between slots would move the granules behind the first.
+  if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", name, ".stride_bytes: want a granule of ",
+                     granule_bytes, ", have ", region.stride_bytes));
+  }
+  const int64_t granules = (slot_bytes + piece - 1) / piece;
   const int64_t end = region.offset_bytes +
-                      (page_tokens - 1) * region.stride_bytes +
-                      region.slot_bytes;
-  return end > page_bytes ? Refuse(op, "page_bytes", end, page_bytes)
-                          : absl::OkStatus();
+                      (granules * part.tile_slots - 1) * region.stride_bytes +
+                      piece;
+  return end > part.tile_bytes ? Refuse(op, "tile_bytes", end, part.tile_bytes)
+                               : absl::OkStatus();
 }
 
 absl::Status CheckGroup(const char* op, const LatentPart& part,
-                        const LatentGroup& group, int64_t page_tokens) {
+                        const LatentGroup& group, int64_t device_granule) {
   if (group.width < 1) return Refuse(op, "width", 1, group.width);
   if (group.column < 0) return Refuse(op, "column", 0, group.column);
   KVASIR_RETURN_IF_ERROR(CheckRuns(op, group));
   const bool codes = group.num_runs > 0;
   KVASIR_RETURN_IF_ERROR(
-      CheckRegion(op,
-                  {"codes_offset_bytes", "codes_stride_bytes",
-                   group.codes_offset_bytes, group.codes_stride_bytes,
-                   CodesBytes(part, group), codes ? 1 : DTypeBytes(part.dtype)},
-                  page_tokens, part.page_bytes));
-  return CheckRegion(op,
-                     {"params_offset_bytes", "params_stride_bytes",
-                      group.params_offset_bytes, group.params_stride_bytes,
-                      ParamsBytes(part, group), DTypeBytes(part.param_dtype)},
-                     page_tokens, part.page_bytes);
+      CheckRegion(op, part,
+                  {"codes", group.codes, CodesBytes(part, group),
+                   codes ? 1 : DTypeBytes(part.dtype)},
+                  device_granule));
+  return CheckRegion(op, part,
+                     {"params", group.params, ParamsBytes(part, group),
+                      DTypeBytes(part.param_dtype)},
+                     device_granule);
+}
+
+absl::Status CheckTiles(const char* op, const LatentPart& part,
+                        int64_t page_tokens) {
+  if (part.tile_slots < 1) return Refuse(op, "tile_slots", 1, part.tile_slots);
+  if (page_tokens % part.tile_slots != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": pages of ", page_tokens,
+                     " slots: want whole tiles of ", part.tile_slots));
+  }
+  const int64_t bytes = page_tokens / part.tile_slots * part.tile_bytes;
+  return bytes > part.page_bytes
+             ? Refuse(op, "page_bytes", bytes, part.page_bytes)
+             : absl::OkStatus();
 }
 
 }  // namespace
 
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
-                             int64_t page_tokens) {
+                             int64_t page_tokens, int64_t device_granule) {
+  KVASIR_RETURN_IF_ERROR(CheckTiles(op, part, page_tokens));
   if (part.num_groups < 1) return Refuse(op, "groups", 1, part.num_groups);
   if ((part.static_scale == nullptr) != (part.static_minimum == nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -98,7 +128,7 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
       return absl::InvalidArgumentError(
           absl::StrCat(op, ": group ", g, " has static ranges, but no codes"));
     }
-    KVASIR_RETURN_IF_ERROR(CheckGroup(op, part, group, page_tokens));
+    KVASIR_RETURN_IF_ERROR(CheckGroup(op, part, group, device_granule));
   }
   return absl::OkStatus();
 }

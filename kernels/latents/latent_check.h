@@ -8,11 +8,12 @@
 
 namespace kvasir::kernels {
 
-// The contract of latent_view.h for pages of `page_tokens` slots: runs cover
-// their latent, static ranges have both halves and codes to belong to, slots do
-// not overlap and end inside their page. Looks at the tables alone.
-// Errors: INVALID_ARGUMENT that names op, group, value and limit.
+// The contract of latent_view.h: runs cover their latent, static ranges have
+// both halves and codes to belong to, slots do not overlap and end inside their
+// tile, pages of `page_tokens` slots have whole tiles. A region's granule is 0
+// or the device's. Looks at the tables alone. Errors: INVALID_ARGUMENT that
+// names op, group, value and limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
-                             int64_t page_tokens);
+                             int64_t page_tokens, int64_t device_granule);
 
 }  // namespace kvasir::kernels

@@ -21,20 +21,28 @@ struct CodeRun {
   int bits = 0;  // 1, 2, 3, 4 or 8
 };
 
-// The latent of one group. Bytes of slot s of page p begin at
-//   arena + p * page_bytes + codes_offset_bytes + s * codes_stride_bytes
-// and its ranges likewise. Offsets and strides of numbers are multiples of
-// their size.
+// What each slot of a tile has of one kind, the codes of a group say. Byte b of
+// slot s lies at
+//   offset_bytes + s * stride_bytes + b                             where g = 0
+//   offset_bytes + b / g * g * S + s * stride_bytes + b % g         else
+// of the tile: slots one after the other, or granules of g bytes of all S slots
+// of the tile, then the next granule of all (stride_bytes == g).
+struct TileRegion {
+  int64_t offset_bytes = 0;
+  int64_t stride_bytes = 0;
+  int64_t granule_bytes = 0;  // g
+};
+
+// The latent of one group. Offsets, strides and granules of numbers are
+// multiples of their size.
 struct LatentGroup {
   int64_t width = 0;  // numbers of the latent, R'
   // Where the latent begins in a row of all latents of the part [sum of R'].
   int64_t column = 0;
-  int64_t codes_offset_bytes = 0;
-  int64_t codes_stride_bytes = 0;
+  TileRegion codes;  // or numbers
   // Per token ranges: scale, minimum of run 0, scale, minimum of run 1, ...,
   // numbers of the part's param_dtype.
-  int64_t params_offset_bytes = 0;
-  int64_t params_stride_bytes = 0;
+  TileRegion params;
   // In channel order, together all channels; none: numbers of the part's dtype.
   const CodeRun* runs = nullptr;
   int64_t num_runs = 0;
@@ -47,10 +55,14 @@ struct LatentGroup {
 // between planes. The last byte is filled up with zeros.
 // (So a code is found by shifts alone, whatever its width, and runs of a
 // multiple of 8 channels begin at whole bytes.)
+// In granules, each plane begins with one, and in it each run whose bits are
+// not those of the run before.
 template <template <typename> class Ptr>
 struct LatentPartIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
-  int64_t page_bytes = 0;
+  int64_t page_bytes = 0;     // tiles first
+  int64_t tile_bytes = 0;
+  int64_t tile_slots = 0;  // S: slot s of a page is in its tile s / S
   const LatentGroup* groups = nullptr;  // [num_groups], where the view is
   int64_t num_groups = 0;               // G
   DType dtype = DType::kBf16;           // of numbers
@@ -62,15 +74,27 @@ struct LatentPartIn {
 using LatentPart = LatentPartIn<DevicePtr>;
 using LatentPartArgs = LatentPartIn<LaunchPtr>;
 
-inline char* CodesAddress(const LatentPartArgs& part, const LatentGroup& group,
-                          int64_t page, int64_t slot) {
+// The first byte that a slot of a page has in a region.
+inline char* SlotAddress(const LatentPartArgs& part, const TileRegion& region,
+                         int64_t page, int64_t slot) {
+  // Most pages have one tile, and a division takes its time.
+  const int64_t tile = slot < part.tile_slots ? 0 : slot / part.tile_slots;
   return static_cast<char*>(part.arena) + page * part.page_bytes +
-         group.codes_offset_bytes + slot * group.codes_stride_bytes;
+         tile * part.tile_bytes + region.offset_bytes +
+         (slot - tile * part.tile_slots) * region.stride_bytes;
 }
-inline char* ParamsAddress(const LatentPartArgs& part, const LatentGroup& group,
-                           int64_t page, int64_t slot) {
-  return static_cast<char*>(part.arena) + page * part.page_bytes +
-         group.params_offset_bytes + slot * group.params_stride_bytes;
+// Calls visit(address, first byte, bytes) for what lies side by side of the
+// first `bytes` bytes that a slot has in a region.
+template <typename Visit>
+void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
+                  int64_t page, int64_t slot, int64_t bytes,
+                  const Visit& visit) {
+  char* const first = SlotAddress(part, region, page, slot);
+  if (region.granule_bytes == 0) return visit(first, int64_t{0}, bytes);
+  for (int64_t b = 0; b < bytes; b += region.granule_bytes) {
+    visit(first + b * part.tile_slots, b,
+          bytes - b < region.granule_bytes ? bytes - b : region.granule_bytes);
+  }
 }
 
 // Numbers of all latents of a part.
@@ -83,23 +107,32 @@ int64_t RowWidth(const LatentPartIn<Ptr>& part) {
 
 // Bits before each plane of a slot's codes, and of all codes: planes of 8, 4, 2
 // and 1 bits.
+inline constexpr int kPlaneBits[4] = {8, 4, 2, 1};
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};
   int64_t total_bits = 0;
 };
+// The bit from which on codes may begin that do not follow their like.
+inline int64_t NextGranuleBit(const TileRegion& codes, int64_t bit) {
+  const int64_t granule = 8 * codes.granule_bytes;
+  return granule == 0 ? bit : (bit + granule - 1) / granule * granule;
+}
 inline CodePlanes PlanesOf(const LatentGroup& group) {
-  constexpr int kPlaneBits[4] = {8, 4, 2, 1};
-  int64_t channels[4] = {0, 0, 0, 0};
+  int64_t bits[4] = {0, 0, 0, 0};
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
+    const bool follows = r > 0 && group.runs[r - 1].bits == run.bits;
     for (int plane = 0; plane < 4; ++plane) {
-      if ((run.bits & kPlaneBits[plane]) != 0) channels[plane] += run.width;
+      if ((run.bits & kPlaneBits[plane]) == 0) continue;
+      if (!follows) bits[plane] = NextGranuleBit(group.codes, bits[plane]);
+      bits[plane] += run.width * kPlaneBits[plane];
     }
   }
   CodePlanes planes;
   for (int plane = 0; plane < 4; ++plane) {
     planes.begin_bits[plane] = planes.total_bits;
-    planes.total_bits += channels[plane] * kPlaneBits[plane];
+    planes.total_bits =
+        NextGranuleBit(group.codes, planes.total_bits + bits[plane]);
   }
   return planes;
 }

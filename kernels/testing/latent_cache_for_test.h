@@ -42,7 +42,9 @@ struct PartSpec {
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
   RebuildSpec rebuild = {};
-  int64_t lift_dims = 0;  // values lifted, if > 0
+  int64_t lift_dims = 0;      // values lifted, if > 0
+  int64_t tile_slots = 0;     // 0: a page is one tile
+  int64_t granule_bytes = 0;  // 0: slot after slot
 };
 
 struct LatentSpec {
@@ -88,6 +90,7 @@ class TestPart {
     int64_t column = 0;
     part.dtype = spec.dtype;
     part.param_dtype = spec.param_dtype;
+    part.tile_slots = spec.tile_slots > 0 ? spec.tile_slots : page_tokens;
     const float none = 0.0f;
     if (spec.fixed_ranges) part.static_scale = &none;  // for ParamsBytes
     for (int64_t g = 0; g <= last; ++g) {
@@ -98,15 +101,13 @@ class TestPart {
       AddRuns(group.width);
       group.runs = runs_.back().data();
       group.num_runs = static_cast<int64_t>(runs_.back().size());
-      group.codes_stride_bytes = CodesBytes(part, group);
-      group.params_stride_bytes = ParamsBytes(part, group);
-      group.codes_offset_bytes = offset;
-      offset += (page_tokens * group.codes_stride_bytes + 7) / 8 * 8;
-      group.params_offset_bytes = offset;
-      offset += (page_tokens * group.params_stride_bytes + 7) / 8 * 8;
+      group.codes.granule_bytes = spec.granule_bytes;
+      PlaceRegion(CodesBytes(part, group), &group.codes, &offset);
+      PlaceRegion(ParamsBytes(part, group), &group.params, &offset);
       groups_.push_back(group);
     }
-    part.page_bytes = offset;
+    part.tile_bytes = offset;
+    part.page_bytes = page_tokens / part.tile_slots * part.tile_bytes + 64;
     part.groups = groups_.data();
     part.num_groups = static_cast<int64_t>(groups_.size());
     memory_.assign(static_cast<size_t>(pages * part.page_bytes),
@@ -138,33 +139,33 @@ class TestPart {
       const LatentGroup& group = groups_[g];
       const uint32_t seed =
           seed_ * 7919u + token * 31u + static_cast<uint32_t>(g);
-      char* codes = CodesAddress(part, group, page, slot);
+      std::vector<char> codes(static_cast<size_t>(CodesBytes(part, group)));
       if (group.num_runs == 0) {
         const auto numbers = RandomFloats(group.width, seed, 0.5f);
         VisitDType(part.dtype, [&](auto type) {
           using T = decltype(type);
           for (size_t i = 0; i < numbers.size(); ++i) {
             const T stored = FromFloat<T>(numbers[i]);
-            std::memcpy(codes + i * sizeof(T), &stored, sizeof(T));
+            std::memcpy(codes.data() + i * sizeof(T), &stored, sizeof(T));
           }
         });
+        Store(codes, group.codes, page, slot);
         continue;
       }
-      std::mt19937 engine(seed);
-      for (int64_t i = 0; i < group.codes_stride_bytes; ++i) {
-        codes[i] = static_cast<char>(engine());
-      }
+      WriteRandomCodes(group, seed, codes.data());
+      Store(codes, group.codes, page, slot);
       if (spec.fixed_ranges) continue;
-      char* ranges = ParamsAddress(part, group, page, slot);
+      std::vector<char> ranges(static_cast<size_t>(ParamsBytes(part, group)));
       const auto scales = Uniform(group.num_runs, seed + 1, 0.01f, 0.05f);
       const auto minima = Uniform(group.num_runs, seed + 2, -1.0f, 0.5f);
       VisitDType(part.param_dtype, [&](auto type) {
         using T = decltype(type);
         for (size_t r = 0; r < scales.size(); ++r) {
           const T pair[2] = {FromFloat<T>(scales[r]), FromFloat<T>(minima[r])};
-          std::memcpy(ranges + r * sizeof(pair), pair, sizeof(pair));
+          std::memcpy(ranges.data() + r * sizeof(pair), pair, sizeof(pair));
         }
       });
+      Store(ranges, group.params, page, slot);
     }
   }
 
@@ -173,8 +174,10 @@ class TestPart {
     const auto g =
         static_cast<size_t>(group_of_head[static_cast<size_t>(kv_head)]);
     const LatentGroup& group = groups_[g];
-    const char* codes = CodesAddress(part, group, page, slot);
-    const char* ranges = ParamsAddress(part, group, page, slot);
+    const std::vector<char> codes =
+        Load(CodesBytes(part, group), group.codes, page, slot);
+    const std::vector<char> ranges =
+        Load(ParamsBytes(part, group), group.params, page, slot);
     std::vector<double> numbers(static_cast<size_t>(group.width));
     const auto number_at = [](DType dtype, const char* at, int64_t index) {
       return VisitDType(dtype, [&](auto type) {
@@ -190,19 +193,21 @@ class TestPart {
       const CodePlace place = cursor.Next(run);
       for (int64_t i = 0; i < run.width; ++i) {
         const auto c = static_cast<size_t>(group.column + run.begin + i);
-        const double scale = spec.fixed_ranges
-                                 ? static_cast<double>(scale_[c])
-                                 : number_at(part.param_dtype, ranges, 2 * r);
+        const double scale =
+            spec.fixed_ranges
+                ? static_cast<double>(scale_[c])
+                : number_at(part.param_dtype, ranges.data(), 2 * r);
         const double minimum =
-            spec.fixed_ranges ? static_cast<double>(minimum_[c])
-                              : number_at(part.param_dtype, ranges, 2 * r + 1);
+            spec.fixed_ranges
+                ? static_cast<double>(minimum_[c])
+                : number_at(part.param_dtype, ranges.data(), 2 * r + 1);
         const unsigned code =
-            ReadCode(reinterpret_cast<const uint8_t*>(codes), place, i);
+            ReadCode(reinterpret_cast<const uint8_t*>(codes.data()), place, i);
         numbers[static_cast<size_t>(run.begin + i)] = code * scale + minimum;
       }
     }
     for (int64_t i = 0; group.num_runs == 0 && i < group.width; ++i) {
-      numbers[static_cast<size_t>(i)] = number_at(part.dtype, codes, i);
+      numbers[static_cast<size_t>(i)] = number_at(part.dtype, codes.data(), i);
     }
     return numbers;
   }
@@ -226,7 +231,7 @@ class TestPart {
                   uint32_t token) const {
     for (size_t g = 0; g < groups_.size(); ++g) {
       const std::vector<float> numbers = ExactNumbers(g, token);
-      char* to = CodesAddress(rows, rows.groups[g], page, slot);
+      char* to = SlotAddress(rows, rows.groups[g].codes, page, slot);
       for (size_t i = 0; i < numbers.size(); ++i) {
         const Bf16 stored = ToBf16(numbers[i]);
         std::memcpy(to + i * sizeof(stored), &stored, sizeof(stored));
@@ -253,6 +258,52 @@ class TestPart {
   ExactRowsArgs exact;
 
  private:
+  void PlaceRegion(int64_t slot_bytes, TileRegion* region,
+                   int64_t* offset) const {
+    const int64_t granule = spec.granule_bytes;
+    region->granule_bytes = granule;
+    region->offset_bytes = *offset;
+    region->stride_bytes = granule > 0 ? granule : slot_bytes;
+    const int64_t stored = granule > 0
+                               ? (slot_bytes + granule - 1) / granule * granule
+                               : slot_bytes;
+    *offset += (part.tile_slots * stored + 7) / 8 * 8;
+  }
+  // What fills up the last byte of a slot may be anything.
+  void WriteRandomCodes(const LatentGroup& group, uint32_t seed,
+                        char* slot) const {
+    std::mt19937 engine(seed);
+    CodeCursor cursor(group);
+    std::fill_n(slot, CodesBytes(part, group), '\0');
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodePlace place = cursor.Next(group.runs[r]);
+      for (int64_t i = 0; i < group.runs[r].width; ++i) {
+        WriteCode(reinterpret_cast<uint8_t*>(slot), place, i,
+                  static_cast<unsigned>(engine()));
+      }
+    }
+    const int64_t bits = PlanesOf(group).total_bits;
+    if (bits % 8 == 0) return;
+    slot[bits / 8] =
+        static_cast<char>(slot[bits / 8] | (engine() << (bits % 8)));
+  }
+  void Store(const std::vector<char>& bytes, const TileRegion& region,
+             int64_t page, int64_t slot) {
+    ForSlotBytes(part, region, page, slot, static_cast<int64_t>(bytes.size()),
+                 [&bytes](char* to, int64_t first, int64_t count) {
+                   std::copy_n(bytes.data() + first, count, to);
+                 });
+  }
+  std::vector<char> Load(int64_t count, const TileRegion& region, int64_t page,
+                         int64_t slot) const {
+    std::vector<char> bytes(static_cast<size_t>(count));
+    ForSlotBytes(part, region, page, slot, count,
+                 [&bytes](const char* from, int64_t first, int64_t run) {
+                   std::copy_n(from, run, bytes.data() + first);
+                 });
+    return bytes;
+  }
+
   void MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
                 std::vector<LatentGroup>* groups, std::vector<char>* memory) {
     int64_t offset = 64;
@@ -261,12 +312,14 @@ class TestPart {
       LatentGroup group;
       group.width = from.width;
       group.column = from.column;
-      group.codes_offset_bytes = offset;
-      group.codes_stride_bytes = 2 * from.width;
-      offset += page_rows * group.codes_stride_bytes;
+      group.codes.offset_bytes = offset;
+      group.codes.stride_bytes = 2 * from.width;
+      offset += page_rows * group.codes.stride_bytes;
       groups->push_back(group);
     }
     rows->page_bytes = offset;
+    rows->tile_bytes = offset;
+    rows->tile_slots = page_rows;
     memory->assign(static_cast<size_t>(pages * offset),
                    static_cast<char>(0xff));
     rows->arena = memory->data();

@@ -21,6 +21,7 @@
 #include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
+#include "kernels/testing/granule_device.h"
 
 namespace kvasir::kernels {
 
@@ -83,12 +84,20 @@ class TestStream {
   explicit TestStream(int threads = 1, CpuBackend backend = CpuBackend::kSimd,
                       size_t workspace_bytes = size_t{16} << 20)
       : pool_(threads),
-        device_(&pool_, backend),
-        stream_(device_.MakeStream()),
+        device_(std::make_unique<CpuDevice>(&pool_, backend)),
+        stream_(device_->MakeStream()),
         memory_(workspace_bytes, kPoisons[0]),
         workspace_(OnDevice(memory_.data()), memory_.size()) {}
+  // Of one thread, the reference, on pages in granules.
+  static std::unique_ptr<TestStream> InGranules(int64_t granule_bytes) {
+    auto test = std::make_unique<TestStream>(1, CpuBackend::kReference);
+    test->device_ =
+        std::make_unique<GranuleDevice>(&test->pool_, granule_bytes);
+    test->stream_ = test->device_->MakeStream();
+    return test;
+  }
 
-  CpuDevice& device() { return device_; }
+  CpuDevice& device() { return *device_; }
   Stream& stream() { return *stream_; }
   // For one op, which finds what it has not written yet full of NaN or, in the
   // next call, of small numbers.
@@ -104,7 +113,7 @@ class TestStream {
   static constexpr char kPoisons[2] = {'\xff', '\x3c'};
 
   base::ThreadPool pool_;
-  CpuDevice device_;
+  std::unique_ptr<CpuDevice> device_;
   std::unique_ptr<Stream> stream_;
   std::vector<char> memory_;
   Workspace workspace_;

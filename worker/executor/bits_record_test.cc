@@ -277,21 +277,21 @@ std::vector<Conditions> AllConditions() {
       {.page_tokens = 64, .max_num_seqs = 3},
       {.threads = 3, .page_tokens = 32, .pages = 7},
       {.max_num_seqs = 2, .max_batched_tokens = 2},
-      {.threads = 2, .page_tokens = 64, .max_batched_tokens = 33},
+      {.threads = 2, .page_tokens = 128, .max_batched_tokens = 33},
       {.threads = 2, .page_tokens = 32, .one_at_a_time = true},
   };
 }
 
 std::string TextOf(const Conditions& conditions) {
-  return absl::StrCat(conditions.deterministic ? "deterministic, " : "",
-                      conditions.one_at_a_time ? "one at a time, " : "",
-                      conditions.threads, " threads, ", conditions.pages,
-                      " pages of ", conditions.page_tokens, ", at most ",
-                      conditions.max_num_seqs, " sequences and ",
-                      conditions.max_batched_tokens, " tokens in a step, ",
-                      conditions.backend == kernels::CpuBackend::kReference
-                          ? "reference"
-                          : kernels::CpuTargetName());
+  return absl::StrCat(
+      conditions.deterministic ? "deterministic, " : "",
+      conditions.one_at_a_time ? "one at a time, " : "", conditions.threads,
+      " threads, ", conditions.pages, " pages of ", conditions.page_tokens,
+      ", at most ", conditions.max_num_seqs, " sequences and ",
+      conditions.max_batched_tokens, " tokens in a step, ",
+      conditions.backend == kernels::CpuBackend::kReference
+          ? absl::StrCat("reference, granules of ", conditions.granule_bytes)
+          : kernels::CpuTargetName());
 }
 
 // The instruction sets of which the record speaks, the best first.
@@ -446,7 +446,9 @@ TEST_P(BitsRecordTest, BitsAreTheRecorded) {
   }
   // The scalar truth is slow.
   if (wide || (!each.trained && GetParam() % 7 == 0)) {
-    Conditions conditions = {.backend = kernels::CpuBackend::kReference};
+    // Every other time in granules.
+    Conditions conditions = {.backend = kernels::CpuBackend::kReference,
+                             .granule_bytes = GetParam() % 14 == 0 ? 0 : 16};
     conditions.deterministic = !lifts;
     RunUnder(each, conditions);
   }

@@ -49,8 +49,8 @@ void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
     kernels::LatentGroup group;
     group.width = part->groups[g].width;
     group.column = part->groups[g].column;
-    group.codes_offset_bytes = rows.offset_bytes;
-    group.codes_stride_bytes = rows.slot_stride_bytes;
+    group.codes.offset_bytes = rows.offset_bytes;
+    group.codes.stride_bytes = rows.slot_bytes;
     part->exact_groups.push_back(group);
   }
   part->exact.dtype = kernels::DType::kBf16;
@@ -58,9 +58,17 @@ void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
   part->exact.num_groups = part->latents.num_groups;
 }
 
+kernels::TileRegion RegionView(const cache::Region& region,
+                               int64_t granule_bytes) {
+  if (region.num_slots == 0) return {};
+  return {region.offset_bytes,
+          granule_bytes > 0 ? granule_bytes : region.slot_bytes, granule_bytes};
+}
+
 // Groups of a part; the caller says where its pages are.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
-                                        const plan::ResolvedPart& resolved) {
+                                        const plan::ResolvedPart& resolved,
+                                        int64_t granule_bytes) {
   KvArenas::Part part;
   if (resolved.range == plan::RangeKind::kNone) {
     KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(resolved.dtype));
@@ -77,10 +85,8 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     kernels::LatentGroup group;
     group.width = latent.stored_channels();
     group.column = column;
-    group.codes_offset_bytes = from.codes.offset_bytes;
-    group.codes_stride_bytes = from.codes.slot_stride_bytes;
-    group.params_offset_bytes = from.params.offset_bytes;
-    group.params_stride_bytes = from.params.slot_stride_bytes;
+    group.codes = RegionView(from.codes, granule_bytes);
+    group.params = RegionView(from.params, granule_bytes);
     group.runs = runs.data();  // stays where it is when `part.runs` grows
     group.num_runs = static_cast<int64_t>(runs.size());
     column += group.width;
@@ -128,11 +134,16 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
       for (const cache::PartLayout& part : layer.side(which).parts) {
         KVASIR_ASSIGN_OR_RETURN(
             Part view,
-            PartView(part, side.parts[static_cast<size_t>(part.part_index)]));
+            PartView(part, side.parts[static_cast<size_t>(part.part_index)],
+                     layout.granule_bytes()));
         view.latents.arena = arena.data();
         view.latents.page_bytes = layer.page_bytes;
+        view.latents.tile_bytes = layer.tile_bytes;
+        view.latents.tile_slots = layout.tile_slots();
         view.exact.arena = arena.data();
         view.exact.page_bytes = layer.page_bytes;
+        view.exact.tile_bytes = layer.page_bytes;
+        view.exact.tile_slots = layer.side(which).exact.rows_per_page;
         (which == plan::Side::kKey ? out.key : out.value)
             .push_back(std::move(view));
       }

@@ -73,8 +73,8 @@ int64_t LayFresh(const std::vector<kernels::LatentGroup>& groups,
                  int64_t max_tokens, std::vector<kernels::LatentGroup>* fresh) {
   int64_t bytes = 0;
   for (kernels::LatentGroup group : groups) {
-    group.codes_offset_bytes = bytes;
-    bytes += max_tokens * group.codes_stride_bytes;
+    group.codes.offset_bytes = bytes;
+    bytes += max_tokens * group.codes.stride_bytes;
     fresh->push_back(group);
   }
   return bytes;
@@ -364,6 +364,8 @@ void LayerAttention::PlaceExact() {
     fresh = part.exact;
     fresh.page_bytes = LayFresh(part.exact_groups, parts_.fresh.max_tokens,
                                 &exact_[p].fresh_groups);
+    fresh.tile_bytes = fresh.page_bytes;
+    fresh.tile_slots = parts_.fresh.max_tokens;
     fresh.groups = exact_[p].fresh_groups.data();
     fresh.arena = next;
     next = next + Padded(fresh.page_bytes);

@@ -54,23 +54,6 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
   KVASIR_RETURN_IF_ERROR(
       ShardSizes::Create(spec, collective->shard()).status());
   const ModelExecutorOptions& limits = options.executor;
-  rank->layout_ = options.layout;
-  if (rank->layout_ == nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(
-        cache::PageLayout layout,
-        cache::PageLayout::Create(*resolved, options.page_tokens));
-    rank->layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
-  }
-  rank->pages_ = options.pages;
-  if (rank->pages_.empty()) {
-    rank->pages_ = rank->layout_->PagesForBudget(
-        {.budget_bytes = options.kv_cache_bytes,
-         .max_model_len = limits.max_model_len,
-         .max_chunk_tokens = limits.max_batched_tokens});
-  }
-  KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
-      rank->pages_, limits.max_model_len, limits.max_batched_tokens));
-
   if (options.memory_limit_bytes < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("memory limit of ", options.memory_limit_bytes, " bytes"));
@@ -82,6 +65,30 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                                 options.memory_limit_bytes)
           : std::make_unique<kernels::CpuDevice>(
                 rank->pool_.get(), options.backend, options.memory_limit_bytes);
+  rank->layout_ = options.layout;
+  if (rank->layout_ == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(
+        cache::PageLayout layout,
+        cache::PageLayout::Create(
+            *resolved, {.page_tokens = options.page_tokens,
+                        .granule_bytes = rank->device_->page_granule_bytes()}));
+    rank->layout_ = std::make_shared<cache::PageLayout>(std::move(layout));
+  }
+  if (rank->layout_->granule_bytes() != rank->device_->page_granule_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "pages with granules of ", rank->layout_->granule_bytes(),
+        " bytes on a device that wants ", rank->device_->page_granule_bytes()));
+  }
+  rank->pages_ = options.pages;
+  if (rank->pages_.empty()) {
+    rank->pages_ = rank->layout_->PagesForBudget(
+        {.budget_bytes = options.kv_cache_bytes,
+         .max_model_len = limits.max_model_len,
+         .max_chunk_tokens = limits.max_batched_tokens});
+  }
+  KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
+      rank->pages_, limits.max_model_len, limits.max_batched_tokens));
+
   rank->stream_ = rank->device_->MakeStream();
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "cache/kv_cache.h"
+#include "kernels/testing/granule_device.h"
 #include "worker/engine/scheduler.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/recording_sink.h"
@@ -31,6 +32,7 @@ struct Conditions {
   bool one_at_a_time = false;
   bool deterministic = true;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
+  int64_t granule_bytes = 0;  // above 0: the reference, on pages in granules
   uint32_t max_model_len = kMaxLen;
   std::function<void(const LogitsRow&)> logits_tap;
 };
@@ -128,6 +130,12 @@ class Worker {
     options.deterministic = conditions_.deterministic;
     options.backend = conditions_.backend;
     options.page_tokens = conditions_.page_tokens;
+    if (const int64_t granule = conditions_.granule_bytes; granule > 0) {
+      options.make_device = [granule](base::ThreadPool* pool,
+                                      kernels::CpuBackend, int64_t limit) {
+        return std::make_unique<kernels::GranuleDevice>(pool, granule, limit);
+      };
+    }
     options.pages.assign(windows.size(), conditions_.pages);
     options.executor.max_model_len = conditions_.max_model_len;
     options.executor.max_num_seqs = conditions_.max_num_seqs;

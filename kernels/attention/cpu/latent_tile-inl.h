@@ -511,7 +511,7 @@ class BlockLoader {
     const bool ranges = group.num_runs > 0 && part.static_scale == nullptr;
     ahead_.Read(
         (found_.end - found_.begin) *
-        (group.codes_stride_bytes + (ranges ? group.params_stride_bytes : 0)));
+        (group.codes.stride_bytes + (ranges ? group.params.stride_bytes : 0)));
   }
   // Adds what slots of a group will be read of, of a part of the cache: codes
   // and ranges.
@@ -519,14 +519,14 @@ class BlockLoader {
                 VisibleRange slots) {
     for (int64_t s = slots.begin; s < slots.end;) {
       const Run run = RunAt(part, group, s, slots.end);
-      ahead_.Add(run.codes, run.count * group.codes_stride_bytes);
+      ahead_.Add(run.codes, run.count * group.codes.stride_bytes);
       if (group.num_runs > 0 && part.static_scale == nullptr) {
         ahead_.Add(
-            ParamsAddress(
-                part, group,
+            SlotAddress(
+                part, group.params,
                 sequence_.block_table.device_address()[s / params_.page_tokens],
                 s % params_.page_tokens),
-            run.count * group.params_stride_bytes);
+            run.count * group.params.stride_bytes);
       }
       s += run.count;
     }
@@ -601,7 +601,7 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // The slots from `slot` to the end of its page, or to `end`.
+  // The slots from `slot` to the end of its tile, or to `end`.
   struct Run {
     const char* codes;
     int64_t count;
@@ -610,11 +610,11 @@ class BlockLoader {
             int64_t end) const {
     const int64_t in_page = slot % params_.page_tokens;
     return {
-        CodesAddress(
-            part, group,
+        SlotAddress(
+            part, group.codes,
             sequence_.block_table.device_address()[slot / params_.page_tokens],
             in_page),
-        std::min(end - slot, params_.page_tokens - in_page)};
+        std::min(end - slot, part.tile_slots - in_page % part.tile_slots)};
   }
 
  private:
@@ -639,26 +639,27 @@ class BlockLoader {
       return FindExact(*exact, &group - part.groups);
     }
     found_.regular = found_.begin == 0 && found_.end == kBlock &&
-                     params_.page_tokens % kVecLanes == 0;
+                     part.tile_slots % kVecLanes == 0;
     found_.room = part.page_bytes;
     const int64_t end = block_ + found_.end;
     for (int64_t s = block_ + found_.begin; s < end;) {
       const int64_t in_page = s % params_.page_tokens;
       const int64_t page =
           sequence_.block_table.device_address()[s / params_.page_tokens];
-      const int64_t count = std::min(end - s, params_.page_tokens - in_page);
-      const char* codes = CodesAddress(part, group, page, in_page);
-      const char* ranges = ParamsAddress(part, group, page, in_page);
+      const int64_t count =
+          std::min(end - s, part.tile_slots - in_page % part.tile_slots);
+      const char* codes = SlotAddress(part, group.codes, page, in_page);
+      const char* ranges = SlotAddress(part, group.params, page, in_page);
       const char* readable =
           static_cast<const char*>(part.arena) + (page + 1) * part.page_bytes;
       const int64_t first = s - block_;
-      FillAddresses(codes, group.codes_stride_bytes, count,
+      FillAddresses(codes, group.codes.stride_bytes, count,
                     found_.codes + first);
       std::fill_n(found_.readable + first, count, readable);
       found_.room = std::min<int64_t>(
           found_.room, readable - found_.codes[first + count - 1]);
       if (group.num_runs > 0) {
-        FillAddresses(ranges, group.params_stride_bytes, count,
+        FillAddresses(ranges, group.params.stride_bytes, count,
                       found_.ranges + first);
       }
       s += count;
@@ -672,14 +673,15 @@ class BlockLoader {
       const int64_t s = block_ + i;
       const int64_t fresh = s - sequence_.first_slot;
       if (fresh >= 0) {
-        found_.codes[i] = CodesAddress(*exact.fresh, exact.fresh->groups[index],
-                                       0, sequence_.first_row + fresh);
+        found_.codes[i] =
+            SlotAddress(*exact.fresh, exact.fresh->groups[index].codes, 0,
+                        sequence_.first_row + fresh);
         continue;
       }
       const int64_t page =
           window.first_page + s / window.page_rows % window.num_pages;
-      found_.codes[i] = CodesAddress(
-          *exact.ring, exact.ring->groups[index],
+      found_.codes[i] = SlotAddress(
+          *exact.ring, exact.ring->groups[index].codes,
           sequence_.side_pages.device_address()[page], s % window.page_rows);
     }
   }
@@ -707,7 +709,7 @@ class BlockLoader {
     const CodePiece* pieces = plan_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       for (int64_t p = 0; p < chunk.num_pieces; ++p) {
-        LoadRanges<decltype(type)>(found_, group.params_stride_bytes,
+        LoadRanges<decltype(type)>(found_, group.params.stride_bytes,
                                    pieces[p].run, scales_ + p * kBlock,
                                    minima_ + p * kBlock);
       }

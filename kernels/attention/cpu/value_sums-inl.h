@@ -213,7 +213,7 @@ class ValueSums {
         ValuePairsArgs args = {};
         args.depth = run.count;
         args.slots = from;
-        args.slot_bytes = group.codes_stride_bytes;
+        args.slot_bytes = group.codes.stride_bytes;
         args.a = weights + rows.begin * kBlock + s;
         args.c = to;
         args.c_stride = plan_.out_width();
@@ -225,7 +225,7 @@ class ValueSums {
             kTileColumns * static_cast<int64_t>(sizeof(T));
         TileArgs args = ValueArgs(weights, rows, slots, to, plan_.out_width());
         args.b_stride =
-            group.codes_stride_bytes / static_cast<int64_t>(sizeof(T));
+            group.codes.stride_bytes / static_cast<int64_t>(sizeof(T));
         args.ahead_step = kTileBytes;
         // Tile by tile: what all of them read is seldom ahead in one piece.
         for (int64_t tile = 0; tile < columns.count / kTileColumns; ++tile) {

@@ -491,9 +491,9 @@ void AttentionPlan::FindClusters() {
 // Few rows are read for longer than they are computed: a block's latents come
 // from memory much faster where many of them lie side by side (measured: runs
 // of 64 KiB take 0.8 of the time of those of 16 KiB).
-// In pages of other sizes a block's slots of neighbouring groups are apart.
+// In smaller pages than tiles a block's slots of neighbouring groups are apart.
 void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
-  if (params_.page_tokens != kAttentionBlockSlots) return;
+  if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
   std::vector<int64_t> set;
   // All sizes that ClustersTogether may choose.

@@ -13,18 +13,54 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// A slot's latent: where it lies.
+// The bytes that a slot has in a region, side by side: where they lie, or
+// gathered from granules.
+class SlotBytes {
+ public:
+  SlotBytes(const LatentPartArgs& part, const TileRegion& region, int64_t page,
+            int64_t slot, int64_t count) {
+    if (region.granule_bytes == 0) {
+      bytes_ = SlotAddress(part, region, page, slot);
+      return;
+    }
+    gathered_.resize(static_cast<size_t>(count));
+    ForSlotBytes(part, region, page, slot, count,
+                 [this](const char* from, int64_t first, int64_t run) {
+                   std::copy_n(from, run, gathered_.begin() + first);
+                 });
+    bytes_ = gathered_.data();
+  }
+  SlotBytes(SlotBytes&&) = default;
+  SlotBytes& operator=(SlotBytes&&) = default;
+
+  template <typename T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(bytes_);
+  }
+
+ private:
+  std::vector<char> gathered_;
+  const char* bytes_;
+};
+
+// A slot's latent.
 struct Latent {
+  Latent(const LatentPartArgs& in, const LatentGroup& of, int64_t page,
+         int64_t slot)
+      : part(&in),
+        group(&of),
+        codes(in, of.codes, page, slot, CodesBytes(in, of)),
+        ranges(in, of.params, page, slot, ParamsBytes(in, of)) {}
+
   const LatentPartArgs* part;
   const LatentGroup* group;
-  const char* codes;
-  const char* ranges;
+  SlotBytes codes;
+  SlotBytes ranges;
 };
 
 float ReadRange(const Latent& latent, int64_t index) {
   return VisitDType(latent.part->param_dtype, [&](auto type) {
-    return ToFloat(
-        reinterpret_cast<const decltype(type)*>(latent.ranges)[index]);
+    return ToFloat(latent.ranges.as<decltype(type)>()[index]);
   });
 }
 
@@ -38,13 +74,12 @@ void ForRuns(const LatentGroup& group, const Visit& visit) {
 }
 
 float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
-  return static_cast<float>(
-      ReadCode(reinterpret_cast<const uint8_t*>(latent.codes), place, index));
+  return static_cast<float>(ReadCode(latent.codes.as<uint8_t>(), place, index));
 }
 
 float DotNumbers(const float* a, const Latent& latent) {
   return VisitDType(latent.part->dtype, [&](auto type) {
-    const auto* numbers = reinterpret_cast<const decltype(type)*>(latent.codes);
+    const auto* numbers = latent.codes.as<decltype(type)>();
     float sum = 0.0f;
     for (int64_t c = 0; c < latent.group->width; ++c) {
       sum = std::fma(a[c], ToFloat(numbers[c]), sum);
@@ -94,8 +129,7 @@ void ReadNumbers(const Latent& latent, float* numbers) {
   if (latent.group->num_runs == 0) {
     VisitDType(latent.part->dtype, [&](auto type) {
       for (int64_t c = 0; c < latent.group->width; ++c) {
-        numbers[c] =
-            ToFloat(reinterpret_cast<const decltype(type)*>(latent.codes)[c]);
+        numbers[c] = ToFloat(latent.codes.as<decltype(type)>()[c]);
       }
     });
     return;
@@ -190,7 +224,7 @@ struct ValueSum {
 void ValueSum::AddNumbers(float weight, const Latent& latent,
                           std::vector<float>* to) {
   VisitDType(latent.part->dtype, [&](auto type) {
-    const auto* numbers = reinterpret_cast<const decltype(type)*>(latent.codes);
+    const auto* numbers = latent.codes.as<decltype(type)>();
     for (size_t c = 0; c < to->size(); ++c) {
       (*to)[c] = std::fma(weight, ToFloat(numbers[c]), (*to)[c]);
     }
@@ -293,27 +327,20 @@ class Row {
     const LatentPartArgs& rows =
         fresh >= 0 ? part.exact->fresh : part.exact->ring;
     if (fresh >= 0) {
-      return {&rows, &rows.groups[group],
-              CodesAddress(rows, rows.groups[group], 0,
-                           sequence_.first_row + fresh),
-              nullptr};
+      return {rows, rows.groups[group], 0, sequence_.first_row + fresh};
     }
     const int64_t page =
         window.first_page + slot / window.page_rows % window.num_pages;
-    return {&rows, &rows.groups[group],
-            CodesAddress(rows, rows.groups[group],
-                         sequence_.side_pages.device_address()[page],
-                         slot % window.page_rows),
-            nullptr};
+    return {rows, rows.groups[group],
+            sequence_.side_pages.device_address()[page],
+            slot % window.page_rows};
   }
   Latent At(const LatentPartArgs& part, const int32_t* group_of_head,
             int64_t slot) const {
     const LatentGroup& group = part.groups[group_of_head[kv_head_]];
     const int64_t page =
         sequence_.block_table.device_address()[slot / params_.page_tokens];
-    const int64_t in_page = slot % params_.page_tokens;
-    return {&part, &group, CodesAddress(part, group, page, in_page),
-            ParamsAddress(part, group, page, in_page)};
+    return {part, group, page, slot % params_.page_tokens};
   }
 
   Partial EmptyPartial() const;

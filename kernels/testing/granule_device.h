@@ -1,0 +1,26 @@
+// The CPU with pages in granules, as a GPU has them: the scalar reference reads
+// and writes any page. What is computed does not depend on it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/device/device.h"
+
+namespace kvasir::kernels {
+
+class GranuleDevice final : public CpuDevice {
+ public:
+  // `pool` outlives the device.
+  GranuleDevice(base::ThreadPool* pool, int64_t granule_bytes,
+                int64_t limit_bytes = 0)
+      : CpuDevice(pool, CpuBackend::kReference, limit_bytes),
+        granule_bytes_(granule_bytes) {}
+
+  int64_t page_granule_bytes() const override { return granule_bytes_; }
+
+ private:
+  const int64_t granule_bytes_;
+};
+
+}  // namespace kvasir::kernels
