@@ -91,7 +91,9 @@ std::string FormatIdOf(const PageFormat& format, plan::TpShard shard = {},
   return PageFormatId(*layout);
 }
 
-TEST(PageFormatIdTest, IsTheSameInEveryBuild) { EXPECT_EQ(FormatIdOf({}), "cd9e7a1c8e49fe9eedf8bd8338c9e455"); }
+TEST(PageFormatIdTest, IsTheSameInEveryBuild) {
+  EXPECT_EQ(FormatIdOf({}), "cd9e7a1c8e49fe9eedf8bd8338c9e455");
+}
 
 TEST(PageFormatIdTest, WhatMovesAByteChangesIt) {
   const std::set<std::string> ids = {

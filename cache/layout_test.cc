@@ -86,9 +86,9 @@ TEST(PageLayoutTest, ATileOfALayerIsOneRunOfBytes) {
 TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
-      shape,
-      R"({"full":{},"stored":"ROPE","codec":{"bits":{"schedule":[4,2]},)"
-      R"("per_token":{},"param_dtype":"F16"}})");
+      shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
+             R"({"channels":20,"bits":4},{"channels":20,"bits":2}]},)"
+             R"("per_token":{},"param_dtype":"F16"}})");
   const auto key = [](const PageLayout& layout) {
     return layout.layer(0).key.parts[0].groups[0];
   };
