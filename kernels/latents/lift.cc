@@ -104,6 +104,7 @@ absl::Status Lift(Stream& stream, const PreparedLift& prepared,
   LiftParams params = prepared.params;
   params.x = rows.x;
   params.y = rows.y;
+  params.first_row = rows.first_row;
   params.num_rows = rows.num_rows;
   return Launch(kLift, stream, params, scratch);
 }
@@ -163,6 +164,7 @@ absl::Status ComplexLift(Stream& stream, const PreparedComplexLift& prepared,
   ComplexLiftParams params = prepared.params;
   params.x = rows.x;
   params.y = rows.y;
+  params.first_row = rows.first_row;
   params.num_rows = rows.num_rows;
   return Launch(kComplexLift, stream, params);
 }

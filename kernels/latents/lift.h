@@ -25,6 +25,7 @@ struct LiftParamsIn {
   int64_t x_row_stride = 0;      // in elements
   Ptr<float> y = nullptr;        // [T, ...], no column that is read
   int64_t y_row_stride = 0;      // in elements
+  int64_t first_row = 0;         // of those that are lifted
   int64_t num_rows = 0;          // T
   int64_t num_heads = 0;         // Hq
   int64_t num_kv_heads = 0;      // Hkv, divides Hq
@@ -63,6 +64,7 @@ struct ComplexLiftParamsIn {
   int64_t x_row_stride = 0;      // in elements
   Ptr<float> y = nullptr;        // [T, ...], no column that is read
   int64_t y_row_stride = 0;      // in elements
+  int64_t first_row = 0;         // of those that are lifted
   int64_t num_rows = 0;          // T
   int64_t num_heads = 0;         // Hq
   int64_t num_kv_heads = 0;      // Hkv, divides Hq
@@ -82,10 +84,12 @@ struct ComplexLiftParamsIn {
 using ComplexLiftParams = ComplexLiftParamsIn<DevicePtr>;
 using ComplexLiftArgs = ComplexLiftParamsIn<LaunchPtr>;
 
-// What a step gives to either op.
+// What a step gives to either op: x and y from row 0 on, wherever the rows that
+// are lifted begin.
 struct LiftRows {
   DevicePtr<const float> x;
   DevicePtr<float> y;
+  int64_t first_row = 0;
   int64_t num_rows = 0;
 };
 

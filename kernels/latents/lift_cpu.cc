@@ -58,12 +58,16 @@ struct TileMemory {
 int64_t HeadOf(const LiftPart& part, int64_t row) {
   return part.kv_head * part.queries + row % part.queries;
 }
+int64_t TokenOf(const LiftArgs& params, const LiftPart& part, int64_t row) {
+  return params.first_row + row / part.queries;
+}
 
 void CopyRows(const LiftArgs& params, const LiftPart& part, int64_t row,
               int rows, int64_t k, int64_t depth, float* to) {
   for (int r = 0; r < rows; ++r) {
     std::memcpy(to + r * kLiftBlockK,
-                params.x + (row + r) / part.queries * params.x_row_stride +
+                params.x +
+                    TokenOf(params, part, row + r) * params.x_row_stride +
                     params.column_in[HeadOf(part, row + r)] + k,
                 static_cast<size_t>(depth) * sizeof(float));
   }
@@ -75,7 +79,8 @@ void StoreResults(const LiftArgs& params, const LiftPart& part, int64_t row,
   const int64_t columns =
       std::min(kPanelColumns, params.matrices[part.kv_head].n - first);
   for (int r = 0; r < rows; ++r) {
-    std::memcpy(params.y + (row + r) / part.queries * params.y_row_stride +
+    std::memcpy(params.y +
+                    TokenOf(params, part, row + r) * params.y_row_stride +
                     params.column_out[HeadOf(part, row + r)] + first,
                 results + r * kPanelColumns,
                 static_cast<size_t>(columns) * sizeof(float));
@@ -303,7 +308,8 @@ void ComplexLiftSimd(const ComplexLiftArgs& params, CpuStream& stream) {
   numbers *= params.num_heads / params.num_kv_heads;
   ForRows(stream, params.num_rows, numbers,
           [&](int64_t begin, int64_t end, int /*thread*/) {
-            HWY_DYNAMIC_DISPATCH(ComplexLiftRows)(params, begin, end);
+            HWY_DYNAMIC_DISPATCH(ComplexLiftRows)
+            (params, params.first_row + begin, params.first_row + end);
           });
 }
 

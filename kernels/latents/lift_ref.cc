@@ -47,7 +47,8 @@ void LiftHead(const ComplexLiftArgs& params,
 
 void LiftReference(const LiftArgs& params, float* /*scratch*/, CpuStream&) {
   const int64_t queries = params.num_heads / params.num_kv_heads;
-  for (int64_t t = 0; t < params.num_rows; ++t) {
+  for (int64_t i = 0; i < params.num_rows; ++i) {
+    const int64_t t = params.first_row + i;
     for (int64_t h = 0; h < params.num_heads; ++h) {
       const PackedMatrixArgs& matrix = params.matrices[h / queries];
       const float* from =
@@ -66,7 +67,8 @@ void LiftReference(const LiftArgs& params, float* /*scratch*/, CpuStream&) {
 
 void ComplexLiftReference(const ComplexLiftArgs& params, CpuStream&) {
   const int64_t queries = params.num_heads / params.num_kv_heads;
-  for (int64_t t = 0; t < params.num_rows; ++t) {
+  for (int64_t i = 0; i < params.num_rows; ++i) {
+    const int64_t t = params.first_row + i;
     for (int64_t h = 0; h < params.num_heads; ++h) {
       LiftHead(params, params.channels[h / queries],
                params.x + t * params.x_row_stride + params.column_in[h],

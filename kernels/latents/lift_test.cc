@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -66,7 +67,8 @@ class Heads {
     x = RandomFloats(c.rows * x_stride_, 50);
   }
 
-  std::vector<float> Run(TestStream& test) const {
+  // Lifts the rows from `first` on; 7 where nothing is written.
+  std::vector<float> Run(TestStream& test, int64_t first = 0) const {
     std::vector<float> y(static_cast<size_t>(case_.rows * y_stride), 7.0f);
     LiftParams shape;
     shape.x_row_stride = x_stride_;
@@ -74,9 +76,10 @@ class Heads {
     const auto lift =
         Prepare(test.device(), shape, matrices_, {column_in, column_out});
     KVASIR_EXPECT_OK(lift.status());
-    KVASIR_EXPECT_OK(Lift(test.stream(), *lift,
-                          {OnDevice(x.data()), OnDevice(y.data()), case_.rows},
-                          test.workspace()));
+    KVASIR_EXPECT_OK(Lift(
+        test.stream(), *lift,
+        {OnDevice(x.data()), OnDevice(y.data()), first, case_.rows - first},
+        test.workspace()));
     return y;
   }
 
@@ -133,6 +136,18 @@ TEST_P(LiftTest, IsAProductPerHeadAndTheSameBitsEverywhere) {
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, heads.Run(three))); });
 }
 
+TEST_P(LiftTest, RowsInFrontOfTheFirstStayAsTheyAre) {
+  const Heads heads(GetParam());
+  const int64_t first = GetParam().rows / 2;
+  TestStream reference(1, CpuBackend::kReference);
+  std::vector<float> truth = heads.Run(reference);
+  std::fill_n(truth.begin(), first * heads.y_stride, 7.0f);
+  EXPECT_TRUE(SameBits(truth, heads.Run(reference, first)));
+  TestStream three(3);
+  ForEachSimdTarget(
+      [&] { EXPECT_TRUE(SameBits(truth, heads.Run(three, first))); });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, LiftTest,
     ::testing::Values(Case{1, 1, DType::kF32, {{16, 24}}},
@@ -182,7 +197,7 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
   }
   const int64_t x_stride = column_in.back() + 2 * kPairs;
   const std::vector<float> x = RandomFloats(c.tokens * x_stride, 8);
-  const auto run = [&](TestStream& test) {
+  const auto run = [&](TestStream& test, int64_t first = 0) {
     std::vector<float> y(static_cast<size_t>(c.tokens * y_stride), kPoison);
     ComplexLiftParams shape;
     shape.x_row_stride = x_stride;
@@ -199,7 +214,8 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
     KVASIR_EXPECT_OK(lift.status());
     KVASIR_EXPECT_OK(ComplexLift(
         test.stream(), *lift,
-        {OnDevice(x.data()), OnDevice(y.data()), c.tokens}, test.workspace()));
+        {OnDevice(x.data()), OnDevice(y.data()), first, c.tokens - first},
+        test.workspace()));
     return y;
   };
   TestStream reference(1, CpuBackend::kReference);
@@ -233,6 +249,12 @@ TEST_P(ComplexLiftTest, TimesTheConjugateOfTheLift) {
   }
   TestStream two(2);
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, run(two))); });
+  // Rows in front of the first stay as they are.
+  std::vector<float> last = truth;
+  std::fill_n(last.begin(), (c.tokens - 1) * y_stride, kPoison);
+  EXPECT_TRUE(SameBits(last, run(reference, c.tokens - 1)));
+  ForEachSimdTarget(
+      [&] { EXPECT_TRUE(SameBits(last, run(two, c.tokens - 1))); });
 }
 
 constexpr RopePairing kHalves = RopePairing::kHalfSplit;

@@ -12,11 +12,6 @@ namespace kvasir::worker {
 using kernels::Stream;
 using kernels::Workspace;
 
-LayerAttention::Rows LayerAttention::Rows::Part(int64_t first,
-                                                int64_t count) const {
-  return {row + first * stride, stride, count};
-}
-
 std::vector<LayerAttention::Launch*> LayerAttention::launches() const {
   if (prompt_launch_ == nullptr) return {launch_.get()};
   return {prompt_launch_.get(), launch_.get()};
@@ -81,8 +76,8 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
         Hadamard(stream, keys_[p].hadamard, rows, workspace));
     KVASIR_RETURN_IF_ERROR(ForAbsorbedRows(
         plan.key[p], input, workspace, [&](int64_t first, int64_t count) {
-          return LiftQueries(stream, keys_[p], rows.Part(first, count),
-                             workspace);
+          return LiftQueries(stream, keys_[p],
+                             {rows.row, rows.row, first, count}, workspace);
         }));
     KVASIR_RETURN_IF_ERROR(
         Hadamard(stream, keys_[p].query_hadamard, rows, workspace));
@@ -179,16 +174,14 @@ absl::Status LayerAttention::ForAbsorbedRows(
 }
 
 absl::Status LayerAttention::LiftQueries(Stream& stream, const Key& key,
-                                         const Rows& rows,
+                                         const kernels::LiftRows& rows,
                                          Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kLifts);
-  const kernels::LiftRows lifted = {rows.row, rows.row, rows.num_tokens};
   if (key.lift.has_value()) {
-    return kernels::Lift(stream, *key.lift, lifted, workspace);
+    return kernels::Lift(stream, *key.lift, rows, workspace);
   }
   for (const kernels::PreparedComplexLift& lift : key.complex_lifts) {
-    KVASIR_RETURN_IF_ERROR(
-        kernels::ComplexLift(stream, lift, lifted, workspace));
+    KVASIR_RETURN_IF_ERROR(kernels::ComplexLift(stream, lift, rows, workspace));
   }
   return absl::OkStatus();
 }
@@ -244,8 +237,7 @@ absl::Status LayerAttention::LiftSums(Stream& stream,
   KVASIR_RETURN_IF_ERROR(ForAbsorbedRows(
       program().value, input, workspace, [&](int64_t first, int64_t count) {
         return kernels::Lift(stream, *value_.lift,
-                             {sums.latents.Part(first, count).row,
-                              sums.values.Part(first, count).row, count},
+                             {sums.latents.row, sums.values.row, first, count},
                              workspace);
       }));
   const PartWeights& weights = parts_.weights->value;

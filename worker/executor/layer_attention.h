@@ -174,8 +174,6 @@ class LayerAttention {
     kernels::DevicePtr<float> row;  // [T, row_columns]
     int64_t stride = 0;
     int64_t num_tokens = 0;
-
-    Rows Part(int64_t first, int64_t count) const;
   };
 
   explicit LayerAttention(const Parts& parts);
@@ -211,7 +209,7 @@ class LayerAttention {
       const kernels::Workspace& workspace,
       absl::FunctionRef<absl::Status(int64_t first, int64_t count)> call) const;
   absl::Status LiftQueries(kernels::Stream& stream, const Key& key,
-                           const Rows& rows,
+                           const kernels::LiftRows& rows,
                            kernels::Workspace& workspace) const;
   absl::Status Hadamard(
       kernels::Stream& stream,
