@@ -66,15 +66,18 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
+// A step's limit of tokens and the bytes of a row are often powers of two: rows
+// of different groups would lie in the same few sets of a cache.
+constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
 // The exact rows of a step's tokens in one page: the groups one behind the
-// other. Returns its bytes.
+// other, some cache lines apart. Returns its bytes.
 int64_t LayFresh(const std::vector<kernels::LatentGroup>& groups,
                  int64_t max_tokens, std::vector<kernels::LatentGroup>* fresh) {
   int64_t bytes = 0;
   for (kernels::LatentGroup group : groups) {
     group.codes.offset_bytes = bytes;
-    bytes += max_tokens * group.codes.stride_bytes;
+    bytes += max_tokens * group.codes.stride_bytes + kFreshShiftBytes;
     fresh->push_back(group);
   }
   return bytes;

@@ -371,6 +371,16 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
+// Rows of one token would else fall into the same sets of a cache.
+TEST(LayerAttentionTest, FreshRowsOfGroupsAreNoPowerOfTwoApart) {
+  kernels::LatentGroup group;
+  group.codes.stride_bytes = 128;
+  KvArenas::Layer layer;
+  layer.key_ring = 0;
+  layer.key.emplace_back().exact_groups = {group, group, group};
+  EXPECT_EQ(LayerAttention::FreshBytes(layer, 64), 3 * (64 * 128 + 5 * 64));
+}
+
 TEST(ModelExecutorTest, PlansThatNeedMoreThanThisBuildAreRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
