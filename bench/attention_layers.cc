@@ -209,17 +209,20 @@ void AttentionLayers::Prepare(const LaunchShape& launch) {
 absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
   // The host's memory is the CPU's.
   using kernels::DevicePtr;
+  const DevicePtr<const kernels::AttentionSequence> sequences(
+      sequences_.data());
   return attention_[next_arena_].Run(
       *stream_,
       {.normed = DevicePtr<const float>(normed_.data()),
        .num_tokens = launch_.tokens(),
+       .padded_tokens = launch_.tokens(),
        .num_sequences = launch_.batch,
        .rows = rows_,
        .positions = DevicePtr<const int64_t>(positions_.data()),
        .group = {.slots = DevicePtr<const int64_t>(slots_.data()),
-                 .sequences = DevicePtr<const kernels::AttentionSequence>(
-                     sequences_.data()),
-                 .planned = sequences_},
+                 .sequences = sequences,
+                 .planned = sequences_,
+                 .output_sequences = sequences},  // one kind in a launch
        .steps = steps_},
       DevicePtr<float>(out_.data()), workspace);
 }

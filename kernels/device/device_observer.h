@@ -2,17 +2,20 @@
 // allocations and compare lists of launches.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 namespace kvasir::kernels {
 
-// One launch, without its data: which op, over how many rows, and the width of
-// what it makes of each (0 where an op has none).
+// One launch, without its data: which op, over how many rows, the width of what
+// it makes of each (0 where an op has none), and its addresses in the device's
+// memory, scratch last, never to be dereferenced.
 struct OpLaunch {
   const char* op = "";
   int64_t rows = 0;
   int64_t width = 0;
+  std::array<const void*, 8> addresses = {};
 };
 
 // Threads: the thread that observes.
@@ -50,8 +53,6 @@ OpLaunch DescribeLaunch(const char* op, const Params& params) {
     launch.rows = params.num_sequences;
   } else if constexpr (requires { params.num_pairs; }) {
     launch.rows = params.num_pairs;
-  } else if constexpr (requires { params.num_ids; }) {
-    launch.rows = params.num_ids;
   }
   if constexpr (requires { params.weight.n; }) {
     launch.width = params.weight.n;

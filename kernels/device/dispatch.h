@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "kernels/device/device_observer.h"
 #include "kernels/device/device_ptr.h"
 #include "kernels/device/dtype.h"
@@ -41,18 +42,29 @@ T* ForLaunch(const DevicePtr<T>& pointer) {
   return pointer.device_address();
 }
 
-// Every device pointer of an op's parameters must be in the device's memory.
-template <typename Params>
-void CheckMemory(const MemoryGuard& guard, const char* op,
-                 const Params& params) {
+// Every device pointer of an op's parameters.
+template <typename Params, typename Visit>
+void ForAddresses(const Params& params, const Visit& visit) {
   params.ForPointers([&](const auto&... pointers) {
-    (guard.Check(op, pointers.device_address()), ...);
+    (visit(pointers.device_address()), ...);
   });
 }
-template <typename T>
-void CheckMemory(const MemoryGuard& guard, const char* op,
-                 const DevicePtr<T>& pointer) {
-  guard.Check(op, pointer.device_address());
+template <typename T, typename Visit>
+void ForAddresses(const DevicePtr<T>& pointer, const Visit& visit) {
+  visit(pointer.device_address());
+}
+
+template <typename... Params>
+OpLaunch DescribeWithAddresses(const char* op, const Params&... params) {
+  OpLaunch launch =
+      DescribeLaunch(op, std::get<0>(std::forward_as_tuple(params...)));
+  size_t next = 0;
+  const auto add = [&](const void* address) {
+    KVASIR_CHECK(next < launch.addresses.size());
+    launch.addresses[next++] = address;
+  };
+  (ForAddresses(params, add), ...);
+  return launch;
 }
 
 // One launch is one op.
@@ -60,13 +72,16 @@ template <typename... Params>
 absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
                     const std::type_identity_t<Params>&... params) {
   if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
-    observer->OnLaunch(DescribeLaunch(
-        kernels.op, std::get<0>(std::forward_as_tuple(params...))));
+    observer->OnLaunch(DescribeWithAddresses(kernels.op, params...));
   }
   if (stream.device() == DeviceKind::kCpu) {
     auto& cpu = static_cast<CpuStream&>(stream);
     if (cpu.guard() != nullptr) {
-      (CheckMemory(*cpu.guard(), kernels.op, params), ...);
+      (ForAddresses(params,
+                    [&](const void* address) {
+                      cpu.guard()->Check(kernels.op, address);
+                    }),
+       ...);
     }
     const OpenMemory open(cpu.guard());
     (cpu.backend() == CpuBackend::kReference

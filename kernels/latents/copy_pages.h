@@ -13,20 +13,20 @@ struct PagePair {
   int32_t to;
 };
 
-// Page pairs[i].to becomes a copy of page pairs[i].from. No page is both read
-// and written in one launch, none is written twice.
+// Page pairs[i].to becomes a copy of page pairs[i].from; a pair of one page
+// with itself copies nothing (padding). Of the others, no page is both read and
+// written in one launch, and none is written twice. The pairs are on the
+// device: whoever makes them checks that their pages are of the arena.
 template <template <typename> class Ptr>
 struct CopyPagesParamsIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
   int64_t page_bytes = 0;
-  int64_t num_pages = 0;  // N
-  const PagePair* pairs =
-      nullptr;  // host memory, used before the launch returns
+  Ptr<const PagePair> pairs = nullptr;  // [num_pairs]
   int64_t num_pairs = 0;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
-    visit(arena);
+    visit(arena, pairs);
   }
 };
 using CopyPagesParams = CopyPagesParamsIn<DevicePtr>;

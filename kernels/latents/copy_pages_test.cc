@@ -18,21 +18,32 @@ TEST(CopyPagesTest, CopiesWholePagesAndNothingElse) {
   std::string arena = "aabbccddee";
   const PagePair pairs[] = {{0, 3}, {4, 1}};
   TestStream test;
-  CopyPagesArgs params = {arena.data(), 2, 5, pairs, 2};
+  const CopyPagesArgs params = {arena.data(), 2, pairs, 2};
   KVASIR_ASSERT_OK(
       CopyPages(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ("aaeeccaaee", arena);
 }
 
-TEST(CopyPagesTest, RefusesPagesOutsideTheArena) {
+// Pairs that fill a batch up are looked at by no one: here they lead far away.
+TEST(CopyPagesTest, APairOfOnePageCopiesNothing) {
   std::string arena = "aabb";
-  const PagePair pairs[] = {{0, 2}};
+  constexpr int32_t kFar = 1 << 30;
+  const PagePair pairs[] = {{kFar, kFar}, {0, 1}, {kFar, kFar}};
   TestStream test;
-  CopyPagesArgs params = {arena.data(), 2, 2, pairs, 1};
-  EXPECT_THAT(CopyPages(test.stream(), OnDevice(params), test.workspace()),
+  const CopyPagesArgs params = {arena.data(), 2, pairs, 3};
+  KVASIR_ASSERT_OK(
+      CopyPages(test.stream(), OnDevice(params), test.workspace()));
+  EXPECT_EQ("aaaa", arena);
+}
+
+TEST(CopyPagesTest, RefusesFewerThanNoPairs) {
+  TestStream test;
+  CopyPagesParams params;
+  params.page_bytes = 2;
+  params.num_pairs = -1;
+  EXPECT_THAT(CopyPages(test.stream(), params, test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("from page 0 to 2 of 2")));
-  EXPECT_EQ("aabb", arena);
+                             HasSubstr("pairs: want at least 0, have -1")));
 }
 
 TEST(ReadBackTest, BytesSurviveTheWayToTheDeviceAndBack) {

@@ -35,8 +35,8 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
 
 absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
                          Workspace& workspace) {
-  if (params.num_ids < 0) {
-    return Refuse(kCountTokens.op, "ids", 0, params.num_ids);
+  if (params.num_rows < 0) {
+    return Refuse(kCountTokens.op, "rows", 0, params.num_rows);
   }
   if (params.vocab < 1) {
     return Refuse(kCountTokens.op, "vocab", 1, params.vocab);

@@ -90,18 +90,28 @@ void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
 // Bytes of scratch that either takes for `threads` threads.
 int64_t SampleScratchBytes(int64_t vocab, int threads);
 
-// counts[ids[i]] += 1 for each i: fills a table of SampleRow from a history.
+// A history that fills a table of SampleRow. No ids that clear nothing:
+// padding.
 template <template <typename> class Ptr>
-struct CountTokensParamsIn {
+struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  Ptr<int32_t> counts = nullptr;  // [V]
-  int64_t vocab = 0;
-  bool clear = false;  // set all counts to 0 first
+  Ptr<int32_t> counts = nullptr;  // [V], of no other history of a launch
+  bool clear = false;             // set all counts to 0 first
+};
+using TokenHistory = TokenHistoryIn<DevicePtr>;
+using TokenHistoryArgs = TokenHistoryIn<LaunchPtr>;
+
+// counts[ids[i]] += 1 for each i of each history.
+template <template <typename> class Ptr>
+struct CountTokensParamsIn {
+  Ptr<const TokenHistoryIn<Ptr>> rows = nullptr;  // [num_rows]
+  int64_t num_rows = 0;
+  int64_t vocab = 0;  // V
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
-    visit(ids, counts);
+    visit(rows);
   }
 };
 using CountTokensParams = CountTokensParamsIn<DevicePtr>;

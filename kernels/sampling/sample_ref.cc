@@ -41,10 +41,13 @@ void SampleReference(const SampleArgs& params, void* scratch, CpuStream&) {
 }
 
 void CountTokensReference(const CountTokensArgs& params, CpuStream&) {
-  if (params.clear) std::fill_n(params.counts, params.vocab, 0);
-  for (int64_t i = 0; i < params.num_ids; ++i) {
-    const int64_t id = params.ids[i];
-    if (id >= 0 && id < params.vocab) ++params.counts[id];
+  for (int64_t r = 0; r < params.num_rows; ++r) {
+    const TokenHistoryArgs& row = params.rows[r];
+    if (row.clear) std::fill_n(row.counts, params.vocab, 0);
+    for (int64_t i = 0; i < row.num_ids; ++i) {
+      const int64_t id = row.ids[i];
+      if (id >= 0 && id < params.vocab) ++row.counts[id];
+    }
   }
 }
 

@@ -302,18 +302,18 @@ TEST(SampleTest, RefusesMoreTopEntriesThanIds) {
                              HasSubstr("max_top: want 0 to 4, have 5")));
 }
 
-TEST(CountTokensTest, CountsAHistory) {
+TEST(CountTokensTest, CountsEachHistoryInItsOwnTable) {
   TestStream test;
-  const std::vector<int32_t> ids = {1, 3, 1, -1, 9};
-  std::vector<int32_t> counts = {5, 5, 5, 5};
-  CountTokensArgs params = {ids.data(), 5, counts.data(), 4, true};
-  KVASIR_ASSERT_OK(
-      CountTokens(test.stream(), OnDevice(params), test.workspace()));
-  EXPECT_EQ((std::vector<int32_t>{0, 2, 0, 1}), counts);
-  params.clear = false;
-  KVASIR_ASSERT_OK(
-      CountTokens(test.stream(), OnDevice(params), test.workspace()));
-  EXPECT_EQ((std::vector<int32_t>{0, 4, 0, 2}), counts);
+  const std::vector<int32_t> ids = {1, 3, 1, -1, 9, 0};
+  std::vector<int32_t> cleared = {5, 5, 5, 5};
+  std::vector<int32_t> kept = {5, 5, 5, 5};
+  const TokenHistoryArgs rows[] = {{ids.data(), 5, cleared.data(), true},
+                                   {ids.data() + 3, 3, kept.data(), false},
+                                   {}};  // padding
+  KVASIR_ASSERT_OK(CountTokens(
+      test.stream(), OnDevice(CountTokensArgs{rows, 3, 4}), test.workspace()));
+  EXPECT_EQ((std::vector<int32_t>{0, 2, 0, 1}), cleared);
+  EXPECT_EQ((std::vector<int32_t>{6, 5, 5, 5}), kept);
 }
 
 }  // namespace

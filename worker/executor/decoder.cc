@@ -156,10 +156,11 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
                           HiddenStates* out, Workspace& workspace) const {
   const int64_t m = spec().hidden_size;
   const int64_t t = batch.num_tokens;
-  out->x = workspace.Take<float>(t * m);
-  out->delta = workspace.Take<float>(t * m);
+  const int64_t padded = batch.padded_tokens * m;
+  out->x = workspace.Take<float>(padded);
+  out->delta = workspace.Take<float>(padded);
   Workspace::Scope scope(&workspace);
-  const kernels::DevicePtr<float> normed = workspace.Take<float>(t * m);
+  const kernels::DevicePtr<float> normed = workspace.Take<float>(padded);
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Embed(stream, batch, out->x, workspace));
 
@@ -182,10 +183,10 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
              workspace));
     if (parallel) {
       KVASIR_RETURN_IF_ERROR(
-          AddMlp(stream, t, layer, normed, out->delta, workspace));
+          AddMlp(stream, batch, layer, normed, out->delta, workspace));
     } else {
       KVASIR_RETURN_IF_ERROR(
-          Mlp(stream, t, layer, normed, out->delta, workspace));
+          Mlp(stream, batch, layer, normed, out->delta, workspace));
     }
   }
   return absl::OkStatus();
@@ -230,6 +231,7 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
       attention_[index].Run(stream,
                             {.normed = normed,
                              .num_tokens = batch.num_tokens,
+                             .padded_tokens = batch.padded_tokens,
                              .num_sequences = batch.num_sequences,
                              .rows = batch.rows,
                              .positions = batch.positions,
@@ -244,21 +246,23 @@ absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,
       stream, out, batch.num_tokens * spec().hidden_size, workspace);
 }
 
-absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
-                          kernels::DevicePtr<const float> normed,
+absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
+                          int64_t layer, kernels::DevicePtr<const float> normed,
                           kernels::DevicePtr<float> out,
                           Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kMlp);
   const LayerWeights& weights =
       parts_.weights->layers[static_cast<size_t>(layer)];
   const int64_t features = parts_.weights->shard.num_features;
+  const int64_t num_tokens = batch.num_tokens;
   Workspace::Scope scope(&workspace);
   const bool gated_mlp = model::IsGated(spec().mlp);
   const kernels::DevicePtr<float> gate_up =
-      workspace.Take<float>(num_tokens * weights.gate_up.n);
+      workspace.Take<float>(batch.padded_tokens * weights.gate_up.n);
   // A plain activation stays in its place.
   const kernels::DevicePtr<float> gated =
-      gated_mlp ? workspace.Take<float>(num_tokens * features) : gate_up;
+      gated_mlp ? workspace.Take<float>(batch.padded_tokens * features)
+                : gate_up;
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(MatmulDense(stream,
                                      {normed, num_tokens, weights.gate_up_bias},
@@ -280,22 +284,23 @@ absl::Status Decoder::Mlp(Stream& stream, int64_t num_tokens, int64_t layer,
       stream, out, num_tokens * spec().hidden_size, workspace);
 }
 
-absl::Status Decoder::AddMlp(Stream& stream, int64_t num_tokens, int64_t layer,
+absl::Status Decoder::AddMlp(Stream& stream, const TokenBatch& batch,
+                             int64_t layer,
                              kernels::DevicePtr<const float> normed,
                              kernels::DevicePtr<float> sum,
                              Workspace& workspace) const {
   const int64_t m = spec().hidden_size;
   Workspace::Scope scope(&workspace);
-  const kernels::DevicePtr<float> added = workspace.Take<float>(num_tokens * m);
+  const kernels::DevicePtr<float> added =
+      workspace.Take<float>(batch.padded_tokens * m);
   KVASIR_RETURN_IF_ERROR(workspace.status());
-  KVASIR_RETURN_IF_ERROR(
-      Mlp(stream, num_tokens, layer, normed, added, workspace));
+  KVASIR_RETURN_IF_ERROR(Mlp(stream, batch, layer, normed, added, workspace));
   kernels::AddRowsParams add;
   add.y = sum;
   add.y_row_stride = m;
   add.x = added;
   add.x_row_stride = m;
-  add.num_rows = num_tokens;
+  add.num_rows = batch.num_tokens;
   add.columns = m;
   return kernels::AddRows(stream, add, workspace);
 }

@@ -25,6 +25,7 @@ namespace kvasir::worker {
 // The tokens of one step. Device memory.
 struct TokenBatch {
   int64_t num_tokens = 0;                       // T
+  int64_t padded_tokens = 0;                    // AttentionInput's
   int64_t num_sequences = 0;                    // B
   absl::Span<const SequenceRows> rows;          // AttentionInput's; host memory
   kernels::DevicePtr<const int32_t> ids;        // [T]
@@ -119,12 +120,12 @@ class Decoder {
   absl::Status Norm(kernels::Stream& stream, const NormRows& rows,
                     kernels::Workspace& workspace) const;
   // sum += the MLP of `normed` (parallel residual).
-  absl::Status AddMlp(kernels::Stream& stream, int64_t num_tokens,
+  absl::Status AddMlp(kernels::Stream& stream, const TokenBatch& batch,
                       int64_t layer, kernels::DevicePtr<const float> normed,
                       kernels::DevicePtr<float> sum,
                       kernels::Workspace& workspace) const;
-  absl::Status Mlp(kernels::Stream& stream, int64_t num_tokens, int64_t layer,
-                   kernels::DevicePtr<const float> normed,
+  absl::Status Mlp(kernels::Stream& stream, const TokenBatch& batch,
+                   int64_t layer, kernels::DevicePtr<const float> normed,
                    kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
 

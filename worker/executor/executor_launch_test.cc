@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -60,6 +61,7 @@ using ::testing::HasSubstr;
 struct StepRecord {
   StepBucket bucket;
   StepSizes sizes;  // histories and tops are not told
+  int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
   int others = 0;  // copies at a place where there should be none
@@ -75,10 +77,21 @@ class RecordedExecutor final : public Executor,
                                private kernels::DeviceObserver {
  public:
   void set_executor(ModelExecutor* executor) { executor_ = executor; }
+  // Of the next step, beside what its plan has.
+  void AddPageCopy(uint32_t page_group, int32_t from, int32_t to) {
+    kvasir::v1::PageCopy& copy = page_copies_.emplace_back();
+    copy.set_page_group(page_group);
+    copy.set_from_page(from);
+    copy.set_to_page(to);
+  }
   const std::vector<StepRecord>& steps() const { return steps_; }
 
-  absl::Status Enqueue(const StepPlan& plan) override {
+  absl::Status Enqueue(const StepPlan& given) override {
+    StepPlan plan = given;
+    plan.mutable_page_copies()->Add(page_copies_.begin(), page_copies_.end());
+    page_copies_.clear();
     StepRecord& step = steps_.emplace_back();
+    step.page_copies = plan.page_copies_size();
     step.launches.reserve(1 << 12);
     for (const kvasir::v1::SequenceStep& sequence : plan.sequences()) {
       ++step.sizes.sequences;
@@ -131,6 +144,7 @@ class RecordedExecutor final : public Executor,
 
   ModelExecutor* executor_ = nullptr;
   std::vector<StepRecord> steps_;
+  std::vector<kvasir::v1::PageCopy> page_copies_;
   StepPart part_ = StepPart::kRest;
   bool in_enqueue_ = false;
 };
@@ -184,8 +198,20 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
+  // In every page group: some from one page, then one from a page that was
+  // written by them. No page is in use.
+  void AddPageCopies(int more) {
+    for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
+      for (int32_t i = 0; i < 3 + more; ++i) {
+        executor_.AddPageCopy(group, 0, 1 + i);
+      }
+      executor_.AddPageCopy(group, 1, 5);
+    }
+  }
+
   // Prompts that are sampled after, output, both in one step, a chunk of a
-  // prompt alone, targets. Sequences from `first` on; `more` of them.
+  // prompt alone, targets, copies of pages with and without tokens. Sequences
+  // from `first` on; `more` of them, of more tokens, in as many padded ones.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;
@@ -200,12 +226,19 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
            .sample = i < 2 ? DemandingSample(prompts[i]) : GreedySample()});
       decode.push_back({.sequence_id = first + i, .sample = GreedySample()});
     }
+    AddPageCopies(more);
     Run(prefill);
     Run(decode);
     Run(decode);
-    const std::vector<int32_t> late = Ids(static_cast<int32_t>(first), 20);
+    const std::vector<int32_t> late =
+        Ids(static_cast<int32_t>(first), 20 + more);
     const DirectStep chunk = {.sequence_id = first + 50, .token_ids = late};
     std::vector<DirectStep> mixed = decode;
+    for (int i = 0; i < more; ++i) {
+      mixed.insert(mixed.begin(),
+                   {.sequence_id = first + 60,
+                    .token_ids = absl::MakeConstSpan(late).first(3)});
+    }
     mixed.insert(mixed.begin(), chunk);
     Run(mixed);
     mixed.front() = {.sequence_id = first + 51, .token_ids = late};
@@ -213,8 +246,11 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     Run({chunk});
     Run({{.sequence_id = first + 50, .token_ids = late, .target_ids = late}});
     for (size_t i = 0; i < prompts.size(); ++i) runner_->Release(first + i);
-    runner_->Release(first + 50);
-    runner_->Release(first + 51);
+    for (const int other : {50, 51, 60}) {
+      runner_->Release(first + static_cast<uint64_t>(other));
+    }
+    AddPageCopies(more);
+    Run({});
   }
 
   RecordedExecutor executor_;
@@ -225,18 +261,31 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
 TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
   RunAll(100, 0);
   RunAll(200, 1);
-  ASSERT_EQ(executor_.steps().size(), 14u);
+  ASSERT_EQ(executor_.steps().size(), 16u);
+  const auto num_layers = static_cast<int64_t>(rank_->layout().layers().size());
+  int with_copies = 0;
   for (const StepRecord& step : executor_.steps()) {
+    const bool computes = step.sizes.tokens > 0;
     EXPECT_EQ(step.uploads, 1);
-    EXPECT_EQ(step.read_backs, 1);
+    EXPECT_EQ(step.read_backs, computes ? 1 : 0);
     EXPECT_EQ(step.others, 0);
     EXPECT_EQ(step.device_allocations, 0);
-    EXPECT_GT(step.launches.size(), 10u);
+    const int64_t copies =
+        std::count_if(step.launches.begin(), step.launches.end(),
+                      [](const kernels::OpLaunch& launch) {
+                        return std::string_view(launch.op) == "copy_pages";
+                      });
+    // Two batches for each layer.
+    EXPECT_EQ(copies, step.page_copies > 0 ? 2 * num_layers : 0);
+    with_copies += copies > 0 ? 1 : 0;
+    EXPECT_GT(static_cast<int64_t>(step.launches.size()) - copies,
+              computes ? 10 : -1);
     for (size_t part = 0; part < kNumStepParts; ++part) {
       EXPECT_EQ(step.heap[part], 0)
           << StepPartName(static_cast<StepPart>(part));
     }
   }
+  EXPECT_EQ(with_copies, 4);
 }
 
 TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
@@ -256,15 +305,36 @@ TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
         std::string lines;
         for (const kernels::OpLaunch& launch : step.launches) {
           absl::StrAppend(&lines, launch.op, " ", launch.width, " ",
-                          same_sizes ? launch.rows : 0, "\n");
+                          same_sizes ? launch.rows : 0);
+          for (const void* const address : launch.addresses) {
+            absl::StrAppend(&lines, " ",
+                            absl::Hex(reinterpret_cast<uintptr_t>(address)));
+          }
+          absl::StrAppend(&lines, "\n");
         }
         return lines;
       };
       ASSERT_EQ(text(steps[a]), text(steps[b])) << "steps " << a << ", " << b;
     }
   }
-  EXPECT_EQ(as_large, 21);
-  EXPECT_EQ(alike - as_large, 18);
+  EXPECT_EQ(as_large, 20);
+  EXPECT_EQ(alike - as_large, 22);
+}
+
+TEST_P(ExecutorLaunchTest, StepsOfOtherBatchesOfCopiesAreOfAnotherBucket) {
+  const auto run = [this](int copies, bool chained) {
+    for (int32_t i = 0; i < copies; ++i) executor_.AddPageCopy(0, 0, 1 + i);
+    if (chained) executor_.AddPageCopy(0, 1, 5);
+    Run({});
+    return executor_.steps().back().bucket;
+  };
+  const StepBucket three = run(3, false);
+  EXPECT_TRUE(three == run(4, false));
+  EXPECT_FALSE(three == run(2, false));
+  EXPECT_FALSE(three == run(3, true));
+  EXPECT_FALSE(three == run(0, false));
+  EXPECT_EQ(executor_.steps().back().uploads, 0);
+  EXPECT_TRUE(executor_.steps().back().launches.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,

@@ -1,6 +1,7 @@
 #include "worker/executor/kv_arenas.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -192,6 +193,14 @@ absl::Status KvArenas::ListCopies(
   }
   list->pairs.clear();
   list->batches.clear();
+  const auto fill_up_last = [list] {
+    if (list->batches.empty()) return;
+    CopyBatch& last = list->batches.back();
+    last.count =
+        static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(last.count)));
+    list->pairs.resize(static_cast<size_t>(last.first + last.count),
+                       kernels::PagePair{0, 0});
+  };
   for (int64_t group = 0; group < num_page_groups(); ++group) {
     // Of the last batch.
     absl::flat_hash_set<int32_t> read;
@@ -205,6 +214,7 @@ absl::Status KvArenas::ListCopies(
       }
       if (!is_open || written.contains(pair.from) ||
           written.contains(pair.to) || read.contains(pair.to)) {
+        fill_up_last();
         list->batches.push_back(
             {group, static_cast<int64_t>(list->pairs.size()), 0});
         read.clear();
@@ -217,11 +227,12 @@ absl::Status KvArenas::ListCopies(
       written.insert(pair.to);
     }
   }
+  fill_up_last();
   return absl::OkStatus();
 }
 
 absl::Status KvArenas::Copy(kernels::Stream& stream, const CopyBatch& batch,
-                            absl::Span<const kernels::PagePair> pairs,
+                            kernels::DevicePtr<const kernels::PagePair> pairs,
                             kernels::Workspace& workspace) const {
   for (const Layer& layer : layers_) {
     if (layer.page_group != batch.page_group) continue;
@@ -229,8 +240,7 @@ absl::Status KvArenas::Copy(kernels::Stream& stream, const CopyBatch& batch,
     const kernels::LatentPart& any = layer.key.front().latents;
     params.arena = any.arena;  // the layer's, values included
     params.page_bytes = any.page_bytes;
-    params.num_pages = pages_[static_cast<size_t>(batch.page_group)];
-    params.pairs = pairs.data() + batch.first;
+    params.pairs = pairs + batch.first;
     params.num_pairs = batch.count;
     KVASIR_RETURN_IF_ERROR(kernels::CopyPages(stream, params, workspace));
   }

@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "cache/layout.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
@@ -81,26 +80,30 @@ class KvArenas {
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
 
   // Page copies of a step, cut into batches that one launch may do: no copy of
-  // a batch reads or writes what another of it writes.
+  // a batch reads or writes what another of it writes. How many batches there
+  // are depends on the copies; each has a power of two of pairs, the last of
+  // which copy nothing, so that few lists of batches differ.
   struct CopyBatch {
     int64_t page_group = 0;
     int64_t first = 0;  // in the pairs
     int64_t count = 0;
+
+    friend bool operator==(const CopyBatch&, const CopyBatch&) = default;
   };
   struct CopyList {
     std::vector<kernels::PagePair> pairs;
     std::vector<CopyBatch> batches;
   };
-  // The batches one after the other do what `copies` do in their order.
-  // CheckPage's errors.
+  // The batches one after the other do what `copies` do in their order. Host
+  // memory. CheckPage's errors.
   absl::Status ListCopies(
       const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
       CopyList* list) const;
 
   // Enqueues one batch over all layers of its page group; `pairs` are those of
-  // the whole list.
+  // the whole list, on the device.
   absl::Status Copy(kernels::Stream& stream, const CopyBatch& batch,
-                    absl::Span<const kernels::PagePair> pairs,
+                    kernels::DevicePtr<const kernels::PagePair> pairs,
                     kernels::Workspace& workspace) const;
 
  private:

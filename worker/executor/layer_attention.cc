@@ -57,14 +57,15 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
   const int64_t t = input.num_tokens;
   const AttentionProgram& plan = program();
   Workspace::Scope scope(&workspace);
-  const Rows rows{workspace.Take<float>(t * plan.row_columns), plan.row_columns,
-                  t};
+  const auto take = [&](int64_t columns) {
+    return Rows{workspace.Take<float>(input.padded_tokens * columns), columns,
+                t};
+  };
+  const Rows rows = take(plan.row_columns);
   Sums sums;
-  sums.latents = {workspace.Take<float>(t * plan.value.attended_columns),
-                  plan.value.attended_columns, t};
+  sums.latents = take(plan.value.attended_columns);
   if (plan.value.lifted) {
-    const int64_t columns = plan.heads.query.count * plan.head_dim;
-    sums.values = {workspace.Take<float>(t * columns), columns, t};
+    sums.values = take(plan.heads.query.count * plan.head_dim);
   }
   KVASIR_RETURN_IF_ERROR(workspace.status());
   KVASIR_RETURN_IF_ERROR(Project(stream, input, rows, workspace));
@@ -218,9 +219,12 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
     const kernels::AttentionStep step = workspace.counting()
                                             ? kernels::AttentionStep{}
                                             : input.steps[launch->step];
+    const bool output = launch->rows == LaunchedRows::kOutput;
     return kernels::PagedAttention(
         stream, launch->attention,
-        {rows.row, to.row, input.group.sequences + range.first, range.count},
+        {rows.row, to.row,
+         output ? input.group.output_sequences : input.group.sequences,
+         range.count},
         step, workspace);
   };
   if (prompt_launch_ != nullptr) {

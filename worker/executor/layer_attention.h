@@ -33,6 +33,8 @@ struct AttentionBatch {
   // (not looked at while the workspace counts).
   kernels::DevicePtr<const kernels::AttentionSequence> sequences;
   absl::Span<const kernels::AttentionSequence> planned;
+  // Those of output once more, on the device, where prompts are launched apart.
+  kernels::DevicePtr<const kernels::AttentionSequence> output_sequences;
 };
 
 // A sequence's rows of a step. Host memory.
@@ -49,6 +51,7 @@ enum class LaunchedRows : uint8_t { kAll, kPrompts, kOutput };
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
   int64_t num_tokens = 0;                  // T
+  int64_t padded_tokens = 0;               // StepBucket's, for workspaces
   int64_t num_sequences = 0;               // B
   // Of the sequences in the group's order [B], by rising rows among prompts and
   // among output; host memory. Not looked at while the workspace counts.

@@ -164,8 +164,9 @@ absl::Status ModelExecutor::CreateTable() {
   return absl::OkStatus();
 }
 
-// For the largest bucket, tables of the greatest length and one history of it:
-// the blob grows for more histories and for lists of biases and banned ids.
+// For the largest bucket, copies of a page of every sequence and group, tables
+// of the greatest length and one history of it: the blob grows for more of them
+// and for lists of biases and banned ids.
 absl::Status ModelExecutor::ReserveBlob() {
   staged_.bucket.padded = LargestStep(limits_);
   blob_.StartCounting();
@@ -173,6 +174,7 @@ absl::Status ModelExecutor::ReserveBlob() {
   const SequenceTableLimits& limits = table_->limits();
   const int64_t pages = limits.max_model_len / limits.page_tokens + 1;
   for (const int64_t side_pages : limits.side_pages) {
+    blob_.Take<kernels::PagePair>(2 * limits.max_sequences);  // padded
     blob_.Take<int32_t>(limits.max_sequences * (pages + side_pages));
   }
   blob_.Take<int32_t>(limits.max_model_len);

@@ -5,7 +5,7 @@
 //            -> StepBlob -> one upload
 //   Launch   page copies -> Decoder (layers) -> StepOutput (head, sampler);
 //            enqueues only: it allocates nothing and reads nothing back, and
-//            steps of one StepBucket launch the same ops
+//            steps of one StepBucket launch the same ops at the same addresses
 //   Collect  one read-back -> StepResult, totals
 #pragma once
 
@@ -138,10 +138,11 @@ class ModelExecutor final : public Executor {
     uint64_t step_id = 0;
     StepSizes sizes;
     StepBucket bucket;
-    kernels::DevicePtr<const int32_t> ids;                      // [T]
-    kernels::DevicePtr<const int32_t> token_sources;            // [T]
-    kernels::DevicePtr<const int64_t> positions;                // [T]
-    std::vector<AttentionBatch> groups;                         // by page group
+    kernels::DevicePtr<const kernels::PagePair> copies;  // of bucket.copies
+    kernels::DevicePtr<const int32_t> ids;               // [T]
+    kernels::DevicePtr<const int32_t> token_sources;     // [T]
+    kernels::DevicePtr<const int64_t> positions;         // [T]
+    std::vector<AttentionBatch> groups;                  // by page group
     std::vector<kernels::DevicePtr<const int64_t>> ring_slots;  // by ring
     kernels::DevicePtr<const int32_t> sample_rows;
     kernels::DevicePtr<const kernels::SampleRow> samples;
@@ -149,7 +150,7 @@ class ModelExecutor final : public Executor {
     kernels::DevicePtr<const int32_t> carried;
     kernels::DevicePtr<const int32_t> target_rows;
     kernels::DevicePtr<const int32_t> target_ids;
-    kernels::DevicePtr<const int32_t> history_ids;
+    kernels::DevicePtr<const kernels::TokenHistory> histories;
     kernels::DevicePtr<const int32_t> zeros;  // [T]
     // [T]: 0, 1, ..., for the logits tap
     kernels::DevicePtr<const int32_t> all_rows;
@@ -178,16 +179,22 @@ class ModelExecutor final : public Executor {
                                 kernels::SampleRow* row);
   StepBucket BucketOfBatch() const;
   void Pack();
-  void PackSequences(
-      kernels::DevicePtr<const int32_t> tables,
-      const std::vector<StepBlob::Place<kernels::AttentionSequence>>& places);
+  // Where a page group's sequences lie in the blob; output once more, where it
+  // is launched apart.
+  struct SequencePlaces {
+    StepBlob::Place<kernels::AttentionSequence> all;
+    StepBlob::Place<kernels::AttentionSequence> output;
+  };
+  void PackSequences(kernels::DevicePtr<const int32_t> tables,
+                     const std::vector<SequencePlaces>& places);
+  void PackHistories(const StepBlob::Place<kernels::TokenHistory>& rows);
   void PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
                    const StepBlob::Place<int32_t>& carried);
   void PlaceResults(StagedStep* step) const;
 
   // Launch. With a counting workspace only its size.
   absl::Status Launch(const StagedStep& step, kernels::Workspace& workspace);
-  absl::Status CopyPages(kernels::Workspace& workspace);
+  absl::Status CopyPages(const StagedStep& step, kernels::Workspace& workspace);
   absl::Status GatherIds(const StagedStep& step,
                          kernels::DevicePtr<int32_t> ids,
                          kernels::Workspace& workspace);

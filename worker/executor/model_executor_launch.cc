@@ -33,10 +33,11 @@ kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
 
 absl::Status ModelExecutor::Launch(const StagedStep& step,
                                    Workspace& workspace) {
-  KVASIR_RETURN_IF_ERROR(CopyPages(workspace));
+  KVASIR_RETURN_IF_ERROR(CopyPages(step, workspace));
   if (step.sizes.tokens == 0) return absl::OkStatus();
   TokenBatch tokens;
   tokens.num_tokens = step.sizes.tokens;
+  tokens.padded_tokens = step.bucket.padded.tokens;
   tokens.num_sequences = step.sizes.sequences;
   tokens.rows = batch_.rows();
   tokens.positions = step.positions;
@@ -62,10 +63,11 @@ absl::Status ModelExecutor::Launch(const StagedStep& step,
   return RunSamples(step, hidden, workspace);
 }
 
-absl::Status ModelExecutor::CopyPages(Workspace& workspace) {
-  for (const KvArenas::CopyBatch& batch : copies_.batches) {
+absl::Status ModelExecutor::CopyPages(const StagedStep& step,
+                                      Workspace& workspace) {
+  for (const KvArenas::CopyBatch& batch : step.bucket.copies) {
     KVASIR_RETURN_IF_ERROR(
-        arenas_.Copy(*parts_.stream, batch, copies_.pairs, workspace));
+        arenas_.Copy(*parts_.stream, batch, step.copies, workspace));
   }
   return absl::OkStatus();
 }
@@ -122,24 +124,13 @@ absl::Status ModelExecutor::RunTargets(const StagedStep& step,
   return output_->ScoreTargets(*parts_.stream, hidden, batch, workspace);
 }
 
-// As many launches as the bucket has histories; the last ones may count none.
+// As many rows as the bucket has histories; the last ones may count none.
 absl::Status ModelExecutor::CountHistories(const StagedStep& step,
                                            Workspace& workspace) {
-  const std::vector<StepBatch::History>& histories = batch_.histories();
-  for (int64_t i = 0; i < step.bucket.padded.histories; ++i) {
-    kernels::CountTokensParams params;
-    params.vocab = limits_.vocab_size;
-    if (static_cast<size_t>(i) < histories.size()) {
-      const StepBatch::History& history = histories[static_cast<size_t>(i)];
-      params.ids = step.history_ids + history.first_id;
-      params.num_ids = history.num_ids;
-      params.counts = history.counts;
-      params.clear = history.clear;
-    }
-    KVASIR_RETURN_IF_ERROR(
-        kernels::CountTokens(*parts_.stream, params, workspace));
-  }
-  return absl::OkStatus();
+  const int64_t count = step.bucket.padded.histories;
+  if (count == 0) return absl::OkStatus();
+  return kernels::CountTokens(
+      *parts_.stream, {step.histories, count, limits_.vocab_size}, workspace);
 }
 
 absl::Status ModelExecutor::RunSamples(const StagedStep& step,

@@ -29,8 +29,10 @@ absl::Status ModelExecutor::Stage(const StepPlan& plan) {
   staged_.sizes = batch_.sizes();
   staged_.bucket = BucketOfBatch();
   PlaceResults(&staged_);
-  // A plan may do nothing but release sequences and copy pages.
-  if (staged_.sizes.tokens == 0) return absl::OkStatus();
+  // A plan may do nothing but release sequences, or copy pages beside it.
+  if (staged_.sizes.tokens == 0 && copies_.pairs.empty()) {
+    return absl::OkStatus();
+  }
   blob_.StartCounting();
   Pack();
   KVASIR_RETURN_IF_ERROR(blob_.StartPacking());
@@ -112,10 +114,7 @@ absl::Status ModelExecutor::PreparePenalties(const SequenceStep& step,
 StepBucket ModelExecutor::BucketOfBatch() const {
   StepBucket bucket;
   bucket.padded = PadSizes(batch_.sizes(), limits_, output_->logits_rows());
-  bucket.copies.resize(static_cast<size_t>(arenas_.num_page_groups()));
-  for (const KvArenas::CopyBatch& batch : copies_.batches) {
-    ++bucket.copies[static_cast<size_t>(batch.page_group)];
-  }
+  bucket.copies.assign(copies_.batches.begin(), copies_.batches.end());
   if (lifts_prompts_) {
     bucket.has_prompts = batch_.has_prompts();
     bucket.output_runs = batch_.output_runs();
@@ -131,17 +130,21 @@ void ModelExecutor::Pack() {
     return blob_.Add(absl::MakeConstSpan(list), count, padding);
   };
   constexpr int64_t kNoSlot = -1;
+  staged_.copies = blob_.Add(absl::MakeConstSpan(copies_.pairs));
   staged_.ids = add(batch_.ids(), padded.tokens, int32_t{0});
   staged_.token_sources =
       add(batch_.token_sources(), padded.tokens, int32_t{0});
   staged_.positions = add(batch_.positions(), padded.tokens, int64_t{0});
-  std::vector<StepBlob::Place<kernels::AttentionSequence>> sequences;
+  std::vector<SequencePlaces> sequences(staged_.groups.size());
   for (size_t group = 0; group < staged_.groups.size(); ++group) {
     staged_.groups[group].slots =
         add(batch_.groups()[group].slots, padded.tokens, kNoSlot);
-    sequences.push_back(
-        blob_.Take<kernels::AttentionSequence>(padded.sequences));
-    staged_.groups[group].sequences = sequences.back().device;
+    SequencePlaces& places = sequences[group];
+    places.all = blob_.Take<kernels::AttentionSequence>(padded.sequences);
+    places.output = blob_.Take<kernels::AttentionSequence>(
+        lifts_prompts_ ? padded.sequences : 0);
+    staged_.groups[group].sequences = places.all.device;
+    staged_.groups[group].output_sequences = places.output.device;
     staged_.groups[group].planned = batch_.groups()[group].sequences;
   }
   for (size_t ring = 0; ring < staged_.ring_slots.size(); ++ring) {
@@ -154,6 +157,8 @@ void ModelExecutor::Pack() {
   const auto carried =
       blob_.Take<int32_t>(padded.samples == 0 ? 0 : options_.max_num_seqs);
   staged_.carried = carried.device;
+  const auto histories = blob_.Take<kernels::TokenHistory>(padded.histories);
+  staged_.histories = histories.device;
   staged_.target_rows = add(batch_.target_rows(), padded.targets, int32_t{0});
   staged_.target_ids = add(batch_.target_ids(), padded.targets, int32_t{0});
   if (options_.logits_tap) {
@@ -162,28 +167,45 @@ void ModelExecutor::Pack() {
     staged_.all_rows = rows.device;
   }
   staged_.zeros = blob_.Add(absl::Span<const int32_t>(), padded.tokens, 0);
-  staged_.history_ids = blob_.Add(absl::MakeConstSpan(batch_.history_ids()));
   const kernels::DevicePtr<const int32_t> tables =
       blob_.Add(absl::MakeConstSpan(batch_.tables()));
   if (!blob_.counting()) PackSequences(tables, sequences);
+  PackHistories(histories);
   PackSamples(samples, carried);
 }
 
-void ModelExecutor::PackSequences(
-    kernels::DevicePtr<const int32_t> tables,
-    const std::vector<StepBlob::Place<kernels::AttentionSequence>>& places) {
-  const auto padded = static_cast<size_t>(staged_.bucket.padded.sequences);
+void ModelExecutor::PackSequences(kernels::DevicePtr<const int32_t> tables,
+                                  const std::vector<SequencePlaces>& places) {
+  const int64_t padded = staged_.bucket.padded.sequences;
+  const int64_t prompts =
+      SequencesOf(LaunchedRows::kPrompts, batch_.rows()).count;
   for (size_t g = 0; g < places.size(); ++g) {
     const StepBatch::Group& group = batch_.groups()[g];
-    for (size_t i = 0; i < padded; ++i) {
-      kernels::AttentionSequence& place = places[g].host[i];
-      place = {};
-      if (i >= group.sequences.size()) continue;  // of no rows
-      place = group.sequences[i];
+    kernels::AttentionSequence* const all = places[g].all.host;
+    std::fill_n(all, padded, kernels::AttentionSequence());  // of no rows
+    for (size_t i = 0; i < group.sequences.size(); ++i) {
+      all[i] = group.sequences[i];
       const StepBatch::Group::Tables& of = group.tables[i];
-      place.block_table = tables + of.pages;
-      if (of.side_pages >= 0) place.side_pages = tables + of.side_pages;
+      all[i].block_table = tables + of.pages;
+      if (of.side_pages >= 0) all[i].side_pages = tables + of.side_pages;
     }
+    if (!lifts_prompts_) continue;
+    std::fill(std::copy(all + prompts, all + padded, places[g].output.host),
+              places[g].output.host + padded, kernels::AttentionSequence());
+  }
+}
+
+void ModelExecutor::PackHistories(
+    const StepBlob::Place<kernels::TokenHistory>& rows) {
+  const kernels::DevicePtr<const int32_t> ids =
+      blob_.Add(absl::MakeConstSpan(batch_.history_ids()));
+  if (blob_.counting()) return;
+  std::fill_n(rows.host, staged_.bucket.padded.histories,
+              kernels::TokenHistory());
+  kernels::TokenHistory* next = rows.host;
+  for (const StepBatch::History& history : batch_.histories()) {
+    *next++ = {ids + history.first_id, history.num_ids, history.counts,
+               history.clear};
   }
 }
 

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
+#include "worker/executor/kv_arenas.h"
 
 namespace kvasir::worker {
 
@@ -34,14 +35,16 @@ struct StepSizes {
 };
 StepSizes LargestStep(const StepLimits& limits);
 
-// What a step's list of launches depends on, and the places of its numbers in
-// blob and results. Steps of one bucket differ in the numbers that are uploaded
-// and in how many rows of the padded ones are true; a CPU computes the true
-// ones alone.
+// What a step's list of launches depends on, the places of its numbers in blob
+// and results, and those of its workspaces. Steps of one bucket differ in the
+// numbers that are uploaded, and in which rows of the padded ones are true: the
+// host gives a launch their count (and the first row, where it is not 0), and a
+// CPU computes these alone.
 struct StepBucket {
   StepSizes padded;
-  // Batches of page copies, by page group.
-  absl::InlinedVector<int64_t, 4> copies;
+  // Launches of page copies for each layer of a group. Their pairs are padded
+  // with pairs that copy nothing, and all of them are launched.
+  absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   // Where prompts lift latents, they and output are launched apart: whether
   // there are prompts, and how often rows of output follow others.
   bool has_prompts = false;
