@@ -47,8 +47,8 @@ struct KvAppendParamsIn {
   Ptr<const int64_t> slots = nullptr;
   int64_t num_tokens = 0;  // T
   // [T]; 1 is written for a token with a number to be coded that is not finite,
-  // nothing for others. Null: not told.
-  Ptr<int32_t> not_finite = nullptr;
+  // nothing for others. Null: not told. Float32, which ranks add up.
+  Ptr<float> not_finite = nullptr;
   DType dtype = DType::kF32;  // of activations
 
   template <typename Visit>
@@ -64,7 +64,7 @@ struct KvAppendRows {
   DevicePtr<const float> rows;
   DevicePtr<const int64_t> slots;
   int64_t num_tokens = 0;
-  DevicePtr<int32_t> not_finite;
+  DevicePtr<float> not_finite;
 };
 
 inline int64_t SlotOfToken(const KvAppendArgs& params, int64_t token) {

@@ -305,7 +305,7 @@ int64_t AppendRows(const KvAppendArgs& params, const KvAppendPartArgs& side,
       std::memset(slot.codes, 0, codes_bytes);
       clamped += AppendCodes(part, group, from, cursor, slot);
       if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
-        params.not_finite[t] = 1;
+        params.not_finite[t] = 1.0f;
       }
     }
   }

@@ -147,7 +147,7 @@ void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
         Store(codes, side.part, group.codes, page, slot);
         Store(ranges, side.part, group.params, page, slot);
         if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
-          params.not_finite[t] = 1;
+          params.not_finite[t] = 1.0f;
         }
       }
     }

@@ -150,7 +150,7 @@ struct Rows {
 
 void AppendParts(TestStream& test, const Rows& rows,
                  const std::vector<KvAppendPart>& parts,
-                 int32_t* not_finite = nullptr) {
+                 float* not_finite = nullptr) {
   const auto append = Prepare(
       test.device(),
       KvAppendShape{.row_stride = rows.stride, .page_tokens = rows.page_tokens},
@@ -164,10 +164,10 @@ void AppendParts(TestStream& test, const Rows& rows,
 }
 
 int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
-               std::vector<char>* memory, std::vector<int32_t>* not_finite) {
+               std::vector<char>* memory, std::vector<float>* not_finite) {
   part.arena = memory->data();
   int64_t clamped = 0;
-  not_finite->assign(rows.slots.size(), 0);
+  not_finite->assign(rows.slots.size(), 0.0f);
   AppendParts(test, rows, {{0, OnDevice(part), OnDevice(&clamped)}},
               not_finite->data());
   return clamped;
@@ -177,7 +177,7 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
-  std::vector<int32_t> not_finite;  // by token
+  std::vector<float> not_finite;  // by token
 };
 
 Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
@@ -456,8 +456,9 @@ TEST(KvAppendNonFiniteTest, SpoilsItsOwnTokenAndGivesFiniteRanges) {
           rows.numbers[c] = kind[c * c / 3 % 2];
         }
         Written spoilt = AppendOnAll(part, rows, 3);
-        std::vector<int32_t> told(rows.slots.size());
-        told[0] = std::isfinite(kind[0]) && std::isfinite(kind[1]) ? 0 : 1;
+        std::vector<float> told(rows.slots.size());
+        told[0] =
+            std::isfinite(kind[0]) && std::isfinite(kind[1]) ? 0.0f : 1.0f;
         EXPECT_EQ(spoilt.not_finite, told);
         for (int64_t r = 0; r < (static_ranges ? 0 : 4); ++r) {
           const LatentGroup& group = part.view.groups[0];

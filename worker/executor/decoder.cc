@@ -189,7 +189,10 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
           Mlp(stream, batch, layer, normed, out->delta, workspace));
     }
   }
-  return absl::OkStatus();
+  // A rank marks its own latents; all must fail the same sequences.
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
+  return parts_.collective->AllReduceSum(stream, batch.not_finite, t,
+                                         workspace);
 }
 
 absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,

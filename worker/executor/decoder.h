@@ -33,7 +33,9 @@ struct TokenBatch {
   absl::Span<const AttentionBatch> groups;
   // [T] each
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
-  kernels::DevicePtr<int32_t> not_finite;  // [T], AttentionInput's
+  // [T]: how many ranks have a latent of the token that is not finite, where it
+  // is coded. Zeros before Run.
+  kernels::DevicePtr<float> not_finite;
 };
 
 // The residual stream after the last layer is x + delta, [T, M] each.

@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -68,6 +69,26 @@ struct StepRecord {
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
+
+  // A line for each; rows where they are to be compared.
+  std::string Text(bool with_rows) const {
+    std::string lines;
+    for (const kernels::OpLaunch& launch : launches) {
+      absl::StrAppend(&lines, launch.op, " ", launch.width, " ",
+                      with_rows ? launch.rows : 0);
+      for (const void* const address : launch.addresses) {
+        absl::StrAppend(&lines, " ",
+                        absl::Hex(reinterpret_cast<uintptr_t>(address)));
+      }
+      absl::StrAppend(&lines, "\n");
+    }
+    return lines;
+  }
+  int64_t NumLaunches(std::string_view op) const {
+    return std::count_if(
+        launches.begin(), launches.end(),
+        [op](const kernels::OpLaunch& launch) { return launch.op == op; });
+  }
 };
 
 // Records each step of a rank's executor. Launch is what Enqueue does behind
@@ -270,16 +291,13 @@ TEST_P(ExecutorLaunchTest, OneUploadOneReadBackAndNothingAllocatedBetween) {
     EXPECT_EQ(step.read_backs, computes ? 1 : 0);
     EXPECT_EQ(step.others, 0);
     EXPECT_EQ(step.device_allocations, 0);
-    const int64_t copies =
-        std::count_if(step.launches.begin(), step.launches.end(),
-                      [](const kernels::OpLaunch& launch) {
-                        return std::string_view(launch.op) == "copy_pages";
-                      });
+    const int64_t copies = step.NumLaunches("copy_pages");
     // Two batches for each layer.
     EXPECT_EQ(copies, step.page_copies > 0 ? 2 * num_layers : 0);
     with_copies += copies > 0 ? 1 : 0;
     EXPECT_GT(static_cast<int64_t>(step.launches.size()) - copies,
               computes ? 10 : -1);
+    EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 0);  // one rank
     for (size_t part = 0; part < kNumStepParts; ++part) {
       EXPECT_EQ(step.heap[part], 0)
           << StepPartName(static_cast<StepPart>(part));
@@ -301,20 +319,8 @@ TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
       ++alike;
       const bool same_sizes = steps[a].sizes == steps[b].sizes;
       as_large += same_sizes ? 1 : 0;
-      const auto text = [same_sizes](const StepRecord& step) {
-        std::string lines;
-        for (const kernels::OpLaunch& launch : step.launches) {
-          absl::StrAppend(&lines, launch.op, " ", launch.width, " ",
-                          same_sizes ? launch.rows : 0);
-          for (const void* const address : launch.addresses) {
-            absl::StrAppend(&lines, " ",
-                            absl::Hex(reinterpret_cast<uintptr_t>(address)));
-          }
-          absl::StrAppend(&lines, "\n");
-        }
-        return lines;
-      };
-      ASSERT_EQ(text(steps[a]), text(steps[b])) << "steps " << a << ", " << b;
+      ASSERT_EQ(steps[a].Text(same_sizes), steps[b].Text(same_sizes))
+          << "steps " << a << ", " << b;
     }
   }
   EXPECT_EQ(as_large, 20);
@@ -342,6 +348,39 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                          [](const auto& parameter) {
                            return parameter.param.plan_case.name;
                          });
+
+// Behind attention, behind the MLP, and the marks of numbers that are not
+// finite.
+TEST(ExecutorRanksTest, SumTwiceALayerAndOnceAStep) {
+  const auto group = InProcessGroup::Create(2);
+  std::vector<RecordedExecutor> executors(group.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&executor = executors[r], own = group[r].get()] {
+      RankOptions options = TinyOptions();
+      options.executor.profile = &executor;
+      KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options, own));
+      executor.set_executor(&rank->executor());
+      DirectRunner runner(&executor, &rank->layout(), rank->pages());
+      const std::vector<int32_t> prompt = Ids(7, 20);
+      DirectStep step = {
+          .sequence_id = 1, .token_ids = prompt, .sample = GreedySample()};
+      KVASIR_ASSERT_OK(runner.Run({step}).status());
+      step.token_ids = {};
+      KVASIR_ASSERT_OK(runner.Run({step}).status());
+      KVASIR_ASSERT_OK(runner.Run({step}).status());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const RecordedExecutor& executor : executors) {
+    const std::vector<StepRecord>& steps = executor.steps();
+    ASSERT_EQ(steps.size(), 3u);
+    for (const StepRecord& step : steps) {
+      EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 2 * 2 + 1);
+    }
+    EXPECT_EQ(steps[1].Text(true), steps[2].Text(true));  // two decodes
+  }
+}
 
 TEST(ExecutorTurnsTest, OneStepIsInFlightAtMost) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));

@@ -61,7 +61,7 @@ struct AttentionInput {
   // Where exact rows are kept, if the layer's sides have a window. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
-  kernels::DevicePtr<int32_t> not_finite;  // kernels::KvAppendParams
+  kernels::DevicePtr<float> not_finite;  // kernels::KvAppendParams
   // By LayerAttention::Launch::step; host memory.
   absl::Span<const kernels::AttentionStep> steps;
 };

@@ -130,7 +130,7 @@ class ModelExecutor final : public Executor {
     kernels::DevicePtr<int32_t> top_ids;        // [samples, top]
     kernels::DevicePtr<float> top_logprobs;     // [samples, top]
     kernels::DevicePtr<float> target_logprobs;  // [targets]
-    kernels::DevicePtr<int32_t> not_finite;     // [T], kernels::KvAppendParams
+    kernels::DevicePtr<float> not_finite;       // [T], TokenBatch's
   };
   // What Launch needs of a step: counts, and addresses in the uploaded blob
   // (device memory). Reused from step to step.

@@ -40,7 +40,7 @@ kvasir::v1::SequenceFault ModelExecutor::FaultOf(
     const StagedStep& step, const StepBatch::Output& output,
     int64_t first_row) const {
   for (int64_t row = first_row; row < first_row + output.num_rows; ++row) {
-    if (ResultAt<int32_t>(step.layout.not_finite, row) != 0) {
+    if (ResultAt<float>(step.layout.not_finite, row) != 0.0f) {
       return kvasir::v1::LATENT_NOT_FINITE;
     }
   }

@@ -51,7 +51,8 @@ absl::Status ModelExecutor::Launch(const StagedStep& step,
   tokens.not_finite = step.results.not_finite;
   KVASIR_RETURN_IF_ERROR(kernels::GatherRows(
       *parts_.stream,
-      GatherNumbers(step.zeros, nullptr, tokens.not_finite, tokens.num_tokens),
+      GatherNumbers(step.zeros, nullptr, tokens.not_finite.as<int32_t>(),
+                    tokens.num_tokens),
       workspace));
   HiddenStates hidden;
   KVASIR_RETURN_IF_ERROR(

@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -671,13 +672,22 @@ class OverflowTest : public ::testing::Test {
  protected:
   static constexpr int32_t kToken = 5;
 
-  // A rank whose values are stored by `codec`, keys as bf16.
-  std::unique_ptr<Rank> OverflowRank(const std::string& codec) {
+  static std::string FourBits() {
+    return plan_cases::Codes("4", R"("per_token":{},"param_dtype":"F16")");
+  }
+
+  // A rank whose values are stored by `codec`, keys as bf16. Values of heads
+  // from `first_head` on overflow.
+  static std::unique_ptr<Rank> OverflowRank(const std::string& codec,
+                                            int64_t first_head = 0,
+                                            Collective* collective = nullptr) {
+    const int64_t first_value = first_head * TinyShape().head_dim;
     const auto spec = model::SpecOfShape(TinyShape());
     RandomSource random(TinyShape(), 7, kernels::DType::kF32);
-    ChangedSource source(&random, [](const std::string& name,
-                                     const WeightBlock& block,
-                                     WeightSource::Consumer consume) {
+    ChangedSource source(&random, [first_value](
+                                      const std::string& name,
+                                      const WeightBlock& block,
+                                      WeightSource::Consumer consume) {
       const bool embedding = name == model::kEmbeddingName;
       if (!embedding && name != "model.layers.0.self_attn.v_proj.weight") {
         return consume(block);
@@ -686,8 +696,9 @@ class OverflowTest : public ::testing::Test {
       std::vector<float> numbers(from, from + block.num_rows * block.columns);
       for (int64_t row = 0; row < block.num_rows; ++row) {
         float* const first = numbers.data() + row * block.columns;
-        *first = embedding ? 0.0f : 3e38f;
-        if (!embedding || block.first_row + row != kToken) continue;
+        const int64_t of_tensor = block.first_row + row;
+        *first = embedding || of_tensor < first_value ? 0.0f : 3e38f;
+        if (!embedding || of_tensor != kToken) continue;
         std::fill_n(first, block.columns, 0.0f);
         *first = 1.0f;
       }
@@ -701,7 +712,7 @@ class OverflowTest : public ::testing::Test {
                              .key = plan_cases::Full("POST_ROPE"),
                              .value = plan_cases::Full("NO_ROPE", codec)},
                             *spec),
-                     &source, TinyOptions());
+                     &source, TinyOptions(), collective);
     EXPECT_THAT(rank, base::IsOk());
     return *std::move(rank);
   }
@@ -748,9 +759,24 @@ TEST_F(OverflowTest, LogitsThatAreNotFiniteFailTheirSequenceAlone) {
 }
 
 TEST_F(OverflowTest, CodesDoNotHideLatentsThatAreNotFinite) {
-  auto rank = OverflowRank(
-      plan_cases::Codes("4", R"("per_token":{},"param_dtype":"F16")"));
+  auto rank = OverflowRank(FourBits());
   ExpectMiddleFails(Step(*rank), kvasir::v1::LATENT_NOT_FINITE);
+}
+
+TEST_F(OverflowTest, ALatentThatIsNotFiniteOnOneRankFailsItsSequenceOnAll) {
+  const auto group = InProcessGroup::Create(2);
+  std::vector<StepResult> results(group.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < group.size(); ++r) {
+    threads.emplace_back([&, r] {
+      // Heads 2 and 3 are rank 1's.
+      results[r] = Step(*OverflowRank(FourBits(), 2, group[r].get()));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const StepResult& result : results) {
+    ExpectMiddleFails(result, kvasir::v1::LATENT_NOT_FINITE);
+  }
 }
 
 TEST_F(OverflowTest, ALossThatIsNotFiniteEndsADirectRun) {

@@ -70,7 +70,7 @@ struct ResultLayout {
   int64_t top_ids = 0;                  // [samples, top] int32
   int64_t top_logprobs = 0;             // [samples, top] float32
   int64_t target_logprobs = 0;          // [targets] float32
-  int64_t not_finite = 0;               // [tokens] int32
+  int64_t not_finite = 0;               // [tokens] float32
   int64_t bytes = 0;
 };
 
