@@ -356,7 +356,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   for (const ResolvedPart& part : attention.joint) visit(part);
 }
 
-// The finest sets of heads that no latent straddles.
+// The finest sets of heads that no latent straddles, by their first heads.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -375,9 +375,10 @@ std::vector<std::vector<int64_t>> FinestUnits(
       return;
     }
     for (const ResolvedLatent& latent : part.latents) {
-      const int64_t first = find(latent.heads[0]);
       for (const int64_t head : latent.heads) {
-        root[static_cast<size_t>(find(head))] = first;
+        const auto [first, other] =
+            std::minmax({find(latent.heads[0]), find(head)});
+        root[static_cast<size_t>(other)] = first;
       }
     }
   });
@@ -388,6 +389,19 @@ std::vector<std::vector<int64_t>> FinestUnits(
   std::vector<std::vector<int64_t>> list;
   for (auto& [first, heads] : units) list.push_back(std::move(heads));
   return list;
+}
+
+// Half as many: each with its neighbour, an odd one at the end alone.
+std::vector<std::vector<int64_t>> HalveUnits(
+    const std::vector<std::vector<int64_t>>& units) {
+  std::vector<std::vector<int64_t>> halved;
+  for (size_t i = 0; i < units.size(); i += 2) {
+    std::vector<int64_t>& unit = halved.emplace_back(units[i]);
+    if (i + 1 == units.size()) break;
+    unit.insert(unit.end(), units[i + 1].begin(), units[i + 1].end());
+    std::sort(unit.begin(), unit.end());
+  }
+  return halved;
 }
 
 ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
@@ -409,9 +423,12 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
                     (own ? num_heads / plan.kv_heads.count : 1);
     }
   });
-  const auto units = static_cast<int64_t>(resolved.units.size());
-  if (units * kEvictionUnitBytes * 100 >= slot_bytes * kUnitMetadataPercent) {
-    resolved.units = {HeadsOf({0, num_heads})};
+  const auto are_cheap = [&] {
+    const auto units = static_cast<int64_t>(resolved.units.size());
+    return units * kEvictionUnitBytes * 100 < slot_bytes * kUnitMetadataPercent;
+  };
+  while (resolved.units.size() > 1 && !are_cheap()) {
+    resolved.units = HalveUnits(resolved.units);
   }
   return resolved;
 }

@@ -289,23 +289,77 @@ TEST(ResolvedPlanTest, ARankHoldsGroupsThatHaveAHeadOfIts) {
                HasSubstr("4 query heads cannot be dealt equally to 8")));
 }
 
+constexpr char kEviction[] =
+    R"(,"eviction":{"budget":64,"recent":16,"positions":"ORIGINAL",
+       "every_tokens":8})";
+using Units = std::vector<std::vector<int64_t>>;
+
+// A latent in bfloat16 for each KV head of key and value.
+Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
+  AttentionShape shape = Shape();
+  shape.num_heads = shape.num_kv_heads = num_heads;
+  shape.head_dim = shape.rotary_dim = head_dim;
+  const ResolvedPlan plan =
+      Resolve({Layer(kFullKey, kFullValue, kEviction)}, shape, shard);
+  return plan.layer(0).eviction->units;
+}
+
+// A slot of H heads of d dims has 4 H d bytes, a unit 10: under 5 % are less
+// than H d / 50 units.
+TEST(ResolvedPlanTest, UnitsOfDearMetadataAreHalvedUntilTheyAreCheap) {
+  for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
+    EXPECT_EQ(UnitsOfHeads(8, 52, shard),
+              (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
+    EXPECT_EQ(UnitsOfHeads(8, 50, shard),  // 5 % are too many
+              (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+    EXPECT_EQ(UnitsOfHeads(8, 16, shard), (Units{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+    EXPECT_EQ(UnitsOfHeads(8, 8, shard), (Units{{0, 1, 2, 3, 4, 5, 6, 7}}));
+  }
+}
+
+TEST(ResolvedPlanTest, AnOddUnitIsHalvedWithNone) {
+  EXPECT_EQ(UnitsOfHeads(5, 32), (Units{{0, 1}, {2, 3}, {4}}));
+  EXPECT_EQ(UnitsOfHeads(7, 32), (Units{{0, 1}, {2, 3}, {4, 5}, {6}}));
+  EXPECT_EQ(UnitsOfHeads(7, 16), (Units{{0, 1, 2, 3}, {4, 5, 6}}));
+  EXPECT_EQ(UnitsOfHeads(5, 22), (Units{{0, 1, 2, 3}, {4}}));  // by way of 3
+  EXPECT_EQ(UnitsOfHeads(3, 8), (Units{{0, 1, 2}}));
+}
+
+std::string Grouped(const char* groups, const char* stored) {
+  return absl::StrCat(R"({"low_rank":{"groups":[)", groups,
+                      R"(]},"uses":[{"reconstruct":{}}],"stored":")", stored,
+                      R"(","codec":{"dtype":"F32"}})");
+}
+
+// The finest are {0, 3, 4}, {1}, {2} and {5}; of 512 bytes, 2 are cheap.
+TEST(ResolvedPlanTest, UnitsAreHalvedInTheOrderOfTheirFirstHeads) {
+  AttentionShape shape = Shape();
+  shape.num_heads = shape.num_kv_heads = 6;
+  const std::string key =
+      Grouped(R"({"heads":[0,4],"rank":16},{"heads":[1],"rank":12},
+                 {"heads":[2],"rank":12},{"heads":[3],"rank":12},
+                 {"heads":[5],"rank":12})",
+              "PRE_ROPE");
+  const std::string value =
+      Grouped(R"({"heads":[3,4],"rank":16},{"heads":[0],"rank":12},
+                 {"heads":[1],"rank":12},{"heads":[2],"rank":12},
+                 {"heads":[5],"rank":12})",
+              "NO_ROPE");
+  const ResolvedPlan plan = Resolve({Layer(key, value, kEviction)}, shape);
+  EXPECT_EQ(plan.layer(0).eviction->units, (Units{{0, 1, 3, 4}, {2, 5}}));
+}
+
 // A rank that holds heads 0 and 1 sees two groups of one head each; head 2 ties
 // them to one unit, on every rank.
 TEST(ResolvedPlanTest, EvictionUnitsAreTheWholeModelsOnEveryRank) {
-  const auto part = [](const char* groups, const char* stored) {
-    return absl::StrCat(R"({"low_rank":{"groups":[)", groups,
-                        R"(]},"uses":[{"reconstruct":{}}],"stored":")", stored,
-                        R"(","codec":{"dtype":"F32"}})");
-  };
   const std::string layer =
-      Layer(part(R"({"heads":[0,2],"rank":30},{"heads":[1],"rank":16},
-              {"heads":[3],"rank":16})",
-                 "PRE_ROPE"),
-            part(R"({"heads":[1,2],"rank":30},{"heads":[0],"rank":16},
-              {"heads":[3],"rank":16})",
-                 "NO_ROPE"),
-            R"(,"eviction":{"budget":64,"recent":16,"positions":"ORIGINAL",
-         "every_tokens":8})");
+      Layer(Grouped(R"({"heads":[0,2],"rank":30},{"heads":[1],"rank":16},
+                       {"heads":[3],"rank":16})",
+                    "PRE_ROPE"),
+            Grouped(R"({"heads":[1,2],"rank":30},{"heads":[0],"rank":16},
+                       {"heads":[3],"rank":16})",
+                    "NO_ROPE"),
+            kEviction);
   for (const TpShard shard : {TpShard{0, 1}, TpShard{0, 2}, TpShard{1, 2}}) {
     const ResolvedPlan plan = Resolve({layer}, Shape(), shard);
     ASSERT_TRUE(plan.layer(0).eviction.has_value());

@@ -156,8 +156,8 @@ inline constexpr int64_t kEvictionUnitBytes = 10;
 
 struct ResolvedEviction {
   // KV heads that give up the same tokens: the plan's units, or the finest that
-  // no latent straddles while their metadata is cheap. Of the whole model,
-  // whatever a rank holds.
+  // no latent straddles, halved in number until their metadata is cheap. Of the
+  // whole model, whatever a rank holds.
   std::vector<std::vector<int64_t>> units;
 };
 
