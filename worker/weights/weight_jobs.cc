@@ -86,6 +86,7 @@ class JobRunner {
   absl::Status Run(const WeightJob& job) {
     absl::Status status;
     for (WeightMemory* const memory : MemoryOf(job)) {
+      if (memory->bytes == 0) continue;  // is nowhere
       absl::StatusOr<void*> host = device_->BeginWrite(
           memory->device, static_cast<size_t>(memory->bytes));
       status.Update(host.status());

@@ -10,6 +10,7 @@
 #include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
+#include "worker/weights/weight_jobs.h"
 
 namespace kvasir::worker {
 namespace {
@@ -178,6 +179,22 @@ TEST(WeightsTest, AFailingTensorIsNamed) {
                          *spec, {.lift_prompts = false}),
                   &source, &device, {.pool = &pool}),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
+}
+
+TEST(WeightJobsDeathTest, AJobOfNoBytesLeavesTheDeviceClosed) {
+  RandomSource source(TinyShape(), 1, DType::kF32);
+  base::ThreadPool pool(1);
+  const auto device = kernels::MakeStrictDevice(&pool);
+  std::vector<kernels::DeviceBuffer> buffers;
+  WeightJobs jobs(&source, device.get(), &buffers);
+  const TensorRows no_rows = {std::string(model::kEmbeddingName), 32, {}};
+  kernels::DevicePtr<const float> zero;
+  kernels::DevicePtr<const float> nothing;
+  KVASIR_ASSERT_OK(jobs.Floats({no_rows}, 1, &zero));
+  KVASIR_ASSERT_OK(jobs.Floats({no_rows}, 0, &nothing));
+  KVASIR_ASSERT_OK(jobs.Run({.pool = &pool}));
+  const volatile float* const there = zero.device_address();
+  EXPECT_DEATH((void)*there, "");
 }
 
 }  // namespace
