@@ -17,10 +17,11 @@ struct Case {
   bool residual;
 };
 
+// Of the rows from `first_row` on.
 struct Data {
-  explicit Data(const Case& c)
-      : x(RandomFloats(c.rows * c.columns, 1)),
-        residual(RandomFloats(c.rows * c.columns, 2)),
+  explicit Data(const Case& c, int64_t first_row = 0)
+      : x(Rows(c, first_row, 1)),
+        residual(Rows(c, first_row, 2)),
         weight(RandomFloats(c.columns, 3)),
         bias(RandomFloats(c.columns, 4)),
         out(x.size(), kPoison) {
@@ -28,11 +29,16 @@ struct Data {
     // large numbers.
     for (float& number : x) number += 30.0f;
   }
+  static std::vector<float> Rows(const Case& c, int64_t first_row,
+                                 uint32_t seed) {
+    const auto all = RandomFloats((first_row + c.rows) * c.columns, seed);
+    return {all.begin() + first_row * c.columns, all.end()};
+  }
   std::vector<float> x, residual, weight, bias, out;
 };
 
-Data Norm(TestStream& test, const Case& c) {
-  Data data(c);
+Data Norm(TestStream& test, const Case& c, int64_t first_row = 0) {
+  Data data(c, first_row);
   LayerNormArgs params;
   params.x = data.x.data();
   params.residual = c.residual ? data.residual.data() : nullptr;
@@ -96,6 +102,28 @@ INSTANTIATE_TEST_SUITE_P(Shapes, LayerNormTest,
                                            Case{3, 37, true},
                                            Case{2, 4099, false},
                                            Case{40, 1000, true}));
+
+// Together they are enough to wake threads.
+TEST(LayerNormRowsTest, RowsAreTheSameAloneAndTogether) {
+  constexpr int64_t kRows = 61;
+  constexpr int64_t kColumns = 275;
+  TestStream test(3);
+  ForEachSimdTarget([&] {
+    const Data together = Norm(test, {kRows, kColumns, true});
+    for (const int64_t rows : {1, 2, 5, 16}) {
+      for (int64_t first = 0; first + rows <= kRows; first += rows) {
+        const Data alone = Norm(test, {rows, kColumns, true}, first);
+        const auto part = [&](const std::vector<float>& all) {
+          return std::vector<float>(all.begin() + first * kColumns,
+                                    all.begin() + (first + rows) * kColumns);
+        };
+        EXPECT_TRUE(SameBits(alone.x, part(together.x)) &&
+                    SameBits(alone.out, part(together.out)))
+            << rows << " rows from " << first;
+      }
+    }
+  });
+}
 
 TEST(LayerNormInPlaceTest, OutMayBeTheInput) {
   const Case c = {3, 37, false};

@@ -22,11 +22,16 @@ struct Result {
   std::vector<float> out;
 };
 
-Result Norm(TestStream& test, const Case& c) {
+// Of the rows from `first_row` on.
+Result Norm(TestStream& test, const Case& c, int64_t first_row = 0) {
+  const auto rows = [&](uint32_t seed) {
+    const auto all = RandomFloats((first_row + c.rows) * c.columns, seed);
+    return std::vector<float>(all.begin() + first_row * c.columns, all.end());
+  };
   Result result = {
-      RandomFloats(c.rows * c.columns, 1),
+      rows(1),
       std::vector<float>(static_cast<size_t>(c.rows * c.columns), kPoison)};
-  const auto residual = RandomFloats(c.rows * c.columns, 2);
+  const auto residual = rows(2);
   const auto weight = RandomFloats(c.columns, 3);
   RmsNormArgs params;
   params.x = result.x.data();
@@ -86,6 +91,28 @@ INSTANTIATE_TEST_SUITE_P(Shapes, RmsNormTest,
                                            Case{1, 64, true}, Case{3, 37, true},
                                            Case{2, 4099, false},
                                            Case{40, 1000, true}));
+
+// Together they are enough to wake threads.
+TEST(RmsNormRowsTest, RowsAreTheSameAloneAndTogether) {
+  constexpr int64_t kRows = 61;
+  constexpr int64_t kColumns = 275;
+  TestStream test(3);
+  ForEachSimdTarget([&] {
+    const Result together = Norm(test, {kRows, kColumns, true});
+    for (const int64_t rows : {1, 2, 5, 16}) {
+      for (int64_t first = 0; first + rows <= kRows; first += rows) {
+        const Result alone = Norm(test, {rows, kColumns, true}, first);
+        const auto part = [&](const std::vector<float>& all) {
+          return std::vector<float>(all.begin() + first * kColumns,
+                                    all.begin() + (first + rows) * kColumns);
+        };
+        EXPECT_TRUE(SameBits(alone.x, part(together.x)) &&
+                    SameBits(alone.out, part(together.out)))
+            << rows << " rows from " << first;
+      }
+    }
+  });
+}
 
 TEST(RmsNormOnlyTest, TheAdditionAloneNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
