@@ -13,7 +13,7 @@ namespace kvasir::kernels {
 
 // Query head h takes the matrix A_j, [in, out], of its KV head
 // j = h / (Hq / Hkv): in = D, out = R' moves a key's lift to the query
-// (PackColumns packs `up` as it is stored), in = R', out = D applies a value's
+// (PackAsTheyLie packs `up`), in = R', out = D applies a value's
 // (PackRows does). Groups of unlike ranks have matrices of unlike sizes.
 //   y[t, column_out[h] + n] = chain(t, h, n), where chain is
 //   acc = 0; for k = 0 .. in - 1:

@@ -46,14 +46,14 @@ class Heads {
               kPoison),
           c.dtype));
       matrix.data = OnDevice(memory_.back()->data());
-      // Two blocks of columns.
-      const int64_t first = out / 3;
+      // Two blocks of rows.
+      const int64_t first = in / 3;
       for (const auto& [begin, count] :
-           {std::pair(int64_t{0}, first), std::pair(first, out - first)}) {
+           {std::pair(int64_t{0}, first), std::pair(first, in - first)}) {
         const char* data = static_cast<const char*>(stored.data()) +
-                           begin * DTypeBytes(c.dtype);
-        KVASIR_EXPECT_OK(PackColumns(matrix, {data, in, out}, begin, count,
-                                     memory_.back()->data()));
+                           begin * out * DTypeBytes(c.dtype);
+        KVASIR_EXPECT_OK(PackAsTheyLie(matrix, {data, count, out}, begin,
+                                       memory_.back()->data()));
       }
       ZeroPadding(matrix, memory_.back()->data());
       matrices_.push_back(matrix);
@@ -269,20 +269,19 @@ INSTANTIATE_TEST_SUITE_P(
                       // More numbers than one thread keeps for itself.
                       ComplexCase{kNeighbours, kHalves, false, 50}));
 
-TEST(PackColumnsTest, RefusesWhatDoesNotFit) {
+TEST(PackAsTheyLieTest, RefusesWhatDoesNotFit) {
   PackedMatrix shape;
   shape.k = 2;
   shape.n = 40;
   std::vector<float> memory(2 * 64);
   const std::vector<float> block(2 * 40);
-  const auto expect = [&](const RowBlock& rows, int64_t first, int64_t count,
+  const auto expect = [&](const RowBlock& rows, int64_t first,
                           const char* why) {
-    EXPECT_THAT(PackColumns(shape, rows, first, count, memory.data()),
+    EXPECT_THAT(PackAsTheyLie(shape, rows, first, memory.data()),
                 base::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr(why)));
   };
-  expect({block.data(), 2, 40}, 8, 33, "columns [8, 41) of 40");
-  expect({block.data(), 1, 40}, 0, 40, "1 rows 40 apart for 2 of 40");
-  expect({block.data(), 2, 39}, 0, 40, "2 rows 39 apart for 2 of 40");
+  expect({block.data(), 2, 40}, 1, "rows [1, 3) of 2");
+  expect({block.data(), 2, 39}, 0, "row stride 39 below n 40");
 }
 
 TEST(LiftRefusalTest, NamesWhatIsWrong) {

@@ -215,8 +215,7 @@ TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
   shape.k = k;
   shape.n = 60;
   shape.dtype = DType::kBf16;
-  std::vector<uint16_t> memory(
-      static_cast<size_t>(PackedBytes(k, 60, DType::kBf16) / 2), 0xffff);
+  std::vector<uint16_t> memory(static_cast<size_t>(shape.bytes() / 2), 0xffff);
   // The second half of K of the first matrix, then the whole second one; the
   // first in two blocks, out of order.
   auto* slice = static_cast<Bf16*>(first.data()) + 50;

@@ -190,14 +190,6 @@ void Pack(const PackedMatrix& shape, const RowBlock& block, int64_t first,
 
 }  // namespace
 
-int64_t PackedBytes(int64_t k, int64_t n, DType dtype) {
-  PackedMatrix shape;
-  shape.k = k;
-  shape.n = n;
-  shape.dtype = dtype;
-  return shape.bytes();
-}
-
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory) {
   if (block.num_rows < 0 || first_column < 0 ||
@@ -219,33 +211,27 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
   return absl::OkStatus();
 }
 
-absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
-                         int64_t first_column, int64_t num_columns,
-                         void* memory) {
-  if (num_columns < 0 || first_column < 0 ||
-      first_column > shape.n - num_columns) {
-    return absl::OutOfRangeError(absl::StrCat("pack: columns [", first_column,
-                                              ", ", first_column + num_columns,
-                                              ") of ", shape.n));
+absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
+                           int64_t first_row, void* memory) {
+  if (block.num_rows < 0 || first_row < 0 ||
+      first_row > shape.k - block.num_rows) {
+    return absl::OutOfRangeError(absl::StrCat("pack: rows [", first_row, ", ",
+                                              first_row + block.num_rows,
+                                              ") of ", shape.k));
   }
-  if (block.num_rows != shape.k || block.row_stride < num_columns) {
-    return absl::OutOfRangeError(
-        absl::StrCat("pack: ", block.num_rows, " rows ", block.row_stride,
-                     " apart for ", shape.k, " of ", num_columns));
+  if (block.row_stride < shape.n) {
+    return absl::OutOfRangeError(absl::StrCat(
+        "pack: row stride ", block.row_stride, " below n ", shape.n));
   }
   const int64_t width = DTypeBytes(shape.dtype);
-  for (int64_t k = 0; k < shape.k; ++k) {
-    const char* row =
-        static_cast<const char*>(block.data) + k * block.row_stride * width;
-    for (int64_t i = 0; i < num_columns;) {
-      const int64_t column = first_column + i;
-      const int64_t in_panel = column % kPanelColumns;
-      const int64_t count = std::min(num_columns - i, kPanelColumns - in_panel);
-      const int64_t line = column / kPanelColumns * shape.k + k;
+  for (int64_t i = 0; i < block.num_rows; ++i) {
+    const char* const row =
+        static_cast<const char*>(block.data) + i * block.row_stride * width;
+    for (int64_t n = 0; n < shape.n; n += kPanelColumns) {
+      const int64_t count = std::min(kPanelColumns, shape.n - n);
       std::memcpy(static_cast<char*>(memory) +
-                      (line * kPanelColumns + in_panel) * width,
-                  row + i * width, static_cast<size_t>(count * width));
-      i += count;
+                      (n * shape.k + (first_row + i) * kPanelColumns) * width,
+                  row + n * width, static_cast<size_t>(count * width));
     }
   }
   return absl::OkStatus();

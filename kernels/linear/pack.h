@@ -10,9 +10,6 @@
 
 namespace kvasir::kernels {
 
-// Bytes of a packed [k, n] weight.
-int64_t PackedBytes(int64_t k, int64_t n, DType dtype);
-
 // A matrix [num_rows, k] as checkpoints store it: row i is column i of W.
 struct RowBlock {
   const void* data = nullptr;  // needs no alignment
@@ -21,7 +18,7 @@ struct RowBlock {
 };
 
 // Writes W's columns [first_column, first_column + block.num_rows) into
-// `memory`, PackedBytes(k, n, dtype) large. `shape` gives k, n and dtype (its
+// `memory`, shape.bytes() large. `shape` gives k, n and dtype (its
 // data is not used). Blocks may come in any order and from several matrices
 // (q|k|v side by side: each at its own first_column); a slice along N is a part
 // of the rows, a slice along K starts `data` at its first element. Blocks that
@@ -32,11 +29,10 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
 // The same for a matrix that is stored as it is used: row i of `block` is W's
-// row i, in its columns [first_column, first_column + num_columns);
-// block.num_rows is k. OUT_OF_RANGE when it does not fit.
-absl::Status PackColumns(const PackedMatrix& shape, const RowBlock& block,
-                         int64_t first_column, int64_t num_columns,
-                         void* memory);
+// row first_row + i, of which the first n numbers count. OUT_OF_RANGE when it
+// does not fit.
+absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
+                           int64_t first_row, void* memory);
 
 // Zeroes the columns behind the last one of the last panel. Needed once, before
 // or after the rows.

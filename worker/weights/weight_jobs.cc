@@ -50,23 +50,6 @@ absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
       found % block.columns, ": want a finite number, have ", number));
 }
 
-// Rows of a checkpoint that are rows of W, from `first_row` on.
-void PackAsTheyLie(const PackedMatrix& shape, const kernels::RowBlock& block,
-                   int64_t first_row, void* memory) {
-  const int64_t width = kernels::DTypeBytes(shape.dtype);
-  const int64_t panel = kernels::kPanelColumns;
-  for (int64_t i = 0; i < block.num_rows; ++i) {
-    const char* const row =
-        static_cast<const char*>(block.data) + i * block.row_stride * width;
-    for (int64_t n = 0; n < shape.n; n += panel) {
-      std::memcpy(static_cast<char*>(memory) +
-                      (n * shape.k + (first_row + i) * panel) * width,
-                  row + n * width,
-                  static_cast<size_t>(std::min(panel, shape.n - n) * width));
-    }
-  }
-}
-
 // Whole rows of a tensor on their way into a sink.
 struct Rows {
   const char* data = nullptr;
@@ -214,11 +197,11 @@ class JobRunner {
     } else {
       block.data = Widened(rows) + sink.first_column;
     }
-    if (sink.kind == WeightSink::Kind::kPackRows) {
-      PackAsTheyLie(sink.shape, block, rows.to, sink.memory->host);
-      return absl::OkStatus();
-    }
-    return kernels::PackRows(sink.shape, block, rows.to, sink.memory->host);
+    return sink.kind == WeightSink::Kind::kPackRows
+               ? kernels::PackAsTheyLie(sink.shape, block, rows.to,
+                                        sink.memory->host)
+               : kernels::PackRows(sink.shape, block, rows.to,
+                                   sink.memory->host);
   }
 
   // Valid until the next call.
