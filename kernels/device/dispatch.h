@@ -113,7 +113,7 @@ inline absl::Status CheckActivations(const char* op, DeviceKind device,
       op, ": activations: the CPU has float32, not ", DTypeName(dtype)));
 }
 
-// "rms_norm: columns: want at least 1, have 0"
+// "norm: columns: want at least 1, have 0"
 inline absl::Status Refuse(const char* op, const char* what, int64_t want,
                            int64_t have) {
   return absl::InvalidArgumentError(

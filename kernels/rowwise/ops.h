@@ -9,8 +9,7 @@
 #include "kernels/device/workspace.h"
 #include "kernels/rowwise/activation.h"
 #include "kernels/rowwise/embedding.h"
-#include "kernels/rowwise/layer_norm.h"
-#include "kernels/rowwise/rms_norm.h"
+#include "kernels/rowwise/norm.h"
 #include "kernels/rowwise/rope.h"
 #include "kernels/rowwise/rows.h"
 #include "kernels/rowwise/silu_mul.h"
@@ -19,10 +18,8 @@ namespace kvasir::kernels {
 
 absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
                        Workspace& workspace);
-absl::Status RmsNorm(Stream& stream, const RmsNormParams& params,
-                     Workspace& workspace);
-absl::Status LayerNorm(Stream& stream, const LayerNormParams& params,
-                       Workspace& workspace);
+absl::Status Norm(Stream& stream, const NormParams& params,
+                  Workspace& workspace);
 absl::Status SiluMul(Stream& stream, const SiluMulParams& params,
                      Workspace& workspace);
 absl::Status Activation(Stream& stream, const ActivationParams& params,

@@ -195,27 +195,15 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
                                          workspace);
 }
 
-absl::Status Decoder::Norm(Stream& stream, const NormRows& rows,
+absl::Status Decoder::Norm(Stream& stream, kernels::NormParams norm,
                            Workspace& workspace) const {
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kNorms);
-  const auto fill = [&](auto& norm) {
-    norm.x = rows.x;
-    norm.residual = rows.residual;
-    norm.weight = rows.weight;
-    norm.out = rows.out;
-    norm.num_rows = rows.num_rows;
-    norm.columns = spec().hidden_size;
-    norm.eps = static_cast<float>(spec().norm_eps);
-  };
-  if (spec().norm == model::NormKind::kRmsNorm) {
-    kernels::RmsNormParams norm;
-    fill(norm);
-    return kernels::RmsNorm(stream, norm, workspace);
-  }
-  kernels::LayerNormParams norm;
-  fill(norm);
-  norm.bias = rows.bias;
-  return kernels::LayerNorm(stream, norm, workspace);
+  norm.columns = spec().hidden_size;
+  norm.kind = spec().norm == model::NormKind::kRmsNorm
+                  ? kernels::NormKind::kRms
+                  : kernels::NormKind::kLayer;
+  norm.eps = static_cast<float>(spec().norm_eps);
+  return kernels::Norm(stream, norm, workspace);
 }
 
 absl::Status Decoder::Attention(Stream& stream, const TokenBatch& batch,

@@ -13,6 +13,7 @@
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
 #include "kernels/latents/hadamard_tables.h"
+#include "kernels/rowwise/norm.h"
 #include "model/shapes/decoder_spec.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/layer_attention.h"
@@ -93,15 +94,6 @@ class Decoder {
   StepProfile* profile() const { return parts_.profile; }
 
  private:
-  // One norm, with the addition before it.
-  struct NormRows {
-    kernels::DevicePtr<float> x;               // [T, M]
-    kernels::DevicePtr<const float> residual;  // [T, M] or null
-    kernels::DevicePtr<const float> weight;
-    kernels::DevicePtr<const float> bias;  // of a LayerNorm
-    kernels::DevicePtr<float> out;
-    int64_t num_rows = 0;
-  };
   // Launches of attention that are planned once for all of them.
   struct StepKind {
     size_t page_group = 0;
@@ -119,7 +111,8 @@ class Decoder {
                          int64_t layer, kernels::DevicePtr<const float> normed,
                          kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
-  absl::Status Norm(kernels::Stream& stream, const NormRows& rows,
+  // Fills in what the model says of norms.
+  absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
   // sum += the MLP of `normed` (parallel residual).
   absl::Status AddMlp(kernels::Stream& stream, const TokenBatch& batch,

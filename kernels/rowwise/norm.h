@@ -1,4 +1,4 @@
-// layer_norm: each row less its mean, over its deviation, with the residual
+// norm: root-mean-square norm or layer norm of each row, with the residual
 // addition that precedes it. C++17.
 #pragma once
 
@@ -9,20 +9,29 @@
 
 namespace kvasir::kernels {
 
+enum class NormKind {
+  kRms,    // each row over its root mean square
+  kLayer,  // each row less its mean, over its deviation
+};
+
 // If residual: x[t, :] += residual[t, :] first (stored).
-// If out: with mean = sum_i x[t, i] / M and d[i] = x[t, i] - mean,
+// If out, of kRms:
+//   out[t, i] = (x[t, i] * inv) * weight[i],
+//   inv = 1 / sqrt(sum_i x[t, i]^2 / M + eps);
+// of kLayer, with mean = sum_i x[t, i] / M and d[i] = x[t, i] - mean:
 //   out[t, i] = fma(d[i] * inv, weight[i], bias[i]),
 //   inv = 1 / sqrt(sum_i d[i]^2 / M + eps).
-// Both sums run over 16 lanes and one fixed tree (scalar_math.h).
+// Sums run over 16 lanes and one fixed tree (scalar_math.h).
 template <template <typename> class Ptr>
-struct LayerNormParamsIn {
+struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual
   Ptr<const float> residual = nullptr;  // [T, M] or null
   Ptr<const float> weight = nullptr;    // [M]
-  Ptr<const float> bias = nullptr;      // [M]
+  Ptr<const float> bias = nullptr;      // [M], of kLayer
   Ptr<float> out = nullptr;  // [T, M], may be x; null: only the addition
   int64_t num_rows = 0;      // T
   int64_t columns = 0;       // M
+  NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
   DType dtype = DType::kF32;  // of activations
 
@@ -31,11 +40,11 @@ struct LayerNormParamsIn {
     visit(x, residual, weight, bias, out);
   }
 };
-using LayerNormParams = LayerNormParamsIn<DevicePtr>;
-using LayerNormArgs = LayerNormParamsIn<LaunchPtr>;
+using NormParams = NormParamsIn<DevicePtr>;
+using NormArgs = NormParamsIn<LaunchPtr>;
 
 class CpuStream;
-void LayerNormReference(const LayerNormArgs& params, CpuStream& stream);
-void LayerNormSimd(const LayerNormArgs& params, CpuStream& stream);
+void NormReference(const NormArgs& params, CpuStream& stream);
+void NormSimd(const NormArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

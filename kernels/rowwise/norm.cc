@@ -5,13 +5,12 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<RmsNormParams> kKernels = {"rms_norm", &RmsNormReference,
-                                               &RmsNormSimd};
+constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
 
 }  // namespace
 
-absl::Status RmsNorm(Stream& stream, const RmsNormParams& params,
-                     Workspace& workspace) {
+absl::Status Norm(Stream& stream, const NormParams& params,
+                  Workspace& workspace) {
   KVASIR_RETURN_IF_ERROR(
       CheckActivations(kKernels.op, stream.device(), params.dtype));
   if (params.num_rows < 0) {

@@ -1,0 +1,187 @@
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/rowwise/ops.h"
+#include "kernels/testing/op_test_util.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::Combine;
+using ::testing::HasSubstr;
+using ::testing::Values;
+
+struct Case {
+  int64_t rows;
+  int64_t columns;
+  bool residual;
+};
+
+std::vector<float> RandomRows(const Case& c, int64_t first_row, uint32_t seed) {
+  const auto all = RandomFloats((first_row + c.rows) * c.columns, seed);
+  return {all.begin() + first_row * c.columns, all.end()};
+}
+
+// Of the rows from `first_row` on.
+struct Data {
+  Data(NormKind of, const Case& c, int64_t first_row = 0)
+      : kind(of),
+        rows(c.rows),
+        x(RandomRows(c, first_row, 1)),
+        weight(RandomFloats(c.columns, 3)),
+        bias(RandomFloats(c.columns, 4)),
+        out(x.size(), kPoison) {
+    if (c.residual) residual = RandomRows(c, first_row, 2);
+    // A mean that is far from 0: squares about it must not be differences of
+    // large numbers.
+    if (kind == NormKind::kLayer) {
+      for (float& number : x) number += 30.0f;
+    }
+  }
+
+  NormArgs Args() {
+    NormArgs params;
+    params.x = x.data();
+    params.residual = residual.empty() ? nullptr : residual.data();
+    params.weight = weight.data();
+    params.bias = kind == NormKind::kLayer ? bias.data() : nullptr;
+    params.out = out.data();
+    params.num_rows = rows;
+    params.columns = static_cast<int64_t>(weight.size());
+    params.kind = kind;
+    return params;
+  }
+
+  NormKind kind;
+  int64_t rows;
+  std::vector<float> x, residual, weight, bias, out;
+};
+
+Data Normed(TestStream& test, Data data) {
+  KVASIR_EXPECT_OK(
+      Norm(test.stream(), OnDevice(data.Args()), test.workspace()));
+  return data;
+}
+
+// Row `t` of the definition, in float64.
+std::vector<double> Definition(const Data& data, int64_t t) {
+  const size_t columns = data.weight.size();
+  const size_t first = static_cast<size_t>(t) * columns;
+  const bool layer = data.kind == NormKind::kLayer;
+  std::vector<double> row(columns);
+  double mean = 0.0;
+  for (size_t i = 0; i < columns; ++i) {
+    row[i] = static_cast<double>(
+        data.residual.empty() ? data.x[first + i]
+                              : data.x[first + i] + data.residual[first + i]);
+    if (layer) mean += row[i] / static_cast<double>(columns);
+  }
+  double variance = 0.0;
+  for (const double number : row) {
+    variance +=
+        (number - mean) * (number - mean) / static_cast<double>(columns);
+  }
+  for (size_t i = 0; i < columns; ++i) {
+    row[i] = (row[i] - mean) / std::sqrt(variance + 1e-5) *
+                 static_cast<double>(data.weight[i]) +
+             (layer ? static_cast<double>(data.bias[i]) : 0.0);
+  }
+  return row;
+}
+
+class NormTest : public ::testing::TestWithParam<std::tuple<NormKind, Case>> {};
+
+TEST_P(NormTest, IsTheDefinitionAndTheSameOnEveryBackEnd) {
+  const auto& [kind, c] = GetParam();
+  TestStream reference(1, CpuBackend::kReference);
+  const Data given(kind, c);
+  const Data truth = Normed(reference, given);
+  // Of the mean, an ulp of 30 is 2e-6.
+  const double tolerance = kind == NormKind::kRms ? 1e-6 : 1e-5;
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const std::vector<double> want = Definition(given, t);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const size_t at = static_cast<size_t>(t) * want.size() + i;
+      ASSERT_EQ(truth.x[at],
+                c.residual ? given.x[at] + given.residual[at] : given.x[at]);
+      ASSERT_NEAR(want[i], static_cast<double>(truth.out[at]),
+                  tolerance * (1.0 + std::abs(want[i])));
+    }
+  }
+  TestStream one(1);
+  TestStream three(3);
+  ForEachSimdTarget([&, kind = kind, c = c] {
+    for (TestStream* test : {&one, &three}) {
+      const Data got = Normed(*test, Data(kind, c));
+      EXPECT_TRUE(SameBits(truth.x, got.x));
+      EXPECT_TRUE(SameBits(truth.out, got.out));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
+                         Combine(Values(NormKind::kRms, NormKind::kLayer),
+                                 Values(Case{0, 5, true}, Case{1, 1, false},
+                                        Case{1, 64, true}, Case{3, 37, true},
+                                        Case{2, 4099, false},
+                                        Case{40, 1000, true})));
+
+class NormKindTest : public ::testing::TestWithParam<NormKind> {};
+
+// Together they are enough to wake threads.
+TEST_P(NormKindTest, RowsAreTheSameAloneAndTogether) {
+  constexpr int64_t kRows = 61;
+  constexpr int64_t kColumns = 275;
+  TestStream test(3);
+  ForEachSimdTarget([&] {
+    const Data together = Normed(test, {GetParam(), {kRows, kColumns, true}});
+    for (const int64_t rows : {1, 2, 5, 16}) {
+      for (int64_t first = 0; first + rows <= kRows; first += rows) {
+        const Data alone =
+            Normed(test, {GetParam(), {rows, kColumns, true}, first});
+        const auto part = [&](const std::vector<float>& all) {
+          return std::vector<float>(all.begin() + first * kColumns,
+                                    all.begin() + (first + rows) * kColumns);
+        };
+        EXPECT_TRUE(SameBits(alone.x, part(together.x)) &&
+                    SameBits(alone.out, part(together.out)))
+            << rows << " rows from " << first;
+      }
+    }
+  });
+}
+
+TEST_P(NormKindTest, OutMayBeTheInput) {
+  TestStream test;
+  Data data(GetParam(), {3, 37, false});
+  const Data apart = Normed(test, data);
+  NormArgs params = data.Args();
+  params.out = params.x;
+  KVASIR_ASSERT_OK(Norm(test.stream(), OnDevice(params), test.workspace()));
+  EXPECT_TRUE(SameBits(apart.out, data.x));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NormKindTest,
+                         Values(NormKind::kRms, NormKind::kLayer));
+
+TEST(NormOnlyTest, TheAdditionAloneNeedsNoWeight) {
+  std::vector<float> x = {1.0f, 2.0f};
+  const std::vector<float> residual = {0.5f, -2.0f};
+  NormArgs params;
+  params.x = x.data();
+  params.residual = residual.data();
+  params.num_rows = 1;
+  params.columns = 2;
+  TestStream test;
+  KVASIR_ASSERT_OK(Norm(test.stream(), OnDevice(params), test.workspace()));
+  EXPECT_EQ((std::vector<float>{1.5f, 0.0f}), x);
+  params.columns = 0;
+  EXPECT_THAT(Norm(test.stream(), OnDevice(params), test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("columns: want at least 1, have 0")));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels
