@@ -98,7 +98,7 @@ TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const auto rank,
         MakePlannedRank(GetParam(), options, nullptr, "BF16", shape));
-    bytes[more] = rank->executor().workspace_bytes();
+    bytes[more] = rank->allocator().use(kernels::MemoryTag::kWorkspace).bytes;
   }
   EXPECT_EQ(bytes[0], bytes[1]);
 }

@@ -234,6 +234,9 @@ absl::StatusOr<kvasir::v1::StepResult> ModelExecutor::Await() {
 
 absl::Status ModelExecutor::RegisterTokenMask(
     std::string name, absl::Span<const uint32_t> allowed) {
+  if (in_flight_) {
+    return absl::FailedPreconditionError("token mask: a step is in flight");
+  }
   const size_t words = static_cast<size_t>((limits_.vocab_size + 31) / 32);
   if (name.empty() || allowed.size() != words) {
     return absl::InvalidArgumentError(
@@ -248,10 +251,6 @@ absl::Status ModelExecutor::RegisterTokenMask(
                                          allowed.data(), buffer.bytes()));
   masks_[std::move(name)] = std::move(buffer);
   return absl::OkStatus();
-}
-
-void ModelExecutor::UnregisterTokenMask(const std::string& name) {
-  masks_.erase(name);
 }
 
 }  // namespace kvasir::worker

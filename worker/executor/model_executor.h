@@ -98,10 +98,10 @@ class ModelExecutor final : public Executor {
   absl::StatusOr<kvasir::v1::StepResult> Await() override;
 
   // `allowed`: bit id % 32 of word id / 32 for ids that may be sampled,
-  // [ceil(V / 32)]. Replaces a mask of the same name.
+  // [ceil(V / 32)]. Replaces a mask of the same name, which no step may be
+  // reading: FAILED_PRECONDITION while one is in flight.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
-  void UnregisterTokenMask(const std::string& name);
 
   const ModelExecutorOptions& options() const { return options_; }
   const std::string& weights_id() const { return weights_.weights_id; }
@@ -111,9 +111,6 @@ class ModelExecutor final : public Executor {
   std::string numerics_id() const;
   // Bytes of weights that one step streams, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
-  int64_t workspace_bytes() const {
-    return static_cast<int64_t>(workspace_memory_.bytes());
-  }
   // Of the arenas, as allocated.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }

@@ -282,6 +282,21 @@ TEST(ModelExecutorTest, MasksBansAndBiasesDecideWhatMayBeSampled) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("39")));
 }
 
+TEST(ModelExecutorTest, NoMaskIsReplacedUnderAStepThatMayReadIt) {
+  auto rank = TinyRank();
+  ModelExecutor& executor = rank->executor();
+  const std::vector<uint32_t> words(1237 / 32 + 1, ~0u);
+  KVASIR_ASSERT_OK(executor.RegisterTokenMask("mask", words));
+  StepPlan plan;
+  plan.set_step_id(executor.last_step_id() + 1);
+  KVASIR_ASSERT_OK(executor.Enqueue(plan));
+  EXPECT_THAT(
+      executor.RegisterTokenMask("mask", words),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("in flight")));
+  KVASIR_ASSERT_OK(executor.Await().status());
+  KVASIR_EXPECT_OK(executor.RegisterTokenMask("mask", words));
+}
+
 TEST(ModelExecutorTest, LogprobsComeInFallingOrderAndOnlyWhereAskedFor) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
