@@ -97,6 +97,15 @@ absl::Status Admission::TimedOut(const CanonicalRequest& request) {
                    " passed before its first token"));
 }
 
+absl::Status Admission::Unreached(const std::string& model,
+                                  absl::string_view problems) {
+  return absl::UnavailableError(absl::StrCat("model ", model, ": ", problems));
+}
+
+absl::Status Admission::ShuttingDown() {
+  return proto::RefusedError(Refusal::DRAINING, "the server is shutting down");
+}
+
 absl::Status Admission::NoReplica(const std::string& model, bool all_drain,
                                   absl::string_view problems) {
   if (all_drain) {

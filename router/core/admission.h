@@ -72,6 +72,10 @@ class Admission {
                             absl::Duration ours, absl::Time now);
   // The request's own queue timeout is over.
   static absl::Status TimedOut(const CanonicalRequest& request);
+  // Nobody has told yet what the model takes.
+  static absl::Status Unreached(const std::string& model,
+                                absl::string_view problems);
+  static absl::Status ShuttingDown();
   // No replica can be asked; each of them drains, or why none is ready.
   static absl::Status NoReplica(const std::string& model, bool all_drain,
                                 absl::string_view problems);

@@ -186,8 +186,7 @@ absl::Status RequestFlow::CancelledStatus() const {
     case CancelReason::kSlowReader:
       return absl::CancelledError("the client reads too slowly");
     case CancelReason::kShutdown:
-      return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
-                                 "the server is shutting down");
+      return Admission::ShuttingDown();
   }
   return absl::CancelledError("cancelled");
 }

@@ -68,8 +68,7 @@ std::vector<ModelStatus> RouterCore::Models() const {
 absl::Status RouterCore::Complete(CanonicalRequest* request) {
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model, Model(request->model));
   if (!model.info.has_value()) {
-    return absl::UnavailableError(absl::StrCat("model ", request->model, ": ",
-                                               parts_.registry->Problems()));
+    return Admission::Unreached(request->model, parts_.registry->Problems());
   }
   KVASIR_RETURN_IF_ERROR(
       Admission::OfRequest(*request, *model.info, options_.max_n, absl::Now()));

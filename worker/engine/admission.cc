@@ -1,17 +1,30 @@
 #include "worker/engine/admission.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
+#include "base/string_view.h"
 
 namespace kvasir::worker {
 
+using base::AbslView;
+
 Refusal Admission::OfRequest(const Request& request) const {
-  absl::Status valid = ValidateRequest(request, limits_);
-  if (valid.ok()) return {};
-  const bool too_long = request.prompt.size_tokens() >= limits_.max_model_len;
-  return {std::move(valid),
-          too_long ? RefusalReason::kNeverFits : RefusalReason::kNone};
+  const size_t prompt = request.prompt.size_tokens();
+  if (prompt >= limits_.max_model_len) {
+    return {
+        absl::InvalidArgumentError(absl::StrCat(
+            "prompt has ", prompt, " tokens, want at most max_model_len - 1 = ",
+            int64_t{limits_.max_model_len} - 1)),
+        RefusalReason::kNeverFits};
+  }
+  return {ValidateRequest(request, limits_), RefusalReason::kNone};
+}
+
+Refusal Admission::OfWeights(std::string_view want, std::string_view have) {
+  if (want.empty() || want == have) return {};
+  return {absl::FailedPreconditionError(
+              absl::StrCat("weights_id: this worker has ", AbslView(have),
+                           ", the request wants ", AbslView(want))),
+          RefusalReason::kNone};
 }
 
 Refusal Admission::OfPlace(const Request& request, const Place& place) const {
@@ -49,12 +62,6 @@ Refusal Admission::OfState(Serving serving) {
   return {};
 }
 
-Refusal Admission::TooManySamples(uint32_t n, uint32_t max_num_seqs) {
-  return {absl::InvalidArgumentError(absl::StrCat(
-              "n is ", n, ", want at most max_num_seqs ", max_num_seqs)),
-          RefusalReason::kNeverFits};
-}
-
 Refusal Admission::DeadlinePassed(bool started) {
   return {absl::DeadlineExceededError(absl::StrCat(
               "deadline passed ", started ? "while running" : "in the queue")),
@@ -76,6 +83,22 @@ Refusal Admission::NoTokenLeft() {
               "no token may be sampled: the request's token mask and bans "
               "leave none"),
           RefusalReason::kNone};
+}
+
+Refusal Admission::DrainEnded() {
+  return {absl::UnavailableError("the drain's deadline has come"),
+          RefusalReason::kDraining};
+}
+
+Refusal Admission::EngineStopped() {
+  return {absl::UnavailableError("the engine was stopped"),
+          RefusalReason::kDraining};
+}
+
+Refusal Admission::ExecutorFailed(const absl::Status& why) {
+  return {absl::UnavailableError(
+              absl::StrCat("the executor failed: ", why.ToString())),
+          RefusalReason::kRetryElsewhere};
 }
 
 }  // namespace kvasir::worker

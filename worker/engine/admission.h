@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "absl/time/time.h"
 #include "worker/engine/request.h"
@@ -25,9 +26,12 @@ class Admission {
   Admission(const RequestLimits& limits, uint32_t max_queue)
       : limits_(limits), max_queue_(max_queue) {}
 
-  // By itself: ValidateRequest's errors; NEVER_FITS for a prompt of the model's
-  // length or more.
+  // By itself: NEVER_FITS for a prompt of the model's length or more, else
+  // ValidateRequest's errors.
   Refusal OfRequest(const Request& request) const;
+  // FAILED_PRECONDITION for one that wants (empty: any) other weights than this
+  // worker's.
+  static Refusal OfWeights(std::string_view want, std::string_view have);
   // By what else is there: `num_queued` requests wait, this one's id and
   // attempt live already or not, it starts in the next step or not.
   struct Place {
@@ -37,8 +41,6 @@ class Admission {
   };
   Refusal OfPlace(const Request& request, const Place& place) const;
   static Refusal OfState(Serving serving);
-  // NEVER_FITS: samples run side by side, so many sequences a step has.
-  static Refusal TooManySamples(uint32_t n, uint32_t max_num_seqs);
 
   // Of requests that wait or run.
   static Refusal DeadlinePassed(bool started);
@@ -46,6 +48,10 @@ class Admission {
   // measure; a client's own patience is at an end everywhere.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
+  // Of all that live, when the worker goes; another one may run them again.
+  static Refusal DrainEnded();
+  static Refusal EngineStopped();
+  static Refusal ExecutorFailed(const absl::Status& why);
 
  private:
   const RequestLimits limits_;

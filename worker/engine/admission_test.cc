@@ -32,7 +32,25 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
   EXPECT_TRUE(Limited().OfRequest(Good()).ok());
   Request request = Good();
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
-  EXPECT_EQ(Limited().OfRequest(request).reason, RefusalReason::kNeverFits);
+  const char* const message =
+      "prompt has 32 tokens, want at most max_model_len - 1 = 31";
+  EXPECT_THAT(Limited().OfRequest(request).status,
+              StatusIs(absl::StatusCode::kInvalidArgument, message));
+  // Reason and message speak of the same, whatever else is wrong.
+  request.sampling.set_n(5);
+  const Refusal refusal = Limited().OfRequest(request);
+  EXPECT_EQ(refusal.reason, RefusalReason::kNeverFits);
+  EXPECT_EQ(refusal.status.message(), message);
+}
+
+TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreRefused) {
+  EXPECT_TRUE(Admission::OfWeights("", "have").ok());
+  EXPECT_TRUE(Admission::OfWeights("have", "have").ok());
+  const Refusal refusal = Admission::OfWeights("want", "have");
+  EXPECT_THAT(refusal.status,
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("has have, the request wants want")));
+  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
 }
 
 TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {

@@ -37,10 +37,6 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-Refusal Refuse(absl::Status status, RefusalReason reason) {
-  return {std::move(status), reason};
-}
-
 }  // namespace
 
 // Lock order: mutex_ is the only lock, and no callback runs under it.
@@ -416,7 +412,7 @@ absl::Status Engine::Impl::WarmUp() {
   while (scheduler_->has_work()) {
     const absl::Status status = Step(&planned);
     if (!status.ok()) {
-      scheduler_->FailAll(Refuse(status, RefusalReason::kRetryElsewhere));
+      scheduler_->FailAll(Admission::ExecutorFailed(status));
       return status;
     }
   }
@@ -562,19 +558,15 @@ void Engine::Impl::Fail(const absl::Status& status) {
     inbox_submits_ = 0;
     changed_.SignalAll();
   }
-  const Refusal why = Refuse(absl::UnavailableError(absl::StrCat(
-                                 "the executor failed: ", status.ToString())),
-                             RefusalReason::kRetryElsewhere);
   RunCommands();
-  scheduler_->FailAll(why);
+  scheduler_->FailAll(Admission::ExecutorFailed(status));
   Publish();
   if (options_.on_failure) options_.on_failure(status);
 }
 
 void Engine::Impl::EndAll() {
   RunCommands();
-  scheduler_->RefuseAll(Refuse(absl::UnavailableError("the engine was stopped"),
-                               RefusalReason::kDraining));
+  scheduler_->RefuseAll(Admission::EngineStopped());
   Publish();
 }
 

@@ -111,12 +111,7 @@ absl::Status CheckTokens(const Request& request, const RequestLimits& limits) {
   if (prompt == 0) {
     return absl::InvalidArgumentError("prompt has no token, want at least 1");
   }
-  if (prompt >= limits.max_model_len) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "prompt has ", prompt, " tokens, want at most max_model_len - 1 = ",
-        int64_t{limits.max_model_len} - 1));
-  }
-  if (emitted > limits.max_model_len - prompt) {
+  if (prompt + emitted > limits.max_model_len) {
     return absl::InvalidArgumentError(
         absl::StrCat("prompt and emitted tokens are ", prompt, " + ", emitted,
                      ", want at most max_model_len ", limits.max_model_len));

@@ -51,7 +51,8 @@ struct RequestLimits {
 };
 
 // INVALID_ARGUMENT naming the field, its value and the limit; UNIMPLEMENTED for
-// a token mask where none can be served. Touches every token id once.
+// a token mask where none can be served. Touches every token id once. That the
+// prompt fits at all is Admission's to say.
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
 

@@ -169,12 +169,6 @@ INSTANTIATE_TEST_SUITE_P(
                 "number of stop_token_ids is 3, want at most 2"},
         BadCase{"EmptyPrompt", [](Request* r) { r->prompt = {}; },
                 "prompt has no token"},
-        BadCase{"LongPrompt",
-                [](Request* r) {
-                  r->prompt =
-                      proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
-                },
-                "prompt has 32 tokens, want at most max_model_len - 1 = 31"},
         BadCase{"PromptIdOutsideVocabulary",
                 [](Request* r) {
                   r->prompt = proto::TokenBytes::FromIds({1, 2, 100});

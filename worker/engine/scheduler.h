@@ -64,8 +64,8 @@ class Scheduler {
   static absl::StatusOr<std::unique_ptr<Scheduler>> Create(
       const SchedulerOptions& options, const SchedulerDeps& deps);
 
-  // Queues a validated request. Refusals: ALREADY_EXISTS, kRetryElsewhere
-  // (queue full), kNeverFits (n above max_num_seqs).
+  // Queues a validated request of at most max_num_seqs samples. Refusals:
+  // ALREADY_EXISTS, kRetryElsewhere (queue full).
   // The sink hears OnAccepted; if what was emitted before already ends the
   // output, OnFinished as well.
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);

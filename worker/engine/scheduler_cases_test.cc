@@ -539,11 +539,6 @@ constexpr Case kAdmission[] = {
     expect output a
     expect idle
 )"},
-    {"RefusesMoreSamplesThanSeats", R"(
-    submit a n=5
-    expect refused a=INVALID_ARGUMENT/never
-    expect idle
-)"},
     {"ForksHoldTheirSeatsFromTheStart", R"(
     options seqs=3
     submit a prompt=30 n=2 max=4

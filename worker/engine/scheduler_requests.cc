@@ -49,10 +49,7 @@ void Summarize(const Phases& phases, RequestSummary* summary) {
 
 Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
-  if (request.sampling.n() > options_.max_num_seqs) {
-    return Admission::TooManySamples(request.sampling.n(),
-                                     options_.max_num_seqs);
-  }
+  KVASIR_CHECK(request.sampling.n() <= options_.max_num_seqs);
   bool is_live = false;
   if (const auto found = requests_.find(request.request_id);
       found != requests_.end()) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "worker/engine/admission.h"
 
 namespace kvasir::worker {
 namespace {
@@ -61,8 +62,7 @@ void Drainer::Run() {
   engine_->BeginDrain();
   if (!WaitIdle()) {
     // Not an abort, which would look to a router like a complete answer.
-    engine_->RefuseAll({absl::UnavailableError("the drain's deadline has come"),
-                        RefusalReason::kDraining});
+    engine_->RefuseAll(Admission::DrainEnded());
     engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
   }
   const ServedEngine::Ended end = engine_->Totals();

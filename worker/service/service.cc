@@ -4,8 +4,8 @@
 #include <future>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/clock.h"
+#include "worker/engine/admission.h"
 #include "worker/service/convert.h"
 #include "worker/service/service_reactors.h"
 
@@ -59,13 +59,10 @@ grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* WorkerService::Generate(
   const std::shared_ptr<GenerateReactor> reactor =
       GenerateReactor::Make({context, engine_, pump_, options_.max_queued_bytes,
                              request->request_id(), request->attempt()});
-  if (!request->weights_id().empty() &&
-      request->weights_id() != options_.info.weights_id()) {
-    reactor->OnSubmitted(
-        {absl::FailedPreconditionError(absl::StrCat(
-             "weights_id: this worker has ", options_.info.weights_id(),
-             ", the request wants ", request->weights_id())),
-         RefusalReason::kNone});
+  if (const Refusal refusal = Admission::OfWeights(request->weights_id(),
+                                                   options_.info.weights_id());
+      !refusal.ok()) {
+    reactor->OnSubmitted(refusal);
     return reactor.get();
   }
   absl::StatusOr<Request> converted = ToRequest(*request, DeadlineOf(*context));
