@@ -97,14 +97,14 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
         ", so a text cannot become tokens; `kvasir serve` takes token ids "
         "(docs/kserve.md)"));
   }
-  KVASIR_ASSIGN_OR_RETURN(const model::ModelConfig config,
+  KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,
                           model::LoadModelConfig(model.model));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
   // A prompt that is too long is refused with the model's own length.
   options.engine.max_model_len = std::min<int64_t>(
-      config.spec.max_position_embeddings,
+      spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   KVASIR_ASSIGN_OR_RETURN(server->folder_, MakePrivateFolder());

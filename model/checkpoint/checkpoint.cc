@@ -106,10 +106,10 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
             ? absl::StrFormat("%s: is no folder, want one of a model", folder)
             : absl::StrFormat("no such model folder: %s", folder));
   }
-  KVASIR_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(folder));
+  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, LoadModelConfig(folder));
   KVASIR_ASSIGN_OR_RETURN(TensorStore store, TensorStore::Open(folder));
-  KVASIR_RETURN_IF_ERROR(UseOurNames(config.spec, &store));
-  Checkpoint checkpoint(folder, std::move(config), std::move(store));
+  KVASIR_RETURN_IF_ERROR(UseOurNames(spec, &store));
+  Checkpoint checkpoint(folder, std::move(spec), std::move(store));
   const std::string plan_path = absl::StrCat(folder, "/kv_plan.json");
   if (FileExists(plan_path)) {
     KVASIR_ASSIGN_OR_RETURN(checkpoint.kv_plan_json_,

@@ -69,8 +69,7 @@ class Checkpoint {
   const std::string& folder() const { return folder_; }
   // The folder's own name.
   std::string name() const;
-  const DecoderSpec& spec() const { return config_.spec; }
-  const GenerationDefaults& generation() const { return config_.generation; }
+  const DecoderSpec& spec() const { return spec_; }
   // Text of kv_plan.json, if there is one.
   const std::optional<std::string>& kv_plan_json() const {
     return kv_plan_json_;
@@ -83,9 +82,9 @@ class Checkpoint {
   const TensorStore& tensors() const { return store_; }
 
  private:
-  Checkpoint(std::string folder, ModelConfig config, TensorStore store)
+  Checkpoint(std::string folder, DecoderSpec spec, TensorStore store)
       : folder_(std::move(folder)),
-        config_(std::move(config)),
+        spec_(std::move(spec)),
         store_(std::move(store)) {}
 
   absl::Status CheckTensor(const RequiredTensor& want) const;
@@ -95,7 +94,7 @@ class Checkpoint {
                              const std::vector<bool>& compressed) const;
 
   std::string folder_;
-  ModelConfig config_;
+  DecoderSpec spec_;
   TensorStore store_;
   std::optional<std::string> kv_plan_json_;
 };

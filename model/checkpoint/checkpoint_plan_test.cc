@@ -65,10 +65,10 @@ class CheckpointPlanTest : public ::testing::Test {
     std::filesystem::create_directories(folder_);
     std::ofstream(folder_ + "/config.json") << kConfig;
     std::ofstream(folder_ + "/kv_plan.json") << kPlan;
-    const auto config = LoadModelConfig(folder_);
-    EXPECT_TRUE(config.ok()) << config.status();
-    if (!config.ok()) return;
-    spec_ = config->spec;
+    const auto spec = LoadModelConfig(folder_);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    if (!spec.ok()) return;
+    spec_ = *spec;
     for (const RequiredTensor& tensor : Required()) {
       shapes_[tensor.name] = tensor.shape;
     }

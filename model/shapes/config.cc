@@ -471,51 +471,44 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
 }
 
 absl::Status ParseGenerationConfig(std::string_view text,
-                                   std::string_view where,
-                                   ModelConfig* config) {
+                                   std::string_view where, DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(const json root, ParseJson(text, where));
   if (!root.is_object()) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s: want an object, have %s", where, JsonExcerpt(root)));
   }
   const JsonFields fields(root, std::string(where));
-  KVASIR_ASSIGN_OR_RETURN(
-      std::vector<int32_t> eos,
-      TokenIds(fields, "eos_token_id", config->spec.vocab_size));
-  if (!eos.empty()) config->spec.eos_token_ids = std::move(eos);
-  GenerationDefaults& defaults = config->generation;
-  KVASIR_ASSIGN_OR_RETURN(defaults.do_sample, fields.Bool("do_sample"));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
+                          TokenIds(fields, "eos_token_id", spec->vocab_size));
+  if (!eos.empty()) spec->eos_token_ids = std::move(eos);
   // As requests may have them.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
-  KVASIR_ASSIGN_OR_RETURN(
-      defaults.temperature,
-      fields.NumberWithin("temperature", 0, std::numeric_limits<float>::max()));
-  KVASIR_ASSIGN_OR_RETURN(defaults.top_p, fields.NumberWithin("top_p", 0, 1));
-  KVASIR_ASSIGN_OR_RETURN(defaults.top_k,
-                          fields.IntWithin("top_k", -1, kMaxCount));
-  KVASIR_ASSIGN_OR_RETURN(defaults.min_p, fields.NumberWithin("min_p", 0, 1));
-  KVASIR_ASSIGN_OR_RETURN(defaults.repetition_penalty,
-                          fields.NumberWithin("repetition_penalty", 0.01, 100));
-  KVASIR_ASSIGN_OR_RETURN(defaults.max_new_tokens,
-                          fields.IntWithin("max_new_tokens", 0, kMaxCount));
-  return absl::OkStatus();
+  constexpr float kMaxFloat = std::numeric_limits<float>::max();
+  KVASIR_RETURN_IF_ERROR(fields.Bool("do_sample").status());
+  KVASIR_RETURN_IF_ERROR(
+      fields.NumberWithin("temperature", 0, kMaxFloat).status());
+  KVASIR_RETURN_IF_ERROR(fields.NumberWithin("top_p", 0, 1).status());
+  KVASIR_RETURN_IF_ERROR(fields.IntWithin("top_k", -1, kMaxCount).status());
+  KVASIR_RETURN_IF_ERROR(fields.NumberWithin("min_p", 0, 1).status());
+  KVASIR_RETURN_IF_ERROR(
+      fields.NumberWithin("repetition_penalty", 0.01, 100).status());
+  return fields.IntWithin("max_new_tokens", 0, kMaxCount).status();
 }
 
-absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& folder) {
+absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/config.json");
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
                           ReadSmallFile(path, kMaxConfigBytes));
-  ModelConfig config;
-  KVASIR_ASSIGN_OR_RETURN(config.spec, ParseConfig(text, path));
+  KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, ParseConfig(text, path));
   const std::string generation_path =
       absl::StrCat(folder, "/generation_config.json");
   if (FileExists(generation_path)) {
     KVASIR_ASSIGN_OR_RETURN(const std::string generation,
                             ReadSmallFile(generation_path, kMaxConfigBytes));
     KVASIR_RETURN_IF_ERROR(
-        ParseGenerationConfig(generation, generation_path, &config));
+        ParseGenerationConfig(generation, generation_path, &spec));
   }
-  return config;
+  return spec;
 }
 
 }  // namespace kvasir::model

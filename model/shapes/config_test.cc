@@ -412,24 +412,19 @@ INSTANTIATE_TEST_SUITE_P(
                   "per layer type"}),
     [](const auto& test) { return test.param.name; });
 
-TEST(ConfigTest, GenerationConfigReplacesEosIdsAndKeepsDefaults) {
-  ModelConfig config;
-  config.spec = MustParse(With(SmallLlama(), "eos_token_id", 2));
+TEST(ConfigTest, GenerationConfigReplacesEosIds) {
+  DecoderSpec spec = MustParse(With(SmallLlama(), "eos_token_id", 2));
   KVASIR_ASSERT_OK(ParseGenerationConfig(
       R"({"eos_token_id":[5,6],"temperature":0.6,"top_p":0.9,"top_k":20,)"
       R"("do_sample":true})",
-      "generation_config.json", &config));
-  EXPECT_EQ(config.spec.eos_token_ids, (std::vector<int32_t>{5, 6}));
-  EXPECT_EQ(config.generation.temperature, 0.6);
-  EXPECT_EQ(config.generation.top_k, 20);
-  EXPECT_EQ(config.generation.min_p, std::nullopt);
-  EXPECT_THAT(ParseGenerationConfig(R"({"top_p":"x"})", "g.json", &config),
+      "generation_config.json", &spec));
+  EXPECT_EQ(spec.eos_token_ids, (std::vector<int32_t>{5, 6}));
+  EXPECT_THAT(ParseGenerationConfig(R"({"top_p":"x"})", "g.json", &spec),
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
 }
 
 TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedByNameValueAndLimit) {
-  ModelConfig config;
-  config.spec = MustParse(SmallLlama());
+  DecoderSpec spec = MustParse(SmallLlama());
   for (const auto& [text, want] : std::map<std::string, std::string>{
            {R"({"temperature":-5})",
             "temperature: want 0 to 3.40282e+38, have -5"},
@@ -440,12 +435,12 @@ TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedByNameValueAndLimit) {
             "repetition_penalty: want 0.01 to 100, have 0"},
            {R"({"max_new_tokens":-1})",
             "max_new_tokens: want 0 to 2147483647, have -1"}}) {
-    EXPECT_THAT(ParseGenerationConfig(text, "g.json", &config),
+    EXPECT_THAT(ParseGenerationConfig(text, "g.json", &spec),
                 StatusIs(kWrong, HasSubstr("g.json: " + want)));
   }
   KVASIR_EXPECT_OK(ParseGenerationConfig(
       R"({"temperature":0,"top_k":-1,"top_p":null,"max_new_tokens":0})",
-      "g.json", &config));
+      "g.json", &spec));
 }
 
 TEST(ConfigTest, EveryGoldenModelIsServed) {

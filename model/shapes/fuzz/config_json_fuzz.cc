@@ -8,7 +8,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
-  kvasir::model::ModelConfig config;
+  kvasir::model::DecoderSpec parsed;
   auto spec = kvasir::model::ParseConfig(text, "fuzz");
   if (spec.ok()) {
     KVASIR_CHECK(spec->num_heads % spec->num_kv_heads == 0);
@@ -17,10 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const double frequency : spec->rope.frequencies) {
       KVASIR_CHECK(std::isfinite(frequency));
     }
-    config.spec = *std::move(spec);
+    parsed = *std::move(spec);
   } else {
-    config.spec.vocab_size = 100;
+    parsed.vocab_size = 100;
   }
-  (void)kvasir::model::ParseGenerationConfig(text, "fuzz", &config);
+  (void)kvasir::model::ParseGenerationConfig(text, "fuzz", &parsed);
   return 0;
 }
