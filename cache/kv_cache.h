@@ -194,7 +194,6 @@ class KvCache {
   // another) and all tokens so far computes the sequence again.
   void Preempt(SequenceId id);
 
-  bool IsLive(SequenceId id) const { return sequences_.contains(id); }
   // Tokens committed, and the reserved ones after them.
   int64_t logical_tokens(SequenceId id) const;
   int64_t reserved_tokens(SequenceId id) const;

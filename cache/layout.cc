@@ -241,15 +241,6 @@ PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   return pages;
 }
 
-int64_t PageLayout::BytesOfPages(const PageCounts& pages) const {
-  KVASIR_CHECK(pages.size() == groups_.size());
-  int64_t bytes = 0;
-  for (size_t g = 0; g < pages.size(); ++g) {
-    bytes += pages[g] * groups_[g].page_bytes;
-  }
-  return bytes;
-}
-
 absl::Status PageLayout::OneSequenceFits(const PageCounts& pages,
                                          int64_t max_model_len,
                                          int64_t max_chunk_tokens) const {
@@ -289,18 +280,6 @@ absl::Status PageLayout::OneSequenceFits(const PageCounts& pages,
     absl::StrAppend(&text, " or lower --max-model-len to at most ", fitting);
   }
   return absl::FailedPreconditionError(text);
-}
-
-PageCounts LeastOverRanks(const std::vector<PageCounts>& ranks) {
-  KVASIR_CHECK(!ranks.empty());
-  PageCounts least = ranks.front();
-  for (const PageCounts& rank : ranks) {
-    KVASIR_CHECK(rank.size() == least.size());
-    for (size_t g = 0; g < least.size(); ++g) {
-      least[g] = std::min(least[g], rank[g]);
-    }
-  }
-  return least;
 }
 
 }  // namespace kvasir::cache

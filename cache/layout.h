@@ -217,7 +217,6 @@ class PageLayout {
     int64_t max_chunk_tokens = 0;
   };
   PageCounts PagesForBudget(const BudgetRequest& request) const;
-  int64_t BytesOfPages(const PageCounts& pages) const;
 
   // FAILED_PRECONDITION, with the numbers and what to change, when one
   // sequence of `max_model_len` does not fit into `pages`.
@@ -239,9 +238,5 @@ class PageLayout {
   std::vector<LayerLayout> layers_;
   std::vector<PageGroupLayout> groups_;
 };
-
-// The page counts every rank can afford: the least over ranks, group by group.
-// CHECKs that all have the same groups.
-PageCounts LeastOverRanks(const std::vector<PageCounts>& ranks);
 
 }  // namespace kvasir::cache

@@ -540,7 +540,6 @@ TEST(PageLayoutTest, BudgetIsSharedByWhatSequencesHold) {
                                      .max_model_len = 16,
                                      .max_chunk_tokens = 1}),
               ElementsAre(56, 55));
-  EXPECT_EQ(layout.BytesOfPages({56, 55}), 111 * page);
   EXPECT_EQ(layout.BytesAtLength(128, 1), 11 * page);
 }
 
@@ -574,10 +573,6 @@ TEST(PageLayoutTest, ALengthBeyondEveryLimitIsRefusedNotChecked) {
                        HasSubstr("max_model_len must be 1..1073741824")));
   EXPECT_EQ(layout.BytesAtLength(kMaxSequenceTokens, 1),
             kMaxSequenceTokens * 256);
-}
-
-TEST(PageLayoutTest, PagesAreTheLeastOverRanks) {
-  EXPECT_THAT(LeastOverRanks({{4, 9}, {5, 7}}), ElementsAre(4, 7));
 }
 
 }  // namespace

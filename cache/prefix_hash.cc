@@ -6,7 +6,6 @@
 
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "base/check.h"
 
 namespace kvasir::cache {
@@ -106,11 +105,6 @@ class Blake2Hasher final : public PrefixHasher {
 };
 
 }  // namespace
-
-std::string PrefixHash::ToHex() const {
-  return absl::BytesToHexString(absl::string_view(
-      reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-}
 
 std::unique_ptr<PrefixHasher> MakePrefixHasher(absl::string_view cache_id) {
   return std::make_unique<Blake2Hasher>(cache_id);

@@ -28,7 +28,6 @@ struct PrefixHash {
   friend H AbslHashValue(H state, const PrefixHash& hash) {
     return H::combine(std::move(state), hash.bytes);
   }
-  std::string ToHex() const;
 };
 
 // Threads: const methods may be called from any thread.

@@ -403,12 +403,6 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   return row;
 }
 
-int64_t Evaluator::memory_bytes() const {
-  return num_windows_ * (options_.window_tokens - 1) *
-         teacher_.decoder->spec().hidden_size *
-         static_cast<int64_t>(sizeof(float));
-}
-
 Evaluation Evaluator::report() const {
   Evaluation report;
   report.teacher = summary_;

@@ -120,7 +120,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent = 1);
 // Holds the teacher's answers to a text, and sets candidates against them, one
 // after the other.
 // Owns: the last hidden states of the teacher, windows * window_tokens * hidden
-//   numbers (memory_bytes()); beside them every thread works on one window and
+//   numbers; beside them every thread works on one window and
 //   on blocks of at most 16 MiB of logits.
 // Threads: one caller.
 // Errors: InvalidArgument for a text too short (how many tokens it has, how
@@ -139,10 +139,8 @@ class Evaluator {
   const Evaluation::Teacher& teacher() const { return summary_; }
   // All but the rows.
   Evaluation report() const;
-  int64_t num_windows() const { return num_windows_; }
   // As done: with the sizes chosen.
   const RepeatOptions& repeat() const { return options_.repeat; }
-  int64_t memory_bytes() const;
 
  private:
   struct Window {

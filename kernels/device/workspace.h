@@ -41,7 +41,6 @@ class Workspace {
 
   bool counting() const { return counting_; }
   const absl::Status& status() const { return status_; }
-  size_t used_bytes() const { return used_bytes_; }
   size_t peak_bytes() const { return peak_bytes_; }
 
   class Scope {

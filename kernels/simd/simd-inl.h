@@ -261,9 +261,6 @@ HWY_INLINE void ReduceWides(const Wide (&wides)[kCount], const Combine& combine,
 }
 
 HWY_INLINE float SumOf(const Wide& wide) { return ReduceWide(wide, AddStep()); }
-HWY_INLINE float MaxOf(const Wide& wide) {
-  return ReduceWide(wide, LargerStep());
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels

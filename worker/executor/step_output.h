@@ -65,9 +65,6 @@ class StepOutput {
 
   // Rows that are sampled at a time, at most.
   int64_t logits_rows() const;
-  int64_t logits_bytes() const {
-    return logits_floats_ * static_cast<int64_t>(sizeof(float));
-  }
 
  private:
   // The buffer's size does not depend on the step, so that a small step never

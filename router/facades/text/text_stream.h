@@ -43,8 +43,6 @@ class TextStream {
   std::string Finish();
 
   bool stopped() const { return stopped_; }
-  // The one that matched; empty if none.
-  const std::string& matched_stop() const { return matched_stop_; }
 
  private:
   // Adds decoded text and returns what may be released.
@@ -59,7 +57,6 @@ class TextStream {
   std::string held_;
   uint64_t num_tokens_ = 0;
   bool stopped_ = false;
-  std::string matched_stop_;
 };
 
 }  // namespace kvasir::router
