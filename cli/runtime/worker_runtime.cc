@@ -180,15 +180,13 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   // Nothing is sampled before the metrics hear of the load.
   runtime->warm_up_ = model.rank().executor().totals();
   runtime->engine_->SubscribeLoad(runtime->metrics_);
-  runtime->served_ =
-      std::make_unique<worker::EngineAdapter>(runtime->engine_.get());
   worker::WorkerServerOptions server;
   server.listen = options.listen;
   server.service.info = runtime->Info(options);
   server.service.drain_deadline = options.drain_timeout;
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
-      worker::WorkerServer::Start(std::move(server), runtime->served_.get()));
+      worker::WorkerServer::Start(std::move(server), runtime->engine_.get()));
   runtime->server_->SetReady(true);
   base::LogInfo(
       "worker ready",

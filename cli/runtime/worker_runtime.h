@@ -16,7 +16,6 @@
 #include "prometheus/collectable.h"
 #include "worker/engine/engine.h"
 #include "worker/engine/metrics.h"
-#include "worker/service/engine_adapter.h"
 #include "worker/service/server.h"
 
 namespace kvasir::cli {
@@ -59,7 +58,6 @@ class WorkerRuntime {
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;
   std::unique_ptr<worker::Engine> engine_;
-  std::unique_ptr<worker::EngineAdapter> served_;
   std::unique_ptr<worker::WorkerServer> server_;
 };
 

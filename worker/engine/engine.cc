@@ -37,29 +37,29 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-}  // namespace
-
 // Lock order: mutex_ is the only lock, and no callback runs under it.
-class Engine::Impl final : public EngineObserver {
+class ThreadedEngine final : public Engine, private EngineObserver {
  public:
-  Impl(EngineOptions options, cache::KvCache* cache, Executor* executor)
+  ThreadedEngine(EngineOptions options, cache::KvCache* cache,
+                 Executor* executor)
       : options_(std::move(options)), cache_(cache), executor_(executor) {}
-  ~Impl() override { Stop(); }
+  ~ThreadedEngine() override { Stop(); }
 
   absl::Status Init();
-  absl::Status Start() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
-  Refusal Submit(Request request, std::shared_ptr<EngineSink> sink)
+  absl::Status Start() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Stop() override ABSL_LOCKS_EXCLUDED(mutex_);
+  Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) override
       ABSL_LOCKS_EXCLUDED(mutex_);
-  int Abort(std::string_view request_id, std::optional<uint32_t> attempt)
+  int Abort(std::string_view request_id,
+            std::optional<uint32_t> attempt) override
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void RefuseAll(const Refusal& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
-  LoadSnapshot Load() const ABSL_LOCKS_EXCLUDED(mutex_);
-  void SubscribeLoad(std::weak_ptr<LoadListener> listener)
+  void RefuseAll(const Refusal& why) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void BeginDrain() override ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WaitIdle(absl::Time deadline) override ABSL_LOCKS_EXCLUDED(mutex_);
+  LoadSnapshot Load() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  void SubscribeLoad(std::weak_ptr<LoadListener> listener) override
       ABSL_LOCKS_EXCLUDED(mutex_);
-  EngineTotals Totals() const ABSL_LOCKS_EXCLUDED(mutex_);
+  EngineTotals Totals() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   enum class State { kNew, kWarmingUp, kRunning, kStopping, kStopped, kFailed };
@@ -152,7 +152,7 @@ class Engine::Impl final : public EngineObserver {
   absl::Time progress_at_ ABSL_GUARDED_BY(mutex_);
 };
 
-absl::Status Engine::Impl::Init() {
+absl::Status ThreadedEngine::Init() {
   RequestLimits& limits = options_.limits;
   limits.vocab_size = options_.scheduler.vocab_size;
   limits.max_model_len = options_.scheduler.max_model_len;
@@ -174,7 +174,7 @@ absl::Status Engine::Impl::Init() {
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::Start() {
+absl::Status ThreadedEngine::Start() {
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kNew) {
@@ -192,7 +192,7 @@ absl::Status Engine::Impl::Start() {
   return warm_up_status_;
 }
 
-void Engine::Impl::Stop() {
+void ThreadedEngine::Stop() {
   {
     MutexLock lock(&mutex_);
     if (state_ == State::kNew) state_ = State::kStopped;
@@ -213,8 +213,8 @@ void Engine::Impl::Stop() {
 // Any thread
 // ---------------------------------------------------------------------------
 
-Refusal Engine::Impl::Submit(Request request,
-                             std::shared_ptr<EngineSink> sink) {
+Refusal ThreadedEngine::Submit(Request request,
+                               std::shared_ptr<EngineSink> sink) {
   Refusal refusal = Admit(&request, &sink);
   if (!refusal.ok() && options_.observer != nullptr) {
     options_.observer->OnRefused(refusal);
@@ -222,8 +222,8 @@ Refusal Engine::Impl::Submit(Request request,
   return refusal;
 }
 
-Refusal Engine::Impl::Admit(Request* request,
-                            std::shared_ptr<EngineSink>* sink) {
+Refusal ThreadedEngine::Admit(Request* request,
+                              std::shared_ptr<EngineSink>* sink) {
   // The prompt is looked at before the lock is taken.
   if (Refusal refusal = admission_->OfRequest(*request); !refusal.ok()) {
     return refusal;
@@ -262,7 +262,7 @@ Refusal Engine::Impl::Admit(Request* request,
   return {};
 }
 
-Serving Engine::Impl::serving() const {
+Serving ThreadedEngine::serving() const {
   switch (state_) {
     case State::kNew:
     case State::kWarmingUp:
@@ -278,14 +278,14 @@ Serving Engine::Impl::serving() const {
   return draining_ ? Serving::kDraining : Serving::kRunning;
 }
 
-bool Engine::Impl::StartsAtOnce(uint32_t seats) const {
+bool ThreadedEngine::StartsAtOnce(uint32_t seats) const {
   const uint64_t taken =
       uint64_t{load_.running} + inbox_submits_ + scheduler_queued_;
   return load_.waiting == 0 && taken + seats <= options_.scheduler.max_num_seqs;
 }
 
-int Engine::Impl::Abort(std::string_view request_id,
-                        std::optional<uint32_t> attempt) {
+int ThreadedEngine::Abort(std::string_view request_id,
+                          std::optional<uint32_t> attempt) {
   MutexLock lock(&mutex_);
   const auto found = live_.find(AbslView(request_id));
   if (found == live_.end()) return 0;
@@ -304,7 +304,7 @@ int Engine::Impl::Abort(std::string_view request_id,
   return matches;
 }
 
-void Engine::Impl::RefuseAll(const Refusal& why) {
+void ThreadedEngine::RefuseAll(const Refusal& why) {
   MutexLock lock(&mutex_);
   if (num_live_ == 0) return;
   Command command;
@@ -314,14 +314,14 @@ void Engine::Impl::RefuseAll(const Refusal& why) {
   wake_.Signal();
 }
 
-void Engine::Impl::BeginDrain() {
+void ThreadedEngine::BeginDrain() {
   MutexLock lock(&mutex_);
   draining_ = true;
   load_wanted_ = true;
   wake_.Signal();
 }
 
-bool Engine::Impl::WaitIdle(absl::Time deadline) {
+bool ThreadedEngine::WaitIdle(absl::Time deadline) {
   MutexLock lock(&mutex_);
   while (num_live_ > 0) {
     const absl::Duration left = deadline - options_.clock->Now();
@@ -335,21 +335,21 @@ bool Engine::Impl::WaitIdle(absl::Time deadline) {
   return true;
 }
 
-LoadSnapshot Engine::Impl::Load() const {
+LoadSnapshot ThreadedEngine::Load() const {
   MutexLock lock(&mutex_);
   LoadSnapshot load = load_;
   load.draining = draining_;
   return load;
 }
 
-void Engine::Impl::SubscribeLoad(std::weak_ptr<LoadListener> listener) {
+void ThreadedEngine::SubscribeLoad(std::weak_ptr<LoadListener> listener) {
   MutexLock lock(&mutex_);
   listeners_.push_back(std::move(listener));
   load_wanted_ = true;
   wake_.Signal();
 }
 
-EngineTotals Engine::Impl::Totals() const {
+EngineTotals ThreadedEngine::Totals() const {
   MutexLock lock(&mutex_);
   return totals_;
 }
@@ -358,7 +358,7 @@ EngineTotals Engine::Impl::Totals() const {
 // The engine's thread
 // ---------------------------------------------------------------------------
 
-void Engine::Impl::Run() {
+void ThreadedEngine::Run() {
   absl::Status status = options_.warm_up ? WarmUp() : absl::OkStatus();
   {
     MutexLock lock(&mutex_);
@@ -388,7 +388,7 @@ void Engine::Impl::Run() {
 // One prefill of max_batched_tokens over max_num_seqs sequences and one decode
 // of them all, as far as pages allow: what the largest batch needs is there
 // before the first request, and errors show now.
-absl::Status Engine::Impl::WarmUp() {
+absl::Status ThreadedEngine::WarmUp() {
   warming_up_ = true;
   const SchedulerOptions& o = options_.scheduler;
   const uint32_t prompt = std::clamp<uint32_t>(
@@ -420,7 +420,7 @@ absl::Status Engine::Impl::WarmUp() {
   return absl::OkStatus();
 }
 
-bool Engine::Impl::TakeCommands(absl::Duration wait) {
+bool ThreadedEngine::TakeCommands(absl::Duration wait) {
   MutexLock lock(&mutex_);
   if (wait == absl::InfiniteDuration()) {
     busy_ = inbox_submits_ > 0;
@@ -437,7 +437,7 @@ bool Engine::Impl::TakeCommands(absl::Duration wait) {
   return state_ == State::kRunning;
 }
 
-void Engine::Impl::RunCommands() {
+void ThreadedEngine::RunCommands() {
   for (Command& command : commands_) {
     switch (command.kind) {
       case Command::Kind::kSubmit: {
@@ -458,7 +458,7 @@ void Engine::Impl::RunCommands() {
   commands_.clear();
 }
 
-absl::Status Engine::Impl::Step(bool* planned) {
+absl::Status ThreadedEngine::Step(bool* planned) {
   const absl::Time start = options_.clock->Now();
   const StepPlan* plan = scheduler_->Schedule();
   *planned = plan != nullptr;
@@ -488,7 +488,7 @@ absl::Status Engine::Impl::Step(bool* planned) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<kvasir::v1::StepResult> Engine::Impl::Execute(
+absl::StatusOr<kvasir::v1::StepResult> ThreadedEngine::Execute(
     const StepPlan& plan) {
   {
     MutexLock lock(&mutex_);
@@ -501,7 +501,7 @@ absl::StatusOr<kvasir::v1::StepResult> Engine::Impl::Execute(
   return result;
 }
 
-void Engine::Impl::Publish() {
+void ThreadedEngine::Publish() {
   LoadSnapshot load = scheduler_->Load();
   std::vector<std::shared_ptr<LoadListener>> listeners;
   {
@@ -523,7 +523,7 @@ void Engine::Impl::Publish() {
   for (const auto& listener : listeners) listener->OnLoad(load);
 }
 
-void Engine::Impl::OnRequestEnd(const RequestSummary& summary) {
+void ThreadedEngine::OnRequestEnd(const RequestSummary& summary) {
   if (warming_up_) return;
   if (options_.observer != nullptr) options_.observer->OnRequestEnd(summary);
   ended_.push_back({.request_id = summary.request_id,
@@ -532,7 +532,7 @@ void Engine::Impl::OnRequestEnd(const RequestSummary& summary) {
                     .aborted = summary.aborted});
 }
 
-void Engine::Impl::ForgetEnded() {
+void ThreadedEngine::ForgetEnded() {
   for (const Ended& ended : ended_) {
     ++(ended.failed    ? totals_.failed
        : ended.aborted ? totals_.aborted
@@ -549,7 +549,7 @@ void Engine::Impl::ForgetEnded() {
   ended_.clear();
 }
 
-void Engine::Impl::Fail(const absl::Status& status) {
+void ThreadedEngine::Fail(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
     state_ = State::kFailed;  // nothing comes into the inbox after this
@@ -564,7 +564,7 @@ void Engine::Impl::Fail(const absl::Status& status) {
   if (options_.on_failure) options_.on_failure(status);
 }
 
-void Engine::Impl::EndAll() {
+void ThreadedEngine::EndAll() {
   RunCommands();
   scheduler_->RefuseAll(Admission::EngineStopped());
   Publish();
@@ -574,7 +574,7 @@ void Engine::Impl::EndAll() {
 // The watchdog's thread
 // ---------------------------------------------------------------------------
 
-void Engine::Impl::Watch() {
+void ThreadedEngine::Watch() {
   const absl::Duration interval = std::clamp(
       options_.watchdog / 4, absl::Milliseconds(1), absl::Seconds(1));
   StallReport report;
@@ -595,34 +595,15 @@ void Engine::Impl::Watch() {
   if (options_.on_stall) options_.on_stall(report);
 }
 
-// ---------------------------------------------------------------------------
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(EngineOptions options,
                                                        cache::KvCache* cache,
                                                        Executor* executor) {
-  auto impl = std::make_unique<Impl>(std::move(options), cache, executor);
-  KVASIR_RETURN_IF_ERROR(impl->Init());
-  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+  auto engine =
+      std::make_unique<ThreadedEngine>(std::move(options), cache, executor);
+  KVASIR_RETURN_IF_ERROR(engine->Init());
+  return engine;
 }
-
-Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Engine::~Engine() = default;
-absl::Status Engine::Start() { return impl_->Start(); }
-void Engine::Stop() { impl_->Stop(); }
-Refusal Engine::Submit(Request request, std::shared_ptr<EngineSink> sink) {
-  return impl_->Submit(std::move(request), std::move(sink));
-}
-int Engine::Abort(std::string_view request_id,
-                  std::optional<uint32_t> attempt) {
-  return impl_->Abort(request_id, attempt);
-}
-void Engine::RefuseAll(const Refusal& why) { impl_->RefuseAll(why); }
-void Engine::BeginDrain() { impl_->BeginDrain(); }
-bool Engine::WaitIdle(absl::Time deadline) { return impl_->WaitIdle(deadline); }
-LoadSnapshot Engine::Load() const { return impl_->Load(); }
-void Engine::SubscribeLoad(std::weak_ptr<LoadListener> listener) {
-  impl_->SubscribeLoad(std::move(listener));
-}
-EngineTotals Engine::Totals() const { return impl_->Totals(); }
 
 }  // namespace kvasir::worker

@@ -4,16 +4,13 @@
 //   auto engine = Engine::Create(options, &cache, &executor);
 //   engine->Start();                       // warms up, then serves
 //   Refusal refusal = engine->Submit(std::move(request), sink);
-//   engine->Abort("id");
+//   engine->Abort("id", std::nullopt);
 //   engine->BeginDrain(); engine->WaitIdle(deadline); engine->Stop();
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +19,7 @@
 #include "worker/engine/engine_events.h"
 #include "worker/engine/request.h"
 #include "worker/engine/scheduler_options.h"
+#include "worker/engine/served_engine.h"
 #include "worker/engine/token_mask.h"
 #include "worker/executor/executor.h"
 
@@ -57,73 +55,29 @@ struct EngineOptions {
   TokenMaskProvider* token_masks = nullptr;  // may be null
 };
 
-// Requests that ended since Start (warm-up not counted).
-struct EngineTotals {
-  uint64_t finished = 0;
-  uint64_t aborted = 0;  // at least one sample
-  uint64_t failed = 0;
-};
-
 // Owns: the engine's thread, the watchdog's, the queue, the scheduler.
 //   `cache` and `executor` are the caller's, outlive the engine, and are the
 //   engine thread's alone between Start and Stop.
 // Threads: all methods from any thread; Start and Stop from one.
 // Errors: refusals are values; a failed executor ends every request.
-class Engine {
+class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT when options contradict each other or the cache is too
-  // small for one sequence of max_model_len tokens.
+  // small for one sequence of max_model_len tokens. The destructor stops what
+  // runs.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(EngineOptions options,
                                                         cache::KvCache* cache,
                                                         Executor* executor);
-  // Stops if running.
-  ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   // Returns after the warm-up: steps at the maximum batch, prefill and decode,
   // by the same path as any request. The executor's error if that fails.
-  absl::Status Start();
+  virtual absl::Status Start() = 0;
 
   // Ends the thread after the step in flight; what still runs fails with
   // kDraining (its sinks hear it). Idempotent.
-  void Stop();
+  virtual void Stop() = 0;
 
-  // Validates and queues. Refusals:
-  //   INVALID_ARGUMENT, UNIMPLEMENTED      kNone
-  //   INVALID_ARGUMENT                     kNeverFits (prompt too long)
-  //   ALREADY_EXISTS                       kNone (id and attempt are live)
-  //   RESOURCE_EXHAUSTED                   kRetryElsewhere (queue full)
-  //   UNAVAILABLE                          kDraining, or kRetryElsewhere (not
-  //                                        started, stopped, executor failed)
-  // On a refusal the sink hears nothing.
-  Refusal Submit(Request request, std::shared_ptr<EngineSink> sink);
-
-  // Ends a request in whatever state it is; the sink hears OnFinished(kAbort)
-  // for each unfinished sample, and no token after that. Ids match exactly;
-  // without `attempt`, every attempt. Returns how many live requests matched:
-  // 0 is no error. Costs one lock and one hash look-up.
-  int Abort(std::string_view request_id,
-            std::optional<uint32_t> attempt = std::nullopt);
-  // Ends every request; their sinks hear OnFailed(why).
-  void RefuseAll(const Refusal& why);
-
-  // Submit refuses with kDraining from now on; what is queued still runs.
-  void BeginDrain();
-  // True once no request is live; false at the deadline.
-  bool WaitIdle(absl::Time deadline);
-
-  LoadSnapshot Load() const;
-  // `listener` hears the load soon, and then after every step or event that
-  // changed it, until it is destroyed.
-  void SubscribeLoad(std::weak_ptr<LoadListener> listener);
-
-  EngineTotals Totals() const;
-
- private:
-  class Impl;
-  explicit Engine(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  virtual LoadSnapshot Load() const = 0;
 };
 
 }  // namespace kvasir::worker

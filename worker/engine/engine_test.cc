@@ -301,14 +301,14 @@ TEST_F(EngineTest, AbortDuringAStepDropsItsTokens) {
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
   gate_.AwaitHeld();
-  EXPECT_EQ(engine_->Abort("r"), 1);
-  EXPECT_EQ(engine_->Abort("r "), 0);  // ids match exactly
+  EXPECT_EQ(engine_->Abort("r", std::nullopt), 1);
+  EXPECT_EQ(engine_->Abort("r ", std::nullopt), 0);  // ids match exactly
   gate_.Open();
   sink->AwaitEnd();
   EXPECT_EQ(sink->samples()[0].tokens.size(), 2u);
   EXPECT_EQ(sink->samples()[0].finish->reason, FinishReason::kAbort);
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-  EXPECT_EQ(engine_->Abort("r"), 0);
+  EXPECT_EQ(engine_->Abort("r", std::nullopt), 0);
   EXPECT_EQ(engine_->Totals().aborted, 1u);
   engine_->Stop();
   ExpectNothingHeld();
@@ -641,7 +641,7 @@ class AbortingSink final : public RecordingSink {
       : engine_(engine), id_(std::move(id)) {}
   void OnTokens(const TokenChunk& chunk) override {
     RecordingSink::OnTokens(chunk);
-    engine_->Abort(id_);
+    engine_->Abort(id_, std::nullopt);
   }
 
  private:
@@ -681,7 +681,7 @@ TEST_F(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
         request.sampling.set_n(1 + random() % 2);
         auto sink = std::make_shared<WaitableSink>(request.sampling.n());
         while (!engine_->Submit(request, sink).ok()) std::this_thread::yield();
-        if (random() % 3 == 0) engine_->Abort(request.request_id);
+        if (random() % 3 == 0) engine_->Abort(request.request_id, std::nullopt);
         all.emplace_back(std::move(request), std::move(sink));
       }
       for (auto& [request, sink] : all) {

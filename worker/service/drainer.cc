@@ -58,17 +58,18 @@ bool Drainer::WaitIdle() {
 
 void Drainer::Run() {
   before_();
-  const ServedEngine::Ended start = engine_->Totals();
+  const EngineTotals start = engine_->Totals();
   engine_->BeginDrain();
   if (!WaitIdle()) {
     // Not an abort, which would look to a router like a complete answer.
     engine_->RefuseAll(Admission::DrainEnded());
     engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
   }
-  const ServedEngine::Ended end = engine_->Totals();
+  const EngineTotals end = engine_->Totals();
   kvasir::v1::DrainResponse response;
   response.set_finished(static_cast<uint32_t>(end.finished - start.finished));
-  response.set_aborted(static_cast<uint32_t>(end.aborted - start.aborted));
+  response.set_aborted(static_cast<uint32_t>(end.aborted + end.failed -
+                                             start.aborted - start.failed));
   Answer(response);
 }
 

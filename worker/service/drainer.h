@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "base/mutex.h"
 #include "proto/kvasir/v1/worker.pb.h"
-#include "worker/service/served_engine.h"
+#include "worker/engine/served_engine.h"
 
 namespace kvasir::worker {
 

@@ -1,7 +1,6 @@
 // A worker's gRPC side in one object: listener, health and kvasir.v1.Worker.
 //
-//   EngineAdapter served(engine.get());
-//   auto server = WorkerServer::Start(options, &served);
+//   auto server = WorkerServer::Start(options, engine.get());
 //   (*server)->SetReady(true);            // after the engine's warm-up
 //   ...
 //   // SIGTERM:

@@ -7,10 +7,10 @@
 
 #include "absl/time/time.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
+#include "worker/engine/served_engine.h"
 #include "worker/service/drainer.h"
 #include "worker/service/load_publisher.h"
 #include "worker/service/output_pump.h"
-#include "worker/service/served_engine.h"
 
 namespace kvasir::worker {
 

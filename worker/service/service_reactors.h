@@ -8,10 +8,10 @@
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
+#include "worker/engine/served_engine.h"
 #include "worker/service/generate_stream.h"
 #include "worker/service/load_publisher.h"
 #include "worker/service/output_pump.h"
-#include "worker/service/served_engine.h"
 
 namespace kvasir::worker {
 

@@ -17,7 +17,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
-#include "worker/service/served_engine.h"
+#include "worker/engine/served_engine.h"
 
 namespace kvasir::worker {
 
@@ -128,7 +128,7 @@ class FakeEngine final : public ServedEngine {
     if (const auto strong = listener.lock()) strong->OnLoad(load);
   }
 
-  Ended Totals() const override {
+  EngineTotals Totals() const override {
     base::MutexLock lock(&mutex_);
     return totals_;
   }
@@ -251,7 +251,7 @@ class FakeEngine final : public ServedEngine {
   std::optional<Request> last_request_ ABSL_GUARDED_BY(mutex_);
   std::map<Key, Running> live_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
-  Ended totals_ ABSL_GUARDED_BY(mutex_);
+  EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
