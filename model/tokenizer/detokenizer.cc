@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "model/tokenizer/token_decoder.h"
+#include "model/tokenizer/detokenizer_stages.h"
 
 namespace kvasir::model {
 namespace {
@@ -18,7 +18,8 @@ IncrementalDetokenizer::IncrementalDetokenizer(const Tokenizer& tokenizer,
                                                bool skip_special)
     : tokenizer_(&tokenizer),
       skip_special_(skip_special),
-      state_(std::make_unique<DecodeState>(tokenizer.decoder().NewState())) {}
+      state_(std::make_unique<DetokenizerState>(
+          tokenizer.detokenizer().NewState())) {}
 IncrementalDetokenizer::~IncrementalDetokenizer() = default;
 IncrementalDetokenizer::IncrementalDetokenizer(
     IncrementalDetokenizer&&) noexcept = default;
@@ -41,13 +42,13 @@ std::string IncrementalDetokenizer::Push(int32_t id) {
   if (token.empty() || (skip_special_ && tokenizer_->IsSpecial(id))) {
     return delta;
   }
-  tokenizer_->decoder().Push(token, state_.get(), &delta);
+  tokenizer_->detokenizer().Push(token, state_.get(), &delta);
   return delta;
 }
 
 std::string IncrementalDetokenizer::Finish() {
   std::string rest;
-  tokenizer_->decoder().Finish(state_.get(), &rest);
+  tokenizer_->detokenizer().Finish(state_.get(), &rest);
   return rest;
 }
 

@@ -10,7 +10,7 @@
 
 namespace kvasir::model {
 
-struct DecodeState;
+struct DetokenizerState;
 
 // Turns a growing list of ids into text deltas.
 //
@@ -43,7 +43,7 @@ class IncrementalDetokenizer {
  private:
   const Tokenizer* tokenizer_;
   bool skip_special_;
-  std::unique_ptr<DecodeState> state_;
+  std::unique_ptr<DetokenizerState> state_;
 };
 
 }  // namespace kvasir::model

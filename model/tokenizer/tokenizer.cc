@@ -13,10 +13,10 @@
 #include "model/checkpoint/file.h"
 #include "model/tokenizer/added_tokens.h"
 #include "model/tokenizer/bpe.h"
+#include "model/tokenizer/detokenizer_stages.h"
 #include "model/tokenizer/pre_tokenizer.h"
 #include "model/tokenizer/text_budget.h"
 #include "model/tokenizer/text_normalizer.h"
-#include "model/tokenizer/token_decoder.h"
 #include "model/tokenizer/tokenizer_json.h"
 #include "model/tokenizer/utf8.h"
 
@@ -38,7 +38,7 @@ struct TokenizerParts {
   std::unique_ptr<BpeModel> model;
   AddedTokens added;
   std::vector<Template> templates;
-  TokenDecoder decoder;
+  DetokenizerStages detokenizer;
 
   std::vector<std::string> tokens;  // [id]
   std::vector<bool> special;        // [id]
@@ -196,7 +196,8 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   if (post) KVASIR_RETURN_IF_ERROR(ReadPostProcessor(*post, parts));
   KVASIR_ASSIGN_OR_RETURN(const auto decoder, root.Find("decoder"));
   if (decoder) {
-    KVASIR_ASSIGN_OR_RETURN(parts->decoder, TokenDecoder::FromJson(*decoder));
+    KVASIR_ASSIGN_OR_RETURN(parts->detokenizer,
+                            DetokenizerStages::FromJson(*decoder));
   }
   return absl::OkStatus();
 }
@@ -404,13 +405,13 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(
 std::string Tokenizer::Decode(std::span<const int32_t> ids,
                               bool skip_special) const {
   std::string text;
-  DecodeState state = parts_->decoder.NewState();
+  DetokenizerState state = parts_->detokenizer.NewState();
   for (const int32_t id : ids) {
     const std::string_view token = IdToToken(id);
     if (token.empty() || (skip_special && IsSpecial(id))) continue;
-    parts_->decoder.Push(token, &state, &text);
+    parts_->detokenizer.Push(token, &state, &text);
   }
-  parts_->decoder.Finish(&state, &text);
+  parts_->detokenizer.Finish(&state, &text);
   return text;
 }
 
@@ -435,7 +436,7 @@ bool Tokenizer::IsSpecial(int32_t id) const {
 std::string Tokenizer::TokenBytes(int32_t id) const {
   const std::string_view token = IdToToken(id);
   if (token.empty() || IsSpecial(id)) return std::string(token);
-  return parts_->decoder.BytesOf(token);
+  return parts_->detokenizer.BytesOf(token);
 }
 
 std::optional<int32_t> Tokenizer::bos_id() const { return parts_->bos_id; }
@@ -446,6 +447,8 @@ const std::string& Tokenizer::chat_template() const {
   return parts_->chat_template;
 }
 const std::string& Tokenizer::hash() const { return parts_->hash; }
-const TokenDecoder& Tokenizer::decoder() const { return parts_->decoder; }
+const DetokenizerStages& Tokenizer::detokenizer() const {
+  return parts_->detokenizer;
+}
 
 }  // namespace kvasir::model

@@ -14,7 +14,7 @@
 
 namespace kvasir::model {
 
-class TokenDecoder;
+class DetokenizerStages;
 struct TokenizerParts;
 
 struct EncodeOptions {
@@ -73,7 +73,8 @@ class Tokenizer {
   std::optional<int32_t> TokenToId(std::string_view token) const;
   bool IsSpecial(int32_t id) const;
   // What one token contributes to the text, not necessarily whole characters;
-  // empty where `id` names none. (A decoder may still strip a leading space.)
+  // empty where `id` names none. (A detokenizer may still strip a leading
+  // space.)
   std::string TokenBytes(int32_t id) const;
 
   // As tokenizer_config.json tells; generation_config.json may know more ends.
@@ -86,7 +87,7 @@ class Tokenizer {
   const std::string& hash() const;
 
   // For IncrementalDetokenizer.
-  const TokenDecoder& decoder() const;
+  const DetokenizerStages& detokenizer() const;
 
  private:
   explicit Tokenizer(std::unique_ptr<TokenizerParts> parts);

@@ -21,7 +21,7 @@ namespace kvasir::router {
 inline constexpr int32_t kByteEos = 256;
 inline constexpr char kByteBad = '\x01';
 
-class ByteDecoder final : public TextDecoder {
+class ByteDetokenizer final : public Detokenizer {
  public:
   std::string Push(int32_t id) override {
     if (id < 0 || id > 255) return "";
@@ -53,9 +53,9 @@ class ByteCodec final : public TextCodec {
     if (text == "</s>") return std::vector<int32_t>{kByteEos};
     return Ids(text);
   }
-  std::unique_ptr<TextDecoder> NewDecoder(std::span<const int32_t>,
-                                          bool) const override {
-    return std::make_unique<ByteDecoder>();
+  std::unique_ptr<Detokenizer> NewDetokenizer(std::span<const int32_t>,
+                                              bool) const override {
+    return std::make_unique<ByteDetokenizer>();
   }
   std::string TokenText(int32_t id) const override {
     return id >= 0 && id < 128 ? std::string(1, static_cast<char>(id)) : "";

@@ -105,7 +105,8 @@ KserveAnswer::KserveAnswer(KserveRequest request, KserveAnswerContext context)
       options.include_stop_string = request_.include_stop_string;
       options.min_tokens = request_.sampling.min_tokens();
       sample.text = std::make_unique<TextStream>(
-          context_.codec->NewDecoder(prompt_ids, request_.skip_special_tokens),
+          context_.codec->NewDetokenizer(prompt_ids,
+                                         request_.skip_special_tokens),
           std::move(options));
     }
   }

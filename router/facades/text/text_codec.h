@@ -15,9 +15,9 @@ namespace kvasir::router {
 // Ids of one sample to text, as they come. Every piece is valid UTF-8; bytes
 // that may still become a character wait.
 // Threads: one at a time.
-class TextDecoder {
+class Detokenizer {
  public:
-  virtual ~TextDecoder() = default;
+  virtual ~Detokenizer() = default;
   // The text that became certain with `id`; may be empty.
   virtual std::string Push(int32_t id) = 0;
   // What was still waiting. Last call.
@@ -35,8 +35,8 @@ class TextCodec {
   // A word's ids alone: nothing added, special tokens recognized.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const = 0;
-  // A decoder for text that goes on after `prompt`. The codec outlives it.
-  virtual std::unique_ptr<TextDecoder> NewDecoder(
+  // For text that goes on after `prompt`. The codec outlives it.
+  virtual std::unique_ptr<Detokenizer> NewDetokenizer(
       std::span<const int32_t> prompt, bool skip_special) const = 0;
   // One token alone, for lists of log probabilities.
   virtual std::string TokenText(int32_t id) const = 0;

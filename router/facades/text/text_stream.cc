@@ -6,9 +6,9 @@
 
 namespace kvasir::router {
 
-TextStream::TextStream(std::unique_ptr<TextDecoder> decoder,
+TextStream::TextStream(std::unique_ptr<Detokenizer> detokenizer,
                        TextStreamOptions options)
-    : decoder_(std::move(decoder)), options_(std::move(options)) {
+    : detokenizer_(std::move(detokenizer)), options_(std::move(options)) {
   for (const std::string& stop : options_.stop_strings) {
     longest_stop_bytes_ = std::max(longest_stop_bytes_, stop.size());
   }
@@ -20,14 +20,14 @@ TextStream::Piece TextStream::Push(std::span<const int32_t> ids) {
     if (stopped_) break;
     ++num_tokens_;
     ++piece.num_used;
-    piece.text += Absorb(decoder_->Push(id));
+    piece.text += Absorb(detokenizer_->Push(id));
   }
   return piece;
 }
 
 std::string TextStream::Finish() {
   if (stopped_) return "";
-  std::string text = Absorb(decoder_->Finish());
+  std::string text = Absorb(detokenizer_->Finish());
   text += held_;
   held_.clear();
   return text;

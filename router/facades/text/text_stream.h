@@ -27,7 +27,8 @@ struct TextStreamOptions {
 // Threads: one at a time.
 class TextStream {
  public:
-  TextStream(std::unique_ptr<TextDecoder> decoder, TextStreamOptions options);
+  TextStream(std::unique_ptr<Detokenizer> detokenizer,
+             TextStreamOptions options);
 
   struct Piece {
     // Text that is certain now.
@@ -39,7 +40,7 @@ class TextStream {
   // Empty once stopped.
   Piece Push(std::span<const int32_t> ids);
   // The rest, when the sample has ended by itself. A stop string may still
-  // match in what the decoder held.
+  // match in what the detokenizer held.
   std::string Finish();
 
   bool stopped() const { return stopped_; }
@@ -50,7 +51,7 @@ class TextStream {
   // Length of the longest end of held_ that begins a stop string.
   size_t HoldBackBytes() const;
 
-  const std::unique_ptr<TextDecoder> decoder_;
+  const std::unique_ptr<Detokenizer> detokenizer_;
   const TextStreamOptions options_;
   size_t longest_stop_bytes_ = 0;
   // Text not released: it could be the begin of a stop string.

@@ -26,7 +26,7 @@ std::ostream& operator<<(std::ostream& out, const Result& result) {
 // Pushes `text` byte by byte in pieces of the given sizes (the last repeats).
 Result Decode(const std::string& text, const TextStreamOptions& options,
               const std::vector<size_t>& sizes) {
-  TextStream stream(std::make_unique<ByteDecoder>(), options);
+  TextStream stream(std::make_unique<ByteDetokenizer>(), options);
   const std::vector<int32_t> ids = ByteCodec::Ids(text);
   Result result;
   size_t at = 0;
@@ -51,14 +51,14 @@ TextStreamOptions Stops(std::vector<std::string> stops) {
 }
 
 TEST(TextStreamTest, WithoutStopStringsTextPassesAtOnce) {
-  TextStream stream(std::make_unique<ByteDecoder>(), {});
+  TextStream stream(std::make_unique<ByteDetokenizer>(), {});
   const std::vector<int32_t> ids = ByteCodec::Ids("ab");
   EXPECT_EQ(stream.Push(ids).text, "ab");
   EXPECT_EQ(stream.Finish(), "");
 }
 
 TEST(TextStreamTest, HoldsTextThatMayBecomeAStopString) {
-  TextStream stream(std::make_unique<ByteDecoder>(), Stops({"END"}));
+  TextStream stream(std::make_unique<ByteDetokenizer>(), Stops({"END"}));
   EXPECT_EQ(stream.Push(ByteCodec::Ids("abEN")).text, "ab");
   EXPECT_EQ(stream.Push(ByteCodec::Ids("X")).text, "ENX");
   EXPECT_EQ(stream.Push(ByteCodec::Ids("EN")).text, "");
@@ -67,7 +67,7 @@ TEST(TextStreamTest, HoldsTextThatMayBecomeAStopString) {
 }
 
 TEST(TextStreamTest, StopStringAcrossPushesEndsTheText) {
-  TextStream stream(std::make_unique<ByteDecoder>(), Stops({"END"}));
+  TextStream stream(std::make_unique<ByteDetokenizer>(), Stops({"END"}));
   EXPECT_EQ(stream.Push(ByteCodec::Ids("abE")).text, "ab");
   const TextStream::Piece piece = stream.Push(ByteCodec::Ids("NDxyz"));
   EXPECT_EQ(piece.text, "");
@@ -100,7 +100,7 @@ TEST(TextStreamTest, HalfACharacterAtTheEndBecomesAReplacement) {
             (Result{"a\xEF\xBF\xBD", 3, false}));
 }
 
-TEST(TextStreamTest, StopStringInWhatTheDecoderHeldStillMatches) {
+TEST(TextStreamTest, StopStringInWhatTheDetokenizerHeldStillMatches) {
   EXPECT_EQ(Decode("a\xE2", Stops({"\xEF\xBF\xBD"}), {1}),
             (Result{"a", 2, true}));
 }

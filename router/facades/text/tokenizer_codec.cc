@@ -7,9 +7,9 @@
 namespace kvasir::router {
 namespace {
 
-class Decoder final : public TextDecoder {
+class TokenizerText final : public Detokenizer {
  public:
-  explicit Decoder(model::IncrementalDetokenizer detokenizer)
+  explicit TokenizerText(model::IncrementalDetokenizer detokenizer)
       : detokenizer_(std::move(detokenizer)) {}
 
   std::string Push(int32_t id) override { return detokenizer_.Push(id); }
@@ -33,11 +33,11 @@ absl::StatusOr<std::vector<int32_t>> TokenizerCodec::EncodeWord(
   return tokenizer_->Encode(text, options);
 }
 
-std::unique_ptr<TextDecoder> TokenizerCodec::NewDecoder(
+std::unique_ptr<Detokenizer> TokenizerCodec::NewDetokenizer(
     std::span<const int32_t> prompt, bool skip_special) const {
   model::IncrementalDetokenizer detokenizer(*tokenizer_, skip_special);
   detokenizer.Prime(prompt);
-  return std::make_unique<Decoder>(std::move(detokenizer));
+  return std::make_unique<TokenizerText>(std::move(detokenizer));
 }
 
 std::string TokenizerCodec::TokenText(int32_t id) const {

@@ -24,8 +24,8 @@ class TokenizerCodec final : public TextCodec {
       const std::string& text) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const override;
-  std::unique_ptr<TextDecoder> NewDecoder(std::span<const int32_t> prompt,
-                                          bool skip_special) const override;
+  std::unique_ptr<Detokenizer> NewDetokenizer(std::span<const int32_t> prompt,
+                                              bool skip_special) const override;
   std::string TokenText(int32_t id) const override;
   bool IsSpecial(int32_t id) const override;
 

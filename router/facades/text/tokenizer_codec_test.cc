@@ -38,7 +38,7 @@ TEST_P(TokenizerCodecTest, ContinuationGoesOnWhereThePromptEnds) {
       codec.EncodeWord(" fox jumps \xE2\x80\x94 na\xC3\xAFve"));
   TextStreamOptions options;
   options.stop_strings = {"never there"};
-  TextStream stream(codec.NewDecoder(prompt_ids, true), options);
+  TextStream stream(codec.NewDetokenizer(prompt_ids, true), options);
   std::string text;
   for (const int32_t id : ids) text += stream.Push({&id, 1}).text;
   text += stream.Finish();

@@ -1,4 +1,4 @@
-#include "model/tokenizer/token_decoder.h"
+#include "model/tokenizer/detokenizer_stages.h"
 
 #include <algorithm>
 #include <optional>
@@ -65,7 +65,7 @@ bool EndsWith(std::string_view text, std::string_view suffix) {
 
 }  // namespace
 
-absl::StatusOr<TokenDecoder::Step> TokenDecoder::ReadStep(
+absl::StatusOr<DetokenizerStages::Step> DetokenizerStages::ReadStep(
     const std::string& type, const JsonRef& ref) {
   Step step;
   if (type == "ByteLevel") {
@@ -114,8 +114,8 @@ absl::StatusOr<TokenDecoder::Step> TokenDecoder::ReadStep(
   return step;
 }
 
-absl::Status TokenDecoder::CheckOrder(const Step& step,
-                                      const JsonRef& ref) const {
+absl::Status DetokenizerStages::CheckOrder(const Step& step,
+                                           const JsonRef& ref) const {
   bool fused = false;
   for (const Step& before : steps_) {
     fused =
@@ -135,38 +135,40 @@ absl::Status TokenDecoder::CheckOrder(const Step& step,
   return absl::OkStatus();
 }
 
-absl::StatusOr<TokenDecoder> TokenDecoder::FromJson(const JsonRef& ref) {
-  TokenDecoder decoder;
-  decoder.joined_by_spaces_ = false;
+absl::StatusOr<DetokenizerStages> DetokenizerStages::FromJson(
+    const JsonRef& ref) {
+  DetokenizerStages stages;
+  stages.joined_by_spaces_ = false;
   bool fused = false;
   const absl::Status visited = VisitComponents(
       ref, "decoders",
       [&](const std::string& type, const JsonRef& item) -> absl::Status {
         KVASIR_ASSIGN_OR_RETURN(Step step, ReadStep(type, item));
-        KVASIR_RETURN_IF_ERROR(decoder.CheckOrder(step, item));
+        KVASIR_RETURN_IF_ERROR(stages.CheckOrder(step, item));
         if (fused && step.kind == Kind::kStrip) step.kind = Kind::kStripFused;
         fused =
             fused || step.kind == Kind::kFuse || step.kind == Kind::kByteLevel;
-        decoder.steps_.push_back(std::move(step));
+        stages.steps_.push_back(std::move(step));
         return absl::OkStatus();
       });
   if (!visited.ok()) return visited;
-  return decoder;
+  return stages;
 }
 
-DecodeState TokenDecoder::NewState() const {
-  DecodeState state;
+DetokenizerState DetokenizerStages::NewState() const {
+  DetokenizerState state;
   // One more than the steps: the last counts tokens for joining by spaces.
   state.stages.resize(steps_.size() + 1);
   return state;
 }
 
-void TokenDecoder::Push(std::string_view token, DecodeState* state,
-                        std::string* out) const {
+void DetokenizerStages::Push(std::string_view token, DetokenizerState* state,
+                             std::string* out) const {
   Feed(0, token, state, out);
 }
 
-std::string TokenDecoder::ReplaceIn(const Step& step, std::string_view token) {
+std::string DetokenizerStages::ReplaceIn(const Step& step,
+                                         std::string_view token) {
   const TextPattern& pattern = step.pattern.front();
   if (pattern.is_literal() &&
       token.find(pattern.literal()) == std::string_view::npos) {
@@ -176,7 +178,8 @@ std::string TokenDecoder::ReplaceIn(const Step& step, std::string_view token) {
   return replaced.ok() ? *std::move(replaced) : std::string(token);
 }
 
-std::string TokenDecoder::StripToken(const Step& step, std::string_view token) {
+std::string DetokenizerStages::StripToken(const Step& step,
+                                          std::string_view token) {
   for (int64_t i = 0; i < step.start && StartsWith(token, step.content); ++i) {
     token.remove_prefix(step.content.size());
   }
@@ -186,10 +189,11 @@ std::string TokenDecoder::StripToken(const Step& step, std::string_view token) {
   return std::string(token);
 }
 
-void TokenDecoder::FeedStripFused(size_t index, std::string_view text,
-                                  DecodeState* state, std::string* out) const {
+void DetokenizerStages::FeedStripFused(size_t index, std::string_view text,
+                                       DetokenizerState* state,
+                                       std::string* out) const {
   const Step& step = steps_[index];
-  DecodeState::Stage& stage = state->stages[index];
+  DetokenizerState::Stage& stage = state->stages[index];
   while (!stage.front_done && !text.empty()) {
     if (stage.num_stripped < step.start && StartsWith(text, step.content)) {
       text.remove_prefix(step.content.size());
@@ -211,9 +215,9 @@ void TokenDecoder::FeedStripFused(size_t index, std::string_view text,
   if (!certain.empty()) Feed(index + 1, certain, state, out);
 }
 
-void TokenDecoder::Feed(size_t index, std::string_view text, DecodeState* state,
-                        std::string* out) const {
-  DecodeState::Stage& stage = state->stages[index];
+void DetokenizerStages::Feed(size_t index, std::string_view text,
+                             DetokenizerState* state, std::string* out) const {
+  DetokenizerState::Stage& stage = state->stages[index];
   const int64_t position = stage.num_tokens++;
   if (index == steps_.size()) {
     if (joined_by_spaces_ && position > 0) out->push_back(' ');
@@ -258,7 +262,8 @@ void TokenDecoder::Feed(size_t index, std::string_view text, DecodeState* state,
   }
 }
 
-void TokenDecoder::Finish(DecodeState* state, std::string* out) const {
+void DetokenizerStages::Finish(DetokenizerState* state,
+                               std::string* out) const {
   for (size_t i = 0; i < steps_.size(); ++i) {
     std::string& pending = state->stages[i].pending;
     std::string certain;
@@ -273,7 +278,7 @@ void TokenDecoder::Finish(DecodeState* state, std::string* out) const {
   }
 }
 
-std::string TokenDecoder::BytesOf(std::string_view token) const {
+std::string DetokenizerStages::BytesOf(std::string_view token) const {
   std::string text(token);
   for (const Step& step : steps_) {
     switch (step.kind) {

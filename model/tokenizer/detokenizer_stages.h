@@ -14,7 +14,7 @@
 namespace kvasir::model {
 
 // Where one decoding stands; belongs to one text.
-struct DecodeState {
+struct DetokenizerState {
   struct Stage {
     int64_t num_tokens = 0;    // seen by this stage
     int64_t num_stripped = 0;  // characters taken off the front
@@ -31,19 +31,20 @@ struct DecodeState {
 // characters stay and each other byte becomes U+FFFD: a character is certain
 // as soon as it is complete, whatever follows.
 //
-// Threads: immutable; a DecodeState belongs to one thread.
-class TokenDecoder {
+// Threads: immutable; a DetokenizerState belongs to one thread.
+class DetokenizerStages {
  public:
-  // No decoder: tokens are joined by spaces.
-  TokenDecoder() = default;
+  // The file names none: tokens are joined by spaces.
+  DetokenizerStages() = default;
   // Unimplemented names a component, or an order of them, we do not have.
-  static absl::StatusOr<TokenDecoder> FromJson(const JsonRef& ref);
+  static absl::StatusOr<DetokenizerStages> FromJson(const JsonRef& ref);
 
-  DecodeState NewState() const;
+  DetokenizerState NewState() const;
   // Appends what became certain with `token`.
-  void Push(std::string_view token, DecodeState* state, std::string* out) const;
+  void Push(std::string_view token, DetokenizerState* state,
+            std::string* out) const;
   // Appends what was waiting; the state is spent.
-  void Finish(DecodeState* state, std::string* out) const;
+  void Finish(DetokenizerState* state, std::string* out) const;
 
   // One token's own bytes, without what stages do at the ends of a text.
   std::string BytesOf(std::string_view token) const;
@@ -72,10 +73,10 @@ class TokenDecoder {
   absl::Status CheckOrder(const Step& step, const JsonRef& ref) const;
 
   // Passes `text` through stage `index` and those behind it.
-  void Feed(size_t index, std::string_view text, DecodeState* state,
+  void Feed(size_t index, std::string_view text, DetokenizerState* state,
             std::string* out) const;
-  void FeedStripFused(size_t index, std::string_view text, DecodeState* state,
-                      std::string* out) const;
+  void FeedStripFused(size_t index, std::string_view text,
+                      DetokenizerState* state, std::string* out) const;
   static std::string StripToken(const Step& step, std::string_view token);
   static std::string ReplaceIn(const Step& step, std::string_view token);
 
