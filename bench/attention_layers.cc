@@ -158,7 +158,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
   return absl::OkStatus();
 }
 
-absl::Status AttentionLayers::PlanSteps() {
+absl::Status AttentionLayers::DivideSteps() {
   steps_.clear();
   for (const worker::LayerAttention::Launch* const launch :
        attention_.front().launches()) {
@@ -166,10 +166,10 @@ absl::Status AttentionLayers::PlanSteps() {
         worker::SequencesOf(launch->rows, rows_);
     KVASIR_ASSIGN_OR_RETURN(
         steps_.emplace_back(),
-        kernels::PlanStep(launch->attention,
-                          absl::MakeConstSpan(sequences_)
-                              .subspan(static_cast<size_t>(range.first),
-                                       static_cast<size_t>(range.count))));
+        kernels::DivideStep(launch->attention,
+                            absl::MakeConstSpan(sequences_)
+                                .subspan(static_cast<size_t>(range.first),
+                                         static_cast<size_t>(range.count))));
   }
   return absl::OkStatus();
 }
@@ -221,7 +221,7 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
        .positions = DevicePtr<const int64_t>(positions_.data()),
        .group = {.slots = DevicePtr<const int64_t>(slots_.data()),
                  .sequences = sequences,
-                 .planned = sequences_,
+                 .on_host = sequences_,
                  .output_sequences = sequences},  // one kind in a launch
        .steps = steps_},
       DevicePtr<float>(out_.data()), workspace);
@@ -239,7 +239,7 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
   }
   if (!(launch == launch_)) {
     Prepare(launch);
-    KVASIR_RETURN_IF_ERROR(PlanSteps());
+    KVASIR_RETURN_IF_ERROR(DivideSteps());
     kernels::Workspace counter = kernels::Workspace::Counting();
     KVASIR_RETURN_IF_ERROR(Launch(counter));
     workspace_.resize(counter.peak_bytes() +

@@ -91,7 +91,7 @@ class AttentionLayers {
 
   explicit AttentionLayers(base::ThreadPool* pool)
       : pool_(pool), device_(pool), stream_(device_.MakeStream()) {}
-  absl::Status PlanSteps();
+  absl::Status DivideSteps();
 
   base::ThreadPool* const pool_;
   kernels::CpuDevice device_;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 
 namespace kvasir::kernels {
 
@@ -22,9 +22,9 @@ enum class ReadAs { kAny, kStored, kExact };
 // by query, so that rows that see the same slots are neighbours.
 class UnitRows {
  public:
-  UnitRows(const AttentionPlan& plan, const AttentionUnit& unit)
-      : params_(plan.params()),
-        plan_(plan),
+  UnitRows(const AttentionGrid& grid, const AttentionUnit& unit)
+      : params_(grid.params()),
+        grid_(grid),
         unit_(unit),
         query_major_(unit.slice->one_span_each) {}
 
@@ -44,21 +44,21 @@ class UnitRows {
            params_.values[part].out_column[HeadOf(r)];
   }
 
-  AttentionPlan::Spans KeySpans(int64_t part) const {
-    return plan_.spans(*unit_.slice, part);
+  AttentionGrid::Spans KeySpans(int64_t part) const {
+    return grid_.spans(*unit_.slice, part);
   }
-  AttentionPlan::Spans ValueSpans(int64_t part) const {
-    return plan_.spans(*unit_.slice, params_.num_key_parts + part);
+  AttentionGrid::Spans ValueSpans(int64_t part) const {
+    return grid_.spans(*unit_.slice, params_.num_key_parts + part);
   }
   // Calls function(part, span) for every value part of the cache.
   template <typename Function>
   void ForValueSpans(const Function& function) const {
-    ForSpans({0, plan_.num_stored_values()}, function);
+    ForSpans({0, grid_.num_stored_values()}, function);
   }
   // The same for the parts of exact rows.
   template <typename Function>
   void ForExactValueSpans(const Function& function) const {
-    ForSpans({plan_.num_stored_values(), params_.num_value_parts}, function);
+    ForSpans({grid_.num_stored_values(), params_.num_value_parts}, function);
   }
   // Calls function(part, width, row) for every value part of the cache: where a
   // row's sum is, and how many numbers it has.
@@ -73,7 +73,7 @@ class UnitRows {
   const LatentGroup& ValueGroup(int64_t part, int64_t r) const {
     const AttentionValuePartArgs& value = params_.values[part];
     return value.latents
-        .groups[value.group_of_head[HeadOf(r) / plan_.heads_per_kv()]];
+        .groups[value.group_of_head[HeadOf(r) / grid_.heads_per_kv()]];
   }
 
   // Of slots that some row sees, those that some row reads through the codec,
@@ -110,7 +110,7 @@ class UnitRows {
   void ForValueSlots(int64_t part, RowRange rows, int64_t block,
                      const Function& function) const {
     ForSlots(params_.value_exact.tokens == 0    ? ReadAs::kAny
-             : part < plan_.num_stored_values() ? ReadAs::kStored
+             : part < grid_.num_stored_values() ? ReadAs::kStored
                                                 : ReadAs::kExact,
              rows, block, function);
   }
@@ -119,7 +119,7 @@ class UnitRows {
   template <typename Function>
   void ForSpans(RowRange parts, const Function& function) const {
     for (int64_t p = parts.begin; p < parts.end; ++p) {
-      const AttentionPlan::Spans spans = ValueSpans(p);
+      const AttentionGrid::Spans spans = ValueSpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
         function(p, *span);
       }
@@ -151,7 +151,7 @@ class UnitRows {
   int64_t HeadOf(int64_t r) const {
     const int64_t index =
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
-    return plan_.heads()[unit_.slice->first_head + index];
+    return grid_.heads()[unit_.slice->first_head + index];
   }
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
@@ -184,7 +184,7 @@ class UnitRows {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const AttentionUnit unit_;
   const bool query_major_;
 };

@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/attention/paged_attention.h"
-#include "kernels/attention/planner/attention_plan.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
@@ -15,7 +15,7 @@
 namespace kvasir::kernels {
 
 // Attention over parts that are constant after load.
-// Owns: the parts and the host's plan of their launches. Groups, runs, heads,
+// Owns: the parts and the host's grid of their launches. Groups, runs, heads,
 //   pairs and steps of parts are the caller's and outlive it. Movable.
 // Threads: one launch at a time.
 class PreparedAttention {
@@ -24,7 +24,7 @@ class PreparedAttention {
   PreparedAttention& operator=(PreparedAttention&&) noexcept;
   ~PreparedAttention();
 
-  const AttentionPlan& plan() const { return *plan_; }
+  const AttentionGrid& grid() const { return *grid_; }
 
   // What launches do to make keys or values of a sequence's slots, where a slot
   // costs head_work[j] for KV head j [Hkv]: the same for any number of threads.
@@ -45,8 +45,8 @@ class PreparedAttention {
                                      Workspace& workspace);
 
   std::unique_ptr<Parts> parts_;
-  std::unique_ptr<AttentionPlan> plan_;
-  std::unique_ptr<AttentionPlan> one_thread_;  // for WorkOnSlots
+  std::unique_ptr<AttentionGrid> grid_;
+  std::unique_ptr<AttentionGrid> one_thread_;  // for WorkOnSlots
 };
 
 // `shape`: all but the rows and sequences of PagedAttentionParams. Launches run
@@ -57,10 +57,10 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
 // of runs, dims and windows; lists and data may be null.
 bool Fits(const PagedAttentionParams& shape);
 
-// Host arithmetic, once for all launches of a step whose plans divide alike
-// (AttentionPlan::DividesAs) over the same sequences. INVALID_ARGUMENT for
+// Host arithmetic, once for all launches of a step that are divided alike
+// (AttentionGrid::DividesAs) over the same sequences. INVALID_ARGUMENT for
 // counts below 0.
-absl::StatusOr<AttentionStep> PlanStep(
+absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
 // `step`: of the sequences that `rows` has on the device; not looked at while

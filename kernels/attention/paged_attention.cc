@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "kernels/attention/grid/attention_tiles.h"
 #include "kernels/attention/ops.h"
-#include "kernels/attention/planner/attention_tiles.h"
 #include "kernels/device/dispatch.h"
 #include "kernels/latents/latent_check.h"
 
@@ -303,7 +303,7 @@ double PreparedAttention::WorkOnSlots(
 
 bool Fits(const PagedAttentionParams& shape) {
   PreparedAttention::Parts parts;
-  return AttentionPlan(parts.Of(shape), 1).fits();
+  return AttentionGrid(parts.Of(shape), 1).fits();
 }
 
 absl::StatusOr<PreparedAttention> Prepare(Device& device,
@@ -316,17 +316,17 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
   prepared.parts_->ForPointers([&](const void* pointer) {
     device.CheckMemory(kKernels.op, DevicePtr<const void>(pointer));
   });
-  prepared.plan_ = std::make_unique<AttentionPlan>(args, device.num_threads());
-  if (!prepared.plan_->fits()) {
+  prepared.grid_ = std::make_unique<AttentionGrid>(args, device.num_threads());
+  if (!prepared.grid_->fits()) {
     return absl::InvalidArgumentError(absl::StrCat(
         kKernels.op, ": one row of these parts takes more scratch than ",
         kAttentionScratchBytes, " bytes"));
   }
-  prepared.one_thread_ = std::make_unique<AttentionPlan>(args, 1);
+  prepared.one_thread_ = std::make_unique<AttentionGrid>(args, 1);
   return prepared;
 }
 
-absl::StatusOr<AttentionStep> PlanStep(
+absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences) {
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -343,11 +343,11 @@ absl::StatusOr<AttentionStep> PlanStep(
                        ": want at least 0, have ", count));
     }
   }
-  const AttentionPlan& plan = prepared.plan();
+  const AttentionGrid& grid = prepared.grid();
   const auto count = static_cast<int64_t>(sequences.size());
   AttentionStep step;
-  step.work = plan.WorkOn(sequences.data(), count);
-  step.takes_splits = TakesSplits(plan, {sequences.data(), count, step.work});
+  step.work = grid.WorkOn(sequences.data(), count);
+  step.takes_splits = TakesSplits(grid, {sequences.data(), count, step.work});
   return step;
 }
 
@@ -357,16 +357,16 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
   if (rows.num_sequences < 0) {
     return Refuse(kKernels.op, "sequences", 0, rows.num_sequences);
   }
-  AttentionPlan& plan = *prepared.plan_;
+  AttentionGrid& grid = *prepared.grid_;
   Workspace::Scope scope(&workspace);
   const DevicePtr<float> scratch =
-      workspace.Take<float>(plan.scratch().floats * plan.threads());
+      workspace.Take<float>(grid.scratch().floats * grid.threads());
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
-  plan.Bind({rows.q.device_address(),
+  grid.Bind({rows.q.device_address(),
              rows.out.device_address(),
              {rows.sequences.device_address(), rows.num_sequences, step.work}});
-  const AttentionLaunch launch = {&plan, step.takes_splits, rows.q, rows.out,
+  const AttentionLaunch launch = {&grid, step.takes_splits, rows.q, rows.out,
                                   rows.sequences};
   return Launch(kKernels, stream, launch, scratch);
 }

@@ -13,7 +13,7 @@
 
 namespace kvasir::kernels {
 
-// A sequence's share of the launch: on the host, where it is planned, and the
+// A sequence's share of the launch: on the host, where it is divided, and the
 // same on the device, where it runs. Slots are counted through its block table:
 // slot i is slot i % P of page block_table[i / P].
 struct AttentionSequence {
@@ -243,17 +243,17 @@ struct AttentionRows {
   int64_t num_sequences = 0;
 };
 
-// How a step's sequences are divided, for all launches that are planned alike.
+// How a step's sequences are divided, for all launches that are divided alike.
 struct AttentionStep {
   int64_t work = 0;           // slots read by rows
   bool takes_splits = false;  // threads take splits of contexts, not units
 };
 
-class AttentionPlan;
+class AttentionGrid;
 // A launch as its kernel sees it.
 template <template <typename> class Ptr>
 struct AttentionLaunchIn {
-  const AttentionPlan* plan = nullptr;  // of this launch
+  const AttentionGrid* grid = nullptr;  // of this launch
   bool takes_splits = false;
   Ptr<const float> q = nullptr;
   Ptr<float> out = nullptr;

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/testing/latent_cache_for_test.h"
 
 namespace kvasir::kernels {
@@ -437,8 +437,8 @@ TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
   const bool sees_all = GetParam().window == 0;
   cache.on_launch = [&](const PagedAttentionArgs& params) {
     const auto takes_splits = [&](int threads) {
-      const AttentionPlan plan(params, threads);
-      return TakesSplits(plan, plan.sequences());
+      const AttentionGrid grid(params, threads);
+      return TakesSplits(grid, grid.sequences());
     };
     EXPECT_FALSE(takes_splits(1));
     EXPECT_FALSE(takes_splits(3));
@@ -524,9 +524,9 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
                                       int threads, std::vector<float>* out) {
     std::vector<int64_t> units;
     cache.on_launch = [&](const PagedAttentionArgs& params) {
-      const AttentionPlan plan(params, threads);
+      const AttentionGrid grid(params, threads);
       for (int64_t i = 0; i < params.num_sequences; ++i) {
-        units.push_back(plan.CutOf(params.sequences[i]).units());
+        units.push_back(grid.CutOf(params.sequences[i]).units());
       }
     };
     *out = cache.Attend(test, asks);
@@ -622,9 +622,9 @@ TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
     Streams& streams = SharedStreams();
     std::set<int64_t> slices;
     cache.on_launch = [&](const PagedAttentionArgs& params) {
-      const AttentionPlan plan(params, 1);
+      const AttentionGrid grid(params, 1);
       for (int64_t i = 0; i < params.num_sequences; ++i) {
-        slices.insert(plan.CutOf(params.sequences[i]).num_slices);
+        slices.insert(grid.CutOf(params.sequences[i]).num_slices);
       }
     };
     const std::vector<float> together = cache.Attend(streams.one, asks);
@@ -640,7 +640,7 @@ TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
   }
 }
 
-// For plans alone: no page is written.
+// For grids alone: no page is written.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
@@ -658,10 +658,10 @@ TEST(LatentSetsOfSequencesTest, ALongOneAmongShortOnesIsSharedByThreads) {
   params.sequences = sequences.data();
   params.num_sequences = 8;
   const auto units = [&](int threads) {
-    const AttentionPlan plan(params, threads);
+    const AttentionGrid grid(params, threads);
     std::vector<int64_t> of;
     for (const AttentionSequence& sequence : sequences) {
-      of.push_back(plan.CutOf(sequence).units());
+      of.push_back(grid.CutOf(sequence).units());
     }
     return of;
   };
@@ -689,8 +689,8 @@ TEST(LatentSetsOfSequencesTest, ClustersThatAreNoPowerOfTwoAreOneSetIfTheyFit) {
       8, {.num_rows = 1, .first_slot = 1023});
   params.sequences = sequences.data();
   params.num_sequences = 8;
-  EXPECT_EQ(AttentionPlan(params, 1).CutOf(sequences[0]).units(), 1);
-  EXPECT_EQ(AttentionPlan(params, 8).CutOf(sequences[0]).units(), 6);
+  EXPECT_EQ(AttentionGrid(params, 1).CutOf(sequences[0]).units(), 1);
+  EXPECT_EQ(AttentionGrid(params, 8).CutOf(sequences[0]).units(), 6);
 }
 
 class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/latents/ops.h"
 #include "kernels/rowwise/ops.h"
 #include "kernels/testing/latent_cache_for_test.h"
@@ -341,14 +341,14 @@ TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
     PagedAttentionArgs params = cache.Params();
     params.sequences = &sequence;
     params.num_sequences = 1;
-    const AttentionPlan plan(params);
-    EXPECT_EQ(2, plan.CutOf(sequence).num_slices);
-    EXPECT_EQ(1, plan.CutOf(sequence).num_tiles);
+    const AttentionGrid grid(params);
+    EXPECT_EQ(2, grid.CutOf(sequence).num_slices);
+    EXPECT_EQ(1, grid.CutOf(sequence).num_tiles);
     AttentionUnit unit;
-    EXPECT_TRUE(UnitCursor(plan).MoveTo(0, &unit));
-    EXPECT_LT(1, plan.PanelsOf(unit));
+    EXPECT_TRUE(UnitCursor(grid).MoveTo(0, &unit));
+    EXPECT_LT(1, grid.PanelsOf(unit));
     sequence.num_rows = 1;
-    EXPECT_EQ(1, plan.CutOf(sequence).num_slices);
+    EXPECT_EQ(1, grid.CutOf(sequence).num_slices);
     const std::vector<LatentAsk> asks = {{0, 0, kRows}, {1, 29, 1}};
     TestStream reference(1, CpuBackend::kReference);
     const std::vector<float> truth = cache.Attend(reference, asks);

@@ -470,7 +470,7 @@ class AttentionShape {
   std::deque<std::vector<DevicePtr<const float>>> up_;
 };
 
-// Prepares the op, plans and runs it.
+// Prepares the op, divides the step and runs it.
 inline absl::Status AttendOnDevice(TestStream& test,
                                    const PagedAttentionArgs& args,
                                    Workspace& workspace) {
@@ -479,8 +479,8 @@ inline absl::Status AttendOnDevice(TestStream& test,
                           Prepare(test.device(), shape.params()));
   KVASIR_ASSIGN_OR_RETURN(
       const AttentionStep step,
-      PlanStep(attention,
-               {args.sequences, static_cast<size_t>(args.num_sequences)}));
+      DivideStep(attention,
+                 {args.sequences, static_cast<size_t>(args.num_sequences)}));
   return PagedAttention(test.stream(), attention,
                         {OnDevice(args.q), OnDevice(args.out),
                          OnDevice(args.sequences), args.num_sequences},

@@ -108,8 +108,8 @@ void Decoder::FindStepKinds() {
           step_kinds_.begin(), step_kinds_.end(), [&](const StepKind& kind) {
             return kind.page_group == group &&
                    kind.launch->rows == launch->rows &&
-                   kind.launch->attention.plan().DividesAs(
-                       launch->attention.plan());
+                   kind.launch->attention.grid().DividesAs(
+                       launch->attention.grid());
           });
       launch->step = static_cast<size_t>(found - step_kinds_.begin());
       if (found == step_kinds_.end()) step_kinds_.push_back({group, launch});
@@ -118,16 +118,16 @@ void Decoder::FindStepKinds() {
   steps_.resize(step_kinds_.size());
 }
 
-absl::Status Decoder::PlanSteps(absl::Span<const SequenceRows> rows,
-                                absl::Span<const AttentionBatch> groups) {
+absl::Status Decoder::DivideSteps(absl::Span<const SequenceRows> rows,
+                                  absl::Span<const AttentionBatch> groups) {
   for (size_t i = 0; i < step_kinds_.size(); ++i) {
     const StepKind& kind = step_kinds_[i];
     const SequenceRange range = SequencesOf(kind.launch->rows, rows);
     KVASIR_ASSIGN_OR_RETURN(
-        steps_[i], kernels::PlanStep(kind.launch->attention,
-                                     groups[kind.page_group].planned.subspan(
-                                         static_cast<size_t>(range.first),
-                                         static_cast<size_t>(range.count))));
+        steps_[i], kernels::DivideStep(kind.launch->attention,
+                                       groups[kind.page_group].on_host.subspan(
+                                           static_cast<size_t>(range.first),
+                                           static_cast<size_t>(range.count))));
   }
   return absl::OkStatus();
 }

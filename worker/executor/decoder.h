@@ -67,9 +67,9 @@ class Decoder {
 
   // Plans the attention of the next Run: host arithmetic over what its batch
   // has on the host, once for each page group and kind of launch. Errors of
-  // kernels::PlanStep.
-  absl::Status PlanSteps(absl::Span<const SequenceRows> rows,
-                         absl::Span<const AttentionBatch> groups);
+  // kernels::DivideStep.
+  absl::Status DivideSteps(absl::Span<const SequenceRows> rows,
+                           absl::Span<const AttentionBatch> groups);
 
   // Writes the tokens' keys and values into the cache and attends through it.
   // `out` is taken from the workspace, in the caller's scope.
@@ -94,7 +94,7 @@ class Decoder {
   StepProfile* profile() const { return parts_.profile; }
 
  private:
-  // Launches of attention that are planned once for all of them.
+  // Launches of attention that are divided once for all of them.
   struct StepKind {
     size_t page_group = 0;
     const LayerAttention::Launch* launch = nullptr;  // any of them

@@ -29,10 +29,10 @@ namespace kvasir::worker {
 // What attention needs to know in one page group.
 struct AttentionBatch {
   kernels::DevicePtr<const int64_t> slots;  // [T]
-  // [B], prompts first: on the device, and on the host, where it is planned
+  // [B], prompts first: on the device, and on the host, where it is divided
   // (not looked at while the workspace counts).
   kernels::DevicePtr<const kernels::AttentionSequence> sequences;
-  absl::Span<const kernels::AttentionSequence> planned;
+  absl::Span<const kernels::AttentionSequence> on_host;
   // Those of output once more, on the device, where prompts are launched apart.
   kernels::DevicePtr<const kernels::AttentionSequence> output_sequences;
 };
@@ -103,7 +103,7 @@ class LayerAttention {
     // Of a slot, by KV head; empty: nothing is.
     std::vector<double> rebuild_flops;
     std::vector<double> prompt_lift_flops;
-    // In AttentionInput::steps; who plans steps sets it.
+    // In AttentionInput::steps; who divides steps sets it.
     size_t step = 0;
   };
 

@@ -37,7 +37,7 @@ absl::Status ModelExecutor::Stage(const StepPlan& plan) {
   Pack();
   KVASIR_RETURN_IF_ERROR(blob_.StartPacking());
   Pack();
-  KVASIR_RETURN_IF_ERROR(decoder_->PlanSteps(batch_.rows(), staged_.groups));
+  KVASIR_RETURN_IF_ERROR(decoder_->DivideSteps(batch_.rows(), staged_.groups));
   return blob_.Upload(*parts_.stream);
 }
 
@@ -145,7 +145,7 @@ void ModelExecutor::Pack() {
         lifts_prompts_ ? padded.sequences : 0);
     staged_.groups[group].sequences = places.all.device;
     staged_.groups[group].output_sequences = places.output.device;
-    staged_.groups[group].planned = batch_.groups()[group].sequences;
+    staged_.groups[group].on_host = batch_.groups()[group].sequences;
   }
   for (size_t ring = 0; ring < staged_.ring_slots.size(); ++ring) {
     staged_.ring_slots[ring] =

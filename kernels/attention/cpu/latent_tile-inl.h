@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/simd/ahead_lines.h"
 #include "kernels/simd/codes-inl.h"
 #include "kernels/simd/simd-inl.h"
@@ -473,14 +473,14 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
 // Threads: one.
 class BlockLoader {
  public:
-  BlockLoader(const AttentionPlan& plan, const AttentionSequence& sequence,
+  BlockLoader(const AttentionGrid& grid, const AttentionSequence& sequence,
               float* scratch)
-      : params_(plan.params()),
-        plan_(plan),
+      : params_(grid.params()),
+        grid_(grid),
         sequence_(sequence),
-        tile_(scratch + plan.scratch().tile),
-        scales_(scratch + plan.scratch().scales),
-        minima_(scratch + plan.scratch().minima) {
+        tile_(scratch + grid.scratch().tile),
+        scales_(scratch + grid.scratch().scales),
+        minima_(scratch + grid.scratch().minima) {
     std::fill_n(found_.codes, kBlock, kNoSlot);
     std::fill_n(found_.readable, kBlock, kNoSlot);
   }
@@ -504,7 +504,7 @@ class BlockLoader {
   AheadLines* ahead() { return &ahead_; }
   // Before a group of the block is read, maybe not for the first time.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
-    if (plan_.exact(part) != nullptr) return;
+    if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
     started_group_ = &group;
     started_block_ = block_;
@@ -545,7 +545,7 @@ class BlockLoader {
     Find(part, group);
     if (chunk.begin == 0) StartGroup(part, group);
     if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
-    UnpackKeys(found_, chunk, plan_.pieces(chunk), tile_, &ahead_);
+    UnpackKeys(found_, chunk, grid_.pieces(chunk), tile_, &ahead_);
     LoadChunkRanges(part, group, chunk);
   }
 
@@ -635,7 +635,7 @@ class BlockLoader {
     found_part_ = &part;
     found_group_ = &group;
     found_.regular = false;
-    if (const AttentionPlan::ExactPart* exact = plan_.exact(part)) {
+    if (const AttentionGrid::ExactPart* exact = grid_.exact(part)) {
       return FindExact(*exact, &group - part.groups);
     }
     found_.regular = found_.begin == 0 && found_.end == kBlock &&
@@ -667,7 +667,7 @@ class BlockLoader {
   }
 
   // Rows of the launch's own tokens, and of the ring before them.
-  void FindExact(const AttentionPlan::ExactPart& exact, int64_t index) {
+  void FindExact(const AttentionGrid::ExactPart& exact, int64_t index) {
     const ExactWindow& window = *exact.window;
     for (int64_t i = found_.begin; i < found_.end; ++i) {
       const int64_t s = block_ + i;
@@ -706,7 +706,7 @@ class BlockLoader {
   void LoadChunkRanges(const LatentPartArgs& part, const LatentGroup& group,
                        const LatentChunk& chunk) const {
     if (part.static_scale != nullptr) return;
-    const CodePiece* pieces = plan_.pieces(chunk);
+    const CodePiece* pieces = grid_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       for (int64_t p = 0; p < chunk.num_pieces; ++p) {
         LoadRanges<decltype(type)>(found_, group.params.stride_bytes,
@@ -717,7 +717,7 @@ class BlockLoader {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const AttentionSequence& sequence_;
   float* const tile_;
   float* const scales_;

@@ -10,8 +10,8 @@
 #include <cstring>
 
 #include "kernels/attention/attention_rows.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/attention/paged_attention.h"
-#include "kernels/attention/planner/attention_plan.h"
 #include "kernels/device/stream.h"
 #include "kernels/simd/scalar_math.h"
 
@@ -35,14 +35,14 @@ namespace {
 // that are made of them.
 class BlockTiles {
  public:
-  BlockTiles(const AttentionPlan& plan, const AttentionUnit& unit,
+  BlockTiles(const AttentionGrid& grid, const AttentionUnit& unit,
              float* scratch)
-      : params_(plan.params()),
-        plan_(plan),
-        unit_(plan, unit),
-        loader_(plan, *unit.sequence, scratch),
-        rebuilder_(plan, *unit.sequence, scratch, &loader_),
-        lifter_(plan, scratch, &loader_) {}
+      : params_(grid.params()),
+        grid_(grid),
+        unit_(grid, unit),
+        loader_(grid, *unit.sequence, scratch),
+        rebuilder_(grid, *unit.sequence, scratch, &loader_),
+        lifter_(grid, scratch, &loader_) {}
 
   BlockLoader& loader() { return loader_; }
   KeyRebuilder& rebuilder() { return rebuilder_; }
@@ -52,11 +52,11 @@ class BlockTiles {
   // not asked for.
   void LookAhead(VisibleRange slots) {
     const VisibleRange keys = unit_.Stored(params_.key_exact, slots);
-    for (int64_t p = 0; p < plan_.num_stored_keys(); ++p) {
+    for (int64_t p = 0; p < grid_.num_stored_keys(); ++p) {
       AddSpans(params_.keys[p].latents, unit_.KeySpans(p), keys);
     }
     const VisibleRange values = unit_.Stored(params_.value_exact, slots);
-    for (int64_t p = 0; p < plan_.num_stored_values(); ++p) {
+    for (int64_t p = 0; p < grid_.num_stored_values(); ++p) {
       AddSpans(params_.values[p].latents, unit_.ValueSpans(p), values);
     }
   }
@@ -65,7 +65,7 @@ class BlockTiles {
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       if (params_.keys[p].rebuild == nullptr) continue;
-      const AttentionPlan::Spans spans = unit_.KeySpans(p);
+      const AttentionGrid::Spans spans = unit_.KeySpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
         rebuilder_.HoldSums(p, *span);
       }
@@ -78,8 +78,8 @@ class BlockTiles {
     lifter_.set_holds(false);
     const ExactWindow& keys = params_.key_exact;
     const ExactWindow& values = params_.value_exact;
-    const int64_t stored_keys = plan_.num_stored_keys();
-    const int64_t stored_values = plan_.num_stored_values();
+    const int64_t stored_keys = grid_.num_stored_keys();
+    const int64_t stored_values = grid_.num_stored_values();
     HoldKeys({0, stored_keys}, block, unit_.Stored(keys, needed));
     HoldKeys({stored_keys, params_.num_key_parts}, block,
              unit_.Exact(keys, needed));
@@ -92,7 +92,7 @@ class BlockTiles {
 
  private:
   // The groups of spans; neighbours may be of one.
-  void AddSpans(const LatentPartArgs& part, AttentionPlan::Spans spans,
+  void AddSpans(const LatentPartArgs& part, AttentionGrid::Spans spans,
                 VisibleRange slots) {
     for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
       if (span != spans.begin && span[-1].group == span->group) continue;
@@ -119,7 +119,7 @@ class BlockTiles {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const UnitRows unit_;
   BlockLoader loader_;
   KeyRebuilder rebuilder_;
@@ -129,26 +129,26 @@ class BlockTiles {
 // A panel at work on one thread. `state` is where its rows are kept.
 class PanelWorker {
  public:
-  PanelWorker(const AttentionPlan& plan, const AttentionUnit& panel,
+  PanelWorker(const AttentionGrid& grid, const AttentionUnit& panel,
               float* scratch, float* state, BlockTiles* tiles)
-      : params_(plan.params()),
-        plan_(plan),
-        unit_(plan, panel),
+      : params_(grid.params()),
+        grid_(grid),
+        unit_(grid, panel),
         slots_(UnitSlots(params_, panel)),
         scratch_(scratch),
         state_(state),
         loader_(tiles->loader()),
         rebuilder_(tiles->rebuilder()),
-        values_(plan, unit_, scratch, state, &loader_, &tiles->lifter()) {}
+        values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
   // Before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
-      const AttentionPlan::Spans spans = unit_.KeySpans(p);
+      const AttentionGrid::Spans spans = unit_.KeySpans(p);
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
         const RowRange rows = unit_.RowsOf(*span);
         if (HoldsQueries(p)) CopyQueries(p, *span, 0, WidthOf(p, *span));
-        if (plan_.key(p).num_sums == 0) continue;
+        if (grid_.key(p).num_sums == 0) continue;
         for (int64_t r = rows.begin; r < rows.end; ++r) {
           SumQueries(p, params_.keys[p].latents.groups[span->group], r);
         }
@@ -157,9 +157,9 @@ class PanelWorker {
   }
 
   void StartSplit() const {
-    const PanelState& at = plan_.state();
-    std::fill_n(state_ + at.out, unit_.count() * plan_.out_width(), 0.0f);
-    std::fill_n(state_ + at.out_minima, unit_.count() * plan_.minima_width(),
+    const PanelState& at = grid_.state();
+    std::fill_n(state_ + at.out, unit_.count() * grid_.out_width(), 0.0f);
+    std::fill_n(state_ + at.out_minima, unit_.count() * grid_.minima_width(),
                 0.0f);
     std::fill_n(state_ + at.max, unit_.count(), kNothing);
     std::fill_n(state_ + at.sum, unit_.count(), 0.0f);
@@ -180,7 +180,7 @@ class PanelWorker {
   void EndSplit() const { values_.EndSplit(); }
 
   AttentionTotal Total() const {
-    return {state_ + plan_.state().total_max, state_ + plan_.state().total_sum};
+    return {state_ + grid_.state().total_max, state_ + grid_.state().total_sum};
   }
   void ClearTotal(const AttentionTotal& total) const {
     std::fill_n(total.max, unit_.count(), kNothing);
@@ -192,8 +192,8 @@ class PanelWorker {
 
   // Adds the result of a split.
   void Merge(const AttentionTotal& total) const {
-    const float* maxima = state_ + plan_.state().max;
-    const float* sums = state_ + plan_.state().sum;
+    const float* maxima = state_ + grid_.state().max;
+    const float* sums = state_ + grid_.state().sum;
     float old_factor[kAttentionMaxRows];
     float new_factor[kAttentionMaxRows];
     bool any[kAttentionMaxRows];
@@ -209,8 +209,8 @@ class PanelWorker {
     }
     unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
       if (!any[r]) return;
-      const float* from = state_ + plan_.state().out + r * plan_.out_width() +
-                          plan_.value(p).out_offset;
+      const float* from = state_ + grid_.state().out + r * grid_.out_width() +
+                          grid_.value(p).out_offset;
       MergeOut(from, width, old_factor[r], new_factor[r], unit_.OutOf(p, r));
     });
   }
@@ -219,7 +219,7 @@ class PanelWorker {
     unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
       if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;
       const LatentPartArgs& part = params_.values[p].latents;
-      const AttentionPlan::ValuePart& value = plan_.value(p);
+      const AttentionGrid::ValuePart& value = grid_.value(p);
       float* out = unit_.OutOf(p, r);
       if (value.fixed_ranges && !value.sums_weights && !value.lifted) {
         const int64_t column = unit_.ValueGroup(p, r).column;
@@ -246,14 +246,14 @@ class PanelWorker {
                                    : part.latents.groups[span.group].width;
   }
   bool HoldsQueries(int64_t p) const {
-    return plan_.key(p).held_width == plan_.key(p).width;
+    return grid_.key(p).held_width == grid_.key(p).width;
   }
   float* QueriesOf(int64_t p) const {
-    return state_ + plan_.state().q + plan_.key(p).q_offset;
+    return state_ + grid_.state().q + grid_.key(p).q_offset;
   }
   float* SumsOf(int64_t p, int64_t r) const {
-    const AttentionPlan::KeyPart& part = plan_.key(p);
-    return state_ + plan_.state().query_sums + part.sums_offset +
+    const AttentionGrid::KeyPart& part = grid_.key(p);
+    return state_ + grid_.state().query_sums + part.sums_offset +
            r * part.num_sums;
   }
 
@@ -267,7 +267,7 @@ class PanelWorker {
       scale = part.latents.static_scale +
               part.latents.groups[span.group].column + first;
     }
-    const int64_t stride = plan_.key(p).held_width;
+    const int64_t stride = grid_.key(p).held_width;
     const RowRange rows = unit_.RowsOf(span);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       const float* from = unit_.QueryRow(p, r) + first;
@@ -310,8 +310,8 @@ class PanelWorker {
   // tile; b and depth are set by the caller.
   TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
     TileArgs args = {};
-    args.a = QueriesOf(p) + rows.begin * plan_.key(p).held_width + first;
-    args.a_stride = plan_.key(p).held_width;
+    args.a = QueriesOf(p) + rows.begin * grid_.key(p).held_width + first;
+    args.a_stride = grid_.key(p).held_width;
     args.b_stride = kBlock;
     args.c = to + rows.begin * kBlock;
     args.c_stride = kBlock;
@@ -320,7 +320,7 @@ class PanelWorker {
 
   void ScorePart(int64_t p, float* to) {
     const AttentionKeyPartArgs& part = params_.keys[p];
-    const AttentionPlan::Spans spans = unit_.KeySpans(p);
+    const AttentionGrid::Spans spans = unit_.KeySpans(p);
     if (part.rebuild != nullptr) {
       for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
         const RowRange rows = unit_.RowsOf(*span);
@@ -344,8 +344,8 @@ class PanelWorker {
                   float* to) {
     const LatentPartArgs& part = params_.keys[p].latents;
     const LatentGroup& group = part.groups[begin->group];
-    const AttentionPlan::Chunks chunks =
-        plan_.chunks(plan_.key(p).first_group, begin->group);
+    const AttentionGrid::Chunks chunks =
+        grid_.chunks(grid_.key(p).first_group, begin->group);
     const bool in_slots = group.num_runs > 0 && part.static_scale == nullptr;
     int64_t num_rows = 0;
     for (const HeadSpan* span = begin; span != end; ++span) {
@@ -384,7 +384,7 @@ class PanelWorker {
         }
         if (in_registers) {
           for (int64_t i = 0; i < chunk->num_pieces; ++i) {
-            MultiplyCodes(args, *chunk, plan_.pieces(*chunk)[i], rows.size());
+            MultiplyCodes(args, *chunk, grid_.pieces(*chunk)[i], rows.size());
             args.accumulate = true;
           }
           continue;
@@ -392,7 +392,7 @@ class PanelWorker {
         Multiply<float>(args, rows.size(), kBlock);
       }
     }
-    if (plan_.key(p).codes && !in_slots) {
+    if (grid_.key(p).codes && !in_slots) {
       for (const HeadSpan* span = begin; span != end; ++span) {
         const RowRange rows = unit_.RowsOf(*span);
         for (int64_t r = rows.begin; r < rows.end; ++r) {
@@ -420,9 +420,9 @@ class PanelWorker {
     if (chunk.num_pieces == 0) {
       const LatentPartArgs& part = params_.keys[p].latents;
       return kTakesPairs && part.dtype == DType::kBf16 &&
-             plan_.exact(part) == nullptr;
+             grid_.exact(part) == nullptr;
     }
-    const CodePiece* pieces = plan_.pieces(chunk);
+    const CodePiece* pieces = grid_.pieces(chunk);
     return std::all_of(pieces, pieces + chunk.num_pieces,
                        [&](const CodePiece& piece) {
                          return TakesKeyCodes(PlaceInWords(chunk, piece));
@@ -456,8 +456,8 @@ class PanelWorker {
   // One chunk of codes with ranges in slots.
   void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
                   int64_t first, bool in_registers, float* to) {
-    float* raw = scratch_ + plan_.scratch().raw;
-    const CodePiece* pieces = plan_.pieces(chunk);
+    float* raw = scratch_ + grid_.scratch().raw;
+    const CodePiece* pieces = grid_.pieces(chunk);
     for (int64_t i = 0; i < chunk.num_pieces; ++i) {
       const CodePiece& piece = pieces[i];
       TileArgs args = ScoreArgs(p, rows, first, raw);
@@ -485,8 +485,8 @@ class PanelWorker {
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
-    float* part_scores = scratch_ + plan_.scratch().scores_part;
-    for (int64_t p = 0; p < plan_.num_stored_keys(); ++p) {
+    float* part_scores = scratch_ + grid_.scratch().scores_part;
+    for (int64_t p = 0; p < grid_.num_stored_keys(); ++p) {
       ScorePart(first + p, p == 0 ? to : part_scores);
       if (p == 0) continue;
       for (int64_t i = 0; i < unit_.count() * kBlock; i += kVecLanes) {
@@ -502,11 +502,11 @@ class PanelWorker {
     const VisibleRange stored = unit_.Stored(window, needed);
     const VisibleRange exact = unit_.Exact(window, needed);
     const bool both = stored.begin < stored.end && exact.begin < exact.end;
-    float* scores = scratch_ + plan_.scratch().scores;
+    float* scores = scratch_ + grid_.scratch().scores;
     if (stored.begin < stored.end) ScoreSlots(block, stored, 0, scores);
     if (exact.begin >= exact.end) return;
-    float* nearer = both ? scratch_ + plan_.scratch().scores_exact : scores;
-    ScoreSlots(block, exact, plan_.num_stored_keys(), nearer);
+    float* nearer = both ? scratch_ + grid_.scratch().scores_exact : scores;
+    ScoreSlots(block, exact, grid_.num_stored_keys(), nearer);
     for (int64_t r = 0; both && r < unit_.count(); ++r) {
       const int64_t first =
           std::clamp<int64_t>(unit_.FirstExactOf(window, r) - block, 0, kBlock);
@@ -531,17 +531,17 @@ class PanelWorker {
   // Scores become weights; what was summed before is brought to the new
   // maxima.
   void WeighScores(RowRange rows, VisibleRange visible) const {
-    const PanelState& at = plan_.state();
+    const PanelState& at = grid_.state();
     SoftmaxArgs args = {};
-    args.scores = scratch_ + plan_.scratch().scores;
+    args.scores = scratch_ + grid_.scratch().scores;
     args.max = state_ + at.max;
     args.sum = state_ + at.sum;
     args.scale = params_.scale;
     args.visible = visible;
     Softmax(args, rows, [&](int64_t r, float factor) {
-      Scale(factor, plan_.out_width(), state_ + at.out + r * plan_.out_width());
-      Scale(factor, plan_.minima_width(),
-            state_ + at.out_minima + r * plan_.minima_width());
+      Scale(factor, grid_.out_width(), state_ + at.out + r * grid_.out_width());
+      Scale(factor, grid_.minima_width(),
+            state_ + at.out_minima + r * grid_.minima_width());
     });
   }
 
@@ -569,7 +569,7 @@ class PanelWorker {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const UnitRows unit_;
   const VisibleRange slots_;
   float* const scratch_;
@@ -583,15 +583,15 @@ class PanelWorker {
 // panel after panel passes over it.
 class UnitWorker {
  public:
-  UnitWorker(const AttentionPlan& plan, const AttentionUnit& unit,
+  UnitWorker(const AttentionGrid& grid, const AttentionUnit& unit,
              float* scratch)
-      : plan_(plan),
+      : grid_(grid),
         unit_(unit),
         scratch_(scratch),
-        slots_(UnitSlots(plan.params(), unit)),
-        num_panels_(plan.PanelsOf(unit)),
-        tiles_(plan, unit, scratch),
-        first_(plan, plan.PanelOf(unit, 0), scratch, StateOf(0), &tiles_) {}
+        slots_(UnitSlots(grid.params(), unit)),
+        num_panels_(grid.PanelsOf(unit)),
+        tiles_(grid, unit, scratch),
+        first_(grid, grid.PanelOf(unit, 0), scratch, StateOf(0), &tiles_) {}
 
   void Compute() {
     ForPanels([](PanelWorker& panel) { panel.ClearTotal(panel.Total()); });
@@ -646,19 +646,19 @@ class UnitWorker {
 
  private:
   float* StateOf(int64_t panel) const {
-    return scratch_ + plan_.scratch().states + panel * plan_.state().floats;
+    return scratch_ + grid_.scratch().states + panel * grid_.state().floats;
   }
   template <typename Function>
   void ForPanels(const Function& function) {
     function(first_);
     for (int64_t i = 1; i < num_panels_; ++i) {
-      PanelWorker panel(plan_, plan_.PanelOf(unit_, i), scratch_, StateOf(i),
+      PanelWorker panel(grid_, grid_.PanelOf(unit_, i), scratch_, StateOf(i),
                         &tiles_);
       function(panel);
     }
   }
 
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const AttentionUnit unit_;
   float* const scratch_;
   const VisibleRange slots_;
@@ -667,24 +667,24 @@ class UnitWorker {
   PanelWorker first_;
 };
 
-void ComputeUnit(const AttentionPlan& plan, const AttentionUnit& unit,
+void ComputeUnit(const AttentionGrid& grid, const AttentionUnit& unit,
                  float* scratch) {
-  UnitWorker(plan, unit, scratch).Compute();
+  UnitWorker(grid, unit, scratch).Compute();
 }
 
-void ComputeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
+void ComputeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
                   int64_t split, float* scratch) {
-  UnitWorker worker(plan, unit, scratch);
+  UnitWorker worker(grid, unit, scratch);
   worker.Start(worker.FirstSlot(split));
   worker.ComputeSplit(split, (split + 1) * kAttentionSplitSlots);
 }
 
 // Merges splits computed by others: `first` starts the unit's total, `last`
 // ends it.
-void MergeSplit(const AttentionPlan& plan, const AttentionUnit& unit,
+void MergeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
                 float* part, bool first, bool last,
                 const AttentionTotal& total) {
-  const UnitWorker worker(plan, unit, part);
+  const UnitWorker worker(grid, unit, part);
   const PanelWorker& panel = worker.first_panel();
   if (first) panel.ClearTotal(total);
   panel.Merge(total);
@@ -705,14 +705,14 @@ HWY_EXPORT(ComputeSplit);
 HWY_EXPORT(MergeSplit);
 
 // Enough units for all threads: each is one thread's from beginning to end.
-void RunByUnits(const AttentionPlan& plan, float* scratch, CpuStream& stream) {
+void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   std::atomic<int64_t> next{0};
   stream.pool().Run([&](int thread) {
-    float* memory = scratch + plan.scratch().floats * thread;
-    UnitCursor cursor(plan);
+    float* memory = scratch + grid.scratch().floats * thread;
+    UnitCursor cursor(grid);
     AttentionUnit unit;
     while (cursor.MoveTo(next.fetch_add(1, std::memory_order_relaxed), &unit)) {
-      HWY_DYNAMIC_DISPATCH(ComputeUnit)(plan, unit, memory);
+      HWY_DYNAMIC_DISPATCH(ComputeUnit)(grid, unit, memory);
     }
   });
 }
@@ -721,11 +721,11 @@ void RunByUnits(const AttentionPlan& plan, float* scratch, CpuStream& stream) {
 // are threads, and the caller merges them in order.
 class SplitRunner {
  public:
-  SplitRunner(const AttentionPlan& plan, float* scratch, CpuStream& stream)
-      : plan_(plan), scratch_(scratch), stream_(stream) {}
+  SplitRunner(const AttentionGrid& grid, float* scratch, CpuStream& stream)
+      : grid_(grid), scratch_(scratch), stream_(stream) {}
 
   void Add(const AttentionUnit& unit) {
-    const VisibleRange slots = UnitSlots(plan_.params(), unit);
+    const VisibleRange slots = UnitSlots(grid_.params(), unit);
     const int64_t first = slots.begin / kAttentionSplitSlots;
     const int64_t last = (slots.end - 1) / kAttentionSplitSlots;
     for (int64_t split = first; split <= last; ++split) {
@@ -739,12 +739,12 @@ class SplitRunner {
         count_, [&](int64_t begin, int64_t end, int /*thread*/) {
           for (int64_t i = begin; i < end; ++i) {
             HWY_DYNAMIC_DISPATCH(ComputeSplit)
-            (plan_, wave_[i].unit, wave_[i].split, MemoryOf(i));
+            (grid_, wave_[i].unit, wave_[i].split, MemoryOf(i));
           }
         });
     for (int64_t i = 0; i < count_; ++i) {
       HWY_DYNAMIC_DISPATCH(MergeSplit)
-      (plan_, wave_[i].unit, MemoryOf(i), wave_[i].first, wave_[i].last,
+      (grid_, wave_[i].unit, MemoryOf(i), wave_[i].first, wave_[i].last,
        {max_, sum_});
     }
     count_ = 0;
@@ -760,10 +760,10 @@ class SplitRunner {
   };
 
   float* MemoryOf(int64_t task) const {
-    return scratch_ + plan_.scratch().floats * task;
+    return scratch_ + grid_.scratch().floats * task;
   }
 
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   float* const scratch_;
   CpuStream& stream_;
   Task wave_[kMaxWave];
@@ -777,10 +777,10 @@ class SplitRunner {
 
 void PagedAttentionSimd(const AttentionLaunchArgs& launch, float* scratch,
                         CpuStream& stream) {
-  const AttentionPlan& plan = *launch.plan;
-  if (!launch.takes_splits) return RunByUnits(plan, scratch, stream);
-  SplitRunner runner(plan, scratch, stream);
-  UnitCursor cursor(plan);
+  const AttentionGrid& grid = *launch.grid;
+  if (!launch.takes_splits) return RunByUnits(grid, scratch, stream);
+  SplitRunner runner(grid, scratch, stream);
+  UnitCursor cursor(grid);
   AttentionUnit unit;
   for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) runner.Add(unit);
   runner.Flush();

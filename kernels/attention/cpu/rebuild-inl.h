@@ -12,7 +12,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/linear/tile-inl.h"
 #include "kernels/simd/simd-inl.h"
 #include "kernels/simd/transpose-inl.h"
@@ -139,21 +139,21 @@ HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
 // Threads: one.
 class KeyRebuilder {
  public:
-  KeyRebuilder(const AttentionPlan& plan, const AttentionSequence& sequence,
+  KeyRebuilder(const AttentionGrid& grid, const AttentionSequence& sequence,
                float* scratch, BlockLoader* loader)
-      : params_(plan.params()),
-        plan_(plan),
+      : params_(grid.params()),
+        grid_(grid),
         sequence_(sequence),
         loader_(*loader),
-        keys_(scratch + plan.scratch().keys),
-        raw_(scratch + plan.scratch().lift_raw),
-        cosines_(scratch + plan.scratch().cosines),
-        sines_(scratch + plan.scratch().sines),
-        lift_sums_(scratch + plan.scratch().lift_sums) {}
+        keys_(scratch + grid.scratch().keys),
+        raw_(scratch + grid.scratch().lift_raw),
+        cosines_(scratch + grid.scratch().cosines),
+        sines_(scratch + grid.scratch().sines),
+        lift_sums_(scratch + grid.scratch().lift_sums) {}
 
   // Before the first block: sums over the lift of a KV head, if they are held.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
-    const AttentionPlan::KeyPart& part = plan_.key(part_index);
+    const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
     const LatentGroup& group = GroupOf(part_index, span);
     const int64_t runs = part.fixed_ranges ? 1 : group.num_runs;
@@ -169,13 +169,13 @@ class KeyRebuilder {
   // key_j of the block's slots, [d, 64]; stays until the part's next call.
   const float* Rebuild(int64_t part_index, const HeadSpan& span) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
-    key_ = keys_ + plan_.key(part_index).tile_offset;
+    key_ = keys_ + grid_.key(part_index).tile_offset;
     if (holds_) return key_;
     if (rebuild.up == nullptr) {
       CopyKey(part_index, span);
-    } else if (!plan_.key(part_index).codes) {
+    } else if (!grid_.key(part_index).codes) {
       LiftNumbers(part_index, span);
-    } else if (plan_.key(part_index).fixed_ranges) {
+    } else if (grid_.key(part_index).fixed_ranges) {
       LiftFixed(part_index, span);
     } else {
       LiftCodes(part_index, span);
@@ -197,22 +197,22 @@ class KeyRebuilder {
   const LatentGroup& GroupOf(int64_t part_index, const HeadSpan& span) const {
     return Latents(part_index).groups[span.group];
   }
-  AttentionPlan::Chunks ChunksOf(int64_t part_index,
+  AttentionGrid::Chunks ChunksOf(int64_t part_index,
                                  const HeadSpan& span) const {
-    return plan_.chunks(plan_.key(part_index).first_group, span.group);
+    return grid_.chunks(grid_.key(part_index).first_group, span.group);
   }
   float* HeldSums(int64_t part_index, int64_t kv_head, int64_t run) const {
-    const AttentionPlan::KeyPart& part = plan_.key(part_index);
+    const AttentionGrid::KeyPart& part = grid_.key(part_index);
     const int64_t dims = params_.keys[part_index].rebuild->dims;
     return lift_sums_ + part.lift_offset +
            (kv_head * part.lift_runs + run) * dims;
   }
   const float* SumsOf(int64_t part_index, const HeadSpan& span,
                       int64_t run) const {
-    if (plan_.key(part_index).lift_offset >= 0) {
+    if (grid_.key(part_index).lift_offset >= 0) {
       return HeldSums(part_index, span.kv_head, run);
     }
-    float* sums = lift_sums_ + plan_.held_lift_sums();
+    float* sums = lift_sums_ + grid_.held_lift_sums();
     SumLift(part_index, span, run, sums);
     return sums;
   }
@@ -225,7 +225,7 @@ class KeyRebuilder {
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
     const float* minima =
-        plan_.key(part_index).fixed_ranges
+        grid_.key(part_index).fixed_ranges
             ? Latents(part_index).static_minimum + group.column
             : nullptr;
     const int64_t begin = minima != nullptr ? 0 : group.runs[run].begin;
@@ -276,7 +276,7 @@ class KeyRebuilder {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
-    const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
+    const AttentionGrid::Chunks chunks = ChunksOf(part_index, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       loader_.LoadKeys(Latents(part_index), group, *chunk);
@@ -310,7 +310,7 @@ class KeyRebuilder {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* scale = Latents(part_index).static_scale + group.column;
-    const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
+    const AttentionGrid::Chunks chunks = ChunksOf(part_index, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       loader_.LoadKeys(Latents(part_index), group, *chunk);
@@ -348,11 +348,11 @@ class KeyRebuilder {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const LatentGroup& group = GroupOf(part_index, span);
     const float* up = rebuild.up[span.kv_head];
-    const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
+    const AttentionGrid::Chunks chunks = ChunksOf(part_index, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       loader_.LoadKeys(Latents(part_index), group, *chunk);
-      const CodePiece* pieces = plan_.pieces(*chunk);
+      const CodePiece* pieces = grid_.pieces(*chunk);
       for (int64_t p = 0; p < chunk->num_pieces; ++p) {
         const CodePiece& piece = pieces[p];
         TileArgs args = ProductArgs(up + piece.begin, group.width, piece.width,
@@ -373,7 +373,7 @@ class KeyRebuilder {
   void CopyKey(int64_t part_index, const HeadSpan& span) {
     const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);
-    const AttentionPlan::Chunks chunks = ChunksOf(part_index, span);
+    const AttentionGrid::Chunks chunks = ChunksOf(part_index, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       loader_.LoadKeys(part, group, *chunk);
@@ -382,7 +382,7 @@ class KeyRebuilder {
         std::copy_n(loader_.tile(), chunk->width * kBlock, to);
         continue;
       }
-      const CodePiece* pieces = plan_.pieces(*chunk);
+      const CodePiece* pieces = grid_.pieces(*chunk);
       for (int64_t p = 0; p < chunk->num_pieces; ++p) {
         for (int64_t c = pieces[p].begin; c < pieces[p].begin + pieces[p].width;
              ++c) {
@@ -408,12 +408,12 @@ class KeyRebuilder {
   void Turn(int64_t part_index, int64_t kv_head) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
-    const bool known = plan_.holds_angles() && angles_part_ == part_index &&
+    const bool known = grid_.holds_angles() && angles_part_ == part_index &&
                        angles_step_ == first_step;
     Positions positions;
     if (!known) FindPositions(&positions);
     for (int64_t f = 0; f < rebuild.num_pairs; ++f) {
-      const int64_t row = plan_.holds_angles() ? f * kBlock : 0;
+      const int64_t row = grid_.holds_angles() ? f * kBlock : 0;
       if (!known) {
         FindAngles(rebuild.steps[first_step + f], positions,
                    rebuild.attention_factor, row);
@@ -467,7 +467,7 @@ class KeyRebuilder {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const AttentionSequence& sequence_;
   BlockLoader& loader_;
   float* const keys_;

@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 #include "kernels/attention/cpu/latent_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/linear/tile-inl.h"
 #include "kernels/simd/simd-inl.h"
 
@@ -25,13 +25,13 @@ namespace HWY_NAMESPACE {
 // Threads: one.
 class ValueLifter {
  public:
-  ValueLifter(const AttentionPlan& plan, float* scratch, BlockLoader* loader)
-      : params_(plan.params()),
-        plan_(plan),
+  ValueLifter(const AttentionGrid& grid, float* scratch, BlockLoader* loader)
+      : params_(grid.params()),
+        grid_(grid),
         loader_(*loader),
-        values_(scratch + plan.scratch().values),
-        raw_(scratch + plan.scratch().lift_raw),
-        sums_(scratch + plan.scratch().column_sums) {}
+        values_(scratch + grid.scratch().values),
+        raw_(scratch + grid.scratch().lift_raw),
+        sums_(scratch + grid.scratch().column_sums) {}
 
   // Whether the values of the block were all lifted and are only to be named.
   void set_holds(bool holds) { holds_ = holds; }
@@ -39,14 +39,14 @@ class ValueLifter {
   // value_j of the block's slots, [64, tile_stride of the part]; slots that
   // nobody sees have any numbers. Stays until the part's next call.
   const float* Lift(int64_t part_index, const HeadSpan& span) {
-    const AttentionPlan::ValuePart& part = plan_.value(part_index);
+    const AttentionGrid::ValuePart& part = grid_.value(part_index);
     const AttentionValuePartArgs& from = params_.values[part_index];
     float* const tile = values_ + part.tile_offset;
     if (holds_) return tile;
     loader_.StartGroup(from.latents, from.latents.groups[span.group]);
     const Task task = {from.latents,
                        from.latents.groups[span.group],
-                       plan_.chunks(part.first_group, span.group),
+                       grid_.chunks(part.first_group, span.group),
                        from.lift->up[span.kv_head],
                        from.lift->dims,
                        part.tile_stride,
@@ -65,7 +65,7 @@ class ValueLifter {
   struct Task {
     const LatentPartArgs& part;
     const LatentGroup& group;
-    AttentionPlan::Chunks chunks;
+    AttentionGrid::Chunks chunks;
     const float* up;  // [R', d]
     int64_t dims;     // d
     int64_t stride;   // of a value
@@ -127,7 +127,7 @@ class ValueLifter {
     for (const LatentChunk* chunk = task.chunks.begin; chunk != task.chunks.end;
          ++chunk) {
       loader_.LoadValueRanges(task.part, task.group, *chunk);
-      const CodePiece* pieces = plan_.pieces(*chunk);
+      const CodePiece* pieces = grid_.pieces(*chunk);
       for (int64_t p = 0; p < chunk->num_pieces; ++p) {
         const CodePiece& piece = pieces[p];
         const int64_t stride = PieceStride(piece);
@@ -165,7 +165,7 @@ class ValueLifter {
     const float* scale = task.part.static_scale + task.group.column;
     for (const LatentChunk* chunk = task.chunks.begin; chunk != task.chunks.end;
          ++chunk) {
-      const CodePiece* pieces = plan_.pieces(*chunk);
+      const CodePiece* pieces = grid_.pieces(*chunk);
       for (int64_t p = 0; p < chunk->num_pieces; ++p) {
         const CodePiece& piece = pieces[p];
         const int64_t stride = PieceStride(piece);
@@ -244,7 +244,7 @@ class ValueLifter {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   BlockLoader& loader_;
   float* const values_;
   float* const raw_;

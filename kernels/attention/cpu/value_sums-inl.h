@@ -18,7 +18,7 @@
 #include "kernels/attention/cpu/latent_tile-inl.h"
 #include "kernels/attention/cpu/rebuild-inl.h"
 #include "kernels/attention/cpu/value_lift-inl.h"
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/linear/tile-inl.h"
 #include "kernels/simd/simd-inl.h"
 
@@ -61,10 +61,10 @@ void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
 class ValueSums {
  public:
   // `state`: the panel's.
-  ValueSums(const AttentionPlan& plan, const UnitRows& unit, float* scratch,
+  ValueSums(const AttentionGrid& grid, const UnitRows& unit, float* scratch,
             float* state, BlockLoader* loader, ValueLifter* lifter)
-      : params_(plan.params()),
-        plan_(plan),
+      : params_(grid.params()),
+        grid_(grid),
         unit_(unit),
         scratch_(scratch),
         state_(state),
@@ -74,9 +74,9 @@ class ValueSums {
   // Adds the loader's block, with the weights that stand in scores.
   void AddBlock() {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
-      if (plan_.value(p).lifted) {
+      if (grid_.value(p).lifted) {
         AddLifted(p, span);
-      } else if (plan_.value(p).codes) {
+      } else if (grid_.value(p).codes) {
         AddValueCodes(p, span);
       } else {
         AddValues(p, span);
@@ -86,7 +86,7 @@ class ValueSums {
   // The same of exact rows.
   void AddExactBlock() {
     unit_.ForExactValueSpans([&](int64_t p, const HeadSpan& span) {
-      if (plan_.value(p).lifted) {
+      if (grid_.value(p).lifted) {
         AddLifted(p, span);
       } else {
         AddValues(p, span);
@@ -97,10 +97,10 @@ class ValueSums {
   // What ranges add when all slots of a split are summed.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
-      if (plan_.value(p).lifted) return;
-      if (plan_.value(p).sums_weights) {
+      if (grid_.value(p).lifted) return;
+      if (grid_.value(p).sums_weights) {
         ApplyFixedRanges(p, span);
-      } else if (plan_.value(p).codes && !plan_.value(p).fixed_ranges) {
+      } else if (grid_.value(p).codes && !grid_.value(p).fixed_ranges) {
         AddMinima(p, span);
       }
     });
@@ -108,12 +108,12 @@ class ValueSums {
 
  private:
   float* OutRow(int64_t p, int64_t r) const {
-    return state_ + plan_.state().out + r * plan_.out_width() +
-           plan_.value(p).out_offset;
+    return state_ + grid_.state().out + r * grid_.out_width() +
+           grid_.value(p).out_offset;
   }
   float* MinimaRow(int64_t p, int64_t r) const {
-    return state_ + plan_.state().out_minima + r * plan_.minima_width() +
-           plan_.value(p).minima_offset;
+    return state_ + grid_.state().out_minima + r * grid_.minima_width() +
+           grid_.value(p).minima_offset;
   }
 
   // Products of the weights of a run of slots; b is set by the caller.
@@ -128,11 +128,11 @@ class ValueSums {
     args.accumulate = true;
     return args;
   }
-  const float* Weights() const { return scratch_ + plan_.scratch().scores; }
+  const float* Weights() const { return scratch_ + grid_.scratch().scores; }
 
   void AddLifted(int64_t p, const HeadSpan& span) {
     const float* tile = lifter_.Lift(p, span);
-    const int64_t stride = plan_.value(p).tile_stride;
+    const int64_t stride = grid_.value(p).tile_stride;
     unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
                         [&](RowRange rows, VisibleRange visible) {
                           AddTile(Weights(), rows, visible, {tile, stride},
@@ -148,7 +148,7 @@ class ValueSums {
     const int64_t block = loader_.block();
     loader_.StartGroup(part, group);
     if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
-        plan_.exact(part) == nullptr) {
+        grid_.exact(part) == nullptr) {
       // Few rows make little of a block: it is used where it lies.
       unit_.ForValueSlots(
           p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
@@ -159,8 +159,8 @@ class ValueSums {
           });
       return;
     }
-    const AttentionPlan::Chunks chunks =
-        plan_.chunks(plan_.value(p).first_group, span.group);
+    const AttentionGrid::Chunks chunks =
+        grid_.chunks(grid_.value(p).first_group, span.group);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       const int64_t stride = PadTile(chunk->width);
@@ -186,7 +186,7 @@ class ValueSums {
   // Many rows: values were brought into a tile once for all of them.
   void AddTile(const float* weights, RowRange rows, VisibleRange visible,
                ValueTile tile, int64_t columns, float* to) const {
-    TileArgs args = ValueArgs(weights, rows, visible, to, plan_.out_width());
+    TileArgs args = ValueArgs(weights, rows, visible, to, grid_.out_width());
     args.b = tile.values + visible.begin * tile.stride;
     args.b_stride = tile.stride;
     MultiplyColumns<float>(args, rows.size(), columns);
@@ -216,14 +216,14 @@ class ValueSums {
         args.slot_bytes = group.codes.stride_bytes;
         args.a = weights + rows.begin * kBlock + s;
         args.c = to;
-        args.c_stride = plan_.out_width();
+        args.c_stride = grid_.out_width();
         args.columns = columns.count;
         args.ahead = loader_.ahead();
         RunValuePairs(rows.size(), args);
       } else {
         constexpr int64_t kTileBytes =
             kTileColumns * static_cast<int64_t>(sizeof(T));
-        TileArgs args = ValueArgs(weights, rows, slots, to, plan_.out_width());
+        TileArgs args = ValueArgs(weights, rows, slots, to, grid_.out_width());
         args.b_stride =
             group.codes.stride_bytes / static_cast<int64_t>(sizeof(T));
         args.ahead_step = kTileBytes;
@@ -253,17 +253,17 @@ class ValueSums {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
     const bool in_slots = part.static_scale == nullptr;
-    const AttentionPlan::Chunks chunks =
-        plan_.chunks(plan_.value(p).first_group, span.group);
+    const AttentionGrid::Chunks chunks =
+        grid_.chunks(grid_.value(p).first_group, span.group);
     loader_.StartGroup(part, group);
-    if (plan_.value(p).sums_weights) SumWeights(p, span);
+    if (grid_.value(p).sums_weights) SumWeights(p, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
       if (in_slots) {
         loader_.LoadValueRanges(part, group, *chunk);
         SumMinima(p, span, *chunk);
       }
-      const CodePiece* pieces = plan_.pieces(*chunk);
+      const CodePiece* pieces = grid_.pieces(*chunk);
       for (int64_t i = 0; i < chunk->num_pieces; ++i) {
         AddPiece(p, span, pieces[i], in_slots ? loader_.scales(i) : nullptr);
       }
@@ -285,7 +285,7 @@ class ValueSums {
     const float* weights = Weights();
     if (scale != nullptr) {
       ScaleWeights(span_rows, scale);
-      weights = scratch_ + plan_.scratch().scores_part;
+      weights = scratch_ + grid_.scratch().scores_part;
     }
     const bool streams = Streams(piece, span_rows);
     const bool in_registers = span_rows.size() <= kCodeTileMostRows &&
@@ -321,7 +321,7 @@ class ValueSums {
     args.place = piece.place;
     args.a = weights + rows.begin * kBlock + visible.begin;
     args.c = to;
-    args.c_stride = plan_.out_width();
+    args.c_stride = grid_.out_width();
     args.columns = piece.width;
     args.ahead = loader_.ahead();
     RunValueCodes(rows.size(), args);
@@ -329,7 +329,7 @@ class ValueSums {
 
   void ScaleWeights(RowRange rows, const float* scale) const {
     const float* weights = Weights();
-    float* scaled = scratch_ + plan_.scratch().scores_part;
+    float* scaled = scratch_ + grid_.scratch().scores_part;
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       for (int64_t s = 0; s < kBlock; s += kVecLanes) {
         hn::StoreU(hn::Mul(LoadFloats(weights + r * kBlock + s),
@@ -341,7 +341,7 @@ class ValueSums {
 
   // The sums of weight * minimum of the runs that begin in a chunk.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
-    const CodePiece* pieces = plan_.pieces(chunk);
+    const CodePiece* pieces = grid_.pieces(chunk);
     unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
                         [&](RowRange rows, VisibleRange visible) {
                           for (int64_t i = 0; i < chunk.num_pieces; ++i) {
@@ -371,7 +371,7 @@ class ValueSums {
     HWY_ALIGN float masked[kBlock];
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       *sums = *sums + Dot(WeightsOf(r, visible, masked), factors);
-      sums += plan_.minima_width();
+      sums += grid_.minima_width();
     }
   }
 
@@ -395,7 +395,7 @@ class ValueSums {
     const RowRange rows = unit_.RowsOf(span);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
       const float weights = MinimaRow(p, r)[0];
-      const float* exact = OutRow(p + plan_.num_stored_values(), r);
+      const float* exact = OutRow(p + grid_.num_stored_values(), r);
       float* out = OutRow(p, r);
       for (int64_t i = 0; i < group.width; ++i) {
         out[i] = std::fma(out[i], scale[i], weights * minimum[i]) + exact[i];
@@ -432,7 +432,7 @@ class ValueSums {
   }
 
   const PagedAttentionArgs& params_;
-  const AttentionPlan& plan_;
+  const AttentionGrid& grid_;
   const UnitRows& unit_;
   float* const scratch_;
   float* const state_;

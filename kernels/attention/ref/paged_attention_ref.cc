@@ -3,7 +3,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/device/stream.h"
 #include "kernels/latents/code_pack.h"
 #include "kernels/simd/scalar_math.h"
@@ -495,7 +495,7 @@ void Row::Attend() const {
 
 void PagedAttentionReference(const AttentionLaunchArgs& launch, float*,
                              CpuStream&) {
-  const PagedAttentionArgs params = launch.plan->stored_params();
+  const PagedAttentionArgs params = launch.grid->stored_params();
   for (int64_t i = 0; i < params.num_sequences; ++i) {
     const AttentionSequence& sequence = params.sequences[i];
     for (int64_t r = 0; r < sequence.num_rows; ++r) {

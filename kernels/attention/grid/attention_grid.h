@@ -76,9 +76,9 @@ struct HeadSpan {
 
 // Query heads that are computed together.
 struct HeadSlice {
-  int64_t first_head;  // in AttentionPlan::heads()
+  int64_t first_head;  // in AttentionGrid::heads()
   int64_t num_heads;
-  int64_t first_spans;  // in the plan's table of spans: one entry per part
+  int64_t first_spans;  // in the grid's table of spans: one entry per part
   // Every part has one span: rows may lie in any order.
   bool one_span_each;
 };
@@ -134,13 +134,13 @@ struct AttentionUnit {
 // part num_stored_keys() + p, and values likewise.
 // Threads: one at a time may call Bind; the rest between two calls of it by
 // any.
-class AttentionPlan {
+class AttentionGrid {
  public:
   // Units are as many as keep `threads` threads busy, if there are rows enough.
   // `params` outlives it with all that it points to.
-  explicit AttentionPlan(const PagedAttentionArgs& params, int threads = 1);
-  AttentionPlan(const AttentionPlan&) = delete;
-  AttentionPlan& operator=(const AttentionPlan&) = delete;
+  explicit AttentionGrid(const PagedAttentionArgs& params, int threads = 1);
+  AttentionGrid(const AttentionGrid&) = delete;
+  AttentionGrid& operator=(const AttentionGrid&) = delete;
 
   // Of a launch. `work`: WorkOn them.
   struct Sequences {
@@ -161,7 +161,7 @@ class AttentionPlan {
   // Slots that rows read, of all sequences; host memory.
   int64_t WorkOn(const AttentionSequence* sequences, int64_t count) const;
   // Whether steps over the same sequences are divided in the same way.
-  bool DividesAs(const AttentionPlan& other) const;
+  bool DividesAs(const AttentionGrid& other) const;
 
   // What every part needs to know of itself.
   struct KeyPart {
@@ -360,17 +360,17 @@ class AttentionPlan {
 // Walks over all units of a launch, in one fixed order.
 class UnitCursor {
  public:
-  explicit UnitCursor(const AttentionPlan& plan)
-      : UnitCursor(plan, plan.sequences()) {}
-  UnitCursor(const AttentionPlan& plan,
-             const AttentionPlan::Sequences& sequences)
-      : plan_(plan), sequences_(sequences) {}
+  explicit UnitCursor(const AttentionGrid& grid)
+      : UnitCursor(grid, grid.sequences()) {}
+  UnitCursor(const AttentionGrid& grid,
+             const AttentionGrid::Sequences& sequences)
+      : grid_(grid), sequences_(sequences) {}
   // Moves forward to unit `index`; false when there are fewer.
   bool MoveTo(int64_t index, AttentionUnit* unit);
 
  private:
-  const AttentionPlan& plan_;
-  const AttentionPlan::Sequences sequences_;
+  const AttentionGrid& grid_;
+  const AttentionGrid::Sequences sequences_;
   int64_t sequence_ = 0;
   int64_t first_ = 0;  // index of the sequence's first unit
 };
@@ -387,8 +387,8 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
 
 // Whether threads take splits of long contexts, not whole units: there are
 // fewer units than threads, each of one panel, and all of them see something.
-bool TakesSplits(const AttentionPlan& plan,
-                 const AttentionPlan::Sequences& sequences);
+bool TakesSplits(const AttentionGrid& grid,
+                 const AttentionGrid::Sequences& sequences);
 
 // Softmax of a unit's rows over the splits merged so far; the output itself is
 // in params.out.

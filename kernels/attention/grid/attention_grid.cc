@@ -1,4 +1,4 @@
-#include "kernels/attention/planner/attention_plan.h"
+#include "kernels/attention/grid/attention_grid.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -63,7 +63,7 @@ class Divider {
 
 }  // namespace
 
-AttentionPlan::AttentionPlan(const PagedAttentionArgs& params, int threads)
+AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
     : params_(params),
       num_stored_keys_(params.num_key_parts),
       num_stored_values_(params.num_value_parts),
@@ -86,7 +86,7 @@ AttentionPlan::AttentionPlan(const PagedAttentionArgs& params, int threads)
   work_ = WorkOn(params_.sequences, params_.num_sequences);
 }
 
-void AttentionPlan::Bind(const Rows& rows) {
+void AttentionGrid::Bind(const Rows& rows) {
   params_.q = rows.q;
   params_.out = rows.out;
   params_.sequences = rows.sequences.data;
@@ -94,14 +94,14 @@ void AttentionPlan::Bind(const Rows& rows) {
   work_ = rows.sequences.work;
 }
 
-int64_t AttentionPlan::WorkOn(const AttentionSequence* sequences,
+int64_t AttentionGrid::WorkOn(const AttentionSequence* sequences,
                               int64_t count) const {
   int64_t work = 0;
   for (int64_t i = 0; i < count; ++i) work += WorkOf(sequences[i]);
   return work;
 }
 
-bool AttentionPlan::DividesAs(const AttentionPlan& other) const {
+bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
@@ -124,7 +124,7 @@ bool AttentionPlan::DividesAs(const AttentionPlan& other) const {
                     other.sets_.end(), same_sets);
 }
 
-void AttentionPlan::AddExactParts() {
+void AttentionGrid::AddExactParts() {
   // Parts with exact rows behind those of the cache.
   const auto extend = [](const auto* parts, int64_t count, auto* all) {
     all->assign(parts, parts + count);
@@ -152,7 +152,7 @@ void AttentionPlan::AddExactParts() {
   }
 }
 
-void AttentionPlan::AddChunks(const LatentPartArgs& part) {
+void AttentionGrid::AddChunks(const LatentPartArgs& part) {
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
     LatentChunk chunk;
@@ -200,12 +200,12 @@ void AttentionPlan::AddChunks(const LatentPartArgs& part) {
   }
 }
 
-void AttentionPlan::DescribeParts() {
+void AttentionGrid::DescribeParts() {
   for (int64_t p = 0; p < params_.num_key_parts; ++p) DescribeKey(p);
   for (int64_t p = 0; p < params_.num_value_parts; ++p) DescribeValue(p);
 }
 
-void AttentionPlan::DescribeKey(int64_t index) {
+void AttentionGrid::DescribeKey(int64_t index) {
   const AttentionKeyPartArgs& from = params_.keys[index];
   KeyPart part;
   part.codes = MostRuns(from.latents) > 0;
@@ -241,7 +241,7 @@ void AttentionPlan::DescribeKey(int64_t index) {
   keys_.push_back(part);
 }
 
-void AttentionPlan::DescribeValue(int64_t index) {
+void AttentionGrid::DescribeValue(int64_t index) {
   const LatentPartArgs& from = params_.values[index].latents;
   const ValueLiftArgs* lift = params_.values[index].lift;
   ValuePart part;
@@ -274,7 +274,7 @@ void AttentionPlan::DescribeValue(int64_t index) {
 
 // Tiles of rebuilt keys and lifted values: one for each part, or one for all of
 // a side.
-void AttentionPlan::PlaceTiles(bool own) {
+void AttentionGrid::PlaceTiles(bool own) {
   own_tiles_ = own;
   key_tiles_ = 0;
   value_tiles_ = 0;
@@ -296,7 +296,7 @@ void AttentionPlan::PlaceTiles(bool own) {
   }
 }
 
-AttentionScratch AttentionPlan::Divide(int64_t rows) const {
+AttentionScratch AttentionGrid::Divide(int64_t rows) const {
   const int64_t block = kAttentionBlockSlots;
   int64_t raw = 0;
   int64_t pairs = 0;
@@ -339,7 +339,7 @@ AttentionScratch AttentionPlan::Divide(int64_t rows) const {
   return scratch;
 }
 
-PanelState AttentionPlan::DivideState(int64_t rows) const {
+PanelState AttentionGrid::DivideState(int64_t rows) const {
   int64_t queries = 0;
   int64_t query_sums = 0;
   for (const KeyPart& part : keys_) {
@@ -360,7 +360,7 @@ PanelState AttentionPlan::DivideState(int64_t rows) const {
   return state;
 }
 
-bool AttentionPlan::Fits(int64_t rows) const {
+bool AttentionGrid::Fits(int64_t rows) const {
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   const int64_t scratch_bytes = Divide(rows).floats * kFloat;
   const int64_t state_bytes = DivideState(rows).floats * kFloat;
@@ -369,7 +369,7 @@ bool AttentionPlan::Fits(int64_t rows) const {
                        : scratch_bytes + state_bytes <= kAttentionScratchBytes;
 }
 
-int64_t AttentionPlan::MostRows() const {
+int64_t AttentionGrid::MostRows() const {
   int64_t fit = 0;
   int64_t beyond = (makes_tiles() ? kAttentionMaxRows : kAbsorbedRows) + 1;
   while (fit + 1 < beyond) {
@@ -381,7 +381,7 @@ int64_t AttentionPlan::MostRows() const {
 
 // Rather no tiles of their own than no angles, which decoding needs more; but
 // values are lifted for prompts.
-void AttentionPlan::ChooseRows() {
+void AttentionGrid::ChooseRows() {
   PlaceTiles(true);
   max_rows_ = MostRows();
   if (max_rows_ >= kLeastPanelRows || !makes_tiles()) return;
@@ -398,7 +398,7 @@ void AttentionPlan::ChooseRows() {
   max_rows_ = MostRows();
 }
 
-void AttentionPlan::DivideScratch() {
+void AttentionGrid::DivideScratch() {
   ChooseRows();
   scratch_ = Divide(max_rows_);
   state_ = DivideState(max_rows_);
@@ -425,7 +425,7 @@ void AttentionPlan::DivideScratch() {
 }
 
 // Keys turn by angles that are held and are those of every head.
-bool AttentionPlan::SharesAngles() const {
+bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     const KeyRebuildArgs* rebuild = params_.keys[p].rebuild;
@@ -437,7 +437,7 @@ bool AttentionPlan::SharesAngles() const {
 }
 
 // Heads that share a group in any part belong together.
-void AttentionPlan::FindClusters() {
+void AttentionGrid::FindClusters() {
   const auto heads = static_cast<size_t>(params_.num_kv_heads);
   std::vector<size_t> root(heads);
   for (size_t j = 0; j < heads; ++j) root[j] = j;
@@ -492,7 +492,7 @@ void AttentionPlan::FindClusters() {
 // from memory much faster where many of them lie side by side (measured: runs
 // of 64 KiB take 0.8 of the time of those of 16 KiB).
 // In smaller pages than tiles a block's slots of neighbouring groups are apart.
-void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
+void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
   std::vector<int64_t> set;
@@ -515,7 +515,7 @@ void AttentionPlan::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
 }
 
 // In slots read by rows.
-int64_t AttentionPlan::WorkOf(const AttentionSequence& sequence) const {
+int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
   const VisibleRange slots = UnitSlots(params_, rows);
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
@@ -523,7 +523,7 @@ int64_t AttentionPlan::WorkOf(const AttentionSequence& sequence) const {
 
 // A power of two, so that sequences of about one length share their sets; the
 // first that is not below the number of clusters stands for all of them.
-int64_t AttentionPlan::ClustersTogether(const AttentionSequence& sequence,
+int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
   const int64_t rows = widest_cluster_ * sequence.num_rows;
@@ -538,7 +538,7 @@ int64_t AttentionPlan::ClustersTogether(const AttentionSequence& sequence,
   return size;
 }
 
-void AttentionPlan::AddSlices(const std::vector<int64_t>& kv_heads) {
+void AttentionGrid::AddSlices(const std::vector<int64_t>& kv_heads) {
   const auto begin = static_cast<int64_t>(heads_.size());
   for (const int64_t j : kv_heads) {
     for (int64_t h = 0; h < heads_per_kv_; ++h) {
@@ -553,7 +553,7 @@ void AttentionPlan::AddSlices(const std::vector<int64_t>& kv_heads) {
   }
 }
 
-void AttentionPlan::AddSlice(int64_t first, int64_t count) {
+void AttentionGrid::AddSlice(int64_t first, int64_t count) {
   HeadSlice slice = {first, count, static_cast<int64_t>(span_begin_.size()) - 1,
                      true};
   const int64_t num_parts = params_.num_key_parts + params_.num_value_parts;
@@ -588,7 +588,7 @@ void AttentionPlan::AddSlice(int64_t first, int64_t count) {
   slices_.push_back(slice);
 }
 
-AttentionPlan::Cut AttentionPlan::CutOf(const AttentionSequence& sequence,
+AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
                                         int64_t work) const {
   if (!sets_.empty()) {
     const int64_t size = ClustersTogether(sequence, work);
@@ -614,7 +614,7 @@ AttentionPlan::Cut AttentionPlan::CutOf(const AttentionSequence& sequence,
 
 // In how many units the panels of a sequence are divided for each slice: as few
 // as hold them and leave threads idle for a small part of the time.
-int64_t AttentionPlan::SharesOf(int64_t panels, int64_t num_slices) const {
+int64_t AttentionGrid::SharesOf(int64_t panels, int64_t num_slices) const {
   int64_t shares = (panels + max_panels_ - 1) / max_panels_;
   for (; shares < panels; ++shares) {
     const int64_t units = shares * num_slices;
@@ -624,12 +624,12 @@ int64_t AttentionPlan::SharesOf(int64_t panels, int64_t num_slices) const {
   return shares;
 }
 
-int64_t AttentionPlan::PanelsOf(const AttentionUnit& unit) const {
+int64_t AttentionGrid::PanelsOf(const AttentionUnit& unit) const {
   const int64_t queries = max_rows_ / unit.slice->num_heads;
   return (unit.num_queries + queries - 1) / queries;
 }
 
-AttentionUnit AttentionPlan::PanelOf(const AttentionUnit& unit,
+AttentionUnit AttentionGrid::PanelOf(const AttentionUnit& unit,
                                      int64_t panel) const {
   const int64_t panels = PanelsOf(unit);
   const int64_t begin = unit.num_queries * panel / panels;
@@ -640,7 +640,7 @@ AttentionUnit AttentionPlan::PanelOf(const AttentionUnit& unit,
 bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
   for (; sequence_ < sequences_.count; ++sequence_) {
     const AttentionSequence& sequence = sequences_.data[sequence_];
-    const AttentionPlan::Cut cut = plan_.CutOf(sequence, sequences_.work);
+    const AttentionGrid::Cut cut = grid_.CutOf(sequence, sequences_.work);
     const int64_t here = index - first_;
     if (here < cut.units()) {
       const int64_t tile = here / cut.num_slices;
@@ -655,15 +655,15 @@ bool UnitCursor::MoveTo(int64_t index, AttentionUnit* unit) {
   return false;
 }
 
-bool TakesSplits(const AttentionPlan& plan,
-                 const AttentionPlan::Sequences& sequences) {
+bool TakesSplits(const AttentionGrid& grid,
+                 const AttentionGrid::Sequences& sequences) {
   bool any_long = false;
-  UnitCursor cursor(plan, sequences);
+  UnitCursor cursor(grid, sequences);
   AttentionUnit unit;
   for (int64_t i = 0; cursor.MoveTo(i, &unit); ++i) {
-    const VisibleRange slots = UnitSlots(plan.params(), unit);
-    if (plan.PanelsOf(unit) > 1) return false;
-    if (i + 1 >= plan.threads() || slots.begin >= slots.end) return false;
+    const VisibleRange slots = UnitSlots(grid.params(), unit);
+    if (grid.PanelsOf(unit) > 1) return false;
+    if (i + 1 >= grid.threads() || slots.begin >= slots.end) return false;
     any_long = any_long || slots.end - slots.begin > kAttentionSplitSlots;
   }
   return any_long;

@@ -1,4 +1,4 @@
-#include "kernels/attention/planner/attention_tiles.h"
+#include "kernels/attention/grid/attention_tiles.h"
 
 #include <set>
 
@@ -10,12 +10,12 @@ namespace {
 // Slots that the units of a launch read for the KV head of the first query
 // head.
 int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
-  const AttentionPlan plan(params);
-  UnitCursor cursor(plan);
+  const AttentionGrid grid(params);
+  UnitCursor cursor(grid);
   AttentionUnit unit;
   int64_t slots = 0;
   for (int64_t index = 0; cursor.MoveTo(index, &unit); ++index) {
-    const int64_t* heads = plan.heads() + unit.slice->first_head;
+    const int64_t* heads = grid.heads() + unit.slice->first_head;
     if (std::count(heads, heads + unit.slice->num_heads, 0) == 0) continue;
     const VisibleRange range = UnitSlots(params, unit);
     slots += range.end - range.begin;
@@ -25,16 +25,16 @@ int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
 
 // What its units do, where a slot costs j + 1 for KV head j.
 double WorkOfUnits(const PagedAttentionArgs& params) {
-  const AttentionPlan plan(params);
-  UnitCursor cursor(plan);
+  const AttentionGrid grid(params);
+  UnitCursor cursor(grid);
   AttentionUnit unit;
   double work = 0;
   for (int64_t index = 0; cursor.MoveTo(index, &unit); ++index) {
     const VisibleRange range = UnitSlots(params, unit);
-    const int64_t* heads = plan.heads() + unit.slice->first_head;
+    const int64_t* heads = grid.heads() + unit.slice->first_head;
     std::set<int64_t> kv_heads;
     for (int64_t i = 0; i < unit.slice->num_heads; ++i) {
-      kv_heads.insert(heads[i] / plan.heads_per_kv());
+      kv_heads.insert(heads[i] / grid.heads_per_kv());
     }
     for (const int64_t j : kv_heads) {
       work += static_cast<double>((range.end - range.begin) * (j + 1));
@@ -75,10 +75,10 @@ TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
             AttentionSequence{.num_rows = 512, .first_slot = 300}}) {
         params.sequences = &sequence;
         params.num_sequences = 1;
-        EXPECT_EQ(SlotsReadByTiles(AttentionPlan(params), sequence),
+        EXPECT_EQ(SlotsReadByTiles(AttentionGrid(params), sequence),
                   SlotsOfUnits(params))
             << window << " " << sequence.num_rows;
-        EXPECT_EQ(WorkOnTiles(AttentionPlan(params), sequence, kHeadWork),
+        EXPECT_EQ(WorkOnTiles(AttentionGrid(params), sequence, kHeadWork),
                   WorkOfUnits(params))
             << window << " " << sequence.num_rows;
       }
@@ -86,22 +86,22 @@ TEST(AttentionTilesTest, SlotsAreThoseOfTheUnitsThatRun) {
   }
 }
 
-TEST(AttentionPlanTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
+TEST(AttentionGridTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 1, 2, 3}), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const AttentionSequence sequence = {.num_rows = 600};
   params.sequences = &sequence;
   params.num_sequences = 1;
   const auto units = [&](int threads) {
-    const AttentionPlan plan(params, threads);
-    UnitCursor cursor(plan);
+    const AttentionGrid grid(params, threads);
+    UnitCursor cursor(grid);
     AttentionUnit unit;
     int64_t count = 0;
     int64_t rows = 0;
     for (; cursor.MoveTo(count, &unit); ++count) {
       int64_t panel_rows = 0;
-      for (int64_t i = 0; i < plan.PanelsOf(unit); ++i) {
-        const AttentionUnit panel = plan.PanelOf(unit, i);
+      for (int64_t i = 0; i < grid.PanelsOf(unit); ++i) {
+        const AttentionUnit panel = grid.PanelOf(unit, i);
         EXPECT_EQ(panel.query_begin * unit.slice->num_heads,
                   unit.query_begin * unit.slice->num_heads + panel_rows);
         EXPECT_LE(panel.rows(), kAttentionMaxRows);
@@ -121,34 +121,34 @@ TEST(AttentionPlanTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
   EXPECT_EQ(units(1000), units(2000));
 }
 
-// What a step plans for one layer serves the others.
-TEST(AttentionPlanTest, LayersOfOneShapeDivideAlike) {
+// What a step divides for one layer serves the others.
+TEST(AttentionGridTest, LayersOfOneShapeDivideAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
   LatentCache other(spec, {1}, 9);
   const PagedAttentionArgs params = one.Params();
   const PagedAttentionArgs like = other.Params();
-  EXPECT_TRUE(AttentionPlan(params, 2).DividesAs(AttentionPlan(like, 2)));
-  EXPECT_FALSE(AttentionPlan(params, 2).DividesAs(AttentionPlan(like, 3)));
+  EXPECT_TRUE(AttentionGrid(params, 2).DividesAs(AttentionGrid(like, 2)));
+  EXPECT_FALSE(AttentionGrid(params, 2).DividesAs(AttentionGrid(like, 3)));
   LatentSpec window = spec;
   window.window = 100;
   LatentCache windowed(window, {1}, 4);
   const PagedAttentionArgs apart = windowed.Params();
-  EXPECT_FALSE(AttentionPlan(params, 2).DividesAs(AttentionPlan(apart, 2)));
+  EXPECT_FALSE(AttentionGrid(params, 2).DividesAs(AttentionGrid(apart, 2)));
   LatentSpec more = spec;
   more.num_heads = 16;
   LatentCache alone(more, {1}, 4);
   const PagedAttentionArgs heads = alone.Params();
-  EXPECT_FALSE(AttentionPlan(params, 2).DividesAs(AttentionPlan(heads, 2)));
+  EXPECT_FALSE(AttentionGrid(params, 2).DividesAs(AttentionGrid(heads, 2)));
 }
 
 TEST(AttentionTilesTest, ADecodedTokenReadsItsContextOnceAndAChunkMoreOften) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
   const PagedAttentionArgs params = cache.Params();
-  const AttentionPlan plan(params);
-  EXPECT_EQ(SlotsReadByTiles(plan, {.num_rows = 1, .first_slot = 999}), 1000);
+  const AttentionGrid grid(params);
+  EXPECT_EQ(SlotsReadByTiles(grid, {.num_rows = 1, .first_slot = 999}), 1000);
   const int64_t chunk =
-      SlotsReadByTiles(plan, {.num_rows = 1000, .first_slot = 0});
+      SlotsReadByTiles(grid, {.num_rows = 1000, .first_slot = 0});
   EXPECT_GT(chunk, 1000);
   EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
 }
@@ -163,9 +163,9 @@ TEST(AttentionTilesTest, AKvHeadInTwoSlicesIsMadeForEach) {
   const AttentionSequence sequence = {.num_rows = 1, .first_slot = 999};
   params.sequences = &sequence;
   params.num_sequences = 1;
-  const AttentionPlan plan(params);
-  EXPECT_EQ(SlotsReadByTiles(plan, sequence), 1000);
-  const double work = WorkOnTiles(plan, sequence, kHeadWork);
+  const AttentionGrid grid(params);
+  EXPECT_EQ(SlotsReadByTiles(grid, sequence), 1000);
+  const double work = WorkOnTiles(grid, sequence, kHeadWork);
   EXPECT_EQ(work, WorkOfUnits(params));
   EXPECT_GE(work, 2 * 1000 * (1 + 2));
 }
