@@ -106,19 +106,22 @@ void TransposeStaged32(const uint32_t* staged, int64_t count, int64_t depth,
   TransposeStaged(staged, count, depth, to);
 }
 
-// Whether any of `count` numbers, a multiple of those in a vector, has all of
-// these bits.
+// Whether any of `count` numbers, a multiple of those in four vectors, has all
+// of these bits.
 template <typename T>
 bool AnyHas(const char* numbers, int64_t count, T bits) {
   const hn::ScalableTag<T> tag;
   const auto wanted = hn::Set(tag, bits);
   auto most = hn::Zero(tag);
   const auto step = static_cast<int64_t>(hn::Lanes(tag));
-  for (int64_t i = 0; i < count; i += step) {
-    T unaligned[hn::MaxLanes(tag)];
+  for (int64_t i = 0; i < count; i += 4 * step) {
+    T unaligned[4 * hn::MaxLanes(tag)];
     std::memcpy(unaligned, numbers + i * static_cast<int64_t>(sizeof(T)),
                 sizeof(unaligned));
-    most = hn::Max(most, hn::And(hn::LoadU(tag, unaligned), wanted));
+    for (int64_t v = 0; v < 4; ++v) {
+      most =
+          hn::Max(most, hn::And(hn::LoadU(tag, unaligned + v * step), wanted));
+    }
   }
   return !hn::AllFalse(tag, hn::Eq(most, wanted));
 }
