@@ -358,16 +358,18 @@ void KvCache::ReleaseBehindWindows(Sequence& of) {
 // What the executor is told
 // ---------------------------------------------------------------------------
 
-void KvCache::TakeDeltas(
-    SequenceId id,
-    google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out) {
+void KvCache::TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out) {
   Sequence& of = sequence(id);
   for (size_t g = 0; g < pools_.size(); ++g) {
     GroupState& state = of.groups[g];
-    counts_.table_entries_sent += state.table.TakeDelta(group_id(g), out);
+    counts_.table_entries_sent +=
+        state.table.TakeDelta(group_id(g), out->mutable_block_tables());
+    KVASIR_CHECK(state.table.next_slot() == state.table.logical_tokens());
+    out->add_physical_starts(static_cast<uint64_t>(state.table.next_slot()));
     if (state.side_pages.empty() || state.side_pages_sent) continue;
     // Side pages come with the first reservation, and so with a new table.
-    kvasir::v1::BlockTableDelta* delta = out->Mutable(out->size() - 1);
+    kvasir::v1::BlockTableDelta* delta =
+        out->mutable_block_tables(out->block_tables_size() - 1);
     for (const PagePin& page : state.side_pages) {
       delta->add_side_pages(page.page().value());
     }
@@ -456,13 +458,6 @@ int64_t KvCache::physical_tokens(SequenceId id, PageGroupId group) const {
   return sequence(id)
       .groups[static_cast<size_t>(group.value())]
       .table.physical_tokens();
-}
-
-int64_t KvCache::physical_start(SequenceId id, PageGroupId group) const {
-  const BlockTable& table =
-      sequence(id).groups[static_cast<size_t>(group.value())].table;
-  KVASIR_CHECK(table.next_slot() == table.logical_tokens());
-  return table.next_slot();
 }
 
 int64_t KvCache::PagesFreedByRelease(SequenceId id) const {

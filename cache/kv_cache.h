@@ -169,12 +169,13 @@ class KvCache {
   // the reservation. At most as many as reserved.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
-  // Appends what changed in the sequence's tables since the last call; nothing
-  // where nothing did. The first deltas after StartSequence or Fork are resets,
-  // later ones never: tables only grow at the end and go at the front.
-  void TakeDeltas(
-      SequenceId id,
-      google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out);
+  // Tells a step of the sequence's tables. Appends to block_tables what changed
+  // since the last call: nothing where nothing did; the first deltas after
+  // StartSequence or Fork are resets, later ones never: tables only grow at the
+  // end and go at the front. Appends to physical_starts, for each group, where
+  // the next token's slot lies: entry physical_start / P of the group's table.
+  // (A group that evicts will count less than logical tokens; none does.)
+  void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out);
 
   // Appends the copies that the next step must do, in this order and before
   // anything is written. Call once per step, after all its reservations.
@@ -199,9 +200,6 @@ class KvCache {
   int64_t reserved_tokens(SequenceId id) const;
   // Slots held for committed tokens: logical, less what a window gave up.
   int64_t physical_tokens(SequenceId id, PageGroupId group) const;
-  // Where the next token's slot lies: entry physical_start / P of the group's
-  // table. A group that evicts will count less than logical tokens; none does.
-  int64_t physical_start(SequenceId id, PageGroupId group) const;
   // Pages that releasing the sequence would free (pages nobody else holds),
   // summed over the groups.
   int64_t PagesFreedByRelease(SequenceId id) const;

@@ -221,9 +221,11 @@ class RandomRun {
     cache_.TakePageCopies(&copies);
     for (const auto& copy : copies) model_.Copy(copy);
     for (const auto& [id, count] : batch) {
-      google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
-      cache_.TakeDeltas(SequenceId(id), &deltas);
-      for (const auto& delta : deltas) model_.Apply(SequenceId(id), delta);
+      kvasir::v1::SequenceStep step;
+      cache_.TakeDeltas(SequenceId(id), &step);
+      for (const auto& delta : step.block_tables()) {
+        model_.Apply(SequenceId(id), delta);
+      }
     }
     for (const auto& [id, count] : batch) Write(id, count);
     for (const auto& [id, count] : batch) ReadBack(id);

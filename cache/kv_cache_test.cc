@@ -673,20 +673,22 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyWhatChanged) {
     ASSERT_TRUE(cache.Reserve(id, length));
     cache.Commit(id, absl::MakeConstSpan(tokens).subspan(
                          0, static_cast<size_t>(length)));
-    google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
-    cache.TakeDeltas(id, &deltas);
+    kvasir::v1::SequenceStep step;
+    cache.TakeDeltas(id, &step);
   }
   const KvCacheStats before = cache.Stats();
-  google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
+  kvasir::v1::SequenceStep steps;
   for (int64_t i = 0; i < kSequences; ++i) {
     const SequenceId id(i);
     ASSERT_TRUE(cache.Reserve(id, 1));
-    cache.TakeDeltas(id, &deltas);
+    cache.TakeDeltas(id, &steps);
+    EXPECT_EQ(steps.physical_starts(static_cast<int>(i)),
+              static_cast<uint64_t>(kContext - i % 64));
     cache.Commit(id, {7});
   }
   const KvCacheStats after = cache.Stats();
   // Four of 256 begin a page, four others fill one.
-  EXPECT_EQ(deltas.size(), 4);
+  EXPECT_EQ(steps.block_tables_size(), 4);
   EXPECT_EQ(after.pages_allocated - before.pages_allocated, 4);
   EXPECT_EQ(after.table_entries_sent - before.table_entries_sent, 4);
   EXPECT_EQ(after.page_hashes - before.page_hashes, 4);

@@ -182,10 +182,10 @@ void KvCacheScenario::Commit(Known& of, int64_t tokens) {
 }
 
 std::string KvCacheScenario::Delta(const Known& of) {
-  google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta> deltas;
-  cache_.TakeDeltas(of.id, &deltas);
+  kvasir::v1::SequenceStep step;
+  cache_.TakeDeltas(of.id, &step);
   return absl::StrJoin(
-      deltas, "; ",
+      step.block_tables(), "; ",
       [](std::string* out, const kvasir::v1::BlockTableDelta& delta) {
         absl::StrAppend(out, "g", delta.page_group(),
                         delta.reset() ? " reset" : "",

@@ -552,10 +552,11 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
     const auto lift =
         Prepare(test.device(), shape, channels, {column_in_, column_lifted_});
     KVASIR_EXPECT_OK(lift.status());
-    KVASIR_EXPECT_OK(
-        ComplexLift(test.stream(), *lift,
-                    {OnDevice(queries_.data()), OnDevice(y.data()), kRows},
-                    test.workspace()));
+    KVASIR_EXPECT_OK(ComplexLift(test.stream(), *lift,
+                                 {.x = OnDevice(queries_.data()),
+                                  .y = OnDevice(y.data()),
+                                  .num_rows = kRows},
+                                 test.workspace()));
     Turn(test, query_heads_, query_width_, kTokens - kRows, &y);
     return y;
   }

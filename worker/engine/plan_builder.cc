@@ -110,7 +110,8 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   sequence.known_to_executor = true;
   out->set_sequence_id(planned.sequence_id);
   out->mutable_block_tables()->Clear();
-  cache->TakeDeltas(sequence.cache_id(), out->mutable_block_tables());
+  out->mutable_physical_starts()->Clear();
+  cache->TakeDeltas(sequence.cache_id(), out);
 
   // Only the very next step may leave the token to the executor: one that sat
   // out a step (no pages) names it.
@@ -124,12 +125,6 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
            out->mutable_token_ids());
   }
   out->set_logical_start(planned.start);
-  out->mutable_physical_starts()->Clear();
-  for (int64_t g = 0; g < cache->num_page_groups(); ++g) {
-    const cache::PageGroupId group(static_cast<int32_t>(g));
-    out->add_physical_starts(static_cast<uint64_t>(
-        cache->physical_start(sequence.cache_id(), group)));
-  }
   out->set_prompt(planned.prompt);
 
   out->mutable_target_ids()->Clear();
