@@ -2,12 +2,14 @@
 
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
 import subprocess
 
 import pytest
+import quickjs
 from kvasir_process import BINARY, TINY, run
 
 RANK = 24
@@ -113,8 +115,7 @@ def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
     path, content = evaluation
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page, "--evaluation", path)
-    data = json.loads(re.search('<script type="application/json" id="data">(.*?)</script',
-                                page.read_text(), re.DOTALL)[1])
+    data = json.loads(script_of(page)[0])
     assert data["report"] == json.loads(run("inspect", artifact, "--json").stdout)
     assert data["evaluations"][0]["rows"][0]["method"] == "palu <4>"
 
@@ -125,9 +126,26 @@ def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
     assert "rows[0]" in refused.stderr and "added_ci95" in refused.stderr
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """The elements of a page once a browser has run its script."""
+def script_of(page):
+    """The data of a page and its script."""
+    return re.search('<script type="application/json" id="data">(.*?)</script>\n'
+                     "<script>(.*?)</script>", page.read_text(), re.DOTALL).groups()
+
+
+def draw_by_script(page):
+    """The elements that the page's script makes, run outside of a browser."""
+    data, script = script_of(page)
+    context = quickjs.Context()
+    context.set("pageData", data)
+    context.eval((pathlib.Path(__file__).parent / "page_document.js").read_text() + script)
+    return context.eval("main.outerHTML")
+
+
+@pytest.fixture(scope="module", params=["script", "browser"])
+def drawn(request, tmp_path_factory):
+    """The elements of a page once its script has run."""
+    if request.param == "script":
+        return draw_by_script
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium to draw the page")
