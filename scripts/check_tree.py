@@ -6,6 +6,7 @@
 - no folder has more than 40 files of its own: more are two rooms;
 - headers open with #pragma once;
 - texts of docs/*.svg cross no edge of a box, nor of the picture;
+- sources have at most 700 lines, kernels 800 (test code is not looked at);
 - sizes: fixtures 2 MB in all, the built-in model 16 MB, no other file > 1 MB;
 - shell scripts parse.
 """
@@ -22,6 +23,8 @@ FIXTURES_LIMIT = 2 << 20
 MODEL_LIMIT = 16 << 20
 FILE_LIMIT = 1 << 20
 FOLDER_LIMIT = 40
+SOURCE_LINES = 700
+KERNEL_LINES = 800
 
 
 def layer_law():
@@ -121,6 +124,11 @@ def main():
         folder = name.parts[0]
         if path.suffix in (".cc", ".h", ".cu"):
             text = path.read_text()
+            lines = text.count("\n")
+            limit = KERNEL_LINES if folder == "kernels" else SOURCE_LINES
+            is_test = path.name.endswith("_test.cc") or "testing" in name.parts
+            if lines > limit and not is_test:
+                problems.append(f"{name}: {lines} lines, limit {limit}")
             if path.suffix == ".h" and "#pragma once" not in text:
                 # Highway's per-target headers are included several times.
                 if not name.name.endswith("-inl.h"):
