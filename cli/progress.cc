@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 
 namespace kvasir::cli {
 namespace {
@@ -68,6 +69,7 @@ void Progress::Print(int64_t done, const std::string& note) {
     absl::StrAppendFormat(&line, ", %.0f s left", absl::ToDoubleSeconds(*left));
   }
   if (!note.empty()) absl::StrAppend(&line, ", ", note);
+  line = base::Printable(line);
   if (terminal_) {
     std::fprintf(stderr, "\r\x1b[K%s", line.c_str());
     open_line_ = true;

@@ -30,7 +30,8 @@ class TimeLeft {
 // Threads: one.
 class Progress {
  public:
-  // `total` in `unit`s; 0 if unknown. Quiet when `enabled` is false.
+  // `total` in `unit`s; 0 if unknown. Quiet when `enabled` is false. `what` may
+  // be any name: it is shown as base::Printable.
   Progress(std::string what, int64_t total, std::string unit, bool enabled);
   ~Progress();
   Progress(const Progress&) = delete;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/net/grpc_status.h"
@@ -109,6 +110,25 @@ absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(
   std::vector<std::string> names;
   for (const auto& model : response.models()) names.push_back(model.name());
   return names;
+}
+
+absl::StatusOr<std::optional<int64_t>> TextClient::MaxModelLen(
+    const std::string& model, absl::Duration timeout) {
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  inference::ModelConfigRequest request;
+  request.set_name(model);
+  inference::ModelConfigResponse response;
+  KVASIR_RETURN_IF_ERROR(
+      Explained(stub_->ModelConfig(&context, request, &response)));
+  const auto& parameters = response.config().parameters();
+  const auto found = parameters.find("max_model_len");
+  int64_t tokens = 0;
+  if (found == parameters.end() ||
+      !absl::SimpleAtoi(found->second.string_value(), &tokens) || tokens < 2) {
+    return std::nullopt;
+  }
+  return tokens;
 }
 
 absl::StatusOr<TextResult> TextClient::Generate(

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,11 @@ class TextClient {
   // Names of the models that take requests now. UNAVAILABLE within `timeout`
   // when nothing answers there.
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
+
+  // Tokens of a prompt and its output together, as the model's config tells
+  // them. nullopt from a server whose config has no `max_model_len`.
+  absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
+                                                     absl::Duration timeout);
 
   // Streams one completion; `on_text` gets each delta as it comes. Errors are
   // the server's.

@@ -5,6 +5,8 @@
   one above it;
 - no folder has more than 40 files of its own: more are two rooms;
 - headers open with #pragma once;
+- texts of docs/*.svg cross no edge of a box, nor of the picture;
+- sources have at most 700 lines, kernels 800 (test code is not looked at);
 - sizes: fixtures 2 MB in all, the built-in model 16 MB, no other file > 1 MB;
 - shell scripts parse.
 """
@@ -14,12 +16,15 @@ import pathlib
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIXTURES_LIMIT = 2 << 20
 MODEL_LIMIT = 16 << 20
 FILE_LIMIT = 1 << 20
 FOLDER_LIMIT = 40
+SOURCE_LINES = 700
+KERNEL_LINES = 800
 
 
 def layer_law():
@@ -50,6 +55,62 @@ def registered(test):
     return False
 
 
+# Hundredths of the font size that DejaVu Sans has for ' ' to '~': the widest of
+# the fonts that a reader may see.
+GLYPH_WIDTHS = [int(width) for width in """
+    32 40 46 84 64 95 78 27 39 39 50 84 32 36 32 34 64 64 64 64 64 64 64 64 64 64 34 34 84 84 84 53
+    100 68 69 70 77 63 58 77 75 29 29 66 56 86 75 79 60 79 69 63 61 73 68 99 69 61 69 39 34 39 84 50
+    50 61 63 55 63 62 35 63 63 28 28 58 28 97 63 61 63 63 41 52 39 63 59 82 59 59 52 64 34 64 84
+""".split()]
+BOLD_WIDTH = 1.12
+
+
+def text_width(text, size, bold):
+    hundredths = sum(
+        GLYPH_WIDTHS[ord(c) - 32] if 32 <= ord(c) < 127 else 84 for c in text
+    )
+    return hundredths / 100 * size * (BOLD_WIDTH if bold else 1)
+
+
+def crossing_texts(svg):
+    """What is wrong with the texts of a picture: left, top, right, bottom are
+    compared, of every text with every <rect>."""
+    boxes, texts = [], []
+
+    def walk(element, style):
+        style = {**style, **element.attrib}
+        at = {key: float(element.get(key, 0)) for key in ("x", "y", "width", "height")}
+        if element.tag.endswith("}rect"):
+            boxes.append((at["x"], at["y"], at["x"] + at["width"], at["y"] + at["height"]))
+        if element.tag.endswith("}text"):
+            text = "".join(element.itertext())
+            size = float(style.get("font-size", 16))
+            width = text_width(text, size, style.get("font-weight") == "bold")
+            before = width * {"middle": 0.5, "end": 1}.get(style.get("text-anchor"), 0)
+            # Letters reach from 0.75 of their size above the line to 0.25 below.
+            place = (-before, -0.75 * size, width - before, 0.25 * size)
+            turned = re.fullmatch(
+                r"translate\(([\d.]+) ([\d.]+)\) rotate\(-90\)", element.get("transform", "")
+            )
+            if turned:
+                at["x"], at["y"] = float(turned[1]), float(turned[2])
+                place = (place[1], -place[2], place[3], -place[0])
+            texts.append((text, [p + at["xy"[i % 2]] for i, p in enumerate(place)]))
+        for child in element:
+            walk(child, style)
+
+    root = xml.etree.ElementTree.fromstring(svg)
+    walk(root, {})
+    picture = [float(number) for number in root.get("viewBox").split()]
+    boxes.append((0, 0, picture[2], picture[3]))
+    for text, (left, top, right, bottom) in texts:
+        for box in boxes:
+            inside = left >= box[0] and top >= box[1] and right <= box[2] and bottom <= box[3]
+            beside = left > box[2] or top > box[3] or right < box[0] or bottom < box[1]
+            if box == boxes[-1] and beside or not (inside or beside):
+                yield f"'{text}' crosses the edge of the box at {box[0]:g},{box[1]:g}"
+
+
 def main():
     problems = []
     files = subprocess.run(
@@ -63,6 +124,11 @@ def main():
         folder = name.parts[0]
         if path.suffix in (".cc", ".h", ".cu"):
             text = path.read_text()
+            lines = text.count("\n")
+            limit = KERNEL_LINES if folder == "kernels" else SOURCE_LINES
+            is_test = path.name.endswith("_test.cc") or "testing" in name.parts
+            if lines > limit and not is_test:
+                problems.append(f"{name}: {lines} lines, limit {limit}")
             if path.suffix == ".h" and "#pragma once" not in text:
                 # Highway's per-target headers are included several times.
                 if not name.name.endswith("-inl.h"):
@@ -73,6 +139,8 @@ def main():
         if path.name.endswith("_test.cc"):
             if not registered(path):
                 problems.append(f"{name}: not registered in a CMakeLists.txt")
+        if path.suffix == ".svg":
+            problems += [f"{name}: {problem}" for problem in crossing_texts(path.read_text())]
         if folder in ("scripts", ".ci") and path.suffix == "":
             done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
             if done.returncode:

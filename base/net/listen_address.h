@@ -2,7 +2,10 @@
 // that it failed), and how its threads are woken.
 #pragma once
 
+#include <memory>
 #include <string>
+
+struct addrinfo;
 
 namespace kvasir::base {
 
@@ -24,7 +27,23 @@ struct ListenTrouble {
 // Else the trouble is that of the first.
 ListenTrouble ProbeListen(const std::string& host, int port);
 
-// Connects to whoever listens there and hangs up, without waiting.
-void Knock(const std::string& host, int port);
+// Connects to whoever listens at an address and hangs up, without waiting.
+//
+// Owns: the addresses of the host's name, which is resolved once.
+// Threads: any.
+class Knocker {
+ public:
+  // A name that does not resolve has no address to knock at.
+  Knocker(const std::string& host, int port);
+
+  // Whether a connection is made, or begun: one that nobody takes may be.
+  bool Knock() const;
+
+ private:
+  struct Free {
+    void operator()(addrinfo* found) const;
+  };
+  std::unique_ptr<addrinfo, Free> addresses_;
+};
 
 }  // namespace kvasir::base

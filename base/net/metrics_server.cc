@@ -83,22 +83,27 @@ absl::Status ListenError(const std::string& host, int port,
 }  // namespace
 
 MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                             std::string host, int port)
-    : exposer_(std::move(exposer)), host_(std::move(host)), port_(port) {}
+                             const std::string& host, int port)
+    : exposer_(std::move(exposer)), port_(port), knocker_(host, port) {}
+
+MetricsServer::~MetricsServer() { Stop(); }
 
 // The library's listening thread looks at the stop flag when its poll ends:
 // after two seconds, or when somebody connects.
-MetricsServer::~MetricsServer() {
+int MetricsServer::Stop() {
+  if (exposer_ == nullptr) return 0;
+  int taken = 0;
   std::atomic<bool> stopped = false;
   std::thread stop([&] {
     exposer_.reset();
     stopped = true;
   });
   while (!stopped) {
-    Knock(host_, port_);
+    taken += knocker_.Knock() ? 1 : 0;
     absl::SleepFor(absl::Milliseconds(2));
   }
   stop.join();
+  return taken;
 }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(

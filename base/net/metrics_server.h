@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/net/listen_address.h"
 #include "prometheus/collectable.h"
 
 namespace prometheus {
@@ -27,8 +28,8 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len);
 // Seconds of one scheduler step or of router overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
-// Serves GET /metrics. Threads: those of the HTTP library; the destructor stops
-// them, within milliseconds where no scrape is under way.
+// Serves GET /metrics. Threads: those of the HTTP library; Stop and the
+// destructor end them, within milliseconds where no scrape is under way.
 class MetricsServer {
  public:
   // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
@@ -43,13 +44,18 @@ class MetricsServer {
   void Add(const std::shared_ptr<prometheus::Collectable>& source);
   int port() const { return port_; }
 
+  // Serves no more. Returns how many connections it made to itself before the
+  // library's threads ended: one wakes them. Nothing but the destructor
+  // follows.
+  int Stop();
+
  private:
-  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, std::string host,
-                int port);
+  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
+                const std::string& host, int port);
 
   std::unique_ptr<prometheus::Exposer> exposer_;
-  const std::string host_;
   const int port_;
+  const Knocker knocker_;
   std::vector<std::shared_ptr<prometheus::Collectable>> sources_;
 };
 

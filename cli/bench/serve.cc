@@ -43,7 +43,7 @@ struct ServeBenchFlags {
   std::string output_tokens = kOutputTokens;
   int64_t latency_prompt_tokens = 1000;
   uint64_t seed = 1;
-  // Of a server whose worker cannot be asked.
+  // Of a server that does not tell them.
   int64_t max_model_len = 1024;
   int32_t vocab_size = 256;
 };
@@ -75,11 +75,12 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     server.router_endpoint = server.own->router().target();
     server.worker_endpoint = server.own->worker().target();
   }
+  constexpr absl::Duration kTimeout = absl::Seconds(10);
+  TextClient client(server.router_endpoint);
   server.model = flags.model_name;
   if (server.model.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        const std::vector<std::string> names,
-        TextClient(server.router_endpoint).ReadyModels(absl::Seconds(10)));
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                            client.ReadyModels(kTimeout));
     if (names.empty()) {
       return absl::UnavailableError(
           absl::StrCat(server.router_endpoint, ": no model is ready there"));
@@ -87,11 +88,14 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     server.model = names.front();
   }
   if (!server.worker_endpoint.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        const kvasir::v1::WorkerInfo info,
-        GetWorkerInfo(server.worker_endpoint, absl::Seconds(10)));
+    KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::WorkerInfo info,
+                            GetWorkerInfo(server.worker_endpoint, kTimeout));
     server.max_model_len = info.max_model_len();
     server.vocab_size = static_cast<int32_t>(info.vocab_size());
+  } else if (!WasAsked(flags.bench, "--max-model-len")) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> told,
+                            client.MaxModelLen(server.model, kTimeout));
+    server.max_model_len = told.value_or(server.max_model_len);
   }
   return server;
 }
@@ -374,7 +378,8 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
       ->check(CLI::Range(1, 1 << 24));
   AddFlag(command, "--seed", flags->seed, "of lengths, prompts and arrivals");
   AddFlag(command, "--max-model-len", flags->max_model_len,
-          "without --worker-endpoint: longest prompt + output")
+          "without --worker-endpoint: longest prompt + output; what the server "
+          "tells goes before this default")
       ->check(CLI::Range(2, 1 << 24));
   AddFlag(command, "--vocab-size", flags->vocab_size,
           "without --worker-endpoint: prompts are of ids below this")

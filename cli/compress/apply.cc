@@ -243,7 +243,7 @@ absl::Status PrintResult(const ApplyFlags& flags,
   std::printf("%s", base::Printable(report).c_str());
   if (flags.dry_run) return absl::OkStatus();
   absl::PrintF("\n%s: %.1f s, %.1f s of it in %d decompositions\n",
-               flags.artifact.out.string(),
+               base::Printable(flags.artifact.out.string()),
                absl::ToDoubleSeconds(applied.elapsed), factors.svd_seconds,
                factors.num_svds);
   if (flags.profile) {

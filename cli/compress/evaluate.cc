@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
@@ -106,8 +107,9 @@ void PrintHead(const Evaluation& evaluation, bool repeat) {
   absl::PrintF(
       "teacher %s: %.4f nats per token, %.4f per byte; %d windows of %d tokens "
       "of %s\n\n",
-      teacher.model, teacher.nats_per_token, teacher.nats_per_byte,
-      evaluation.windows, evaluation.window_tokens, evaluation.text);
+      base::Printable(teacher.model), teacher.nats_per_token,
+      teacher.nats_per_byte, evaluation.windows, evaluation.window_tokens,
+      base::Printable(evaluation.text));
   absl::PrintF("%-28s %11s %10s %9s %23s %6s %9s%s\n", "model", "bytes/token",
                "nats", "ppl", "added nats (95 %)", "top-1", "KL",
                repeat ? "    repeat" : "");
@@ -115,9 +117,9 @@ void PrintHead(const Evaluation& evaluation, bool repeat) {
 
 void PrintRow(const EvaluationRow& row) {
   absl::PrintF("%-28s %11.1f %10.4f %9.3f %8.4f [%.4f, %.4f] %6.3f %9.5f",
-               row.model, row.kv_bytes_per_token, row.nats_per_token,
-               row.perplexity, row.added_nats_per_token, row.added_low,
-               row.added_high, row.top1_agreement, row.kl_nats);
+               base::Printable(row.model), row.kv_bytes_per_token,
+               row.nats_per_token, row.perplexity, row.added_nats_per_token,
+               row.added_low, row.added_high, row.top1_agreement, row.kl_nats);
   if (row.repeat_nats_per_token) {
     absl::PrintF(" %9.4f", *row.repeat_nats_per_token);
   }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
@@ -122,7 +123,7 @@ absl::Status RunInit(InitFlags& flags) {
       }));
   progress_line.reset();  // ends its line
   absl::PrintF("%d parameters: %s\n", model::CountParameters(options.shape),
-               options.out.string());
+               base::Printable(options.out.string()));
   return absl::OkStatus();
 }
 

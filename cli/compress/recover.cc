@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
@@ -169,7 +170,7 @@ void PrintResult(const RecoverFlags& flags, const Recovered& recovered,
         comparison->before.added_nats_per_token,
         comparison->after.added_nats_per_token);
   }
-  absl::PrintF(": %s\n", flags.out.string());
+  absl::PrintF(": %s\n", base::Printable(flags.out.string()));
 }
 
 // The student with the recovered weights in place of its own.

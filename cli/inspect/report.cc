@@ -244,10 +244,6 @@ worker::SideFlops InspectReport::flops() const {
 
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options) {
-  KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(*source.plan,
-                                {.page_tokens = options.page_tokens}));
   const model::DecoderSpec& spec = source.spec;
   InspectReport report;
   report.name = source.name;
@@ -262,6 +258,15 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.target = source.plan->source.target();
   report.provenance = source.plan->source.provenance();
   report.weights_fit = source.weights_fit;
+  const auto laid_out = cache::PageLayout::Create(
+      *source.plan, {.page_tokens = options.page_tokens});
+  if (absl::IsUnimplemented(laid_out.status())) {
+    report.not_served = std::string(laid_out.status().message());
+    report.has_sizes = false;
+    return report;
+  }
+  KVASIR_RETURN_IF_ERROR(laid_out.status());
+  const cache::PageLayout& layout = *laid_out;
   const auto served =
       worker::ServePlan(source.plan, {.lift_prompts = !options.deterministic});
   if (!served.ok() && !absl::IsUnimplemented(served.status())) {
@@ -318,58 +323,70 @@ ordered_json ReportToJson(const InspectReport& report) {
   }
   const worker::SideFlops flops = report.flops();
   const auto& provenance = report.provenance;
-  return {{"model", report.name},
-          {"model_type", report.model_type},
-          {"method", report.method},
-          {"base_model", report.base_model},
-          {"provenance",
-           {{"tool_version", provenance.tool_version()},
-            {"options", provenance.options()},
-            {"decomposition", provenance.decomposition()},
-            {"calibration_id", provenance.calibration_id()},
-            {"seed", provenance.seed()},
-            {"target_kv_bytes_per_token", report.target.kv_bytes_per_token()},
-            {"target_tp", report.target.tp()}}},
-          {"num_layers", report.num_layers},
-          {"num_heads", report.num_heads},
-          {"num_kv_heads", report.num_kv_heads},
-          {"head_dim", report.head_dim},
-          {"max_positions", report.max_positions},
-          {"weight_bytes", report.weights.bytes},
-          {"attention_weight_bytes", report.weights.attention_bytes},
-          {"dense_weight_bytes", report.dense_weights.bytes},
-          {"dense_bf16_weight_bytes",
-           report.dense_weights.bytes / plan::DataTypeBytes(report.dense.type) *
-               plan::DataTypeBytes(kvasir::v1::BF16)},
-          {"weights_fit", report.weights_fit},
-          {"served", report.not_served.empty()},
-          {"not_served", report.not_served},
-          {"invariance", report.invariance},
-          {"page_tokens", report.page_tokens},
-          {"kv_bytes_per_token", report.bytes_per_token},
-          {"kv_payload_bytes_per_token", report.payload_bytes_per_token},
-          {"kv_bytes_per_token_components", ToJson(report.token)},
-          {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
-          {"kv_fixed_payload_bytes_per_sequence",
-           report.fixed_payload_bytes_per_sequence},
-          {"dense_type", plan::DataTypeName(report.dense.type)},
-          {"dense_bytes_per_token", report.dense.own},
-          {"dense_bf16_bytes_per_token", report.dense.bf16},
-          {"kv_compression_ratio",
-           static_cast<double>(report.dense.own) / report.bytes_per_token},
-          {"kv_compression_ratio_bf16",
-           static_cast<double>(report.dense.bf16) / report.bytes_per_token},
-          {"attention_flops", flops.attention},
-          {"reconstruction_flops", flops.reconstruction},
-          {"dense_attention_flops",
-           2 * report.num_layers * report.dense_side_flops},
-          {"at_length", at_length},
-          {"layers", layers}};
+  ordered_json told{
+      {"model", report.name},
+      {"model_type", report.model_type},
+      {"method", report.method},
+      {"base_model", report.base_model},
+      {"provenance",
+       {{"tool_version", provenance.tool_version()},
+        {"options", provenance.options()},
+        {"decomposition", provenance.decomposition()},
+        {"calibration_id", provenance.calibration_id()},
+        {"seed", provenance.seed()},
+        {"target_kv_bytes_per_token", report.target.kv_bytes_per_token()},
+        {"target_tp", report.target.tp()}}},
+      {"num_layers", report.num_layers},
+      {"num_heads", report.num_heads},
+      {"num_kv_heads", report.num_kv_heads},
+      {"head_dim", report.head_dim},
+      {"max_positions", report.max_positions},
+      {"weight_bytes", report.weights.bytes},
+      {"attention_weight_bytes", report.weights.attention_bytes},
+      {"dense_weight_bytes", report.dense_weights.bytes},
+      {"dense_bf16_weight_bytes", report.dense_weights.bytes /
+                                      plan::DataTypeBytes(report.dense.type) *
+                                      plan::DataTypeBytes(kvasir::v1::BF16)},
+      {"weights_fit", report.weights_fit},
+      {"served", report.not_served.empty()},
+      {"not_served", report.not_served},
+      {"invariance", report.invariance},
+      {"page_tokens", report.page_tokens},
+      {"kv_bytes_per_token", report.bytes_per_token},
+      {"kv_payload_bytes_per_token", report.payload_bytes_per_token},
+      {"kv_bytes_per_token_components", ToJson(report.token)},
+      {"kv_fixed_bytes_per_sequence", report.fixed_bytes_per_sequence},
+      {"kv_fixed_payload_bytes_per_sequence",
+       report.fixed_payload_bytes_per_sequence},
+      {"dense_type", plan::DataTypeName(report.dense.type)},
+      {"dense_bytes_per_token", report.dense.own},
+      {"dense_bf16_bytes_per_token", report.dense.bf16},
+      {"kv_compression_ratio",
+       static_cast<double>(report.dense.own) / report.bytes_per_token},
+      {"kv_compression_ratio_bf16",
+       static_cast<double>(report.dense.bf16) / report.bytes_per_token},
+      {"attention_flops", flops.attention},
+      {"reconstruction_flops", flops.reconstruction},
+      {"dense_attention_flops",
+       2 * report.num_layers * report.dense_side_flops},
+      {"at_length", at_length},
+      {"layers", layers}};
+  if (report.has_sizes) return told;
+  // No 0 stands for a size that is not known.
+  ordered_json without_sizes;
+  for (const char* name :
+       {"model", "model_type", "method", "base_model", "provenance",
+        "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_positions",
+        "weights_fit", "served", "not_served"}) {
+    without_sizes[name] = told[name];
+  }
+  return without_sizes;
 }
 
 std::string ReportToText(const InspectReport& report) {
   std::string out;
   AppendHead(report, &out);
+  if (!report.has_sizes) return out;
   AppendBytes(report, &out);
   AppendTable(report, &out);
   absl::StrAppendFormat(&out, "\n%20s  %-12s  %-12s  %s\n",

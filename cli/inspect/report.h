@@ -55,6 +55,9 @@ struct InspectReport {
   bool weights_fit = true;
   // What the plan asks for that this build does not serve; empty: it does.
   std::string not_served;
+  // False for what has no place in a page yet (parts that serve key and value,
+  // sinks): then it is not served either, and all below is empty.
+  bool has_sizes = true;
   // worker::InvarianceName; empty where it is not served.
   std::string invariance;
 
@@ -79,6 +82,8 @@ struct InspectReport {
   worker::SideFlops flops() const;
 };
 
+// Errors: of the layout, and of worker::ServePlan, but for UNIMPLEMENTED, which
+//   is told as `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 

@@ -16,6 +16,7 @@ namespace {
 using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const ReportOptions kOptions = {
     .page_tokens = 16, .max_batched_tokens = 32, .lengths = {1, 100, 512}};
@@ -170,6 +171,28 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
   };
   EXPECT_EQ(flops(0, "PRE_ROPE").reconstruction, 3 * 32);
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
+}
+
+// What has no place in a page has no size, and is not served.
+TEST(InspectReportTest, APlanWithoutPlacesInAPageIsToldAsNotServed) {
+  const std::string codes =
+      R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"schedule":[4]},)"
+      R"("per_token":{},"param_dtype":"F16"}})";
+  const InspectReport report =
+      ReportOf(SourceWith(codes, kFullValue, R"(,"exact_sinks":4)"));
+  EXPECT_FALSE(report.has_sizes);
+  EXPECT_THAT(report.not_served, HasSubstr("layer 0: the plan asks for exact "
+                                           "sinks"));
+  EXPECT_THAT(ReportToText(report),
+              AllOf(HasSubstr("plan                  test"),
+                    HasSubstr("not served            layer 0"),
+                    Not(HasSubstr("KV bytes")), Not(HasSubstr("ratio"))));
+  const nlohmann::ordered_json json = ReportToJson(report);
+  EXPECT_EQ(json["served"], false);
+  EXPECT_EQ(json["not_served"], report.not_served);
+  EXPECT_EQ(json["num_layers"], 2);
+  EXPECT_FALSE(json.contains("kv_bytes_per_token"));
+  EXPECT_FALSE(json.contains("layers"));
 }
 
 TEST(InspectReportTest, JsonFiguresAreTheLayouts) {

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -18,6 +21,7 @@
 #include "compress/oracle/tensor_loader.h"
 #include "compress/runtime/torch_status.h"
 #include "model/checkpoint/family_tensors.h"
+#include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
@@ -52,11 +56,18 @@ bool IsRange(std::string_view name) {
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
+  // Of these, what a decoder reads. Others hold what they like: a fused mask of
+  // GPT-NeoX is -infinity in fp16.
+  std::set<const model::TensorStore::Entry*> read;
   int64_t bytes = 0;
 };
 
 CopyList ListCopies(const model::Checkpoint& base) {
   CopyList list;
+  std::set<std::string> required;
+  for (model::RequiredTensor& tensor : model::RequiredTensors(base.spec())) {
+    required.insert(std::move(tensor.name));
+  }
   list.layers.resize(static_cast<size_t>(base.spec().num_layers()));
   std::map<std::string, size_t, std::less<>> layer_of;
   for (size_t l = 0; l < list.layers.size(); ++l) {
@@ -68,6 +79,7 @@ CopyList ListCopies(const model::Checkpoint& base) {
         model::OurNamesOf(base.spec(), stored_name).front();
     if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
     list.bytes += static_cast<int64_t>(entry.info->size_bytes);
+    if (required.contains(name)) list.read.insert(&entry);
     const size_t dot = name.starts_with(kLayers)
                            ? name.find('.', kLayers.size())
                            : std::string::npos;
@@ -212,16 +224,39 @@ class ShardSequence {
   std::map<std::string, const model::SafetensorsFile*> linked_files_;
 };
 
-absl::Status CopyTensor(const model::TensorStore::Entry& entry,
-                        std::vector<std::byte>& buffer, ShardSequence& shards) {
-  KVASIR_RETURN_IF_ERROR(shards.Begin(EntryOf(*entry.info)));
+// The numbers of a tensor from byte `at` on: a server would refuse others.
+absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
+                         std::span<std::byte> piece) {
+  const at::ScalarType type = ScalarTypeOf(info.type);
+  const auto width = static_cast<int64_t>(c10::elementSize(type));
+  const at::Tensor numbers = at::from_blob(
+      piece.data(), {static_cast<int64_t>(piece.size()) / width}, type);
+  const at::Tensor finite = at::isfinite(numbers);
+  if (finite.all().item<bool>()) return absl::OkStatus();
+  const int64_t found = finite.to(at::kByte).argmin().item<int64_t>();
+  const int64_t index = static_cast<int64_t>(at) / width + found;
+  const int64_t columns = info.shape.empty() ? 1 : info.shape.back();
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor ", info.name, ": row ", index / columns, ", column ",
+                   index % columns, ": want a finite number, have ",
+                   numbers[found].item<double>()));
+}
+
+// Reads a tensor in pieces of the buffer and gives them to `append`.
+absl::Status ForPieces(
+    const model::TensorStore::Entry& entry, std::vector<std::byte>& buffer,
+    bool must_be_finite,
+    const std::function<absl::Status(std::span<const std::byte>)>& append) {
   const uint64_t size = entry.info->size_bytes;
   for (uint64_t at = 0; at < size; at += buffer.size()) {
     const std::span<std::byte> piece = std::span(buffer).first(
         static_cast<size_t>(std::min<uint64_t>(buffer.size(), size - at)));
     KVASIR_RETURN_IF_ERROR(entry.file->Read(*entry.info, at, piece));
     entry.file->Release(*entry.info, at, piece.size());
-    KVASIR_RETURN_IF_ERROR(shards.Append(piece));
+    if (must_be_finite) {
+      KVASIR_RETURN_IF_ERROR(CheckFinite(*entry.info, at, piece));
+    }
+    KVASIR_RETURN_IF_ERROR(append(piece));
   }
   return absl::OkStatus();
 }
@@ -277,9 +312,21 @@ absl::Status WriteWeights(
   const CopyList copies = ListCopies(base);
   std::vector<std::byte> buffer(kCopyBytes);
   ShardSequence shards(folder, options.max_shard_bytes, HeaderRoom(base, plan));
-  const auto take = [&](const model::TensorStore::Entry& entry) {
-    return options.link_base ? shards.Link(entry)
-                             : CopyTensor(entry, buffer, shards);
+  const auto take =
+      [&](const model::TensorStore::Entry& entry) -> absl::Status {
+    const bool is_read = copies.read.contains(&entry);
+    if (options.link_base) {
+      if (is_read) {
+        KVASIR_RETURN_IF_ERROR(
+            ForPieces(entry, buffer, is_read,
+                      [](const auto&) { return absl::OkStatus(); }));
+      }
+      return shards.Link(entry);
+    }
+    KVASIR_RETURN_IF_ERROR(shards.Begin(EntryOf(*entry.info)));
+    return ForPieces(
+        entry, buffer, is_read,
+        [&](std::span<const std::byte> piece) { return shards.Append(piece); });
   };
   for (const model::TensorStore::Entry* entry : copies.outer) {
     KVASIR_RETURN_IF_ERROR(take(*entry));

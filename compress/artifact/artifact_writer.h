@@ -56,8 +56,8 @@ using LayerTensorSource =
 // it gets its name.
 // Errors: Cancelled when `on_progress` returns false; Unavailable with the
 //   path; InvalidArgument for a tensor that is not finite in its stored type,
-//   and for a plan of another model; what the source says. None leaves a trace
-//   of the output.
+//   copied and linked ones included, and for a plan of another model; what the
+//   source says. None leaves a trace of the output.
 absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,

@@ -4,10 +4,12 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <span>
 
 #include "base/status_macros.h"
 #include "base/status_matchers.h"
 #include "compress/artifact/random_checkpoint.h"
+#include "compress/artifact/safetensors_writer.h"
 #include "compress/oracle/tensor_loader.h"
 #include "compress/testing/folder_fixture.h"
 #include "model/shapes/attention_shape.h"
@@ -76,6 +78,22 @@ class ArtifactWriterTest : public FolderTest {
     }
     std::sort(names.begin(), names.end());
     return names;
+  }
+
+  // Row 1, column 2 of a tensor, or element 2 of a vector, as bf16 bits.
+  void SetWeight(const std::string& tensor, uint16_t bits) const {
+    const model::TensorInfo& info = *base_->tensors().Find(tensor)->info;
+    ASSERT_EQ(info.type, model::TensorType::kBF16);
+    const int64_t index = info.shape.size() == 1 ? 2 : info.shape.back() + 2;
+    const fs::path path = folder_ / "base" / "model.safetensors";
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    uint64_t header_bytes = 0;
+    file.read(reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
+    file.seekp(static_cast<std::streamoff>(
+        sizeof(header_bytes) + header_bytes + info.begin_bytes +
+        static_cast<uint64_t>(index) * sizeof(bits)));
+    file.write(reinterpret_cast<const char*>(&bits), sizeof(bits));
+    ASSERT_TRUE(file.good());
   }
 
   void ExpectEqualToBase(const fs::path& out) const {
@@ -280,6 +298,60 @@ TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layers.0.self_attn.v_proj.weight: a value")));
   EXPECT_TRUE(Left().empty());
+}
+
+TEST_F(ArtifactWriterTest, CopiedTensorsAreAsFiniteAsAServerWantsThem) {
+  // Their bf16 bits, row 1, column 2 (a vector is one row).
+  struct Case {
+    const char* tensor;
+    uint16_t bits;
+    const char* text;
+  };
+  for (const Case& c :
+       {Case{"model.embed_tokens.weight", 0x7fc0, "row 1, column 2"},
+        Case{"model.norm.weight", 0xff80, "row 0, column 2"},
+        Case{"model.layers.1.mlp.down_proj.weight", 0x7f80,
+             "row 1, column 2"}}) {
+    SetWeight(c.tensor, c.bits);
+    for (const bool link_base : {false, true}) {
+      options_.link_base = link_base;
+      EXPECT_THAT(Write(),
+                  StatusIs(absl::StatusCode::kInvalidArgument,
+                           AllOf(HasSubstr(c.tensor), HasSubstr(c.text),
+                                 HasSubstr("want a finite number"))));
+      EXPECT_TRUE(Left().empty());
+    }
+    SetWeight(c.tensor, 0);
+  }
+  KVASIR_EXPECT_OK(Write());
+}
+
+// A mask is -infinity in fp16, and no decoder reads it.
+TEST_F(ArtifactWriterTest, WhatNobodyReadsIsCopiedWhateverItHolds) {
+  constexpr char kMask[] = "model.layers.0.masked_bias";
+  std::vector<TensorEntry> entries;
+  for (const auto& [name, entry] : base_->tensors().stored()) {
+    entries.push_back({name, entry.info->type, entry.info->shape});
+  }
+  entries.push_back({kMask, model::TensorType::kF16, {}});
+  const fs::path file = folder_ / "base" / "more";
+  KVASIR_ASSERT_OK_AND_ASSIGN(SafetensorsWriter writer,
+                              SafetensorsWriter::Create(file, entries));
+  for (const auto& [name, entry] : base_->tensors().stored()) {
+    std::vector<std::byte> bytes(entry.info->size_bytes);
+    KVASIR_ASSERT_OK(entry.file->Read(*entry.info, 0, bytes));
+    KVASIR_ASSERT_OK(writer.Append(bytes));
+  }
+  const uint16_t minus_infinity = 0xfc00;
+  KVASIR_ASSERT_OK(writer.Append(std::as_bytes(std::span(&minus_infinity, 1))));
+  KVASIR_ASSERT_OK(writer.Finish());
+  fs::rename(file, folder_ / "base" / "model.safetensors");
+  auto base = model::Checkpoint::Open((folder_ / "base").string());
+  KVASIR_ASSERT_OK(base.status());
+  *base_ = *std::move(base);
+  KVASIR_ASSERT_OK(Write());
+  ExpectEqualToBase(options_.out);
+  EXPECT_TRUE(base_->tensors().stored().contains(kMask));
 }
 
 TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {

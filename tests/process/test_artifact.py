@@ -2,12 +2,14 @@
 
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
 import subprocess
 
 import pytest
+import quickjs
 from kvasir_process import BINARY, TINY, run
 
 RANK = 24
@@ -113,8 +115,7 @@ def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
     path, content = evaluation
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page, "--evaluation", path)
-    data = json.loads(re.search('<script type="application/json" id="data">(.*?)</script',
-                                page.read_text(), re.DOTALL)[1])
+    data = json.loads(script_of(page)[0])
     assert data["report"] == json.loads(run("inspect", artifact, "--json").stdout)
     assert data["evaluations"][0]["rows"][0]["method"] == "palu <4>"
 
@@ -125,9 +126,30 @@ def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
     assert "rows[0]" in refused.stderr and "added_ci95" in refused.stderr
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """The elements of a page once a browser has run its script."""
+def script_of(page):
+    """The data of a page and its script."""
+    return re.search('<script type="application/json" id="data">(.*?)</script>\n'
+                     "<script>(.*?)</script>", page.read_text(), re.DOTALL).groups()
+
+
+def run_script(page):
+    """The page's script, run outside of a browser."""
+    data, script = script_of(page)
+    context = quickjs.Context()
+    context.set("pageData", data)
+    context.eval((pathlib.Path(__file__).parent / "page_document.js").read_text() + script)
+    return context
+
+
+def draw_by_script(page):
+    return run_script(page).eval("main.outerHTML")
+
+
+@pytest.fixture(scope="module", params=["script", "browser"])
+def drawn(request, tmp_path_factory):
+    """The elements of a page once its script has run."""
+    if request.param == "script":
+        return draw_by_script
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium to draw the page")
@@ -165,6 +187,19 @@ def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, dra
     assert quality.count(">this plan</text>") == 1
     # No line joins points of different widths: two points and the teacher's are alone.
     assert len(re.findall(r'class="line" d="M[\d.]+ [\d.]+" stroke', quality)) == 3
+
+
+@pytest.mark.parametrize("low, high, scale", [
+    (-0.0003, 0.0078, 0.0009), (0, 0.0095, 0.001), (-0.02, 5.5, 0.0004), (0, 0.9, 0.1)])
+def test_an_axis_of_two_kinds_has_ticks_beside_0_and_room_between_them(
+        artifact, tmp_path, low, high, scale):
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page)
+    axis = f"(y => y.ticks.map(tick => [tick, y.at(tick)]))(bothAxis({low}, {high}, {scale}, 334, 18))"
+    ticks = sorted(json.loads(run_script(page).eval(f"JSON.stringify({axis})")))
+    assert len(ticks) >= 4 and 0 in [tick for tick, _ in ticks]
+    assert all(low <= tick <= high for tick, _ in ticks)
+    assert all(above - below >= 24 for (_, above), (_, below) in zip(ticks, ticks[1:]))
 
 
 def test_it_runs(artifact):

@@ -226,6 +226,13 @@ def test_serves_default_lengths_fit_a_short_model():
     assert done.returncode == 1 and "over the limit of 16" in done.stderr
 
 
+def test_serve_asks_the_server_for_its_length():
+    with KvasirProcess("serve", "--max-model-len", "16") as server:
+        report = bench("serve", "--endpoint", server.grpc, "--mode", "closed")
+    row = report["rows"][0]
+    assert row["failed"] == 0 and row["prompt_tokens"] == 4 * 13
+
+
 def test_a_server_that_is_not_there_has_its_own_exit_code():
     done = run("bench", "serve", "--quick", "--endpoint", "127.0.0.1:1", check=False)
     assert done.returncode == 3 and not done.stdout, done.stderr
@@ -244,10 +251,14 @@ def test_lengths_over_the_models_are_refused_not_cut():
 
 def test_a_load_of_which_every_request_fails_is_a_failure():
     with KvasirProcess("serve") as server:
-        done = run("bench", "serve", "--quick", "--endpoint", server.grpc, "--model-name", "nosuch",
-                   check=False)
+        to = ("bench", "serve", "--quick", "--endpoint", server.grpc)
+        done = run(*to, "--max-model-len", "9999", "--prompt-tokens", "fixed:5000", check=False)
+        assert done.returncode == 1 and not done.stdout
+        assert "all 4 requests failed" in done.stderr and "1024" in done.stderr
+        # Nothing is sent to a model that is not there.
+        done = run(*to, "--model-name", "nosuch", check=False)
     assert done.returncode == 1 and not done.stdout
-    assert "all 4 requests failed" in done.stderr and "nosuch" in done.stderr
+    assert "requests failed" not in done.stderr and "nosuch" in done.stderr
 
 
 def test_a_checkpoint_that_is_not_there_is_no_missing_server():

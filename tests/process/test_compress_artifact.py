@@ -443,6 +443,20 @@ def test_lines_of_progress_do_not_cut_the_table(tmp_path):
     assert any("windows" in line for line in lines[:head])
 
 
+def test_a_folders_name_sends_no_escape_codes_to_the_terminal(tmp_path):
+    folder = tmp_path / "evil\x1b[31mred"
+    shutil.copytree(TINY, folder)
+    text = tmp_path / "text\x1b[2J.txt"
+    shutil.copy(TINY / "evaluation.txt", text)
+    done = subprocess.run(
+        [COMPRESS, "evaluate", "--teacher", folder, folder, "--text", text, "--windows", "2",
+         "--window-tokens", "64"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=True)
+    assert "\x1b" not in done.stdout
+    # In the lines of progress, the head and the row.
+    assert done.stdout.count("evil\\x1b[31mred") >= 3 and "text\\x1b[2J.txt" in done.stdout
+
+
 def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt"]
     refused(compress(*evaluate, "/no/such/folder", "--windows", 2, "--window-tokens", 64,

@@ -1,5 +1,6 @@
 """What the scripts promise, where that can be tried without building."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -90,3 +91,16 @@ def test_serve_serves_the_compressed_model_unless_told_which(serve):
     for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
         assert serve(*flags) == ["serve", *flags]
     assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
+
+
+@pytest.mark.parametrize("anchor, crosses", [("start", True), ("middle", False), ("end", True)])
+def test_a_label_over_the_edge_of_its_box_is_named(anchor, crosses):
+    place = importlib.util.spec_from_file_location("check_tree", ROOT / "scripts/check_tree.py")
+    check_tree = importlib.util.module_from_spec(place)
+    place.loader.exec_module(check_tree)
+    problems = list(check_tree.crossing_texts(
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 100">'
+        '<rect x="100" y="20" width="200" height="60"/><g font-size="12">'
+        f'<text x="200" y="50" text-anchor="{anchor}">KV heads that share a latent</text></g></svg>'))
+    assert problems == (["'KV heads that share a latent' crosses the edge of the box at 100,20"]
+                        if crosses else [])

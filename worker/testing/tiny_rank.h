@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/check.h"
 #include "base/status_matchers.h"
 #include "kernels/testing/strict_device.h"
 #include "model/shapes/shape_config.h"
@@ -77,11 +78,15 @@ inline std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
 }
 
 // KVASIR_TEST_DEVICE=strict: the rank runs on a device whose memory the host
-// cannot touch.
-inline void UseTestDevice(RankOptions* options) {
+// cannot touch. Another name ends the test: it would run on the CPU's device
+// and prove nothing.
+inline bool IsTestDeviceStrict() {
   const char* const name = std::getenv("KVASIR_TEST_DEVICE");
-  if (name == nullptr || std::string_view(name) != "strict") return;
-  options->make_device = kernels::MakeStrictDevice;
+  KVASIR_CHECK(name == nullptr || std::string_view(name) == "strict");
+  return name != nullptr;
+}
+inline void UseTestDevice(RankOptions* options) {
+  if (IsTestDeviceStrict()) options->make_device = kernels::MakeStrictDevice;
 }
 
 inline RankOptions TinyOptions() {

@@ -59,7 +59,7 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                       *value);
   }
   if (value && *value > high) {
-    return OutOfRange(name, absl::StrCat("at most ", high), *value);
+    return OutOfRange(name, "a smaller integer", *value);
   }
   return value;
 }

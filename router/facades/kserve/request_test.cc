@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -298,6 +299,24 @@ TEST(KserveRequestTest, WhatTheWireHoldsIsNotOfferedAsALimit) {
                                        Not(HasSubstr("2147483647")))));
   EXPECT_THAT(Parse(TrtText().Int("num_return_sequences", 0)),
               StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
+                                       Not(HasSubstr("2147483647")))));
+  for (const char* name : {"n", "max_tokens", "top_k", "logprobs", "best_of"}) {
+    // 2^31, 3e9, 2^63, 2^64, and as text.
+    for (const char* value :
+         {"2147483648", "3000000000", "3e9", "9223372036854775808",
+          "18446744073709551616", "\"18446744073709551616\""}) {
+      EXPECT_THAT(
+          ParseJson(absl::StrCat("{\"", name, "\": ", value, "}")),
+          StatusIs(kInvalid, AllOf(HasSubstr(absl::StrCat(
+                                       "'", name, "': want a smaller integer")),
+                                   Not(HasSubstr("2147483647")),
+                                   Not(HasSubstr("9223372036854775807")))));
+    }
+  }
+  InferRequestBuilder samples = TrtText();
+  samples.Numbers<int64_t>("num_return_sequences", "INT64", {1}, {3000000000});
+  EXPECT_THAT(Parse(samples),
+              StatusIs(kInvalid, AllOf(HasSubstr("want a smaller integer"),
                                        Not(HasSubstr("2147483647")))));
 }
 

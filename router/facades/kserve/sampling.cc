@@ -78,32 +78,33 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
   return number;
 }
 
+// `high` is what the wire holds, not what is served: the answer to a larger
+// number does not offer it.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
+  constexpr char kSmaller[] = "a smaller integer";
   int64_t integer = 0;
   if (value.is_number_unsigned() &&
       value.get<uint64_t>() >
           static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return ValueError(name, absl::StrCat("at most ", high), value);
+    return ValueError(name, kSmaller, value);
   }
   if (value.is_number_integer()) {
     integer = value.get<int64_t>();
   } else if (!value.is_string() ||
              !absl::SimpleAtoi(value.get_ref<const std::string&>(), &integer)) {
     KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, value));
-    if (number != std::floor(number) || std::abs(number) > kMaxExactInteger) {
+    if (number > kMaxExactInteger) return ValueError(name, kSmaller, value);
+    if (number != std::floor(number) || number < -kMaxExactInteger) {
       return ValueError(name, "an integer", value);
     }
     integer = static_cast<int64_t>(number);
   }
-  // `high` is what the wire holds, not what is served: it is no offer.
   if (integer < low) {
     return ValueError(name, absl::StrCat("an integer of at least ", low),
                       value);
   }
-  if (integer > high) {
-    return ValueError(name, absl::StrCat("at most ", high), value);
-  }
+  if (integer > high) return ValueError(name, kSmaller, value);
   return integer;
 }
 
