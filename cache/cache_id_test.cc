@@ -80,15 +80,33 @@ TEST(CacheIdTest, WhatARequestMayOverrideDoesNot) {
 }
 
 std::string FormatIdOf(const PageFormat& format, plan::TpShard shard = {},
-                       int64_t head_dim = 8) {
+                       int64_t head_dim = 8,
+                       const std::function<void(KvPlan&)>& change = {}) {
   plan::AttentionShape shape;
   shape.num_kv_heads = 2;
   shape.head_dim = head_dim;
   shape.layers.resize(2);
-  const auto layout =
-      PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, format, shard);
+  KvPlan plan = plan::FullRankPlan(shape, BF16);
+  if (change) change(plan);
+  const auto layout = PageLayout::Create(plan, shape, format, shard);
   EXPECT_TRUE(layout.ok());
   return PageFormatId(*layout);
+}
+
+std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token) {
+  return FormatIdOf({}, {}, 8, [=](KvPlan& plan) {
+    for (auto& layer : *plan.mutable_layers()) {
+      auto* codec = layer.mutable_key()->mutable_parts(0)->mutable_codec();
+      codec->clear_dtype();
+      codec->mutable_bits()->add_schedule(bits);
+      if (per_token) {
+        codec->mutable_per_token();
+        codec->set_param_dtype(F16);
+      } else {
+        codec->mutable_channel_static();
+      }
+    }
+  });
 }
 
 TEST(PageFormatIdTest, IsTheSameInEveryBuild) {
@@ -105,8 +123,27 @@ TEST(PageFormatIdTest, WhatMovesAByteChangesIt) {
       FormatIdOf({}, {.rank = 0, .size = 2}),
       FormatIdOf({}, {.rank = 1, .size = 2}),
       FormatIdOf({}, {}, 16),
+      FormatIdOfKeyCodes(4, false),
+      FormatIdOfKeyCodes(4, true),
+      FormatIdOfKeyCodes(3, true),
+      FormatIdOf({}, {}, 8,
+                 [](KvPlan& plan) {
+                   plan.mutable_layers(1)->mutable_key()->set_exact_window(70);
+                 }),
+      FormatIdOf({}, {}, 8,
+                 [](KvPlan& plan) {
+                   plan.mutable_layers(1)->mutable_key()->set_exact_window(90);
+                 }),
+      FormatIdOf({}, {}, 8,
+                 [](KvPlan& plan) {
+                   auto* eviction = plan.mutable_layers(0)->mutable_eviction();
+                   eviction->set_budget(128);
+                   eviction->set_recent(32);
+                   eviction->set_every_tokens(16);
+                   eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+                 }),
   };
-  EXPECT_EQ(ids.size(), 8u);
+  EXPECT_EQ(ids.size(), 14u);
   EXPECT_EQ(FormatIdOf({.page_tokens = 64}), FormatIdOf({}));
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/log.h"
 #include "base/net/grpc_status.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
@@ -119,14 +120,20 @@ absl::StatusOr<std::optional<int64_t>> TextClient::MaxModelLen(
   inference::ModelConfigRequest request;
   request.set_name(model);
   inference::ModelConfigResponse response;
-  KVASIR_RETURN_IF_ERROR(
-      Explained(stub_->ModelConfig(&context, request, &response)));
+  const grpc::Status status = stub_->ModelConfig(&context, request, &response);
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    return std::nullopt;
+  }
+  KVASIR_RETURN_IF_ERROR(Explained(status));
   const auto& parameters = response.config().parameters();
   const auto found = parameters.find("max_model_len");
+  if (found == parameters.end()) return std::nullopt;
   int64_t tokens = 0;
-  if (found == parameters.end() ||
-      !absl::SimpleAtoi(found->second.string_value(), &tokens) || tokens < 2) {
-    return std::nullopt;
+  if (!absl::SimpleAtoi(found->second.string_value(), &tokens) || tokens < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(endpoint_, ": max_model_len of ", model,
+                     ": want an integer of at least 2, have \"",
+                     base::Printable(found->second.string_value()), "\""));
   }
   return tokens;
 }

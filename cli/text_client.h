@@ -50,7 +50,8 @@ class TextClient {
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
 
   // Tokens of a prompt and its output together, as the model's config tells
-  // them. nullopt from a server whose config has no `max_model_len`.
+  // them. nullopt from a server without that call, or whose config has no
+  // `max_model_len`; INVALID_ARGUMENT for one that is no length.
   absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
                                                      absl::Duration timeout);
 

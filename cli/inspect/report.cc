@@ -147,16 +147,16 @@ void AppendHead(const InspectReport& report, std::string* out) {
       report.model_type, report.num_layers, report.num_layers == 1 ? "" : "s",
       report.num_heads, report.num_kv_heads, report.head_dim);
   if (report.weights.bytes > 0) {
-    absl::StrAppendFormat(
-        out, "weights               %s (attention %s)%s\n",
-        Human(report.weights.bytes), Human(report.weights.attention_bytes),
-        report.weights_fit ? ""
-                           : "; the folder's are others, the plan is still "
-                             "to be applied");
+    absl::StrAppendFormat(out, "weights               %s (attention %s)\n",
+                          Human(report.weights.bytes),
+                          Human(report.weights.attention_bytes));
   }
   absl::StrAppendFormat(out, "plan                  %s", report.method);
   if (!report.base_model.empty()) {
     absl::StrAppendFormat(out, ", made for %s", report.base_model);
+  }
+  if (!report.weights_fit) {
+    out->append("; the folder's weights are others: it is still to be applied");
   }
   out->push_back('\n');
   if (!report.not_served.empty()) {

@@ -131,7 +131,10 @@ absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
           absl::StrCat(kKernels.op, ": exact rows of two number types"));
     }
   }
-  return CheckLatentPart(kKernels.op, exact->ring, window.page_rows,
+  KVASIR_RETURN_IF_ERROR(CheckLatentPart(kKernels.op, exact->ring,
+                                         window.page_rows, device_granule));
+  // Of the step's tokens: one tile, as long as the caller's longest step.
+  return CheckLatentPart(kKernels.op, exact->fresh, exact->fresh.tile_slots,
                          device_granule);
 }
 

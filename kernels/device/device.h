@@ -32,8 +32,7 @@ class Device {
   // Threads that an op's scratch must serve.
   virtual int num_threads() const = 0;
   virtual WeightLayout weight_layout() const = 0;
-  // Bytes of a slot that lie side by side in a page (byte b of slot s
-  // of a group lies at (b / g) 64 g + s g + b mod g). 0: all of them.
+  // Bytes of a slot that lie side by side in a tile (TileRegion). 0: all.
   virtual int64_t page_granule_bytes() const = 0;
 
   // Host memory to fill a part of an allocation with, from any thread: until

@@ -647,7 +647,8 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
-      "codes: want an offset, stride and granule of multiples of 2, have 25");
+      "codes: want offset, stride, granule, tile and page of multiples of 2, "
+      "have 25");
 }
 
 TEST(KvAppendRefusalTest, TilesThatDoNotFillPages) {
@@ -666,6 +667,10 @@ TEST(KvAppendRefusalTest, TilesThatDoNotFillPages) {
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
+  Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
+  view = numbers.view;
+  view.tile_bytes -= 1;
+  refuses(view, "multiples of 2, have ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,

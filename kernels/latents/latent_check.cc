@@ -61,11 +61,12 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
     return refuse(".stride_bytes", piece, region.stride_bytes);
   }
   for (const int64_t bytes :
-       {region.offset_bytes, region.stride_bytes, granule_bytes}) {
+       {region.offset_bytes, region.stride_bytes, granule_bytes,
+        part.tile_bytes, part.page_bytes}) {
     if (bytes % number_bytes == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", name, ": want an offset, stride and granule of multiples of ",
-        number_bytes, ", have ", bytes));
+        op, ": ", name, ": want offset, stride, granule, tile and page of ",
+        "multiples of ", number_bytes, ", have ", bytes));
   }
   // A gap between slots would move the granules behind the first.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {

@@ -33,8 +33,8 @@ struct TileRegion {
   int64_t granule_bytes = 0;  // g
 };
 
-// The latent of one group. Offsets, strides and granules of numbers are
-// multiples of their size.
+// The latent of one group. Offsets, strides and granules of numbers, tiles and
+// pages that hold them are multiples of their size.
 struct LatentGroup {
   int64_t width = 0;  // numbers of the latent, R'
   // Where the latent begins in a row of all latents of the part [sum of R'].
@@ -89,6 +89,7 @@ template <typename Visit>
 void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
                   int64_t page, int64_t slot, int64_t bytes,
                   const Visit& visit) {
+  if (bytes == 0) return;  // and no address
   char* const first = SlotAddress(part, region, page, slot);
   if (region.granule_bytes == 0) return visit(first, int64_t{0}, bytes);
   for (int64_t b = 0; b < bytes; b += region.granule_bytes) {

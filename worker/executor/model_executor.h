@@ -6,6 +6,7 @@
 //   Launch   page copies -> Decoder (layers) -> StepOutput (head, sampler);
 //            enqueues only: it allocates nothing and reads nothing back, and
 //            steps of one StepBucket launch the same ops at the same addresses
+//            (until a step's blob outgrows its memory, which moves it)
 //   Collect  one read-back -> StepResult, totals
 #pragma once
 

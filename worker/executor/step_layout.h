@@ -1,5 +1,6 @@
 // How large a step is, and where its numbers lie on the way to the device and
-// back: addresses that depend on its bucket alone.
+// back: addresses that depend on its bucket alone while the blob's memory is
+// large enough.
 #pragma once
 
 #include <algorithm>

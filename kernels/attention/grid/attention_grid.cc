@@ -491,7 +491,7 @@ void AttentionGrid::FindClusters() {
 // Few rows are read for longer than they are computed: a block's latents come
 // from memory much faster where many of them lie side by side (measured: runs
 // of 64 KiB take 0.8 of the time of those of 16 KiB).
-// In smaller pages than tiles a block's slots of neighbouring groups are apart.
+// In pages of less than a block its slots of neighbouring groups are apart.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;

@@ -301,10 +301,10 @@ TEST(KserveRequestTest, WhatTheWireHoldsIsNotOfferedAsALimit) {
               StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
                                        Not(HasSubstr("2147483647")))));
   for (const char* name : {"n", "max_tokens", "top_k", "logprobs", "best_of"}) {
-    // 2^31, 3e9, 2^63, 2^64, and as text.
-    for (const char* value :
-         {"2147483648", "3000000000", "3e9", "9223372036854775808",
-          "18446744073709551616", "\"18446744073709551616\""}) {
+    // 2^31, 3e9, 2^63, 2^64, more than a float holds, and as text.
+    for (const char* value : {"2147483648", "3000000000", "3e9",
+                              "9223372036854775808", "18446744073709551616",
+                              "\"18446744073709551616\"", "1e39", "\"1e39\""}) {
       EXPECT_THAT(
           ParseJson(absl::StrCat("{\"", name, "\": ", value, "}")),
           StatusIs(kInvalid, AllOf(HasSubstr(absl::StrCat(

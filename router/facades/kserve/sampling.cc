@@ -93,8 +93,15 @@ absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
     integer = value.get<int64_t>();
   } else if (!value.is_string() ||
              !absl::SimpleAtoi(value.get_ref<const std::string&>(), &integer)) {
+    double large = 0;
+    if (value.is_number()) large = value.get<double>();
+    if (value.is_string()) {
+      (void)absl::SimpleAtod(value.get_ref<const std::string&>(), &large);
+    }
+    if (std::isfinite(large) && large > kMaxExactInteger) {
+      return ValueError(name, kSmaller, value);
+    }
     KVASIR_ASSIGN_OR_RETURN(const double number, AsNumber(name, value));
-    if (number > kMaxExactInteger) return ValueError(name, kSmaller, value);
     if (number != std::floor(number) || number < -kMaxExactInteger) {
       return ValueError(name, "an integer", value);
     }
