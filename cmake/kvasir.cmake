@@ -159,6 +159,11 @@ function(kvasir_executable target)
   cmake_parse_arguments(A "" "OUTPUT" "SRCS;DEPS" ${ARGN})
   _kvasir_check_layer(${target} ${A_DEPS})
   add_executable(${target} ${A_SRCS})
+  if(KVASIR_UNITY)
+    # Of so few files that two cores have work.
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON
+                          UNITY_BUILD_BATCH_SIZE 5)
+  endif()
   target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS})
   if(A_OUTPUT)
     set_target_properties(${target} PROPERTIES OUTPUT_NAME ${A_OUTPUT}
