@@ -93,7 +93,8 @@ std::string FormatIdOf(const PageFormat& format, plan::TpShard shard = {},
   return PageFormatId(*layout);
 }
 
-std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token) {
+std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token,
+                               uint32_t exact_window = 0) {
   return FormatIdOf({}, {}, 8, [=](KvPlan& plan) {
     for (auto& layer : *plan.mutable_layers()) {
       auto* codec = layer.mutable_key()->mutable_parts(0)->mutable_codec();
@@ -105,6 +106,7 @@ std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token) {
       } else {
         codec->mutable_channel_static();
       }
+      layer.mutable_key()->set_exact_window(exact_window);
     }
   });
 }
@@ -126,14 +128,8 @@ TEST(PageFormatIdTest, WhatMovesAByteChangesIt) {
       FormatIdOfKeyCodes(4, false),
       FormatIdOfKeyCodes(4, true),
       FormatIdOfKeyCodes(3, true),
-      FormatIdOf({}, {}, 8,
-                 [](KvPlan& plan) {
-                   plan.mutable_layers(1)->mutable_key()->set_exact_window(70);
-                 }),
-      FormatIdOf({}, {}, 8,
-                 [](KvPlan& plan) {
-                   plan.mutable_layers(1)->mutable_key()->set_exact_window(90);
-                 }),
+      FormatIdOfKeyCodes(4, true, 70),
+      FormatIdOfKeyCodes(4, true, 90),
       FormatIdOf({}, {}, 8,
                  [](KvPlan& plan) {
                    auto* eviction = plan.mutable_layers(0)->mutable_eviction();

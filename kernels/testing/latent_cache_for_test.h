@@ -671,7 +671,7 @@ class LatentCache {
       part.MakeRing(
           window.page_rows,
           static_cast<int64_t>(side_tables_.size() * side_tables_[0].size()));
-      part.MakeFresh(num_rows);
+      part.MakeFresh(std::max<int64_t>(1, num_rows));
       int64_t row = 0;
       for (const LatentAsk& ask : asks) {
         for (int64_t t = std::max<int64_t>(0, ask.start + 1 - window.tokens);
