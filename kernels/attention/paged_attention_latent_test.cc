@@ -946,6 +946,9 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   rows.fresh.dtype = DType::kF16;
   ExpectRefusal(params, "exact rows of two number types");
   rows = *good.values[0].exact;
+  rows.fresh.tile_slots = 0;  // would be divided by
+  ExpectRefusal(params, "tile_slots: want at least 1, have 0");
+  rows = *good.values[0].exact;
   LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
   rows.ring.groups = groups;
   groups[1].width = 31;

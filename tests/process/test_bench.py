@@ -1,13 +1,17 @@
 """Every `kvasir bench` prints one JSON object of the same form. No time is
 asserted: --quick figures mean nothing."""
 
+import concurrent.futures
+import contextlib
 import json
 import numbers
 import os
 import signal
 import subprocess
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
 
@@ -231,6 +235,48 @@ def test_serve_asks_the_server_for_its_length():
         report = bench("serve", "--endpoint", server.grpc, "--mode", "closed")
     row = report["rows"][0]
     assert row["failed"] == 0 and row["prompt_tokens"] == 4 * 13
+
+
+@contextlib.contextmanager
+def server_of_others(config):
+    """Has a model `m`, and a ModelConfig if `config` is one; serves no request."""
+
+    class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
+        def RepositoryIndex(self, request, context):
+            index = service_pb2.RepositoryIndexResponse()
+            index.models.add(name="m", state="READY")
+            return index
+
+        def ModelConfig(self, request, context):
+            if config is None:
+                context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such call")
+            response = service_pb2.ModelConfigResponse()
+            response.config.parameters["max_model_len"].string_value = config
+            return response
+
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
+
+
+def test_a_server_without_a_model_config_has_the_flags_length():
+    with server_of_others(None) as endpoint:
+        done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
+    # It got as far as its requests.
+    assert done.returncode == 1 and "all 4 requests failed" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("length", ["soon", "1", "-5", ""])
+def test_a_length_that_is_none_is_refused_by_name(length):
+    with server_of_others(length) as endpoint:
+        done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
+    assert done.returncode == 1 and not done.stdout
+    assert f'max_model_len of m: want an integer of at least 2, have "{length}"' in done.stderr
 
 
 def test_a_server_that_is_not_there_has_its_own_exit_code():

@@ -1,5 +1,7 @@
 // The device that KVASIR_TEST_DEVICE names is the one that tests run on.
 #include <cstdlib>
+#include <memory>
+#include <utility>
 
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -21,6 +23,21 @@ TEST(RankDeviceDeathTest, TheHostReachesPagesUnlessTheDeviceIsStrict) {
   } else {
     EXPECT_EQ(*page, 0);
   }
+}
+
+TEST(RankDeviceTest, PagesOfAnotherDevicesGranuleAreRefused) {
+  RankOptions options = TinyOptions();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      cache::PageLayout layout,
+      cache::PageLayout::Create(rank->plan(),
+                                {.page_tokens = 16, .granule_bytes = 16}));
+  options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
+  EXPECT_THAT(
+      MakeTinyRank(options),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     ::testing::HasSubstr("granules of 16 bytes on a device "
+                                          "that wants 0")));
 }
 
 TEST(RankDeviceDeathTest, AnUnknownDeviceIsNoSilentCpu) {
