@@ -75,6 +75,10 @@ function(kvasir_library target)
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                             UNITY_BUILD_BATCH_SIZE 8)
     endif()
+    # Coverage guides the fuzzers. What they do not read is spared its cost.
+    if(KVASIR_FUZZ AND NOT target MATCHES "^(kernels|worker|compress|bench|cli)_")
+      target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+    endif()
     target_link_libraries(${target} PUBLIC kvasir_options ${A_DEPS}
                           PRIVATE ${A_PRIVATE_DEPS})
   else()
@@ -84,11 +88,11 @@ function(kvasir_library target)
 endfunction()
 
 # Half of the time of a test's file goes into reading gmock's headers and
-# Abseil's. g++ takes one file for every test: same flags, and no macro that a
-# test does not have (some get -pthread from what they link). A folder that
-# precompiles headers of its own sets KVASIR_OWN_HEADERS.
+# Abseil's. One precompiled file serves every test: same flags, and no macro
+# that a test does not have (some get -pthread from what they link). A folder
+# that precompiles headers of its own sets KVASIR_OWN_HEADERS.
 function(_kvasir_precompile_test target)
-  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR KVASIR_OWN_HEADERS)
+  if(KVASIR_OWN_HEADERS)
     return()
   endif()
   if(NOT TARGET kvasir_test_headers)
@@ -110,9 +114,10 @@ endfunction()
 
 # Registers a gtest program with ctest. LABELS defaults to "unit"; the other
 # labels are scenario, process, golden, gpu, bench. Its folder is
-# one more, "in-router". TIMEOUT in seconds.
+# one more, "in-router", and THREADS, for TSan: what is tested has several.
+# TIMEOUT in seconds.
 function(kvasir_test target)
-  cmake_parse_arguments(A "" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(A "THREADS" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT KVASIR_BUILD_TESTS)
     return()
   endif()
@@ -128,6 +133,9 @@ function(kvasir_test target)
   endif()
   string(REGEX MATCH "^[a-z]+" folder ${target})
   list(APPEND A_LABELS "in-${folder}")
+  if(A_THREADS)
+    list(APPEND A_LABELS threads)
+  endif()
   if(NOT A_TIMEOUT)
     set(A_TIMEOUT 120)
   endif()
@@ -137,7 +145,8 @@ function(kvasir_test target)
     ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}")
 endfunction()
 
-# Registers tests once more, as <test>_<AS>, with more in their environment.
+# Registers tests once more, as <test>_<AS>, labelled <AS>, with more in their
+# environment.
 function(kvasir_run_again)
   cmake_parse_arguments(A "" "AS" "ENVIRONMENT" ${ARGN})
   if(NOT KVASIR_BUILD_TESTS)
@@ -147,7 +156,7 @@ function(kvasir_run_again)
     get_test_property(${test} LABELS labels)
     get_test_property(${test} TIMEOUT timeout)
     add_test(NAME ${test}_${A_AS} COMMAND ${test})
-    set_tests_properties(${test}_${A_AS} PROPERTIES LABELS "${labels}"
+    set_tests_properties(${test}_${A_AS} PROPERTIES LABELS "${labels};${A_AS}"
       TIMEOUT ${timeout}
       ENVIRONMENT "KVASIR_SOURCE_DIR=${PROJECT_SOURCE_DIR};${A_ENVIRONMENT}"
       # scripts/test gives a folder for results: they are not the first run's.

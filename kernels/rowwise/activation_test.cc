@@ -37,7 +37,9 @@ struct Case {
 class ActivationTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ActivationTest, IsTheDefinitionAndTheSameOnEveryBackEndAndInPlace) {
-  const auto [kind, rows, columns] = GetParam();
+  const ActivationKind kind = GetParam().kind;
+  const int64_t rows = GetParam().rows;
+  const int64_t columns = GetParam().columns;
   // Wide enough to reach both tails.
   const auto x = RandomFloats(rows * columns, 1, 4.0f);
   const auto run = [&](TestStream& test) {

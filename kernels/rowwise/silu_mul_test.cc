@@ -24,7 +24,8 @@ struct Case {
 class SiluMulTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(SiluMulTest, IsTheDefinitionAndTheSameOnEveryBackEnd) {
-  const auto [rows, features] = GetParam();
+  const int64_t rows = GetParam().rows;
+  const int64_t features = GetParam().features;
   // Wide enough to reach both ends of the exponential.
   const auto gate_up = RandomFloats(rows * 2 * features, 1, 30.0f);
   TestStream reference(1, CpuBackend::kReference);
