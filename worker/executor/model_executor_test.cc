@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "model/shapes/shape_config.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "model/shapes/shape_config.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/executor/perplexity.h"
 #include "worker/program/attention_flops.h"

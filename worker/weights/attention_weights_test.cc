@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "google/protobuf/util/json_util.h"
+#include "model/shapes/shape_config.h"
 #include "worker/testing/prompt_lift_cases.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"

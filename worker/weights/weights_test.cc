@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "kernels/testing/strict_device.h"
 #include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
