@@ -17,7 +17,7 @@ Worker::Worker(const Conditions& conditions, int64_t sliding_window,
                const std::string& dtype)
     : conditions_(conditions) {
   auto spec = model::SpecOfShape(shape);
-  EXPECT_THAT(spec, base::IsOk());
+  KVASIR_EXPECT_OK(spec);
   if (sliding_window > 0) spec->layers[1].sliding_window = sliding_window;
   const auto plan = plan_case != nullptr
                         ? PlanOf(*plan_case, *spec, dtype)
@@ -25,7 +25,7 @@ Worker::Worker(const Conditions& conditions, int64_t sliding_window,
                                              kvasir::v1::BF16);
   auto source = RandomSource::Create(shape, *spec, Resolved(plan, *spec), 20260,
                                      kernels::DType::kBf16);
-  EXPECT_THAT(source.status(), base::IsOk());
+  KVASIR_EXPECT_OK(source.status());
   Start(*spec, plan, source->get());
 }
 
@@ -99,7 +99,7 @@ void Worker::Start(const model::DecoderSpec& spec,
   options.executor.max_batched_tokens = conditions_.max_batched_tokens;
   options.executor.logits_tap = conditions_.logits_tap;
   auto rank = Rank::Create(spec, plan, source, options);
-  EXPECT_THAT(rank, base::IsOk());
+  KVASIR_EXPECT_OK(rank);
   rank_ = *std::move(rank);
   cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
       rank_->layout(), rank_->pages(), rank_->cache_id()));
@@ -110,13 +110,13 @@ void Worker::Start(const model::DecoderSpec& spec,
   scheduler.vocab_size = static_cast<int32_t>(spec.vocab_size);
   auto made = Scheduler::Create(
       scheduler, {.cache = cache_.get(), .clock = &base::Clock::Real()});
-  EXPECT_THAT(made.status(), base::IsOk());
+  KVASIR_EXPECT_OK(made.status());
   scheduler_ = *std::move(made);
 }
 
 std::shared_ptr<RecordingSink> Worker::Add(const Request& request) {
   auto sink = std::make_shared<RecordingSink>(request.sampling.n());
-  EXPECT_THAT(scheduler_->Add(request, sink).status, base::IsOk());
+  KVASIR_EXPECT_OK(scheduler_->Add(request, sink).status);
   return sink;
 }
 
@@ -124,8 +124,8 @@ void Worker::Finish(const std::function<void(bool during_step)>& look) {
   while (const kvasir::v1::StepPlan* plan = scheduler_->Schedule()) {
     look(true);
     const auto result = rank_->executor().Execute(*plan);
-    ASSERT_THAT(result.status(), base::IsOk());
-    ASSERT_THAT(scheduler_->Apply(*result), base::IsOk());
+    KVASIR_ASSERT_OK(result.status());
+    KVASIR_ASSERT_OK(scheduler_->Apply(*result));
     look(false);
   }
 }

@@ -54,7 +54,7 @@ plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
                             const model::DecoderSpec& spec,
                             plan::TpShard shard) {
   auto resolved = plan::ResolvePlan(plan, model::AttentionShapeOf(spec), shard);
-  EXPECT_THAT(resolved, base::IsOk());
+  KVASIR_EXPECT_OK(resolved);
   return resolved.ok() ? *std::move(resolved) : plan::ResolvedPlan();
 }
 
@@ -63,7 +63,7 @@ std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
                                          const ServeOptions& options,
                                          plan::TpShard shard) {
   auto served = ServePlan(plan, model::AttentionShapeOf(spec), options, shard);
-  EXPECT_THAT(served, base::IsOk());
+  KVASIR_EXPECT_OK(served);
   return served.ok() ? *std::move(served) : nullptr;
 }
 

@@ -21,22 +21,19 @@ std::vector<std::vector<float>> Rows(WeightSource& source,
   std::vector<std::vector<float>> rows;
   const kernels::DType dtype = *source.TypeOf(name);
   std::vector<std::byte> buffer(1 << 20);
-  EXPECT_THAT(source.Read(name, buffer,
-                          [&](const WeightBlock& block) {
-                            for (int64_t row = 0; row < block.num_rows; ++row) {
-                              rows.emplace_back();
-                              for (int64_t i = 0; i < columns; ++i) {
-                                kernels::VisitDType(dtype, [&](auto zero) {
-                                  using T = decltype(zero);
-                                  rows.back().push_back(
-                                      kernels::ToFloat(static_cast<const T*>(
-                                          block.data)[row * columns + i]));
-                                });
-                              }
-                            }
-                            return absl::OkStatus();
-                          }),
-              base::IsOk());
+  KVASIR_EXPECT_OK(source.Read(name, buffer, [&](const WeightBlock& block) {
+    for (int64_t row = 0; row < block.num_rows; ++row) {
+      rows.emplace_back();
+      for (int64_t i = 0; i < columns; ++i) {
+        kernels::VisitDType(dtype, [&](auto zero) {
+          using T = decltype(zero);
+          rows.back().push_back(kernels::ToFloat(
+              static_cast<const T*>(block.data)[row * columns + i]));
+        });
+      }
+    }
+    return absl::OkStatus();
+  }));
   return rows;
 }
 

@@ -75,13 +75,12 @@ Model MakeModel(const std::string& key, const std::string& value) {
   EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(
                   json, model.plan.mutable_layers(0))
                   .ok());
-  EXPECT_THAT(
-      plan::ValidatePlan(model.plan, model::AttentionShapeOf(model.spec)),
-      base::IsOk());
+  KVASIR_EXPECT_OK(
+      plan::ValidatePlan(model.plan, model::AttentionShapeOf(model.spec)));
   auto source =
       RandomSource::Create(TinyShape(), model.spec,
                            Resolved(model.plan, model.spec), 1, DType::kBf16);
-  EXPECT_THAT(source.status(), base::IsOk());
+  KVASIR_EXPECT_OK(source.status());
   model.source = *std::move(source);
   return model;
 }
@@ -105,7 +104,7 @@ Loaded Load(const Model& model, plan::TpShard shard = {}) {
       LoadWeights(model.spec, Served(model.plan, model.spec, {}, shard),
                   &source, loaded.device.get(),
                   {.pool = loaded.pool.get(), .read_buffer_bytes = 300});
-  EXPECT_THAT(weights.status(), base::IsOk());
+  KVASIR_EXPECT_OK(weights.status());
   if (weights.ok()) loaded.weights = *std::move(weights);
   loaded.reads = source.reads();
   return loaded;
