@@ -18,10 +18,18 @@ const absl::Status& AsStatus(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-MATCHER(IsOk, "is OK") {
-  const absl::Status& status = AsStatus(arg);
-  *result_listener << status.ToString();
-  return status.ok();
+// What KVASIR_EXPECT_OK says. No matcher: those are compiled again for every
+// type of result.
+inline ::testing::AssertionResult IsOk(const char* expression,
+                                       const absl::Status& status) {
+  if (status.ok()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << expression << " is " << status.ToString() << ", not OK";
+}
+template <typename T>
+::testing::AssertionResult IsOk(const char* expression,
+                                const absl::StatusOr<T>& result) {
+  return IsOk(expression, result.status());
 }
 
 // EXPECT_THAT(Load(path), StatusIs(absl::StatusCode::kNotFound,
@@ -37,9 +45,9 @@ MATCHER_P2(StatusIs, code, message, "") {
 }  // namespace kvasir::base
 
 #define KVASIR_ASSERT_OK(expression) \
-  ASSERT_THAT((expression), ::kvasir::base::IsOk())
+  ASSERT_PRED_FORMAT1(::kvasir::base::IsOk, expression)
 #define KVASIR_EXPECT_OK(expression) \
-  EXPECT_THAT((expression), ::kvasir::base::IsOk())
+  EXPECT_PRED_FORMAT1(::kvasir::base::IsOk, expression)
 #define KVASIR_ASSERT_OK_AND_ASSIGN(lhs, expression)                 \
   KVASIR_ASSERT_OK_AND_ASSIGN_IMPL_(                                 \
       KVASIR_MATCHERS_CONCAT_(kvasir_test_statusor_, __LINE__), lhs, \
@@ -48,5 +56,5 @@ MATCHER_P2(StatusIs, code, message, "") {
 #define KVASIR_MATCHERS_CONCAT_(a, b) KVASIR_MATCHERS_CONCAT_INNER_(a, b)
 #define KVASIR_ASSERT_OK_AND_ASSIGN_IMPL_(statusor, lhs, expression) \
   auto statusor = (expression);                                      \
-  ASSERT_THAT(statusor, ::kvasir::base::IsOk());                     \
+  ASSERT_TRUE(::kvasir::base::IsOk(#expression, statusor));          \
   lhs = *std::move(statusor)

@@ -15,7 +15,6 @@
 namespace kvasir::bench {
 namespace {
 
-using ::kvasir::base::IsOk;
 using ::kvasir::base::StatusIs;
 
 constexpr int64_t kPageTokens = 16;
@@ -39,13 +38,13 @@ class AttentionLayersTest : public ::testing::Test {
 TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
   for (const plan::PlanPreset& preset : plan::PlanPresets()) {
     const auto layers = AttentionLayers::Create(OptionsOf(preset.name), &pool_);
-    ASSERT_THAT(layers, IsOk()) << preset.name;
+    KVASIR_ASSERT_OK(layers) << preset.name;
     for (const LaunchShape& launch :
          {LaunchShape{.batch = 3, .context = 50, .new_tokens = 1},
           LaunchShape{.batch = 1, .context = 70, .new_tokens = 20}}) {
       for (int run = 0; run < 3; ++run) {
         const auto time = (*layers)->Run(launch);
-        ASSERT_THAT(time, IsOk()) << preset.name;
+        KVASIR_ASSERT_OK(time) << preset.name;
         EXPECT_GT(time->attention_seconds, 0.0);
         EXPECT_GT(time->layer_seconds, time->attention_seconds);
       }
@@ -56,10 +55,10 @@ TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
 TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
     const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
-    ASSERT_THAT(layers, IsOk());
+    KVASIR_ASSERT_OK(layers);
     const auto alone = AttentionLayers::BytesPerSlot(
         model::FindShape("kvasir-tiny").value(), plan, kPageTokens);
-    ASSERT_THAT(alone, IsOk());
+    KVASIR_ASSERT_OK(alone);
     EXPECT_EQ((*layers)->bytes_per_slot(), *alone);
     EXPECT_EQ((*layers)->num_arenas(), 2);
     EXPECT_DOUBLE_EQ((*layers)->layout().marginal_payload_bytes_per_token(),
@@ -69,7 +68,7 @@ TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
 
 TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
   const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
-  ASSERT_THAT(layers, IsOk());
+  KVASIR_ASSERT_OK(layers);
   // 13 pages of 16; four sequences of 50 take 16.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -80,23 +79,23 @@ TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
 
 TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
   const auto spec = model::SpecOfShape(model::FindShape("kvasir-tiny").value());
-  ASSERT_THAT(spec, IsOk());
+  KVASIR_ASSERT_OK(spec);
   const auto plan =
       plan::MakePresetPlan("dense-bf16", model::AttentionShapeOf(*spec));
-  ASSERT_THAT(plan, IsOk());
+  KVASIR_ASSERT_OK(plan);
   const auto resolved =
       plan::ResolvePlan(*plan, model::AttentionShapeOf(*spec));
-  ASSERT_THAT(resolved, IsOk());
+  KVASIR_ASSERT_OK(resolved);
   const auto layout =
       cache::PageLayout::Create(*resolved, {.page_tokens = kPageTokens});
-  ASSERT_THAT(layout, IsOk());
+  KVASIR_ASSERT_OK(layout);
   constexpr int64_t kPages = 5;
   const auto arenas = worker::KvArenas::Create(*resolved, *layout, {kPages},
                                                &device_.allocator());
-  ASSERT_THAT(arenas, IsOk());
+  KVASIR_ASSERT_OK(arenas);
   const worker::KvArenas::Layer& layer = arenas->layers().front();
-  ASSERT_THAT(FillWithRandomLatents(layer, kPages, kPageTokens, 7, device_),
-              IsOk());
+  KVASIR_ASSERT_OK(
+      FillWithRandomLatents(layer, kPages, kPageTokens, 7, device_));
   std::set<float> seen;
   for (const auto* side : {&layer.key, &layer.value}) {
     const auto part =

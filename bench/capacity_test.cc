@@ -4,6 +4,7 @@
 
 #include "base/status_matchers.h"
 #include "cache/layout.h"
+#include "model/shapes/shape_config.h"
 #include "worker/testing/plan_cases.h"
 
 namespace kvasir::worker {

@@ -12,12 +12,11 @@
 namespace kvasir::bench {
 namespace {
 
-using ::kvasir::base::IsOk;
 using ::kvasir::base::StatusIs;
 
 model::ModelShape ShapeOf(const std::string& name) {
   absl::StatusOr<model::ModelShape> shape = model::FindShape(name);
-  EXPECT_THAT(shape, IsOk());
+  KVASIR_EXPECT_OK(shape);
   return *shape;
 }
 
@@ -25,13 +24,13 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
   for (const char* name :
        {"llama-2-7b", "llama-3-8b", "tinyllama-1.1b", "kvasir-tiny"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
-    ASSERT_THAT(spec, IsOk());
+    KVASIR_ASSERT_OK(spec);
     for (const plan::PlanPreset& preset : plan::PlanPresets()) {
       const auto plan =
           plan::MakePresetPlan(preset.name, model::AttentionShapeOf(*spec));
-      ASSERT_THAT(plan, IsOk()) << name << " " << preset.name;
-      EXPECT_THAT(worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}),
-                  IsOk())
+      KVASIR_ASSERT_OK(plan) << name << " " << preset.name;
+      KVASIR_EXPECT_OK(
+          worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
     }
   }
@@ -41,7 +40,7 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
   const model::ModelShape shape = ShapeOf("llama-3-8b");
   const auto bytes = [&](const std::string& plan) {
     const auto slot = AttentionLayers::BytesPerSlot(shape, plan, 64);
-    EXPECT_THAT(slot, IsOk()) << plan;
+    KVASIR_EXPECT_OK(slot) << plan;
     return slot.value_or(0);
   };
   const double dense = bytes("dense-bf16");
@@ -74,19 +73,18 @@ TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
 
 TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
   const auto spec = model::SpecOfShape(ShapeOf("qwen2.5-0.5b"));  // 2 KV heads
-  ASSERT_THAT(spec, IsOk());
+  KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(
       plan::MakePresetPlan("palu-50-g4", model::AttentionShapeOf(*spec)),
       StatusIs(absl::StatusCode::kInvalidArgument,
                ::testing::HasSubstr("2 KV heads")));
-  EXPECT_THAT(
-      plan::MakePresetPlan("palu-50-g2", model::AttentionShapeOf(*spec)),
-      IsOk());
+  KVASIR_EXPECT_OK(
+      plan::MakePresetPlan("palu-50-g2", model::AttentionShapeOf(*spec)));
 }
 
 TEST(PlanPresetsTest, HeadsThatTurnInPartAreRefused) {
   const auto spec = model::SpecOfShape(ShapeOf("pythia-160m"));
-  ASSERT_THAT(spec, IsOk());
+  KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(plan::MakePresetPlan("rap-50", model::AttentionShapeOf(*spec)),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }

@@ -32,7 +32,7 @@ PageLayout LayOut(const KvPlan& plan, const plan::AttentionShape& shape,
                   const PageFormat& format, plan::TpShard shard = {}) {
   absl::StatusOr<PageLayout> layout =
       PageLayout::Create(plan, shape, format, shard);
-  EXPECT_THAT(layout, base::IsOk());
+  KVASIR_EXPECT_OK(layout);
   return *std::move(layout);
 }
 
@@ -52,7 +52,7 @@ KvPlan PlanWithKey(const plan::AttentionShape& shape,
   }
   absl::StatusOr<KvPlan> plan = plan::ParsePlanJson(
       R"({"schema_version":1,"layers":[)" + layers + "]}", "test");
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   return *std::move(plan);
 }
 
@@ -547,7 +547,7 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorSaysWhatToChange) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
-  EXPECT_THAT(layout.OneSequenceFits({4}, 64, 64), base::IsOk());
+  KVASIR_EXPECT_OK(layout.OneSequenceFits({4}, 64, 64));
   EXPECT_THAT(layout.OneSequenceFits({3}, 64, 64),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("one sequence of 64 tokens"),

@@ -9,8 +9,6 @@
 namespace kvasir::cache {
 namespace {
 
-using base::IsOk;
-
 constexpr PageGroupId kGroup(0);
 
 class PrefixIndexTest : public ::testing::Test {
@@ -48,7 +46,7 @@ TEST_F(PrefixIndexTest, FindsAChainByItsTokens) {
   EXPECT_FALSE(Find(a.node(), {1, 2}).valid());
   EXPECT_EQ(index_.page(a.node(), kGroup), PageId(0));
   EXPECT_EQ(index_.page(b.node(), kGroup), PageId(1));
-  EXPECT_THAT(index_.CheckInvariants(), IsOk());
+  KVASIR_EXPECT_OK(index_.CheckInvariants());
 }
 
 TEST_F(PrefixIndexTest, SaltsHaveRootsOfTheirOwn) {
@@ -70,13 +68,13 @@ TEST_F(PrefixIndexTest, ANodeWithoutPagesLivesAsLongAsSomethingHangsOnIt) {
   a.Reset();
   EXPECT_FALSE(index_.page(b.node(), kGroup) == PageId());
   EXPECT_EQ(index_.num_nodes(), 3);
-  EXPECT_THAT(index_.CheckInvariants(), IsOk());
+  KVASIR_EXPECT_OK(index_.CheckInvariants());
   EXPECT_TRUE(index_.EvictOldest(kGroup));  // b's page
   EXPECT_EQ(index_.num_nodes(), 3);         // b is still referenced
   b.Reset();                                // and takes its ancestors along
   EXPECT_EQ(index_.num_nodes(), 0);
   EXPECT_FALSE(index_.EvictOldest(kGroup));
-  EXPECT_THAT(index_.CheckInvariants(), IsOk());
+  KVASIR_EXPECT_OK(index_.CheckInvariants());
 }
 
 TEST_F(PrefixIndexTest, PublishingAgainKeepsTheFirstPage) {
@@ -97,7 +95,7 @@ TEST_F(PrefixIndexTest, PublishingGivesANodeThePageThatItLost) {
   PrefixRef again = Publish(root.node(), {1, 2});
   EXPECT_EQ(a.node(), again.node());
   EXPECT_TRUE(index_.page(a.node(), kGroup).valid());
-  EXPECT_THAT(index_.CheckInvariants(), IsOk());
+  KVASIR_EXPECT_OK(index_.CheckInvariants());
 }
 
 TEST_F(PrefixIndexTest, RefusesNodesBeyondItsLimit) {
@@ -111,7 +109,7 @@ TEST_F(PrefixIndexTest, RefusesNodesBeyondItsLimit) {
   EXPECT_EQ(index_.num_nodes(), 5);
   EXPECT_FALSE(static_cast<bool>(Publish(node.node(), {9, 9})));
   EXPECT_FALSE(static_cast<bool>(Root("other")));
-  EXPECT_THAT(index_.CheckInvariants(), IsOk());
+  KVASIR_EXPECT_OK(index_.CheckInvariants());
   // The refused page went back to the pool.
   EXPECT_EQ(pool_.free_pages(), 2);
 }

@@ -164,6 +164,16 @@ function(kvasir_run_again)
   endforeach()
 endfunction()
 
+# Test support that several tests link: compiled as they are, and with them.
+function(kvasir_test_library target)
+  if(NOT KVASIR_BUILD_TESTS)
+    return()
+  endif()
+  kvasir_library(${target} ${ARGN})
+  target_compile_options(${target} PRIVATE -O1)
+  target_link_libraries(${target} PUBLIC GTest::gmock)
+endfunction()
+
 function(kvasir_executable target)
   cmake_parse_arguments(A "" "OUTPUT" "SRCS;DEPS" ${ARGN})
   _kvasir_check_layer(${target} ${A_DEPS})

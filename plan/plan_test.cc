@@ -11,7 +11,6 @@
 namespace kvasir::plan {
 namespace {
 
-using base::IsOk;
 using base::StatusIs;
 using google::protobuf::util::MessageDifferencer;
 using kvasir::v1::BF16;
@@ -51,7 +50,7 @@ constexpr char kFullKey[] =
 KvPlan Parse(const std::string& layer) {
   absl::StatusOr<KvPlan> plan = ParsePlanJson(
       absl::StrCat(R"({"schema_version":1,"layers":[{)", layer, "}]}"), "test");
-  EXPECT_THAT(plan, IsOk());
+  KVASIR_EXPECT_OK(plan);
   return plan.ok() ? *std::move(plan) : KvPlan();
 }
 
@@ -103,7 +102,7 @@ void ExpectRefused(const std::vector<Refused>& cases) {
 TEST(PlanTest, FullRankPlanIsValid) {
   for (const AttentionShape& shape : {Shape(), PartialRotary(), NoRope()}) {
     const KvPlan plan = FullRankPlan(shape, BF16);
-    EXPECT_THAT(ValidatePlan(plan, shape), IsOk());
+    KVASIR_EXPECT_OK(ValidatePlan(plan, shape));
   }
 }
 
@@ -269,7 +268,7 @@ TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
   };
   for (const Method& method : methods) {
     SCOPED_TRACE(method.name);
-    EXPECT_THAT(ValidatePlan(method.plan, method.shape), IsOk());
+    KVASIR_EXPECT_OK(ValidatePlan(method.plan, method.shape));
   }
 }
 
@@ -356,7 +355,7 @@ TEST(PlanTest, RefusesHeadsThatAreNotPartitioned) {
 TEST(PlanTest, RefusesRanksThatAreNotPossible) {
   const std::string rest = R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})";
-  EXPECT_THAT(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()), IsOk());
+  KVASIR_EXPECT_OK(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()));
   const std::string four_pairs =
       R"("uses":[{"pairs":[0,1,2,3],"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})";
@@ -614,7 +613,7 @@ TEST(PlanTest, RefusesWhatIsStoredOnTheWrongSideOfTheRotation) {
 TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
   AttentionShape shape = Shape();
   shape.qk_norm = true;
-  EXPECT_THAT(ValidatePlan(FullRankPlan(shape, BF16), shape), IsOk());
+  KVASIR_EXPECT_OK(ValidatePlan(FullRankPlan(shape, BF16), shape));
   ExpectRefused({{"low rank",
                   PlanOfKeys(LowRank(R"("uses":[{"reconstruct":{}}],
                       "stored":"PRE_ROPE","codec":{"dtype":"BF16"})")),

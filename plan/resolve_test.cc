@@ -45,7 +45,7 @@ KvPlan Parse(const std::vector<std::string>& layers) {
   auto plan = ParsePlanJson(absl::StrCat(R"({"schema_version":1,"layers":[)",
                                          absl::StrJoin(layers, ","), "]}"),
                             "test");
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   return plan.ok() ? *std::move(plan) : KvPlan();
 }
 
@@ -53,7 +53,7 @@ ResolvedPlan Resolve(const std::vector<std::string>& layers,
                      AttentionShape shape = Shape(), TpShard shard = {}) {
   shape.layers.resize(layers.size());
   auto resolved = ResolvePlan(Parse(layers), shape, shard);
-  EXPECT_THAT(resolved, base::IsOk());
+  KVASIR_EXPECT_OK(resolved);
   return resolved.ok() ? *std::move(resolved) : ResolvedPlan();
 }
 

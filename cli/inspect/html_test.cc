@@ -16,7 +16,7 @@ using ::testing::Not;
 InspectReport ReportOf(const ModelSource& source) {
   auto report =
       MakeInspectReport(source, {.page_tokens = 16, .lengths = {100, 512}});
-  EXPECT_THAT(report, base::IsOk());
+  KVASIR_EXPECT_OK(report);
   return report.ok() ? *std::move(report) : InspectReport{};
 }
 

@@ -29,7 +29,7 @@ cache::PageLayout LayoutOf(const ModelSource& source) {
 
 InspectReport ReportOf(const ModelSource& source) {
   auto report = MakeInspectReport(source, kOptions);
-  EXPECT_THAT(report, base::IsOk());
+  KVASIR_EXPECT_OK(report);
   return report.ok() ? *std::move(report) : InspectReport{};
 }
 
@@ -166,7 +166,7 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
     kvasir::v1::KvPlan plan = with.plan->source;
     plan.mutable_layers(1)->mutable_key()->mutable_parts(0)->set_stored(
         kvasir::v1::NO_ROPE);
-    EXPECT_THAT(source.SetPlan(plan), base::IsOk());
+    KVASIR_EXPECT_OK(source.SetPlan(plan));
     return worker::FlopsPerSlot(*source.plan, layer, plan::Side::kKey);
   };
   EXPECT_EQ(flops(0, "PRE_ROPE").reconstruction, 3 * 32);
@@ -396,7 +396,7 @@ TEST(OpenModelSourceTest, AnExactWindowEndsAtTheModelsLength) {
     codec->set_param_dtype(kvasir::v1::F16);
     value->set_exact_window(window);
     const auto source = OpenModelSource(options, PlanUse::kRun, plan);
-    EXPECT_THAT(source, base::IsOk());
+    KVASIR_EXPECT_OK(source);
     return source.ok() ? source->plan->source.layers(3).value().exact_window()
                        : 0;
   };

@@ -41,9 +41,9 @@ inline ModelSource SourceWith(const std::string& key, const std::string& value,
       absl::StrCat(R"({"schema_version":1,"method":"test","layers":[)", layer,
                    ",", layer, "]}"),
       "plan");
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   if (plan.ok()) {
-    EXPECT_THAT(source.SetPlan(*plan), base::IsOk());
+    KVASIR_EXPECT_OK(source.SetPlan(*plan));
   }
   return source;
 }

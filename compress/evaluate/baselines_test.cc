@@ -13,7 +13,6 @@
 namespace kvasir::compress {
 namespace {
 
-using ::kvasir::base::IsOk;
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
@@ -26,12 +25,12 @@ class BaselinesTest : public testing::Test {
   Baseline Make(const std::string& name) {
     auto baseline = MakeBaseline(
         {.name = name, .decoder = &decoder_, .calibration_ids = Ids(40)});
-    EXPECT_THAT(baseline, IsOk());
+    KVASIR_EXPECT_OK(baseline);
     return *std::move(baseline);
   }
   at::Tensor Logits(const CacheTransform* transform) {
     auto logits = decoder_.Logits(Ids(40), {.transform = transform});
-    EXPECT_THAT(logits, IsOk());
+    KVASIR_EXPECT_OK(logits);
     return *std::move(logits);
   }
   static double Difference(const at::Tensor& a, const at::Tensor& b) {
@@ -58,11 +57,11 @@ TEST_F(BaselinesTest, PerTokenIsThePlanThatSaysSo) {
   }
   const ReferenceDecoder planned = TestDecoder(1, plan);
   const auto want = planned.Logits(Ids(40));
-  ASSERT_THAT(want, IsOk());
+  KVASIR_ASSERT_OK(want);
   const Baseline baseline = Make("per-token:k4,v3");
   EXPECT_LT(Difference(Logits(baseline.transform.get()), *want), 1e-5);
   const auto candidate = MakeCandidate("planned", planned);
-  ASSERT_THAT(candidate, IsOk());
+  KVASIR_ASSERT_OK(candidate);
   EXPECT_EQ(baseline.candidate.kv_payload_bytes_per_token,
             candidate->kv_payload_bytes_per_token);
 }
@@ -81,14 +80,14 @@ TEST_F(BaselinesTest, SixteenBitsChangeNothing) {
 TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   const Baseline kivi = Make("kivi:2,group=8,residual=8");
   const auto seen = kivi.transform->RotatedKey(0, key_, query_);
-  ASSERT_THAT(seen, IsOk());
+  KVASIR_ASSERT_OK(seen);
   EXPECT_EQ(seen->exact_window, 8);
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
   plan.mutable_per_token();
   plan.set_param_dtype(kvasir::v1::F16);
   const auto codec = MakeLatentCodec(plan, 8);
-  ASSERT_THAT(codec, IsOk());
+  KVASIR_ASSERT_OK(codec);
   for (int64_t block = 0; block < 2; ++block) {
     for (int64_t head = 0; head < 2; ++head) {
       for (int64_t channel = 0; channel < 8; ++channel) {
@@ -100,7 +99,7 @@ TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
               .contiguous();
         };
         const auto coded = CodeLatent(*codec, numbers(key_));
-        ASSERT_THAT(coded, IsOk());
+        KVASIR_ASSERT_OK(coded);
         EXPECT_TRUE(at::equal(coded->values, numbers(seen->values)));
       }
     }
@@ -112,11 +111,11 @@ TEST_F(BaselinesTest, KivisQueriesDoNotSeeTheBlocksOfLaterTokens) {
   const Baseline kivi = Make("kivi:1,group=8,residual=8");
   const auto whole =
       decoder_.Logits(Ids(40), {.transform = kivi.transform.get()});
-  ASSERT_THAT(whole, IsOk());
+  KVASIR_ASSERT_OK(whole);
   for (const int64_t length : {3, 8, 15, 16, 17, 33}) {
     const auto part = decoder_.Logits(Ids(40).slice(1, 0, length),
                                       {.transform = kivi.transform.get()});
-    ASSERT_THAT(part, IsOk());
+    KVASIR_ASSERT_OK(part);
     EXPECT_LT(Difference(whole->slice(1, 0, length), *part), 1e-4) << length;
   }
   EXPECT_GT(Difference(*whole, Logits(nullptr)), 1e-2);
@@ -133,12 +132,12 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
     ClampCount count;
     const LayerHooks hooks = {.transform = baseline.transform.get(),
                               .clamp_count = &count};
-    ASSERT_THAT(decoder_.Logits(Ids(40), hooks), IsOk());
+    KVASIR_ASSERT_OK(decoder_.Logits(Ids(40), hooks));
     EXPECT_EQ(count.codes, 2 * 40 * 16);
     EXPECT_LT(static_cast<double>(count.clamped),
               0.02 * static_cast<double>(count.codes));
     const int64_t before = count.clamped;
-    ASSERT_THAT(decoder_.Logits(Ids(40, 5), hooks), IsOk());
+    KVASIR_ASSERT_OK(decoder_.Logits(Ids(40, 5), hooks));
     EXPECT_GT(count.clamped, before) << name;
   }
   EXPECT_THAT(MakeBaseline({.name = "per-channel:k3.pre", .decoder = &decoder_})
@@ -149,7 +148,7 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
 
 TEST_F(BaselinesTest, ThinkKeepsTheChannelsThatScoresLeanOn) {
   const auto seen = Make("think:0.5,16").transform->RotatedKey(0, key_, query_);
-  ASSERT_THAT(seen, IsOk());
+  KVASIR_ASSERT_OK(seen);
   for (int64_t head = 0; head < 2; ++head) {
     std::vector<std::pair<double, int64_t>> scores;
     for (int64_t c = 0; c < 8; ++c) {
@@ -175,7 +174,7 @@ TEST_F(BaselinesTest, ThinkKeepsTheChannelsThatScoresLeanOn) {
 
 TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
   const auto have = Make("low-rank:5/16").transform->Key(0, key_);
-  ASSERT_THAT(have, IsOk());
+  KVASIR_ASSERT_OK(have);
   const at::Tensor singular =
       at::linalg_svdvals(key_.reshape({20, 16}).to(at::kDouble));
   const double lost = singular.slice(0, 5).norm().item<double>();

@@ -15,7 +15,6 @@
 namespace kvasir::compress {
 namespace {
 
-using ::kvasir::base::IsOk;
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
@@ -52,7 +51,7 @@ double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
                  int64_t first) {
   const at::Tensor all = at::tensor(ids);
   const auto logits = decoder.Logits(all.slice(0, 0, -1).unsqueeze(0));
-  EXPECT_THAT(logits, IsOk());
+  KVASIR_EXPECT_OK(logits);
   const at::Tensor log_probabilities =
       at::log_softmax((*logits)[0].to(at::kDouble), -1);
   double nats = 0.0;
@@ -66,9 +65,9 @@ TEST(EvaluateTest, WindowsScoreTheirOwnTokensBehindTheStartToken) {
   const Bench bench;
   const EvaluationText text = Text(60);
   const auto evaluator = Make(bench, text, Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   const auto row = (*evaluator)->Evaluate(bench.teacher);
-  ASSERT_THAT(row, IsOk());
+  KVASIR_ASSERT_OK(row);
   ASSERT_EQ(row->window_nats.size(), 5u);
   double nats = 0.0;
   int64_t bytes = 0;
@@ -91,9 +90,9 @@ TEST(EvaluateTest, WindowsScoreTheirOwnTokensBehindTheStartToken) {
 TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   const auto row = (*evaluator)->Evaluate(bench.teacher);
-  ASSERT_THAT(row, IsOk());
+  KVASIR_ASSERT_OK(row);
   EXPECT_EQ(row->added_nats_per_token, 0.0);
   EXPECT_EQ(row->added_low, 0.0);
   EXPECT_EQ(row->added_high, 0.0);
@@ -107,12 +106,12 @@ TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
 TEST(EvaluateTest, ACoarseCacheCostsWhatTheWindowsSay) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(200), Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   const auto coarse =
       MakeBaseline({.name = "per-token:k1,v1", .decoder = &bench.decoder});
-  ASSERT_THAT(coarse, IsOk());
+  KVASIR_ASSERT_OK(coarse);
   const auto row = (*evaluator)->Evaluate(coarse->candidate);
-  ASSERT_THAT(row, IsOk());
+  KVASIR_ASSERT_OK(row);
   EXPECT_GT(row->kl_nats, 1e-3);
   EXPECT_LT(row->top1_agreement, 1.0);
   EXPECT_GT(row->top1_agreement, 0.0);
@@ -127,15 +126,15 @@ TEST(EvaluateTest, ThreadsChangeNothing) {
   const Bench bench;
   const auto coarse =
       MakeBaseline({.name = "per-token:k2,v2", .decoder = &bench.decoder});
-  ASSERT_THAT(coarse, IsOk());
+  KVASIR_ASSERT_OK(coarse);
   std::vector<EvaluationRow> rows;
   for (const int threads : {1, 3}) {
     EvaluateOptions options = Options();
     options.threads = threads;
     const auto evaluator = Make(bench, Text(150), options);
-    ASSERT_THAT(evaluator, IsOk());
+    KVASIR_ASSERT_OK(evaluator);
     auto row = (*evaluator)->Evaluate(coarse->candidate);
-    ASSERT_THAT(row, IsOk());
+    KVASIR_ASSERT_OK(row);
     rows.push_back(*std::move(row));
   }
   EXPECT_EQ(rows[0].window_nats, rows[1].window_nats);
@@ -149,9 +148,9 @@ TEST(EvaluateTest, TheRepeatTestScoresTheSecondCopyAlone) {
   EvaluateOptions options = Options();
   options.repeat.tests = 1;
   const auto evaluator = Make(bench, text, options);
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   const auto row = (*evaluator)->Evaluate(bench.teacher);
-  ASSERT_THAT(row, IsOk());
+  KVASIR_ASSERT_OK(row);
   std::vector<int64_t> ids = {0};
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
   ids.insert(ids.end(), text.ids.begin() + 30, text.ids.begin() + 37);
@@ -169,7 +168,7 @@ TEST(EvaluateTest, RepeatSizesFitTheContextByDefault) {
   EvaluateOptions options = Options();
   options.repeat = {};
   const auto evaluator = Make(bench, Text(400), options);
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   const RepeatOptions& repeat = (*evaluator)->repeat();
   EXPECT_EQ(repeat.passage_tokens, 15);  // a quarter of 63
   EXPECT_EQ(2 * repeat.passage_tokens + repeat.filler_tokens, 63);
@@ -184,9 +183,9 @@ TEST(EvaluateTest, WithoutAStartTokenTheFirstTokenIsNotScored) {
   EvaluationText text = Text(60);
   text.bos.reset();
   const auto evaluator = Make(bench, text, Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   const auto row = (*evaluator)->Evaluate(bench.teacher);
-  ASSERT_THAT(row, IsOk());
+  KVASIR_ASSERT_OK(row);
   EXPECT_NEAR(row->window_nats[1],
               PlainLoss(bench.decoder,
                         {text.ids.begin() + 12, text.ids.begin() + 24}, 1),
@@ -210,7 +209,7 @@ TEST(EvaluateTest, SaysWhatIsWrongWithTheInput) {
   spec.vocab_size = 30;
   const ReferenceDecoder other = TestDecoder(2, std::nullopt, spec);
   const auto evaluator = Make(bench, Text(60), Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   EXPECT_THAT((*evaluator)->Evaluate(*MakeCandidate("other", other)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("other has a vocabulary of 30")));
@@ -245,12 +244,12 @@ TEST(EvaluateTest, ClampsAreCountedAnewForEveryRow) {
       MakeBaseline({.name = "per-channel:k2.pre",
                     .decoder = &bench.decoder,
                     .calibration_ids = at::arange(6).unsqueeze(0)});
-  ASSERT_THAT(baseline, IsOk());
+  KVASIR_ASSERT_OK(baseline);
   const auto rate = [&](int64_t tokens) {
     const auto evaluator = Make(bench, Text(tokens), Options());
-    EXPECT_THAT(evaluator, IsOk());
+    KVASIR_EXPECT_OK(evaluator);
     const auto row = (*evaluator)->Evaluate(baseline->candidate);
-    EXPECT_THAT(row, IsOk());
+    KVASIR_EXPECT_OK(row);
     return row->clamp_rate;
   };
   const double first = rate(60);
@@ -273,9 +272,9 @@ TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   parts.layers[1]["mlp.down_proj.weight"][0][0].fill_(std::nan(""));
   const auto broken = ReferenceDecoder::FromTensors(std::move(parts));
-  ASSERT_THAT(broken, IsOk());
+  KVASIR_ASSERT_OK(broken);
   const auto evaluator = Make(bench, Text(60), Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   EXPECT_THAT(
       (*evaluator)->Evaluate(*MakeCandidate("broken", *broken)).status(),
       StatusIs(absl::StatusCode::kInternal,
@@ -292,7 +291,7 @@ TEST(EvaluateTest, ProgressCountsWindowsAndStops) {
     return seen.size() < 7;
   };
   const auto evaluator = Make(bench, Text(60), options);
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   EXPECT_EQ(seen, (std::vector<int64_t>{1, 2, 3, 4, 5}));
   EXPECT_THAT((*evaluator)->Evaluate(bench.teacher).status(),
               StatusIs(absl::StatusCode::kCancelled, HasSubstr("stopped")));
@@ -311,11 +310,11 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
   plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);
-  ASSERT_THAT(candidate, IsOk());
+  KVASIR_ASSERT_OK(candidate);
   EXPECT_GE(candidate->fixed_bytes_per_sequence, 8 * 16 * 2);
   const auto layout =
       cache::PageLayout::Create(plan, model::AttentionShapeOf(TestSpec()), {});
-  ASSERT_THAT(layout, IsOk());
+  KVASIR_ASSERT_OK(layout);
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());
   // 32 bytes each of three sides, and two heads of 4 + 4 bytes.
@@ -327,7 +326,7 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
 TEST(EvaluateTest, TheReportHasTheAgreedFields) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
-  ASSERT_THAT(evaluator, IsOk());
+  KVASIR_ASSERT_OK(evaluator);
   Evaluation report = (*evaluator)->report();
   report.rows.push_back(*(*evaluator)->Evaluate(bench.teacher));
   const auto json = nlohmann::ordered_json::parse(EvaluationToJson(report));

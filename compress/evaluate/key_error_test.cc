@@ -13,8 +13,6 @@
 namespace kvasir::compress {
 namespace {
 
-using ::kvasir::base::IsOk;
-
 std::vector<at::Tensor> Windows() {
   return {at::arange(1, 21, at::kLong), at::arange(10, 30, at::kLong)};
 }
@@ -28,16 +26,16 @@ ReferenceDecoder MakeDecoder(ReferenceDecoder::Parts parts,
                              kvasir::v1::KvPlan plan) {
   parts.plan = std::move(plan);
   auto decoder = ReferenceDecoder::FromTensors(std::move(parts));
-  EXPECT_THAT(decoder, IsOk());
+  KVASIR_EXPECT_OK(decoder);
   return *std::move(decoder);
 }
 
 KeyError Measure(const ReferenceDecoder& decoder) {
   const ReferenceDecoder teacher = TestDecoder();
   const auto meter = KeyErrorMeter::Create(teacher, Windows());
-  EXPECT_THAT(meter, IsOk());
+  KVASIR_EXPECT_OK(meter);
   const auto error = meter->Measure(decoder);
-  EXPECT_THAT(error, IsOk());
+  KVASIR_EXPECT_OK(error);
   EXPECT_TRUE(error->has_value());
   return **error;
 }
@@ -68,8 +66,7 @@ TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
   };
   Inputs inputs;
   for (const at::Tensor& ids : Windows()) {
-    ASSERT_THAT(teacher.Logits(ids.unsqueeze(0), {.observer = &inputs}),
-                IsOk());
+    KVASIR_ASSERT_OK(teacher.Logits(ids.unsqueeze(0), {.observer = &inputs}));
   }
   double expected = 0.0;
   for (int64_t l = 0; l < 2; ++l) {

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   const auto plan = PlanLorc(request, options);
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   return plan.ok() ? *plan : KvPlan{};
 }
 

@@ -120,11 +120,11 @@ class LowRankMethodsTest : public ::testing::TestWithParam<Case> {
   at::Tensor Forward(const LayerPlan* plan, int64_t layer,
                      const TensorMap& tensors, const LayerHooks& hooks) {
     const auto program = MakeLayerProgram(request_.spec, plan, layer);
-    EXPECT_THAT(program, base::IsOk());
+    KVASIR_EXPECT_OK(program);
     if (!program.ok()) return {};
     const auto output =
         AttentionForward(*program, tensors, rotation_, x_, hooks);
-    EXPECT_THAT(output, base::IsOk());
+    KVASIR_EXPECT_OK(output);
     return output.ok() ? *output : at::Tensor{};
   }
 
@@ -137,7 +137,7 @@ class LowRankMethodsTest : public ::testing::TestWithParam<Case> {
                         .weights = weights_[l],
                         .calibration = &calibration_.layers[l],
                         .num_tokens = kTokens});
-    EXPECT_THAT(tensors, base::IsOk());
+    KVASIR_EXPECT_OK(tensors);
     return tensors.ok() ? *tensors : TensorMap{};
   }
 
@@ -156,7 +156,7 @@ class LowRankMethodsTest : public ::testing::TestWithParam<Case> {
                         .num_tokens = kTokens,
                         .decomposition = decomposition,
                         .split_singular_values = split_singular_values});
-    EXPECT_THAT(tensors, base::IsOk());
+    KVASIR_EXPECT_OK(tensors);
     if (!tensors.ok()) return at::zeros_like(wanted_[l]);
     return Forward(&layer_plan, layer, *tensors, {.code_latents = false});
   }

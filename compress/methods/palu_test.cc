@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 KvPlan Plan(const PlanRequest& request, const PaluOptions& options) {
   const auto plan = PlanPalu(request, options);
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   return plan.ok() ? *plan : KvPlan{};
 }
 

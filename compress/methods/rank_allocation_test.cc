@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 std::vector<int64_t> Allocate(const RankPool& pool) {
   const auto ranks = AllocateRanks(pool);
-  EXPECT_THAT(ranks, base::IsOk());
+  KVASIR_EXPECT_OK(ranks);
   return ranks.ok() ? *ranks : std::vector<int64_t>{};
 }
 

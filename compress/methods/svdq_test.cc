@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 KvPlan Plan(const PlanRequest& request, const SvdqOptions& options) {
   const auto plan = PlanSvdq(request, options);
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   return plan.ok() ? *plan : KvPlan{};
 }
 
@@ -103,7 +103,7 @@ class ChannelCodesTest : public ::testing::Test {
   PlanRequest request_ = RequestOf({.layers = 4});
   std::vector<int64_t> Bits(double average) {
     const auto plan = PlanChannelCodes(request_, {.average_bits = average});
-    EXPECT_THAT(plan, base::IsOk());
+    KVASIR_EXPECT_OK(plan);
     std::vector<int64_t> bits;
     if (!plan.ok()) return bits;
     for (const auto& layer : plan->layers()) {

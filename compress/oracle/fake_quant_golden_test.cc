@@ -14,7 +14,6 @@
 namespace kvasir::compress {
 namespace {
 
-using ::kvasir::base::IsOk;
 using nlohmann::json;
 
 constexpr int64_t kRows = 12;
@@ -141,14 +140,14 @@ std::vector<kvasir::v1::Codec> Codecs() {
 json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
           const StaticRange& ranges) {
   const auto codec = MakeLatentCodec(plan, kRank);
-  EXPECT_THAT(codec, IsOk());
+  KVASIR_EXPECT_OK(codec);
   if (!codec.ok()) return {};
   const int64_t width = codec->stored_width;
   const StaticRange range{ranges.minimum.slice(0, 0, width),
                           ranges.scale.slice(0, 0, width)};
   const auto coded = CodeLatent(*codec, latents.slice(1, 0, width),
                                 {.range = &range, .keep_codes = true});
-  EXPECT_THAT(coded, IsOk());
+  KVASIR_EXPECT_OK(coded);
   if (!coded.ok()) return {};
   json result;
   if (codec->runs.empty()) {

@@ -12,7 +12,6 @@
 namespace kvasir::compress {
 namespace {
 
-using ::kvasir::base::IsOk;
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
@@ -28,9 +27,9 @@ kvasir::v1::Codec PerToken(std::vector<uint32_t> schedule, uint32_t group = 0,
 CodedLatent Code(const kvasir::v1::Codec& codec, int64_t rank,
                  const at::Tensor& latent) {
   const auto made = MakeLatentCodec(codec, rank);
-  EXPECT_THAT(made, IsOk());
+  KVASIR_EXPECT_OK(made);
   auto coded = CodeLatent(*made, latent, {.keep_codes = true});
-  EXPECT_THAT(coded, IsOk());
+  KVASIR_EXPECT_OK(coded);
   return *std::move(coded);
 }
 
@@ -164,7 +163,7 @@ TEST(FakeQuantTest, ErrorIsAtMostHalfAStepAndCodesReachBothEnds) {
 TEST(FakeQuantTest, SchedulesLeaveOutChannelsAndHaveARangePerEntry) {
   // 8 entries of 2 channels; 5 of them stored.
   const auto codec = MakeLatentCodec(PerToken({8, 4, 4, 2, 1, 0, 0, 0}), 16);
-  ASSERT_THAT(codec, IsOk());
+  KVASIR_ASSERT_OK(codec);
   EXPECT_EQ(codec->stored_width, 10);
   ASSERT_EQ(codec->runs.size(), 5u);
   EXPECT_EQ(codec->runs[1].begin, 2);
@@ -174,7 +173,7 @@ TEST(FakeQuantTest, SchedulesLeaveOutChannelsAndHaveARangePerEntry) {
   const at::Tensor row = at::arange(10).to(at::kFloat);
   // Two channels are the ends of their own range: all come back.
   const auto coded = CodeLatent(*codec, row, {.keep_codes = true});
-  ASSERT_THAT(coded, IsOk());
+  KVASIR_ASSERT_OK(coded);
   EXPECT_LT((coded->values - row).abs().max().item<double>(), 2e-3);
   EXPECT_EQ(coded->minimum.numel(), 5);
 }
@@ -192,14 +191,14 @@ TEST(FakeQuantTest, StaticRangesClampAndCount) {
   plan.mutable_bits()->add_schedule(2);
   plan.mutable_channel_static();
   const auto codec = MakeLatentCodec(plan, 3);
-  ASSERT_THAT(codec, IsOk());
+  KVASIR_ASSERT_OK(codec);
   const StaticRange range{at::tensor({0.0f, -1.0f, 5.0f}),
                           at::tensor({1.0f, 0.5f, 0.0f})};
   const at::Tensor latent =
       at::tensor({3.4f, -9.0f, 7.0f, 0.5f, 0.3f, 5.0f}).view({2, 3});
   const auto coded =
       CodeLatent(*codec, latent, {.range = &range, .keep_codes = true});
-  ASSERT_THAT(coded, IsOk());
+  KVASIR_ASSERT_OK(coded);
   const at::Tensor want =
       at::tensor({3.0f, -1.0f, 5.0f, 0.0f, 0.5f, 5.0f}).view({2, 3});
   EXPECT_TRUE(at::equal(coded->values, want)) << coded->values;
@@ -227,7 +226,7 @@ TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
   const auto refuses = [](const kvasir::v1::Codec& plan, float number,
                           const char* why) {
     const auto codec = MakeLatentCodec(plan, 4);
-    ASSERT_THAT(codec, IsOk());
+    KVASIR_ASSERT_OK(codec);
     at::Tensor latent = at::zeros({2, 4});
     latent[1][2].fill_(number);
     EXPECT_THAT(CodeLatent(*codec, latent),
@@ -241,7 +240,7 @@ TEST(FakeQuantTest, WhatOverflowsOrIsNotFiniteIsRefusedByPlace) {
   refuses(PerToken({1}), 70000.0f, "too large");
   // A row may lie beyond the type as a whole, on either side.
   const auto codec = MakeLatentCodec(PerToken({4}), 4);
-  ASSERT_THAT(codec, IsOk());
+  KVASIR_ASSERT_OK(codec);
   for (const float number : {-70000.0f, 70000.0f, 65510.0f}) {
     EXPECT_THAT(
         CodeLatent(*codec, at::full({1, 4}, number)),
@@ -258,10 +257,10 @@ TEST(FakeQuantTest, HadamardOnlineCodesTheRotatedLatent) {
   kvasir::v1::Codec plan = PerToken({8});
   plan.mutable_hadamard_online();
   const auto codec = MakeLatentCodec(plan, 12);
-  ASSERT_THAT(codec, IsOk());
+  KVASIR_ASSERT_OK(codec);
   const at::Tensor row = at::randn({3, 12});
   const auto coded = CodeLatent(*codec, row, {.keep_codes = true});
-  ASSERT_THAT(coded, IsOk());
+  KVASIR_ASSERT_OK(coded);
   EXPECT_LT((coded->values - row).abs().max().item<double>(), 0.05);
   const CodedLatent rotated =
       Code(PerToken({8}), 12, at::matmul(row, codec->hadamard.t()));
@@ -270,10 +269,10 @@ TEST(FakeQuantTest, HadamardOnlineCodesTheRotatedLatent) {
 
 TEST(FakeQuantTest, GradientsPassStraightThrough) {
   const auto codec = MakeLatentCodec(PerToken({2}), 4);
-  ASSERT_THAT(codec, IsOk());
+  KVASIR_ASSERT_OK(codec);
   const at::Tensor latent = at::randn({3, 4}).requires_grad_(true);
   const auto coded = CodeLatent(*codec, latent);
-  ASSERT_THAT(coded, IsOk());
+  KVASIR_ASSERT_OK(coded);
   coded->values.sum().backward();
   EXPECT_TRUE(at::equal(latent.grad(), at::ones({3, 4})));
 }

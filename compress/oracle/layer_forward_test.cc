@@ -19,7 +19,6 @@
 namespace kvasir::compress {
 namespace {
 
-using ::kvasir::base::IsOk;
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
@@ -132,8 +131,8 @@ absl::StatusOr<at::Tensor> Attention(const Layer& layer,
     kvasir::v1::KvPlan whole;
     whole.set_schema_version(1);
     *whole.add_layers() = *plan;
-    EXPECT_THAT(plan::ValidatePlan(whole, model::AttentionShapeOf(layer.spec)),
-                IsOk());
+    KVASIR_EXPECT_OK(
+        plan::ValidatePlan(whole, model::AttentionShapeOf(layer.spec)));
   }
   auto program = MakeLayerProgram(layer.spec, plan, 0);
   if (!program.ok()) return program.status();
@@ -155,8 +154,8 @@ absl::StatusOr<at::Tensor> Attention(const Layer& layer,
 void ExpectSame(const absl::StatusOr<at::Tensor>& have,
                 const absl::StatusOr<at::Tensor>& want,
                 double tolerance = 2e-5) {
-  ASSERT_THAT(have, IsOk());
-  ASSERT_THAT(want, IsOk());
+  KVASIR_ASSERT_OK(have);
+  KVASIR_ASSERT_OK(want);
   const double scale = want->abs().max().item<double>();
   EXPECT_LT((*have - *want).abs().max().item<double>() / scale, tolerance);
 }
@@ -665,7 +664,7 @@ TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
     }
     const auto codec =
         MakeLatentCodec(plan.key().parts(0).codec(), layer_.spec.head_dim);
-    ASSERT_THAT(codec, IsOk());
+    KVASIR_ASSERT_OK(codec);
     const CodedCache cache(*codec, window);
     const auto have = Attention(layer_, &plan);
     // The transform's exact rows are not rounded.
@@ -731,7 +730,7 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   codec->mutable_per_token();
   codec->set_param_dtype(kvasir::v1::F16);
   Recorder seen;
-  ASSERT_THAT(Attention(layer_, &plan, {.observer = &seen}), IsOk());
+  KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &seen}));
   EXPECT_TRUE(at::equal(seen.input, layer_.x));
   EXPECT_EQ(seen.query.sizes(),
             c10::IntArrayRef(
@@ -749,7 +748,7 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   // Once, and as stored, whatever is exact beside it.
   plan.mutable_key()->set_exact_window(3);
   Recorder windowed;
-  ASSERT_THAT(Attention(layer_, &plan, {.observer = &windowed}), IsOk());
+  KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &windowed}));
   EXPECT_EQ(windowed.rotated_keys, 1);
   EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
 }
@@ -796,7 +795,7 @@ TEST(LayerForwardTest, GradientsReachEveryFactor) {
     layer[name].requires_grad_(true);
   }
   const auto out = Attention(layer, &plan);
-  ASSERT_THAT(out, IsOk());
+  KVASIR_ASSERT_OK(out);
   out->square().sum().backward();
   for (const char* name : {"v_proj.down.weight", "v_proj.up.1.weight",
                            "k_proj.weight", "q_proj.bias"}) {
@@ -823,14 +822,14 @@ TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
 TEST(LayerForwardTest, NamesTheTensorThatIsMissingOrHasAnotherShape) {
   Layer layer = MakeLayer(kShapes[1]);
   const auto program = MakeLayerProgram(layer.spec, nullptr, 0);
-  ASSERT_THAT(program, IsOk());
+  KVASIR_ASSERT_OK(program);
   EXPECT_THAT(CheckLayerTensors(*program, layer.tensors),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layer 0: no tensor input_layernorm.weight")));
   for (const model::RequiredTensor& want : LayerTensors(*program)) {
     layer.tensors[want.name] = at::zeros(want.shape);
   }
-  EXPECT_THAT(CheckLayerTensors(*program, layer.tensors), IsOk());
+  KVASIR_EXPECT_OK(CheckLayerTensors(*program, layer.tensors));
   layer["k_proj.bias"] = at::zeros({3});
   EXPECT_THAT(
       CheckLayerTensors(*program, layer.tensors),

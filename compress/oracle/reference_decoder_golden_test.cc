@@ -48,9 +48,9 @@ struct Expected {
 Expected ReadExpected(const std::string& name) {
   const std::string folder = absl::StrCat(GoldenModels(), "/", name);
   auto text = model::ReadSmallFile(folder + "/expected.json", 1 << 20);
-  EXPECT_THAT(text, base::IsOk());
+  KVASIR_EXPECT_OK(text);
   auto root = model::ParseJson(*text, name);
-  EXPECT_THAT(root, base::IsOk());
+  KVASIR_EXPECT_OK(root);
   Expected expected;
   expected.ids =
       at::tensor((*root)["input_ids"].get<std::vector<int64_t>>()).unsqueeze(0);
@@ -59,7 +59,7 @@ Expected ReadExpected(const std::string& name) {
   auto bytes = model::ReadSmallFile(
       absl::StrCat(folder, "/", (*root)["logits_file"].get<std::string>()),
       16 << 20);
-  EXPECT_THAT(bytes, base::IsOk());
+  KVASIR_EXPECT_OK(bytes);
   EXPECT_EQ(bytes->size(), expected.logits.nbytes());
   std::memcpy(expected.logits.data_ptr(), bytes->data(), bytes->size());
   return expected;
@@ -77,11 +77,11 @@ TEST_P(ReferenceDecoderGoldenTest, LogitsAreTheReferences) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
-  ASSERT_THAT(checkpoint, base::IsOk());
+  KVASIR_ASSERT_OK(checkpoint);
   const auto decoder = ReferenceDecoder::Load(*checkpoint, std::nullopt);
-  ASSERT_THAT(decoder, base::IsOk());
+  KVASIR_ASSERT_OK(decoder);
   const auto logits = decoder->Logits(expected.ids);
-  ASSERT_THAT(logits, base::IsOk());
+  KVASIR_ASSERT_OK(logits);
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
 }
 
@@ -89,14 +89,14 @@ TEST_P(ReferenceDecoderGoldenTest, AFullRankPlanChangesNothing) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
-  ASSERT_THAT(checkpoint, base::IsOk());
+  KVASIR_ASSERT_OK(checkpoint);
   const auto decoder = ReferenceDecoder::Load(
       *checkpoint,
       plan::FullRankPlan(model::AttentionShapeOf(checkpoint->spec()),
                          kvasir::v1::F32));
-  ASSERT_THAT(decoder, base::IsOk());
+  KVASIR_ASSERT_OK(decoder);
   const auto logits = decoder->Logits(expected.ids);
-  ASSERT_THAT(logits, base::IsOk());
+  KVASIR_ASSERT_OK(logits);
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
 }
 
@@ -106,12 +106,12 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
-  ASSERT_THAT(checkpoint, base::IsOk());
+  KVASIR_ASSERT_OK(checkpoint);
   const auto decoder =
       ReferenceDecoder::Load(*checkpoint, std::nullopt, {.device = *device});
-  ASSERT_THAT(decoder, base::IsOk());
+  KVASIR_ASSERT_OK(decoder);
   const auto logits = decoder->Logits(expected.ids);
-  ASSERT_THAT(logits, base::IsOk());
+  KVASIR_ASSERT_OK(logits);
   EXPECT_LE(RelativeError((*logits)[0].cpu(), expected.logits), 1e-4);
 }
 
@@ -119,9 +119,9 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
 TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-mha"));
-  ASSERT_THAT(checkpoint, base::IsOk());
+  KVASIR_ASSERT_OK(checkpoint);
   const auto decoder = ReferenceDecoder::Load(*checkpoint, std::nullopt);
-  ASSERT_THAT(decoder, base::IsOk());
+  KVASIR_ASSERT_OK(decoder);
   EXPECT_EQ(decoder->RotationOf(3).cos.size(0), 3);
   EXPECT_EQ(decoder->RotationOf(7).sin.size(0), 7);
 }
@@ -129,7 +129,7 @@ TEST(ReferenceDecoderLoadTest, RotatesAsFarAsASequenceReaches) {
 TEST(ReferenceDecoderLoadTest, TensorsAreThoseOfThePlan) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-bias"));
-  ASSERT_THAT(checkpoint, base::IsOk());
+  KVASIR_ASSERT_OK(checkpoint);
   const plan::AttentionShape shape =
       model::AttentionShapeOf(checkpoint->spec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);

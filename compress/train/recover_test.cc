@@ -71,7 +71,7 @@ kvasir::v1::KvPlan PlanOf(const std::string& layer) {
     text.replace(at, 7, layer);
   }
   const auto plan = plan::ParsePlanJson(text, "test");
-  EXPECT_THAT(plan, base::IsOk());
+  KVASIR_EXPECT_OK(plan);
   return *plan;
 }
 
@@ -96,7 +96,7 @@ ReferenceDecoder MakeDecoder(const std::optional<kvasir::v1::KvPlan>& plan,
   for (int64_t l = 0; l < kLayers; ++l) {
     const auto program = MakeLayerProgram(
         parts.spec, plan ? &plan->layers(static_cast<int>(l)) : nullptr, l);
-    EXPECT_THAT(program, base::IsOk());
+    KVASIR_EXPECT_OK(program);
     TensorMap& tensors = parts.layers.emplace_back();
     for (const bool attention : {false, true}) {
       if (attention) at::manual_seed(attention_seed + 10 * l);
@@ -109,7 +109,7 @@ ReferenceDecoder MakeDecoder(const std::optional<kvasir::v1::KvPlan>& plan,
     }
   }
   auto decoder = ReferenceDecoder::FromTensors(std::move(parts));
-  EXPECT_THAT(decoder, base::IsOk());
+  KVASIR_EXPECT_OK(decoder);
   return *std::move(decoder);
 }
 
@@ -151,7 +151,7 @@ ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
     parts.layers.push_back(std::move(tensors));
   }
   auto made = ReferenceDecoder::FromTensors(std::move(parts));
-  EXPECT_THAT(made, base::IsOk());
+  KVASIR_EXPECT_OK(made);
   return *std::move(made);
 }
 
@@ -163,7 +163,7 @@ double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
   const at::Tensor ids = at::tensor(first);
   const at::NoGradGuard no_grad;
   const auto logits = decoder.Logits(ids.slice(0, 0, length).unsqueeze(0));
-  EXPECT_THAT(logits, base::IsOk());
+  KVASIR_EXPECT_OK(logits);
   return at::nll_loss(at::log_softmax((*logits)[0], -1), ids.slice(0, 1))
       .item<double>();
 }
@@ -330,7 +330,7 @@ TEST(RecoverTest, SeedAndThreadsDecideTheWeights) {
     options.steps = 3;
     options.adapters.seed = seed;
     const auto result = Recover(student, teacher, SomeText(400), options, GoOn);
-    EXPECT_THAT(result, base::IsOk());
+    KVASIR_EXPECT_OK(result);
     return result->layers[1].at("self_attn.o_proj.weight");
   };
   const at::Tensor first = trained(1);
@@ -366,7 +366,7 @@ TEST(RecoverTest, TrainsThroughCodes) {
     options.through_codes = through_codes;
     const auto recovered =
         Recover(student, teacher, SomeText(400), options, GoOn);
-    EXPECT_THAT(recovered, base::IsOk());
+    KVASIR_EXPECT_OK(recovered);
     return Loss(WithTensors(student, recovered->layers), SomeText(400));
   };
   EXPECT_NE(last_loss(true), last_loss(false));
@@ -442,7 +442,7 @@ class RecoverWriterTest : public FolderTest {
     KVASIR_ASSERT_OK(
         WriteRandomCheckpoint(options, [](const auto&) { return true; }));
     const auto opened = model::Checkpoint::Open(options.out.string());
-    ASSERT_THAT(opened, base::IsOk());
+    KVASIR_ASSERT_OK(opened);
     std::ofstream(options.out / "kv_plan.json")
         << plan::PlanToJson(plan::FullRankPlan(
                model::AttentionShapeOf(opened->spec()), kvasir::v1::BF16));
@@ -461,12 +461,12 @@ class RecoverWriterTest : public FolderTest {
   std::vector<TensorMap> RecoverSteps(const model::Checkpoint& base,
                                       int64_t steps) const {
     const auto decoder = ReferenceDecoder::Load(base, std::nullopt);
-    EXPECT_THAT(decoder, base::IsOk());
+    KVASIR_EXPECT_OK(decoder);
     RecoverOptions options = FewSteps();
     options.steps = steps;
     auto recovered = Recover(*decoder, *decoder, SomeText(400), options, GoOn);
-    EXPECT_THAT(recovered, base::IsOk());
-    EXPECT_THAT(RoundToStored(base, recovered->layers), base::IsOk());
+    KVASIR_EXPECT_OK(recovered);
+    KVASIR_EXPECT_OK(RoundToStored(base, recovered->layers));
     return recovered->layers;
   }
 };
@@ -539,11 +539,11 @@ TEST_F(RecoverWriterTest, StaticRangesAreThoseOfTheNewWeights) {
     for (int64_t l = 0; l < kLayers; ++l) {
       const auto weight = LoadTensor(
           base, model::LayerTensorName(l, "self_attn.k_proj.weight"));
-      EXPECT_THAT(weight, base::IsOk());
+      KVASIR_EXPECT_OK(weight);
       layers[static_cast<size_t>(l)]["self_attn.k_proj.weight"] =
           *weight * times;
     }
-    EXPECT_THAT(RenewRanges(base, plan, sample, 1, layers), base::IsOk());
+    KVASIR_EXPECT_OK(RenewRanges(base, plan, sample, 1, layers));
     return layers[0].at("self_attn.k_proj.range.scale");
   };
   const at::Tensor scale = ranges(1.0);

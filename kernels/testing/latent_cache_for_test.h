@@ -3,21 +3,13 @@
 // left their window.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <functional>
-#include <limits>
-#include <numeric>
-#include <random>
-#include <utility>
 #include <vector>
 
-#include "base/status_macros.h"
+#include "absl/status/status.h"
 #include "kernels/attention/ops.h"
-#include "kernels/latents/code_pack.h"
 #include "kernels/testing/op_test_util.h"
 
 namespace kvasir::kernels {
@@ -77,179 +69,31 @@ struct LatentAsk {
 class TestPart {
  public:
   TestPart(const PartSpec& from, int64_t num_kv_heads, int64_t page_tokens,
-           int64_t pages, uint32_t seed)
-      : spec(from), seed_(seed) {
-    group_of_head = spec.group_of_head;
-    for (int64_t j = 0;
-         group_of_head.size() < static_cast<size_t>(num_kv_heads); ++j) {
-      group_of_head.push_back(static_cast<int32_t>(j));
-    }
-    const int32_t last =
-        *std::max_element(group_of_head.begin(), group_of_head.end());
-    int64_t offset = 128;
-    int64_t column = 0;
-    part.dtype = spec.dtype;
-    part.param_dtype = spec.param_dtype;
-    part.tile_slots = spec.tile_slots > 0 ? spec.tile_slots : page_tokens;
-    const float none = 0.0f;
-    if (spec.fixed_ranges) part.static_scale = &none;  // for ParamsBytes
-    for (int64_t g = 0; g <= last; ++g) {
-      LatentGroup group;
-      group.width = spec.widths[static_cast<size_t>(g) % spec.widths.size()];
-      group.column = column;
-      column += group.width;
-      AddRuns(group.width);
-      group.runs = runs_.back().data();
-      group.num_runs = static_cast<int64_t>(runs_.back().size());
-      group.codes.granule_bytes = spec.granule_bytes;
-      PlaceRegion(CodesBytes(part, group), &group.codes, &offset);
-      PlaceRegion(ParamsBytes(part, group), &group.params, &offset);
-      groups_.push_back(group);
-    }
-    part.tile_bytes = offset;
-    part.page_bytes = page_tokens / part.tile_slots * part.tile_bytes + 64;
-    part.groups = groups_.data();
-    part.num_groups = static_cast<int64_t>(groups_.size());
-    memory_.assign(static_cast<size_t>(pages * part.page_bytes),
-                   static_cast<char>(0xff));
-    part.arena = memory_.data();
-    if (spec.fixed_ranges) {
-      scale_ = Uniform(column, seed + 1, 0.01f, 0.05f);
-      minimum_ = Uniform(column, seed + 2, -1.0f, 0.5f);
-      part.static_scale = scale_.data();
-      part.static_minimum = minimum_.data();
-    }
-  }
+           int64_t pages, uint32_t seed);
+  ~TestPart();
   TestPart(const TestPart&) = delete;
   TestPart& operator=(const TestPart&) = delete;
 
   static std::vector<float> Uniform(int64_t count, uint32_t seed, float low,
-                                    float high) {
-    std::mt19937 engine(seed);
-    std::uniform_real_distribution<float> uniform(low, high);
-    std::vector<float> numbers(static_cast<size_t>(count));
-    for (float& number : numbers) number = uniform(engine);
-    return numbers;
-  }
+                                    float high);
 
   // Fills a slot with what token `token` of a sequence has there: the same
   // wherever the slot lies.
-  void Write(int64_t page, int64_t slot, uint32_t token) {
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      const LatentGroup& group = groups_[g];
-      const uint32_t seed =
-          seed_ * 7919u + token * 31u + static_cast<uint32_t>(g);
-      std::vector<char> codes(static_cast<size_t>(CodesBytes(part, group)));
-      if (group.num_runs == 0) {
-        const auto numbers = RandomFloats(group.width, seed, 0.5f);
-        VisitDType(part.dtype, [&](auto type) {
-          using T = decltype(type);
-          for (size_t i = 0; i < numbers.size(); ++i) {
-            const T stored = FromFloat<T>(numbers[i]);
-            std::memcpy(codes.data() + i * sizeof(T), &stored, sizeof(T));
-          }
-        });
-        Store(codes, group.codes, page, slot);
-        continue;
-      }
-      WriteRandomCodes(group, seed, codes.data());
-      Store(codes, group.codes, page, slot);
-      if (spec.fixed_ranges) continue;
-      std::vector<char> ranges(static_cast<size_t>(ParamsBytes(part, group)));
-      const auto scales = Uniform(group.num_runs, seed + 1, 0.01f, 0.05f);
-      const auto minima = Uniform(group.num_runs, seed + 2, -1.0f, 0.5f);
-      VisitDType(part.param_dtype, [&](auto type) {
-        using T = decltype(type);
-        for (size_t r = 0; r < scales.size(); ++r) {
-          const T pair[2] = {FromFloat<T>(scales[r]), FromFloat<T>(minima[r])};
-          std::memcpy(ranges.data() + r * sizeof(pair), pair, sizeof(pair));
-        }
-      });
-      Store(ranges, group.params, page, slot);
-    }
-  }
+  void Write(int64_t page, int64_t slot, uint32_t token);
 
   // The numbers of a KV head's latent, in float64.
-  std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const {
-    const auto g =
-        static_cast<size_t>(group_of_head[static_cast<size_t>(kv_head)]);
-    const LatentGroup& group = groups_[g];
-    const std::vector<char> codes =
-        Load(CodesBytes(part, group), group.codes, page, slot);
-    const std::vector<char> ranges =
-        Load(ParamsBytes(part, group), group.params, page, slot);
-    std::vector<double> numbers(static_cast<size_t>(group.width));
-    const auto number_at = [](DType dtype, const char* at, int64_t index) {
-      return VisitDType(dtype, [&](auto type) {
-        decltype(type) stored;
-        std::memcpy(&stored, at + index * static_cast<int64_t>(sizeof(type)),
-                    sizeof(type));
-        return static_cast<double>(ToFloat(stored));
-      });
-    };
-    CodeCursor cursor(group);
-    for (int64_t r = 0; r < group.num_runs; ++r) {
-      const CodeRun& run = group.runs[r];
-      const CodePlace place = cursor.Next(run);
-      for (int64_t i = 0; i < run.width; ++i) {
-        const auto c = static_cast<size_t>(group.column + run.begin + i);
-        const double scale =
-            spec.fixed_ranges
-                ? static_cast<double>(scale_[c])
-                : number_at(part.param_dtype, ranges.data(), 2 * r);
-        const double minimum =
-            spec.fixed_ranges
-                ? static_cast<double>(minimum_[c])
-                : number_at(part.param_dtype, ranges.data(), 2 * r + 1);
-        const unsigned code =
-            ReadCode(reinterpret_cast<const uint8_t*>(codes.data()), place, i);
-        numbers[static_cast<size_t>(run.begin + i)] = code * scale + minimum;
-      }
-    }
-    for (int64_t i = 0; group.num_runs == 0 && i < group.width; ++i) {
-      numbers[static_cast<size_t>(i)] = number_at(part.dtype, codes.data(), i);
-    }
-    return numbers;
-  }
+  std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
   // Room for exact rows, of which none is there.
-  void MakeRing(int64_t page_rows, int64_t pages) {
-    MakeRows(page_rows, pages, &exact.ring, &ring_groups_, &ring_memory_);
-  }
-  void MakeFresh(int64_t rows) {
-    MakeRows(rows, 1, &exact.fresh, &fresh_groups_, &fresh_memory_);
-  }
+  void MakeRing(int64_t page_rows, int64_t pages);
+  void MakeFresh(int64_t rows);
   // What an exact row of a token holds: nothing like its codes.
-  std::vector<float> ExactNumbers(size_t group, uint32_t token) const {
-    std::vector<float> numbers = RandomFloats(
-        groups_[group].width,
-        seed_ * 104729u + token * 37u + static_cast<uint32_t>(group), 0.5f);
-    for (float& number : numbers) number = ToFloat(ToBf16(number));
-    return numbers;
-  }
+  std::vector<float> ExactNumbers(size_t group, uint32_t token) const;
   void WriteExact(const LatentPartArgs& rows, int64_t page, int64_t slot,
-                  uint32_t token) const {
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      const std::vector<float> numbers = ExactNumbers(g, token);
-      char* to = SlotAddress(rows, rows.groups[g].codes, page, slot);
-      for (size_t i = 0; i < numbers.size(); ++i) {
-        const Bf16 stored = ToBf16(numbers[i]);
-        std::memcpy(to + i * sizeof(stored), &stored, sizeof(stored));
-      }
-    }
-  }
-  std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const {
-    const std::vector<float> numbers = ExactNumbers(
-        static_cast<size_t>(group_of_head[static_cast<size_t>(kv_head)]),
-        token);
-    return {numbers.begin(), numbers.end()};
-  }
+                  uint32_t token) const;
+  std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
-  int64_t WidthOf(int64_t kv_head) const {
-    return groups_[static_cast<size_t>(
-                       group_of_head[static_cast<size_t>(kv_head)])]
-        .width;
-  }
+  int64_t WidthOf(int64_t kv_head) const;
 
   const PartSpec spec;
   LatentPartArgs part;
@@ -259,83 +103,19 @@ class TestPart {
 
  private:
   void PlaceRegion(int64_t slot_bytes, TileRegion* region,
-                   int64_t* offset) const {
-    const int64_t granule = spec.granule_bytes;
-    region->granule_bytes = granule;
-    region->offset_bytes = *offset;
-    region->stride_bytes = granule > 0 ? granule : slot_bytes;
-    const int64_t stored = granule > 0
-                               ? (slot_bytes + granule - 1) / granule * granule
-                               : slot_bytes;
-    *offset += (part.tile_slots * stored + 7) / 8 * 8;
-  }
+                   int64_t* offset) const;
   // What fills up the last byte of a slot may be anything.
   void WriteRandomCodes(const LatentGroup& group, uint32_t seed,
-                        char* slot) const {
-    std::mt19937 engine(seed);
-    CodeCursor cursor(group);
-    std::fill_n(slot, CodesBytes(part, group), '\0');
-    for (int64_t r = 0; r < group.num_runs; ++r) {
-      const CodePlace place = cursor.Next(group.runs[r]);
-      for (int64_t i = 0; i < group.runs[r].width; ++i) {
-        WriteCode(reinterpret_cast<uint8_t*>(slot), place, i,
-                  static_cast<unsigned>(engine()));
-      }
-    }
-    const int64_t bits = PlanesOf(group).total_bits;
-    if (bits % 8 == 0) return;
-    slot[bits / 8] =
-        static_cast<char>(slot[bits / 8] | (engine() << (bits % 8)));
-  }
+                        char* slot) const;
   void Store(const std::vector<char>& bytes, const TileRegion& region,
-             int64_t page, int64_t slot) {
-    ForSlotBytes(part, region, page, slot, static_cast<int64_t>(bytes.size()),
-                 [&bytes](char* to, int64_t first, int64_t count) {
-                   std::copy_n(bytes.data() + first, count, to);
-                 });
-  }
+             int64_t page, int64_t slot);
   std::vector<char> Load(int64_t count, const TileRegion& region, int64_t page,
-                         int64_t slot) const {
-    std::vector<char> bytes(static_cast<size_t>(count));
-    ForSlotBytes(part, region, page, slot, count,
-                 [&bytes](const char* from, int64_t first, int64_t run) {
-                   std::copy_n(from, run, bytes.data() + first);
-                 });
-    return bytes;
-  }
+                         int64_t slot) const;
 
   void MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
-                std::vector<LatentGroup>* groups, std::vector<char>* memory) {
-    int64_t offset = 64;
-    groups->clear();
-    for (const LatentGroup& from : groups_) {
-      LatentGroup group;
-      group.width = from.width;
-      group.column = from.column;
-      group.codes.offset_bytes = offset;
-      group.codes.stride_bytes = 2 * from.width;
-      offset += page_rows * group.codes.stride_bytes;
-      groups->push_back(group);
-    }
-    rows->page_bytes = offset;
-    rows->tile_bytes = offset;
-    rows->tile_slots = page_rows;
-    memory->assign(static_cast<size_t>(pages * offset),
-                   static_cast<char>(0xff));
-    rows->arena = memory->data();
-    rows->groups = groups->data();
-    rows->num_groups = static_cast<int64_t>(groups->size());
-  }
+                std::vector<LatentGroup>* groups, std::vector<char>* memory);
 
-  void AddRuns(int64_t width) {
-    std::vector<CodeRun> runs;
-    const int64_t step = spec.run_width > 0 ? spec.run_width : width;
-    for (int64_t c = 0; !spec.bits.empty() && c < width; c += step) {
-      runs.push_back({c, std::min(step, width - c),
-                      spec.bits[runs.size() % spec.bits.size()]});
-    }
-    runs_.push_back(std::move(runs));
-  }
+  void AddRuns(int64_t width);
 
   const uint32_t seed_;
   std::vector<LatentGroup> groups_;
@@ -360,39 +140,8 @@ struct TestRebuild {
   std::vector<uint64_t> steps;
 
   TestRebuild(const TestPart& part, int64_t num_kv_heads, bool tables_only,
-              uint32_t seed) {
-    const RebuildSpec& spec = part.spec.rebuild;
-    rebuild.dims = spec.dims;
-    rebuild.num_pairs = spec.num_pairs;
-    rebuild.attention_factor = spec.attention_factor;
-    for (int64_t j = 0; j < num_kv_heads && !spec.no_lift; ++j) {
-      const int64_t width = tables_only ? 0 : part.WidthOf(j);
-      up.push_back(RandomFloats(spec.dims * width,
-                                seed + static_cast<uint32_t>(j),
-                                1.0f / std::sqrt(static_cast<float>(width))));
-      up_pointers.push_back(up.back().data());
-    }
-    if (!spec.no_lift) rebuild.up = up_pointers.data();
-    if (spec.bias) {
-      bias = RandomFloats(num_kv_heads * spec.dims, seed + 100, 0.3f);
-      rebuild.bias = bias.data();
-    }
-    // Pairs of numbers in no order: some stay as they are.
-    std::vector<int32_t> order(static_cast<size_t>(spec.dims));
-    std::iota(order.begin(), order.end(), 0);
-    std::shuffle(order.begin(), order.end(), std::mt19937(seed + 101));
-    pair_dims.assign(order.begin(), order.begin() + 2 * spec.num_pairs);
-    rebuild.pair_dims = pair_dims.data();
-    const int64_t sets = spec.steps_by_head ? num_kv_heads : 1;
-    for (int64_t i = 0; i < sets * spec.num_pairs; ++i) {
-      radians.push_back(
-          std::pow(10000.0, -static_cast<double>(i) /
-                                static_cast<double>(sets * spec.num_pairs)));
-      steps.push_back(RopeStep(radians.back()));
-    }
-    rebuild.steps = steps.data();
-    rebuild.head_steps_stride = spec.steps_by_head ? spec.num_pairs : 0;
-  }
+              uint32_t seed);
+  ~TestRebuild();
   TestRebuild(const TestRebuild&) = delete;
   TestRebuild& operator=(const TestRebuild&) = delete;
 };
@@ -404,444 +153,73 @@ struct TestLift {
   std::vector<const float*> up_pointers;
 
   TestLift(const TestPart& part, int64_t num_kv_heads, bool tables_only,
-           uint32_t seed) {
-    lift.dims = part.spec.lift_dims;
-    for (int64_t j = 0; j < num_kv_heads; ++j) {
-      const int64_t width = tables_only ? 0 : part.WidthOf(j);
-      up.push_back(RandomFloats(lift.dims * width,
-                                seed + static_cast<uint32_t>(j),
-                                1.0f / std::sqrt(static_cast<float>(width))));
-      up_pointers.push_back(up.back().data());
-    }
-    lift.up = up_pointers.data();
-  }
+           uint32_t seed);
+  ~TestLift();
   TestLift(const TestLift&) = delete;
   TestLift& operator=(const TestLift&) = delete;
 };
 
-// Parameters of host memory as what Prepare takes, with what they point to.
-class AttentionShape {
- public:
-  explicit AttentionShape(const PagedAttentionArgs& args)
-      : params_(OnDevice(args)) {
-    for (int64_t p = 0; p < args.num_key_parts; ++p) {
-      const AttentionKeyPartArgs& from = args.keys[p];
-      keys_.push_back({OnDevice(from.latents), from.group_of_head,
-                       from.query_column, nullptr, Exact(from.exact)});
-      if (from.rebuild == nullptr) continue;
-      rebuilds_.push_back(OnDevice(*from.rebuild));
-      rebuilds_.back().up = Up(from.rebuild->up, args.num_kv_heads);
-      keys_.back().rebuild = &rebuilds_.back();
-    }
-    for (int64_t p = 0; p < args.num_value_parts; ++p) {
-      const AttentionValuePartArgs& from = args.values[p];
-      values_.push_back({OnDevice(from.latents), from.group_of_head,
-                         from.out_column, Exact(from.exact), nullptr});
-      if (from.lift == nullptr) continue;
-      lifts_.push_back(OnDevice(*from.lift));
-      lifts_.back().up = Up(from.lift->up, args.num_kv_heads);
-      values_.back().lift = &lifts_.back();
-    }
-    params_.keys = keys_.data();
-    params_.values = values_.data();
-  }
-  AttentionShape(const AttentionShape&) = delete;
-  AttentionShape& operator=(const AttentionShape&) = delete;
-
-  const PagedAttentionParams& params() const { return params_; }
-
- private:
-  const DevicePtr<const float>* Up(const float* const* from, int64_t count) {
-    if (from == nullptr) return nullptr;
-    std::vector<DevicePtr<const float>>& list = up_.emplace_back();
-    for (int64_t j = 0; j < count; ++j) list.push_back(OnDevice(from[j]));
-    return list.data();
-  }
-  const ExactRows* Exact(const ExactRowsArgs* from) {
-    return from == nullptr ? nullptr : &exact_.emplace_back(OnDevice(*from));
-  }
-
-  PagedAttentionParams params_;
-  std::vector<AttentionKeyPart> keys_;
-  std::vector<AttentionValuePart> values_;
-  std::deque<KeyRebuild> rebuilds_;
-  std::deque<ValueLift> lifts_;
-  std::deque<ExactRows> exact_;
-  std::deque<std::vector<DevicePtr<const float>>> up_;
-};
-
 // Prepares the op, divides the step and runs it.
-inline absl::Status AttendOnDevice(TestStream& test,
-                                   const PagedAttentionArgs& args,
-                                   Workspace& workspace) {
-  const AttentionShape shape(args);
-  KVASIR_ASSIGN_OR_RETURN(PreparedAttention attention,
-                          Prepare(test.device(), shape.params()));
-  KVASIR_ASSIGN_OR_RETURN(
-      const AttentionStep step,
-      DivideStep(attention,
-                 {args.sequences, static_cast<size_t>(args.num_sequences)}));
-  return PagedAttention(test.stream(), attention,
-                        {OnDevice(args.q), OnDevice(args.out),
-                         OnDevice(args.sequences), args.num_sequences},
-                        step, workspace);
-}
+absl::Status AttendOnDevice(TestStream& test, const PagedAttentionArgs& args,
+                            Workspace& workspace);
 
 class LatentCache {
  public:
   LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
-              uint32_t seed)
-      : spec_(spec), lengths_(std::move(lengths)), seed_(seed) {
-    int64_t pages = 1;  // one that belongs to nobody
-    for (const int64_t length : lengths_) pages += Pages(length);
-    std::vector<int32_t> ids(static_cast<size_t>(pages));
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed));
-    auto next = ids.begin();
-    for (const int64_t length : lengths_) {
-      tables_.emplace_back(next, next + Pages(length));
-      next += Pages(length);
-      positions_.emplace_back();
-      for (int64_t s = 0; s < length; ++s) {
-        positions_.back().push_back(PositionOf(spec.first_position + s));
-      }
-    }
-    MakeSidePages();
-    for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
-    for (const PartSpec& part : spec.values) AddPart(part, pages, false);
-    WriteExact({}, 0);
-    PlaceColumns();
-    for (size_t i = 0; i < lengths_.size(); ++i) {
-      q_.push_back(RandomFloats(lengths_[i] * q_stride_,
-                                seed * 100 + static_cast<uint32_t>(i), 0.5f));
-    }
-  }
+              uint32_t seed);
+  ~LatentCache();
 
   // Looks at what is launched.
   std::function<void(const PagedAttentionArgs&)> on_launch;
 
-  std::vector<int32_t>& table(int64_t sequence) {
-    return tables_[static_cast<size_t>(sequence)];
-  }
+  std::vector<int32_t>& table(int64_t sequence);
 
-  void Write(int64_t sequence, int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      for (TestPart& part : parts_) {
-        part.Write(PageOf(sequence, t), t % spec_.page_tokens,
-                   TokenId(sequence, t));
-      }
-    }
-  }
+  void Write(int64_t sequence, int64_t begin, int64_t end);
 
   // Output rows of the asked tokens, one after the other. Only exact rows that
   // they see are there.
   std::vector<float> Attend(TestStream& test,
-                            const std::vector<LatentAsk>& asks) {
-    std::vector<float> q;
-    std::vector<AttentionSequence> sequences;
-    int64_t rows = 0;
-    for (const LatentAsk& ask : asks) {
-      const auto i = static_cast<size_t>(ask.sequence);
-      q.insert(q.end(), q_[i].begin() + ask.start * q_stride_,
-               q_[i].begin() + (ask.start + ask.count) * q_stride_);
-      AttentionSequence sequence;
-      sequence.first_row = rows;
-      sequence.num_rows = ask.count;
-      sequence.first_slot = ask.start;
-      sequence.block_table = OnDevice(tables_[i].data());
-      sequence.first_live_index = ask.dead_pages;
-      if (spec_.first_position > 0 || spec_.position_of != nullptr) {
-        sequence.positions = OnDevice(positions_[i].data());
-      }
-      sequence.side_pages = OnDevice(side_tables_[i].data());
-      sequences.push_back(sequence);
-      rows += ask.count;
-    }
-    WriteExact(asks, rows);
-    std::vector<float> out(static_cast<size_t>(rows * out_stride_), kPoison);
-    PagedAttentionArgs params = Params();
-    params.q = q.data();
-    params.out = out.data();
-    params.sequences = sequences.data();
-    params.num_sequences = static_cast<int64_t>(sequences.size());
-    if (on_launch) on_launch(params);
-    KVASIR_EXPECT_OK(AttendOnDevice(test, params, test.workspace()));
-    return out;
-  }
+                            const std::vector<LatentAsk>& asks);
 
   // All but rows and sequences.
-  PagedAttentionArgs Params() {
-    keys_.clear();
-    values_.clear();
-    size_t rebuild = 0;
-    size_t lift = 0;
-    for (size_t p = 0; p < parts_.size(); ++p) {
-      const TestPart& part = parts_[p];
-      if (p < spec_.keys.size()) {
-        const bool rebuilds = part.spec.rebuild.dims > 0;
-        keys_.push_back(
-            {part.part, part.group_of_head.data(), part.columns.data(),
-             rebuilds ? &rebuilds_[rebuild++].rebuild : nullptr, &part.exact});
-      } else {
-        values_.push_back(
-            {part.part, part.group_of_head.data(), part.columns.data(),
-             &part.exact,
-             part.spec.lift_dims > 0 ? &lifts_[lift++].lift : nullptr});
-      }
-    }
-    PagedAttentionArgs params;
-    params.q_row_stride = q_stride_;
-    params.out_row_stride = out_stride_;
-    params.num_heads = spec_.num_heads;
-    params.num_kv_heads = spec_.num_kv_heads;
-    params.keys = keys_.data();
-    params.num_key_parts = static_cast<int64_t>(keys_.size());
-    params.values = values_.data();
-    params.num_value_parts = static_cast<int64_t>(values_.size());
-    params.page_tokens = spec_.page_tokens;
-    params.scale = kScale;
-    params.causal = spec_.causal;
-    params.window = spec_.window;
-    params.key_exact = WindowOf(true);
-    params.value_exact = WindowOf(false);
-    return params;
-  }
+  PagedAttentionArgs Params();
 
   // The definition in float64, from what the cache holds. Columns that belong
   // to no head are NaN.
-  std::vector<double> Expected(const LatentAsk& ask) const {
-    std::vector<double> out(static_cast<size_t>(ask.count * out_stride_),
-                            static_cast<double>(kPoison));
-    for (int64_t r = 0; r < ask.count; ++r) {
-      for (int64_t h = 0; h < spec_.num_heads; ++h) {
-        AddExpected(ask, r, h, out.data() + r * out_stride_);
-      }
-    }
-    return out;
-  }
+  std::vector<double> Expected(const LatentAsk& ask) const;
 
  private:
   static constexpr float kScale = 0.3f;
 
-  int64_t PositionOf(int64_t position) const {
-    return spec_.position_of != nullptr ? spec_.position_of(position)
-                                        : position;
-  }
-  int64_t Pages(int64_t tokens) const {
-    return (tokens + spec_.page_tokens - 1) / spec_.page_tokens;
-  }
-  int64_t PageOf(int64_t sequence, int64_t token) const {
-    return tables_[static_cast<size_t>(sequence)]
-                  [static_cast<size_t>(token / spec_.page_tokens)];
-  }
+  int64_t PositionOf(int64_t position) const;
+  int64_t Pages(int64_t tokens) const;
+  int64_t PageOf(int64_t sequence, int64_t token) const;
 
   // The ring of a side; a page that belongs to nobody is the first.
-  ExactWindow WindowOf(bool is_key) const {
-    const auto pages = [this](int64_t tokens) {
-      return tokens == 0 ? 0
-                         : std::max<int64_t>(
-                               1, (tokens - 2) / spec_.exact_page_rows + 1);
-    };
-    ExactWindow window;
-    window.tokens = is_key ? spec_.key_exact : spec_.value_exact;
-    window.page_rows = spec_.exact_page_rows;
-    window.first_page = is_key ? 1 : 1 + pages(spec_.key_exact);
-    window.num_pages = pages(window.tokens);
-    return window;
-  }
-  void MakeSidePages() {
-    const ExactWindow last = WindowOf(false);
-    const int64_t each = last.first_page + last.num_pages;
-    std::vector<int32_t> ids(static_cast<size_t>(each) * lengths_.size());
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(seed_ + 1));
-    for (auto next = ids.begin(); next != ids.end(); next += each) {
-      side_tables_.emplace_back(next, next + each);
-    }
-  }
-  static uint32_t TokenId(int64_t sequence, int64_t token) {
-    return static_cast<uint32_t>(sequence * 100000 + token);
-  }
+  ExactWindow WindowOf(bool is_key) const;
+  void MakeSidePages();
+  static uint32_t TokenId(int64_t sequence, int64_t token);
 
-  void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows) {
-    for (size_t p = 0; p < parts_.size(); ++p) {
-      const ExactWindow window = WindowOf(p < spec_.keys.size());
-      TestPart& part = parts_[p];
-      if (window.tokens == 0) continue;
-      part.MakeRing(
-          window.page_rows,
-          static_cast<int64_t>(side_tables_.size() * side_tables_[0].size()));
-      part.MakeFresh(std::max<int64_t>(1, num_rows));
-      int64_t row = 0;
-      for (const LatentAsk& ask : asks) {
-        for (int64_t t = std::max<int64_t>(0, ask.start + 1 - window.tokens);
-             t < ask.start; ++t) {
-          const int64_t page =
-              window.first_page + t / window.page_rows % window.num_pages;
-          part.WriteExact(part.exact.ring,
-                          side_tables_[static_cast<size_t>(ask.sequence)]
-                                      [static_cast<size_t>(page)],
-                          t % window.page_rows, TokenId(ask.sequence, t));
-        }
-        for (int64_t r = 0; r < ask.count; ++r) {
-          part.WriteExact(part.exact.fresh, 0, row++,
-                          TokenId(ask.sequence, ask.start + r));
-        }
-      }
-    }
-  }
+  void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows);
 
   // What query `own` reads of a slot.
   std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
-                           int64_t own, int64_t slot) const {
-    const int64_t tokens =
-        p < spec_.keys.size() ? spec_.key_exact : spec_.value_exact;
-    return tokens > 0 && slot > own - tokens
-               ? parts_[p].ReadExact(kv_head, TokenId(sequence, slot))
-               : parts_[p].Read(kv_head, PageOf(sequence, slot),
-                                slot % spec_.page_tokens);
-  }
+                           int64_t own, int64_t slot) const;
 
-  void AddPart(const PartSpec& spec, int64_t pages, bool is_key) {
-    const auto seed =
-        seed_ * 1000 + static_cast<uint32_t>(parts_.size()) * 50 + 7;
-    parts_.emplace_back(spec, spec_.num_kv_heads, spec_.page_tokens, pages,
-                        seed);
-    if (is_key && spec.rebuild.dims > 0) {
-      rebuilds_.emplace_back(parts_.back(), spec_.num_kv_heads,
-                             spec_.tables_only, seed + 10);
-    }
-    if (!is_key && spec.lift_dims > 0) {
-      lifts_.emplace_back(parts_.back(), spec_.num_kv_heads, spec_.tables_only,
-                          seed + 10);
-    }
-  }
+  void AddPart(const PartSpec& spec, int64_t pages, bool is_key);
 
   // Head by head, part after part, with some columns that belong to nobody.
-  void PlaceColumns() {
-    for (int64_t h = 0; h < spec_.num_heads; ++h) {
-      for (size_t p = 0; p < parts_.size(); ++p) {
-        TestPart& part = parts_[p];
-        const bool is_key = p < spec_.keys.size();
-        int64_t* next = is_key ? &q_stride_ : &out_stride_;
-        part.columns.push_back(*next);
-        const int64_t dims =
-            is_key ? part.spec.rebuild.dims : part.spec.lift_dims;
-        *next += dims > 0
-                     ? dims
-                     : part.WidthOf(h / (spec_.num_heads / spec_.num_kv_heads));
-      }
-    }
-    q_stride_ += 3;
-    out_stride_ += 5;
-  }
+  void PlaceColumns();
 
   std::vector<double> KeyOf(size_t p, size_t rebuild_index, int64_t kv_head,
                             const std::vector<double>& latent,
-                            int64_t position) const {
-    const TestPart& part = parts_[p];
-    const RebuildSpec& spec = part.spec.rebuild;
-    if (spec.dims == 0) return latent;
-    const TestRebuild& from = rebuilds_[rebuild_index];
-    std::vector<double> key = latent;
-    if (!spec.no_lift) {
-      key.assign(static_cast<size_t>(spec.dims), 0.0);
-      for (size_t i = 0; i < key.size(); ++i) {
-        for (size_t c = 0; c < latent.size(); ++c) {
-          key[i] += static_cast<double>(from.up[static_cast<size_t>(kv_head)]
-                                               [i * latent.size() + c]) *
-                    latent[c];
-        }
-      }
-    }
-    for (size_t i = 0; spec.bias && i < key.size(); ++i) {
-      key[i] += static_cast<double>(
-          from.bias[static_cast<size_t>(kv_head * spec.dims) + i]);
-    }
-    for (int64_t f = 0; f < spec.num_pairs; ++f) {
-      const int64_t step = (spec.steps_by_head ? kv_head * spec.num_pairs : 0);
-      // A double's angle is off by 1e-7 from 2^30 radians on.
-      const long double radians = from.radians[static_cast<size_t>(step + f)];
-      const long double angle =
-          radians * static_cast<long double>(PositionOf(position));
-      const double c = static_cast<double>(std::cos(angle)) *
-                       static_cast<double>(spec.attention_factor);
-      const double s = static_cast<double>(std::sin(angle)) *
-                       static_cast<double>(spec.attention_factor);
-      double& first =
-          key[static_cast<size_t>(from.pair_dims[static_cast<size_t>(2 * f)])];
-      double& second = key[static_cast<size_t>(
-          from.pair_dims[static_cast<size_t>(2 * f + 1)])];
-      const double a = first;
-      const double b = second;
-      first = a * c - b * s;
-      second = b * c + a * s;
-    }
-    return key;
-  }
+                            int64_t position) const;
 
   static std::vector<double> ValueOf(const TestLift* lift, int64_t kv_head,
-                                     const std::vector<double>& latent) {
-    if (lift == nullptr) return latent;
-    std::vector<double> value(static_cast<size_t>(lift->lift.dims));
-    const float* up = lift->lift.up[kv_head];
-    for (size_t c = 0; c < latent.size(); ++c) {
-      for (double& number : value) {
-        number += static_cast<double>(*up++) * latent[c];
-      }
-    }
-    return value;
-  }
+                                     const std::vector<double>& latent);
 
   void AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
-                   double* out) const {
-    const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
-    const int64_t own = ask.start + row;
-    const int64_t begin =
-        std::max(ask.dead_pages * spec_.page_tokens,
-                 spec_.window > 0 ? own + 1 - spec_.window : int64_t{0});
-    const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
-    const float* q =
-        q_[static_cast<size_t>(ask.sequence)].data() + own * q_stride_;
-    std::vector<double> weights;
-    for (int64_t s = begin; s < end; ++s) {
-      double score = 0.0;
-      size_t rebuild = 0;
-      for (size_t p = 0; p < spec_.keys.size(); ++p) {
-        const std::vector<double> key =
-            KeyOf(p, rebuild, kv_head, Read(p, kv_head, ask.sequence, own, s),
-                  spec_.first_position + s);
-        if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
-        const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
-        for (size_t i = 0; i < key.size(); ++i) {
-          score += static_cast<double>(from[i]) * key[i];
-        }
-      }
-      weights.push_back(score * static_cast<double>(kScale));
-    }
-    const double max = weights.empty()
-                           ? 0.0
-                           : *std::max_element(weights.begin(), weights.end());
-    double sum = 0.0;
-    for (double& weight : weights) sum += weight = std::exp(weight - max);
-    size_t lift = 0;
-    for (size_t p = spec_.keys.size(); p < parts_.size(); ++p) {
-      double* to = out + parts_[p].columns[static_cast<size_t>(head)];
-      const TestLift* lifted =
-          parts_[p].spec.lift_dims > 0 ? &lifts_[lift++] : nullptr;
-      std::fill_n(
-          to,
-          lifted != nullptr ? lifted->lift.dims : parts_[p].WidthOf(kv_head),
-          0.0);
-      for (int64_t s = begin; s < end; ++s) {
-        const std::vector<double> value =
-            ValueOf(lifted, kv_head, Read(p, kv_head, ask.sequence, own, s));
-        for (size_t i = 0; i < value.size(); ++i) {
-          to[i] += weights[static_cast<size_t>(s - begin)] / sum * value[i];
-        }
-      }
-    }
-  }
+                   double* out) const;
 
   const LatentSpec spec_;
   const std::vector<int64_t> lengths_;
@@ -861,37 +239,8 @@ class LatentCache {
 
 // The worst error of a row's part of one head, against what the definition has
 // there; endless where one of the two has a number and the other has none.
-inline double WorstError(const PagedAttentionArgs& params,
-                         const std::vector<double>& expected,
-                         const std::vector<float>& got) {
-  const double endless = std::numeric_limits<double>::infinity();
-  if (expected.size() != got.size()) return endless;
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (std::isnan(expected[i]) != std::isnan(got[i])) return endless;
-  }
-  double worst = 0.0;
-  const auto rows = static_cast<int64_t>(got.size()) / params.out_row_stride;
-  const int64_t queries = params.num_heads / params.num_kv_heads;
-  for (int64_t i = 0; i < rows * params.num_heads; ++i) {
-    const int64_t h = i % params.num_heads;
-    for (int64_t p = 0; p < params.num_value_parts; ++p) {
-      const AttentionValuePartArgs& part = params.values[p];
-      const auto first = static_cast<size_t>(
-          i / params.num_heads * params.out_row_stride + part.out_column[h]);
-      const auto width =
-          static_cast<size_t>(OutWidth(part, part.group_of_head[h / queries]));
-      double error = 0.0;
-      double norm = 0.0;
-      for (size_t c = first; c < first + width; ++c) {
-        const double difference = expected[c] - static_cast<double>(got[c]);
-        error += difference * difference;
-        norm += expected[c] * expected[c];
-      }
-      // Where nothing is seen, all are 0.
-      if (error > 0.0) worst = std::max(worst, std::sqrt(error / norm));
-    }
-  }
-  return worst;
-}
+double WorstError(const PagedAttentionArgs& params,
+                  const std::vector<double>& expected,
+                  const std::vector<float>& got);
 
 }  // namespace kvasir::kernels

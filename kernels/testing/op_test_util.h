@@ -2,14 +2,10 @@
 // vector targets of this machine.
 #pragma once
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -21,47 +17,22 @@
 #include "kernels/device/dtype.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
-#include "kernels/testing/granule_device.h"
 
 namespace kvasir::kernels {
 
 inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
 // Fresh numbers for a seed; `scale` is their standard deviation.
-inline std::vector<float> RandomFloats(int64_t count, uint32_t seed,
-                                       float scale = 1.0f) {
-  std::mt19937 engine(seed);
-  std::normal_distribution<float> normal(0.0f, scale);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(engine);
-  return values;
-}
+std::vector<float> RandomFloats(int64_t count, uint32_t seed,
+                                float scale = 1.0f);
 
 // The stored form of `values`, 64-byte aligned.
 class StoredArray {
  public:
-  StoredArray(const std::vector<float>& values, DType dtype)
-      : dtype_(dtype),
-        bytes_(values.size() * static_cast<size_t>(DTypeBytes(dtype)) + 64) {
-    VisitDType(dtype, [&](auto type) {
-      using T = decltype(type);
-      auto* out = static_cast<T*>(data());
-      for (size_t i = 0; i < values.size(); ++i) {
-        const T stored = FromFloat<T>(values[i]);
-        std::memcpy(out + i, &stored, sizeof(T));
-      }
-    });
-  }
+  StoredArray(const std::vector<float>& values, DType dtype);
 
-  void* data() {
-    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
-    return bytes_.data() + (64 - address % 64) % 64;
-  }
-  float at(int64_t index) {
-    return VisitDType(dtype_, [&](auto type) {
-      return ToFloat(static_cast<const decltype(type)*>(data())[index]);
-    });
-  }
+  void* data();
+  float at(int64_t index);
 
  private:
   DType dtype_;
@@ -82,32 +53,16 @@ S<DevicePtr> OnDevice(const S<LaunchPtr>& params) {
 class TestStream {
  public:
   explicit TestStream(int threads = 1, CpuBackend backend = CpuBackend::kSimd,
-                      size_t workspace_bytes = size_t{16} << 20)
-      : pool_(threads),
-        device_(std::make_unique<CpuDevice>(&pool_, backend)),
-        stream_(device_->MakeStream()),
-        memory_(workspace_bytes, kPoisons[0]),
-        workspace_(OnDevice(memory_.data()), memory_.size()) {}
+                      size_t workspace_bytes = size_t{16} << 20);
+  ~TestStream();
   // Of one thread, the reference, on pages in granules.
-  static std::unique_ptr<TestStream> InGranules(int64_t granule_bytes) {
-    auto test = std::make_unique<TestStream>(1, CpuBackend::kReference);
-    test->device_ =
-        std::make_unique<GranuleDevice>(&test->pool_, granule_bytes);
-    test->stream_ = test->device_->MakeStream();
-    return test;
-  }
+  static std::unique_ptr<TestStream> InGranules(int64_t granule_bytes);
 
   CpuDevice& device() { return *device_; }
   Stream& stream() { return *stream_; }
   // For one op, which finds what it has not written yet full of NaN or, in the
   // next call, of small numbers.
-  Workspace& workspace() {
-    const size_t used = workspace_.peak_bytes() + Workspace::kAlignmentBytes;
-    std::fill_n(memory_.begin(),
-                static_cast<int64_t>(std::min(used, memory_.size())),
-                kPoisons[calls_++ % 2]);
-    return workspace_;
-  }
+  Workspace& workspace();
 
  private:
   static constexpr char kPoisons[2] = {'\xff', '\x3c'};
@@ -120,17 +75,10 @@ class TestStream {
   size_t calls_ = 0;
 };
 
-inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  if (a.size() != b.size()) return false;
-  return a.empty() ||
-         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
 // Every op runs `target` from now on; 0: the best that this machine has.
-inline void UseSimdTarget(int64_t target) {
-  hwy::SetSupportedTargetsForTest(target);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
+void UseSimdTarget(int64_t target);
 
 // Calls test() once for every vector target that this machine can run, and
 // restores automatic choice afterwards.

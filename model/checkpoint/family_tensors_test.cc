@@ -29,7 +29,7 @@ std::string GoldenModel(const std::string& name) {
 
 std::vector<std::byte> Bytes(const TensorStore::Entry& entry) {
   std::vector<std::byte> bytes(entry.info->size_bytes);
-  EXPECT_THAT(entry.file->Read(*entry.info, 0, bytes), base::IsOk());
+  KVASIR_EXPECT_OK(entry.file->Read(*entry.info, 0, bytes));
   return bytes;
 }
 

@@ -43,7 +43,7 @@ absl::StatusOr<DecoderSpec> Parse(const json& config) {
 
 DecoderSpec MustParse(const json& config) {
   absl::StatusOr<DecoderSpec> spec = Parse(config);
-  EXPECT_THAT(spec, base::IsOk());
+  KVASIR_EXPECT_OK(spec);
   return spec.ok() ? *std::move(spec) : DecoderSpec{};
 }
 

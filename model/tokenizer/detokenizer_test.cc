@@ -19,7 +19,7 @@ std::unique_ptr<Tokenizer> Golden(const std::string& name) {
   const char* dir = std::getenv("KVASIR_SOURCE_DIR");
   auto tokenizer = Tokenizer::Load(std::string(dir ? dir : ".") +
                                    "/tests/golden/tokenizers/" + name);
-  EXPECT_THAT(tokenizer, base::IsOk());
+  KVASIR_EXPECT_OK(tokenizer);
   return *std::move(tokenizer);
 }
 

@@ -35,7 +35,7 @@ std::string GoldenPath(const std::string& name) {
 
 std::unique_ptr<Tokenizer> Golden(const std::string& name) {
   auto tokenizer = Tokenizer::Load(GoldenPath(name));
-  EXPECT_THAT(tokenizer, base::IsOk());
+  KVASIR_EXPECT_OK(tokenizer);
   return *std::move(tokenizer);
 }
 

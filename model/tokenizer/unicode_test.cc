@@ -94,7 +94,7 @@ TEST(Utf8Test, ByteAlphabetIsABijection) {
 std::vector<std::string> Found(const std::string& pattern,
                                const std::string& text) {
   auto regex = Regex::Compile(pattern);
-  EXPECT_THAT(regex, base::IsOk());
+  KVASIR_EXPECT_OK(regex);
   std::vector<TextRange> ranges;
   KVASIR_EXPECT_OK(RegexMatcher(**regex).FindAll(text, &ranges));
   std::vector<std::string> found;

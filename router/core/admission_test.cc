@@ -103,7 +103,7 @@ TEST(AdmissionTest, ADrainRefusesWhatComesAndKeepsWhatIsIn) {
 
 TEST(AdmissionTest, APromptOfTheModelsLengthNeverFits) {
   CanonicalRequest request = NewRequest();
-  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow), base::IsOk());
+  KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(16), 128, kNow));
   request.prompt = TokenBytes::Adopt(std::vector<int32_t>(8, 1));
   const absl::Status status =
       Admission::OfRequest(request, Info(16), 128, kNow);
@@ -121,7 +121,7 @@ TEST(AdmissionTest, TheLimitOfNIsTheWorkersWhereItTellsOne) {
   EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("n is 17, want 1 to 16")));
-  EXPECT_THAT(Admission::OfRequest(request, Info(0), 128, kNow), base::IsOk());
+  KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(0), 128, kNow));
   request.sampling.set_n(200);
   for (const uint32_t told : {0u, 500u}) {
     EXPECT_THAT(Admission::OfRequest(request, Info(told), 128, kNow),

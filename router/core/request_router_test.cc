@@ -135,7 +135,7 @@ class RequestRouterTest : public ::testing::Test {
       std::shared_ptr<RecordingSink> sink,
       CanonicalRequest request = NewRequest()) {
     auto handle = router_->Submit(std::move(request), std::move(sink));
-    EXPECT_THAT(handle, base::IsOk());
+    KVASIR_EXPECT_OK(handle);
     return handle.ok() ? *handle : nullptr;
   }
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -22,82 +21,26 @@ class FakeAttempt final : public Attempt,
                           public std::enable_shared_from_this<FakeAttempt> {
  public:
   FakeAttempt(WorkerCall call, std::shared_ptr<AttemptSink> sink,
-              TimerThread* transport)
-      : call_(std::move(call)), sink_(std::move(sink)), transport_(transport) {}
+              TimerThread* transport);
 
   const WorkerCall& call() const { return call_; }
-  bool started() const {
-    base::MutexLock lock(&mutex_);
-    return started_;
-  }
-  bool cancelled() const {
-    base::MutexLock lock(&mutex_);
-    return cancelled_;
-  }
+  bool started() const;
+  bool cancelled() const;
 
-  void Accept() {
-    kvasir::v1::GenerateEvent event;
-    event.mutable_accepted()->set_prompt_tokens(
-        static_cast<uint32_t>(call_.prompt.size_tokens()));
-    Send(event);
-  }
-  void Tokens(const std::vector<int32_t>& ids, uint32_t index = 0) {
-    kvasir::v1::GenerateEvent event;
-    event.mutable_tokens()->set_index(index);
-    event.mutable_tokens()->mutable_token_ids()->Add(ids.begin(), ids.end());
-    Send(event);
-  }
-  void Finish(kvasir::v1::FinishReason reason, uint32_t index = 0) {
-    kvasir::v1::GenerateEvent event;
-    event.mutable_finish()->set_index(index);
-    event.mutable_finish()->set_reason(reason);
-    Send(event);
-  }
-  void Send(const kvasir::v1::GenerateEvent& event) {
-    OnTransport([self = shared_from_this(), event] {
-      if (!self->ended_) self->sink_->OnEvent(event);
-    });
-  }
+  void Accept();
+  void Tokens(const std::vector<int32_t>& ids, uint32_t index = 0);
+  void Finish(kvasir::v1::FinishReason reason, uint32_t index = 0);
+  void Send(const kvasir::v1::GenerateEvent& event);
   // Only the first counts.
-  void End(const absl::Status& status) {
-    OnTransport([self = shared_from_this(), status] {
-      if (std::exchange(self->ended_, true)) return;
-      const auto sink = std::move(self->sink_);
-      sink->OnAttemptDone(status);
-    });
-  }
+  void End(const absl::Status& status);
 
-  void Start() override {
-    bool cancelled;
-    bool reachable;
-    {
-      base::MutexLock lock(&mutex_);
-      started_ = true;
-      cancelled = cancelled_;
-      reachable = reachable_;
-    }
-    if (cancelled) End(absl::CancelledError("reset"));
-    if (!reachable) End(absl::UnavailableError("no route"));
-  }
+  void Start() override;
   // Before Start.
-  void MakeUnreachable() {
-    base::MutexLock lock(&mutex_);
-    reachable_ = false;
-  }
-  void Cancel() override {
-    bool started;
-    {
-      base::MutexLock lock(&mutex_);
-      cancelled_ = true;
-      started = started_;
-    }
-    if (started) End(absl::CancelledError("reset"));
-  }
+  void MakeUnreachable();
+  void Cancel() override;
 
  private:
-  void OnTransport(TimerThread::Task task) {
-    transport_->At(absl::InfinitePast(), std::move(task));
-  }
+  void OnTransport(TimerThread::Task task);
 
   const WorkerCall call_;
   // The transport's thread only.
@@ -114,77 +57,28 @@ class FakeAttempt final : public Attempt,
 // Threads: any thread.
 class FakeWorker {
  public:
-  explicit FakeWorker(TimerThread* transport) : transport_(transport) {
-    info_.set_api_version("kvasir.v1");
-    info_.set_weights_id("w1");
-    info_.set_tokenizer_hash("t1");
-    info_.set_model_name("tiny");
-    info_.set_max_model_len(100);
-    info_.set_max_num_seqs(8);
-    info_.set_page_tokens(16);
-    report_.set_free_pages(100);
-    report_.set_total_pages(100);
-  }
+  explicit FakeWorker(TimerThread* transport);
 
   // The script, before it is asked.
   kvasir::v1::WorkerInfo* info() { return &info_; }
-  void SetReachable(bool reachable) {
-    base::MutexLock lock(&mutex_);
-    reachable_ = reachable;
-  }
+  void SetReachable(bool reachable);
   // Called with each new attempt, inside NewAttempt.
-  void OnAttempt(
-      std::function<void(const std::shared_ptr<FakeAttempt>&)> then) {
-    base::MutexLock lock(&mutex_);
-    on_attempt_ = std::move(then);
-  }
+  void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
-  void Report(const kvasir::v1::LoadReport& report) {
-    std::shared_ptr<LoadSink> watch;
-    {
-      base::MutexLock lock(&mutex_);
-      report_ = report;
-      watch = watch_;
-    }
-    if (watch != nullptr)
-      OnTransport([watch, report] { watch->OnReport(report); });
-  }
+  void Report(const kvasir::v1::LoadReport& report);
   // The connection breaks: the watch and all attempts.
-  void Die() {
-    SetReachable(false);
-    EndWatch(absl::UnavailableError("connection lost"));
-    for (const auto& attempt : attempts()) {
-      attempt->End(absl::UnavailableError("connection lost"));
-    }
-  }
+  void Die();
 
-  std::vector<std::shared_ptr<FakeAttempt>> attempts() const {
-    base::MutexLock lock(&mutex_);
-    return attempts_;
-  }
-  bool watched() const {
-    base::MutexLock lock(&mutex_);
-    return watch_ != nullptr;
-  }
+  std::vector<std::shared_ptr<FakeAttempt>> attempts() const;
+  bool watched() const;
 
   std::unique_ptr<WorkerClient> NewClient();
 
  private:
   friend class FakeWorkerClient;
 
-  void OnTransport(TimerThread::Task task) {
-    transport_->At(absl::InfinitePast(), std::move(task));
-  }
-  void EndWatch(const absl::Status& status) {
-    std::shared_ptr<LoadSink> watch;
-    {
-      base::MutexLock lock(&mutex_);
-      watch.swap(watch_);
-    }
-    if (watch != nullptr) {
-      OnTransport([watch, status] { watch->OnWatchEnded(status); });
-    }
-  }
+  void OnTransport(TimerThread::Task task);
+  void EndWatch(const absl::Status& status);
 
   TimerThread* const transport_;
   kvasir::v1::WorkerInfo info_;
@@ -202,67 +96,16 @@ class FakeWorkerClient final : public WorkerClient {
   explicit FakeWorkerClient(FakeWorker* worker) : worker_(worker) {}
 
   std::shared_ptr<Attempt> NewAttempt(
-      WorkerCall call, std::shared_ptr<AttemptSink> sink) override {
-    auto attempt = std::make_shared<FakeAttempt>(
-        std::move(call), std::move(sink), worker_->transport_);
-    std::function<void(const std::shared_ptr<FakeAttempt>&)> then;
-    bool reachable;
-    {
-      base::MutexLock lock(&worker_->mutex_);
-      worker_->attempts_.push_back(attempt);
-      then = worker_->on_attempt_;
-      reachable = worker_->reachable_;
-    }
-    if (!reachable) attempt->MakeUnreachable();
-    if (then) then(attempt);
-    return attempt;
-  }
+      WorkerCall call, std::shared_ptr<AttemptSink> sink) override;
   void GetInfo(absl::Duration,
                std::function<void(absl::StatusOr<kvasir::v1::WorkerInfo>)> done)
-      override {
-    absl::StatusOr<kvasir::v1::WorkerInfo> info = worker_->info_;
-    {
-      base::MutexLock lock(&worker_->mutex_);
-      if (!worker_->reachable_ || closed_) {
-        info = absl::UnavailableError("no route");
-      }
-    }
-    worker_->OnTransport(
-        [done, info = std::move(info)]() mutable { done(std::move(info)); });
-  }
-  void WatchLoad(absl::Duration, std::shared_ptr<LoadSink> sink) override {
-    kvasir::v1::LoadReport report;
-    bool alive;
-    {
-      base::MutexLock lock(&worker_->mutex_);
-      alive = worker_->reachable_ && !closed_;
-      if (alive) worker_->watch_ = sink;
-      report = worker_->report_;
-    }
-    worker_->OnTransport([sink, report, alive] {
-      if (alive) {
-        sink->OnReport(report);
-      } else {
-        sink->OnWatchEnded(absl::UnavailableError("no route"));
-      }
-    });
-  }
-  void Close() override {
-    {
-      base::MutexLock lock(&worker_->mutex_);
-      closed_ = true;
-    }
-    worker_->EndWatch(absl::CancelledError("closed"));
-    for (const auto& attempt : worker_->attempts()) attempt->Cancel();
-  }
+      override;
+  void WatchLoad(absl::Duration, std::shared_ptr<LoadSink> sink) override;
+  void Close() override;
 
  private:
   FakeWorker* const worker_;
   bool closed_ = false;  // guarded by worker_->mutex_
 };
-
-inline std::unique_ptr<WorkerClient> FakeWorker::NewClient() {
-  return std::make_unique<FakeWorkerClient>(this);
-}
 
 }  // namespace kvasir::router

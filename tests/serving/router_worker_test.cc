@@ -119,7 +119,7 @@ class RouterWorkerTest : public ::testing::Test {
   std::shared_ptr<RequestHandle> Submit(
       const std::shared_ptr<RecordingSink>& sink, CanonicalRequest request) {
     auto handle = router_->Submit(std::move(request), sink);
-    EXPECT_THAT(handle, base::IsOk());
+    KVASIR_EXPECT_OK(handle);
     return handle.ok() ? *handle : nullptr;
   }
 

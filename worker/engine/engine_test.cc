@@ -15,7 +15,6 @@
 namespace kvasir::worker {
 namespace {
 
-using base::IsOk;
 using base::MutexLock;
 using base::StatusIs;
 using ::testing::AllOf;
@@ -144,7 +143,7 @@ class EngineTest : public ::testing::Test {
   void ExpectNothingHeld() {
     EXPECT_EQ(cache_->Stats().sequences, 0);
     EXPECT_EQ(cache_->available_pages(cache::PageGroupId(0)), kPages);
-    EXPECT_THAT(cache_->CheckInvariants(), IsOk());
+    KVASIR_EXPECT_OK(cache_->CheckInvariants());
   }
 
   Gate gate_;

@@ -1,7 +1,6 @@
 #include "worker/engine/request.h"
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
 #include "base/status_matchers.h"
@@ -10,7 +9,6 @@
 namespace kvasir::worker {
 namespace {
 
-using base::IsOk;
 using base::StatusIs;
 using ::testing::HasSubstr;
 
@@ -34,7 +32,7 @@ Request Good() {
 }
 
 TEST(ValidateRequestTest, NeutralParametersAreValid) {
-  EXPECT_THAT(ValidateRequest(Good(), Limits()), IsOk());
+  KVASIR_EXPECT_OK(ValidateRequest(Good(), Limits()));
 }
 
 TEST(ValidateRequestTest, BoundsThemselvesAreValid) {
@@ -54,12 +52,12 @@ TEST(ValidateRequestTest, BoundsThemselvesAreValid) {
   (*r.sampling.mutable_logit_bias())[99] = 100.0f;
   r.sampling.add_stop_token_ids(0);
   r.sampling.add_stop_token_ids(99);
-  EXPECT_THAT(ValidateRequest(r, Limits()), IsOk());
+  KVASIR_EXPECT_OK(ValidateRequest(r, Limits()));
 }
 
 struct BadCase {
   const char* name;
-  std::function<void(Request*)> break_it;
+  void (*break_it)(Request*);
   const char* message;
 };
 
@@ -208,7 +206,7 @@ TEST(ValidateRequestTest, TokenMaskNeedsAProvider) {
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("json")));
   RequestLimits limits = Limits();
   limits.token_masks = true;
-  EXPECT_THAT(ValidateRequest(r, limits), IsOk());
+  KVASIR_EXPECT_OK(ValidateRequest(r, limits));
 }
 
 }  // namespace

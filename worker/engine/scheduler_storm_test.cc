@@ -14,8 +14,6 @@
 namespace kvasir::worker {
 namespace {
 
-using base::IsOk;
-
 constexpr uint32_t kMaxLen = 64;
 constexpr uint32_t kMaxQueue = 20;
 constexpr int32_t kVocab = 50;  // small: stop ids are met

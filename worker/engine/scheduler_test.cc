@@ -237,7 +237,7 @@ TEST(SchedulerTimingTest, AFailedRequestTellsTheTimeOfThePhasesItHad) {
   auto* out = result.add_sequences();
   out->set_sequence_id(plan->sequences(0).sequence_id());
   out->set_token_id(5);
-  ASSERT_THAT(scheduler->Apply(result), base::IsOk());
+  KVASIR_ASSERT_OK(scheduler->Apply(result));
   bare.clock.Advance(absl::Seconds(4));
   scheduler->FailAll(
       {absl::UnavailableError("broken"), RefusalReason::kRetryElsewhere});
@@ -274,7 +274,7 @@ TEST(SchedulerTokenMaskTest, IsAskedForBeforeEveryTokenThatWantsOne) {
       out->set_sequence_id(step.sequence_id());
       out->set_token_id(5);
     }
-    ASSERT_THAT(scheduler->Apply(result), base::IsOk());
+    KVASIR_ASSERT_OK(scheduler->Apply(result));
   }
   EXPECT_FALSE(scheduler->has_work());
 }
@@ -355,7 +355,7 @@ TEST(SchedulerApplyTest, ARequestWithoutATokenToSampleFailsAlone) {
       out->set_sequence_id(step.sequence_id());
       out->set_token_id(of_barred.contains(step.sequence_id()) ? -1 : 5);
     }
-    ASSERT_THAT(scheduler->Apply(result), base::IsOk());
+    KVASIR_ASSERT_OK(scheduler->Apply(result));
   }
   ASSERT_TRUE(barred->failed().has_value());
   EXPECT_THAT(barred->failed()->status,
@@ -364,7 +364,7 @@ TEST(SchedulerApplyTest, ARequestWithoutATokenToSampleFailsAlone) {
   EXPECT_EQ(barred->failed()->reason, RefusalReason::kNone);
   EXPECT_EQ(other->samples()[0].tokens, std::vector<int32_t>({5, 5, 5}));
   EXPECT_EQ(bare.cache.Stats().sequences, 0);
-  EXPECT_THAT(bare.cache.CheckInvariants(), base::IsOk());
+  KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
 }
 
 TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {

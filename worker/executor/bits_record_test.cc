@@ -146,15 +146,14 @@ void AddDenseCases(std::vector<BitsCase>* cases) {
 Worker CheckpointWorker(Conditions conditions, const std::string& folder,
                         kvasir::v1::DataType dtype) {
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
-  EXPECT_THAT(checkpoint, base::IsOk());
+  KVASIR_EXPECT_OK(checkpoint);
   const model::DecoderSpec& spec = checkpoint->spec();
   auto plan = plan::FullRankPlan(model::AttentionShapeOf(spec), dtype);
   if (checkpoint->kv_plan_json().has_value()) {
     const auto parsed =
         plan::ParsePlanJson(*checkpoint->kv_plan_json(), folder);
-    EXPECT_THAT(parsed.status(), base::IsOk());
-    EXPECT_THAT(checkpoint->CheckTensors(Resolved(*parsed, spec)),
-                base::IsOk());
+    KVASIR_EXPECT_OK(parsed.status());
+    KVASIR_EXPECT_OK(checkpoint->CheckTensors(Resolved(*parsed, spec)));
     plan = *parsed;
   }
   // Learned positions end with their table.
@@ -220,14 +219,14 @@ const Text& EvaluationText() {
     auto* const made = new Text;
     const auto whole =
         model::ReadSmallFile(InSource("models/tiny/evaluation.txt"), 1 << 20);
-    EXPECT_THAT(whole.status(), base::IsOk());
+    KVASIR_EXPECT_OK(whole.status());
     const auto tokenizer = model::Tokenizer::Load(InSource("models/tiny"));
-    EXPECT_THAT(tokenizer.status(), base::IsOk());
+    KVASIR_EXPECT_OK(tokenizer.status());
     const auto ids =
         (*tokenizer)
             ->Encode(std::string_view(*whole).substr(0, kTextBytes),
                      {.add_special_tokens = false, .parse_special = false});
-    EXPECT_THAT(ids.status(), base::IsOk());
+    KVASIR_EXPECT_OK(ids.status());
     made->ids = *ids;
     for (const int32_t id : *ids) {
       made->bytes.push_back(
@@ -319,9 +318,9 @@ class Record : public ::testing::Environment {
     if (path_to_write_ != nullptr) return;
     const auto text = model::ReadSmallFile(
         InSource("tests/golden/bits/record.json"), 1 << 20);
-    ASSERT_THAT(text.status(), base::IsOk());
+    KVASIR_ASSERT_OK(text.status());
     const auto root = model::ParseJson(*text, "record.json");
-    ASSERT_THAT(root.status(), base::IsOk());
+    KVASIR_ASSERT_OK(root.status());
     recorded_ = *root;
   }
   // One case a line.
@@ -405,7 +404,7 @@ void Score(const BitsCase& each, Conditions conditions) {
   const auto scored = Perplexity(
       &worker.rank(), {.token_ids = text.ids, .token_bytes = text.bytes},
       {.window_tokens = 1 + static_cast<int64_t>(text.ids.size()) / 3});
-  ASSERT_THAT(scored.status(), base::IsOk());
+  KVASIR_ASSERT_OK(scored.status());
   Hash hash;
   hash.Add(std::bit_cast<uint64_t>(scored->nats_per_byte));
   Record::Get().Expect(each.name, "exact", {{"perplexity", hash.text()}},

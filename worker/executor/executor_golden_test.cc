@@ -73,15 +73,15 @@ Expected ReadExpected(const std::string& name) {
   Expected expected;
   const std::string folder = absl::StrCat(GoldenModels(), "/", name);
   auto text = model::ReadSmallFile(folder + "/expected.json", 1 << 20);
-  EXPECT_THAT(text, base::IsOk());
+  KVASIR_EXPECT_OK(text);
   auto root = model::ParseJson(*text, name);
-  EXPECT_THAT(root, base::IsOk());
+  KVASIR_EXPECT_OK(root);
   expected.input_ids = (*root)["input_ids"].get<std::vector<int32_t>>();
   expected.vocab = (*root)["logits_shape"][1].get<int64_t>();
   auto bytes = model::ReadSmallFile(
       absl::StrCat(folder, "/", (*root)["logits_file"].get<std::string>()),
       16 << 20);
-  EXPECT_THAT(bytes, base::IsOk());
+  KVASIR_EXPECT_OK(bytes);
   expected.logits.resize(bytes->size() / sizeof(float));
   std::memcpy(expected.logits.data(), bytes->data(), bytes->size());
   return expected;
@@ -101,7 +101,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
                           const RunOptions& options) {
   auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", name));
-  EXPECT_THAT(checkpoint, base::IsOk());
+  KVASIR_EXPECT_OK(checkpoint);
   constexpr uint64_t kSubject = 7;
   std::vector<float> logits(expected.logits.size());
   RankOptions rank_options;
@@ -126,7 +126,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
       plan::FullRankPlan(model::AttentionShapeOf(checkpoint->spec()),
                          kvasir::v1::F32),
       &source, rank_options);
-  EXPECT_THAT(rank, base::IsOk());
+  KVASIR_EXPECT_OK(rank);
   if (!rank.ok()) return logits;
   DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
                       (*rank)->pages());
@@ -149,7 +149,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     if (options.with_others) {
       steps.push_back({.sequence_id = 11, .token_ids = others.subspan(9, 1)});
     }
-    EXPECT_THAT(runner.Run(steps), base::IsOk());
+    KVASIR_EXPECT_OK(runner.Run(steps));
   }
   return logits;
 }

@@ -69,6 +69,8 @@ ModelExecutor::ModelExecutor(const Parts& parts, ModelWeights weights,
       batch_(limits_, arenas_),
       blob_(&parts.device->allocator()) {}
 
+ModelExecutor::~ModelExecutor() = default;
+
 absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const Parts& parts, ModelWeights weights, ModelExecutorOptions options) {
   KVASIR_RETURN_IF_ERROR(CheckParts(parts, options));

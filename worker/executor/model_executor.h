@@ -94,6 +94,7 @@ class ModelExecutor final : public Executor {
   // memory does not suffice.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
+  ~ModelExecutor() override;
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
   absl::StatusOr<kvasir::v1::StepResult> Await() override;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "model/shapes/shape_config.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/testing/plan_cases.h"
 #include "worker/testing/tiny_rank.h"
@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 
 std::unique_ptr<Rank> TinyRank(const RankOptions& options = TinyOptions()) {
   auto rank = MakeTinyRank(options);
-  EXPECT_THAT(rank, base::IsOk());
+  KVASIR_EXPECT_OK(rank);
   return *std::move(rank);
 }
 
@@ -49,7 +49,7 @@ std::vector<int32_t> Prompt(int32_t first, int count) {
 
 StepResult MustRun(DirectRunner& runner, const std::vector<DirectStep>& steps) {
   auto result = runner.Run(steps);
-  EXPECT_THAT(result, base::IsOk());
+  KVASIR_EXPECT_OK(result);
   return result.ok() ? *std::move(result) : StepResult{};
 }
 
@@ -531,7 +531,7 @@ std::unique_ptr<Rank> RankWithSidePages() {
   for (const PlanCase& plan_case : PlanCases()) {
     if (plan_case.name != "ExactPaluJoint") continue;
     auto rank = MakePlannedRank(plan_case, TinyOptions());
-    EXPECT_THAT(rank, base::IsOk());
+    KVASIR_EXPECT_OK(rank);
     EXPECT_EQ((*rank)->layout().page_groups()[0].side_pages_per_sequence, 2);
     return *std::move(rank);
   }
@@ -648,7 +648,7 @@ TEST_F(TakenSidePagesTest, OneStepWritesAPageForOneSequence) {
 
 struct BrokenPlan {
   const char* name;
-  std::function<void(StepPlan*)> change;
+  void (*change)(StepPlan*);
   const char* message;
 };
 
@@ -728,7 +728,7 @@ class OverflowTest : public ::testing::Test {
                              .value = plan_cases::Full("NO_ROPE", codec)},
                             *spec),
                      &source, TinyOptions(), collective);
-    EXPECT_THAT(rank, base::IsOk());
+    KVASIR_EXPECT_OK(rank);
     return *std::move(rank);
   }
 
@@ -751,7 +751,7 @@ class OverflowTest : public ::testing::Test {
       *step->mutable_sample() = GreedySample();
     }
     auto result = rank.executor().Execute(plan);
-    EXPECT_THAT(result, base::IsOk());
+    KVASIR_EXPECT_OK(result);
     return result.ok() ? *std::move(result) : StepResult();
   }
 

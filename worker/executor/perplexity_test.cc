@@ -31,14 +31,14 @@ Text SomeText(int count) {
 
 std::unique_ptr<Rank> TinyRank(const RankOptions& options = TinyOptions()) {
   auto rank = MakeTinyRank(options);
-  EXPECT_THAT(rank, base::IsOk());
+  KVASIR_EXPECT_OK(rank);
   return *std::move(rank);
 }
 
 PerplexityResult MustScore(Rank& rank, const Text& text,
                            const PerplexityOptions& options) {
   auto result = Perplexity(&rank, text.view(), options);
-  EXPECT_THAT(result, base::IsOk());
+  KVASIR_EXPECT_OK(result);
   return result.ok() ? *result : PerplexityResult{};
 }
 

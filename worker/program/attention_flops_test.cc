@@ -2,6 +2,7 @@
 
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "model/shapes/shape_config.h"
 #include "worker/program/attention_program.h"
 #include "worker/testing/plan_cases.h"
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "model/shapes/shape_config.h"
 #include "worker/executor/direct_runner.h"
 #include "worker/executor/perplexity.h"
 #include "worker/program/attention_flops.h"
@@ -35,7 +36,7 @@ std::vector<int32_t> Text(int64_t length) {
 std::unique_ptr<Rank> MakeRank(const FamilyCase& each, RankOptions options) {
   auto rank =
       MakePlannedRank(each.plan_case, options, nullptr, "F32", each.shape);
-  EXPECT_THAT(rank, base::IsOk());
+  KVASIR_EXPECT_OK(rank);
   return *std::move(rank);
 }
 
@@ -85,7 +86,7 @@ Outcome RunText(const FamilyCase& each, const Cut& cut) {
                        .token_ids = absl::MakeConstSpan(other).first(1),
                        .output = true});
     }
-    EXPECT_THAT(runner.Run(steps), base::IsOk());
+    KVASIR_EXPECT_OK(runner.Run(steps));
     done += count;
   }
   outcome.totals = rank->executor().totals();
@@ -127,7 +128,7 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
   // Of all layers' slots, once.
   static double FlopsPerSlot() {
     auto spec = model::SpecOfShape(GetParam().shape);
-    EXPECT_THAT(spec, base::IsOk());
+    KVASIR_EXPECT_OK(spec);
     const plan::ResolvedPlan plan =
         Resolved(PlanOf(GetParam().plan_case, *spec), *spec);
     double flops = 0;
@@ -140,7 +141,7 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
       auto program =
           MakeAttentionProgram(plan.attention_of(layer), plan.shape, layer,
                                {plan.query_heads, plan.kv_heads});
-      EXPECT_THAT(program, base::IsOk());
+      KVASIR_EXPECT_OK(program);
       PlanPromptLifts(&*program);
       for (const KeyProgram& part : program->key) add(part, part.prompt_lift);
       add(program->value, program->value.prompt_lift);
@@ -234,7 +235,7 @@ std::vector<float> LogitsOfReader(const FamilyCase& each,
     step->set_num_tokens(static_cast<uint32_t>(piece.end - piece.begin));
     step->set_logical_start(static_cast<uint64_t>(piece.begin));
     step->set_prompt(piece.prompt);
-    EXPECT_THAT(rank->executor().Execute(plan).status(), base::IsOk());
+    KVASIR_EXPECT_OK(rank->executor().Execute(plan).status());
   }
   return logits;
 }
@@ -322,7 +323,7 @@ TEST_P(PromptLiftTest, ChunksChangeNoBitOfTheLossAndLiftingAMillionth) {
   const auto nats = [&](Rank* rank, int64_t chunk) {
     const auto result = Perplexity(
         rank, {ids, bytes}, {.window_tokens = 100, .chunk_tokens = chunk});
-    EXPECT_THAT(result, base::IsOk());
+    KVASIR_EXPECT_OK(result);
     return result->nats_per_byte;
   };
   const auto rank = MakeRank(GetParam(), options);
@@ -350,11 +351,11 @@ INSTANTIATE_TEST_SUITE_P(Cases, PromptLiftScenarioTest,
 
 AttentionProgram Program(const PlanCase& each, const model::ModelShape& shape) {
   auto spec = model::SpecOfShape(shape);
-  EXPECT_THAT(spec, base::IsOk());
+  KVASIR_EXPECT_OK(spec);
   const plan::ResolvedPlan plan = Resolved(PlanOf(each, *spec), *spec);
   auto program = MakeAttentionProgram(plan.attention_of(0), plan.shape, 0,
                                       {plan.query_heads, plan.kv_heads});
-  EXPECT_THAT(program, base::IsOk());
+  KVASIR_EXPECT_OK(program);
   return *std::move(program);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/status_matchers.h"
 #include "google/protobuf/util/json_util.h"
+#include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 
 namespace kvasir::worker {

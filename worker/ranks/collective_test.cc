@@ -43,12 +43,10 @@ TEST(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
       std::vector<float> memory(kCount + 64);
       kernels::Workspace workspace(kernels::DevicePtr<float>(memory.data()),
                                    memory.size() * sizeof(float));
-      EXPECT_THAT(
-          group[static_cast<size_t>(rank)]->AllReduceSum(
-              *stream,
-              kernels::DevicePtr<float>(data[static_cast<size_t>(rank)].data()),
-              kCount, workspace),
-          base::IsOk());
+      KVASIR_EXPECT_OK(group[static_cast<size_t>(rank)]->AllReduceSum(
+          *stream,
+          kernels::DevicePtr<float>(data[static_cast<size_t>(rank)].data()),
+          kCount, workspace));
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -99,7 +97,7 @@ std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
       auto rank = plan_case != nullptr
                       ? MakePlannedRank(*plan_case, options, own, "F32", shape)
                       : MakeTinyRank(options, own, shape, kvasir::v1::F32);
-      ASSERT_THAT(rank, base::IsOk());
+      KVASIR_ASSERT_OK(rank);
       DirectRunner runner(&(*rank)->executor(), &(*rank)->layout(),
                           (*rank)->pages());
       std::vector<int32_t> prompt;
@@ -110,7 +108,7 @@ std::vector<Outcome> RunRanks(int64_t size, const model::ModelShape& shape,
         if (step == 1) direct.token_ids = absl::MakeSpan(prompt).subspan(13);
         if (step > 0) direct.sample = GreedySample();
         auto result = runner.Run(absl::MakeConstSpan(&direct, 1));
-        ASSERT_THAT(result, base::IsOk());
+        KVASIR_ASSERT_OK(result);
         if (step > 0) {
           outcome.tokens.push_back(result->sequences(0).token_id());
         }

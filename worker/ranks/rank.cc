@@ -32,6 +32,12 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
              .tensor_fingerprint = weights_id});
 }
 
+Rank::Rank(const model::DecoderSpec& spec,
+           std::shared_ptr<const ServedPlan> plan)
+    : spec_(spec), plan_(std::move(plan)) {}
+
+Rank::~Rank() = default;
+
 absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
     const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
     WeightSource* source, const RankOptions& options, Collective* collective) {

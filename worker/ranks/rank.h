@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -85,6 +84,7 @@ class Rank {
       const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
       WeightSource* source, const RankOptions& options,
       Collective* collective = nullptr);
+  ~Rank();
 
   ModelExecutor& executor() { return *executor_; }
   const model::DecoderSpec& spec() const { return spec_; }
@@ -106,8 +106,7 @@ class Rank {
   double kv_compression_ratio() const;
 
  private:
-  Rank(const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan)
-      : spec_(spec), plan_(std::move(plan)) {}
+  Rank(const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan);
 
   // Destroyed in the reverse order.
   const model::DecoderSpec spec_;

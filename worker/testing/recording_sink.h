@@ -5,7 +5,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/check.h"
 #include "worker/engine/engine_events.h"
 
 namespace kvasir::worker {
@@ -22,35 +21,10 @@ class RecordingSink : public EngineSink {
 
   explicit RecordingSink(uint32_t n = 1) : samples_(n) {}
 
-  void OnAccepted(uint32_t prompt_tokens) override {
-    KVASIR_CHECK(!accepted_ && !ended());
-    accepted_ = true;
-    prompt_tokens_ = prompt_tokens;
-  }
-  void OnTokens(const TokenChunk& chunk) override {
-    KVASIR_CHECK(accepted_ && !ended());
-    Sample& sample = samples_.at(chunk.index);
-    KVASIR_CHECK(!sample.finish.has_value());
-    sample.tokens.insert(sample.tokens.end(), chunk.token_ids.begin(),
-                         chunk.token_ids.end());
-    sample.logprobs.insert(sample.logprobs.end(), chunk.logprobs.begin(),
-                           chunk.logprobs.end());
-    sample.prompt_logprobs.insert(sample.prompt_logprobs.end(),
-                                  chunk.prompt_logprobs.begin(),
-                                  chunk.prompt_logprobs.end());
-  }
-  void OnFinished(const FinishInfo& info) override {
-    KVASIR_CHECK(accepted_ && !ended());
-    Sample& sample = samples_.at(info.index);
-    KVASIR_CHECK(!sample.finish.has_value());
-    sample.finish = info;
-    ++finished_;
-    KVASIR_CHECK(info.last == (finished_ == samples_.size()));
-  }
-  void OnFailed(const Refusal& why) override {
-    KVASIR_CHECK(accepted_ && !ended());
-    failed_ = why;
-  }
+  void OnAccepted(uint32_t prompt_tokens) override;
+  void OnTokens(const TokenChunk& chunk) override;
+  void OnFinished(const FinishInfo& info) override;
+  void OnFailed(const Refusal& why) override;
 
   bool accepted() const { return accepted_; }
   uint32_t prompt_tokens() const { return prompt_tokens_; }

@@ -1,16 +1,12 @@
 // Test support: a rank of a tiny random-weight model.
 #pragma once
 
-#include <cstdlib>
+#include <cstdint>
 #include <memory>
-#include <string_view>
-#include <utility>
 
 #include "absl/status/statusor.h"
-#include "base/check.h"
-#include "base/status_matchers.h"
-#include "kernels/testing/strict_device.h"
-#include "model/shapes/shape_config.h"
+#include "kernels/device/device.h"
+#include "model/shapes/attention_shape.h"
 #include "model/shapes/shapes.h"
 #include "plan/resolved_plan.h"
 #include "worker/program/served_plan.h"
@@ -20,97 +16,35 @@
 namespace kvasir::worker {
 
 // 8 query heads, 4 KV heads, 2 layers: splits over 2 or 4 ranks.
-inline model::ModelShape TinyShape() {
-  return {.name = "tiny-test",
-          .num_layers = 2,
-          .hidden_size = 32,
-          .intermediate_size = 48,
-          .num_query_heads = 8,
-          .num_kv_heads = 4,
-          .head_dim = 8,
-          .vocab_size = 1237,
-          .max_position = 512};
-}
+model::ModelShape TinyShape();
 
 // The same in two families of LayerNorm, with biases and a KV head for each
 // query head: half of a GPT-NeoX head turns (2 pairs), nothing in OPT.
-inline model::ModelShape TinyNeoxShape() {
-  model::ModelShape shape = TinyShape();
-  shape.name = "tiny-neox-test";
-  shape.family = model::Family::kNeox;
-  shape.num_query_heads = shape.num_kv_heads;
-  shape.rotary_part = 0.5;
-  shape.qkv_bias = true;
-  return shape;
-}
-inline model::ModelShape TinyOptShape() {
-  model::ModelShape shape = TinyNeoxShape();
-  shape.name = "tiny-opt-test";
-  shape.family = model::Family::kOpt;
-  shape.rotary_part = 0.0;
-  shape.tied_embedding = true;
-  return shape;
-}
+model::ModelShape TinyNeoxShape();
+model::ModelShape TinyOptShape();
 // All layers see so many tokens back.
-inline model::ModelShape TinyWindowShape(int64_t sliding_window) {
-  model::ModelShape shape = TinyShape();
-  shape.name = "tiny-window-test";
-  shape.family = model::Family::kMistral;
-  shape.sliding_window = sliding_window;
-  return shape;
-}
+model::ModelShape TinyWindowShape(int64_t sliding_window);
 
 // The plan as a rank of the model has it, and runs it.
-inline plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
-                                   const model::DecoderSpec& spec,
-                                   plan::TpShard shard = {}) {
-  auto resolved = plan::ResolvePlan(plan, model::AttentionShapeOf(spec), shard);
-  EXPECT_THAT(resolved, base::IsOk());
-  return resolved.ok() ? *std::move(resolved) : plan::ResolvedPlan();
-}
-inline std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
-                                                const model::DecoderSpec& spec,
-                                                const ServeOptions& options,
-                                                plan::TpShard shard = {}) {
-  auto served = ServePlan(plan, model::AttentionShapeOf(spec), options, shard);
-  EXPECT_THAT(served, base::IsOk());
-  return served.ok() ? *std::move(served) : nullptr;
-}
+plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
+                            const model::DecoderSpec& spec,
+                            plan::TpShard shard = {});
+std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
+                                         const model::DecoderSpec& spec,
+                                         const ServeOptions& options,
+                                         plan::TpShard shard = {});
 
 // KVASIR_TEST_DEVICE=strict: the rank runs on a device whose memory the host
 // cannot touch. Another name ends the test: it would run on the CPU's device
 // and prove nothing.
-inline bool IsTestDeviceStrict() {
-  const char* const name = std::getenv("KVASIR_TEST_DEVICE");
-  KVASIR_CHECK(name == nullptr || std::string_view(name) == "strict");
-  return name != nullptr;
-}
-inline void UseTestDevice(RankOptions* options) {
-  if (IsTestDeviceStrict()) options->make_device = kernels::MakeStrictDevice;
-}
+bool IsTestDeviceStrict();
+void UseTestDevice(RankOptions* options);
 
-inline RankOptions TinyOptions() {
-  RankOptions options;
-  UseTestDevice(&options);
-  options.page_tokens = 16;
-  options.kv_cache_bytes = 4 << 20;
-  options.executor.max_model_len = 128;
-  options.executor.max_num_seqs = 16;
-  options.executor.max_batched_tokens = 64;
-  return options;
-}
+RankOptions TinyOptions();
 
-inline absl::StatusOr<std::unique_ptr<Rank>> MakeTinyRank(
+absl::StatusOr<std::unique_ptr<Rank>> MakeTinyRank(
     const RankOptions& options, Collective* collective = nullptr,
     const model::ModelShape& shape = TinyShape(),
-    kvasir::v1::DataType cache_dtype = kvasir::v1::BF16) {
-  absl::StatusOr<model::DecoderSpec> spec = model::SpecOfShape(shape);
-  if (!spec.ok()) return spec.status();
-  constexpr uint64_t kSeed = 20260;
-  RandomSource source(shape, kSeed, kernels::DType::kBf16);
-  return Rank::Create(
-      *spec, plan::FullRankPlan(model::AttentionShapeOf(*spec), cache_dtype),
-      &source, options, collective);
-}
+    kvasir::v1::DataType cache_dtype = kvasir::v1::BF16);
 
 }  // namespace kvasir::worker

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "google/protobuf/util/json_util.h"
+#include "model/shapes/shape_config.h"
 #include "worker/testing/prompt_lift_cases.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
@@ -74,13 +75,12 @@ Model MakeModel(const std::string& key, const std::string& value) {
   EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(
                   json, model.plan.mutable_layers(0))
                   .ok());
-  EXPECT_THAT(
-      plan::ValidatePlan(model.plan, model::AttentionShapeOf(model.spec)),
-      base::IsOk());
+  KVASIR_EXPECT_OK(
+      plan::ValidatePlan(model.plan, model::AttentionShapeOf(model.spec)));
   auto source =
       RandomSource::Create(TinyShape(), model.spec,
                            Resolved(model.plan, model.spec), 1, DType::kBf16);
-  EXPECT_THAT(source.status(), base::IsOk());
+  KVASIR_EXPECT_OK(source.status());
   model.source = *std::move(source);
   return model;
 }
@@ -104,7 +104,7 @@ Loaded Load(const Model& model, plan::TpShard shard = {}) {
       LoadWeights(model.spec, Served(model.plan, model.spec, {}, shard),
                   &source, loaded.device.get(),
                   {.pool = loaded.pool.get(), .read_buffer_bytes = 300});
-  EXPECT_THAT(weights.status(), base::IsOk());
+  KVASIR_EXPECT_OK(weights.status());
   if (weights.ok()) loaded.weights = *std::move(weights);
   loaded.reads = source.reads();
   return loaded;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "kernels/testing/strict_device.h"
 #include "model/shapes/shape_config.h"
 #include "worker/testing/tiny_rank.h"
 #include "worker/testing/weights_test_util.h"
@@ -53,7 +54,7 @@ Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
             size_t buffer_bytes = 1 << 20) {
   Loaded loaded;
   auto spec = model::SpecOfShape(TinyShape());
-  EXPECT_THAT(spec, base::IsOk());
+  KVASIR_EXPECT_OK(spec);
   loaded.pool = std::make_unique<base::ThreadPool>(threads);
   loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   auto weights = LoadWeights(
@@ -63,7 +64,7 @@ Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
           *spec, {.lift_prompts = false}, shard),
       source, loaded.device.get(),
       {.pool = loaded.pool.get(), .read_buffer_bytes = buffer_bytes});
-  EXPECT_THAT(weights, base::IsOk());
+  KVASIR_EXPECT_OK(weights);
   if (weights.ok()) loaded.weights = *std::move(weights);
   return loaded;
 }

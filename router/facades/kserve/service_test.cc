@@ -33,7 +33,7 @@ class KserveServiceTest : public ::testing::Test {
     options.limits.max_waiting_bytes_per_stream = 1 << 20;
     service_ = std::make_unique<KserveService>(std::move(options), &router_);
     auto server = base::GrpcServer::Start({}, {service_.get()});
-    ASSERT_THAT(server, base::IsOk());
+    KVASIR_ASSERT_OK(server);
     server_ = *std::move(server);
     stub_ = inference::GRPCInferenceService::NewStub(grpc::CreateChannel(
         server_->target(), grpc::InsecureChannelCredentials()));

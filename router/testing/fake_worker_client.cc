@@ -1,0 +1,218 @@
+#include "router/testing/fake_worker_client.h"
+
+#include <utility>
+
+namespace kvasir::router {
+
+FakeAttempt::FakeAttempt(WorkerCall call, std::shared_ptr<AttemptSink> sink,
+                         TimerThread* transport)
+    : call_(std::move(call)), sink_(std::move(sink)), transport_(transport) {}
+
+bool FakeAttempt::started() const {
+  base::MutexLock lock(&mutex_);
+  return started_;
+}
+
+bool FakeAttempt::cancelled() const {
+  base::MutexLock lock(&mutex_);
+  return cancelled_;
+}
+
+void FakeAttempt::Accept() {
+  kvasir::v1::GenerateEvent event;
+  event.mutable_accepted()->set_prompt_tokens(
+      static_cast<uint32_t>(call_.prompt.size_tokens()));
+  Send(event);
+}
+
+void FakeAttempt::Tokens(const std::vector<int32_t>& ids, uint32_t index) {
+  kvasir::v1::GenerateEvent event;
+  event.mutable_tokens()->set_index(index);
+  event.mutable_tokens()->mutable_token_ids()->Add(ids.begin(), ids.end());
+  Send(event);
+}
+
+void FakeAttempt::Finish(kvasir::v1::FinishReason reason, uint32_t index) {
+  kvasir::v1::GenerateEvent event;
+  event.mutable_finish()->set_index(index);
+  event.mutable_finish()->set_reason(reason);
+  Send(event);
+}
+
+void FakeAttempt::Send(const kvasir::v1::GenerateEvent& event) {
+  OnTransport([self = shared_from_this(), event] {
+    if (!self->ended_) self->sink_->OnEvent(event);
+  });
+}
+
+void FakeAttempt::End(const absl::Status& status) {
+  OnTransport([self = shared_from_this(), status] {
+    if (std::exchange(self->ended_, true)) return;
+    const auto sink = std::move(self->sink_);
+    sink->OnAttemptDone(status);
+  });
+}
+
+void FakeAttempt::Start() {
+  bool cancelled;
+  bool reachable;
+  {
+    base::MutexLock lock(&mutex_);
+    started_ = true;
+    cancelled = cancelled_;
+    reachable = reachable_;
+  }
+  if (cancelled) End(absl::CancelledError("reset"));
+  if (!reachable) End(absl::UnavailableError("no route"));
+}
+
+void FakeAttempt::MakeUnreachable() {
+  base::MutexLock lock(&mutex_);
+  reachable_ = false;
+}
+
+void FakeAttempt::Cancel() {
+  bool started;
+  {
+    base::MutexLock lock(&mutex_);
+    cancelled_ = true;
+    started = started_;
+  }
+  if (started) End(absl::CancelledError("reset"));
+}
+
+void FakeAttempt::OnTransport(TimerThread::Task task) {
+  transport_->At(absl::InfinitePast(), std::move(task));
+}
+
+FakeWorker::FakeWorker(TimerThread* transport) : transport_(transport) {
+  info_.set_api_version("kvasir.v1");
+  info_.set_weights_id("w1");
+  info_.set_tokenizer_hash("t1");
+  info_.set_model_name("tiny");
+  info_.set_max_model_len(100);
+  info_.set_max_num_seqs(8);
+  info_.set_page_tokens(16);
+  report_.set_free_pages(100);
+  report_.set_total_pages(100);
+}
+
+void FakeWorker::SetReachable(bool reachable) {
+  base::MutexLock lock(&mutex_);
+  reachable_ = reachable;
+}
+
+void FakeWorker::OnAttempt(
+    std::function<void(const std::shared_ptr<FakeAttempt>&)> then) {
+  base::MutexLock lock(&mutex_);
+  on_attempt_ = std::move(then);
+}
+
+void FakeWorker::Report(const kvasir::v1::LoadReport& report) {
+  std::shared_ptr<LoadSink> watch;
+  {
+    base::MutexLock lock(&mutex_);
+    report_ = report;
+    watch = watch_;
+  }
+  if (watch != nullptr)
+    OnTransport([watch, report] { watch->OnReport(report); });
+}
+
+void FakeWorker::Die() {
+  SetReachable(false);
+  EndWatch(absl::UnavailableError("connection lost"));
+  for (const auto& attempt : attempts()) {
+    attempt->End(absl::UnavailableError("connection lost"));
+  }
+}
+
+std::vector<std::shared_ptr<FakeAttempt>> FakeWorker::attempts() const {
+  base::MutexLock lock(&mutex_);
+  return attempts_;
+}
+
+bool FakeWorker::watched() const {
+  base::MutexLock lock(&mutex_);
+  return watch_ != nullptr;
+}
+
+void FakeWorker::OnTransport(TimerThread::Task task) {
+  transport_->At(absl::InfinitePast(), std::move(task));
+}
+
+void FakeWorker::EndWatch(const absl::Status& status) {
+  std::shared_ptr<LoadSink> watch;
+  {
+    base::MutexLock lock(&mutex_);
+    watch.swap(watch_);
+  }
+  if (watch != nullptr) {
+    OnTransport([watch, status] { watch->OnWatchEnded(status); });
+  }
+}
+
+std::shared_ptr<Attempt> FakeWorkerClient::NewAttempt(
+    WorkerCall call, std::shared_ptr<AttemptSink> sink) {
+  auto attempt = std::make_shared<FakeAttempt>(std::move(call), std::move(sink),
+                                               worker_->transport_);
+  std::function<void(const std::shared_ptr<FakeAttempt>&)> then;
+  bool reachable;
+  {
+    base::MutexLock lock(&worker_->mutex_);
+    worker_->attempts_.push_back(attempt);
+    then = worker_->on_attempt_;
+    reachable = worker_->reachable_;
+  }
+  if (!reachable) attempt->MakeUnreachable();
+  if (then) then(attempt);
+  return attempt;
+}
+
+void FakeWorkerClient::GetInfo(
+    absl::Duration,
+    std::function<void(absl::StatusOr<kvasir::v1::WorkerInfo>)> done) {
+  absl::StatusOr<kvasir::v1::WorkerInfo> info = worker_->info_;
+  {
+    base::MutexLock lock(&worker_->mutex_);
+    if (!worker_->reachable_ || closed_) {
+      info = absl::UnavailableError("no route");
+    }
+  }
+  worker_->OnTransport(
+      [done, info = std::move(info)]() mutable { done(std::move(info)); });
+}
+
+void FakeWorkerClient::WatchLoad(absl::Duration,
+                                 std::shared_ptr<LoadSink> sink) {
+  kvasir::v1::LoadReport report;
+  bool alive;
+  {
+    base::MutexLock lock(&worker_->mutex_);
+    alive = worker_->reachable_ && !closed_;
+    if (alive) worker_->watch_ = sink;
+    report = worker_->report_;
+  }
+  worker_->OnTransport([sink, report, alive] {
+    if (alive) {
+      sink->OnReport(report);
+    } else {
+      sink->OnWatchEnded(absl::UnavailableError("no route"));
+    }
+  });
+}
+
+void FakeWorkerClient::Close() {
+  {
+    base::MutexLock lock(&worker_->mutex_);
+    closed_ = true;
+  }
+  worker_->EndWatch(absl::CancelledError("closed"));
+  for (const auto& attempt : worker_->attempts()) attempt->Cancel();
+}
+
+std::unique_ptr<WorkerClient> FakeWorker::NewClient() {
+  return std::make_unique<FakeWorkerClient>(this);
+}
+
+}  // namespace kvasir::router
