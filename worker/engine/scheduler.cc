@@ -83,6 +83,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, const SchedulerDeps& deps)
   running_.reserve(options.max_num_seqs);
 }
 
+Scheduler::~Scheduler() = default;
+
 // ---------------------------------------------------------------------------
 // Planning a step
 // ---------------------------------------------------------------------------

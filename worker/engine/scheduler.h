@@ -63,6 +63,7 @@ class Scheduler {
   // max_model_len tokens does not fit the cache.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Create(
       const SchedulerOptions& options, const SchedulerDeps& deps);
+  ~Scheduler();
 
   // Queues a validated request of at most max_num_seqs samples. Refusals:
   // ALREADY_EXISTS, kRetryElsewhere (queue full).

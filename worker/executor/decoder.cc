@@ -50,6 +50,8 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
 
 }  // namespace
 
+Decoder::Decoder(kernels::Device* device) : tables_(device) {}
+
 absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
                                         kernels::Device* device) {
   Decoder decoder(device);

@@ -100,7 +100,7 @@ class Decoder {
     const LayerAttention::Launch* launch = nullptr;  // any of them
   };
 
-  explicit Decoder(kernels::Device* device) : tables_(device) {}
+  explicit Decoder(kernels::Device* device);
   absl::Status CreateLayers(kernels::Device* device,
                             absl::Span<const uint64_t> rope_steps);
   void FindStepKinds();

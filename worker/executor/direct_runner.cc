@@ -25,6 +25,8 @@ DirectRunner::DirectRunner(Executor* executor, const cache::PageLayout* layout,
   }
 }
 
+DirectRunner::~DirectRunner() = default;
+
 absl::Status DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
                                     SequenceStep* out) {
   const int64_t page_tokens = layout_->page_tokens();
@@ -119,6 +121,10 @@ absl::StatusOr<StepResult> DirectRunner::Run(
     }
   }
   return result;
+}
+
+void DirectRunner::StartAt(uint64_t sequence_id, int64_t length) {
+  sequences_[sequence_id].length = length;
 }
 
 void DirectRunner::Release(uint64_t sequence_id) {

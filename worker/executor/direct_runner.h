@@ -37,6 +37,7 @@ class DirectRunner {
   // step, 0 for a new one.
   DirectRunner(Executor* executor, const cache::PageLayout* layout,
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
+  ~DirectRunner();
 
   // One step, prompts before output. A sequence begins with its first mention,
   // at position 0.
@@ -45,9 +46,7 @@ class DirectRunner {
 
   // The sequence begins after `length` tokens whose slots hold what somebody
   // else wrote there, or anything. Before its first step.
-  void StartAt(uint64_t sequence_id, int64_t length) {
-    sequences_[sequence_id].length = length;
-  }
+  void StartAt(uint64_t sequence_id, int64_t length);
 
   // The executor forgets it with the next step; its pages are free at once.
   void Release(uint64_t sequence_id);
