@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "model/shapes/shapes.h"
 
 namespace kvasir::cli {
@@ -22,8 +23,9 @@ CLI::Validator ShapeName() {
 }
 
 void AddModelFlags(CLI::App* app, ModelOptions* options) {
-  AddFlag(app, "--model", options->model, "folder of a Hugging Face checkpoint")
-      ->type_name("DIR");
+  AddModelFlag(
+      app, "--model", options->model,
+      absl::StrCat("folder of a Hugging Face checkpoint", kOrKnownModel));
   AddSwitch(app, "--random-weights", options->random_weights,
             "random weights in memory, of --shape");
   AddFlag(app, "--shape", options->shape,

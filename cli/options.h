@@ -19,7 +19,7 @@ namespace kvasir::cli {
 
 // Where weights come from.
 struct ModelOptions {
-  std::string model;            // Hugging Face folder
+  std::string model;            // Hugging Face folder, names resolved
   bool random_weights = false;  // in memory, of `shape`
   std::string shape;            // "llama-3-8b"
   uint64_t weights_seed = 1;

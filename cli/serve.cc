@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "cli/runtime/operator_surface.h"
@@ -95,7 +96,7 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_RETURN_IF_ERROR(operators->Ready(
       {.grpc = stack->router().target(),
        .model = name,
-       .takes_text = stack->router().takes_text()},
+       .tokenizer = stack->router().tokenizer()},
       name, {stack->worker().metrics(), stack->router().metrics()}));
   return operators->WaitAndDrain(
       [&stack](absl::Duration deadline) { return stack->Drain(deadline); });
@@ -147,7 +148,7 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   const std::string name = router->model_names().front();
   KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = router->target(),
                                            .model = name,
-                                           .takes_text = router->takes_text()},
+                                           .tokenizer = router->tokenizer()},
                                           name, {router->metrics()}));
   return operators->WaitAndDrain(
       [&router](absl::Duration deadline) { return router->Drain(deadline); });
@@ -218,9 +219,10 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
     auto flags = std::make_shared<ServeFlags>();
     CLI::App* command = app->add_subcommand(
         "router", "clients' protocols in front of one or more workers");
-    AddFlag(command, "--model", flags->model.model,
-            "folder of the workers' tokenizer; without it, token ids only")
-        ->type_name("DIR");
+    AddModelFlag(
+        command, "--model", flags->model.model,
+        "folder of the workers' tokenizer, or a known model's name; without "
+        "it, token ids only");
     AddDuration(command, "--start-timeout", flags->start_timeout,
                 "how long workers may take to answer at start");
     AddDuration(command, "--queue-timeout", flags->engine.queue_timeout,

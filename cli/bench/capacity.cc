@@ -14,6 +14,7 @@
 #include "cli/bench/plans.h"
 #include "cli/bench/report.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/model_source.h"
 #include "model/shapes/shape_config.h"
 #include "plan/plan.h"
@@ -155,10 +156,10 @@ void AddBenchCapacity(CLI::App* group, int* exit_code) {
       "and touched, prompts of one token less are admitted in one step until\n"
       "the next does not fit, and one token of each is decoded. No layer runs\n"
       "and no weight is read.");
-  AddFlag(command, "--model", flags->models,
-          "folders of Hugging Face checkpoints; several")
-      ->delimiter(',')
-      ->type_name("DIR");
+  AddModelFlag(
+      command, "--model", flags->models,
+      "folders of Hugging Face checkpoints, or names of known models; several")
+      ->delimiter(',');
   CLI::Option* const shape = AddFlag(
       command, "--shape", flags->shapes,
       "shapes in place of folders: tinyllama-1.1b, llama-3-8b, ...; several");

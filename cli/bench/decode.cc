@@ -16,6 +16,7 @@
 #include "cli/bench/engine.h"
 #include "cli/bench/report.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/progress.h"
 
 namespace kvasir::cli {
@@ -212,9 +213,8 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       "compare the dense cache of the shape with these: kv_plan.json files, "
       "or names of `kvasir bench attention --help`")
       ->delimiter(',');
-  AddFlag(command, "--baseline", flags->baseline,
-          "compare --model with this checkpoint")
-      ->type_name("DIR");
+  AddModelFlag(command, "--baseline", flags->baseline,
+               "compare --model with this checkpoint");
   AddFlag(command, "--fill", flags->fill,
           "where the context comes from: a prefill, or random latents (auto: "
           "random where caches are compared)")

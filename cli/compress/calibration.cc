@@ -13,6 +13,7 @@
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/progress.h"
 #include "cli/units.h"
 #include "compress/calibrate/calibration_cost.h"
@@ -30,13 +31,6 @@ using compress::CalibrationCost;
 using compress::CalibrationSample;
 
 constexpr int64_t kSequenceTokens = 1024;
-
-std::string DefaultCache() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  if (cache != nullptr && *cache != '\0') return absl::StrCat(cache, "/kvasir");
-  const char* home = std::getenv("HOME");
-  return home == nullptr ? "" : absl::StrCat(home, "/.cache/kvasir");
-}
 
 absl::StatusOr<CalibrationSample> ReadSample(
     const CalibrationFlags& flags, const model::Checkpoint& checkpoint) {
@@ -115,9 +109,10 @@ std::string HumanTime(absl::Duration time) {
 
 void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
   constexpr char kGroup[] = "Calibration";
-  flags.cache = DefaultCache();
+  flags.cache = CacheFolder();
   flags.threads = base::ReadMachineLimits().cpus;
-  AddFlag(command, "--model", flags.model, "Folder of the checkpoint")
+  AddModelFlag(command, "--model", flags.model,
+               absl::StrCat("Folder of the checkpoint", kOrKnownModel))
       ->required();
   AddFlag(command, "--threads", flags.threads, "CPU threads")->check(Above(0));
   AddSwitch(command, "--quiet", flags.quiet, "No progress");
@@ -127,8 +122,9 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
   add("--text", flags.text,
       "Text to calibrate on: what the model is used for, never what it is "
       "judged on");
-  add("--tokenizer", flags.tokenizer,
-      "Folder of the tokenizer (default: the model's)");
+  AddModelFlag(command, "--tokenizer", flags.tokenizer,
+               "Folder of the tokenizer (default: the model's)")
+      ->group(kGroup);
   add("--calibration-tokens", flags.tokens, "Tokens of the text to look at")
       ->check(Above(0));
   add("--sequence-tokens", flags.sequence_tokens,

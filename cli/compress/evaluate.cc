@@ -17,6 +17,7 @@
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/progress.h"
 #include "compress/artifact/new_file.h"
 #include "compress/calibrate/calibration_sample.h"
@@ -266,17 +267,19 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help);
   };
-  add("--teacher", flags->teacher, "Folder of the uncompressed model")
+  AddModelFlag(command, "--teacher", flags->teacher,
+               absl::StrCat("Folder of the uncompressed model", kOrKnownModel))
       ->required();
   command
       ->add_option("candidate", flags->candidates,
                    "Folders of compressed models, or baselines: "
                    "per-token:k4,v4, kivi:2,group=32,residual=128, "
                    "per-channel:k3.pre, think:0.5,4, low-rank:160/1024")
+      ->transform(ModelName(command, OtherNames::kAllowed))
       ->required();
   add("--text", flags->text, "Text that no model has seen")->required();
-  add("--tokenizer", flags->tokenizer,
-      "Folder of the tokenizer (default: the teacher's)");
+  AddModelFlag(command, "--tokenizer", flags->tokenizer,
+               "Folder of the tokenizer (default: the teacher's)");
   add("--windows", flags->windows, "Windows to take (0: all that there are)")
       ->check(AtLeast(0));
   add("--window-tokens", flags->window_tokens, "Tokens of a window")

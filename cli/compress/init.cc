@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "compress/artifact/random_checkpoint.h"
@@ -142,8 +143,8 @@ void AddInitCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--seed", options.seed, "Seed of the weights");
   AddFlag(command, "--dtype", flags.dtype, "bf16 or f32")
       ->check(CLI::IsMember({"bf16", "f32"}));
-  AddFlag(command, "--tokenizer", flags.tokenizer,
-          "Folder whose tokenizer files are copied");
+  AddModelFlag(command, "--tokenizer", flags.tokenizer,
+               "Folder whose tokenizer files are copied");
   AddBytes(command, "--max-shard-bytes", options.max_shard_bytes,
            "Larger checkpoints become several files", {.least = 1});
   AddFlag(command, "--threads", options.threads, "Threads")->check(Above(0));

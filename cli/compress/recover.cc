@@ -19,6 +19,7 @@
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
 #include "cli/flags.h"
+#include "cli/known_models.h"
 #include "cli/progress.h"
 #include "cli/units.h"
 #include "compress/artifact/checkpoint_folder.h"
@@ -342,11 +343,12 @@ void AddRecoverCommand(CLI::App* app, int* exit_code) {
       "Trains adapters on the attention of a compressed checkpoint, against "
       "the uncompressed one, and merges them");
   command->group("Commands");
-  AddFlag(command, "--model", flags.model,
-          "Checkpoint to recover; one without a plan is trained as it is")
+  AddModelFlag(command, "--model", flags.model,
+               "Checkpoint to recover; one without a plan is trained as it is")
       ->required();
-  AddFlag(command, "--teacher", flags.teacher,
-          "The uncompressed checkpoint it was made of")
+  AddModelFlag(
+      command, "--teacher", flags.teacher,
+      absl::StrCat("The uncompressed checkpoint it was made of", kOrKnownModel))
       ->required();
   AddFlag(command, "--text", flags.text, "Text to train on")->required();
   AddFlag(command, "--valid", flags.validation_text,

@@ -13,6 +13,7 @@
 #include "cli/inspect/evaluation.h"
 #include "cli/inspect/html.h"
 #include "cli/inspect/report.h"
+#include "cli/known_models.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
 #include "nlohmann/json.hpp"
@@ -91,7 +92,8 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
       "inspect",
       "ranks, bytes and FLOPs of a model's cache, without loading it");
   AddModelFlags(command, &flags->model);
-  command->add_option("folder", flags->model.model, "the same as --model");
+  command->add_option("folder", flags->model.model, "the same as --model")
+      ->transform(ModelName(command));
   AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,
           "longest step, for layers with a sliding window")
       ->check(CLI::Range(1, 1 << 20));

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/net/listen_address.h"
@@ -34,7 +35,18 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-void PrintReady(const nlohmann::ordered_json& json, bool takes_text) {
+// Flags for a shell: a question in a chat's markup where the model was taught
+// that one.
+const char* ExampleRequest(const model::Tokenizer& tokenizer) {
+  if (!absl::StrContains(tokenizer.chat_template(), "<|im_start|>")) {
+    return R"(--prompt "It was a dark night")";
+  }
+  return R"(--temperature 0 --prompt $'<|im_start|>user\nWhat is the capital )"
+         R"(of France?<|im_end|>\n<|im_start|>assistant\n')";
+}
+
+void PrintReady(const nlohmann::ordered_json& json,
+                const model::Tokenizer* tokenizer) {
   const auto text = [&json](const char* key) {
     return json[key].get<std::string>();
   };
@@ -44,11 +56,9 @@ void PrintReady(const nlohmann::ordered_json& json, bool takes_text) {
       text("program").c_str(), text("grpc").c_str(), text("metrics").c_str(),
       text("admin").c_str());
   if (!json.contains("model")) return;
-  if (takes_text) {
-    std::printf(
-        "try: %s generate --endpoint %s --prompt \"It was a dark "
-        "night\"\n",
-        ProgramPath().c_str(), text("grpc").c_str());
+  if (tokenizer != nullptr) {
+    std::printf("try: %s generate --endpoint %s %s\n", ProgramPath().c_str(),
+                text("grpc").c_str(), ExampleRequest(*tokenizer));
   } else {
     std::printf(
         "no tokenizer (--model of a folder that has one gives it): clients "
@@ -113,7 +123,7 @@ absl::Status OperatorSurface::Ready(
   if (options_.common.json) {
     std::printf("%s\n", json.dump().c_str());
   } else {
-    PrintReady(json, report.takes_text);
+    PrintReady(json, report.tokenizer);
   }
   std::fflush(stdout);
   return absl::OkStatus();

@@ -13,6 +13,7 @@
 #include "base/net/metrics_server.h"
 #include "cli/options.h"
 #include "cli/runtime/admin_service.h"
+#include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
 
 namespace kvasir::cli {
@@ -26,9 +27,9 @@ struct SurfaceOptions {
 
 // What the ready line and file say.
 struct ReadyReport {
-  std::string grpc;         // address that clients (or routers) dial
-  std::string model;        // a name to ask for; empty for a worker
-  bool takes_text = false;  // else token ids only
+  std::string grpc;   // address that clients (or routers) dial
+  std::string model;  // a name to ask for; empty for a worker
+  const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
 };
 
 // Threads: all from the main thread but Fail, which any may call.

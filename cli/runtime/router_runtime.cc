@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.limits.max_n = core.max_n;
   kserve.limits.max_waiting_bytes_per_stream =
       static_cast<size_t>(options.router.stream_buffer_bytes);
-  runtime->takes_text_ = options.tokenizer != nullptr;
+  runtime->tokenizer_ = options.tokenizer;
   if (options.tokenizer != nullptr) {
     const auto codec =
         std::make_shared<const router::TokenizerCodec>(options.tokenizer);

@@ -49,8 +49,8 @@ class RouterRuntime {
     return metrics_->registry();
   }
   bool ready() const { return core_->Health().ready; }
-  // Else requests are of token ids.
-  bool takes_text() const { return takes_text_; }
+  // Null: requests are of token ids.
+  const model::Tokenizer* tokenizer() const { return tokenizer_.get(); }
 
   // NOT_SERVING first; refuses new requests, waits for running ones, cancels
   // the rest.
@@ -63,7 +63,7 @@ class RouterRuntime {
   // From now on the listener says so whatever the replicas do.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
 
-  bool takes_text_ = false;
+  std::shared_ptr<const model::Tokenizer> tokenizer_;
   // Destroyed from last to first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;

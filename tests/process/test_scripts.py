@@ -59,6 +59,7 @@ STUBS = {
     "scripts/setup": "#!/bin/sh\n",
     "scripts/build": "#!/bin/sh\n",
     "build/release/kvasir": "#!/bin/sh\nprintf '%s\\n' \"$@\"\n",
+    "models/fetch": "#!/bin/sh\n[ $1 = --list ] && echo 'known  a model' || echo fetch $1\n",
 }
 
 
@@ -74,9 +75,9 @@ def serve(tmp_path):
     bare = {name: value for name, value in os.environ.items()
             if not name.startswith("KVASIR_")}
 
-    def arguments(*flags, **environment):
+    def arguments(*flags, cwd=None, **environment):
         done = subprocess.run(
-            [tmp_path / "scripts/serve", *flags], env={**bare, **environment},
+            [tmp_path / "scripts/serve", *flags], env={**bare, **environment}, cwd=cwd,
             capture_output=True, text=True, check=True)
         return done.stdout.replace(f"{tmp_path}/", "").splitlines()
 
@@ -91,6 +92,16 @@ def test_serve_serves_the_compressed_model_unless_told_which(serve):
     for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
         assert serve(*flags) == ["serve", *flags]
     assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
+
+
+def test_serve_fetches_a_known_model_first(serve, tmp_path):
+    for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:
+        assert serve(*flags) == ["fetch known", "serve", *flags]
+    assert serve(KVASIR_MODEL="known") == ["fetch known", "serve"]
+    # The flag is above the environment, and a folder above a known name.
+    assert serve("--model", "DIR", KVASIR_MODEL="known") == ["serve", "--model", "DIR"]
+    (tmp_path / "known").mkdir()
+    assert serve("--model", "known", cwd=tmp_path) == ["serve", "--model", "known"]
 
 
 @pytest.mark.parametrize("anchor, crosses", [("start", True), ("middle", False), ("end", True)])

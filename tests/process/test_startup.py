@@ -61,6 +61,19 @@ def test_a_router_without_a_tokenizer_does_not_tell_people_to_send_text():
                     wait_until(lambda: hint in router.log(), hint)
 
 
+@pytest.mark.parametrize("template, hint", [
+    ("<|im_start|>{{ message['role'] }}", r"--prompt $'<|im_start|>user\n"),
+    ("{{ message['content'] }}", '--prompt "It was'),
+])
+def test_a_chat_model_is_shown_with_a_question_in_its_markup(tmp_path, template, hint):
+    for file in TINY.iterdir():
+        if file.name != "tokenizer_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with KvasirProcess("serve", model=tmp_path) as server:
+        wait_until(lambda: hint in server.log(), hint)
+
+
 def test_generate_asks_a_server_or_runs_a_model_but_not_both():
     text = refused("generate", "--model", TINY, "--endpoint", "127.0.0.1:1", "--prompt", "a")
     assert "--endpoint 127.0.0.1:1" in text and "--model" in text
