@@ -75,6 +75,10 @@ function(kvasir_library target)
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                             UNITY_BUILD_BATCH_SIZE 8)
     endif()
+    # Loops over numbers take too long where nothing is optimised.
+    if(KVASIR_SANITIZE AND target MATCHES "^kernels_")
+      target_compile_options(${target} PRIVATE -O1)
+    endif()
     # Coverage guides the fuzzers. What they do not read is spared its cost.
     if(KVASIR_FUZZ AND NOT target MATCHES "^(kernels|worker|compress|bench|cli)_")
       target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
@@ -86,6 +90,12 @@ function(kvasir_library target)
     target_link_libraries(${target} INTERFACE kvasir_options ${A_DEPS})
   endif()
 endfunction()
+
+# Assertions take long to optimise and are run once.
+set(KVASIR_TEST_OPTIONS)
+if(NOT KVASIR_SANITIZE)
+  set(KVASIR_TEST_OPTIONS -O1)
+endif()
 
 # Half of the time of a test's file goes into reading gmock's headers and
 # Abseil's. One precompiled file serves every test: same flags, and no macro
@@ -105,7 +115,8 @@ function(_kvasir_precompile_test target)
     target_precompile_headers(kvasir_test_headers PRIVATE
       <string> <vector> <gmock/gmock.h> <gtest/gtest.h>
       <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/time/time.h>)
-    target_compile_options(kvasir_test_headers PRIVATE -pthread -O1)
+    target_compile_options(kvasir_test_headers PRIVATE -pthread
+      ${KVASIR_TEST_OPTIONS})
   endif()
   # Where a macro differs after all, the test reads its headers itself.
   target_compile_options(${target} PRIVATE -pthread -Wno-error=invalid-pch)
@@ -125,8 +136,7 @@ function(kvasir_test target)
   add_executable(${target} ${A_SRCS})
   target_link_libraries(${target} PRIVATE kvasir_options ${A_DEPS}
                         GTest::gmock GTest::gtest_main)
-  # Assertions take long to optimise and are run once.
-  target_compile_options(${target} PRIVATE -O1)
+  target_compile_options(${target} PRIVATE ${KVASIR_TEST_OPTIONS})
   _kvasir_precompile_test(${target})
   if(NOT A_LABELS)
     set(A_LABELS unit)
@@ -170,7 +180,7 @@ function(kvasir_test_library target)
     return()
   endif()
   kvasir_library(${target} ${ARGN})
-  target_compile_options(${target} PRIVATE -O1)
+  target_compile_options(${target} PRIVATE ${KVASIR_TEST_OPTIONS})
   target_link_libraries(${target} PUBLIC GTest::gmock)
 endfunction()
 
