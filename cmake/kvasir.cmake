@@ -75,8 +75,8 @@ function(kvasir_library target)
       set_target_properties(${target} PROPERTIES UNITY_BUILD ON
                             UNITY_BUILD_BATCH_SIZE 8)
     endif()
-    # Loops over numbers take too long where nothing is optimised.
-    if(KVASIR_SANITIZE AND target MATCHES "^kernels_")
+    # What tests spend their time in takes too long where nothing is optimised.
+    if(KVASIR_SANITIZE AND target MATCHES "^(base|cache|kernels|model|worker)_")
       target_compile_options(${target} PRIVATE -O1)
     endif()
     # Coverage guides the fuzzers. What they do not read is spared its cost.
