@@ -90,8 +90,9 @@ void ExpectDefinition(Streams& streams, LatentCache& cache,
     expected.insert(expected.end(), rows.begin(), rows.end());
   }
   const std::vector<float> truth = cache.Attend(streams.reference, asks);
-  // Chains of up to 160 float32 products of numbers up to 12.
-  EXPECT_LT(WorstError(cache.Params(), expected, truth), 5e-5);
+  // Chains of up to 160 float32 products of numbers up to 12: every product may
+  // lose 12 * 2^-24. Of some hundred seeds the worst lost 6.4e-5.
+  EXPECT_LT(WorstError(cache.Params(), expected, truth), 1e-4);
   ForEachSimdTarget([&] {
     EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
     EXPECT_TRUE(SameBits(truth, cache.Attend(streams.many, asks)));
