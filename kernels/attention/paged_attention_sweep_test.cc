@@ -91,7 +91,7 @@ void ExpectDefinition(Streams& streams, LatentCache& cache,
   }
   const std::vector<float> truth = cache.Attend(streams.reference, asks);
   // Chains of up to 160 float32 products of numbers up to 12: every product may
-  // lose 12 * 2^-24. Of some hundred seeds the worst lost 6.4e-5.
+  // lose 12 * 2^-24. The worst that a seed showed is 6.4e-5.
   EXPECT_LT(WorstError(cache.Params(), expected, truth), 1e-4);
   ForEachSimdTarget([&] {
     EXPECT_TRUE(SameBits(truth, cache.Attend(streams.one, asks)));
