@@ -199,9 +199,8 @@ class EvaluateRun {
       if (status.ok()) continue;
       return absl::Status(
           status.code(),
-          absl::StrCat(name, ": ", status.message(),
-                       "; baselines begin with kivi:, low-rank:, "
-                       "per-channel:, per-token: or think:"));
+          absl::StrCat(name, ": ", status.message(), "; baselines begin with ",
+                       compress::BaselineMethods()));
     }
     return absl::OkStatus();
   }
@@ -272,9 +271,11 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
       ->required();
   command
       ->add_option("candidate", flags->candidates,
-                   "Folders of compressed models, or baselines: "
-                   "per-token:k4,v4, kivi:2,group=32,residual=128, "
-                   "per-channel:k3.pre, think:0.5,4, low-rank:160/1024")
+                   "Folders of compressed models, or baselines: rotated:k4,v4, "
+                   "per-token:k4,v4, ggml:kq8_0,vq4_0, fp8:e4m3, "
+                   "kivi:2,group=32,residual=128, per-channel:k3.pre, "
+                   "think:0.5,4, low-rank:160/1024; each with sinks=4, "
+                   "window=128 or skip=2 for tokens and layers that stay exact")
       ->transform(ModelName(command, OtherNames::kAllowed))
       ->required();
   add("--text", flags->text, "Text that no model has seen")->required();

@@ -12,37 +12,18 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
-#include "compress/oracle/fake_quant.h"
+#include "compress/evaluate/cache_transforms.h"
+#include "compress/evaluate/row_codes.h"
 #include "compress/runtime/torch_status.h"
 
 namespace kvasir::compress {
 namespace {
 
-constexpr int64_t kExactBits = 16;
 constexpr double kNumberBytes = 2.0;        // bf16
 constexpr double kParamsBytes = 2.0 + 2.0;  // float16 minimum and scale
+constexpr double kNormBytes = 2.0;          // float16
 constexpr double kFewestKeep = 1.0 / 1024.0;
-
-using Seen = CacheTransform::Seen;
-
-kvasir::v1::Codec BitsCodec(int64_t bits) {
-  kvasir::v1::Codec codec;
-  codec.mutable_bits()->add_schedule(static_cast<uint32_t>(bits));
-  codec.set_param_dtype(kvasir::v1::F16);
-  return codec;
-}
-
-// Every row of `rows` [..., W] by its own range, in runs of `group` (0: W).
-absl::StatusOr<at::Tensor> CodeRows(const at::Tensor& rows, int64_t bits,
-                                    int64_t group = 0) {
-  if (bits == kExactBits) return rows;
-  kvasir::v1::Codec plan = BitsCodec(bits);
-  plan.mutable_per_token()->set_group(static_cast<uint32_t>(group));
-  KVASIR_ASSIGN_OR_RETURN(const LatentCodec codec,
-                          MakeLatentCodec(plan, rows.size(-1)));
-  KVASIR_ASSIGN_OR_RETURN(CodedLatent coded, CodeLatent(codec, rows));
-  return std::move(coded.values);
-}
+constexpr int64_t kMostExactRows = 1 << 20;
 
 // Bytes of one head's `channels` at `bits` per token.
 double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
@@ -112,202 +93,6 @@ std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
   return bits;
 }
 
-// ------------------------------------------------------------------ per token
-
-class PerToken : public CacheTransform {
- public:
-  PerToken(int64_t key_bits, int64_t value_bits)
-      : key_bits_(key_bits), value_bits_(value_bits) {}
-  absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
-                                  const at::Tensor&) const override {
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, CodeRows(key, key_bits_));
-    return Seen{std::move(coded), 0};
-  }
-  absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, CodeRows(value, value_bits_));
-    return Seen{std::move(coded), 0};
-  }
-
- private:
-  int64_t key_bits_;
-  int64_t value_bits_;
-};
-
-// ----------------------------------------------------------------------- KIVI
-
-// `residual` >= `group`, so that the block of a token that has left the exact
-// window is complete, whatever the query.
-class Kivi : public CacheTransform {
- public:
-  Kivi(int64_t bits, int64_t group, int64_t residual)
-      : bits_(bits), group_(group), residual_(residual) {}
-
-  absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
-                                  const at::Tensor&) const override {
-    const int64_t whole = key.size(1) / group_ * group_;
-    if (whole == 0) return Seen{key, residual_};
-    // [B, blocks, H, D, group]: a channel's numbers in a block are a row.
-    const at::Tensor blocks = key.slice(1, 0, whole)
-                                  .reshape({key.size(0), whole / group_, group_,
-                                            key.size(2), key.size(3)})
-                                  .permute({0, 1, 3, 4, 2});
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor coded, CodeRows(blocks, bits_));
-    const at::Tensor old =
-        coded.permute({0, 1, 4, 2, 3})
-            .reshape({key.size(0), whole, key.size(2), key.size(3)});
-    return Seen{at::cat({old, key.slice(1, whole)}, 1), residual_};
-  }
-  absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, CodeRows(value, bits_, group_));
-    return Seen{std::move(coded), residual_};
-  }
-
- private:
-  int64_t bits_;
-  int64_t group_;
-  int64_t residual_;
-};
-
-// ---------------------------------------------------------------- per channel
-
-// Least and greatest number of each key channel over the calibration text.
-class KeyRanges : public LayerObserver {
- public:
-  KeyRanges(int64_t num_layers, bool before_rotation)
-      : before_(before_rotation),
-        low_(static_cast<size_t>(num_layers)),
-        high_(static_cast<size_t>(num_layers)) {}
-
-  void OnKey(int64_t layer, const at::Tensor& key) override {
-    if (before_) Add(layer, key);
-  }
-  void OnRotatedKey(int64_t layer, const at::Tensor& key) override {
-    if (!before_) Add(layer, key);
-  }
-  StaticRange Range(int64_t layer, int64_t bits) const {
-    const auto at = static_cast<size_t>(layer);
-    const double levels = static_cast<double>((1 << bits) - 1);
-    return {low_[at], (high_[at] - low_[at]) / levels};
-  }
-
- private:
-  void Add(int64_t layer, const at::Tensor& key) {
-    const auto at = static_cast<size_t>(layer);
-    const at::Tensor rows = key.reshape({-1, key.size(2) * key.size(3)});
-    const at::Tensor low = rows.amin(0).cpu();
-    const at::Tensor high = rows.amax(0).cpu();
-    low_[at] = low_[at].defined() ? at::minimum(low_[at], low) : low;
-    high_[at] = high_[at].defined() ? at::maximum(high_[at], high) : high;
-  }
-
-  bool before_;
-  std::vector<at::Tensor> low_;  // [Hkv * D]
-  std::vector<at::Tensor> high_;
-};
-
-class PerChannel : public CacheTransform {
- public:
-  PerChannel(bool before_rotation, LatentCodec codec,
-             std::vector<StaticRange> ranges, int64_t value_bits)
-      : before_(before_rotation),
-        codec_(std::move(codec)),
-        ranges_(std::move(ranges)),
-        value_bits_(value_bits) {}
-
-  absl::StatusOr<Seen> Key(int64_t layer,
-                           const at::Tensor& key) const override {
-    if (!before_) return Seen{key, 0};
-    return Code(layer, key);
-  }
-  absl::StatusOr<Seen> RotatedKey(int64_t layer, const at::Tensor& key,
-                                  const at::Tensor&) const override {
-    if (before_) return Seen{key, 0};
-    return Code(layer, key);
-  }
-  absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, CodeRows(value, value_bits_));
-    return Seen{std::move(coded), 0};
-  }
-
- private:
-  absl::StatusOr<Seen> Code(int64_t layer, const at::Tensor& key) const {
-    const at::Tensor rows = key.reshape({key.size(0), key.size(1), -1});
-    KVASIR_ASSIGN_OR_RETURN(
-        const CodedLatent coded,
-        CodeLatent(codec_, rows,
-                   {.range = &ranges_[static_cast<size_t>(layer)]}));
-    return Seen{.values = coded.values.view_as(key),
-                .codes = rows.numel(),
-                .clamped = coded.num_clamped};
-  }
-
-  bool before_;
-  LatentCodec codec_;
-  std::vector<StaticRange> ranges_;
-  int64_t value_bits_;
-};
-
-// ---------------------------------------------------------------------- ThinK
-
-class Think : public CacheTransform {
- public:
-  Think(int64_t kept_channels, int64_t key_bits, int64_t value_bits)
-      : kept_(kept_channels), key_bits_(key_bits), value_bits_(value_bits) {}
-
-  absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
-                                  const at::Tensor& query) const override {
-    // |q_c k_cT| = |q_c| |k_c|, summed over the query heads of a KV head.
-    const int64_t share = query.size(2) / key.size(2);
-    const at::Tensor query_norm =
-        query.norm(2, {1})
-            .view({key.size(0), key.size(2), share, key.size(3)})
-            .sum(2);
-    const at::Tensor score = query_norm * key.norm(2, {1});  // [B, Hkv, D]
-    const at::Tensor kept = std::get<0>(
-        std::get<1>(score.topk(kept_, -1)).sort(-1));  // ascending channels
-    const at::Tensor index = kept.unsqueeze(1).expand(
-        {key.size(0), key.size(1), key.size(2), kept_});
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor coded,
-                            CodeRows(key.gather(-1, index), key_bits_));
-    return Seen{at::zeros_like(key).scatter(-1, index, coded), 0};
-  }
-  absl::StatusOr<Seen> Value(int64_t, const at::Tensor& value) const override {
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor coded, CodeRows(value, value_bits_));
-    return Seen{std::move(coded), 0};
-  }
-
- private:
-  int64_t kept_;
-  int64_t key_bits_;
-  int64_t value_bits_;
-};
-
-// ------------------------------------------------------------------- low rank
-
-class LowRankKeys : public CacheTransform {
- public:
-  explicit LowRankKeys(int64_t rank) : rank_(rank) {}
-
-  // The best approximation of each sequence's keys [T, Hkv * D]: onto the
-  // leading eigenvectors of their Gram matrix.
-  absl::StatusOr<Seen> Key(int64_t, const at::Tensor& key) const override {
-    const at::Tensor rows =
-        key.reshape({key.size(0), key.size(1), -1}).to(at::kDouble);
-    const at::Tensor vectors =
-        std::get<1>(at::linalg_eigh(at::matmul(rows.transpose(1, 2), rows)));
-    const at::Tensor basis = vectors.slice(2, vectors.size(2) - rank_);
-    return Seen{at::matmul(at::matmul(rows, basis), basis.transpose(1, 2))
-                    .to(key.scalar_type())
-                    .view_as(key),
-                0};
-  }
-
- private:
-  int64_t rank_;
-};
-
-// ------------------------------------------------------------------ by name
-
 // What a baseline's bytes are counted from.
 struct Cost {
   double keep = 1.0;
@@ -320,6 +105,7 @@ struct Maker {
   const Name& name;
   const BaselineRequest& request;
   const model::DecoderSpec& spec;
+  const ExactRows& exact;
 
   double heads() const { return static_cast<double>(spec.num_kv_heads); }
   double width() const {
@@ -328,42 +114,134 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
+  // Exact rows take the place of codes.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
-    const auto layers = static_cast<double>(spec.num_layers());
+    const double exact_bytes = 2.0 * width() * kNumberBytes;
+    const double coded_bytes = cost.key_bytes + cost.value_bytes;
+    const auto skipped = static_cast<double>(2 * exact.skip);
+    const double coded = static_cast<double>(spec.num_layers()) - skipped;
+    const auto exact_tokens = static_cast<double>(exact.sinks + exact.window);
     Baseline baseline;
-    baseline.transform = std::move(transform);
+    baseline.transform =
+        WithExactRows(std::move(transform), exact, spec.num_layers());
     Candidate& candidate = baseline.candidate;
     candidate.model = name.text;
     candidate.method = name.method;
     candidate.decoder = request.decoder;
     candidate.transform = baseline.transform.get();
-    candidate.keep = cost.keep;
+    candidate.keep = (coded * cost.keep + skipped) / (coded + skipped);
     candidate.kv_payload_bytes_per_token =
-        layers * (cost.key_bytes + cost.value_bytes);
+        coded * coded_bytes + skipped * exact_bytes;
     candidate.kv_bytes_per_token = candidate.kv_payload_bytes_per_token;
-    candidate.fixed_bytes_per_sequence =
-        static_cast<int64_t>(std::ceil(layers * cost.fixed_bytes));
+    candidate.fixed_bytes_per_sequence = static_cast<int64_t>(
+        std::ceil(coded * (cost.fixed_bytes +
+                           exact_tokens * (exact_bytes - coded_bytes))));
     return baseline;
   }
 };
 
-absl::StatusOr<Baseline> MakePerToken(const Maker& m) {
+// Whole rows of both sides, by the words k4 and v4.
+using MakeRowCode = RowCode (*)(int64_t bits);
+absl::StatusOr<Baseline> MakeByBits(const Maker& m, absl::string_view want,
+                                    MakeRowCode code, double params_bytes) {
   const auto bits = SideBits(m.name, 0, "kv");
-  if (!bits.has_value() || !m.name.settings.empty()) {
-    return m.name.Refuse("per-token:k4,v4 with 1, 2, 3, 4, 8 or 16 bits");
+  if (!bits.has_value() || m.name.words.empty() || !m.name.settings.empty()) {
+    return m.name.Refuse(want);
   }
+  const auto bytes = [&](int64_t side) {
+    const double exact_extra = side == kExactBits ? 0.0 : params_bytes;
+    return m.heads() *
+           (std::ceil(static_cast<double>(m.spec.head_dim * side) / 8.0) +
+            exact_extra);
+  };
   const int64_t key = bits->at('k');
   const int64_t value = bits->at('v');
-  return m.Finish(
-      std::make_unique<PerToken>(key, value),
-      {.key_bytes = m.SideBytes(key), .value_bytes = m.SideBytes(value)});
+  return m.Finish(MakeCodedRows(code(key), code(value)),
+                  {.key_bytes = bytes(key), .value_bytes = bytes(value)});
+}
+
+absl::StatusOr<Baseline> MakePerToken(const Maker& m) {
+  return MakeByBits(
+      m, "per-token:k4,v4 with 1, 2, 3, 4, 8 or 16 bits",
+      [](int64_t bits) -> RowCode {
+        return [bits](const at::Tensor& rows) { return CodeRange(rows, bits); };
+      },
+      kParamsBytes);
+}
+
+absl::StatusOr<Baseline> MakeRotated(const Maker& m) {
+  return MakeByBits(
+      m, "rotated:k4,v4 with 1, 2, 3, 4, 8 or 16 bits",
+      [](int64_t bits) -> RowCode {
+        return [bits](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
+          if (bits == kExactBits) return rows;
+          return CodeRotated(rows, bits);
+        };
+      },
+      kNormBytes);
+}
+
+absl::StatusOr<Baseline> MakeGgml(const Maker& m) {
+  const std::string want = absl::StrCat(
+      "ggml:kq8_0,vq4_0 with f16, q8_0 or q4_0, perhaps ,rotation=off, and "
+      "heads of a multiple of ",
+      kGgmlBlock, " numbers");
+  bool rotate = true;
+  for (const auto& [key, value] : m.name.settings) {
+    if (key != "rotation" || (value != "on" && value != "off")) {
+      return m.name.Refuse(want);
+    }
+    rotate = value == "on";
+  }
+  if (m.name.words.empty() || m.spec.head_dim % kGgmlBlock != 0) {
+    return m.name.Refuse(want);
+  }
+  std::map<char, std::string> types;
+  for (const std::string& word : m.name.words) {
+    const std::string type = word.empty() ? "" : word.substr(1);
+    if ((type != "f16" && type != "q8_0" && type != "q4_0") ||
+        (word[0] != 'k' && word[0] != 'v') ||
+        !types.emplace(word[0], type).second) {
+      return m.name.Refuse(want);
+    }
+  }
+  const auto code = [&](char side) -> RowCode {
+    const std::string type = types.count(side) > 0 ? types.at(side) : "f16";
+    return [type,
+            rotate](const at::Tensor& rows) -> absl::StatusOr<at::Tensor> {
+      if (type == "f16") return rows;
+      return CodeGgml(rows, type == "q8_0" ? Ggml::kQ8_0 : Ggml::kQ4_0, rotate);
+    };
+  };
+  const auto bytes = [&](char side) {
+    const std::string type = types.count(side) > 0 ? types.at(side) : "f16";
+    if (type == "f16") return m.width() * kNumberBytes;
+    const double block_bytes = type == "q8_0" ? 34.0 : 18.0;
+    return m.width() / static_cast<double>(kGgmlBlock) * block_bytes;
+  };
+  return m.Finish(MakeCodedRows(code('k'), code('v')),
+                  {.key_bytes = bytes('k'), .value_bytes = bytes('v')});
+}
+
+absl::StatusOr<Baseline> MakeFloat8(const Maker& m) {
+  if (m.name.words.size() != 1 || !m.name.settings.empty() ||
+      (m.name.words[0] != "e4m3" && m.name.words[0] != "e5m2")) {
+    return m.name.Refuse("fp8:e4m3 or fp8:e5m2");
+  }
+  const Float8 type = m.name.words[0] == "e4m3" ? Float8::kE4M3 : Float8::kE5M2;
+  const RowCode code = [type](const at::Tensor& rows) {
+    return RoundToFloat8(rows, type);
+  };
+  return m.Finish(MakeCodedRows(code, code),
+                  {.key_bytes = m.width(), .value_bytes = m.width()});
 }
 
 absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
   constexpr char kWant[] =
       "kivi:BITS,group=32,residual=128: 1, 2, 3, 4 or 8 bits, a group that "
-      "divides head_dim, and a residual of at least a group";
+      "divides head_dim, and a residual of 0 or at least a group, which is its "
+      "window";
   int64_t group = 32;
   int64_t residual = 128;
   for (const auto& [key, value] : m.name.settings) {
@@ -378,7 +256,7 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
                                           ? ParseBits(m.name.words[0], false)
                                           : std::nullopt;
   if (!bits.has_value() || group < 1 || m.spec.head_dim % group != 0 ||
-      residual < group) {
+      (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
   // A key's share of its blocks' parameters; values have their own.
@@ -388,7 +266,7 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
   const double value_bytes = m.SideBytes(*bits, group);
   // Exact tokens have no codes.
   const double exact_bytes = 2.0 * m.width() * kNumberBytes;
-  return m.Finish(std::make_unique<Kivi>(*bits, group, residual),
+  return m.Finish(MakeKiviBlocks(*bits, group, residual),
                   {.key_bytes = key_bytes,
                    .value_bytes = value_bytes,
                    .fixed_bytes = static_cast<double>(residual) *
@@ -402,6 +280,10 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   const std::string word = m.name.words.empty() ? "" : m.name.words[0];
   absl::string_view bits_text = word;
   const bool before = absl::ConsumeSuffix(&bits_text, ".pre");
+  // What is coded before the rotation is not there to be seen after it.
+  if (before && m.exact.window != 0) {
+    return m.name.Refuse("no window=: keys are coded before their rotation");
+  }
   if ((!before && !absl::ConsumeSuffix(&bits_text, ".post")) ||
       !absl::ConsumePrefix(&bits_text, "k") || m.name.words.size() > 2 ||
       !m.name.settings.empty()) {
@@ -416,26 +298,11 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
         "baseline \"", m.name.text,
         "\": its ranges come from a calibration text, and there is none"));
   }
-  KeyRanges ranges(m.spec.num_layers(), before);
-  const at::NoGradGuard no_grad;
-  for (int64_t i = 0; i < m.request.calibration_ids.size(0); ++i) {
-    KVASIR_RETURN_IF_ERROR(
-        m.request.decoder
-            ->LastHidden(m.request.calibration_ids.slice(0, i, i + 1),
-                         {.observer = &ranges})
-            .status());
-  }
-  kvasir::v1::Codec plan = BitsCodec(*bits);
-  plan.mutable_channel_static();
   KVASIR_ASSIGN_OR_RETURN(
-      LatentCodec codec,
-      MakeLatentCodec(plan, m.spec.num_kv_heads * m.spec.head_dim));
-  std::vector<StaticRange> by_layer;
-  for (int64_t layer = 0; layer < m.spec.num_layers(); ++layer) {
-    by_layer.push_back(ranges.Range(layer, *bits));
-  }
-  return m.Finish(std::make_unique<PerChannel>(before, std::move(codec),
-                                               std::move(by_layer), value_bits),
+      std::unique_ptr<CacheTransform> transform,
+      MakeCalibratedKeys(*m.request.decoder, m.request.calibration_ids, before,
+                         *bits, value_bits));
+  return m.Finish(std::move(transform),
                   {.key_bytes = m.width() * static_cast<double>(*bits) / 8.0,
                    .value_bytes = m.SideBytes(value_bits)});
 }
@@ -457,7 +324,7 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
   const auto dim = static_cast<double>(m.spec.head_dim);
   const auto kept =
       std::max<int64_t>(1, static_cast<int64_t>(std::lround(share * dim)));
-  return m.Finish(std::make_unique<Think>(kept, *bits, value_bits),
+  return m.Finish(MakeQueryDrivenChannels(kept, *bits, value_bits),
                   {.keep = 0.5 * (1.0 + static_cast<double>(kept) / dim),
                    .key_bytes = m.heads() * RowBytes(kept, *bits),
                    .value_bytes = m.SideBytes(value_bits),
@@ -475,11 +342,14 @@ absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
       !m.name.settings.empty()) {
     return m.name.Refuse(kWant);
   }
+  if (m.exact.window != 0) {
+    return m.name.Refuse("no window=: keys are cut before their rotation");
+  }
   const double share = static_cast<double>(rank) / static_cast<double>(of);
   const auto own = std::max<int64_t>(
       1, static_cast<int64_t>(std::lround(share * m.width())));
   const auto kept = static_cast<double>(own);
-  return m.Finish(std::make_unique<LowRankKeys>(own),
+  return m.Finish(MakeLowRankKeys(own),
                   {.keep = 0.5 * (1.0 + kept / m.width()),
                    .key_bytes = kept * kNumberBytes,
                    .value_bytes = m.width() * kNumberBytes,
@@ -490,12 +360,38 @@ using MakeFunction = absl::StatusOr<Baseline> (*)(const Maker&);
 
 const std::map<std::string, MakeFunction>& Methods() {
   static const auto* const methods =
-      new std::map<std::string, MakeFunction>{{"kivi", &MakeKivi},
+      new std::map<std::string, MakeFunction>{{"fp8", &MakeFloat8},
+                                              {"ggml", &MakeGgml},
+                                              {"kivi", &MakeKivi},
                                               {"low-rank", &MakeLowRank},
                                               {"per-channel", &MakePerChannel},
                                               {"per-token", &MakePerToken},
+                                              {"rotated", &MakeRotated},
                                               {"think", &MakeThink}};
   return *methods;
+}
+
+// Takes what every baseline may say out of its settings.
+absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
+  ExactRows exact;
+  for (const auto& [key, setting] :
+       {std::pair<const char*, int64_t*>{"sinks", &exact.sinks},
+        {"window", &exact.window},
+        {"skip", &exact.skip}}) {
+    const auto found = name.settings.find(key);
+    if (found == name.settings.end()) continue;
+    if (!absl::SimpleAtoi(found->second, setting) || *setting < 0 ||
+        *setting > kMostExactRows) {
+      return name.Refuse(
+          absl::StrCat(key, "= with a number from 0 to ", kMostExactRows));
+    }
+    name.settings.erase(found);
+  }
+  if (2 * exact.skip > num_layers) {
+    return name.Refuse(absl::StrCat("skip= of at most half of the model's ",
+                                    num_layers, " layers"));
+  }
+  return exact;
 }
 
 }  // namespace
@@ -506,21 +402,31 @@ bool IsBaselineName(const std::string& name) {
          Methods().count(name.substr(0, colon)) > 0;
 }
 
+std::string BaselineMethods() {
+  std::string text;
+  for (const auto& [name, make] : Methods()) {
+    const bool last = name == Methods().rbegin()->first;
+    absl::StrAppend(&text, text.empty() ? "" : last ? ": or " : ":, ", name);
+  }
+  return absl::StrCat(text, ":");
+}
+
 absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {
-  const Name name = ParseName(request.name);
+  Name name = ParseName(request.name);
   const auto method = Methods().find(name.method);
   if (method == Methods().end()) {
-    return name.Refuse(
-        "kivi:, low-rank:, per-channel:, per-token: or think: before its "
-        "numbers");
+    return name.Refuse(absl::StrCat(BaselineMethods(), " before its numbers"));
   }
   if (name.repeats) return name.Refuse("each setting once");
   if (request.decoder->plan().has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "baseline \"", name.text, "\" stands on an uncompressed model only"));
   }
+  const model::DecoderSpec& spec = request.decoder->spec();
+  KVASIR_ASSIGN_OR_RETURN(const ExactRows exact,
+                          TakeExactRows(name, spec.num_layers()));
   return CatchTorch([&] {
-    return method->second({name, request, request.decoder->spec()});
+    return method->second({name, request, spec, exact});
   });
 }
 

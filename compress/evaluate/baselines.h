@@ -7,7 +7,8 @@
 //   kivi:2,group=32,residual=128
 //                            keys per channel in blocks of `group` tokens,
 //                            values per token in runs of `group` channels; the
-//                            `residual` tokens nearest to the query exact
+//                            `residual` tokens nearest to the query exact (0:
+//                            none)
 //   per-channel:k3.pre       keys per channel in ranges of a calibration text,
 //                            before (pre) or after (post) their rotation; ",v4"
 //                            for values per token
@@ -16,10 +17,20 @@
 //                            per token; ",v4" for values
 //   low-rank:160/1024        keys before their rotation, of that share of the
 //                            width, by the SVD of the window; numbers exact
+//   rotated:k4,v4            TurboQuant's codes per token and head, as vLLM has
+//                            them: rotated, one norm, Lloyd-Max levels
+//   ggml:kq8_0,vq4_0         llama.cpp's, per head between a Hadamard matrix
+//   and
+//                            its inverse (rotation=off: plain)
+//   fp8:e4m3                 each number on its own, or e5m2
 //
-// All quantize by the rule of fake_quant.h with float16 parameters. `think` and
-// `low-rank` look at the whole window, as at a prompt: later tokens of it help
-// earlier ones, in their favour.
+// Every name may add what stays exact: sinks=4 (first tokens), window=128
+// (tokens nearest to the query; kivi has its residual), skip=2 (first and last
+// layers).
+//
+// Ranges are those of fake_quant.h with float16 parameters, the other codes
+// row_codes.h's. `think` and `low-rank` look at the whole window, as at a
+// prompt: later tokens of it help earlier ones, in their favour.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +54,9 @@ struct Baseline {
 
 // Whether `name` begins as a baseline's does ("kivi:...").
 bool IsBaselineName(const std::string& name);
+
+// "fp8:, ggml:, ... or think:", for messages.
+std::string BaselineMethods();
 
 struct BaselineRequest {
   std::string name;

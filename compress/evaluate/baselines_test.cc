@@ -203,6 +203,101 @@ TEST_F(BaselinesTest, BytesCountParametersAndWhatASequenceKeeps) {
   EXPECT_EQ(Make("low-rank:4/16").candidate.keep, 0.625);
 }
 
+TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
+  for (const char* name :
+       {"rotated:k2,v2,sinks=3", "per-token:k2,v2,sinks=3", "fp8:e5m2,sinks=3",
+        "kivi:2,group=8,residual=0,sinks=3", "per-channel:k2.post,v2,sinks=3",
+        "think:0.5,2,v2,sinks=3"}) {
+    const Baseline baseline = Make(name);
+    const auto key = baseline.transform->RotatedKey(0, key_, query_);
+    const auto value = baseline.transform->Value(0, key_);
+    for (const auto* seen : {&key, &value}) {
+      KVASIR_ASSERT_OK(*seen);
+      EXPECT_TRUE(
+          at::equal((*seen)->values.slice(1, 0, 3), key_.slice(1, 0, 3)))
+          << name;
+      EXPECT_FALSE(at::equal((*seen)->values.slice(1, 3), key_.slice(1, 3)))
+          << name;
+      EXPECT_EQ((*seen)->exact_window, 0) << name;
+    }
+  }
+  for (const char* name :
+       {"per-channel:k2.pre,sinks=3", "low-rank:4/16,sinks=3"}) {
+    const auto key = Make(name).transform->Key(0, key_);
+    KVASIR_ASSERT_OK(key);
+    EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
+    EXPECT_FALSE(at::equal(key->values, key_));
+  }
+  // More sinks than tokens: nothing is coded.
+  EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
+                       Logits(nullptr)),
+            1e-5);
+}
+
+TEST_F(BaselinesTest, AWindowIsSeenAsItWasAndCodesBehindIt) {
+  const at::Tensor exact = Logits(nullptr);
+  EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,window=40").transform.get()),
+                       exact),
+            1e-4);
+  const at::Tensor windowed =
+      Logits(Make("rotated:k2,v2,window=7").transform.get());
+  EXPECT_LT(Difference(windowed.slice(1, 0, 7), exact.slice(1, 0, 7)), 1e-4);
+  EXPECT_GT(Difference(windowed.slice(1, 7), exact.slice(1, 7)), 1e-2);
+}
+
+TEST_F(BaselinesTest, SkippedLayersAreThoseAtBothEnds) {
+  model::DecoderSpec spec = TestSpec();
+  spec.layers.resize(5);
+  const ReferenceDecoder deep = TestDecoder(2, std::nullopt, spec);
+  const auto baseline =
+      MakeBaseline({.name = "rotated:k2,v2,skip=2", .decoder = &deep});
+  KVASIR_ASSERT_OK(baseline);
+  for (int64_t layer = 0; layer < 5; ++layer) {
+    const auto seen = baseline->transform->Value(layer, key_);
+    KVASIR_ASSERT_OK(seen);
+    EXPECT_EQ(at::equal(seen->values, key_), layer != 2) << layer;
+  }
+  EXPECT_EQ(baseline->candidate.kv_payload_bytes_per_token,
+            4 * 64 + 2 * 2 * (2 + 2));
+}
+
+TEST_F(BaselinesTest, KiviWithoutAWindowCodesWholeBlocksAtOnce) {
+  const auto seen =
+      Make("kivi:2,group=8,residual=0").transform->RotatedKey(0, key_, query_);
+  KVASIR_ASSERT_OK(seen);
+  EXPECT_EQ(seen->exact_window, 0);
+  EXPECT_FALSE(at::equal(seen->values.slice(1, 8, 16), key_.slice(1, 8, 16)));
+  EXPECT_EQ(
+      Make("kivi:2,group=8,residual=0").candidate.fixed_bytes_per_sequence, 0);
+}
+
+TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
+  const auto of = [&](const ReferenceDecoder& decoder, const char* name) {
+    const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
+    KVASIR_EXPECT_OK(baseline);
+    return baseline->candidate;
+  };
+  // Two layers; 2 heads of 8 channels on each side. One float16 a head.
+  EXPECT_EQ(of(decoder_, "rotated:k4,v3").kv_payload_bytes_per_token,
+            2 * (2 * (4 + 2) + 2 * (3 + 2)));
+  EXPECT_EQ(of(decoder_, "rotated:k4").kv_payload_bytes_per_token,
+            2 * (2 * (4 + 2) + 32));
+  EXPECT_EQ(of(decoder_, "fp8:e4m3").kv_payload_bytes_per_token, 2 * 32);
+  // Exact rows take the place of codes.
+  EXPECT_EQ(
+      of(decoder_, "rotated:k4,v3,sinks=4,window=6").fixed_bytes_per_sequence,
+      2 * 10 * (64 - 22));
+  model::DecoderSpec spec = TestSpec();
+  spec.head_dim = 32;
+  spec.rope.rotary_dim = 0;
+  spec.rope.frequencies.clear();
+  const ReferenceDecoder wide = TestDecoder(3, std::nullopt, spec);
+  EXPECT_EQ(of(wide, "ggml:kq8_0,vq4_0").kv_payload_bytes_per_token,
+            2 * (2 * 34 + 2 * 18));
+  EXPECT_EQ(of(wide, "ggml:vq4_0,rotation=off").kv_payload_bytes_per_token,
+            2 * (2 * 64 + 2 * 18));
+}
+
 TEST_F(BaselinesTest, NamesThatMeanNothingAreRefusedWithWhatIsWanted) {
   for (const char* name : {"per-token:k5",
                            "per-token:4",
@@ -227,7 +322,21 @@ TEST_F(BaselinesTest, NamesThatMeanNothingAreRefusedWithWhatIsWanted) {
                            "think:0.5,4,k4",
                            "per-token:k4,k3",
                            "per-token:k4,",
-                           "kivi:2,group=8,group=4"}) {
+                           "kivi:2,group=8,group=4",
+                           "kivi:2,group=8,window=16",
+                           "rotated:k5",
+                           "rotated:sinks=4",
+                           "ggml:rotation=off",
+                           "rotated:k4,sinks=-1",
+                           "rotated:k4,sinks=x",
+                           "rotated:k4,window=99999999",
+                           "rotated:k4,skip=2",
+                           "rotated:k4,group=8",
+                           "ggml:kq8_0",
+                           "fp8:e3m4",
+                           "fp8:e4m3,e5m2",
+                           "per-channel:k3.pre,window=4",
+                           "low-rank:4/16,window=4"}) {
     EXPECT_THAT(MakeBaseline({.name = name, .decoder = &decoder_}).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want")))
         << name;

@@ -1,0 +1,142 @@
+#include "compress/evaluate/row_codes.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/philox.h"
+#include "base/status_macros.h"
+#include "compress/methods/hadamard_tensor.h"
+
+namespace kvasir::compress {
+namespace {
+
+constexpr double kSqrt2 = 1.4142135623730951;
+constexpr double kSqrt2Pi = 2.5066282746310002;
+// Lloyd's iteration moves the outer of 256 levels slowly.
+constexpr int kLloydRounds = 20000;
+constexpr double kLloydTolerance = 1e-10;
+
+double Density(double x) { return std::exp(-0.5 * x * x) / kSqrt2Pi; }
+// Of a standard normal number above x.
+double Above(double x) { return 0.5 * std::erfc(x / kSqrt2); }
+
+absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
+  at::Tensor stored = scales.to(at::kHalf).to(scales.scalar_type());
+  if (!at::isfinite(stored).all().item<bool>()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a row has the scale ", scales.abs().max().item<double>(),
+                     ", beyond a float16's 65504"));
+  }
+  return stored;
+}
+
+// Signs that depend on the width alone, so that every run has the same.
+at::Tensor RotationOf(int64_t width) {
+  at::Tensor matrix = HadamardTensor(width);
+  const base::PhiloxKey key = base::PhiloxKeyFromSeed(0x6b76617369722d72);
+  for (int64_t i = 0; i < width; ++i) {
+    const auto random = base::Philox4x32(
+        key, base::PhiloxCounterOf(static_cast<uint64_t>(i), 0));
+    if ((random[0] & 1) != 0) matrix.select(1, i).neg_();
+  }
+  return matrix;
+}
+
+}  // namespace
+
+std::vector<double> LloydMaxLevels(int64_t bits) {
+  const auto half = size_t{1} << (bits - 1);
+  // The positive half; the other is its mirror image.
+  std::vector<double> levels(half);
+  for (size_t i = 0; i < half; ++i) {
+    levels[i] =
+        (static_cast<double>(i) + 0.5) * 4.0 / static_cast<double>(half);
+  }
+  double moved = 1.0;
+  for (int round = 0; round < kLloydRounds && moved > kLloydTolerance;
+       ++round) {
+    moved = 0.0;
+    double low = 0.0;
+    for (size_t i = 0; i < half; ++i) {
+      const bool last = i + 1 == half;
+      const double high = last ? 0.0 : 0.5 * (levels[i] + levels[i + 1]);
+      const double mass = Above(low) - (last ? 0.0 : Above(high));
+      const double mean = (Density(low) - (last ? 0.0 : Density(high))) / mass;
+      moved = std::max(moved, std::abs(mean - levels[i]));
+      levels[i] = mean;
+      low = high;
+    }
+  }
+  std::vector<double> all(levels.rbegin(), levels.rend());
+  for (double& level : all) level = -level;
+  all.insert(all.end(), levels.begin(), levels.end());
+  return all;
+}
+
+absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits) {
+  if (rows.numel() == 0) return rows;
+  const int64_t width = rows.size(-1);
+  const at::Tensor turn = RotationOf(width).to(rows.options());
+  const at::Tensor turned = at::matmul(rows, turn.t());
+  const at::Tensor norm = turned.norm(2, -1, /*keepdim=*/true);
+  const at::Tensor levels =
+      at::tensor(LloydMaxLevels(bits), at::kDouble).to(rows.options());
+  const at::Tensor edges =
+      (levels.slice(0, 1) + levels.slice(0, 0, levels.size(0) - 1)) * 0.5;
+  const at::Tensor whole = at::where(norm > 0, norm, at::ones_like(norm));
+  const at::Tensor unit =
+      turned / whole * std::sqrt(static_cast<double>(width));
+  const at::Tensor coded =
+      levels.index_select(0, at::bucketize(unit.contiguous(), edges).flatten())
+          .view_as(unit);
+  // No level is 0: a coded row has a length.
+  KVASIR_ASSIGN_OR_RETURN(
+      const at::Tensor scale,
+      ToFloat16(norm / coded.norm(2, -1, /*keepdim=*/true)));
+  return at::matmul(coded * scale, turn);
+}
+
+absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
+                                    bool rotate) {
+  if (rows.numel() == 0) return rows;
+  at::Tensor turn;
+  at::Tensor turned = rows;
+  if (rotate) {
+    turn = HadamardTensor(rows.size(-1)).to(rows.options());
+    turned = at::matmul(rows, turn.t());
+  }
+  const at::Tensor blocks = turned.reshape({-1, kGgmlBlock});
+  // The number of greatest magnitude, with its sign.
+  const at::Tensor greatest =
+      blocks.gather(1, blocks.abs().argmax(1, /*keepdim=*/true));
+  const bool q8 = type == Ggml::kQ8_0;
+  KVASIR_ASSIGN_OR_RETURN(
+      const at::Tensor stored,
+      ToFloat16(q8 ? greatest.abs() / 127.0 : greatest / -8.0));
+  // ggml codes by the scale before it is stored.
+  const at::Tensor scale = q8 ? greatest.abs() / 127.0 : greatest / -8.0;
+  const at::Tensor steps =
+      at::where(scale == 0, at::zeros_like(blocks), blocks / scale);
+  // C's roundf: halves go away from 0.
+  const at::Tensor codes = q8 ? steps.sign() * (steps.abs() + 0.5).floor()
+                              : (steps + 8.5).floor().clamp_max(15.0) - 8.0;
+  const at::Tensor back = (codes * stored).view_as(turned);
+  return rotate ? at::matmul(back, turn) : back;
+}
+
+at::Tensor RoundToFloat8(const at::Tensor& numbers, Float8 type) {
+  const bool e4m3 = type == Float8::kE4M3;
+  const int mantissa = e4m3 ? 3 : 2;
+  const int least_exponent = e4m3 ? -6 : -14;
+  const double greatest = e4m3 ? 448.0 : 57344.0;
+  // frexp gives [0.5, 1) times a power of two.
+  const at::Tensor exponent =
+      (std::get<1>(at::frexp(numbers)) - 1).clamp_min(least_exponent);
+  const at::Tensor step =
+      at::ldexp(at::ones_like(numbers), exponent - mantissa);
+  return ((numbers / step).round() * step).clamp(-greatest, greatest);
+}
+
+}  // namespace kvasir::compress
