@@ -467,7 +467,7 @@ def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     # All of it before the teacher's pass, which takes long: nothing is printed.
     for name in ("tiny-hlf", "per-tokn:k4"):
         done = compress(*evaluate, TINY, name, ok=False)
-        refused(done, name, "no such model folder", "baselines begin with kivi:")
+        refused(done, name, "no such model folder", "baselines begin with ", "rotated:")
         assert done.stdout == ""
     done = compress(*evaluate, TINY, "--json", "/no/such/folder/x.json", ok=False)
     refused(done, "/no/such/folder/x.json")
