@@ -92,10 +92,10 @@ PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
     group.heads = latent.heads;
     group.width = latent.width;
     group.stored_width = latent.channels;
-    const int64_t granule = c.format.granule_bytes;
+    const int64_t codes_bytes = part.CodesBytes(latent);
     const int64_t params_bytes = part.ParamsBytes(latent);
-    group.codes = cursor.Take(c.tile_slots, part.CodesBytes(latent),
-                              Granules(part.CodesBytes(latent, granule), c));
+    group.codes =
+        cursor.Take(c.tile_slots, codes_bytes, Granules(codes_bytes, c));
     group.params =
         cursor.Take(c.tile_slots, params_bytes, Granules(params_bytes, c));
     layout.groups.push_back(std::move(group));

@@ -81,8 +81,8 @@ TEST(PageLayoutTest, ATileOfALayerIsOneRunOfBytes) {
   }
 }
 
-// 20 codes of 4 bits and 20 of 2 are 15 bytes a slot; in granules of 16 each
-// plane has its own, and so have the ranges of 8 bytes.
+// 20 codes of 4 bits and 20 of 2 are 15 bytes a slot, in one stream that
+// granules of 16 cut, and only its end is padded; so are the ranges of 8 bytes.
 TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
@@ -97,11 +97,11 @@ TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
       LayOut(plan, shape, {.page_tokens = 64, .granule_bytes = 16});
   EXPECT_EQ(key(plain).codes, (Region{0, 15, 15, 64}));
   EXPECT_EQ(key(plain).params, (Region{1024, 8, 8, 64}));
-  EXPECT_EQ(key(granules).codes, (Region{0, 15, 32, 64}));
-  EXPECT_EQ(key(granules).params, (Region{2048, 8, 16, 64}));
+  EXPECT_EQ(key(granules).codes, (Region{0, 15, 16, 64}));
+  EXPECT_EQ(key(granules).params, (Region{1024, 8, 16, 64}));
   EXPECT_EQ(granules.layer(0).payload_bytes, plain.layer(0).payload_bytes);
   EXPECT_EQ(granules.layer(0).page_bytes - plain.layer(0).page_bytes,
-            64 * (32 - 16) + 64 * (16 - 8));
+            64 * (16 - 8));
 }
 
 TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {

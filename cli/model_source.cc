@@ -7,14 +7,17 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "model/shapes/attention_shape.h"
 #include "model/shapes/config.h"
 #include "model/shapes/shape_config.h"
+#include "plan/presets.h"
 
 namespace kvasir::cli {
 namespace {
@@ -40,8 +43,29 @@ kvasir::v1::DataType NumberType(const ModelSource& source) {
       .value_or(kvasir::v1::BF16);
 }
 
+std::vector<std::string> PlansOfAnyCheckpoint() {
+  std::vector<std::string> names;
+  for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+    if (preset.any_checkpoint) names.push_back(preset.name);
+  }
+  return names;
+}
+
 absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
                                               const ModelSource& source) {
+  std::error_code error;
+  const auto preset = plan::FindPlanPreset(options.kv_plan);
+  if (preset.ok() && !std::filesystem::exists(options.kv_plan, error)) {
+    if (!preset->any_checkpoint && source.checkpoint.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--kv-plan ", options.kv_plan,
+          " wants tensors that a model gets from kvasir-compress apply; "
+          "without them there are ",
+          absl::StrJoin(PlansOfAnyCheckpoint(), ", ")));
+    }
+    return plan::MakePresetPlan(options.kv_plan,
+                                model::AttentionShapeOf(source.spec));
+  }
   if (!options.kv_plan.empty()) {
     const auto text = ReadTextFile(options.kv_plan, plan::kMaxPlanJsonBytes);
     if (!text.ok()) {
@@ -49,7 +73,8 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
           text.status().code(),
           absl::StrCat("--kv-plan: ", text.status().message(),
                        ": want a plan's file, as kvasir-compress plan "
-                       "writes"));
+                       "writes, or one of ",
+                       absl::StrJoin(PlansOfAnyCheckpoint(), ", ")));
     }
     return plan::ParsePlanJson(*text,
                                absl::StrCat("--kv-plan ", options.kv_plan));

@@ -33,9 +33,11 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
       ->check(ShapeName());
   AddFlag(app, "--weights-seed", options->weights_seed,
           "with --random-weights: the seed");
-  AddFlag(app, "--kv-plan", options->kv_plan,
-          "compression plan, in place of the folder's kv_plan.json")
-      ->type_name("FILE");
+  AddFlag(
+      app, "--kv-plan", options->kv_plan,
+      "compression plan, in place of the folder's kv_plan.json; or, for any "
+      "model as it is, dense-bf16, dense-8bit, rotated-4bit, rotated-3bit")
+      ->type_name("FILE|NAME");
   AddFlag(app, "--kv-dtype", options->kv_dtype,
           "cache type where no plan says it; auto: the weights' type")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));

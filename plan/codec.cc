@@ -12,6 +12,9 @@ using kvasir::v1::Part;
 
 namespace {
 
+// Of codes that stand for levels.
+constexpr uint32_t kMostLevelBits = 4;
+
 bool KnownBits(uint32_t bits) { return bits <= 6 || bits == 8; }
 
 // Bit widths in order, and the channels of each; 0: an equal share of a latent.
@@ -47,6 +50,14 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
       return where.Refuse("bits must be 0 to 6 or 8, have ", run.bits);
     }
   }
+  bool none = false;
+  for (const Codec::Bits::Run& run : bits.runs()) {
+    if (none && run.bits() > 0) {
+      return where.Refuse("a run of ", run.bits(),
+                          " bits behind one of 0: want runs of 0 bits last");
+    }
+    none = none || run.bits() == 0;
+  }
   if (std::all_of(runs.begin(), runs.end(),
                   [](const BitRun& run) { return run.bits == 0; })) {
     return where.Refuse("a schedule of zeros stores nothing: leave it out");
@@ -56,8 +67,8 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
 
 absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
                          const std::vector<BitRun>& runs) {
+  if (!codec.has_per_token_norm()) return absl::OkStatus();
   const auto& levels = codec.per_token_norm().levels();
-  if (levels.empty()) return absl::OkStatus();
   for (int i = 0; i < levels.size(); ++i) {
     if (!std::isfinite(levels.Get(i)) ||
         (i > 0 && levels.Get(i) <= levels.Get(i - 1))) {
@@ -66,7 +77,12 @@ absl::Status CheckLevels(const PlanPlace& where, const Codec& codec,
     }
   }
   for (const BitRun& run : runs) {
-    if (run.bits == 0 || levels.size() == 1 << run.bits) continue;
+    if (run.bits == 0) continue;
+    if (run.bits > kMostLevelBits) {
+      return where.Refuse("codes of levels have at most ", kMostLevelBits,
+                          " bits, have ", run.bits);
+    }
+    if (levels.size() == 1 << run.bits) continue;
     return where.Refuse("codes of ", run.bits, " bits want ", 1 << run.bits,
                         " levels, have ", levels.size());
   }

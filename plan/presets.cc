@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "plan/normal_levels.h"
 #include "plan/plan.h"
 
 namespace kvasir::plan {
@@ -29,6 +30,17 @@ Codec Codes(uint32_t bits) {
   codec.mutable_bits()->add_schedule(bits);
   codec.mutable_per_token();
   codec.set_param_dtype(kvasir::v1::F16);
+  return codec;
+}
+
+Codec RotatedCodes(uint32_t bits) {
+  Codec codec;
+  codec.mutable_bits()->add_schedule(bits);
+  for (const double level : LloydMaxLevels(bits)) {
+    codec.mutable_per_token_norm()->add_levels(level);
+  }
+  codec.set_param_dtype(kvasir::v1::F16);
+  codec.mutable_hadamard_online();
   return codec;
 }
 
@@ -82,12 +94,11 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
   return part;
 }
 
-LayerPlan Dense(uint32_t bits) {
+LayerPlan Whole(bool rotates, const Codec& codec) {
   LayerPlan layer;
   *layer.mutable_key()->add_parts() =
-      Full(kvasir::v1::POST_ROPE, CodecOf(bits));
-  *layer.mutable_value()->add_parts() =
-      Full(kvasir::v1::NO_ROPE, CodecOf(bits));
+      Full(rotates ? kvasir::v1::POST_ROPE : kvasir::v1::NO_ROPE, codec);
+  *layer.mutable_value()->add_parts() = Full(kvasir::v1::NO_ROPE, codec);
   return layer;
 }
 
@@ -173,6 +184,8 @@ struct Entry {
   PlanPreset preset;
   std::function<LayerPlan(const AttentionShape&)> make;
   int64_t share = 1;  // heads of its groups
+  // Instead of `make`: of whole keys and values.
+  std::optional<Codec> whole = std::nullopt;
 };
 
 constexpr double kDenseTarget = 1.25;
@@ -215,12 +228,17 @@ std::vector<Entry> MakeEntries() {
   const auto add = [&entries](PlanPreset preset, auto make, int64_t share) {
     entries.push_back({std::move(preset), make, share});
   };
-  add(
-      {kDensePreset, "whole keys and values, bf16", kDenseTarget},
-      [](const AttentionShape&) { return Dense(0); }, 1);
-  add(
-      {"dense-8bit", "whole keys and values, 8 bits", std::nullopt},
-      [](const AttentionShape&) { return Dense(8); }, 1);
+  const auto add_whole = [&](const std::string& name, const std::string& text,
+                             std::optional<double> target, const Codec& codec) {
+    add({name, "whole keys and values, " + text, target, true}, nullptr, 1);
+    entries.back().whole = codec;
+  };
+  add_whole(kDensePreset, "bf16", kDenseTarget, Numbers());
+  add_whole("dense-8bit", "8 bits", std::nullopt, Codes(8));
+  add_whole(kRotatedPreset, "rotated, 4 bits and a length", std::nullopt,
+            RotatedCodes(4));
+  add_whole("rotated-3bit", "rotated, 3 bits and a length", std::nullopt,
+            RotatedCodes(3));
   add(
       {"rap-50", "RAP, half of each head's RoPE pairs, values of half rank",
        kAbsorbedTarget},
@@ -282,7 +300,8 @@ absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
         absl::StrCat("plan ", name, ": ", shape.num_kv_heads,
                      " KV heads are no groups of ", entry->share));
   }
-  if (shape.rotary_dim != shape.head_dim || shape.head_dim % 4 != 0) {
+  if (!entry->whole.has_value() &&
+      (shape.rotary_dim != shape.head_dim || shape.head_dim % 4 != 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("plan ", name,
                      ": want heads that RoPE turns wholly, of a multiple of "
@@ -293,7 +312,9 @@ absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
   plan.set_schema_version(kPlanSchemaVersion);
   plan.set_method(name);
   for (int64_t layer = 0; layer < shape.num_layers(); ++layer) {
-    *plan.add_layers() = entry->make(shape);
+    *plan.add_layers() = entry->whole.has_value()
+                             ? Whole(shape.num_pairs(layer) > 0, *entry->whole)
+                             : entry->make(shape);
   }
   return plan;
 }

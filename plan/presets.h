@@ -1,6 +1,7 @@
-// Compression plans by name, for benchmarks: what kvasir-compress' planners
-// make of a model where every layer and head is alike. They need no weights and
-// no calibration, so they say nothing about quality.
+// Compression plans by name. Those that store whole keys and values serve any
+// checkpoint as it is; the others are what kvasir-compress' planners make of a
+// model where every layer and head is alike: for benchmarks, they need no
+// calibration and say nothing about quality.
 #pragma once
 
 #include <optional>
@@ -21,18 +22,26 @@ struct PlanPreset {
   // Time over the larger of the byte and FLOP floors, at most; none is asked of
   // those that the project has no target for.
   std::optional<double> floor_target;
+  // It needs no tensors but the model's own.
+  bool any_checkpoint = false;
 };
 
 // The dense bf16 cache comes first.
 const std::vector<PlanPreset>& PlanPresets();
 inline constexpr char kDensePreset[] = "dense-bf16";
+// What a checkpoint can be served with that nobody calibrated: codes of 4 bits,
+// of each head's key and value behind a Hadamard matrix, by Lloyd-Max levels of
+// a normal number, and one float16 for the length (TurboQuant, Zandieh et al.
+// 2025, without random signs).
+inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND lists the names.
 absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
 // One plan for all layers of the model. NOT_FOUND as above; INVALID_ARGUMENT
 // for a model whose heads the preset does not suit (head counts that its groups
-// do not divide, heads that RoPE turns in part or not at all).
+// do not divide; unless it stores whole keys, heads that RoPE turns in part or
+// not at all).
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

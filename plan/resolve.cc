@@ -106,12 +106,24 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-std::vector<CodeRun> RunsOf(const Codec& codec, int64_t width) {
+// Channels of 0 bits stay, as their minima.
+bool KeepsUnstored(const ResolvedPart& part) {
+  return part.explicit_runs && part.range == RangeKind::kChannel;
+}
+
+// One for neighbours of the same bits where the plan gives runs.
+std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
+                            int64_t width) {
   std::vector<CodeRun> runs;
   int64_t begin = 0;
   const auto add = [&](int64_t channels, uint32_t bits) {
-    if (bits == 0) return;  // nothing is stored
-    runs.push_back({begin, channels, static_cast<int>(bits)});
+    if (bits == 0 && !KeepsUnstored(part)) return;
+    const auto same = static_cast<int>(bits);
+    if (part.explicit_runs && !runs.empty() && runs.back().bits == same) {
+      runs.back().width += channels;
+    } else {
+      runs.push_back({begin, channels, same});
+    }
     begin += channels;
   };
   const auto& schedule = codec.bits().schedule();
@@ -132,6 +144,8 @@ void SetCodec(const Codec& codec, ResolvedPart* part) {
     part->bits.push_back(static_cast<int>(run.bits()));
   }
   part->explicit_runs = codec.bits().runs_size() > 0;
+  part->levels.assign(codec.per_token_norm().levels().begin(),
+                      codec.per_token_norm().levels().end());
   if (codec.has_dtype()) part->dtype = codec.dtype();
   if (codec.has_bits() && !codec.has_channel_static()) {
     part->param_dtype = codec.param_dtype();
@@ -255,10 +269,11 @@ class LayerResolver {
       latent.heads = std::move(heads);
       latent.width = width;
       latent.head_dims = head_dims;
-      latent.runs = RunsOf(plan.codec(), width);
-      latent.channels = part->transform == Transform::kBasisSequence
-                            ? width
-                            : latent.stored_channels();
+      latent.runs = RunsOf(plan.codec(), *part, width);
+      latent.channels =
+          part->transform == Transform::kBasisSequence || KeepsUnstored(*part)
+              ? width
+              : latent.stored_channels();
       return latent;
     };
     switch (part->space) {
@@ -468,7 +483,7 @@ HeldTokens HeldTokensOf(const kvasir::v1::Eviction& eviction,
 
 int64_t ResolvedLatent::stored_channels() const {
   int64_t sum = 0;
-  for (const CodeRun& run : runs) sum += run.width;
+  for (const CodeRun& run : runs) sum += run.bits > 0 ? run.width : 0;
   return runs.empty() ? width : sum;
 }
 
@@ -502,26 +517,11 @@ bool ResolvedPart::Holds(const ResolvedLatent& latent,
                             [rank](int64_t h) { return rank.Contains(h); });
 }
 
-int64_t ResolvedPart::CodesBytes(const ResolvedLatent& latent,
-                                 int64_t granule_bytes) const {
+int64_t ResolvedPart::CodesBytes(const ResolvedLatent& latent) const {
   if (latent.runs.empty()) return latent.width * DataTypeBytes(dtype);
-  const auto granule_end = [granule = 8 * granule_bytes](int64_t bit) {
-    return granule == 0 ? bit : (bit + granule - 1) / granule * granule;
-  };
-  int64_t total = 0;
-  for (const int plane : {8, 4, 2, 1}) {
-    int64_t end = 0;
-    int before = 0;
-    for (const CodeRun& run : latent.runs) {
-      if ((run.bits & plane) != 0) {
-        if (run.bits != before) end = granule_end(end);
-        end += run.width * plane;
-      }
-      before = run.bits;
-    }
-    total += granule_end(end);
-  }
-  return (total + 7) / 8;
+  int64_t total_bits = 0;
+  for (const CodeRun& run : latent.runs) total_bits += run.width * run.bits;
+  return (total_bits + 7) / 8;
 }
 
 int64_t ResolvedPart::NumRanges(const ResolvedLatent& latent) const {
@@ -617,8 +617,8 @@ ResolvedPart ResolveCodec(const Codec& codec, int64_t width) {
   SetCodec(codec, &part);
   ResolvedLatent& latent = part.latents.emplace_back();
   latent.width = width;
-  latent.runs = RunsOf(codec, width);
-  latent.channels = latent.stored_channels();
+  latent.runs = RunsOf(codec, part, width);
+  latent.channels = KeepsUnstored(part) ? width : latent.stored_channels();
   return part;
 }
 

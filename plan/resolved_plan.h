@@ -39,7 +39,8 @@ enum class Transform {
   kBasisSequence,
 };
 
-// Stored channels [begin, begin + width) of a latent that have one bit width.
+// Channels [begin, begin + width) of a latent that have one bit width; 0 bits,
+// in a last run: they are there, but nothing is stored of them.
 struct CodeRun {
   int64_t begin = 0;
   int64_t width = 0;
@@ -53,7 +54,8 @@ struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: numbers that the plan gives it
   // R': those that tensors and attention have. Without the ones whose bits are
-  // 0, but for a basis of the sequence, which is found in all of them.
+  // 0, but for a basis of the sequence, which is found in all of them, and
+  // where the plan gives runs of channels with ranges of their own.
   int64_t channels = 0;
   // Dims of each of its heads that it stands for.
   int64_t head_dims = 0;
@@ -63,7 +65,7 @@ struct ResolvedLatent {
   std::vector<uint32_t> rank_per_pair;
   std::vector<CodeRun> runs;  // none: numbers of a type
 
-  // Channels of a slot that the cache stores.
+  // Channels that the cache stores something of.
   int64_t stored_channels() const;
 };
 
@@ -97,6 +99,7 @@ struct ResolvedPart {
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   // Bit widths as the plan lists them: one, or one for each run of channels.
   std::vector<int> bits;
+  std::vector<float> levels;   // of a token's norm
   bool explicit_runs = false;  // the plan gives the runs' channels
   // Channels of a token's range; 0: a run has one.
   int64_t range_channels = 0;
@@ -121,11 +124,8 @@ struct ResolvedPart {
   // Some head of the rank has it, or it is the rank's own.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // Bytes of a slot: whole bytes of codes (or numbers), and parameters. In
-  // granules, planes of codes (1, 2, 4 and 8 bits) begin with one, and in them
-  // runs of other bits than the run before.
-  int64_t CodesBytes(const ResolvedLatent& latent,
-                     int64_t granule_bytes = 0) const;
+  // Bytes of a slot: whole bytes of codes (or numbers), and parameters.
+  int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
   // Runs of codes that have a range of their own.
   int64_t NumRanges(const ResolvedLatent& latent) const;

@@ -205,13 +205,10 @@ absl::StatusOr<plan::ResolvedAttention> ResolveForWeights(
   KVASIR_RETURN_IF_ERROR(plan::TensorsOf(attention, shape, layer).status());
   for (const auto* parts : {&attention.key.parts, &attention.value.parts}) {
     for (const plan::ResolvedPart& part : *parts) {
-      if (!part.explicit_runs && part.range != plan::RangeKind::kTokenNorm) {
-        continue;
-      }
-      return absl::UnimplementedError(absl::StrCat(
-          "layer ", layer, ": ", part.prefix, ": no weights are made for ",
-          part.explicit_runs ? "bits by runs of channels"
-                             : "ranges of a token's norm"));
+      if (!part.explicit_runs) continue;
+      return absl::UnimplementedError(
+          absl::StrCat("layer ", layer, ": ", part.prefix,
+                       ": no weights are made for bits by runs of channels"));
     }
   }
   return attention;

@@ -8,19 +8,10 @@
 #include "base/philox.h"
 #include "base/status_macros.h"
 #include "compress/methods/hadamard_tensor.h"
+#include "plan/normal_levels.h"
 
 namespace kvasir::compress {
 namespace {
-
-constexpr double kSqrt2 = 1.4142135623730951;
-constexpr double kSqrt2Pi = 2.5066282746310002;
-// Lloyd's iteration moves the outer of 256 levels slowly.
-constexpr int kLloydRounds = 20000;
-constexpr double kLloydTolerance = 1e-10;
-
-double Density(double x) { return std::exp(-0.5 * x * x) / kSqrt2Pi; }
-// Of a standard normal number above x.
-double Above(double x) { return 0.5 * std::erfc(x / kSqrt2); }
 
 absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
   at::Tensor stored = scales.to(at::kHalf).to(scales.scalar_type());
@@ -46,35 +37,6 @@ at::Tensor RotationOf(int64_t width) {
 
 }  // namespace
 
-std::vector<double> LloydMaxLevels(int64_t bits) {
-  const auto half = size_t{1} << (bits - 1);
-  // The positive half; the other is its mirror image.
-  std::vector<double> levels(half);
-  for (size_t i = 0; i < half; ++i) {
-    levels[i] =
-        (static_cast<double>(i) + 0.5) * 4.0 / static_cast<double>(half);
-  }
-  double moved = 1.0;
-  for (int round = 0; round < kLloydRounds && moved > kLloydTolerance;
-       ++round) {
-    moved = 0.0;
-    double low = 0.0;
-    for (size_t i = 0; i < half; ++i) {
-      const bool last = i + 1 == half;
-      const double high = last ? 0.0 : 0.5 * (levels[i] + levels[i + 1]);
-      const double mass = Above(low) - (last ? 0.0 : Above(high));
-      const double mean = (Density(low) - (last ? 0.0 : Density(high))) / mass;
-      moved = std::max(moved, std::abs(mean - levels[i]));
-      levels[i] = mean;
-      low = high;
-    }
-  }
-  std::vector<double> all(levels.rbegin(), levels.rend());
-  for (double& level : all) level = -level;
-  all.insert(all.end(), levels.begin(), levels.end());
-  return all;
-}
-
 absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits) {
   if (rows.numel() == 0) return rows;
   const int64_t width = rows.size(-1);
@@ -82,7 +44,7 @@ absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits) {
   const at::Tensor turned = at::matmul(rows, turn.t());
   const at::Tensor norm = turned.norm(2, -1, /*keepdim=*/true);
   const at::Tensor levels =
-      at::tensor(LloydMaxLevels(bits), at::kDouble).to(rows.options());
+      at::tensor(plan::LloydMaxLevels(bits), at::kDouble).to(rows.options());
   const at::Tensor edges =
       (levels.slice(0, 1) + levels.slice(0, 0, levels.size(0) - 1)) * 0.5;
   const at::Tensor whole = at::where(norm > 0, norm, at::ones_like(norm));

@@ -12,10 +12,6 @@
 
 namespace kvasir::compress {
 
-// The 2^bits numbers that a standard normal number is rounded to with the least
-// mean square error (Lloyd 1982, Max 1960), ascending. `bits` in [1, 8].
-std::vector<double> LloydMaxLevels(int64_t bits);
-
 // TurboQuant's codes (Zandieh et al. 2025, algorithm 1), as vLLM stores them:
 // random signs and a Hadamard matrix turn the row, so that its numbers are
 // nearly normal whatever they were; each is rounded to a Lloyd-Max level, and

@@ -25,28 +25,6 @@ at::Tensor Coded(const absl::StatusOr<at::Tensor>& rows) {
 }
 
 // Max 1960, table I.
-TEST(LloydMaxTest, LevelsAreThoseOfMaxsTable) {
-  EXPECT_THAT(LloydMaxLevels(1),
-              ElementsAre(DoubleNear(-0.7979, 1e-4), DoubleNear(0.7979, 1e-4)));
-  EXPECT_THAT(LloydMaxLevels(2),
-              ElementsAre(DoubleNear(-1.510, 1e-3), DoubleNear(-0.4528, 1e-4),
-                          DoubleNear(0.4528, 1e-4), DoubleNear(1.510, 1e-3)));
-  EXPECT_THAT(LloydMaxLevels(4).back(), DoubleNear(2.733, 1e-3));
-  EXPECT_THAT(LloydMaxLevels(4)[8], DoubleNear(0.1284, 1e-4));
-}
-
-TEST(LloydMaxTest, LevelsAscendAndLieAsTheirMirrorImages) {
-  for (int64_t bits = 1; bits <= 8; ++bits) {
-    const std::vector<double> levels = LloydMaxLevels(bits);
-    ASSERT_EQ(levels.size(), size_t{1} << bits);
-    for (size_t i = 1; i < levels.size(); ++i) {
-      EXPECT_LT(levels[i - 1], levels[i]);
-    }
-    EXPECT_EQ(levels.front(), -levels.back());
-  }
-}
-
-// The table's distortions: 0.1175, 0.03454, 0.009497.
 TEST(CodeRotatedTest, ErrorIsMaxsAndOutliersDoNotRaiseIt) {
   at::manual_seed(7);
   const at::Tensor normal = at::randn({500, 3, 64});

@@ -122,6 +122,53 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   return absl::OkStatus();
 }
 
+// Sum of get(c)^2, float32 in 16 lanes, as the engine adds them.
+template <typename Get>
+float SquareSum(int64_t width, const Get& get) {
+  float lanes[16] = {};
+  for (int64_t c = 0; c < width; ++c) {
+    lanes[c % 16] = std::fma(get(c), get(c), lanes[c % 16]);
+  }
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+// One row, PER_TOKEN_NORM.
+absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
+                         const RowView& view) {
+  const int64_t width = codec.stored_width;
+  const float squares = SquareSum(width, [&](int64_t c) { return view.in[c]; });
+  const float length = std::sqrt(squares);
+  const float root = std::sqrt(static_cast<float>(width));
+  const float factor = length > 0.0f ? root / length : 0.0f;
+  std::vector<float> level(static_cast<size_t>(width));
+  for (int64_t c = 0; c < width; ++c) {
+    const float x = view.in[c] * factor;
+    uint8_t code = 0;
+    for (size_t i = 1; i < codec.levels.size(); ++i) {
+      code += x > 0.5f * (codec.levels[i - 1] + codec.levels[i]) ? 1 : 0;
+    }
+    level[static_cast<size_t>(c)] = codec.levels[code];
+    if (view.codes != nullptr) view.codes[c] = code;
+  }
+  const float coded = std::sqrt(SquareSum(
+      width, [&](int64_t c) { return level[static_cast<size_t>(c)]; }));
+  const float scale = RoundToType(length / coded, codec.param_dtype);
+  if (!std::isfinite(scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("latent row ", row, " is ", length,
+                     " long: too large for parameters of type ",
+                     kvasir::v1::DataType_Name(codec.param_dtype)));
+  }
+  for (int64_t c = 0; c < width; ++c) {
+    view.out[c] = level[static_cast<size_t>(c)] * scale;
+  }
+  if (view.scale != nullptr) *view.scale = scale;
+  return absl::OkStatus();
+}
+
 // One row, CHANNEL_STATIC; the number of clamped codes.
 int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
                       const float* scale, const RowView& view) {
@@ -130,7 +177,7 @@ int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
     const float levels = static_cast<float>((1 << run.bits) - 1);
     for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
       float code = 0.0f;
-      if (scale[c] > 0.0f) {
+      if (run.bits > 0 && scale[c] > 0.0f) {
         const float exact = (view.in[c] - minimum[c]) / scale[c];
         code = RoundHalfEven(std::clamp(exact, 0.0f, levels));
         // Less than half a step beyond an end still rounds to it.
@@ -222,8 +269,11 @@ absl::StatusOr<CodedLatent> CodeOnCpu(const LatentCodec& codec,
       coded.num_clamped += CodeStaticRow(codec, low.data_ptr<float>(),
                                          step.data_ptr<float>(), view);
     }
-    for (size_t run = 0;
-         status.ok() && !codec.channel_static && run < codec.runs.size();
+    if (status.ok() && !codec.levels.empty()) {
+      status = CodeNormRow(codec, row, view);
+    }
+    const bool own_ranges = !codec.channel_static && codec.levels.empty();
+    for (size_t run = 0; status.ok() && own_ranges && run < codec.runs.size();
          ++run) {
       status = CodeRun(codec, run, row, view);
     }
@@ -252,11 +302,6 @@ absl::StatusOr<LatentCodec> MakeLatentCodec(
         "CHANNEL_SEQUENCE and BASIS_SEQUENCE depend on a whole sequence: the "
         "reference decoder does not apply them");
   }
-  if (part.explicit_runs || part.range == plan::RangeKind::kTokenNorm) {
-    return absl::UnimplementedError(
-        "bits by runs of channels and PER_TOKEN_NORM are not applied by the "
-        "reference decoder");
-  }
   LatentCodec result;
   result.stored_width = latent.channels;
   if (part.transform == plan::Transform::kHadamardOnline) {
@@ -264,6 +309,7 @@ absl::StatusOr<LatentCodec> MakeLatentCodec(
   }
   result.dtype = part.dtype;
   result.channel_static = part.range == plan::RangeKind::kChannel;
+  result.levels = part.levels;
   result.param_dtype = part.param_dtype;
   for (const plan::CodeRun& run : latent.runs) {
     const int64_t width =

@@ -29,14 +29,15 @@ struct LatentCodec {
   // Type of the stored minima and scales of a token.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   bool channel_static = false;
+  std::vector<float> levels;  // of a token's norm; else none
   // HADAMARD_ONLINE: [R', R'] float32; else undefined.
   at::Tensor hadamard;
-  int64_t stored_width = 0;  // R': channels whose bits are not 0
+  int64_t stored_width = 0;  // R'
 };
 
 // Channels of a run share one range, as the cache's layout has it.
 // Unimplemented for what depends on a whole sequence (CHANNEL_SEQUENCE,
-// BASIS_SEQUENCE), bits by runs of channels and ranges of a token's norm.
+// BASIS_SEQUENCE).
 absl::StatusOr<LatentCodec> MakeLatentCodec(const plan::ResolvedPart& part,
                                             const plan::ResolvedLatent& latent);
 // The same of `rank` channels under a codec that plan::ValidatePlan accepted.
@@ -54,7 +55,8 @@ struct CodedLatent {
   // uint8 [..., R'] on the CPU; undefined for a dtype. Of HADAMARD_ONLINE: of
   // the product with the matrix.
   at::Tensor codes;
-  // Stored parameters of PER_TOKEN, float32 [..., runs] on the CPU.
+  // Stored parameters of PER_TOKEN, float32 [..., runs] on the CPU; of
+  // PER_TOKEN_NORM the scale alone.
   at::Tensor minimum;
   at::Tensor scale;
   int64_t num_clamped = 0;  // codes outside a CHANNEL_STATIC range

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -131,7 +132,7 @@ TEST(FakeQuantTest, PerTokenIsTheRuleNumberByNumber) {
   constexpr int64_t kWidth = 24;
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
-    for (const uint32_t bits : {1u, 2u, 3u, 4u, 8u}) {
+    for (const uint32_t bits : {1u, 2u, 3u, 4u, 5u, 6u, 8u}) {
       for (const std::vector<float>& row : Rows(kWidth)) {
         const CodedLatent coded =
             Code(PerToken({bits}, 0, dtype), kWidth, at::tensor(row));
@@ -209,6 +210,69 @@ TEST(FakeQuantTest, StaticRangesClampAndCount) {
   EXPECT_THAT(CodeLatent(*codec, latent, {.range = &negative}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("range.scale has a number below 0")));
+}
+
+TEST(FakeQuantTest, ChannelsOfNoBitsAreTheirMinimum) {
+  kvasir::v1::Codec plan;
+  for (const auto& [channels, bits] : {std::pair(2, 5), std::pair(3, 0)}) {
+    auto* run = plan.mutable_bits()->add_runs();
+    run->set_channels(static_cast<uint32_t>(channels));
+    run->set_bits(static_cast<uint32_t>(bits));
+  }
+  plan.mutable_channel_static();
+  const auto codec = MakeLatentCodec(plan, 5);
+  KVASIR_ASSERT_OK(codec);
+  EXPECT_EQ(codec->stored_width, 5);
+  const StaticRange range{at::tensor({0.0f, -1.0f, 0.25f, -3.0f, 7.0f}),
+                          at::tensor({0.5f, 0.125f, 0.0f, 1.0f, 0.0f})};
+  const auto coded = CodeLatent(
+      *codec, at::tensor({40.0f, 1.3f, 100.0f, -2.0f, 7.0f}).view({1, 5}),
+      {.range = &range});
+  KVASIR_ASSERT_OK(coded);
+  EXPECT_TRUE(
+      at::equal(coded->values,
+                at::tensor({15.5f, 1.25f, 0.25f, -3.0f, 7.0f}).view({1, 5})))
+      << coded->values;
+  EXPECT_EQ(coded->num_clamped, 1);
+}
+
+TEST(FakeQuantTest, LevelsAreTheNearestAndAsLongAsTheRow) {
+  const std::vector<double> levels = {-1.5, -0.5, 0.2, 1.25};
+  kvasir::v1::Codec plan;
+  plan.mutable_bits()->add_schedule(2);
+  plan.set_param_dtype(kvasir::v1::F16);
+  for (const double level : levels) {
+    plan.mutable_per_token_norm()->add_levels(level);
+  }
+  constexpr int64_t kWidth = 19;
+  const at::Tensor rows = at::randn({50, kWidth}) * 3.0;
+  const CodedLatent coded = Code(plan, kWidth, rows);
+  const at::Tensor unit = rows * (std::sqrt(static_cast<double>(kWidth)) /
+                                  rows.norm(2, -1, /*keepdim=*/true));
+  for (int64_t r = 0; r < rows.size(0); ++r) {
+    for (int64_t c = 0; c < kWidth; ++c) {
+      const double x = unit[r][c].item<double>();
+      const double mine = levels[coded.codes[r][c].item<uint8_t>()];
+      for (const double other : levels) {
+        EXPECT_LE(std::abs(x - mine), std::abs(x - other) + 1e-6);
+      }
+      EXPECT_FLOAT_EQ(coded.values[r][c].item<float>(),
+                      static_cast<float>(mine) * coded.scale[r].item<float>());
+    }
+  }
+  EXPECT_LT((coded.values.norm(2, -1) / rows.norm(2, -1) - 1.0)
+                .abs()
+                .max()
+                .item<double>(),
+            1e-3);
+  // A row of zeros stays one; one that is too long for a float16 is refused.
+  EXPECT_TRUE(at::equal(Code(plan, kWidth, at::zeros({1, kWidth})).values,
+                        at::zeros({1, kWidth})));
+  const auto codec = MakeLatentCodec(plan, kWidth);
+  KVASIR_ASSERT_OK(codec);
+  EXPECT_THAT(CodeLatent(*codec, at::full({1, kWidth}, 1e6)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("too large for parameters of type F16")));
 }
 
 TEST(FakeQuantTest, NumberTypesRound) {

@@ -141,8 +141,11 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 //   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
 //     q_c * code_c, sum = plain sum of q_c, both in channel order;
 //     a = fma(raw, scale, a); a = fma(sum, minimum, a).
+//   codes with levels: so, with levels[code_c] in place of code_c, and 0 as the
+//     minimum.
 //   codes with static ranges: the same chain over all channels with
-//     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c.
+//     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c. Channels of
+//     0 bits have the code 0.
 //   rebuilt: each of the d numbers by these rules with a row of `up` in place
 //     of q (or the latent's number itself), plus bias; rotated as the op `rope`
 //     does it, to the bit: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)); then

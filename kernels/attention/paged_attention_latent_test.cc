@@ -32,6 +32,16 @@ PartSpec Fixed(PartSpec part) {
   part.fixed_ranges = true;
   return part;
 }
+// The last channels have 0 bits.
+PartSpec Unstored(PartSpec part, int64_t channels) {
+  part.fixed_ranges = true;
+  part.unstored = channels;
+  return part;
+}
+PartSpec Levels(PartSpec part) {
+  part.levels = true;
+  return part;
+}
 PartSpec Ranges(PartSpec part, DType param_dtype) {
   part.param_dtype = param_dtype;
   return part;
@@ -72,6 +82,35 @@ std::vector<LatentSpec> StoredSpecs() {
        1,
        {Codes({96}, {3, 2, 1}, 32), Fixed(Codes({64}, {1}))},
        {Codes({64}, {3}), Codes({96}, {2, 1, 4}, 32), Fixed(Codes({64}, {3}))},
+       64},
+      {"codes_5_and_6", 6, 2, {Codes({96}, {5})}, {Codes({64}, {6})}},
+      {"falling_bits",
+       6,
+       2,
+       {Fixed(Codes({112}, {6, 5, 4, 3, 2, 1}, 16))},
+       {Fixed(Codes({136}, {8, 6, 5, 4, 3, 2}, 24))},
+       64},
+      {"planes_in_turn",
+       6,
+       2,
+       {Fixed(Codes({320}, {6, 3, 5, 2, 4, 1}, 8))},
+       {Fixed(Codes({320}, {3, 6, 5, 3}, 32))}},
+      {"unstored",
+       4,
+       2,
+       {Unstored(Codes({160}, {6, 4}, 32), 40)},
+       {Unstored(Codes({300}, {5, 2}, 64), 141)}},
+      {"levels_4",
+       6,
+       2,
+       {Levels(Codes({64}, {4}))},
+       {Levels(Codes({64}, {4}))}},
+      {"levels_of_few_bits",
+       6,
+       2,
+       {Levels(Codes({96}, {3})), Levels(Codes({40}, {1}))},
+       {Levels(Codes({96}, {2})), Levels(Codes({64}, {3})),
+        Ranges(Levels(Codes({33}, {4})), DType::kF32)},
        64},
       {"narrow_runs", 4, 2, {Codes({300}, {4}, 7)}, {Codes({160}, {2}, 24)}},
       {"one_channel_runs",
@@ -869,7 +908,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   groups[1] = groups[0];
   CodeRun run = {0, 24, 5};
   groups[1].runs = &run;
-  ExpectRefusal(params, "run 0: want 1, 2, 3, 4 or 8 bits, have 5");
+  ExpectRefusal(params, "run 0: want 1 to 6 or 8 bits, or a last run of 0");
   run = {0, 20, 4};
   ExpectRefusal(params, "runs of 20 channels in a latent of 24");
   groups[1] = groups[0];

@@ -55,6 +55,14 @@ PartSpec Static(PartSpec part) {
   part.fixed_ranges = true;
   return part;
 }
+PartSpec Unstored(PartSpec part, int64_t channels) {
+  part.unstored = channels;
+  return Static(std::move(part));
+}
+PartSpec Levels(PartSpec part) {
+  part.levels = true;
+  return part;
+}
 PartSpec OneGroup(PartSpec part) {
   part.group_of_head = {0, 0};
   return part;
@@ -111,9 +119,16 @@ std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
           {"2 bits", Part({rank}, {2})},
           {"3 bits", Part({rank}, {3})},
           {"4 bits", Part({rank}, {4})},
+          {"5 bits", Part({rank}, {5})},
+          {"6 bits", Part({rank}, {6})},
           {"8 bits", Part({rank}, {8})},
           {"a schedule", Part({rank}, {8, 4, 3, 2, 1}, rank / 4)},
-          {"static 4 bits", Static(Part({rank}, {4}))}};
+          {"static 4 bits", Static(Part({rank}, {4}))},
+          {"static runs, some unstored",
+           Unstored(Part({rank}, {6, 5, 3, 2}, std::max<int64_t>(rank / 8, 1)),
+                    rank / 4)},
+          {"levels", Levels(Part({rank}, {4}))},
+          {"levels of 3 bits", Levels(Part({rank}, {3}))}};
 }
 
 // Keys of such a codec, read so.

@@ -9,19 +9,27 @@
 
 namespace kvasir::kernels {
 
-// Where the codes of a run lie in its slot: code i has `low_bits` bits at
-// low_bit + i * low_bits and, if it is one of 3 bits, its highest bit at
-// third_bit + i. What has less than 8 bits never straddles two bytes.
+// Where the codes of a run lie in its slot: code i has its `low_bits` lowest
+// bits at low_bit + i * low_bits and, if it is one of 3, 5 or 6 bits, the
+// others at high_bit + i * high_bits. What has less than 8 bits never straddles
+// two bytes.
 struct CodePlace {
   int64_t low_bit = 0;
-  int low_bits = 0;
-  int64_t third_bit = -1;  // below 0: there is none
+  int low_bits = 0;  // 0: nothing is stored
+  int64_t high_bit = 0;
+  int high_bits = 0;  // 0: there are none
+
+  int bits() const { return low_bits + high_bits; }
+  void Skip(int64_t codes) {
+    low_bit += codes * low_bits;
+    high_bit += codes * high_bits;
+  }
 };
 
 // Says where a group's runs have their codes, one run after the other.
 class CodeCursor {
  public:
-  explicit CodeCursor(const LatentGroup& group) : codes_(group.codes) {
+  explicit CodeCursor(const LatentGroup& group) {
     const CodePlanes planes = PlanesOf(group);
     for (int plane = 0; plane < 4; ++plane) {
       next_bit_[plane] = planes.begin_bits[plane];
@@ -29,29 +37,20 @@ class CodeCursor {
   }
 
   CodePlace Next(const CodeRun& run) {
-    const int low = run.bits == 8   ? 0
-                    : run.bits == 4 ? 1
-                    : run.bits == 1 ? 3
-                                    : 2;
-    const bool follows = run.bits == last_bits_;
-    last_bits_ = run.bits;
     CodePlace place;
-    place.low_bits = kPlaneBits[low];
-    place.low_bit = Take(low, follows, run.width);
-    if (run.bits == 3) place.third_bit = Take(3, follows, run.width);
+    for (int plane = 0; plane < 4; ++plane) {
+      const int bits = run.bits & kPlaneBits[plane];
+      if (bits == 0) continue;
+      // The greatest plane comes first, and has the lowest bits.
+      const bool low = place.low_bits == 0;
+      (low ? place.low_bits : place.high_bits) = bits;
+      (low ? place.low_bit : place.high_bit) = next_bit_[plane];
+      next_bit_[plane] += run.width * bits;
+    }
     return place;
   }
 
  private:
-  int64_t Take(int plane, bool follows, int64_t codes) {
-    int64_t& next = next_bit_[plane];
-    const int64_t bit = follows ? next : NextGranuleBit(codes_, next);
-    next = bit + codes * kPlaneBits[plane];
-    return bit;
-  }
-
-  TileRegion codes_;
-  int last_bits_ = 0;
   int64_t next_bit_[4];
 };
 
@@ -67,18 +66,24 @@ inline void OrBits(uint8_t* bytes, int64_t bit, int bits, unsigned value) {
 
 inline unsigned ReadCode(const uint8_t* slot, const CodePlace& place,
                          int64_t index) {
+  if (place.low_bits == 0) return 0;
   unsigned code =
       ReadBits(slot, place.low_bit + index * place.low_bits, place.low_bits);
-  if (place.third_bit >= 0) {
-    code |= ReadBits(slot, place.third_bit + index, 1) << 2;
+  if (place.high_bits > 0) {
+    code |= ReadBits(slot, place.high_bit + index * place.high_bits,
+                     place.high_bits)
+            << place.low_bits;
   }
   return code;
 }
 // Into a slot that was zeroed.
 inline void WriteCode(uint8_t* slot, const CodePlace& place, int64_t index,
                       unsigned code) {
+  if (place.low_bits == 0) return;
   OrBits(slot, place.low_bit + index * place.low_bits, place.low_bits, code);
-  if (place.third_bit >= 0) OrBits(slot, place.third_bit + index, 1, code >> 2);
+  if (place.high_bits == 0) return;
+  OrBits(slot, place.high_bit + index * place.high_bits, place.high_bits,
+         code >> place.low_bits);
 }
 
 // One byte per channel [R'] -> the slot's bytes, and back.
@@ -158,6 +163,8 @@ inline void WriteCodes(uint8_t* slot, const CodePlace& place, int64_t first,
                        const uint8_t* codes, int64_t count) {
   const int64_t bit = place.low_bit + first * place.low_bits;
   switch (place.low_bits) {
+    case 0:
+      return;
     case 8:
       std::memcpy(slot + bit / 8, codes, static_cast<size_t>(count));
       break;
@@ -170,8 +177,11 @@ inline void WriteCodes(uint8_t* slot, const CodePlace& place, int64_t first,
     default:
       PackPlane<1>(codes, count, 0, bit, slot);
   }
-  if (place.third_bit >= 0) {
-    PackPlane<1>(codes, count, 2, place.third_bit + first, slot);
+  const int64_t high_bit = place.high_bit + first * place.high_bits;
+  if (place.high_bits == 1) {
+    PackPlane<1>(codes, count, place.low_bits, high_bit, slot);
+  } else if (place.high_bits == 2) {
+    PackPlane<2>(codes, count, place.low_bits, high_bit, slot);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <utility>
 #include <vector>
@@ -28,13 +29,15 @@ struct Group {
 
 std::vector<Group> Groups() {
   std::vector<Group> groups;
-  for (const int bits : {1, 2, 3, 4, 8}) {
+  for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const int64_t width : {1, 7, 8, 24, 96, 160, 300}) {
       groups.emplace_back(Group({{width, bits}}));
     }
   }
   groups.emplace_back(Group({{6, 8}, {6, 4}, {6, 4}, {6, 3}, {6, 2}, {6, 1}}));
   groups.emplace_back(Group({{3, 1}, {5, 3}, {7, 2}, {1, 8}, {9, 4}, {11, 3}}));
+  groups.emplace_back(Group({{8, 6}, {16, 5}, {8, 4}, {24, 3}, {8, 2}}));
+  groups.emplace_back(Group({{9, 5}, {3, 2}, {7, 6}, {5, 1}, {11, 3}, {4, 0}}));
   groups.emplace_back(Group({{129, 3}, {77, 4}, {19, 1}, {41, 3}, {53, 2}}));
   return groups;
 }
@@ -54,26 +57,22 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // Bits [first, first + count) of every code of these widths.
-    const auto append = [&](std::vector<int> widths, auto first, int count) {
+    // `count` bits of every code of these widths, from the given bit on.
+    const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
-        if (std::find(widths.begin(), widths.end(), run.bits) == widths.end()) {
-          continue;
-        }
+        const auto from = first.find(run.bits);
+        if (from == first.end()) continue;
         for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
-          for (int bit = first(run.bits); bit < first(run.bits) + count;
-               ++bit) {
+          for (int bit = from->second; bit < from->second + count; ++bit) {
             stream.push_back((codes[static_cast<size_t>(c)] >> bit) & 1);
           }
         }
       }
     };
-    const auto from_zero = [](int) { return 0; };
-    append({8}, from_zero, 8);
-    append({4}, from_zero, 4);
-    append({2, 3}, from_zero, 2);
-    append(
-        {1, 3}, [](int bits) { return bits == 3 ? 2 : 0; }, 1);
+    append({{8, 0}}, 8);
+    append({{4, 0}, {5, 0}, {6, 0}}, 4);
+    append({{2, 0}, {3, 0}, {6, 4}}, 2);
+    append({{1, 0}, {3, 2}, {5, 4}}, 1);
     std::vector<uint8_t> expected((stream.size() + 7) / 8);
     for (size_t bit = 0; bit < stream.size(); ++bit) {
       expected[bit / 8] =

@@ -80,4 +80,32 @@ inline unsigned RoundCode(float exact, float levels) {
   return static_cast<unsigned>(std::nearbyint(below > 0.0f ? below : 0.0f));
 }
 
+// Codes of numbers by their row's length (LatentPart::levels). `x`: with a row
+// of mean square 1. A number between two levels gets the nearer one.
+inline unsigned LevelCode(float x, const float* levels, int num_levels) {
+  unsigned code = 0;
+  for (int i = 1; i < num_levels; ++i) {
+    if (x > 0.5f * (levels[i - 1] + levels[i])) ++code;
+  }
+  return code;
+}
+// What brings a row of `length` to mean square 1; 0 for one of zeros and one
+// that float32 cannot square.
+inline float UnitFactor(float square_sum, int64_t width) {
+  const float factor =
+      std::sqrt(static_cast<float>(width)) / std::sqrt(square_sum);
+  return std::isfinite(factor) ? factor : 0.0f;
+}
+// The scale as it is stored, by which levels become as long as the row was: the
+// nearest number, but never an infinite one.
+template <typename T>
+T LengthScale(float square_sum, float level_square_sum) {
+  const float scale = std::sqrt(square_sum) / std::sqrt(level_square_sum);
+  constexpr float kGreatest = DTypeOf<T>::kValue == DType::kF16 ? 65504.0f
+                              : DTypeOf<T>::kValue == DType::kBf16
+                                  ? 0x1.fep127f
+                                  : std::numeric_limits<float>::max();
+  return FromFloat<T>(scale < kGreatest ? scale : kGreatest);
+}
+
 }  // namespace kvasir::kernels

@@ -18,7 +18,11 @@ namespace kvasir::kernels {
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
 //     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
 //     scale, 0, levels))
-//   static ranges: the same code from the channel's own range
+//   static ranges: the same code from the channel's own range; of 0 bits none
+//   levels: x becomes u = x * (sqrt(R') / sqrt(sum of x^2)), code = the number
+//     of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum of
+//     x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are FMA
+//     chains in 16 lanes, number c in lane c % 16, then TreeSum
 // A number that is not finite, or a range that param_dtype cannot hold, gives
 // some valid code and finite ranges: such a token spoils itself, nobody else.
 // What is not finite counts as 0, and `not_finite` tells of it (numbers that

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/device/parallel.h"
@@ -7,6 +8,7 @@
 #include "kernels/latents/code_pack.h"
 #include "kernels/latents/code_range.h"
 #include "kernels/latents/kv_append.h"
+#include "kernels/simd/scalar_math.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/latents/kv_append_cpu.cc"
@@ -230,6 +232,7 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
   int64_t clamped = 0;
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
+    if (run.bits == 0) continue;
     const float levels = static_cast<float>((1 << run.bits) - 1);
     WriteRun(run, cursor.Next(run), bytes,
              [&](int64_t i, int64_t count, uint8_t* codes) {
@@ -243,9 +246,80 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
   return clamped;
 }
 
+// Sum of the squares of a latent's numbers.
+float SquareSum(const float* from, int64_t width) {
+  Wide sums = MakeWide([](int) { return hn::Zero(kFloats); });
+  int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) {
+    for (int v = 0; v < kVecsPerWide; ++v) {
+      const Vec x = LoadCounted(from + c + v * kVecLanes);
+      sums.part[v] = Fma(x, x, sums.part[v]);
+    }
+  }
+  HWY_ALIGN float lanes[kLanes];
+  StoreWide(sums, lanes);
+  for (int lane = 0; c < width; ++c, ++lane) {
+    const float x = CountedAs(from[c]);
+    lanes[lane] = std::fma(x, x, lanes[lane]);
+  }
+  return TreeSum(lanes);
+}
+
+// Level codes of `count` numbers.
+void MakeLevelCodes(const LatentPartArgs& part, const float* from,
+                    int64_t count, float factor, uint8_t* codes) {
+  float edges[kMaxNormLevels];
+  for (int i = 1; i < part.num_levels; ++i) {
+    edges[i] = 0.5f * (part.levels[i - 1] + part.levels[i]);
+  }
+  const Vec one = Broadcast(1.0f);
+  int64_t i = 0;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    const Vec x = hn::Mul(LoadCounted(from + i), Broadcast(factor));
+    Vec code = Broadcast(8388608.0f);
+    for (int e = 1; e < part.num_levels; ++e) {
+      code = hn::Add(code,
+                     hn::IfThenElseZero(hn::Gt(x, Broadcast(edges[e])), one));
+    }
+    StoreBytes(code, codes + i);
+  }
+  for (; i < count; ++i) {
+    codes[i] = static_cast<uint8_t>(
+        LevelCode(CountedAs(from[i]) * factor, part.levels, part.num_levels));
+  }
+}
+
+// The codes and the length of a latent, which is one run.
+void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
+                  const float* from, CodeCursor cursor,
+                  const SlotAddresses& slot) {
+  const float squares = SquareSum(from, group.width);
+  const float factor = UnitFactor(squares, group.width);
+  float lanes[kLanes] = {};
+  WriteRun(group.runs[0], cursor.Next(group.runs[0]),
+           reinterpret_cast<uint8_t*>(slot.codes),
+           [&](int64_t first, int64_t count, uint8_t* codes) {
+             MakeLevelCodes(part, from + first, count, factor, codes);
+             for (int64_t i = 0; i < count; ++i) {
+               const float level = part.levels[codes[i]];
+               lanes[i % kLanes] = std::fma(level, level, lanes[i % kLanes]);
+             }
+           });
+  const float level_squares = TreeSum(lanes);
+  VisitDType(part.param_dtype, [&](auto type) {
+    const auto scale = LengthScale<decltype(type)>(squares, level_squares);
+    std::memcpy(slot.params, &scale, sizeof(scale));
+  });
+}
+static_assert(kCodesAtOnce % kLanes == 0);
+
 int64_t AppendCodes(const LatentPartArgs& part, const LatentGroup& group,
                     const float* from, const CodeCursor& cursor,
                     const SlotAddresses& slot) {
+  if (part.num_levels > 0) {
+    AppendLevels(part, group, from, cursor, slot);
+    return 0;
+  }
   if (part.static_scale != nullptr) {
     return AppendStaticRanges(part, group, from, cursor, slot);
   }

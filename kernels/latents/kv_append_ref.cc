@@ -7,6 +7,7 @@
 #include "kernels/latents/code_pack.h"
 #include "kernels/latents/code_range.h"
 #include "kernels/latents/kv_append.h"
+#include "kernels/simd/scalar_math.h"
 
 namespace kvasir::kernels {
 namespace {
@@ -65,12 +66,41 @@ void AppendOwnRanges(const LatentPartArgs& part, const LatentGroup& group,
   });
 }
 
+// Sum of get(c)^2 of all channels.
+template <typename Get>
+float SquareSum(int64_t width, const Get& get) {
+  float lanes[kLanes] = {};
+  for (int64_t c = 0; c < width; ++c) {
+    float& lane = lanes[c % kLanes];
+    lane = std::fma(get(c), get(c), lane);
+  }
+  return TreeSum(lanes);
+}
+
+void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
+                  const Latent& latent, uint8_t* codes) {
+  const auto counted = [&](int64_t c) { return CountedAs(latent.from[c]); };
+  const float squares = SquareSum(group.width, counted);
+  const float factor = UnitFactor(squares, group.width);
+  for (int64_t c = 0; c < group.width; ++c) {
+    codes[c] = static_cast<uint8_t>(
+        LevelCode(counted(c) * factor, part.levels, part.num_levels));
+  }
+  const float level_squares =
+      SquareSum(group.width, [&](int64_t c) { return part.levels[codes[c]]; });
+  VisitDType(part.param_dtype, [&](auto type) {
+    const auto scale = LengthScale<decltype(type)>(squares, level_squares);
+    std::memcpy(latent.params, &scale, sizeof(scale));
+  });
+}
+
 // Returns how many codes were clamped.
 int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
                            const Latent& latent, uint8_t* codes) {
   int64_t clamped = 0;
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
+    if (run.bits == 0) continue;
     const auto levels = static_cast<float>((1 << run.bits) - 1);
     for (int64_t c = run.begin; c < run.begin + run.width; ++c) {
       const float scale = part.static_scale[group.column + c];
@@ -105,7 +135,9 @@ int64_t AppendLatent(const LatentPartArgs& part, const LatentGroup& group,
   }
   std::vector<uint8_t> codes(static_cast<size_t>(group.width));
   int64_t clamped = 0;
-  if (part.static_scale == nullptr) {
+  if (part.num_levels > 0) {
+    AppendLevels(part, group, latent, codes.data());
+  } else if (part.static_scale == nullptr) {
     AppendOwnRanges(part, group, latent, codes.data());
   } else {
     clamped = AppendStaticRanges(part, group, latent, codes.data());

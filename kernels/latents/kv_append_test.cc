@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -45,7 +46,7 @@ struct Tiles {
 class Part {
  public:
   Part(std::vector<GroupShape> shapes, DType dtype, int64_t page_tokens,
-       bool static_ranges = false, Tiles tiles = {})
+       bool static_ranges = false, Tiles tiles = {}, int num_levels = 0)
       : granule_bytes(tiles.granule_bytes),
         shapes_(std::move(shapes)),
         page_tokens_(page_tokens) {
@@ -53,6 +54,13 @@ class Part {
     view.tile_slots = tiles.slots > 0 ? tiles.slots : page_tokens;
     view.dtype = dtype;
     view.param_dtype = dtype;
+    view.num_levels = num_levels;
+    for (int i = 0; i < num_levels; ++i) {
+      // In no even steps.
+      view.levels[i] = 0.3f * static_cast<float>(i) -
+                       0.1f * static_cast<float>(num_levels) +
+                       0.05f * static_cast<float>(i % 3);
+    }
     int64_t column = 0;
     int64_t offset = 16;
     for (const GroupShape& shape : shapes_) {
@@ -293,7 +301,7 @@ void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
                            static_cast<size_t>(column)]);
           const double most = (1 << run.bits) - 1;
           ASSERT_LE(code, most);
-          if (static_ranges && scale == 0.0) {
+          if (static_ranges && (scale == 0.0 || run.bits == 0)) {
             ASSERT_EQ(0.0, code);
             continue;
           }
@@ -314,7 +322,7 @@ void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
 }
 
 TEST_P(KvAppendTest, CodesComeBackToHalfAStep) {
-  for (const int bits : {1, 2, 3, 4, 8}) {
+  for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const int64_t page_tokens : {16, 32, 64}) {
       Part part({Coded({{1, bits}}), Coded({{7, bits}, {24, bits}}),
                  Coded({{96, bits}}), Coded({{160, bits}, {300, bits}})},
@@ -326,8 +334,8 @@ TEST_P(KvAppendTest, CodesComeBackToHalfAStep) {
 
 TEST_P(KvAppendTest, RunsOfManyWidthsShareASlot) {
   for (const bool static_ranges : {false, true}) {
-    Part part({Coded({{24, 8}, {24, 4}, {24, 4}, {24, 3}, {24, 2}, {24, 1}}),
-               Coded({{3, 1}, {5, 3}, {7, 2}, {1, 8}, {9, 4}, {600, 3}}),
+    Part part({Coded({{24, 8}, {24, 6}, {24, 5}, {24, 4}, {24, 3}, {24, 2}}),
+               Coded({{3, 1}, {5, 5}, {7, 2}, {1, 6}, {9, 4}, {600, 3}}),
                Coded({{700, 4}, {3, 3}, {41, 3}, {53, 2}, {19, 1}})},
               GetParam(), 16, static_ranges);
     ExpectCodesOf(part, RandomRows(144 + 625 + 816, 16), static_ranges);
@@ -347,26 +355,101 @@ TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
   }
 }
 
-// The bytes of a slot: 9 codes of 4 bits take 5, behind them 9 of 2 bits. In
-// granules of 4 they begin at byte 8, which lies 2 * 4 slots on.
-TEST(KvAppendGranulesTest, APlaneBeginsWithAGranule) {
+// The last channels of a latent have 0 bits: nothing is written of them, and
+// nothing is clamped.
+TEST_P(KvAppendTest, ChannelsOfNoBitsTakeNoBytes) {
+  Part part({Coded({{24, 4}, {20, 2}, {30, 0}}), Coded({{9, 5}, {1, 0}})},
+            GetParam(), 16, true);
+  EXPECT_EQ(CodesBytes(part.view, part.view.groups[0]), 12 + 5);
+  EXPECT_EQ(CodesBytes(part.view, part.view.groups[1]), 6);
+  ExpectCodesOf(part, RandomRows(74 + 10, 16), true);
+}
+
+// By the definition in float64: every number has the nearest level, and the
+// levels are as long as the row.
+TEST_P(KvAppendTest, LevelsAreTheNearestAndAsLongAsTheRow) {
+  constexpr int64_t kPageTokens = 16;
+  for (const int bits : {1, 2, 3, 4}) {
+    Part part({Coded({{64, bits}}), Coded({{1, bits}}), Coded({{37, bits}}),
+               Coded({{600, bits}})},
+              GetParam(), kPageTokens, false, {}, 1 << bits);
+    Rows rows = RandomRows(64 + 1 + 37 + 600, kPageTokens);
+    // A row of zeros stays one, and one of a length that the type has not gets
+    // the greatest scale.
+    const auto first = [&](size_t token) {
+      return rows.numbers.begin() +
+             static_cast<std::ptrdiff_t>(token) * rows.stride;
+    };
+    std::fill_n(first(0), 64, 0.0f);
+    std::fill_n(first(2), 64, 1e30f);
+    Written written = AppendOnAll(part, rows, 3);
+    part.view.arena = written.memory.data();
+    for (size_t t = 0; t < rows.slots.size(); ++t) {
+      const int64_t slot = rows.slots[t];
+      if (slot < 0) continue;
+      for (int64_t g = 0; g < part.view.num_groups; ++g) {
+        const LatentGroup& group = part.view.groups[g];
+        std::vector<uint8_t> codes(static_cast<size_t>(group.width));
+        const std::vector<char> packed =
+            part.Load(group.codes, slot, CodesBytes(part.view, group));
+        UnpackCodes(group, reinterpret_cast<const uint8_t*>(packed.data()),
+                    codes.data());
+        const float scale = NumberAt(
+            GetParam(),
+            part.Load(group.params, slot, ParamsBytes(part.view, group))
+                .data());
+        const auto row = first(t) + group.column;
+        double squares = 0.0;
+        for (int64_t c = 0; c < group.width; ++c) {
+          squares += static_cast<double>(row[c]) * static_cast<double>(row[c]);
+        }
+        if (squares == 0.0 || squares > 1e38) {
+          EXPECT_TRUE(std::isfinite(scale));
+          EXPECT_EQ(scale == 0.0f, squares == 0.0);
+          continue;
+        }
+        double coded = 0.0;
+        for (int64_t c = 0; c < group.width; ++c) {
+          const double x =
+              static_cast<double>(row[c]) *
+              std::sqrt(static_cast<double>(group.width) / squares);
+          const auto level = static_cast<double>(
+              part.view.levels[codes[static_cast<size_t>(c)]]);
+          for (int other = 0; other < part.view.num_levels; ++other) {
+            EXPECT_LE(
+                std::abs(x - level),
+                std::abs(x - static_cast<double>(part.view.levels[other])) +
+                    1e-5);
+          }
+          coded += level * level;
+        }
+        EXPECT_NEAR(
+            std::sqrt(squares), std::sqrt(coded) * scale,
+            (GetParam() == DType::kBf16 ? 5e-3 : 6e-4) * std::sqrt(squares));
+      }
+    }
+  }
+}
+
+// The bytes of a slot: 9 codes of 4 bits take 5 bytes but half a one, behind
+// them 9 of 2 bits. Granules cut that stream and begin nothing.
+TEST(KvAppendGranulesTest, GranulesCutTheStreamOfCodes) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
   const LatentGroup& group = part.view.groups[0];
-  EXPECT_EQ(CodesBytes(part.view, group), 8 + 4);
+  EXPECT_EQ(CodesBytes(part.view, group), 7);
   std::vector<char> memory = part.Memory(1);
   part.view.arena = memory.data();
   const char* const first = SlotAddress(part.view, group.codes, 0, 0);
   EXPECT_EQ(SlotAddress(part.view, group.codes, 0, 3) - first, 3 * 4);
   std::vector<std::vector<int64_t>> found;
-  ForSlotBytes(part.view, group.codes, 0, 3, 11,
+  ForSlotBytes(part.view, group.codes, 0, 3, 7,
                [&](const char* at, int64_t byte, int64_t count) {
                  found.push_back({at - first, byte, count});
                });
   EXPECT_THAT(found,
               ::testing::ElementsAre(std::vector<int64_t>{12, 0, 4},
-                                     std::vector<int64_t>{12 + 16, 4, 4},
-                                     std::vector<int64_t>{12 + 32, 8, 3}));
+                                     std::vector<int64_t>{12 + 16, 4, 3}));
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, KvAppendTest,
@@ -640,7 +723,10 @@ TEST(KvAppendRefusalTest, NamesWhatIsWrong) {
   };
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
   refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
-  refuses(Coded({{9, 5}}), 8, "run 0: want 1, 2, 3, 4 or 8 bits, have 5");
+  refuses(Coded({{9, 7}}), 8,
+          "run 0: want 1 to 6 or 8 bits, or a last run of "
+          "0 with static ranges, have 7");
+  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: want 1 to 6 or 8 bits");
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
           "run 1: want channels from 4 on, have 4 from 5");
   refuses({9, {{0, 4, 3}}}, 8, "runs of 4 channels in a latent of 9");
@@ -691,6 +777,15 @@ TEST(KvAppendRefusalTest, NamesRangesThatAreNotWhole) {
   half = coded.view;
   half.static_scale = nullptr;
   refuses(half, "static ranges: want scales and minima, or neither");
+  half = coded.view;
+  half.num_levels = 8;
+  refuses(half, "no static ranges beside them, have 8 levels");
+  half.num_levels = 17;
+  refuses(half, "want up to 16 levels");
+  Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
+  refuses(levels.view, "run 0 of 3 bits: 4 levels want one run");
+  Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
+  refuses(inner.view, "run 1: want 1 to 6 or 8 bits");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
   refuses(mixed.view, "group 1 has static ranges, but no codes");
 }

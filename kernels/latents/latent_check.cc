@@ -8,14 +8,25 @@ namespace kvasir::kernels {
 namespace {
 
 // The runs of a group follow each other from channel 0 to the last one.
-absl::Status CheckRuns(const char* op, const LatentGroup& group) {
+absl::Status CheckRuns(const char* op, const LatentPart& part,
+                       const LatentGroup& group) {
   if (group.num_runs < 0) return Refuse(op, "runs", 0, group.num_runs);
   int64_t end = 0;
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
-    if (run.bits != 8 && (run.bits < 1 || run.bits > 4)) {
+    const bool none = run.bits == 0 && part.static_scale != nullptr && r > 0 &&
+                      r + 1 == group.num_runs;
+    if (!none && run.bits != 8 && (run.bits < 1 || run.bits > 6)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          op, ": run ", r, ": want 1, 2, 3, 4 or 8 bits, have ", run.bits));
+          op, ": run ", r,
+          ": want 1 to 6 or 8 bits, or a last run of 0 with static ranges, "
+          "have ",
+          run.bits));
+    }
+    if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          op, ": run ", r, " of ", run.bits, " bits: ", part.num_levels,
+          " levels want one run of as many codes"));
     }
     if (run.begin != end || run.width < 1) {
       return absl::InvalidArgumentError(
@@ -86,7 +97,7 @@ absl::Status CheckGroup(const char* op, const LatentPart& part,
                         const LatentGroup& group, int64_t device_granule) {
   if (group.width < 1) return Refuse(op, "width", 1, group.width);
   if (group.column < 0) return Refuse(op, "column", 0, group.column);
-  KVASIR_RETURN_IF_ERROR(CheckRuns(op, group));
+  KVASIR_RETURN_IF_ERROR(CheckRuns(op, part, group));
   const bool codes = group.num_runs > 0;
   KVASIR_RETURN_IF_ERROR(
       CheckRegion(op, part,
@@ -122,6 +133,13 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
   if ((part.static_scale == nullptr) != (part.static_minimum == nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat(
         op, ": static ranges: want scales and minima, or neither"));
+  }
+  if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
+      (part.num_levels > 0 && part.static_scale != nullptr)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": want up to ", kMaxNormLevels,
+                     " levels, and no static ranges beside them, have ",
+                     part.num_levels, " levels"));
   }
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];

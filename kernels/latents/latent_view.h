@@ -18,8 +18,13 @@ namespace kvasir::kernels {
 struct CodeRun {
   int64_t begin = 0;
   int64_t width = 0;
-  int bits = 0;  // 1, 2, 3, 4 or 8
+  // 1 to 6 or 8. 0, in a last run with static ranges: nothing is stored, and
+  // each channel is its minimum.
+  int bits = 0;
 };
+
+// Levels that codes of a token's norm may stand for: codes of 4 bits at most.
+inline constexpr int kMaxNormLevels = 16;
 
 // What each slot of a tile has of one kind, the codes of a group say. Byte b of
 // slot s lies at
@@ -41,22 +46,22 @@ struct LatentGroup {
   int64_t column = 0;
   TileRegion codes;  // or numbers
   // Per token ranges: scale, minimum of run 0, scale, minimum of run 1, ...,
-  // numbers of the part's param_dtype.
+  // numbers of the part's param_dtype. With levels: the scale of all, alone.
   TileRegion params;
   // In channel order, together all channels; none: numbers of the part's dtype.
   const CodeRun* runs = nullptr;
   int64_t num_runs = 0;
 };
 
-// Codes of a slot. All 8-bit codes come first, then all 4-bit ones, then the
-// low two bits of 2- and 3-bit ones, then 1-bit codes and the third bits of
-// 3-bit ones; inside each of these four planes in channel order, one behind the
-// other in a stream of bits (the lowest bit of a byte first), without a gap
-// between planes. The last byte is filled up with zeros.
-// (So a code is found by shifts alone, whatever its width, and runs of a
-// multiple of 8 channels begin at whole bytes.)
-// In granules, each plane begins with one, and in it each run whose bits are
-// not those of the run before.
+// Codes of a slot. All 8-bit codes come first, then all 4-bit ones and the low
+// four bits of 5- and 6-bit ones, then 2-bit codes, the low two bits of 3-bit
+// ones and the high two of 6-bit ones, then 1-bit codes and the highest bits of
+// 3- and 5-bit ones; inside each of these four planes in channel order, one
+// behind the other in a stream of bits (the lowest bit of a byte first),
+// without a gap between planes. The last byte is filled up with zeros. (So a
+// code is found by shifts alone, whatever its width, and runs of a multiple of
+// 8 channels begin at whole bytes.) A region's granules cut this stream; only
+// the last one is filled up.
 template <template <typename> class Ptr>
 struct LatentPartIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
@@ -70,6 +75,9 @@ struct LatentPartIn {
   // Ranges that are the channel's own [sum of R']; null: in slots.
   Ptr<const float> static_scale = nullptr;
   Ptr<const float> static_minimum = nullptr;
+  // Code c stands for levels[c] times the slot's scale; 0: for c itself.
+  int num_levels = 0;
+  float levels[kMaxNormLevels] = {};
 };
 using LatentPart = LatentPartIn<DevicePtr>;
 using LatentPartArgs = LatentPartIn<LaunchPtr>;
@@ -113,29 +121,26 @@ struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};
   int64_t total_bits = 0;
 };
-// The bit from which on codes may begin that do not follow their like.
-inline int64_t NextGranuleBit(const TileRegion& codes, int64_t bit) {
-  const int64_t granule = 8 * codes.granule_bytes;
-  return granule == 0 ? bit : (bit + granule - 1) / granule * granule;
+// The plane of `bits` bits.
+inline int PlaneIndex(int bits) {
+  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
 }
 inline CodePlanes PlanesOf(const LatentGroup& group) {
-  int64_t bits[4] = {0, 0, 0, 0};
-  for (int64_t r = 0; r < group.num_runs; ++r) {
-    const CodeRun& run = group.runs[r];
-    const bool follows = r > 0 && group.runs[r - 1].bits == run.bits;
-    for (int plane = 0; plane < 4; ++plane) {
-      if ((run.bits & kPlaneBits[plane]) == 0) continue;
-      if (!follows) bits[plane] = NextGranuleBit(group.codes, bits[plane]);
-      bits[plane] += run.width * kPlaneBits[plane];
-    }
-  }
   CodePlanes planes;
   for (int plane = 0; plane < 4; ++plane) {
     planes.begin_bits[plane] = planes.total_bits;
-    planes.total_bits =
-        NextGranuleBit(group.codes, planes.total_bits + bits[plane]);
+    for (int64_t r = 0; r < group.num_runs; ++r) {
+      const CodeRun& run = group.runs[r];
+      planes.total_bits += run.width * (run.bits & kPlaneBits[plane]);
+    }
   }
   return planes;
+}
+// Channels of a group of codes that have some in a slot.
+inline int64_t CodedWidth(const LatentGroup& group) {
+  const bool rest =
+      group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;
+  return group.width - (rest ? group.runs[group.num_runs - 1].width : 0);
 }
 
 // Bytes of a slot's codes, or numbers.
@@ -147,9 +152,9 @@ int64_t CodesBytes(const LatentPartIn<Ptr>& part, const LatentGroup& group) {
 // Bytes of a slot's ranges.
 template <template <typename> class Ptr>
 int64_t ParamsBytes(const LatentPartIn<Ptr>& part, const LatentGroup& group) {
-  return part.static_scale != nullptr
-             ? 0
-             : group.num_runs * 2 * DTypeBytes(part.param_dtype);
+  if (part.static_scale != nullptr) return 0;
+  return (part.num_levels > 0 ? 1 : 2 * group.num_runs) *
+         DTypeBytes(part.param_dtype);
 }
 
 }  // namespace kvasir::kernels

@@ -1,4 +1,4 @@
-// Codes of 8 bits as vectors of float32. For inclusion by *_cpu.cc.
+// Codes as vectors of float32. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODES_INL_H_
 #undef KVASIR_KERNELS_CODES_INL_H_
@@ -15,11 +15,46 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
+// Of 8 bits.
 HWY_INLINE Vec LoadFloats(const uint8_t* from) {
   const hn::Rebind<uint8_t, Floats> d8;
   const hn::RebindToSigned<Floats> d32;
   return hn::ConvertTo(kFloats, hn::PromoteTo(d32, hn::LoadU(d8, from)));
 }
+
+// Numbers that codes of up to 4 bits stand for, looked up in registers where
+// these have as many lanes.
+class LevelTable {
+ public:
+  // 16 numbers.
+  explicit LevelTable(const float* levels) : levels_(levels) {}
+
+  // By the lowest 4 bits.
+  HWY_INLINE Vec At(WordVec word) const {
+#if HWY_TARGET != HWY_SCALAR
+    if constexpr (kVecLanes >= 8) {
+      const hn::RebindToSigned<Floats> d32;
+      const auto lane = hn::IndicesFromVec(
+          kFloats, hn::And(word, hn::Set(kWords, uint32_t{kVecLanes - 1})));
+      const Vec found = hn::TableLookupLanes(LoadFloats(levels_), lane);
+      if constexpr (kVecLanes > 8) return found;
+      // Bit 3 as a sign.
+      const Vec high = hn::TableLookupLanes(LoadFloats(levels_ + 8), lane);
+      const auto sign = hn::BitCast(d32, hn::ShiftLeft<28>(word));
+      return hn::IfThenElse(
+          hn::RebindMask(kFloats, hn::Lt(sign, hn::Zero(d32))), high, found);
+    }
+#endif
+    HWY_ALIGN uint32_t codes[kVecLanes];
+    HWY_ALIGN float found[kVecLanes];
+    hn::Store(word, kWords, codes);
+    for (int i = 0; i < kVecLanes; ++i) found[i] = levels_[codes[i] & 15];
+    return hn::Load(kFloats, found);
+  }
+
+ private:
+  const float* levels_;
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvasir::kernels

@@ -25,6 +25,10 @@ using Vec = hn::Vec<Floats>;
 inline constexpr Floats kFloats;
 inline constexpr int kVecLanes = static_cast<int>(hn::MaxLanes(Floats()));
 inline constexpr int kVecsPerWide = kLanes / kVecLanes;
+// As many words of 32 bits.
+using Words = hn::RebindToUnsigned<Floats>;
+using WordVec = hn::Vec<Words>;
+inline constexpr Words kWords;
 
 HWY_INLINE Vec Broadcast(float value) { return hn::Set(kFloats, value); }
 

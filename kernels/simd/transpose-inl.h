@@ -17,10 +17,6 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-using Words = hn::RebindToUnsigned<Floats>;
-using WordVec = hn::Vec<Words>;
-inline constexpr Words kWords;
-
 // rows[i] lane j <-> rows[j] lane i.
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {

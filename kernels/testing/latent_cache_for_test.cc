@@ -29,6 +29,12 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
   part.dtype = spec.dtype;
   part.param_dtype = spec.param_dtype;
   part.tile_slots = spec.tile_slots > 0 ? spec.tile_slots : page_tokens;
+  if (spec.levels) {
+    part.num_levels = 1 << spec.bits[0];
+    std::vector<float> levels = Uniform(part.num_levels, seed + 3, -2.0f, 2.0f);
+    std::sort(levels.begin(), levels.end());
+    std::copy(levels.begin(), levels.end(), part.levels);
+  }
   const float none = 0.0f;
   if (spec.fixed_ranges) part.static_scale = &none;  // for ParamsBytes
   for (int64_t g = 0; g <= last; ++g) {
@@ -96,6 +102,11 @@ void TestPart::Write(int64_t page, int64_t slot, uint32_t token) {
     const auto minima = Uniform(group.num_runs, seed + 2, -1.0f, 0.5f);
     VisitDType(part.param_dtype, [&](auto type) {
       using T = decltype(type);
+      if (spec.levels) {
+        const T scale = FromFloat<T>(10.0f * scales[0]);
+        std::memcpy(ranges.data(), &scale, sizeof(scale));
+        return;
+      }
       for (size_t r = 0; r < scales.size(); ++r) {
         const T pair[2] = {FromFloat<T>(scales[r]), FromFloat<T>(minima[r])};
         std::memcpy(ranges.data() + r * sizeof(pair), pair, sizeof(pair));
@@ -129,6 +140,14 @@ std::vector<double> TestPart::Read(int64_t kv_head, int64_t page,
     const CodePlace place = cursor.Next(run);
     for (int64_t i = 0; i < run.width; ++i) {
       const auto c = static_cast<size_t>(group.column + run.begin + i);
+      const unsigned code =
+          ReadCode(reinterpret_cast<const uint8_t*>(codes.data()), place, i);
+      if (spec.levels) {
+        numbers[static_cast<size_t>(run.begin + i)] =
+            static_cast<double>(part.levels[code]) *
+            number_at(part.param_dtype, ranges.data(), 0);
+        continue;
+      }
       const double scale =
           spec.fixed_ranges ? static_cast<double>(scale_[c])
                             : number_at(part.param_dtype, ranges.data(), 2 * r);
@@ -136,8 +155,6 @@ std::vector<double> TestPart::Read(int64_t kv_head, int64_t page,
           spec.fixed_ranges
               ? static_cast<double>(minimum_[c])
               : number_at(part.param_dtype, ranges.data(), 2 * r + 1);
-      const unsigned code =
-          ReadCode(reinterpret_cast<const uint8_t*>(codes.data()), place, i);
       numbers[static_cast<size_t>(run.begin + i)] = code * scale + minimum;
     }
   }
@@ -258,11 +275,13 @@ void TestPart::MakeRows(int64_t page_rows, int64_t pages, LatentPartArgs* rows,
 
 void TestPart::AddRuns(int64_t width) {
   std::vector<CodeRun> runs;
-  const int64_t step = spec.run_width > 0 ? spec.run_width : width;
-  for (int64_t c = 0; !spec.bits.empty() && c < width; c += step) {
-    runs.push_back({c, std::min(step, width - c),
+  const int64_t coded = width - spec.unstored;
+  const int64_t step = spec.run_width > 0 ? spec.run_width : coded;
+  for (int64_t c = 0; !spec.bits.empty() && c < coded; c += step) {
+    runs.push_back({c, std::min(step, coded - c),
                     spec.bits[runs.size() % spec.bits.size()]});
   }
+  if (spec.unstored > 0) runs.push_back({coded, spec.unstored, 0});
   runs_.push_back(std::move(runs));
 }
 

@@ -33,6 +33,8 @@ struct PartSpec {
   DType dtype = DType::kBf16;
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
+  int64_t unstored = 0;  // of fixed ranges: last channels of 0 bits
+  bool levels = false;   // codes of a token's norm
   RebuildSpec rebuild = {};
   int64_t lift_dims = 0;      // values lifted, if > 0
   int64_t tile_slots = 0;     // 0: a page is one tile

@@ -27,8 +27,8 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
   }
 }
 
-// Stored channels of a latent that have one width, and one range where ranges
-// are a token's own.
+// Channels of a latent that have one width, and one range where ranges are a
+// token's own.
 std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
                                        const plan::ResolvedLatent& latent) {
   std::vector<kernels::CodeRun> runs;
@@ -73,10 +73,15 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   KvArenas::Part part;
   if (resolved.range == plan::RangeKind::kNone) {
     KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(resolved.dtype));
-  } else if (resolved.range == plan::RangeKind::kToken) {
+  } else if (resolved.range == plan::RangeKind::kToken ||
+             resolved.range == plan::RangeKind::kTokenNorm) {
     KVASIR_ASSIGN_OR_RETURN(part.latents.param_dtype,
                             StoredType(resolved.param_dtype));
   }
+  part.latents.num_levels = static_cast<int>(resolved.levels.size());
+  std::copy_n(resolved.levels.begin(),
+              std::min<size_t>(resolved.levels.size(), kernels::kMaxNormLevels),
+              part.latents.levels);
   int64_t column = 0;
   for (const cache::GroupLayout& from : layout.groups) {
     const plan::ResolvedLatent& latent =
@@ -84,7 +89,7 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     const std::vector<kernels::CodeRun>& runs =
         part.runs.emplace_back(CodeRuns(resolved, latent));
     kernels::LatentGroup group;
-    group.width = latent.stored_channels();
+    group.width = latent.channels;
     group.column = column;
     group.codes = RegionView(from.codes, granule_bytes);
     group.params = RegionView(from.params, granule_bytes);

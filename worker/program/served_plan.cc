@@ -16,9 +16,6 @@ namespace {
 
 using plan::ResolvedPart;
 
-// Bit widths that a kernel packs.
-bool PackedBits(int bits) { return bits <= 4 || bits == 8; }
-
 std::string UnlikeWidths(const ResolvedPart& part) {
   std::vector<int64_t> widths;
   for (const plan::ResolvedLatent& latent : part.latents) {
@@ -41,13 +38,6 @@ std::string BeyondThisBuild(const ResolvedPart& part) {
     return "a basis of the sequence";
   }
   if (part.range == plan::RangeKind::kSequence) return "ranges of the sequence";
-  if (part.range == plan::RangeKind::kTokenNorm) {
-    return "ranges of a token's norm";
-  }
-  if (part.explicit_runs) return "bits by runs of channels";
-  for (const int bits : part.bits) {
-    if (!PackedBits(bits)) return absl::StrCat("codes of ", bits, " bits");
-  }
   if (part.space == plan::Space::kLowRank &&
       part.stored == plan::RopeSide::kAfter) {
     return "a low_rank space of keys stored POST_ROPE";

@@ -248,17 +248,6 @@ std::vector<NotServed> NotServedCases() {
                                 "param_dtype":"F16")")
                         .substr(1)),
        "layer 1: the plan asks for 4 exact sinks"},
-      {"RunsOfBits",
-       KeyCodec(R"("bits":{"runs":[{"channels":8,"bits":4}]},"per_token":{},
-                   "param_dtype":"F16")"),
-       "layer 1 key: the plan asks for bits by runs of channels in part 0"},
-      {"FiveBits",
-       KeyCodec(
-           R"("bits":{"schedule":[5]},"per_token":{},"param_dtype":"F16")"),
-       "layer 1 key: the plan asks for codes of 5 bits in part 0"},
-      {"Norms", KeyCodec(R"("bits":{"schedule":[4]},"per_token_norm":{},
-                   "param_dtype":"F16")"),
-       "layer 1 key: the plan asks for ranges of a token's norm in part 0"},
       {"Eviction", Keys(kFullKey, R"(,"eviction":{"budget":64,"recent":16,
                          "positions":"ORIGINAL","every_tokens":8})"),
        "layer 1: the plan asks for eviction; this build keeps and reads every "

@@ -45,6 +45,16 @@ std::string Full(const std::string& stored, const std::string& codec,
                       codec, rest, "}");
 }
 
+std::string Runs(const std::vector<std::pair<int, int>>& channels_and_bits,
+                 const std::string& rest) {
+  std::string runs;
+  for (const auto& [channels, bits] : channels_and_bits) {
+    absl::StrAppend(&runs, runs.empty() ? "" : ",", R"({"channels":)", channels,
+                    R"(,"bits":)", bits, "}");
+  }
+  return absl::StrCat(R"({"bits":{"runs":[)", runs, "]},", rest, "}");
+}
+
 std::string Codes(const std::string& bits, const std::string& rest) {
   return absl::StrCat(R"({"bits":{"schedule":[)", bits, "]},", rest, "}");
 }
@@ -66,6 +76,14 @@ std::vector<PlanCase> PlanCases() {
   const std::string online = token + R"(,"hadamard_online":{})";
   const std::string basis = R"("channel_static":{},"basis_static":{})";
   const std::string mean = R"(,"mean":true)";
+  const std::string fixed = R"("channel_static":{})";
+  const auto levels = [](const std::string& list) {
+    return R"("per_token_norm":{"levels":[)" + list +
+           R"(]},"param_dtype":"F16","hadamard_online":{})";
+  };
+  const std::string sixteen =
+      "-2.7,-2.1,-1.6,-1.3,-0.9,-0.7,-0.4,-0.1,"
+      "0.1,0.4,0.7,0.9,1.3,1.6,2.1,2.7";
   const std::string slow =
       LowRank(all, R"("pairs":[2,3],"reconstruct":{})", "PRE_ROPE", kTyped);
   const std::string fast =
@@ -107,6 +125,34 @@ std::vector<PlanCase> PlanCases() {
        LowRank(two, fold, "NO_ROPE", Codes("8", token)), true},
       {"Channels", Full("POST_ROPE", Codes("4", R"("channel_static":{})")),
        Full("NO_ROPE", Codes("8", R"("channel_static":{})")), true},
+      {"RotatedLevels", Full("POST_ROPE", Codes("4", levels(sixteen))),
+       Full("NO_ROPE", Codes("3", levels("-2,-1.3,-0.7,-0.2,0.2,0.7,1.3,2"))),
+       true},
+      {"LevelsRebuilt",
+       LowRank(all, reconstruct, "PRE_ROPE",
+               Codes("4", R"("per_token_norm":{"levels":[)" + sixteen +
+                              R"(]},"param_dtype":"F32")")),
+       LowRank(two, runtime, "NO_ROPE",
+               Codes("1", R"("per_token_norm":{"levels":[-1,1]},)"
+                          R"("param_dtype":"BF16")")),
+       true},
+      {"FallingBits",
+       LowRank(all, reconstruct, "PRE_ROPE",
+               Runs({{2, 8}, {3, 6}, {2, 5}, {2, 3}, {1, 2}, {6, 0}}, fixed)),
+       LowRank(all, runtime, "NO_ROPE",
+               Runs({{4, 5}, {4, 4}, {4, 1}, {4, 0}}, fixed)),
+       true},
+      {"FallingBitsFolded", Full("POST_ROPE", Runs({{4, 6}, {4, 3}}, fixed)),
+       LowRank(all, fold, "NO_ROPE", Runs({{8, 6}, {4, 2}, {4, 0}}, fixed)),
+       true},
+      {"FallingBitsOfTokens", Full("POST_ROPE", Runs({{4, 5}, {4, 6}}, token)),
+       LowRank(all, runtime, "NO_ROPE", Runs({{8, 6}, {5, 5}, {3, 0}}, token)),
+       true},
+      {"ExactFallingBits",
+       LowRank(all, reconstruct, "PRE_ROPE",
+               Runs({{4, 6}, {6, 2}, {6, 0}}, fixed)),
+       LowRank(all, runtime, "NO_ROPE", Runs({{4, 5}, {8, 3}, {4, 0}}, fixed)),
+       true, 7, 5},
       {"WholeUnrotatedCodes", Full("PRE_ROPE", Codes("8", token)),
        Full("NO_ROPE", Codes("8", token)), true},
       {"ExactPaluJoint",

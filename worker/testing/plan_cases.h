@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,6 +34,8 @@ std::string LowRank(const std::string& groups, const std::string& use,
 std::string Full(const std::string& stored, const std::string& codec = kTyped,
                  const std::string& rest = "");
 std::string Codes(const std::string& bits, const std::string& rest);
+std::string Runs(const std::vector<std::pair<int, int>>& channels_and_bits,
+                 const std::string& rest);
 
 }  // namespace plan_cases
 

@@ -14,6 +14,7 @@
 #include "hwy/highway.h"
 #include "kernels/latents/code_pack.h"
 #include "kernels/simd/ahead_lines.h"
+#include "kernels/simd/codes-inl.h"
 #include "kernels/simd/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,6 +42,11 @@ inline constexpr int64_t kCodeTileMostRows = 8;
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
+// What codes of a part stand for; null: for themselves.
+inline const float* LevelsOf(const LatentPartArgs& part) {
+  return part.num_levels > 0 ? part.levels : nullptr;
+}
+
 // Rows of queries times codes (or bfloat16s, as if they were codes of 16 bits)
 // of 64 slots: c += a b. b is given as words of a slot's bytes, slots side by
 // side [words, 64]; bits are counted from the first word on.
@@ -48,20 +54,17 @@ struct KeyCodesArgs {
   int64_t depth;  // channels
   const uint32_t* low;
   CodePlace place;  // of the first code
-  const uint32_t* third;
-  const float* a;  // [rows, depth]
+  const uint32_t* high;
+  const float* levels;  // that codes stand for; null: for themselves
+  const float* a;       // [rows, depth]
   int64_t a_stride;
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
   AheadLines* ahead;  // asked meanwhile
 };
-// Whether the tile can take bfloat16s, and codes that lie so.
+// Whether the tile can take codes and bfloat16s.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
-inline bool TakesKeyCodes(const CodePlace& place) {
-  return kVecLanes > 1 && (place.third_bit < 0 || (place.low_bit % 32 == 0 &&
-                                                   place.third_bit % 16 == 0));
-}
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 
 // Rows of weights times codes of slots, where they lie: c += a b.
@@ -69,6 +72,7 @@ struct ValueCodesArgs {
   int64_t depth;             // slots
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // of the first code
+  const float* levels;       // as KeyCodesArgs
   const float* a;            // [rows, depth], rows 64 apart
   float* c;                  // [rows, columns]
   int64_t c_stride;
@@ -80,7 +84,7 @@ struct ValueCodesArgs {
 inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
   return kVecLanes % 8 == 0 && place.low_bits < 8 &&
          columns % kCodeTileColumns == 0 && place.low_bit % 8 == 0 &&
-         (place.third_bit < 0 || place.third_bit % 8 == 0);
+         place.high_bit % 8 == 0;
 }
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
 

@@ -18,19 +18,32 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
+// How codes are taken apart: kLow lowest bits in one plane and kHigh above them
+// in another (16 and 0: bfloat16s), and whether they stand for levels.
+template <int kLow, int kHigh, bool kByLevel = false>
+struct CodeKind {
+  static constexpr int kLowBits = kLow;
+  static constexpr int kHighBits = kHigh;
+  static constexpr int kBits = kLow + kHigh;
+  static constexpr bool kLevels = kByLevel;
+};
+
 // What a word's lowest bits stand for, whatever lies above them: a code, or, of
 // 16 bits, a bfloat16.
-template <int kBits>
+template <class Code>
 class CodeNumbers {
  public:
 #if HWY_TARGET <= HWY_AVX3
-  // A lane is looked up by the lowest four bits of its index.
-  static constexpr bool kByTable = kBits <= 4;
-  CodeNumbers() {
+  // A lane is looked up by the lowest four bits of its index: levels come as
+  // cheap as codes.
+  static constexpr bool kByTable = Code::kBits <= 4;
+  explicit CodeNumbers(const float* levels) {
     if constexpr (kByTable) {
       HWY_ALIGN float numbers[kVecLanes];
       for (int i = 0; i < kVecLanes; ++i) {
-        numbers[i] = static_cast<float>(i & ((1 << kBits) - 1));
+        const int code = i & ((1 << Code::kBits) - 1);
+        numbers[i] =
+            levels != nullptr ? levels[code] : static_cast<float>(code);
       }
       table_ = hn::Load(kFloats, numbers);
     }
@@ -46,25 +59,38 @@ class CodeNumbers {
  private:
   Vec table_;
 #else
-  HWY_INLINE Vec operator()(WordVec word) const { return Convert(word); }
+  explicit CodeNumbers(const float* levels) : table_(levels) {}
+  HWY_INLINE Vec operator()(WordVec word) const {
+    if constexpr (Code::kLevels) {
+      const WordVec mask = hn::Set(kWords, (1u << Code::kBits) - 1u);
+      return table_.At(Code::kBits < 4 ? hn::And(word, mask) : word);
+    } else {
+      return Convert(word);
+    }
+  }
 
  private:
+  LevelTable table_;
 #endif
   static HWY_INLINE Vec Convert(WordVec word) {
-    if constexpr (kBits == 16) {
+    if constexpr (Code::kBits == 16) {
       return hn::BitCast(kFloats, hn::ShiftLeft<16>(word));
     } else {
       const hn::RebindToSigned<Floats> d32;
-      const WordVec code = hn::And(word, hn::Set(kWords, (1u << kBits) - 1u));
+      const WordVec code =
+          hn::And(word, hn::Set(kWords, (1u << Code::kBits) - 1u));
       return hn::ConvertTo(kFloats, hn::BitCast(d32, code));
     }
   }
 };
 
-// Bits 0 and 1 of a word, and bit 2 of another.
-HWY_INLINE WordVec WithThirdBit(WordVec low, WordVec third) {
-  return hn::Or(hn::And(low, hn::Set(kWords, 3u)),
-                hn::And(third, hn::Set(kWords, 4u)));
+// The lowest kLow bits of a word, and the kHigh above them of another.
+template <int kLow, int kHigh>
+HWY_INLINE WordVec WithHighBits(WordVec low, WordVec high) {
+  constexpr uint32_t kLowMask = (1u << kLow) - 1;
+  constexpr uint32_t kHighMask = ((1u << kHigh) - 1) << kLow;
+  return hn::Or(hn::And(low, hn::Set(kWords, kLowMask)),
+                hn::And(high, hn::Set(kWords, kHighMask)));
 }
 
 // Vectors of codes beside each other: few rows have too few accumulators.
@@ -106,37 +132,50 @@ HWY_INLINE void LoadWords(const uint32_t* from, WordVec (&words)[kVecs]) {
   }
 }
 
-// Moves third bits so that the one at `bit` (0 or 16) becomes bit 2.
-template <int kVecs>
-HWY_INLINE void StartThird(int64_t bit, WordVec (&third)[kVecs]) {
+// The high bits of a word's codes, from `bit` of `words` on, so that those of
+// the first code stand above its kBits low ones.
+template <int kBits, int kHigh, int kVecs>
+HWY_INLINE void LoadHigh(const uint32_t* words, int64_t bit,
+                         WordVec (&high)[kVecs]) {
+  constexpr int kTaken = 32 / kBits * kHigh;
+  const uint32_t* from = words + bit / 32 * kSlots;
+  const auto shift = static_cast<int>(bit % 32);
+  LoadWords(from, high);
   for (int v = 0; v < kVecs; ++v) {
-    third[v] = bit == 0 ? hn::RotateRight<30>(third[v])
-                        : hn::RotateRight<14>(third[v]);
+    high[v] = hn::ShiftRightSame(high[v], shift);
+    if (shift + kTaken > 32) {
+      const WordVec next = hn::LoadU(kWords, from + kSlots + v * kVecLanes);
+      high[v] = hn::Or(high[v], hn::ShiftLeftSame(next, 32 - shift));
+    }
+    high[v] = hn::RotateRight<32 - kBits>(high[v]);
   }
 }
 
-// The code in the lowest bits of `low`; the next third bit moves up.
-template <int kBits, bool kThird, int kVecs>
-HWY_INLINE void TakeCodes(const CodeNumbers<kThird ? 3 : kBits>& numbers,
-                          const WordVec (&low)[kVecs], WordVec (&third)[kVecs],
+// The code in the lowest bits of `low`; the next high bits move up.
+template <class Code, int kVecs>
+HWY_INLINE void TakeCodes(const CodeNumbers<Code>& numbers,
+                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
                           Vec (&codes)[kVecs]) {
+  constexpr int kBits = Code::kLowBits;
+  constexpr int kHigh = Code::kHighBits;
   for (int v = 0; v < kVecs; ++v) {
-    if constexpr (kThird) {
-      codes[v] = numbers(WithThirdBit(low[v], third[v]));
-      third[v] = hn::RotateRight<1>(third[v]);
+    if constexpr (kHigh > 0) {
+      codes[v] = numbers(WithHighBits<kBits, kHigh>(low[v], high[v]));
+      high[v] = hn::RotateRight<kHigh>(high[v]);
     } else {
-      (void)third;
+      (void)high;
       codes[v] = numbers(low[v]);
     }
   }
 }
 
 // A whole word of codes, from code kIndex on.
-template <int kBits, bool kThird, int kRows, int kVecs, int kIndex>
-HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
-                        const WordVec (&words)[kVecs], WordVec (&third)[kVecs],
+template <class Code, int kRows, int kVecs, int kIndex>
+HWY_INLINE void AddWord(const CodeNumbers<Code>& numbers,
+                        const WordVec (&words)[kVecs], WordVec (&high)[kVecs],
                         const float* const (&a)[kRows],
                         Vec (&acc)[kRows][kVecs]) {
+  constexpr int kBits = Code::kLowBits;
   if constexpr (kIndex * kBits < 32) {
     Vec codes[kVecs];
     if constexpr (kBits == 16 && kIndex == 1) {
@@ -149,24 +188,25 @@ HWY_INLINE void AddWord(const CodeNumbers<kThird ? 3 : kBits>& numbers,
       for (int v = 0; v < kVecs; ++v) {
         low[v] = hn::ShiftRight<kIndex * kBits>(words[v]);
       }
-      TakeCodes<kBits, kThird, kVecs>(numbers, low, third, codes);
+      TakeCodes<Code, kVecs>(numbers, low, high, codes);
     }
     AddProducts(a, kIndex, codes, acc);
-    AddWord<kBits, kThird, kRows, kVecs, kIndex + 1>(numbers, words, third, a,
-                                                     acc);
+    AddWord<Code, kRows, kVecs, kIndex + 1>(numbers, words, high, a, acc);
   } else {
-    (void)numbers, (void)words, (void)third, (void)a, (void)acc;
+    (void)numbers, (void)words, (void)high, (void)a, (void)acc;
   }
 }
 
 // Whole words of codes.
-template <int kBits, bool kThird, int kRows>
+template <class Code, int kRows>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
+  constexpr int kBits = Code::kLowBits;
+  constexpr int kHigh = Code::kHighBits;
   constexpr int kPerWord = 32 / kBits;
   constexpr int kVecs = kVecsOf<kRows>;
   // Who brought the words into cache asked for the other half.
   constexpr int kLinesPerWord = LinesOf(4 * kVecs * kVecLanes / 2);
-  const CodeNumbers<kThird ? 3 : kBits> numbers;
+  const CodeNumbers<Code> numbers(args.levels);
   float* const c = args.c + column;
   const float* a[kRows];
   Vec acc[kRows][kVecs];
@@ -180,20 +220,19 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
   }
   const uint32_t* low = args.low + args.place.low_bit / 32 * kSlots + column;
   WordVec words[kVecs];
-  WordVec third[kVecs];
-  for (int v = 0; v < kVecs; ++v) third[v] = hn::Zero(kWords);
+  WordVec high[kVecs];
+  for (int v = 0; v < kVecs; ++v) high[v] = hn::Zero(kWords);
   for (int64_t i = 0; i < args.depth; i += kPerWord) {
     LoadWords(low, words);
     low += kSlots;
-    if constexpr (kThird) {
-      const int64_t third_bit = args.place.third_bit + i;
-      LoadWords(args.third + third_bit / 32 * kSlots + column, third);
-      StartThird(third_bit % 32, third);
+    if constexpr (kHigh > 0) {
+      LoadHigh<kBits, kHigh>(args.high + column,
+                             args.place.high_bit + i * kHigh, high);
     }
     const float* from[kRows];
     for (int r = 0; r < kRows; ++r) from[r] = a[r] + i;
     args.ahead->Ask(kLinesPerWord);
-    AddWord<kBits, kThird, kRows, kVecs, 0>(numbers, words, third, from, acc);
+    AddWord<Code, kRows, kVecs, 0>(numbers, words, high, from, acc);
   }
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) {
@@ -210,19 +249,21 @@ HWY_INLINE WordVec WordsAt(const uint32_t* words, int64_t bit, int64_t column) {
 }
 
 // Codes that do not fill a word, one after the other.
-template <int kBits, bool kThird>
+template <class Code>
 void AddSingleKeys(int64_t rows, const KeyCodesArgs& args) {
-  const CodeNumbers<kThird ? 3 : kBits> numbers;
+  constexpr int kBits = Code::kLowBits;
+  constexpr int kHigh = Code::kHighBits;
+  const CodeNumbers<Code> numbers(args.levels);
   for (int64_t s = 0; s < kSlots; s += kVecLanes) {
     for (int64_t r = 0; r < rows; ++r) {
       float* const c = args.c + r * args.c_stride + s;
       Vec sum = args.accumulate ? LoadFloats(c) : hn::Zero(kFloats);
       for (int64_t i = 0; i < args.depth; ++i) {
         WordVec word = WordsAt(args.low, args.place.low_bit + i * kBits, s);
-        if constexpr (kThird) {
-          const WordVec third =
-              WordsAt(args.third, args.place.third_bit + i, s);
-          word = WithThirdBit(word, hn::ShiftLeft<2>(third));
+        if constexpr (kHigh > 0) {
+          const WordVec high =
+              WordsAt(args.high, args.place.high_bit + i * kHigh, s);
+          word = WithHighBits<kBits, kHigh>(word, hn::ShiftLeft<kBits>(high));
         }
         sum = Fma(Broadcast(args.a[r * args.a_stride + i]), numbers(word), sum);
       }
@@ -301,30 +342,43 @@ class SlotCodes {
   WordVec shifts_;
 };
 
-// The third bits of as many channels, in bit 2.
-class SlotThirdBits {
+// The kHigh high bits of as many channels, above their kBits low ones and in
+// the same lanes.
+template <int kBits, int kHigh>
+class SlotHighBits {
  public:
-  static constexpr int64_t kBytes = kVecLanes / 8;
+  static constexpr int64_t kBytes = kVecLanes * kHigh / 8;
 
-  SlotThirdBits() : shifts_(hn::Iota(kWords, 14u)) {}
+  SlotHighBits() {
+    HWY_ALIGN uint32_t shifts[kVecLanes];
+    for (uint32_t i = 0; i < kVecLanes; ++i) {
+      const uint32_t channel =
+          SlotCodes<kBits>::kAlternate ? i / 2 + i % 2 * (kVecLanes / 2) : i;
+      shifts[i] = channel * kHigh;
+    }
+    shifts_ = hn::Load(kWords, shifts);
+  }
 
   HWY_INLINE WordVec At(const char* from) const {
     uint32_t bits = 0;
     std::memcpy(&bits, from, kBytes > 0 ? kBytes : 1);
-    return hn::Shr(hn::Set(kWords, bits << 16), shifts_);
+    return hn::ShiftLeft<kBits>(hn::Shr(hn::Set(kWords, bits), shifts_));
   }
 
  private:
   WordVec shifts_;
 };
 
-template <int kBits, bool kThird, int kRows, int kVecs>
+template <class Code, int kRows, int kVecs>
 void ValueTile(const ValueCodesArgs& args, int64_t column) {
-  const CodeNumbers<kThird ? 3 : kBits> numbers;
+  constexpr int kBits = Code::kLowBits;
+  constexpr int kHigh = Code::kHighBits;
+  using HighBits = SlotHighBits<kBits, kHigh>;
+  const CodeNumbers<Code> numbers(args.levels);
   const SlotCodes<kBits> low;
-  const SlotThirdBits high;
+  const HighBits high;
   const int64_t low_byte = (args.place.low_bit + column * kBits) / 8;
-  const int64_t third_byte = kThird ? (args.place.third_bit + column) / 8 : 0;
+  const int64_t high_byte = (args.place.high_bit + column * kHigh) / 8;
   constexpr int64_t kBytesPerSlot =
       std::max<int64_t>(kVecs * SlotCodes<kBits>::kBytes, 1);
   constexpr int64_t kSlotsBetweenAsks =
@@ -345,9 +399,9 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
     Vec codes[kVecs];
     for (int v = 0; v < kVecs; ++v) {
       WordVec word = low.At(slot + low_byte + v * SlotCodes<kBits>::kBytes);
-      if constexpr (kThird) {
-        word = WithThirdBit(
-            word, high.At(slot + third_byte + v * SlotThirdBits::kBytes));
+      if constexpr (kHigh > 0) {
+        word = WithHighBits<kBits, kHigh>(
+            word, high.At(slot + high_byte + v * HighBits::kBytes));
       }
       codes[v] = numbers(word);
     }
@@ -411,30 +465,30 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
 
 // ----- Choice of a tile.
 
-template <int kBits, bool kThird, int kRows>
+template <class Code, int kRows>
 void KeyRow(int rows, const KeyCodesArgs& args) {
   if (rows == kRows) {
     for (int64_t s = 0; s < kSlots; s += kVecsOf<kRows> * kVecLanes) {
-      KeyTile<kBits, kThird, kRows>(args, s);
+      KeyTile<Code, kRows>(args, s);
     }
   } else if constexpr (kRows > 1) {
-    KeyRow<kBits, kThird, kRows - 1>(rows, args);
+    KeyRow<Code, kRows - 1>(rows, args);
   }
 }
 
-template <int kBits, bool kThird, int kRows>
+template <class Code, int kRows>
 void ValueRow(int rows, const ValueCodesArgs& args) {
   if (rows == kRows) {
     int64_t i = 0;
     constexpr int64_t kColumns = kVecsOf<kRows> * kVecLanes;
     for (; i + kColumns <= args.columns; i += kColumns) {
-      ValueTile<kBits, kThird, kRows, kVecsOf<kRows>>(args, i);
+      ValueTile<Code, kRows, kVecsOf<kRows>>(args, i);
     }
     for (; i < args.columns; i += kCodeTileColumns) {
-      ValueTile<kBits, kThird, kRows, kCodeTileVecs>(args, i);
+      ValueTile<Code, kRows, kCodeTileVecs>(args, i);
     }
   } else if constexpr (kRows > 1) {
-    ValueRow<kBits, kThird, kRows - 1>(rows, args);
+    ValueRow<Code, kRows - 1>(rows, args);
   }
 }
 
@@ -477,76 +531,86 @@ HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
   }
 }
 
-template <int kBits, bool kThird>
+template <class Code>
 void KeyWords(int64_t rows, const KeyCodesArgs& args) {
   ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
-    KeyRow<kBits, kThird, kCodeTileRows>(height, tile);
+    KeyRow<Code, kCodeTileRows>(height, tile);
   });
 }
 
 // The `count` codes of args from `begin` on.
-template <int kBits, bool kThird>
 KeyCodesArgs PartOf(KeyCodesArgs args, int64_t begin, int64_t count) {
   args.a += begin;
-  args.place.low_bit += begin * kBits;
-  args.place.third_bit += kThird ? begin : 0;
+  args.place.Skip(begin);
   args.accumulate = args.accumulate || begin > 0;
   args.depth = count;
   return args;
 }
 
-template <int kBits, bool kThird>
+template <class Code>
 void KeyCodes(int64_t rows, const KeyCodesArgs& args) {
+  constexpr int kBits = Code::kLowBits;
   constexpr int64_t kPerWord = 32 / kBits;
   const int64_t in_word = args.place.low_bit % 32 / kBits;
   if (in_word == 0 && args.depth % kPerWord == 0) {
-    return KeyWords<kBits, kThird>(rows, args);
+    return KeyWords<Code>(rows, args);
   }
   // Those that end a word, whole words, and those that begin one.
   const int64_t begin = std::min(args.depth, (kPerWord - in_word) % kPerWord);
   const int64_t end = begin + (args.depth - begin) / kPerWord * kPerWord;
   if (begin > 0) {
-    AddSingleKeys<kBits, kThird>(rows, PartOf<kBits, kThird>(args, 0, begin));
+    AddSingleKeys<Code>(rows, PartOf(args, 0, begin));
   }
   if (begin < end) {
-    KeyWords<kBits, kThird>(rows,
-                            PartOf<kBits, kThird>(args, begin, end - begin));
+    KeyWords<Code>(rows, PartOf(args, begin, end - begin));
   }
   if (end < args.depth) {
-    AddSingleKeys<kBits, kThird>(
-        rows, PartOf<kBits, kThird>(args, end, args.depth - end));
+    AddSingleKeys<Code>(rows, PartOf(args, end, args.depth - end));
   }
+}
+
+// Calls run(kind) for codes of these bits, by levels or not.
+template <bool kByLevel, typename Run>
+void ForKind(int bits, const Run& run) {
+  switch (bits) {
+    case 6:
+      return run(CodeKind<4, 2>());
+    case 5:
+      return run(CodeKind<4, 1>());
+    case 4:
+      return run(CodeKind<4, 0, kByLevel>());
+    case 3:
+      return run(CodeKind<2, 1, kByLevel>());
+    case 2:
+      return run(CodeKind<2, 0, kByLevel>());
+    default:
+      return run(CodeKind<1, 0, kByLevel>());
+  }
+}
+template <typename Run>
+void ForKind(int bits, const float* levels, const Run& run) {
+#if HWY_TARGET > HWY_AVX3  // else levels are looked up as codes are
+  if (levels != nullptr) return ForKind<true>(bits, run);
+#endif
+  (void)levels;
+  return ForKind<false>(bits, run);
 }
 
 }  // namespace
 
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
-  if (args.place.third_bit >= 0) {
-    KeyCodes<2, true>(rows, args);
-  } else if (args.place.low_bits == 16) {
-    KeyCodes<16, false>(rows, args);
-  } else if (args.place.low_bits == 8) {
-    KeyCodes<8, false>(rows, args);
-  } else if (args.place.low_bits == 4) {
-    KeyCodes<4, false>(rows, args);
-  } else if (args.place.low_bits == 2) {
-    KeyCodes<2, false>(rows, args);
-  } else {
-    KeyCodes<1, false>(rows, args);
-  }
+  const int bits = args.place.bits();
+  if (bits == 16) return KeyCodes<CodeKind<16, 0>>(rows, args);
+  if (bits == 8) return KeyCodes<CodeKind<8, 0>>(rows, args);
+  ForKind(bits, args.levels,
+          [&](auto kind) { KeyCodes<decltype(kind)>(rows, args); });
 }
 
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args) {
   ForTiles(rows, kSlots, args, [](int height, const ValueCodesArgs& tile) {
-    if (tile.place.third_bit >= 0) {
-      ValueRow<2, true, kCodeTileRows>(height, tile);
-    } else if (tile.place.low_bits == 4) {
-      ValueRow<4, false, kCodeTileRows>(height, tile);
-    } else if (tile.place.low_bits == 2) {
-      ValueRow<2, false, kCodeTileRows>(height, tile);
-    } else {
-      ValueRow<1, false, kCodeTileRows>(height, tile);
-    }
+    ForKind(tile.place.bits(), tile.levels, [&](auto kind) {
+      ValueRow<decltype(kind), kCodeTileRows>(height, tile);
+    });
   });
 }
 
@@ -556,7 +620,7 @@ void RunValuePairs(int64_t rows, const ValuePairsArgs& args) {
   });
 }
 
-#else  // nobody calls them: see TakesKeyCodes
+#else  // nobody calls them: see kTakesPairs
 void RunKeyCodes(int64_t, const KeyCodesArgs&) {}
 void RunValueCodes(int64_t, const ValueCodesArgs&) {}
 void RunValuePairs(int64_t, const ValuePairsArgs&) {}

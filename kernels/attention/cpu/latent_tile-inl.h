@@ -132,32 +132,35 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
   }
 }
 
-// Stores a channel's codes, or adds them as the third bit of what is there.
-template <bool kThird>
+// Stores a channel's codes, or adds them above the lowest kAbove bits of what
+// is there.
+template <int kAbove>
 HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   const hn::RebindToSigned<Floats> d32;
   const Vec numbers = hn::ConvertTo(kFloats, hn::BitCast(d32, codes));
-  if constexpr (kThird) {
-    hn::StoreU(Fma(Broadcast(4.0f), numbers, LoadFloats(out)), kFloats, out);
+  if constexpr (kAbove > 0) {
+    hn::StoreU(Fma(Broadcast(static_cast<float>(1 << kAbove)), numbers,
+                   LoadFloats(out)),
+               kFloats, out);
   } else {
     hn::StoreU(numbers, kFloats, out);
   }
 }
 
 // One word of whole codes, from code kIndex on.
-template <int kBits, bool kThird, int kIndex>
+template <int kBits, int kAbove, int kIndex>
 HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   if constexpr (kIndex * kBits < 32) {
-    StoreCodes<kThird>(hn::And(hn::ShiftRight<kIndex * kBits>(word), mask),
+    StoreCodes<kAbove>(hn::And(hn::ShiftRight<kIndex * kBits>(word), mask),
                        out + kIndex * kBlock);
-    UnpackWord<kBits, kThird, kIndex + 1>(word, mask, out);
+    UnpackWord<kBits, kAbove, kIndex + 1>(word, mask, out);
   } else {
     (void)word, (void)mask, (void)out;
   }
 }
 
 // `count` codes of kBits each from `bit` on, to rows kBlock apart.
-template <int kBits, bool kThird = false>
+template <int kBits, int kAbove = 0>
 void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
                     float* out) {
   constexpr int kPerWord = 32 / kBits;
@@ -166,21 +169,17 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   const auto one = [&] {
     const WordVec word = hn::LoadU(kWords, words + bit / 32 * kVecLanes);
     const WordVec codes = hn::ShiftRightSame(word, static_cast<int>(bit % 32));
-    StoreCodes<kThird>(hn::And(codes, mask), out + i * kBlock);
+    StoreCodes<kAbove>(hn::And(codes, mask), out + i * kBlock);
     bit += kBits;
     ++i;
   };
   while (i < count && bit % 32 != 0) one();
   for (; i + kPerWord <= count; i += kPerWord, bit += 32) {
-    UnpackWord<kBits, kThird, 0>(
+    UnpackWord<kBits, kAbove, 0>(
         hn::LoadU(kWords, words + bit / 32 * kVecLanes), mask,
         out + i * kBlock);
   }
   while (i < count) one();
-}
-
-inline int PlaneIndex(int bits) {
-  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
 }
 
 // The same of slots that may be read a vector of words beyond their bytes.
@@ -271,10 +270,16 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
         default:
           UnpackChannels<1>(from, bit, piece.width, to);
       }
-      if (piece.place.third_bit >= 0) {
-        UnpackChannels<1, true>(
-            plane_words[3], piece.place.third_bit - 8 * chunk.bytes.begin[3],
-            piece.width, to);
+      if (piece.place.high_bits == 0) continue;
+      const int high = PlaneIndex(piece.place.high_bits);
+      const int64_t high_bit =
+          piece.place.high_bit - 8 * chunk.bytes.begin[high];
+      if (piece.place.bits() == 3) {
+        UnpackChannels<1, 2>(plane_words[high], high_bit, piece.width, to);
+      } else if (piece.place.bits() == 5) {
+        UnpackChannels<1, 4>(plane_words[high], high_bit, piece.width, to);
+      } else {
+        UnpackChannels<2, 4>(plane_words[high], high_bit, piece.width, to);
       }
     }
   }
@@ -361,8 +366,8 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
     }
     return;
   }
-  const bool third = place.third_bit >= 0;
-  if (kVecLanes * place.low_bits % 8 != 0 || (third && kVecLanes % 8 != 0)) {
+  if (kVecLanes * place.low_bits % 8 != 0 ||
+      kVecLanes * place.high_bits % 8 != 0) {
     // Vectors that do not end with a byte.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
@@ -375,24 +380,26 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
 #if HWY_TARGET != HWY_SCALAR
   const hn::RebindToSigned<Floats> d32;
   const LaneCodes low(place.low_bit, place.low_bits);
-  const LaneCodes high(third ? place.third_bit : 0, 1);
+  const bool high = place.high_bits > 0;
+  const LaneCodes high_codes(place.high_bit, high ? place.high_bits : 1);
   const int64_t high_bytes =
-      third ? (place.third_bit % 8 + piece.width + 7) / 8 : 0;
+      (place.high_bit % 8 + piece.width * place.high_bits + 7) / 8;
   ReadableBytes high_source;
   for (int64_t s = slots.begin; s < slots.end; ++s) {
     const uint8_t* from = low_source.Find(slots.codes[s], slots.readable[s],
                                           low.first_byte(), low_bytes);
     const uint8_t* from_high =
-        third ? high_source.Find(slots.codes[s], slots.readable[s],
-                                 high.first_byte(), high_bytes)
-              : nullptr;
+        high ? high_source.Find(slots.codes[s], slots.readable[s],
+                                high_codes.first_byte(), high_bytes)
+             : nullptr;
     float* to = tile + s * stride;
     for (int64_t i = 0; i < piece.width; i += kVecLanes) {
       WordVec codes = low.At(from);
       from += low.step_bytes();
-      if (third) {
-        codes = hn::Or(codes, hn::ShiftLeft<2>(high.At(from_high)));
-        from_high += high.step_bytes();
+      if (high) {
+        codes = hn::Or(
+            codes, hn::ShiftLeftSame(high_codes.At(from_high), place.low_bits));
+        from_high += high_codes.step_bytes();
       }
       hn::StoreU(hn::ConvertTo(kFloats, hn::BitCast(d32, codes)), kFloats,
                  to + i);
@@ -417,6 +424,18 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
   }
 }
 
+// ----- Levels.
+
+// Replaces codes, of whole vectors, by the levels that they stand for.
+inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
+  const LevelTable table(levels);
+  const hn::RebindToSigned<Floats> d32;
+  for (int64_t i = 0; i < count; i += kVecLanes) {
+    const auto code = hn::ConvertTo(d32, LoadFloats(codes + i));
+    hn::StoreU(table.At(hn::BitCast(kWords, code)), kFloats, codes + i);
+  }
+}
+
 // ----- Ranges in slots.
 
 // The two numbers of 16 bits that stand in each word.
@@ -434,6 +453,18 @@ HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
              reinterpret_cast<uint16_t*>(halves[1]));
   hn::StoreU(LoadFloats(halves[0]), kFloats, low);
   hn::StoreU(LoadFloats(halves[1]), kFloats, high);
+}
+
+// The length scale [64] of slots whose codes are levels; zeros where nobody
+// looks.
+template <typename T>
+void LoadLengths(const BlockSlots& slots, float* scale) {
+  std::fill_n(scale, kBlock, 0.0f);
+  for (int64_t s = slots.begin; s < slots.end; ++s) {
+    T stored;
+    std::memcpy(&stored, slots.ranges[s], sizeof(stored));
+    scale[s] = ToFloat(stored);
+  }
 }
 
 // scale [64] and minimum [64] of one run; zeros where nobody looks.
@@ -546,6 +577,9 @@ class BlockLoader {
     if (chunk.begin == 0) StartGroup(part, group);
     if (chunk.num_pieces == 0) return TransposeChunk(part.dtype, chunk);
     UnpackKeys(found_, chunk, grid_.pieces(chunk), tile_, &ahead_);
+    if (part.num_levels > 0) {
+      LookUpLevels(part.levels, chunk.width * kBlock, tile_);
+    }
     LoadChunkRanges(part, group, chunk);
   }
 
@@ -594,6 +628,10 @@ class BlockLoader {
     loaded_ = nullptr;
     Find(part, group);
     UnpackValues(found_, piece, stride, tile_);
+    if (part.num_levels == 0) return;
+    for (int64_t s = found_.begin; s < found_.end; ++s) {
+      LookUpLevels(part.levels, piece.width, tile_ + s * stride);
+    }
   }
   void LoadValueRanges(const LatentPartArgs& part, const LatentGroup& group,
                        const LatentChunk& chunk) {
@@ -708,6 +746,14 @@ class BlockLoader {
     if (part.static_scale != nullptr) return;
     const CodePiece* pieces = grid_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
+      if (part.num_levels > 0) {
+        // One run, whose pieces have one scale and no minimum.
+        for (int64_t p = 0; p < chunk.num_pieces; ++p) {
+          LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
+          std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);
+        }
+        return;
+      }
       for (int64_t p = 0; p < chunk.num_pieces; ++p) {
         LoadRanges<decltype(type)>(found_, group.params.stride_bytes,
                                    pieces[p].run, scales_ + p * kBlock,

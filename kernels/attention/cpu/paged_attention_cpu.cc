@@ -384,7 +384,8 @@ class PanelWorker {
         }
         if (in_registers) {
           for (int64_t i = 0; i < chunk->num_pieces; ++i) {
-            MultiplyCodes(args, *chunk, grid_.pieces(*chunk)[i], rows.size());
+            MultiplyCodes(args, part, *chunk, grid_.pieces(*chunk)[i],
+                          rows.size());
             args.accumulate = true;
           }
           continue;
@@ -407,8 +408,8 @@ class PanelWorker {
                                 const CodePiece& piece) {
     CodePlace place = piece.place;
     place.low_bit -= 8 * chunk.bytes.begin[PlaneIndex(place.low_bits)];
-    if (place.third_bit >= 0) {
-      place.third_bit -= 8 * chunk.bytes.begin[PlaneIndex(1)];
+    if (place.high_bits > 0) {
+      place.high_bit -= 8 * chunk.bytes.begin[PlaneIndex(place.high_bits)];
     }
     return place;
   }
@@ -422,11 +423,7 @@ class PanelWorker {
       return kTakesPairs && part.dtype == DType::kBf16 &&
              grid_.exact(part) == nullptr;
     }
-    const CodePiece* pieces = grid_.pieces(chunk);
-    return std::all_of(pieces, pieces + chunk.num_pieces,
-                       [&](const CodePiece& piece) {
-                         return TakesKeyCodes(PlaceInWords(chunk, piece));
-                       });
+    return kTakesPairs;
   }
   // Products of args' rows with words that were loaded last; which ones is set
   // by the caller.
@@ -443,12 +440,14 @@ class PanelWorker {
   }
   // Adds the product with a piece of the words that were loaded last; args.a is
   // that of the chunk.
-  void MultiplyCodes(const TileArgs& args, const LatentChunk& chunk,
-                     const CodePiece& piece, int64_t rows) {
+  void MultiplyCodes(const TileArgs& args, const LatentPartArgs& part,
+                     const LatentChunk& chunk, const CodePiece& piece,
+                     int64_t rows) {
     KeyCodesArgs codes = WordsArgs(args, piece.width);
     codes.low = loader_.key_words(piece.place.low_bits);
     codes.place = PlaceInWords(chunk, piece);
-    codes.third = loader_.key_words(1);
+    codes.high = loader_.key_words(codes.place.high_bits);
+    codes.levels = LevelsOf(part);
     codes.a += piece.begin - chunk.begin;
     RunKeyCodes(rows, codes);
   }
@@ -463,7 +462,7 @@ class PanelWorker {
       TileArgs args = ScoreArgs(p, rows, first, raw);
       args.accumulate = !piece.starts_run;
       if (in_registers) {
-        MultiplyCodes(args, chunk, piece, rows.size());
+        MultiplyCodes(args, params_.keys[p].latents, chunk, piece, rows.size());
       } else {
         const int64_t in_chunk = piece.begin - chunk.begin;
         args.a += in_chunk;

@@ -401,6 +401,11 @@ class KeyRebuilder {
         }
       }
     }
+    if (group.num_runs == 0) return;
+    for (int64_t c = CodedWidth(group); c < group.width; ++c) {
+      std::fill_n(key_ + c * kBlock, kBlock,
+                  part.static_minimum[group.column + c]);
+    }
   }
 
   // Turns the key by the angles of the block's positions, which are found again

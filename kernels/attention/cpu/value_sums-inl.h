@@ -261,7 +261,7 @@ class ValueSums {
          ++chunk) {
       if (in_slots) {
         loader_.LoadValueRanges(part, group, *chunk);
-        SumMinima(p, span, *chunk);
+        if (part.num_levels == 0) SumMinima(p, span, *chunk);
       }
       const CodePiece* pieces = grid_.pieces(*chunk);
       for (int64_t i = 0; i < chunk->num_pieces; ++i) {
@@ -302,8 +302,8 @@ class ValueSums {
             Stream<uint8_t>(part, group, {piece.place.low_bit / 8, piece.width},
                             weights, rows, visible, to);
           } else if (in_registers) {
-            AddCodes(weights, piece, loader_.FindSlots(part, group), rows,
-                     visible, to);
+            AddCodes(weights, piece, LevelsOf(part),
+                     loader_.FindSlots(part, group), rows, visible, to);
           } else {
             AddTile(weights, rows, visible, {loader_.tile(), stride},
                     piece.width, to);
@@ -313,12 +313,13 @@ class ValueSums {
 
   // Few rows: codes are taken apart where they lie.
   void AddCodes(const float* weights, const CodePiece& piece,
-                const BlockSlots& slots, RowRange rows, VisibleRange visible,
-                float* to) const {
+                const float* levels, const BlockSlots& slots, RowRange rows,
+                VisibleRange visible, float* to) const {
     ValueCodesArgs args = {};
     args.depth = visible.end - visible.begin;
     args.slots = slots.codes + visible.begin;
     args.place = piece.place;
+    args.levels = levels;
     args.a = weights + rows.begin * kBlock + visible.begin;
     args.c = to;
     args.c_stride = grid_.out_width();

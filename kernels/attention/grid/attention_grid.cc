@@ -26,11 +26,6 @@ int64_t MostRuns(const LatentPartArgs& part) {
   return runs;
 }
 
-// Index of a plane of `bits` bits.
-int PlaneIndex(int bits) {
-  return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
-}
-
 void CoverPlane(int plane, int64_t bit, int64_t num_bits, ChunkBytes* bytes) {
   const int64_t begin = bit / 8;
   const int64_t end = (bit + num_bits + 7) / 8;
@@ -40,11 +35,12 @@ void CoverPlane(int plane, int64_t bit, int64_t num_bits, ChunkBytes* bytes) {
 }
 
 void Cover(const CodePiece& piece, ChunkBytes* bytes) {
-  CoverPlane(PlaneIndex(piece.place.low_bits), piece.place.low_bit,
-             piece.width * piece.place.low_bits, bytes);
-  if (piece.place.third_bit >= 0) {
-    CoverPlane(3, piece.place.third_bit, piece.width, bytes);
-  }
+  const CodePlace& place = piece.place;
+  CoverPlane(PlaneIndex(place.low_bits), place.low_bit,
+             piece.width * place.low_bits, bytes);
+  if (place.high_bits == 0) return;
+  CoverPlane(PlaneIndex(place.high_bits), place.high_bit,
+             piece.width * place.high_bits, bytes);
 }
 
 // Gives numbered pieces of memory, one behind the other.
@@ -171,6 +167,7 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     CodeCursor cursor(group);
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
+      if (run.bits == 0) break;  // the last: nothing is read of it
       const CodePlace place = cursor.Next(run);
       // A run is not cut where it fits into a chunk of its own.
       if (chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels ||
@@ -183,8 +180,7 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
         piece.begin = run.begin + first;
         piece.width = std::min(kChunkChannels - chunk.width, run.width - first);
         piece.place = place;
-        piece.place.low_bit += first * place.low_bits;
-        if (place.third_bit >= 0) piece.place.third_bit += first;
+        piece.place.Skip(first);
         piece.starts_run = first == 0;
         first += piece.width;
         piece.ends_run = first == run.width;

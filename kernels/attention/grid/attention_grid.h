@@ -57,6 +57,7 @@ struct ChunkBytes {
   int64_t end[4] = {0, 0, 0, 0};  // no code of the plane: begin
 };
 
+// Of channels that a slot has something of.
 struct LatentChunk {
   int64_t begin = 0;  // channel
   int64_t width = 0;

@@ -73,8 +73,21 @@ void ForRuns(const LatentGroup& group, const Visit& visit) {
   }
 }
 
+// What a code stands for, before its range.
 float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
-  return static_cast<float>(ReadCode(latent.codes.as<uint8_t>(), place, index));
+  const unsigned code = ReadCode(latent.codes.as<uint8_t>(), place, index);
+  return latent.part->num_levels > 0 ? latent.part->levels[code]
+                                     : static_cast<float>(code);
+}
+
+// Of run r.
+struct SlotRange {
+  float scale;
+  float minimum;
+};
+SlotRange RangeOf(const Latent& latent, int64_t r) {
+  if (latent.part->num_levels > 0) return {ReadRange(latent, 0), 0.0f};
+  return {ReadRange(latent, 2 * r), ReadRange(latent, 2 * r + 1)};
 }
 
 float DotNumbers(const float* a, const Latent& latent) {
@@ -112,8 +125,9 @@ float DotCodes(const float* a, const Latent& latent) {
       raw = std::fma(a[run.begin + i], CodeOf(latent, place, i), raw);
       sum = sum + a[run.begin + i];
     }
-    dot = std::fma(raw, ReadRange(latent, 2 * r), dot);
-    dot = std::fma(sum, ReadRange(latent, 2 * r + 1), dot);
+    const SlotRange range = RangeOf(latent, r);
+    dot = std::fma(raw, range.scale, dot);
+    dot = std::fma(sum, range.minimum, dot);
   });
   return dot;
 }
@@ -138,12 +152,12 @@ void ReadNumbers(const Latent& latent, float* numbers) {
   ForRuns(*latent.group, [&](const CodeRun& run, int64_t r, CodePlace place) {
     for (int64_t i = 0; i < run.width; ++i) {
       const int64_t c = latent.group->column + run.begin + i;
-      const float scale =
-          in_slots ? ReadRange(latent, 2 * r) : latent.part->static_scale[c];
-      const float minimum = in_slots ? ReadRange(latent, 2 * r + 1)
-                                     : latent.part->static_minimum[c];
+      const SlotRange range = in_slots
+                                  ? RangeOf(latent, r)
+                                  : SlotRange{latent.part->static_scale[c],
+                                              latent.part->static_minimum[c]};
       numbers[run.begin + i] =
-          std::fma(CodeOf(latent, place, i), scale, minimum);
+          std::fma(CodeOf(latent, place, i), range.scale, range.minimum);
     }
   });
 }
@@ -244,7 +258,7 @@ void ValueSum::Add(float weight, const Latent& latent) {
   }
   const bool in_slots = part->latents.static_scale == nullptr;
   ForRuns(*group, [&](const CodeRun& run, int64_t r, CodePlace place) {
-    const float factor = in_slots ? weight * ReadRange(latent, 2 * r) : weight;
+    const float factor = in_slots ? weight * RangeOf(latent, r).scale : weight;
     for (int64_t i = 0; i < run.width; ++i) {
       float& sum = out[static_cast<size_t>(run.begin + i)];
       sum = std::fma(factor, CodeOf(latent, place, i), sum);
@@ -263,7 +277,7 @@ void ValueSum::AddMinima(const float* weights,
       if (latents[i].group->num_runs == 0) continue;
       const int64_t s = first + static_cast<int64_t>(i);
       const float factor =
-          in_slots ? ReadRange(latents[i], 2 * static_cast<int64_t>(r) + 1)
+          in_slots ? RangeOf(latents[i], static_cast<int64_t>(r)).minimum
                    : 1.0f;
       float& lane = lanes[s % kLanes];
       lane = std::fma(weights[s], factor, lane);

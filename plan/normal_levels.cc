@@ -1,0 +1,50 @@
+#include "plan/normal_levels.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvasir::plan {
+namespace {
+
+constexpr double kSqrt2 = 1.4142135623730951;
+constexpr double kSqrt2Pi = 2.5066282746310002;
+// Lloyd's iteration moves the outer of 256 levels slowly.
+constexpr int kLloydRounds = 20000;
+constexpr double kLloydTolerance = 1e-10;
+
+double Density(double x) { return std::exp(-0.5 * x * x) / kSqrt2Pi; }
+// Of a standard normal number above x.
+double Above(double x) { return 0.5 * std::erfc(x / kSqrt2); }
+
+}  // namespace
+
+std::vector<double> LloydMaxLevels(int64_t bits) {
+  const auto half = size_t{1} << (bits - 1);
+  // The positive half; the other is its mirror image.
+  std::vector<double> levels(half);
+  for (size_t i = 0; i < half; ++i) {
+    levels[i] =
+        (static_cast<double>(i) + 0.5) * 4.0 / static_cast<double>(half);
+  }
+  double moved = 1.0;
+  for (int round = 0; round < kLloydRounds && moved > kLloydTolerance;
+       ++round) {
+    moved = 0.0;
+    double low = 0.0;
+    for (size_t i = 0; i < half; ++i) {
+      const bool last = i + 1 == half;
+      const double high = last ? 0.0 : 0.5 * (levels[i] + levels[i + 1]);
+      const double mass = Above(low) - (last ? 0.0 : Above(high));
+      const double mean = (Density(low) - (last ? 0.0 : Density(high))) / mass;
+      moved = std::max(moved, std::abs(mean - levels[i]));
+      levels[i] = mean;
+      low = high;
+    }
+  }
+  std::vector<double> all(levels.rbegin(), levels.rend());
+  for (double& level : all) level = -level;
+  all.insert(all.end(), levels.begin(), levels.end());
+  return all;
+}
+
+}  // namespace kvasir::plan
