@@ -56,8 +56,29 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
   EXPECT_EQ(bytes("palu-50-g4-2bit"), 2 * 2 * (64 + 4));
   EXPECT_EQ(bytes("rap-50-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("dense-8bit"), 2 * 8 * (128 + 4));
+  // A length beside the codes of each head.
+  EXPECT_EQ(bytes("rotated-4bit"), 2 * 8 * (64 + 2));
+  EXPECT_EQ(bytes("rotated-3bit"), 2 * 8 * (48 + 2));
   // 1024 key channels of 3 bits on average; values of 4 with their ranges.
   EXPECT_EQ(bytes("svdq-84442200"), 1024 * 3 / 8 + 8 * (64 + 4));
+}
+
+// Heads that RoPE turns in part, learned positions, and heads that are no power
+// of two.
+TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
+  for (const char* name : {"pythia-160m", "opt-125m", "qwen2.5-0.5b"}) {
+    const auto spec = model::SpecOfShape(ShapeOf(name));
+    KVASIR_ASSERT_OK(spec);
+    for (const plan::PlanPreset& preset : plan::PlanPresets()) {
+      if (!preset.any_checkpoint) continue;
+      const auto plan =
+          plan::MakePresetPlan(preset.name, model::AttentionShapeOf(*spec));
+      KVASIR_ASSERT_OK(plan) << name << " " << preset.name;
+      KVASIR_EXPECT_OK(
+          worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
+          << name << " " << preset.name;
+    }
+  }
 }
 
 TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {

@@ -35,7 +35,7 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
       const auto levels = static_cast<float>((1 << group.runs[r].bits) - 1);
       ranges.scale.insert(ranges.scale.end(),
                           static_cast<size_t>(group.runs[r].width),
-                          kSpan / levels);
+                          levels > 0.0f ? kSpan / levels : 0.0f);
     }
   }
   ranges.minimum.assign(ranges.scale.size(), -kSpan / 2);

@@ -146,12 +146,12 @@ absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
   std::vector<float> level(static_cast<size_t>(width));
   for (int64_t c = 0; c < width; ++c) {
     const float x = view.in[c] * factor;
-    uint8_t code = 0;
+    size_t code = 0;
     for (size_t i = 1; i < codec.levels.size(); ++i) {
-      code += x > 0.5f * (codec.levels[i - 1] + codec.levels[i]) ? 1 : 0;
+      if (x > 0.5f * (codec.levels[i - 1] + codec.levels[i])) ++code;
     }
     level[static_cast<size_t>(c)] = codec.levels[code];
-    if (view.codes != nullptr) view.codes[c] = code;
+    if (view.codes != nullptr) view.codes[c] = static_cast<uint8_t>(code);
   }
   const float coded = std::sqrt(SquareSum(
       width, [&](int64_t c) { return level[static_cast<size_t>(c)]; }));
