@@ -27,7 +27,7 @@ class BlockTable {
  public:
   explicit BlockTable(int64_t page_tokens) : page_tokens_(page_tokens) {}
   // Moved from: an empty table. Destroyed: pages go, the last one first, so
-  // that a chain of cached pages is evicted from its tail.
+  // that a chain of cached pages is evicted from its end.
   BlockTable(BlockTable&&) = default;
   BlockTable& operator=(BlockTable&&) = delete;
   ~BlockTable() { Clear(); }

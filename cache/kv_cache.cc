@@ -14,6 +14,13 @@ namespace {
 constexpr int64_t kNodesPerPage = 2;
 constexpr int64_t kExtraNodes = 64;
 
+bool HasSidePages(const KvCacheConfig& config) {
+  return std::any_of(config.groups.begin(), config.groups.end(),
+                     [](const KvCacheConfig::Group& group) {
+                       return group.side_pages_per_sequence > 0;
+                     });
+}
+
 std::unique_ptr<PrefixHasher> OrKeyedHash(std::unique_ptr<PrefixHasher> hasher,
                                           const std::string& cache_id) {
   return hasher != nullptr ? std::move(hasher) : MakePrefixHasher(cache_id);
@@ -44,6 +51,7 @@ KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
 
 KvCache::KvCache(KvCacheConfig config, std::unique_ptr<PrefixHasher> hasher)
     : config_(std::move(config)),
+      has_side_pages_(HasSidePages(config_)),
       hasher_(OrKeyedHash(std::move(hasher), config_.cache_id)) {
   KVASIR_CHECK(!config_.groups.empty() && config_.page_tokens >= 1);
   std::vector<PagePool*> pools;
@@ -114,6 +122,15 @@ KvCache::Hit KvCache::FindPrefix(absl::Span<const int32_t> token_ids,
     return true;
   };
   while (num_pages > 0 && !all_hold(num_pages)) --num_pages;
+  hit.num_pages = num_pages;
+  // And where sequences have side pages, a tail.
+  const auto ends_in_tail = [this, &hit](int64_t n) {
+    return !has_side_pages_ ||
+           index_->has_tail(hit.nodes[static_cast<size_t>(n - 1)]);
+  };
+  while (num_pages > 0 && !(ends_in_tail(num_pages) && all_hold(num_pages))) {
+    --num_pages;
+  }
   hit.nodes.resize(static_cast<size_t>(num_pages));
   return hit;
 }
@@ -146,7 +163,9 @@ void KvCache::TakePrefix(const Hit& hit, Sequence& out) {
     }
     table.SetFound(tokens);
   }
-  if (num_pages > 0 && out.chain) out.chain = index_->Ref(hit.nodes.back());
+  if (num_pages == 0) return;
+  if (out.chain) out.chain = index_->Ref(hit.nodes.back());
+  if (has_side_pages_) HoldTail(hit.nodes.back(), out);
 }
 
 StartResult KvCache::StartSequence(SequenceId id,
@@ -165,6 +184,13 @@ StartResult KvCache::StartSequence(SequenceId id,
   TakePrefix(hit, added);
   const int64_t cached_tokens =
       static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
+  if (added.publishes && has_side_pages_) {
+    added.tails =
+        TailPolicy({.page_tokens = config_.page_tokens,
+                    .num_tokens = static_cast<int64_t>(token_ids.size()),
+                    .paged_tokens = hit.num_pages * config_.page_tokens,
+                    .found_tokens = cached_tokens});
+  }
   if (config_.prefix_reuse && options.reuse_prefix) {
     added.uncounted_query_tokens = static_cast<int64_t>(token_ids.size());
     added.uncounted_hit_tokens = cached_tokens;
@@ -194,16 +220,24 @@ int64_t KvCache::MissingPages(const Sequence& of, size_t group,
 ReserveResult KvCache::Reserve(SequenceId id, int64_t new_tokens) {
   KVASIR_CHECK(new_tokens >= 1);
   Sequence& of = sequence(id);
+  const bool has_tail_alone = HoldsTailAlone(of);
+  bool takes_tail = false;
   for (size_t g = 0; g < pools_.size(); ++g) {
     const int64_t want = MissingPages(of, g, new_tokens);
     const int64_t have = pools_[g]->available_pages();
     if (want <= have) continue;
     if (want == have + 1 && of.groups[g].CanTakeOver(*pools_[g])) continue;
+    const auto tail = static_cast<int64_t>(of.groups[g].tail_pages.size());
+    if (has_tail_alone && want - tail <= have) {
+      takes_tail = true;
+      continue;
+    }
     return {.ok = false,
             .group = group_id(g),
             .want_pages = want,
             .free_pages = have};
   }
+  if (takes_tail) TakeOverTail(of);
   for (size_t g = 0; g < pools_.size(); ++g) {
     AllocateMissing(of, g, new_tokens);
   }
@@ -217,19 +251,11 @@ void KvCache::AllocateMissing(Sequence& of, size_t group, int64_t new_tokens) {
   if (MissingPages(of, group, new_tokens) > pools_[group]->available_pages()) {
     KVASIR_CHECK(TakeOverForkPage(of, group));
   }
-  const int64_t side_pages = config_.groups[group].side_pages_per_sequence;
-  while (static_cast<int64_t>(state.side_pages.size()) < side_pages) {
-    state.side_pages.push_back(AllocatePage(id));
-  }
+  AllocateSidePages(of, group);
   for (int64_t n = state.table.MissingEntries(new_tokens); n > 0; --n) {
     PagePin page = AllocatePage(id);
     if (state.fork_page) {
-      kvasir::v1::PageCopy copy;
-      copy.set_page_group(static_cast<uint32_t>(group));
-      copy.set_from_page(state.fork_page.page().value());
-      copy.set_to_page(page.page().value());
-      pending_copies_.push_back(std::move(copy));
-      ++counts_.pages_copied;
+      CopyPage(group, state.fork_page.page(), page.page());
       pools_[group]->SetFilledSlots(
           page.page(),
           static_cast<int32_t>(state.table.next_slot() % config_.page_tokens));
@@ -254,8 +280,9 @@ bool KvCache::TakeOverForkPage(Sequence& of, size_t group) {
 
 PagePin KvCache::AllocatePage(PageGroupId group) {
   if (pool(group).free_pages() == 0) {
-    KVASIR_CHECK(index_->EvictOldest(group));
-    ++counts_.pages_evicted;
+    const int64_t evicted = index_->EvictOldest(group);
+    KVASIR_CHECK(evicted > 0);
+    counts_.pages_evicted += evicted;
   }
   ++counts_.pages_allocated;
   return *pool(group).Allocate();
@@ -275,6 +302,8 @@ void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
   FillPages(of, num_tokens);
   for (GroupState& state : of.groups) state.table.Advance(num_tokens);
   PublishFullPages(of, token_ids);
+  // An empty step changed no side page, and left none where nothing was yet.
+  if (num_tokens > 0) PublishTail(of);
   ReleaseBehindWindows(of);
 }
 
@@ -336,9 +365,9 @@ void KvCache::PublishPage(Sequence& of, int64_t index) {
 bool KvCache::EvictForIndex() {
   bool evicted = false;
   for (size_t g = 0; g < pools_.size(); ++g) {
-    if (!index_->EvictOldest(group_id(g))) continue;
-    ++counts_.pages_evicted;
-    evicted = true;
+    const int64_t pages = index_->EvictOldest(group_id(g));
+    counts_.pages_evicted += pages;
+    evicted = evicted || pages > 0;
   }
   return evicted;
 }
@@ -389,18 +418,12 @@ void KvCache::TakePageCopies(
 // Forking and ending
 // ---------------------------------------------------------------------------
 
-bool KvCache::can_fork() const {
-  return std::all_of(config_.groups.begin(), config_.groups.end(),
-                     [](const KvCacheConfig::Group& group) {
-                       return group.side_pages_per_sequence == 0;
-                     });
-}
-
 void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
   Sequence& child = AddSequence(child_id);
   Sequence& parent = sequence(parent_id);
-  KVASIR_CHECK(parent.reserved_tokens == 0 && can_fork());
+  KVASIR_CHECK(parent.reserved_tokens == 0 && can_fork(parent_id));
   child.publishes = parent.publishes;
+  child.tails = parent.tails;
   child.page_token_ids = parent.page_token_ids;
   if (parent.chain) child.chain = index_->Ref(parent.chain.node());
   for (size_t g = 0; g < pools_.size(); ++g) {
@@ -417,6 +440,7 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
         from.fork_page ? from.fork_page.page() : from.table.page(full);
     to.fork_page = pools_[g]->Share(last);
   }
+  ForkSidePages(parent, child);
   ++counts_.forks;
 }
 
@@ -425,9 +449,12 @@ void KvCache::Release(SequenceId id) {
   KVASIR_CHECK(it != sequences_.end());
   // A copy into a page that nobody will read.
   std::erase_if(pending_copies_, [&](const kvasir::v1::PageCopy& copy) {
-    return it->second->groups[copy.page_group()].Holds(PageId(copy.to_page()));
+    return it->second->groups[copy.page_group()].Owns(PageId(copy.to_page()));
   });
+  const PrefixRef chain = std::move(it->second->chain);
   sequences_.erase(it);
+  // Behind its pages of tokens: tails go with these and not before them.
+  if (has_side_pages_ && chain) index_->WarmTails(chain.node());
 }
 
 void KvCache::Preempt(SequenceId id) {
@@ -437,7 +464,7 @@ void KvCache::Preempt(SequenceId id) {
 
 void KvCache::DropPrefixCache() {
   for (size_t g = 0; g < pools_.size(); ++g) {
-    while (index_->EvictOldest(group_id(g))) {
+    while (index_->EvictOldest(group_id(g)) > 0) {
     }
   }
 }

@@ -10,6 +10,10 @@
 //   slots:  |  released  |     held, committed      | reserved | rest of page |
 //           0      first_live * P              logical   logical + n
 //            (behind a sliding window)
+//
+// Where sequences own side pages (exact windows), a prefix is found as far as
+// a tail goes: a copy of the side pages of a sequence that had committed
+// exactly so much. tail_policy.h says where there are some.
 #pragma once
 
 #include <cstdint>
@@ -90,6 +94,7 @@ struct PageGroupStats {
   int64_t free_pages = 0;    // can be taken at once, cached pages included
   int64_t cached_pages = 0;  // free, but still found by a prefix
   int64_t side_pages = 0;    // of the used pages: not for tokens
+  int64_t tail_pages = 0;    // that a prefix finds: copies of side pages
   // Slots of used token pages; of them, those that hold a token.
   int64_t held_slots = 0;
   int64_t filled_slots = 0;
@@ -122,9 +127,10 @@ struct KvCacheStats {
   int64_t pages_allocated = 0;
   // Cached pages forgotten: taken for something else, or for room in the index.
   int64_t pages_evicted = 0;
-  int64_t pages_copied = 0;  // copy-on-write
+  int64_t pages_copied = 0;  // copy-on-write, and side pages
   int64_t pages_published = 0;
   int64_t pages_unpublished = 0;  // full pages not published: index full
+  int64_t tails_published = 0;
   int64_t pages_window_released = 0;
   int64_t page_hashes = 0;
   int64_t table_entries_sent = 0;
@@ -158,15 +164,15 @@ class KvCache {
                              const StartOptions& options) const;
 
   // Makes slots [logical, logical + new_tokens) writable: allocates what is
-  // missing, side pages and the copy of a fork's last page included. All or
-  // nothing; on refusal nothing changed. Replaces an earlier reservation that
-  // was not committed. new_tokens >= 1.
+  // missing, side pages (copies of the tail that was found) and the copy of a
+  // fork's last page included. All or nothing; on refusal nothing changed.
+  // Replaces an earlier reservation that was not committed. new_tokens >= 1.
   ReserveResult Reserve(SequenceId id, int64_t new_tokens);
 
   // The step has written the reserved slots: `token_ids` are the tokens whose
   // latents now lie there (not the token that was sampled from them). Publishes
-  // pages that became full, gives up pages behind a sliding window, and ends
-  // the reservation. At most as many as reserved.
+  // pages that became full, and a tail where one belongs; gives up pages behind
+  // a sliding window, and ends the reservation. At most as many as reserved.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
   // Tells a step of the sequence's tables. Appends to block_tables what changed
@@ -185,8 +191,8 @@ class KvCache {
   // `child` (not live) shares the full pages of `parent`, which must have no
   // open reservation. A partly filled last page is copied when the child first
   // reserves; the parent goes on writing in its own: it only adds slots behind
-  // those that the child copies. Side pages are not shared: a cache with side
-  // pages cannot fork (CHECK).
+  // those that the child copies. Side pages are copied at once, for the parent
+  // writes over them: only where can_fork (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
   // Forgets the sequence; its full pages stay findable until they are taken.
@@ -208,8 +214,11 @@ class KvCache {
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
   int64_t page_tokens() const { return config_.page_tokens; }
-  // Sequences hold nothing that cannot be shared: no side pages.
-  bool can_fork() const;
+  // There are pages for a copy of the parent's side pages.
+  bool can_fork(SequenceId parent) const;
+  // Where a step of the sequence should end, should it reach that far, so that
+  // a tail is published there; 0: anywhere.
+  int64_t tail_cut(SequenceId id) const;
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());
   }
@@ -220,6 +229,8 @@ class KvCache {
   int64_t available_pages(PageGroupId group) const {
     return pools_[static_cast<size_t>(group.value())]->available_pages();
   }
+  // The same for one sequence: the pages of a tail that it alone holds, too.
+  int64_t available_pages(SequenceId id, PageGroupId group) const;
   // What a sequence holds in a group: never more than num_pages is admissible.
   SequencePages sequence_pages(PageGroupId group) const;
 
@@ -238,6 +249,8 @@ class KvCache {
   // The longest prefix of a prompt that the index can serve.
   struct Hit {
     std::vector<PrefixNodeId> nodes;  // by page
+    // Pages found, tail or not: more than nodes where sequences need one.
+    int64_t num_pages = 0;
   };
 
   Sequence& sequence(SequenceId id);
@@ -263,6 +276,16 @@ class KvCache {
   void AllocateMissing(Sequence& of, size_t group, int64_t new_tokens);
   PagePin AllocatePage(PageGroupId group);
   bool TakeOverForkPage(Sequence& of, size_t group);
+  void CopyPage(size_t group, PageId from, PageId to);
+
+  void HoldTail(PrefixNodeId node, Sequence& out);
+  bool HoldsTailAlone(const Sequence& of) const;
+  void TakeOverTail(Sequence& of);
+  void AllocateSidePages(Sequence& of, size_t group);
+  void ForkSidePages(const Sequence& parent, Sequence& child);
+  void PublishTail(Sequence& of);
+  bool MakeRoomForTail(Sequence& of);
+  std::vector<std::vector<PagePin>> AllocateTail();
 
   void FillPages(Sequence& of, int64_t new_tokens);
   void PublishFullPages(Sequence& of, absl::Span<const int32_t> token_ids);
@@ -275,6 +298,7 @@ class KvCache {
   PageGroupStats GroupStats(size_t group) const;
 
   const KvCacheConfig config_;
+  const bool has_side_pages_;
   const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
   std::unique_ptr<PrefixIndex> index_;

@@ -41,7 +41,8 @@ class WeakHasher final : public PrefixHasher {
 };
 
 // Applies deltas and copies as an executor does. A slot's content is the hash
-// of all tokens up to it.
+// of all tokens up to it. Side pages are a ring of as many of the latest slots
+// as they hold: copied a step too early or too late, one differs.
 class SlotModel {
  public:
   explicit SlotModel(const KvCacheConfig& config) : config_(config) {
@@ -60,7 +61,11 @@ class SlotModel {
 
   void Apply(SequenceId id, const kvasir::v1::BlockTableDelta& delta) {
     Table& table = tables_[{id.value(), delta.page_group()}];
-    if (delta.reset()) table = Table();
+    if (delta.reset()) {
+      table = Table();
+      table.side_pages.assign(delta.side_pages().begin(),
+                              delta.side_pages().end());
+    }
     for (int32_t page : delta.appended_pages()) table.pages.push_back(page);
     table.first_live = delta.first_live_index();
   }
@@ -77,11 +82,22 @@ class SlotModel {
   uint64_t Read(SequenceId id, uint32_t group, int64_t position) {
     return *At(id, group, position);
   }
+  int64_t RingRows(uint32_t group) const {
+    return config_.groups[group].side_pages_per_sequence * kPageTokens;
+  }
+  uint64_t* InRing(SequenceId id, uint32_t group, int64_t position) {
+    const std::vector<int32_t>& pages =
+        tables_.at({id.value(), group}).side_pages;
+    const auto index = static_cast<size_t>(position / kPageTokens);
+    return &slots_[group].at(
+        Slot(pages.at(index % pages.size()), position % kPageTokens));
+  }
 
  private:
   struct Table {
     std::vector<int32_t> pages;
     uint32_t first_live = 0;
+    std::vector<int32_t> side_pages;
   };
 
   static size_t Slot(int32_t page, int64_t slot) {
@@ -103,7 +119,6 @@ class SlotModel {
 struct Options {
   uint64_t seed = 0;
   bool weak_hash = false;
-  bool may_fork = true;
   KvCacheConfig config;
 };
 
@@ -160,7 +175,7 @@ class RandomRun {
       Start();
     } else if (choice < 85) {
       Step();
-    } else if (choice < 90 && options_.may_fork) {
+    } else if (choice < 90) {
       Fork();
     } else if (choice < 95) {
       End(AnyLive(), &KvCache::Release);
@@ -206,7 +221,11 @@ class RandomRun {
       }
       const int64_t left =
           static_cast<int64_t>(of.tokens.size()) - of.committed;
-      const int64_t count = 1 + Below(left);
+      int64_t count = 1 + Below(left);
+      const int64_t cut = cache_.tail_cut(SequenceId(id));
+      if (cut > of.committed && Below(2) == 0) {
+        count = std::min(count, cut - of.committed);
+      }
       if (cache_.Reserve(SequenceId(id), count)) batch[id] = count;
       Check();
     }
@@ -227,6 +246,7 @@ class RandomRun {
         model_.Apply(SequenceId(id), delta);
       }
     }
+    for (const auto& [id, count] : batch) ReadRings(id);
     for (const auto& [id, count] : batch) Write(id, count);
     for (const auto& [id, count] : batch) ReadBack(id);
     for (const auto& [id, count] : batch) {
@@ -255,6 +275,23 @@ class RandomRun {
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
       for (int64_t p = of.committed; p < of.committed + count; ++p) {
         model_.Write(SequenceId(id), g, p, values[static_cast<size_t>(p)]);
+        if (model_.RingRows(g) == 0) continue;
+        *model_.InRing(SequenceId(id), g, p) = values[static_cast<size_t>(p)];
+      }
+    }
+  }
+
+  // Before the step's writes: the rings hold the sequence's latest slots.
+  void ReadRings(int64_t id) {
+    const Live& of = live_[id];
+    const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
+      const int64_t rows = model_.RingRows(g);
+      for (int64_t p = std::max<int64_t>(0, of.committed - rows);
+           p < of.committed; ++p) {
+        ASSERT_EQ(*model_.InRing(SequenceId(id), g, p),
+                  values[static_cast<size_t>(p)])
+            << "sequence " << id << " group " << g << " row " << p;
       }
     }
   }
@@ -277,7 +314,10 @@ class RandomRun {
 
   void Fork() {
     const int64_t parent = AnyLive();
-    if (cache_.reserved_tokens(SequenceId(parent)) != 0) return;
+    if (cache_.reserved_tokens(SequenceId(parent)) != 0 ||
+        !cache_.can_fork(SequenceId(parent))) {
+      return;
+    }
     const int64_t child = next_id_++;
     cache_.Fork(SequenceId(parent), SequenceId(child));
     live_[child] = live_[parent];
@@ -338,6 +378,7 @@ struct Met {
   int64_t hits = 0;
   int64_t window_released = 0;
   int64_t unpublished = 0;
+  int64_t tails = 0;
 };
 
 Met RunSeeds(Options options) {
@@ -353,6 +394,7 @@ Met RunSeeds(Options options) {
     met.hits += stats.hit_tokens;
     met.window_released += stats.pages_window_released;
     met.unpublished += stats.pages_unpublished;
+    met.tails += stats.tails_published;
   }
   return met;
 }
@@ -399,10 +441,36 @@ TEST(KvCacheRandomTest, AWeakHashCostsHitsAndNothingElse) {
 
 TEST(KvCacheRandomTest, SidePages) {
   const Met met = RunSeeds(
-      {.may_fork = false,
-       .config = Config({{.num_pages = 30, .side_pages_per_sequence = 2},
+      {.config = Config({{.num_pages = 30, .side_pages_per_sequence = 2},
                          {.num_pages = 30}})});
   EXPECT_GT(met.hits, 0);
+  EXPECT_GT(met.tails, 0);
+  EXPECT_GT(met.evicted, 0);
+}
+
+TEST(KvCacheRandomTest, SidePagesInATinyPool) {
+  const Met met = RunSeeds(
+      {.config = Config({{.num_pages = 11, .side_pages_per_sequence = 2}})});
+  EXPECT_GT(met.hits, 0);
+  EXPECT_GT(met.evicted, 0);
+}
+
+TEST(KvCacheRandomTest, SidePagesOfGroupsWithAndWithoutAWindow) {
+  const Met met = RunSeeds(
+      {.config = Config({{.num_pages = 40, .side_pages_per_sequence = 1},
+                         {.num_pages = 24,
+                          .sliding_window = 6,
+                          .side_pages_per_sequence = 3}})});
+  EXPECT_GT(met.hits, 0);
+  EXPECT_GT(met.window_released, 0);
+}
+
+TEST(KvCacheRandomTest, SidePagesUnderAWeakHash) {
+  const Met met = RunSeeds(
+      {.weak_hash = true,
+       .config = Config({{.num_pages = 40, .side_pages_per_sequence = 1}})});
+  EXPECT_GT(met.hits, 0);
+  EXPECT_GT(met.unpublished, 0);
 }
 
 }  // namespace

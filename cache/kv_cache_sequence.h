@@ -1,11 +1,13 @@
 // The state of one sequence inside KvCache; included by its sources only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "cache/block_table.h"
 #include "cache/kv_cache.h"
+#include "cache/tail_policy.h"
 
 namespace kvasir::cache {
 
@@ -16,6 +18,8 @@ struct KvCache::GroupState {
   BlockTable table;
   std::vector<PagePin> side_pages;
   bool side_pages_sent = false;
+  // Of one that has not reserved yet: what its side pages will be copies of.
+  std::vector<PagePin> tail_pages;
   // Of a fork that has not reserved yet: the page whose first slots it will
   // copy. The table ends before it.
   PagePin fork_page;
@@ -30,16 +34,22 @@ struct KvCache::GroupState {
       function(table.page(i));
     }
     for (const PagePin& page : side_pages) function(page.page());
+    for (const PagePin& page : tail_pages) function(page.page());
     if (fork_page) function(fork_page.page());
   }
-  bool Holds(PageId page) const {
-    bool holds = false;
-    ForEachPage([&](PageId held) { holds = holds || held == page; });
-    return holds;
+  // The page's only user: what is copied into it, nobody else will read.
+  bool Owns(PageId page) const {
+    for (int64_t i = table.first_live(); i < table.num_entries(); ++i) {
+      if (table.page(i) == page) return true;
+    }
+    return std::any_of(
+        side_pages.begin(), side_pages.end(),
+        [page](const PagePin& side) { return side.page() == page; });
   }
   // References that ForEachPage visits.
   int64_t num_references() const {
-    return table.num_live() + static_cast<int64_t>(side_pages.size()) +
+    return table.num_live() +
+           static_cast<int64_t>(side_pages.size() + tail_pages.size()) +
            (fork_page ? 1 : 0);
   }
 };
@@ -62,6 +72,9 @@ struct KvCache::Sequence {
   int64_t uncounted_hit_tokens = 0;
   // The node of the last full page. Empty once a page could not be published.
   PrefixRef chain;
+  TailPolicy tails;
+  // The node of its newest tail that gives way, where there still is one.
+  PrefixRef tail_that_gives_way;
   // Tokens of the last, partly filled page; only where publishes.
   std::vector<int32_t> page_token_ids;
   std::vector<PageId> pages_to_publish;  // by group; reused between calls

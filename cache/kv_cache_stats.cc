@@ -1,6 +1,7 @@
 // Accounting and self-checks of KvCache.
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -17,11 +18,16 @@ PageGroupStats KvCache::GroupStats(size_t group) const {
   stats.used_pages = pages.used_pages();
   stats.free_pages = pages.available_pages();
   stats.cached_pages = pages.cached_pages();
+  // Several sequences may hold one until each has its copy.
+  absl::flat_hash_set<PageId> held_tails;
   for (const auto& [id, of] : sequences_) {
     const GroupState& state = of->groups[group];
     stats.side_pages += static_cast<int64_t>(state.side_pages.size());
     stats.physical_tokens += state.table.physical_tokens();
+    for (const PagePin& page : state.tail_pages) held_tails.insert(page.page());
   }
+  stats.side_pages += static_cast<int64_t>(held_tails.size());
+  stats.tail_pages = index_->tail_pages(group_id(group));
   const int64_t token_pages = stats.used_pages - stats.side_pages;
   stats.held_slots = token_pages * config_.page_tokens;
   stats.filled_slots = pages.total_filled_slots();
@@ -90,6 +96,16 @@ absl::Status KvCache::CheckSequence(SequenceId id, const Sequence& of) const {
       return broken(g, "first live entry ", table.first_live(),
                     ", the first visible token is ", visible);
     }
+    for (const PagePin& side : state.side_pages) {
+      if (pools_[g]->references(side.page()) == 1 &&
+          pools_[g]->tag(side.page()) < 0) {
+        continue;
+      }
+      return broken(g, "side page ", side.page().value(), " is another's too");
+    }
+    if (!state.tail_pages.empty() && !state.side_pages.empty()) {
+      return broken(g, "has side pages and waits for copies of a tail");
+    }
     const int64_t end = table.next_slot() + of.reserved_tokens;
     const int64_t entries = table.num_entries() + (state.fork_page ? 1 : 0);
     if (entries * page_tokens < end) {
@@ -142,7 +158,8 @@ absl::Status KvCache::CheckReferences() const {
                                                 " is in ", s.tables,
                                                 " tables and not full in all"));
       }
-      if (pages.tag(page) >= 0 &&
+      const PrefixNodeId node(pages.tag(page));
+      if (node.valid() && index_->page(node, group_id(g)) == page &&
           pages.filled_slots(page) != config_.page_tokens) {
         return absl::InternalError(
             absl::StrCat("group ", g, " page ", p, " can be found and holds ",

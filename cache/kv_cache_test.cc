@@ -169,7 +169,7 @@ TEST(KvCacheTest, WithoutPrefixReuseNothingIsKept) {
   EXPECT_EQ(s.cache().Stats().query_tokens, 0);
 }
 
-TEST(KvCacheTest, EvictsTheTailOfTheColdestChainFirst) {
+TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..12
@@ -188,7 +188,7 @@ TEST(KvCacheTest, EvictsTheTailOfTheColdestChainFirst) {
     probe 1..13        -> cached 12
     release c
     start d 61..76
-    step d 16          -> ok          # then the rest of b, and a's tail
+    step d 16          -> ok          # then the rest of b, and a's end
     pages d            -> 3 2 1 0
     probe 41..49       -> cached 8
   )");

@@ -13,7 +13,6 @@ namespace {
 
 // Cached latents mean the same to every sequence with the same tokens.
 bool Reusable(const plan::ResolvedSide& side) {
-  if (side.exact_window > 0) return false;
   return std::none_of(
       side.parts.begin(), side.parts.end(), [](const plan::ResolvedPart& part) {
         return part.transform == plan::Transform::kBasisSequence ||

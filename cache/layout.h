@@ -223,8 +223,9 @@ class PageLayout {
   absl::Status OneSequenceFits(const PageCounts& pages, int64_t max_model_len,
                                int64_t max_chunk_tokens) const;
 
-  // Cached pages may be shared between sequences: no layer evicts, keeps an
-  // exact window or has a basis of its own per sequence.
+  // Cached pages may be shared between sequences: no layer evicts or has a
+  // basis of its own per sequence. Exact windows are found with tails
+  // (KvCache).
   bool prefix_reusable() const { return prefix_reusable_; }
 
  private:

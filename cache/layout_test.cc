@@ -427,7 +427,7 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
                 layer.side_pages);
       EXPECT_EQ(layer.sequence_bytes, 2 * (32 * key_window + 256 * 100));
       EXPECT_LE(layer.sequence_bytes, layout.fixed_bytes_per_sequence());
-      EXPECT_FALSE(layout.prefix_reusable());
+      EXPECT_TRUE(layout.prefix_reusable());
     }
   }
 }

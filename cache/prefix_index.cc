@@ -1,9 +1,11 @@
 #include "cache/prefix_index.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/status_macros.h"
 
 namespace kvasir::cache {
 
@@ -14,7 +16,9 @@ void PrefixRef::Reset() {
 
 PrefixIndex::PrefixIndex(const PrefixIndexOptions& options,
                          std::vector<PagePool*> pools)
-    : options_(options), pools_(std::move(pools)) {
+    : options_(options),
+      pools_(std::move(pools)),
+      tail_pages_(pools_.size(), 0) {
   KVASIR_CHECK(options_.page_tokens >= 1 && options_.max_nodes >= 1);
 }
 
@@ -83,22 +87,84 @@ const PrefixHash& PrefixIndex::hash(PrefixNodeId id) const {
   return node(id).hash;
 }
 
-bool PrefixIndex::EvictOldest(PageGroupId group) {
+int64_t PrefixIndex::EvictOldest(PageGroupId group) {
   const PageId oldest =
       pools_[static_cast<size_t>(group.value())]->oldest_cached();
-  if (!oldest.valid()) return false;
-  Forget(group, oldest);
-  return true;
+  return oldest.valid() ? Forget(group, oldest) : 0;
 }
 
-void PrefixIndex::Forget(PageGroupId group, PageId page) {
+int64_t PrefixIndex::Forget(PageGroupId group, PageId page) {
   PagePool& pool = *pools_[static_cast<size_t>(group.value())];
   const PrefixNodeId id(pool.tag(page));
-  KVASIR_CHECK(id.valid() && page_slot(id, group) == page);
+  KVASIR_CHECK(id.valid());
+  int64_t forgotten = DropTail(id);
+  if (page_slot(id, group) != page) {
+    KVASIR_CHECK(forgotten > 0);  // it was the tail's
+    return forgotten;
+  }
   page_slot(id, group) = PageId();
   --node(id).num_pages;
   pool.ClearTag(page);
   Prune(id);
+  return ++forgotten;
+}
+
+void PrefixIndex::PublishTail(PrefixNodeId id, TailPages pages,
+                              bool gives_way) {
+  KVASIR_CHECK(node(id).num_pages == static_cast<int32_t>(pools_.size()));
+  KVASIR_CHECK(pages.size() == pools_.size() && !has_tail(id));
+  for (size_t g = 0; g < pages.size(); ++g) {
+    for (const PageId page : pages[g]) pools_[g]->SetTag(page, id.value());
+    tail_pages_[g] += static_cast<int64_t>(pages[g].size());
+  }
+  tail_of_[id] =
+      tails_.insert(tails_.end(), Tail{id, std::move(pages), gives_way});
+}
+
+void PrefixIndex::KeepTail(PrefixNodeId id) {
+  const TailList::iterator tail = tail_of_.at(id);
+  tail->gives_way = false;
+  MakeNewest(tail);
+}
+
+void PrefixIndex::WarmTails(PrefixNodeId id) {
+  for (; id.valid(); id = PrefixNodeId(node(id).parent)) {
+    const auto found = tail_of_.find(id);
+    if (found != tail_of_.end()) MakeNewest(found->second);
+  }
+}
+
+void PrefixIndex::MakeNewest(TailList::iterator tail) {
+  tails_.splice(tails_.end(), tails_, tail);
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    // A reference that comes and goes is what makes a cached page the newest.
+    for (const PageId page : tail->pages[g]) pools_[g]->Share(page);
+  }
+}
+
+int64_t PrefixIndex::DropTail(PrefixNodeId id) {
+  const auto found = tail_of_.find(id);
+  if (found == tail_of_.end()) return 0;
+  int64_t dropped = 0;
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    const std::vector<PageId>& pages = found->second->pages[g];
+    // The last one first: free pages are taken in the order of the tail.
+    for (size_t i = pages.size(); i-- > 0;) pools_[g]->ClearTag(pages[i]);
+    tail_pages_[g] -= static_cast<int64_t>(pages.size());
+    dropped += static_cast<int64_t>(pages.size());
+  }
+  tails_.erase(found->second);
+  tail_of_.erase(found);
+  return dropped;
+}
+
+int64_t PrefixIndex::DropTailThatGivesWay(PrefixNodeId id) {
+  const auto found = tail_of_.find(id);
+  return found != tail_of_.end() && found->second->gives_way ? DropTail(id) : 0;
+}
+
+int64_t PrefixIndex::DropOldestTail() {
+  return tails_.empty() ? 0 : DropTail(tails_.front().node);
 }
 
 int32_t* PrefixIndex::tokens(PrefixNodeId id) const {
@@ -161,8 +227,49 @@ int64_t PrefixIndex::metadata_bytes() const {
           sizeof(int32_t) +
       by_hash_.capacity() * (sizeof(decltype(by_hash_)::value_type) + 1) +
       roots_.capacity() * (sizeof(decltype(roots_)::value_type) + 1) +
-      salts_.capacity() * (sizeof(decltype(salts_)::value_type) + 1);
+      salts_.capacity() * (sizeof(decltype(salts_)::value_type) + 1) +
+      tail_of_.capacity() * (sizeof(decltype(tail_of_)::value_type) + 1) +
+      tails_.size() *
+          (sizeof(Tail) + pools_.size() * sizeof(std::vector<PageId>)) +
+      static_cast<size_t>(
+          std::accumulate(tail_pages_.begin(), tail_pages_.end(), int64_t{0})) *
+          sizeof(PageId);
   return static_cast<int64_t>(bytes);
+}
+
+absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
+  if (tails_.size() != tail_of_.size()) {
+    return absl::InternalError(absl::StrCat(tails_.size(), " tails, ",
+                                            tail_of_.size(), " nodes of them"));
+  }
+  std::vector<int64_t> counted(pools_.size(), 0);
+  for (const Tail& tail : tails_) {
+    const Node& of = node(tail.node);
+    if (!of.in_use || of.num_pages != static_cast<int32_t>(pools_.size())) {
+      return absl::InternalError(
+          absl::StrCat("node ", tail.node.value(), " has a tail and ",
+                       of.in_use ? of.num_pages : 0, " pages"));
+    }
+    for (size_t g = 0; g < pools_.size(); ++g) {
+      for (const PageId page : tail.pages[g]) {
+        if (pools_[g]->tag(page) == tail.node.value()) continue;
+        return absl::InternalError(absl::StrCat(
+            "page ", page.value(), " of group ", g, " has the tag ",
+            pools_[g]->tag(page), ", want that of the tail of node ",
+            tail.node.value()));
+      }
+      counted[g] += static_cast<int64_t>(tail.pages[g].size());
+    }
+  }
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    if (counted[g] != tail_pages_[g]) {
+      return absl::InternalError(absl::StrCat("tails of ", counted[g],
+                                              " pages of group ", g,
+                                              ", counted ", tail_pages_[g]));
+    }
+    *tagged += counted[g];
+  }
+  return absl::OkStatus();
 }
 
 absl::Status PrefixIndex::CheckInvariants() const {
@@ -202,6 +309,7 @@ absl::Status PrefixIndex::CheckInvariants() const {
                                               nodes_[i].references));
     }
   }
+  KVASIR_RETURN_IF_ERROR(CheckTails(&tagged));
   for (const PagePool* pool : pools_) {
     for (int64_t p = 0; p < pool->num_pages(); ++p) {
       tagged -= pool->tag(PageId(static_cast<int32_t>(p))) >= 0 ? 1 : 0;

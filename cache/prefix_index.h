@@ -9,9 +9,14 @@
 // ids are the ones asked for: a hash collision is a miss. A node outlives its
 // pages while something hangs on it (children, or a sequence that publishes
 // below it).
+//
+// A node may have a tail: pages with what a sequence held beside its tokens
+// when exactly the node's tokens were committed (its side pages). A tail goes
+// with any of its pages, and with any page of its node.
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,6 +36,9 @@ namespace kvasir::cache {
 using PrefixNodeId = base::StrongId<struct PrefixNodeTag, int32_t>;
 
 class PrefixIndex;
+
+// Of a tail, by page group; empty for a group without side pages.
+using TailPages = std::vector<std::vector<PageId>>;
 
 // Keeps a node alive. Movable, not copyable; the index outlives it.
 class PrefixRef {
@@ -107,11 +115,33 @@ class PrefixIndex {
   PageId page(PrefixNodeId node, PageGroupId group) const;
   const PrefixHash& hash(PrefixNodeId node) const;
 
-  // Forgets the group's oldest cached page, which becomes free. False when none
-  // is cached.
-  bool EvictOldest(PageGroupId group);
-  // Forgets a tagged page.
-  void Forget(PageGroupId group, PageId page);
+  // Forgets the group's oldest cached page, which becomes free. Returns how
+  // many pages were forgotten, as Forget does; 0 when none is cached.
+  int64_t EvictOldest(PageGroupId group);
+  // Forgets a tagged page, and the tail that goes with it. Returns how many
+  // pages were forgotten.
+  int64_t Forget(PageGroupId group, PageId page);
+
+  // Gives the node a tail in these pages, which are used and untagged. It must
+  // have its own pages in all groups, and no tail.
+  void PublishTail(PrefixNodeId node, TailPages pages, bool gives_way);
+  bool has_tail(PrefixNodeId node) const { return tail_of_.contains(node); }
+  const TailPages& tail(PrefixNodeId node) const {
+    return tail_of_.at(node)->pages;
+  }
+  // Somebody goes on from the tail: it gives way no longer, and is the newest.
+  void KeepTail(PrefixNodeId node);
+  // The node's tail and those of its ancestors become the newest: what is
+  // cached of them lies behind all cached pages, and so goes with its node's
+  // pages and not before them.
+  void WarmTails(PrefixNodeId node);
+  // Each returns how many pages were forgotten.
+  int64_t DropTail(PrefixNodeId node);
+  int64_t DropTailThatGivesWay(PrefixNodeId node);
+  int64_t DropOldestTail();
+  int64_t tail_pages(PageGroupId group) const {
+    return tail_pages_[static_cast<size_t>(group.value())];
+  }
 
   int64_t num_nodes() const { return num_nodes_; }
   int64_t max_nodes() const { return options_.max_nodes; }
@@ -129,6 +159,12 @@ class PrefixIndex {
     int32_t num_pages = 0;   // over the groups
     bool in_use = false;
   };
+  struct Tail {
+    PrefixNodeId node;
+    TailPages pages;
+    bool gives_way = false;
+  };
+  using TailList = std::list<Tail>;
   // Token ids lie in blocks of this many nodes, so that they never move.
   static constexpr int64_t kNodesPerBlock = 64;
 
@@ -147,6 +183,9 @@ class PrefixIndex {
   void Unreference(PrefixNodeId id);
   // Removes the node, and then its ancestors, as far as nothing needs them.
   void Prune(PrefixNodeId id);
+  void MakeNewest(TailList::iterator tail);
+  // Adds the tails' pages to `tagged`.
+  absl::Status CheckTails(int64_t* tagged) const;
 
   const PrefixIndexOptions options_;
   const std::vector<PagePool*> pools_;
@@ -158,6 +197,9 @@ class PrefixIndex {
   absl::flat_hash_map<PrefixHash, PrefixNodeId> by_hash_;  // without roots
   absl::flat_hash_map<std::string, PrefixNodeId> roots_;
   absl::flat_hash_map<PrefixNodeId, std::string> salts_;  // of roots
+  TailList tails_;                                        // oldest first
+  absl::flat_hash_map<PrefixNodeId, TailList::iterator> tail_of_;
+  std::vector<int64_t> tail_pages_;  // by group: in all tails
 };
 
 }  // namespace kvasir::cache

@@ -105,6 +105,11 @@ std::string KvCacheScenario::Do(absl::string_view command) {
     return absl::StrCat("used ", stats.used_pages, " free ", stats.free_pages,
                         " cached ", stats.cached_pages);
   }
+  if (verb == "tails") {
+    return absl::StrCat(cache_.Stats()
+                            .groups[static_cast<size_t>(words.group.value())]
+                            .tail_pages);
+  }
   if (verb == "probe") {
     return absl::StrCat(
         "cached ", cache_.CachedPrefixTokens(words.numbers, words.options));
@@ -141,6 +146,7 @@ std::string KvCacheScenario::Do(absl::string_view command) {
   }
   if (verb == "pages") return Ids(cache_.Pages(of.id, words.group));
   if (verb == "side") return Ids(cache_.SidePages(of.id, words.group));
+  if (verb == "cut") return absl::StrCat(cache_.tail_cut(of.id));
   if (verb == "delta") return Delta(of);
   if (verb == "lengths") {
     return absl::StrCat("logical ", cache_.logical_tokens(of.id), " physical ",

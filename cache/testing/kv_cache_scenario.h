@@ -10,6 +10,8 @@
 //   fork PARENT CHILD | release NAME | preempt NAME | drop
 //   pages NAME [gG]              -> ids from the first live entry on
 //   side NAME [gG]               -> ids
+//   cut NAME                     -> N             (where a step should end)
+//   tails [gG]                   -> pages that they take
 //   delta NAME                   -> gG[ reset] live=N +ID +ID; ...
 //   copies                       -> gG FROM>TO; ...
 //   lengths NAME [gG]            -> logical N physical N

@@ -206,14 +206,18 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   return cached > 0 && PagesSuffice(sequence.tokens.size() + 1, cached);
 }
 
-bool Scheduler::PagesSuffice(uint64_t tokens, int64_t found_tokens) const {
+bool Scheduler::PagesSuffice(uint64_t tokens, int64_t found_tokens,
+                             const Sequence* started) const {
   const auto length =
       static_cast<int64_t>(std::min<uint64_t>(tokens, options_.max_model_len));
   for (int64_t g = 0; g < deps_.cache->num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
+    const int64_t available =
+        started != nullptr
+            ? deps_.cache->available_pages(started->cache_id(), group)
+            : deps_.cache->available_pages(group);
     if (deps_.cache->sequence_pages(group).Missing(
-            length, options_.max_batched_tokens, found_tokens) >
-        deps_.cache->available_pages(group)) {
+            length, options_.max_batched_tokens, found_tokens) > available) {
       return false;
     }
   }
@@ -225,8 +229,8 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
   sequence->id = next_sequence_id_++;
   const cache::StartResult started = deps_.cache->StartSequence(
       sequence->cache_id(), sequence->tokens, StartOptionsOf(*sequence));
-  if (!running_.empty() &&
-      !PagesSuffice(sequence->tokens.size() + 1, started.cached_tokens)) {
+  if (!running_.empty() && !PagesSuffice(sequence->tokens.size() + 1,
+                                         started.cached_tokens, sequence)) {
     deps_.cache->Release(sequence->cache_id());
     return false;
   }
@@ -255,6 +259,10 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
+  // A step that ends here leaves what later prompts go on from.
+  const auto cut =
+      static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
+  if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
   if (want == 0) return true;  // the budget is spent
   const uint32_t num_tokens = Grow(*sequence, want, victims_from);
   if (num_tokens == 0) return false;
@@ -322,8 +330,8 @@ void Scheduler::ForkIfReady(Sequence* leader) {
   for (size_t i = 1; i < state.samples.size(); ++i) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
-    if (!deps_.cache->can_fork()) {
-      Enqueue(&child);  // runs the prompt for itself, when its turn comes
+    if (!deps_.cache->can_fork(leader->cache_id())) {
+      Enqueue(&child);  // starts for itself, when its turn comes
       continue;
     }
     child.computed = leader->computed;

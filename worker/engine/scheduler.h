@@ -114,8 +114,9 @@ class Scheduler {
   // of strictly lower priority at `victims_from` and behind.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // `found_tokens`: of a prefix, whose pages it has.
-  bool PagesSuffice(uint64_t tokens, int64_t found_tokens) const;
+  // `found_tokens`: of a prefix, whose pages `started` has; null: not started.
+  bool PagesSuffice(uint64_t tokens, int64_t found_tokens,
+                    const Sequence* started = nullptr) const;
   // False when it does not fit after all; nothing has changed then.
   bool Start(Sequence* sequence, absl::Time now);
   // Plans as many of the sequence's tokens as budget and pages allow; false

@@ -23,6 +23,144 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
+// A sequence's latest rows lie in side pages; prefixes are found as far as a
+// copy of them goes.
+constexpr Case kTails[] = {
+    {"TheNextTurnOfAChatGoesOnFromTheLastBoundary", R"(
+    pool pages=40 side=2
+    options batch=64
+    submit a prompt=10 max=8 ignore_eos
+    step
+    expect plan a:8                   # a step ends at the boundary
+    step
+    expect plan a:2
+    run
+    expect output a
+    submit again prompt=10 max=2 text=a
+    run
+    expect cached again 8
+    submit turn prompt=10 max=8 emitted=7 text=a ignore_eos
+    run
+    expect cached turn 10             # of its prompt: 16 were found
+    expect output again turn
+    expect idle
+)"},
+    {"APromptIsCutOnce", R"(
+    pool pages=60 side=1
+    options batch=64
+    submit a prompt=30 max=2
+    step
+    expect plan a:28
+    step
+    expect plan a:2
+    run
+    submit b prompt=28 max=2          # of whole pages: no cut
+    step
+    expect plan b:28
+    run
+    submit c prompt=20 max=2 text=a   # parts at 16: all whole pages of a
+    step
+    expect plan c:16
+    step
+    expect plan c:4
+    run
+    submit d prompt=25 max=2 text=a
+    step
+    expect plan d:4                   # behind c's 20, and a's pages go on
+    run
+    expect cached d 20
+    expect output a b c d
+    expect idle
+)"},
+    {"OneThatGaveItsSeatComesBackThroughItsTail", R"(
+    pool pages=40 side=2
+    options seqs=1 batch=64
+    submit a prompt=8 max=20 prio=1 ignore_eos
+    step 11
+    expect tokens a 11
+    submit b prompt=5 max=1 prio=0
+    step 2
+    expect finished b=length
+    step
+    expect plan a:3                   # of 19: 16 were found
+    run
+    expect preempted a 1
+    expect output a b
+    expect idle
+)"},
+    {"OneThatGaveItsPagesHasLostItsTailBefore", R"(
+    pool pages=12 side=1
+    options batch=64 len=36
+    submit a prompt=8 max=20 ignore_eos
+    submit b prompt=8 max=20 ignore_eos
+    run
+    expect preempted b 1
+    expect output a b
+    expect idle
+)"},
+    {"SamplesShareThePromptAndCopyItsLatestRows", R"(
+    pool pages=60 side=2
+    options seqs=4 batch=64
+    submit a prompt=11 max=6 n=3 temp=1 ignore_eos
+    step
+    expect plan a:8
+    step
+    expect plan a:2
+    step
+    expect plan a:1 a#1:1 a#2:1
+    run
+    expect output a
+    expect idle
+)"},
+    {"SamplesOfAFoundPromptShareItsTail", R"(
+    pool pages=60 side=2
+    options seqs=4 batch=64
+    submit a prompt=9 max=2
+    run
+    submit b prompt=9 max=6 n=3 temp=1 text=a ignore_eos
+    step
+    expect plan b:1
+    step
+    expect plan b#1:1 b#2:1 b:1       # what is of the prompt comes first
+    run
+    expect cached b 8
+    expect output a b
+    expect idle
+)"},
+    {"TailsGoBeforeARequestWaits", R"(
+    pool pages=12 side=2
+    options batch=64 len=40
+    submit a prompt=9 max=2
+    run
+    expect tails 2
+    submit b prompt=36 max=2
+    run
+    expect output a b
+    submit c prompt=9 max=2 text=a
+    run
+    expect cached c 0
+    expect idle
+)"},
+    {"AnAbortAtABoundaryLeavesItsTailToOthers", R"(
+    pool pages=30 side=2
+    options batch=8
+    submit a prompt=20 max=4
+    step
+    expect plan a:8
+    step 2
+    expect plan a:4
+    abort a
+    submit b prompt=21 max=4 text=a
+    run
+    expect cached b 20
+    expect output b
+    expect idle
+)"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Tails, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kTails), CaseName);
+
 constexpr Case kBatching[] = {
     {"ChunksALongPromptUnderTheBudget", R"(
     submit a prompt=40 max=3

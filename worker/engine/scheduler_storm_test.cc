@@ -47,7 +47,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     config.cache_id = "storm";
     for (const auto& group : storm.groups) {
       config.groups.push_back({.num_pages = group.num_pages,
-                               .sliding_window = group.sliding_window});
+                               .sliding_window = group.sliding_window,
+                               .side_pages_per_sequence = group.side_pages});
     }
     cache_ = std::make_unique<cache::KvCache>(config);
     SchedulerOptions options;
@@ -215,7 +216,19 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
   EXPECT_EQ(load.free_pages, load.total_pages);
   EXPECT_EQ(load.queued_tokens, 0u);
   EXPECT_EQ(scheduler_->num_queued(), 0u);
-  EXPECT_EQ(cache_->Stats().sequences, 0);
+  const cache::KvCacheStats stats = cache_->Stats();
+  EXPECT_EQ(stats.sequences, 0);
+  EXPECT_GT(stats.hit_tokens, 0);
+  bool has_side_pages = false;
+  for (const auto& group : GetParam().groups) {
+    has_side_pages |= group.side_pages > 0;
+  }
+  EXPECT_EQ(stats.tails_published > 0, has_side_pages);
+  cache_->DropPrefixCache();
+  for (const auto& group : cache_->Stats().groups) {
+    EXPECT_EQ(group.cached_pages, 0);
+    EXPECT_EQ(group.free_pages, group.num_pages);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -231,7 +244,24 @@ INSTANTIATE_TEST_SUITE_P(
               7,
               16,
               8,
-              {{.num_pages = 40}, {.num_pages = 20, .sliding_window = 7}}}),
+              {{.num_pages = 40}, {.num_pages = 20, .sliding_window = 7}}},
+        Storm{"SidePages", 8, 16, 8, {{.num_pages = 96, .side_pages = 2}}},
+        Storm{"SidePagesInAPoolForOne",
+              9,
+              16,
+              4,
+              {{.num_pages = 18, .side_pages = 2}}},
+        Storm{"SidePagesInSmallChunks",
+              10,
+              5,
+              5,
+              {{.num_pages = 40, .side_pages = 1}}},
+        Storm{"SidePagesBesideAWindow",
+              11,
+              16,
+              8,
+              {{.num_pages = 60, .side_pages = 1},
+               {.num_pages = 40, .sliding_window = 7, .side_pages = 3}}}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 }  // namespace

@@ -2,8 +2,10 @@
 // method, in every family, and with a window.
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "worker/testing/family_plan_cases.h"
 #include "worker/testing/invariance_scenario.h"
@@ -72,15 +74,80 @@ TEST_P(PlanInvarianceTest, PreemptionChangesNothing) {
 }
 
 TEST_P(PlanInvarianceTest, APrefixHitChangesNothing) {
-  const PlanCase& plan = GetParam().plan_case;
   for (const int64_t page_tokens : kPageTokens) {
     Worker worker = MakeWorker({.page_tokens = page_tokens, .max_num_seqs = 4});
     EXPECT_EQ(worker.Run(Requests(true)), alone_);
     EXPECT_EQ(worker.Run(Requests(true)), alone_) << "pages of " << page_tokens;
-    // Exact rows are the sequence's own: it runs its prompt for itself.
-    EXPECT_EQ(worker.stats().hit_tokens > 0,
-              plan.key_exact + plan.value_exact == 0);
+    EXPECT_GT(worker.stats().hit_tokens, 0);
   }
+}
+
+Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
+  Request request;
+  request.request_id = "chat";
+  request.prompt = proto::TokenBytes::Adopt(std::move(prompt));
+  request.sampling.set_temperature(0.0f);
+  request.sampling.set_max_tokens(max_tokens);
+  request.sampling.set_ignore_eos(true);
+  request.sampling.set_logprobs(5);
+  return request;
+}
+
+// The second turn's prompt is the first one, its answer and a few words more.
+TEST_P(PlanInvarianceTest, TheNextTurnOfAChatIsFoundUpToItsLastFullPage) {
+  constexpr uint32_t kAnswer = 30;
+  for (const int64_t page_tokens : {16, 32}) {
+    Worker found = MakeWorker({.page_tokens = page_tokens});
+    Worker alone = MakeWorker({.page_tokens = page_tokens});
+    std::vector<int32_t> text;
+    for (int32_t i = 0; i < 41; ++i) text.push_back(3 + 31 * i % 1009);
+    for (int turn = 0; turn < 2; ++turn) {
+      const int64_t before = found.stats().hit_tokens;
+      Request request = GreedyRequest(text, turn == 0 ? kAnswer : 8);
+      const std::vector<Sample> answer = found.Run({request});
+      request.use_prefix_cache = false;
+      EXPECT_EQ(alone.Run({request}), answer) << "turn " << turn;
+      EXPECT_EQ(found.stats().hit_tokens - before,
+                turn == 0 ? 0 : (41 + kAnswer - 1) / page_tokens * page_tokens);
+      text.insert(text.end(), answer[0].tokens.begin(), answer[0].tokens.end());
+      text.insert(text.end(), {7, 5, 3});
+    }
+    EXPECT_EQ(alone.stats().hit_tokens, 0);
+  }
+}
+
+TEST_P(PlanInvarianceTest, PreemptionBesideThePrefixIndexChangesNothing) {
+  std::vector<Request> requests;
+  for (const int32_t text : {41, 43, 47, 53, 59}) {
+    std::vector<int32_t> prompt;
+    for (int32_t i = 0; i < 40; ++i) prompt.push_back(3 + text * i % 1009);
+    requests.push_back(GreedyRequest(std::move(prompt), 60));
+    requests.back().request_id = absl::StrCat(text);
+  }
+  const std::vector<Sample> alone =
+      MakeWorker({.one_at_a_time = true}).Run(requests);
+  int64_t preemptions = 0;
+  for (const int64_t pages : {10, 28}) {
+    Worker worker = MakeWorker({.pages = pages});
+    EXPECT_EQ(worker.Run(requests), alone) << pages << " pages";
+    preemptions += worker.stats().preemptions;
+  }
+  EXPECT_GT(preemptions, 0);
+}
+
+TEST_P(PlanInvarianceTest, ForksOfAPromptAreWhatItGivesAlone) {
+  std::vector<int32_t> text;
+  for (int32_t i = 0; i < 53; ++i) text.push_back(2 + 17 * i % 911);
+  Request request = GreedyRequest(text, 20);
+  request.use_prefix_cache = false;
+  Worker worker = MakeWorker({});
+  const std::vector<Sample> alone = worker.Run({request});
+  request.sampling.set_n(3);
+  EXPECT_EQ(worker.stats().forks, 0);
+  for (const Sample& sample : worker.Run({request})) {
+    EXPECT_EQ(sample, alone[0]);
+  }
+  EXPECT_EQ(worker.stats().forks, 2);
 }
 
 TEST_P(PlanInvarianceTest, CancelsChangeNothingForOthersAndLeaveNoPage) {

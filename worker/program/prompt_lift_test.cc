@@ -310,9 +310,7 @@ TEST_P(PromptLiftScenarioTest, APrefixHitOnPromptsChangesNoBit) {
   const auto worker = MakeWorker({.max_num_seqs = 4});
   worker->Run(requests);
   EXPECT_EQ(worker->Run(requests), alone);
-  const PlanCase& plan_case = GetParam().plan_case;
-  EXPECT_EQ(worker->stats().hit_tokens > 0,
-            plan_case.key_exact + plan_case.value_exact == 0);
+  EXPECT_GT(worker->stats().hit_tokens, 0);
 }
 
 TEST_P(PromptLiftTest, ChunksChangeNoBitOfTheLossAndLiftingAMillionth) {

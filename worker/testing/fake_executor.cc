@@ -172,6 +172,10 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
       KVASIR_RETURN_IF_ERROR(Sample(step, prefix_hash, &state, out));
     }
   }
+  for (const auto& copy : plan.page_copies()) {
+    pages_[copy.page_group()][static_cast<size_t>(copy.to_page())].copied =
+        false;
+  }
   if (options_.after_step) options_.after_step(plan, &result);
   return result;
 }
@@ -183,6 +187,9 @@ absl::Status FakeExecutor::Release(uint64_t sequence_id) {
     const Table& table = it->second.tables[g];
     for (size_t i = table.first_live; i < table.pages.size(); ++i) {
       pages_[g][static_cast<size_t>(table.pages[i])].held_by.erase(sequence_id);
+    }
+    for (const int32_t page : table.side_pages) {
+      pages_[g][static_cast<size_t>(page)].held_by.erase(sequence_id);
     }
   }
   sequences_.erase(it);
@@ -246,6 +253,7 @@ absl::Status FakeExecutor::ApplyDelta(uint64_t id,
     pages_[g][static_cast<size_t>(table->pages[i])].held_by.erase(id);
   }
   table->first_live = first_live;
+  KVASIR_RETURN_IF_ERROR(ApplySidePages(id, delta, table));
   for (int32_t page : delta.appended_pages()) {
     table->pages.push_back(page);
     if (table->pages.size() <= first_live) continue;  // names no page
@@ -254,6 +262,57 @@ absl::Status FakeExecutor::ApplyDelta(uint64_t id,
     }
     if (!pages_[g][static_cast<size_t>(page)].held_by.insert(id).second) {
       return Broken(id, "page ", page, " twice in the table");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::ApplySidePages(
+    uint64_t id, const kvasir::v1::BlockTableDelta& delta, Table* table) {
+  const uint32_t g = delta.page_group();
+  const int want = delta.reset() ? options_.groups[g].side_pages : 0;
+  if (delta.side_pages_size() != want) {
+    return Broken(id, delta.side_pages_size(), " side pages, want ", want);
+  }
+  for (const int32_t page : delta.side_pages()) {
+    if (page < 0 || page >= options_.groups[g].num_pages) {
+      return Broken(id, "side page ", page, " of group ", g);
+    }
+    pages_[g][static_cast<size_t>(page)].held_by.insert(id);
+    table->side_pages.push_back(page);
+  }
+  return absl::OkStatus();
+}
+
+FakeExecutor::Slot& FakeExecutor::RingSlot(size_t group, const Table& table,
+                                           uint64_t position) {
+  const uint64_t index = position / options_.page_tokens;
+  const int32_t page = table.side_pages[index % table.side_pages.size()];
+  return pages_[group][static_cast<size_t>(page)]
+      .slots[position % options_.page_tokens];
+}
+
+absl::Status FakeExecutor::CheckRings(uint64_t sequence_id,
+                                      const State& state) {
+  for (size_t g = 0; g < state.tables.size(); ++g) {
+    const Table& table = state.tables[g];
+    for (const int32_t page : table.side_pages) {
+      DropBehindWindows(sequence_id, static_cast<int32_t>(g), page);
+      if (pages_[g][static_cast<size_t>(page)].held_by.size() != 1) {
+        return Broken(sequence_id, "side page ", page, " is another's too");
+      }
+    }
+    const uint64_t rows = table.side_pages.size() * options_.page_tokens;
+    for (uint64_t p = state.length - std::min(state.length, rows);
+         p < state.length; ++p) {
+      const Slot& row = RingSlot(g, table, p);
+      const absl::StatusOr<const Slot*> slot =
+          Read(sequence_id, static_cast<int32_t>(g), table, p);
+      if (!row.written || row.position != p ||
+          (slot.ok() && (*slot)->prefix_hash != row.prefix_hash)) {
+        return Broken(sequence_id, "side pages of group ", g,
+                      " do not hold position ", p);
+      }
     }
   }
   return absl::OkStatus();
@@ -281,6 +340,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
   if (step.target_ids_size() > static_cast<int>(tokens.size())) {
     return Broken(id, step.target_ids_size(), " target ids");
   }
+  KVASIR_RETURN_IF_ERROR(CheckRings(id, *state));
   *prefix_hash = kEmptyPrefix;
   if (state->length > 0) {
     KVASIR_ASSIGN_OR_RETURN(const Slot* slot,
@@ -296,6 +356,9 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
       KVASIR_RETURN_IF_ERROR(Write(id, static_cast<int32_t>(g),
                                    state->tables[g], state->length,
                                    *prefix_hash));
+      if (state->tables[g].side_pages.empty()) continue;
+      RingSlot(g, state->tables[g], state->length) = {true, state->length,
+                                                      *prefix_hash};
     }
     ++state->length;
   }

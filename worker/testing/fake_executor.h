@@ -25,6 +25,8 @@ struct FakeExecutorOptions {
   struct PageGroup {
     int32_t num_pages = 0;
     uint32_t sliding_window = 0;  // 0: every key is read
+    // A sequence's own: a ring of as many of its latest slots as they hold.
+    int32_t side_pages = 0;
   };
   uint32_t page_tokens = 4;
   std::vector<PageGroup> groups;
@@ -47,6 +49,7 @@ struct FakeExecutorOptions {
 //   - what a query sees was written at that position, for the same prefix
 //   - a page is written by one sequence, from its first slot on or after a
 //     copy, while no other sequence's table names it
+//   - side pages are a sequence's own, told once, and hold its latest slots
 //   - batch limits; the sampled token stands in only one step later;
 //     histories are complete
 class FakeExecutor final : public Executor {
@@ -77,6 +80,7 @@ class FakeExecutor final : public Executor {
   struct Table {
     std::vector<int32_t> pages;
     uint32_t first_live = 0;
+    std::vector<int32_t> side_pages;
   };
   struct State {
     std::vector<Table> tables;
@@ -97,6 +101,12 @@ class FakeExecutor final : public Executor {
                          uint64_t* prefix_hash);
   absl::Status Write(uint64_t sequence_id, int32_t group, const Table& table,
                      uint64_t position, uint64_t prefix_hash);
+  absl::Status ApplySidePages(uint64_t id,
+                              const kvasir::v1::BlockTableDelta& delta,
+                              Table* table);
+  Slot& RingSlot(size_t group, const Table& table, uint64_t position);
+  // The rings hold the latest of the slots that the tables hold.
+  absl::Status CheckRings(uint64_t sequence_id, const State& state);
   void DropBehindWindows(uint64_t writer, int32_t group, int32_t page_id);
   // The slot that holds `position`, checked.
   absl::StatusOr<const Slot*> Read(uint64_t sequence_id, int32_t group,

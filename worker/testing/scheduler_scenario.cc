@@ -137,6 +137,7 @@ void Scenario::RunLine(const Line& line) {
     fake_.groups[0].num_pages = static_cast<int32_t>(line.Number("pages", 16));
     fake_.groups[0].sliding_window =
         static_cast<uint32_t>(line.Number("window", 0));
+    fake_.groups[0].side_pages = static_cast<int32_t>(line.Number("side", 0));
     return;
   }
   if (command == "group") {
@@ -198,6 +199,7 @@ void Scenario::Build() {
   for (const auto& group : fake_.groups) {
     config.groups.push_back({.num_pages = group.num_pages,
                              .sliding_window = group.sliding_window,
+                             .side_pages_per_sequence = group.side_pages,
                              .page_bytes = 128,
                              .payload_bytes = 128});
   }
@@ -325,6 +327,10 @@ void Scenario::Expect(const Line& line) {
     EXPECT_EQ(last_plan_.empty() ? "none" : last_plan_, rest);
   } else if (what == "free") {
     EXPECT_EQ(absl::StrCat(scheduler_->Load().free_pages), rest);
+  } else if (what == "tails") {
+    int64_t pages = 0;
+    for (const auto& group : cache_->Stats().groups) pages += group.tail_pages;
+    EXPECT_EQ(absl::StrCat(pages), rest);
   } else if (what == "finished" || what == "failed") {
     ExpectEnds(line);
   } else if (what == "refused") {

@@ -1,6 +1,6 @@
 // A small language for scheduler tests: one command per line, `#` comments.
 //
-//   pool page_tokens=4 pages=16          the cache; before the first submit
+//   pool page_tokens=4 pages=16 side=0   the cache; before the first submit
 //   group pages=8 window=6               one more page group, with a window
 //   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
@@ -18,6 +18,7 @@
 //   expect refused a=RESOURCE_EXHAUSTED/retry     the last submit of a
 //   expect output a                      what FakeContinuation says, exactly
 //   expect tokens a 5                    tokens of sample 0 delivered so far
+//   expect tails 2                       pages of tails, over all groups
 //   expect cached a 8 | expect preempted a 2
 //   expect idle                          nothing live, every page free
 //

@@ -1,0 +1,419 @@
+// Sequences with side pages: a prefix is found as far as a tail goes.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "cache/kv_cache.h"
+#include "cache/testing/kv_cache_scenario.h"
+
+namespace kvasir::cache {
+namespace {
+
+// Pages of 4 tokens.
+KvCacheConfig Config(int64_t num_pages, int64_t side_pages) {
+  KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = {
+      {.num_pages = num_pages, .side_pages_per_sequence = side_pages}};
+  config.cache_id = "test";
+  return config;
+}
+
+TEST(KvCacheTailsTest, APrefixIsFoundAsFarAsATailGoes) {
+  KvCacheScenario s(Config(12, 2));
+  s.Run(R"(
+    start a 1..10      -> cached 0
+    cut a              -> 8
+    reserve a 8        -> ok
+    side a             -> 0 1
+    pages a            -> 2 3
+    copies             ->
+    commit a 8
+    copies             -> g0 0>4; g0 1>5
+    tails              -> 2
+    pool               -> used 4 free 8 cached 2
+    step a 2           -> ok
+    release a
+    pool               -> used 0 free 12 cached 4
+    probe 1..10        -> cached 8
+    probe 1..8         -> cached 0    # the tail lies behind the last token
+    start b 1..10      -> cached 8
+    cut b              -> 0
+    pages b            -> 2 3
+    side b             ->
+    pool               -> used 4 free 8 cached 0
+    reserve b 2        -> ok
+    delta b            -> g0 reset live=0 +2 +3 +0 side+6 side+1
+    copies             -> g0 4>6; g0 5>1
+    pool               -> used 5 free 7 cached 2
+    commit b 2
+  )");
+  EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
+}
+
+TEST(KvCacheTailsTest, AStepAcrossTheBoundaryLeavesNoTail) {
+  KvCacheScenario s(Config(12, 2));
+  s.Run(R"(
+    start a 1..10
+    step a 10          -> ok
+    tails              -> 0
+    probe 1..10        -> cached 0
+  )");
+}
+
+TEST(KvCacheTailsTest, OutputKeepsItsNewestTail) {
+  KvCacheScenario s(Config(16, 1));
+  s.Run(R"(
+    start a 1..6
+    step a 4           -> ok          # the prompt's last boundary
+    copies             -> g0 0>2
+    step a 2           -> ok
+    append a 7..16
+    step a 1           -> ok
+    copies             ->
+    step a 1           -> ok          # the first of the output
+    copies             -> g0 0>4
+    tails              -> 2
+    probe 1..20        -> cached 8
+    step a 1           -> ok
+    step a 1           -> ok
+    step a 1           -> ok
+    step a 1           -> ok          # the second: the first gives way
+    copies             -> g0 0>4
+    tails              -> 2
+    probe 1..12        -> cached 4
+    probe 1..20        -> cached 12
+    release a
+    probe 1..20        -> cached 12
+    pool               -> used 0 free 16 cached 5
+  )");
+}
+
+TEST(KvCacheTailsTest, ATailThatAnotherFoundGivesWayNoLonger) {
+  KvCacheScenario s(Config(16, 1));
+  s.Run(R"(
+    start a 1..3
+    append a 4..12
+    step a 3           -> ok
+    step a 1           -> ok
+    tails              -> 1
+    start b 1..4 20    -> cached 4
+    step b 1           -> ok
+    step a 4           -> ok
+    tails              -> 2
+    probe 1..7         -> cached 4
+    probe 1..9         -> cached 8
+  )");
+}
+
+TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
+  KvCacheScenario s(Config(32, 1));
+  s.Run(R"(
+    start a 1..10 20..29
+    step a 8           -> ok
+    step a 8           -> ok
+    cut a              -> 20
+    step a 4           -> ok
+    probe 1..30        -> cached 0    # nothing ends where texts part
+    start b 1..10 40..49 -> cached 0
+    cut b              -> 8
+    step b 8           -> ok
+    step b 12          -> ok
+    start c 1..10 60..69 -> cached 8
+    cut c              -> 20
+    step c 12          -> ok
+  )");
+}
+
+TEST(KvCacheTailsTest, APreemptedSequenceComesBackThroughItsTail) {
+  KvCacheScenario s(Config(16, 1));
+  s.Run(R"(
+    start a 1..5
+    append a 6..12
+    step a 5           -> ok
+    step a 2           -> ok
+    step a 1           -> ok
+    step a 2           -> ok
+    preempt a
+    start a 1..12      -> cached 8
+    step a 4           -> ok
+    copies             -> g0 0>3; g0 3>4; g0 4>5
+  )");
+}
+
+TEST(KvCacheTailsTest, NothingIsLeftOfOneThatDoesNotPublish) {
+  KvCacheScenario s(Config(16, 1));
+  s.Run(R"(
+    start a 1..10 nopublish
+    cut a              -> 0
+    step a 8           -> ok
+    step a 2           -> ok
+    release a
+    pool               -> used 0 free 16 cached 0
+  )");
+}
+
+TEST(KvCacheTailsTest, OtherSaltsMiss) {
+  KvCacheScenario s(Config(16, 1));
+  s.Run(R"(
+    start a 1..10 salt=x
+    step a 8           -> ok
+    probe 1..10 salt=x -> cached 8
+    probe 1..10 salt=y -> cached 0
+    start b 1..10 salt=y -> cached 0
+    cut b              -> 8           # the prompt's own, no fork point
+  )");
+}
+
+// Every prefix has the same name.
+class OneHash final : public PrefixHasher {
+ public:
+  PrefixHash Root(absl::string_view) const override { return {}; }
+  PrefixHash Extend(const PrefixHash&,
+                    absl::Span<const int32_t>) const override {
+    return {};
+  }
+};
+
+TEST(KvCacheTailsTest, AHashCollisionIsAMiss) {
+  KvCacheScenario s(Config(16, 1), std::make_unique<OneHash>());
+  s.Run(R"(
+    start a 1..6
+    step a 4           -> ok
+    probe 1..5         -> cached 4
+    start b 11..16     -> cached 0
+    step b 4           -> ok          # has no node, and so no tail
+    tails              -> 1
+    probe 11..16       -> cached 0
+    probe 1..5         -> cached 4
+  )");
+}
+
+TEST(KvCacheTailsTest, APageThatGoesTakesItsTailAlong) {
+  KvCacheScenario s(Config(8, 2));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    release a
+    pool               -> used 0 free 8 cached 4
+    start b 21..32 nopublish          # side pages and three of tokens
+    step b 12          -> ok          # takes a's last page
+    pool               -> used 5 free 3 cached 1
+    tails              -> 0
+    probe 1..9         -> cached 0
+    release b
+    drop
+    pool               -> used 0 free 8 cached 0
+  )");
+  EXPECT_EQ(s.cache().Stats().leaked_pages, 0);
+}
+
+// Released with a chain, tails lie behind its pages.
+TEST(KvCacheTailsTest, PagesBeyondATailGoBeforeIt) {
+  KvCacheScenario s(Config(10, 1));
+  s.Run(R"(
+    start a 1..6
+    append a 7..19
+    step a 4           -> ok          # page 1, tail 2
+    step a 15          -> ok          # pages 3 4 5 6
+    release a
+    pool               -> used 0 free 10 cached 5
+    start b 31..56 nopublish
+    step b 26          -> ok          # 8 pages: 3 cached ones are taken
+    pool               -> used 8 free 2 cached 2
+    probe 1..6         -> cached 4
+  )");
+}
+
+TEST(KvCacheTailsTest, TailsMakeRoomForRequests) {
+  KvCacheScenario s(Config(8, 1));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    pool               -> used 3 free 5 cached 1
+    start b 21..36 nopublish
+    step b 16          -> ok          # 5 pages, the tail's with them
+    tails              -> 0
+    probe 1..9         -> cached 0
+    pool               -> used 8 free 0 cached 0
+    append a 9 10 11 12
+    step a 4           -> no g0 want 1 free 0
+    release b
+    step a 4           -> ok
+    tails              -> 1
+    probe 1..13        -> cached 12
+  )");
+}
+
+TEST(KvCacheTailsTest, TailsTakeAQuarterOfThePool) {
+  KvCacheScenario s(Config(16, 2));
+  s.Run(R"(
+    start a 1..4
+    step a 4           -> ok
+    start b 11..14
+    step b 4           -> ok
+    tails              -> 4
+    probe 1..5         -> cached 4
+    start c 21..24
+    step c 4           -> ok
+    tails              -> 4
+    probe 1..5         -> cached 0
+    probe 11..15       -> cached 4
+    probe 21..25       -> cached 4
+  )");
+}
+
+TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesTheTailOver) {
+  KvCacheScenario s(Config(6, 2));
+  s.Run(R"(
+    start a 1..8
+    step a 4           -> ok
+    step a 4           -> ok
+    copies             -> g0 0>4; g0 1>5
+    release a
+    start b 1..16      -> cached 8
+    pool               -> used 4 free 2 cached 0
+    reserve b 8        -> ok          # two pages of tokens, none for a copy
+    copies             ->
+    side b             -> 4 5
+    tails              -> 0
+    commit b 8
+    release b
+    drop
+    pool               -> used 0 free 6 cached 0
+  )");
+  EXPECT_EQ(s.cache().Stats().leaked_pages, 0);
+}
+
+TEST(KvCacheTailsTest, ATailThatTwoHoldIsNotTakenOver) {
+  KvCacheScenario s(Config(6, 2));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    release a
+    start b 1..16      -> cached 8
+    start c 1..16      -> cached 8
+    reserve b 8        -> no g0 want 4 free 2
+    release c
+    reserve b 8        -> ok
+  )");
+}
+
+// The pages of a tail that one sequence alone holds are there for it.
+TEST(KvCacheTailsTest, AvailablePagesOfASequenceCountItsTail) {
+  KvCacheScenario s(Config(6, 2));
+  s.Run(R"(
+    start a 1..8
+    step a 8           -> ok
+    release a
+    start b 1..16      -> cached 8
+  )");
+  EXPECT_EQ(s.cache().available_pages(PageGroupId(0)), 2);
+  EXPECT_EQ(s.cache().available_pages(SequenceId(1), PageGroupId(0)), 4);
+}
+
+// What a step reads was there when the copy was listed, whoever has the page
+// by then.
+TEST(KvCacheTailsTest, PagesThatComeFreeAreCopiedBeforeTheyAreTaken) {
+  KvCacheScenario s(Config(6, 1));
+  s.Run(R"(
+    start a 1..4
+    step a 4           -> ok
+    side a             -> 0
+    release a
+    start b 21..24
+    reserve b 4        -> ok
+    side b             -> 0
+    start c 1..5       -> cached 4
+    reserve c 1        -> ok
+    copies             -> g0 0>2; g0 2>4
+  )");
+}
+
+TEST(KvCacheTailsTest, AForkCopiesSidePagesAtOnce) {
+  KvCacheScenario s(Config(12, 2));
+  s.Run(R"(
+    start a 1..6 nopublish
+    step a 5           -> ok
+    fork a b
+    side b             -> 4 5
+    copies             -> g0 0>4; g0 1>5
+    step a 1           -> ok
+    step b 1           -> ok
+    copies             -> g0 3>6
+    release a
+    release b
+    pool               -> used 0 free 12 cached 0
+  )");
+}
+
+TEST(KvCacheTailsTest, ForksOfAStartShareItsTail) {
+  KvCacheScenario s(Config(12, 2));
+  s.Run(R"(
+    start a 1..5
+    step a 4           -> ok
+    copies             -> g0 0>3; g0 1>4
+    start b 1..5       -> cached 4
+    fork b c
+    step b 1           -> ok
+    step c 1           -> ok
+    copies             -> g0 3>5; g0 4>6; g0 3>8; g0 4>9
+    tails              -> 2
+  )");
+}
+
+TEST(KvCacheTailsTest, WithoutPagesForItsSidePagesThereIsNoFork) {
+  KvCacheScenario s(Config(5, 2));
+  s.Run(R"(
+    start a 1..9 nopublish
+    step a 5           -> ok
+  )");
+  EXPECT_FALSE(s.cache().can_fork(SequenceId(0)));
+}
+
+TEST(KvCacheTailsTest, AbortInEveryStateFreesEverything) {
+  KvCacheScenario s(Config(12, 2));
+  s.Run(R"(
+    start a 1..10
+    step a 8           -> ok
+    release a                         # its tail is listed to be copied
+    start a 1..10      -> cached 8    # holds the tail
+    release a
+    start a 1..10      -> cached 8
+    reserve a 2        -> ok          # waits for copies of the tail
+    release a
+    copies             -> g0 0>4; g0 1>5
+    start a 1..10      -> cached 8
+    fork a b                          # both hold it
+    release a
+    release b
+    start a 1..10      -> cached 8
+    step a 1           -> ok
+    fork a b                          # has side pages, has not reserved
+    release b
+    copies             -> g0 4>6; g0 5>0
+    fork a b
+    release a
+    release b
+    drop
+    pool               -> used 0 free 12 cached 0
+  )");
+  EXPECT_EQ(s.cache().Stats().leaked_pages, 0);
+}
+
+TEST(KvCacheTailsTest, WithoutPrefixReuseThereAreNoTails) {
+  KvCacheConfig config = Config(12, 2);
+  config.prefix_reuse = false;
+  KvCacheScenario s(config);
+  s.Run(R"(
+    start a 1..10
+    cut a              -> 0
+    step a 8           -> ok
+    tails              -> 0
+    probe 1..10        -> cached 0
+  )");
+}
+
+}  // namespace
+}  // namespace kvasir::cache
