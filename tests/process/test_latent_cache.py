@@ -240,6 +240,30 @@ def test_a_server_gives_what_generate_does(artifacts):
     assert (text, reason, tokens) == (generated(folder), "length", 8)
 
 
+def test_the_next_turn_of_a_chat_goes_on_from_its_exact_window(artifacts):
+    folder = artifacts["palu-2-exact"][0]
+    turns = []
+    for flag in ("--prefix-caching", "--no-prefix-caching"):
+        with KvasirProcess("serve", "--deterministic", flag, model=folder) as server:
+            text, told = EVALUATION.read_text()[:700], [(0, 0)]
+            for tokens in (100, 20):
+                answer, _, _ = triton.generate(
+                    server.grpc, server.ready["model"], text, max_tokens=tokens,
+                    temperature=0, ignore_eos=True)
+                text += answer + " So"
+                wait_until(
+                    lambda: server.metric("kvasir_prompt_tokens_total") > told[-1][0],
+                    "the request has ended")
+                told.append((server.metric("kvasir_prompt_tokens_total"),
+                             server.metric("kvasir_prompt_tokens_cached_total")))
+            turns.append((text, told))
+    (found, [_, (first, none), (both, cached)]), (alone, [_, _, (_, without)]) = turns
+    assert found == alone
+    assert none == without == 0
+    # Whole pages of its prompt, but for what the answer's text is as other tokens.
+    assert both - first - 2 * PAGE_TOKENS <= cached < both - first
+
+
 POOL_PAGES, PAGE_TOKENS, LONGEST = 40, 64, 1024
 SAMPLED = {
     "tokens": "kvasir_kv_cache_logical_tokens",
