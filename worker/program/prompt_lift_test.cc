@@ -391,8 +391,9 @@ TEST(PlanPromptLiftsTest, OthersAreLeftAlone) {
         each.name == "PaluJointCodes" ||
         each.name == "CommutingFastReconstructedSlow" || each.name == "Basis" ||
         each.name == "BasisCodes" || each.name == "RotatedBasisCodes" ||
-        each.name == "ExactPaluJoint" || each.name == "ExactBasis" ||
-        each.name == "ExactKeysOfParts";
+        each.name == "FallingBits" || each.name == "FallingBitsOfTokens" ||
+        each.name == "ExactPaluJoint" || each.name == "ExactFallingBits" ||
+        each.name == "ExactBasis" || each.name == "ExactKeysOfParts";
     AttentionProgram program = Program(each, TinyShape());
     PlanPromptLifts(&program);
     EXPECT_EQ(LiftsPrompts(program), lifts) << each.name;
