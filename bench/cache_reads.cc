@@ -30,7 +30,10 @@ double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens) {
     for (const int64_t layer : group.layers) {
       for (const plan::Side which : {plan::Side::kKey, plan::Side::kValue}) {
         const cache::SideLayout& side = layout.layer(layer).side(which);
-        const int64_t exact = std::min(tokens, side.exact.window_tokens);
+        const int64_t sinks = std::max<int64_t>(
+            0, side.exact.sink_tokens - (length_tokens - tokens));
+        const int64_t exact =
+            std::min(tokens, sinks + side.exact.window_tokens);
         if (exact == 0) continue;
         bytes +=
             static_cast<double>(exact) *

@@ -9,7 +9,7 @@ namespace kvasir::bench {
 
 // Bytes that the query behind `length_tokens - 1` tokens reads, itself
 // included: payload of the slots that it sees (a sliding window hides the
-// others), and in place of the latest codes the exact rows of a window. Nothing
+// others), and exact rows in place of the first and latest codes. Nothing
 // evicted.
 double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens);
 

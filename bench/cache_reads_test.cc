@@ -49,6 +49,9 @@ TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
   key->set_exact_window(32);
   EXPECT_DOUBLE_EQ(Read(1000), 1000 * (72 + 3 * 256) + 32 * (256 - 72));
   EXPECT_DOUBLE_EQ(Read(10), 10 * 4 * 256);
+  plan_.mutable_layers(0)->set_exact_sinks(4);
+  EXPECT_DOUBLE_EQ(Read(1000), 1000 * (72 + 3 * 256) + 36 * (256 - 72));
+  EXPECT_DOUBLE_EQ(Read(34), 34 * 4 * 256);
 }
 
 }  // namespace

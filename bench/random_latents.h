@@ -19,10 +19,9 @@ absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
                                    uint64_t seed, kernels::Device& device);
 
-// The same for the rows of its exact windows, in every page: which of them will
-// be side pages is not known yet. Codes that lie there become other codes, but
-// a side page full of random codes would be read as numbers that are not
-// finite.
+// The same for its exact rows, in every page: which of them will be side pages
+// is not known yet. Codes that lie there become other codes, but a side page
+// full of random codes would be read as numbers that are not finite.
 absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
                                      const worker::KvArenas::Layer& layer,
                                      uint64_t seed, kernels::Device& device);

@@ -95,6 +95,7 @@ void AddSide(const SideLayout& side, FieldHasher* hasher) {
   hasher->Add(side.exact.rows_per_page);
   hasher->Add(side.exact.first_page);
   hasher->Add(side.exact.num_pages);
+  if (side.exact.sink_tokens > 0) hasher->Add(side.exact.sink_tokens);
 }
 
 }  // namespace

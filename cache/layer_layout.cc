@@ -10,7 +10,7 @@
 namespace kvasir::cache {
 namespace {
 
-// Rows of an exact window and of outlier chunks are 16-bit numbers.
+// Exact rows and those of outlier chunks are 16-bit numbers.
 constexpr int64_t kExactNumberBytes = 2;
 // A sum of products that remembers an overflow instead of wrapping.
 class Bytes {
@@ -116,6 +116,7 @@ SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
   for (const plan::ResolvedPart& part : side.parts) {
     layout.parts.push_back(LayOutPart(part, c, cursor, basis_bytes));
   }
+  layout.exact.sink_tokens = side.exact_sinks;
   layout.exact.window_tokens = side.exact_window;
   return layout;
 }
@@ -144,13 +145,13 @@ int64_t PlaceExactRows(int64_t rows, SideLayout& side) {
   return cursor.bytes();
 }
 
-// The ring of a side: as many whole rows to a side page as it can hold.
-absl::Status LayOutExactWindow(int64_t page_bytes, int64_t first_page,
-                               SideLayout& side) {
+// The exact rows of a side: as many whole ones to a side page as it can hold.
+absl::Status LayOutExactRows(int64_t page_bytes, int64_t first_page,
+                             SideLayout& side) {
   ExactRing& ring = side.exact;
-  if (ring.window_tokens == 0) return absl::OkStatus();
+  if (!ring.any()) return absl::OkStatus();
   const int64_t row_bytes = ExactRowBytes(side);
-  int64_t rows = std::min(page_bytes / row_bytes, ring.window_tokens);
+  int64_t rows = std::min(page_bytes / row_bytes, ring.tokens());
   while (rows > 0 && PlaceExactRows(rows, side) > page_bytes) --rows;
   if (rows == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -159,17 +160,17 @@ absl::Status LayOutExactWindow(int64_t page_bytes, int64_t first_page,
   }
   ring.rows_per_page = rows;
   ring.first_page = first_page;
-  ring.num_pages = (ring.window_tokens + rows - 1) / rows;
+  ring.num_pages = (ring.tokens() + rows - 1) / rows;
   return absl::OkStatus();
 }
 
-// Where a sequence keeps what it has beside its tokens: rings of the exact
-// windows, then all else.
+// Where a sequence keeps what it has beside its tokens: exact rows, then all
+// else.
 absl::Status LayOutSidePages(const Bytes& other_bytes, LayerLayout& layer) {
   layer.side_pages = 0;
   for (SideLayout* side : {&layer.key, &layer.value}) {
     KVASIR_RETURN_IF_ERROR(
-        LayOutExactWindow(layer.page_bytes, layer.side_pages, *side));
+        LayOutExactRows(layer.page_bytes, layer.side_pages, *side));
     layer.side_pages += side->exact.num_pages;
   }
   layer.side_pages +=
@@ -212,14 +213,11 @@ absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
 // What the plan may ask for and no page has a place for.
 absl::Status CheckHasPlaces(const plan::ResolvedAttention& attention,
                             int64_t layer_index) {
-  if (attention.joint.empty() && attention.exact_sinks == 0) {
-    return absl::OkStatus();
-  }
-  return absl::UnimplementedError(
-      absl::StrCat("layer ", layer_index, ": the plan asks for ",
-                   attention.joint.empty() ? "exact sinks"
-                                           : "parts that serve key and value",
-                   ", which this build's pages have no place for"));
+  if (attention.joint.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "layer ", layer_index,
+      ": the plan asks for parts that serve key and value, which this build's "
+      "pages have no place for"));
 }
 
 }  // namespace
@@ -242,7 +240,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   LayerLayout layer;
   layer.page_group = PageGroupId(resolved.page_group);
   RegionCursor tile;
-  Bytes other_bytes;  // per sequence, but for exact windows
+  Bytes other_bytes;  // per sequence, but for exact rows
   layer.key = LayOutSide(attention.key, context, tile, other_bytes);
   layer.value = LayOutSide(attention.value, context, tile, other_bytes);
   layer.tile_bytes = tile.bytes();
@@ -261,7 +259,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   layer.payload_bytes = cursor.payload_bytes();
   Bytes sequence_bytes = other_bytes;
   for (SideLayout* side : {&layer.key, &layer.value}) {
-    sequence_bytes.Add(side->exact.window_tokens, ExactRowBytes(*side));
+    sequence_bytes.Add(side->exact.tokens(), ExactRowBytes(*side));
   }
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||

@@ -10,9 +10,10 @@
 // next start is padding and counted as waste. How a slot's bytes lie in their
 // region is the device's own (granules): kernels::TileRegion has the addresses.
 //
-// Exact windows: a sequence owns side pages beside those of its tokens. They
-// hold rings of the latest tokens' latents in 16-bit numbers, keys in the first
-// of a layer's, values in the next:
+// Exact rows: a sequence owns side pages beside those of its tokens. They hold
+// the latents of its first tokens (sinks) and rings of those of its latest ones
+// (exact windows) in 16-bit numbers, keys in the first of a layer's, values in
+// the next:
 //   side page of one layer: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
 
@@ -64,7 +65,7 @@ struct GroupLayout {
   Region codes;
   // Of a tile: scale and minimum per slot; no slots where the codec has none.
   Region params;
-  // In a side page: rows of the side's exact window; no slots without one.
+  // In a side page: the side's exact rows; no slots where there are none.
   Region exact;
   int64_t stored_width = 0;  // numbers of a row: channels that have bits
 };
@@ -76,14 +77,31 @@ struct PartLayout {
   std::vector<GroupLayout> groups;
 };
 
-// The rows of a side's exact window: logical position p is row p %
-// rows_per_page of the sequence's side page
-//   first_page + p / rows_per_page % num_pages.
+// The exact rows of a side, one behind the other over its side pages: those of
+// the sinks, then a ring. Where a row lies follows from its logical position
+// alone.
 struct ExactRing {
+  int64_t sink_tokens = 0;    // 0: the side has none
   int64_t window_tokens = 0;  // 0: the side has none
   int64_t rows_per_page = 0;
   int64_t first_page = 0;  // among the sequence's side pages
-  int64_t num_pages = 0;   // of at least window_tokens rows
+  int64_t num_pages = 0;   // of at least tokens() rows
+
+  bool any() const { return tokens() > 0; }
+  int64_t tokens() const { return sink_tokens + window_tokens; }
+  struct Place {
+    int64_t page = 0;  // among the sequence's side pages
+    int64_t row = 0;   // in it
+  };
+  // Of a sink, or of a token in the window.
+  Place PlaceOf(int64_t position) const {
+    const int64_t ring_rows = num_pages * rows_per_page - sink_tokens;
+    const int64_t row =
+        position < sink_tokens
+            ? position
+            : sink_tokens + (position - sink_tokens) % ring_rows;
+    return {first_page + row / rows_per_page, row % rows_per_page};
+  }
 
   friend bool operator==(const ExactRing&, const ExactRing&) = default;
 };
@@ -102,7 +120,7 @@ struct LayerLayout {
   int64_t tile_bytes = 0;  // with padding; a multiple of the alignment
   int64_t page_bytes = 0;  // likewise
   int64_t payload_bytes = 0;  // without padding
-  // Beside the pages of tokens, per sequence: basis, mean, exact window.
+  // Beside the pages of tokens, per sequence: basis, mean, exact rows.
   int64_t sequence_bytes = 0;
   int64_t side_pages = 0;  // that hold them
 
@@ -224,7 +242,7 @@ class PageLayout {
                                int64_t max_chunk_tokens) const;
 
   // Cached pages may be shared between sequences: no layer evicts or has a
-  // basis of its own per sequence. Exact windows are found with tails
+  // basis of its own per sequence. Exact rows are found with tails
   // (KvCache).
   bool prefix_reusable() const { return prefix_reusable_; }
 

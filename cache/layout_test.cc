@@ -374,12 +374,13 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
-// Where the rows of an exact window lie, region by region of a side page.
+// Where exact rows lie, region by region of a side page.
 void ExpectRowsHavePlaces(const LayerLayout& layer, plan::Side which) {
   const SideLayout& side = layer.side(which);
   const ExactRing& ring = side.exact;
-  EXPECT_GE(ring.num_pages * ring.rows_per_page, ring.window_tokens);
-  EXPECT_LT((ring.num_pages - 1) * ring.rows_per_page, ring.window_tokens);
+  const int64_t rows = ring.sink_tokens + ring.window_tokens;
+  EXPECT_GE(ring.num_pages * ring.rows_per_page, rows);
+  EXPECT_LT((ring.num_pages - 1) * ring.rows_per_page, rows);
   int64_t end = 0;
   for (const PartLayout& part : side.parts) {
     for (const GroupLayout& group : part.groups) {
@@ -430,6 +431,70 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
       EXPECT_TRUE(layout.prefix_reusable());
     }
   }
+}
+
+KvPlan PlanOfCodes(const plan::AttentionShape& shape) {
+  return PlanWithKey(shape, R"({
+      "full":{},"stored":"POST_ROPE",
+      "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
+}
+
+TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
+  const plan::AttentionShape shape = Shape(1, 2, 64);
+  KvPlan plan = PlanOfCodes(shape);
+  auto* layer = plan.mutable_layers(0);
+  *layer->mutable_value()->mutable_parts(0)->mutable_codec() =
+      layer->key().parts(0).codec();
+  layer->set_exact_sinks(4);
+  layer->mutable_key()->set_exact_window(20);
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
+  const LayerLayout& laid = layout.layer(0);
+  // Of each side, 16 tokens: two heads of 64 codes of 4 bits, and 4 bytes of
+  // range: 2 * (512 + 128) bytes with padding.
+  EXPECT_EQ(laid.page_bytes, 2 * 2 * 640);
+  // A row of 256 bytes: ten to a page.
+  EXPECT_EQ(laid.key.exact, (ExactRing{.sink_tokens = 4,
+                                       .window_tokens = 20,
+                                       .rows_per_page = 10,
+                                       .first_page = 0,
+                                       .num_pages = 3}));
+  // Sinks alone; no more rows to a page than there are.
+  EXPECT_EQ(laid.value.exact, (ExactRing{.sink_tokens = 4,
+                                         .window_tokens = 0,
+                                         .rows_per_page = 4,
+                                         .first_page = 3,
+                                         .num_pages = 1}));
+  ExpectRowsHavePlaces(laid, plan::Side::kKey);
+  ExpectRowsHavePlaces(laid, plan::Side::kValue);
+  EXPECT_EQ(laid.side_pages, 4);
+  EXPECT_EQ(laid.sequence_bytes, (24 + 4) * 256);
+  EXPECT_EQ(layout.fixed_payload_bytes_per_sequence(), 28 * 256);
+  EXPECT_EQ(layout.fixed_bytes_per_sequence(), 4 * 2 * 2 * 640);
+  EXPECT_TRUE(layout.prefix_reusable());
+
+  const auto place = [](const ExactRing& ring, int64_t position) {
+    const ExactRing::Place at = ring.PlaceOf(position);
+    return std::pair<int64_t, int64_t>(at.page, at.row);
+  };
+  using At = std::pair<int64_t, int64_t>;
+  EXPECT_EQ(place(laid.key.exact, 0), At(0, 0));
+  EXPECT_EQ(place(laid.key.exact, 3), At(0, 3));
+  EXPECT_EQ(place(laid.key.exact, 4), At(0, 4));
+  EXPECT_EQ(place(laid.key.exact, 29), At(2, 9));
+  EXPECT_EQ(place(laid.key.exact, 30), At(0, 4));  // the sinks stay
+  EXPECT_EQ(place(laid.key.exact, 4 + 26 * 1000 + 7), At(1, 1));
+  EXPECT_EQ(place(laid.value.exact, 3), At(3, 3));
+}
+
+TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNothing) {
+  const plan::AttentionShape shape = Shape(1, 2, 64);
+  KvPlan plan = PlanOfCodes(shape);
+  plan.mutable_layers(0)->set_exact_sinks(4);
+  const PageLayout layout = LayOut(plan, shape, PageTokens(16));
+  EXPECT_EQ(layout.layer(0).sequence_bytes, 4 * 256);
+  EXPECT_TRUE(layout.layer(0).key.exact.any());
+  EXPECT_FALSE(layout.layer(0).value.exact.any());
+  EXPECT_TRUE(layout.prefix_reusable());
 }
 
 TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
@@ -492,11 +557,16 @@ TEST(PageLayoutTest, RefusesHostileSizesInsteadOfOverflowing) {
   KvPlan plan = PlanWithKey(small, R"({
       "full":{},"stored":"POST_ROPE",
       "codec":{"bits":{"schedule":[1]},"channel_static":{}}})");
+  KvPlan sinks = plan;
   plan.mutable_layers(0)->mutable_key()->set_exact_window(
       std::numeric_limits<uint32_t>::max());
-  EXPECT_THAT(PageLayout::Create(plan, small, PageTokens(1)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("takes more than")));
+  sinks.mutable_layers(0)->set_exact_sinks(
+      std::numeric_limits<uint32_t>::max());
+  for (const KvPlan& hostile : {plan, sinks}) {
+    EXPECT_THAT(PageLayout::Create(hostile, small, PageTokens(1)),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("takes more than")));
+  }
 }
 
 TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {

@@ -16,7 +16,7 @@ int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens);
 // What a page group asks of each of its sequences. Pure arithmetic.
 struct SequencePages {
   int64_t page_tokens = 0;  // P
-  // Owned beside the pages of tokens: basis, mean, exact window.
+  // Owned beside the pages of tokens: basis, mean, exact rows.
   int64_t side_pages = 0;
   // Keys that a query sees at most, itself included; 0: all before it.
   int64_t sliding_window = 0;

@@ -189,7 +189,7 @@ absl::StatusOr<ModelSource> OpenModelSource(
   if (!plan.has_value()) {
     KVASIR_ASSIGN_OR_RETURN(plan, ChoosePlan(options, source));
   }
-  plan::ClampExactWindows(source.spec.max_position_embeddings, &*plan);
+  plan::ClampExactRows(source.spec.max_position_embeddings, &*plan);
   KVASIR_RETURN_IF_ERROR(source.SetPlan(*plan));
   if (use == PlanUse::kRun) {
     KVASIR_ASSIGN_OR_RETURN(

@@ -139,6 +139,8 @@ LayerSideSummary SummarizeSide(const plan::ResolvedSide& side,
       }
     }
   }
+  summary.exact_sinks = side.exact_sinks;
+  summary.exact_window = side.exact_window;
   summary.method = absl::StrJoin(methods, "+");
   summary.groups = absl::StrJoin(groups, "+");
   summary.bits = absl::StrJoin(bits, "+");

@@ -34,6 +34,9 @@ struct LayerSideSummary {
   double bytes_per_token = 0;        // payload, parameters included
   double param_bytes_per_token = 0;  // of those, scales and minima
   int64_t sliding_window = 0;        // 0: none
+  // Kept exact beside the codes: first and latest tokens of a sequence.
+  int64_t exact_sinks = 0;
+  int64_t exact_window = 0;
 };
 
 // What a plan is compared with: a token of whole keys and values in the model's

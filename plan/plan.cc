@@ -1,5 +1,7 @@
 #include "plan/plan.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "google/protobuf/util/json_util.h"
@@ -106,13 +108,40 @@ std::string PlanToJson(const KvPlan& plan) {
   return text;
 }
 
-void ClampExactWindows(int64_t tokens, KvPlan* plan) {
+bool SetExactTokens(const ExactTokens& exact, KvPlan* plan) {
+  const auto has_codes = [](const auto& parts) {
+    return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+      return part.codec().has_bits();
+    });
+  };
+  bool any = false;
   for (kvasir::v1::LayerPlan& layer : *plan->mutable_layers()) {
+    const bool joint = has_codes(layer.joint());
+    bool any_side = false;
     for (kvasir::v1::SidePlan* side :
          {layer.mutable_key(), layer.mutable_value()}) {
-      if (int64_t{side->exact_window()} > tokens) {
-        side->set_exact_window(static_cast<uint32_t>(tokens));
-      }
+      if (!joint && !has_codes(side->parts())) continue;
+      if (exact.window.has_value()) side->set_exact_window(*exact.window);
+      any_side = true;
+    }
+    if (any_side && exact.sinks.has_value()) {
+      layer.set_exact_sinks(*exact.sinks);
+    }
+    any = any || any_side;
+  }
+  return any;
+}
+
+void ClampExactRows(int64_t tokens, KvPlan* plan) {
+  for (kvasir::v1::LayerPlan& layer : *plan->mutable_layers()) {
+    const int64_t sinks = std::min<int64_t>(layer.exact_sinks(), tokens);
+    layer.set_exact_sinks(static_cast<uint32_t>(sinks));
+    for (kvasir::v1::SidePlan* side :
+         {layer.mutable_key(), layer.mutable_value()}) {
+      // What the sinks have, the window need not.
+      const int64_t window =
+          std::min<int64_t>(side->exact_window(), tokens - sinks);
+      side->set_exact_window(static_cast<uint32_t>(window));
     }
   }
 }

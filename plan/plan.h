@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,8 +58,17 @@ std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const AttentionShape& shape);
 
-// An exact window that no sequence of `tokens` fills keeps all of it exact: it
-// becomes that length, for its rows are held for every sequence.
-void ClampExactWindows(int64_t tokens, kvasir::v1::KvPlan* plan);
+// What is kept exact beside the codes; none: as the plan has it.
+struct ExactTokens {
+  std::optional<uint32_t> sinks;   // first tokens of a sequence
+  std::optional<uint32_t> window;  // tokens nearest to the query
+};
+// For every side that stores codes. False if there is none: all stays.
+bool SetExactTokens(const ExactTokens& exact, kvasir::v1::KvPlan* plan);
+
+// Sinks and an exact window that no sequence of `tokens` fills keep all of it
+// exact: together they become that length, for their rows are held for every
+// sequence.
+void ClampExactRows(int64_t tokens, kvasir::v1::KvPlan* plan);
 
 }  // namespace kvasir::plan

@@ -782,6 +782,26 @@ TEST(PlanTest, RefusesTransformsWithoutAMeaning) {
   });
 }
 
+TEST(PlanTest, ExactTokensAreSetWhereThereAreCodes) {
+  KvPlan plan = FullRankPlan(Shape(), BF16);
+  EXPECT_FALSE(SetExactTokens({.sinks = 4, .window = 9}, &plan));
+  EXPECT_TRUE(MessageDifferencer::Equals(plan, FullRankPlan(Shape(), BF16)));
+  auto* layer = plan.mutable_layers(0);
+  auto* codec = layer->mutable_key()->mutable_parts(0)->mutable_codec();
+  codec->mutable_bits()->add_schedule(4);
+  codec->mutable_channel_static();
+  *plan.add_layers() = FullRankPlan(Shape(), BF16).layers(0);
+  EXPECT_TRUE(SetExactTokens({.sinks = 4, .window = 9}, &plan));
+  EXPECT_EQ(plan.layers(0).exact_sinks(), 4);
+  EXPECT_EQ(plan.layers(0).key().exact_window(), 9);
+  EXPECT_EQ(plan.layers(0).value().exact_window(), 0);
+  EXPECT_EQ(plan.layers(1).exact_sinks(), 0);
+  // What is not said stays.
+  EXPECT_TRUE(SetExactTokens({.window = 0}, &plan));
+  EXPECT_EQ(plan.layers(0).exact_sinks(), 4);
+  EXPECT_EQ(plan.layers(0).key().exact_window(), 0);
+}
+
 TEST(PlanTest, RefusesEvictionThatCannotWork) {
   const auto eviction = [](const std::string& text) {
     return PlanWith(absl::StrCat(R"("eviction":{)", text, "}"));

@@ -162,7 +162,6 @@ class LayerResolver {
   absl::StatusOr<ResolvedAttention> Resolve(const LayerPlan& plan) const {
     ResolvedAttention attention;
     attention.rotates = shape_.num_pairs(layer_) > 0;
-    attention.exact_sinks = plan.exact_sinks();
     KVASIR_ASSIGN_OR_RETURN(attention.key, ResolveSide(Side::kKey, plan.key()));
     KVASIR_ASSIGN_OR_RETURN(attention.value,
                             ResolveSide(Side::kValue, plan.value()));
@@ -174,10 +173,22 @@ class LayerResolver {
       KVASIR_RETURN_IF_ERROR(ResolvePart(plan.joint(p), &part));
       attention.joint.push_back(std::move(part));
     }
+    for (ResolvedSide* side : {&attention.key, &attention.value}) {
+      if (StoresCodes(side->parts) || StoresCodes(attention.joint)) {
+        side->exact_sinks = plan.exact_sinks();
+      }
+    }
     return attention;
   }
 
  private:
+  static bool StoresCodes(const std::vector<ResolvedPart>& parts) {
+    return std::any_of(parts.begin(), parts.end(),
+                       [](const ResolvedPart& part) {
+                         return part.range != RangeKind::kNone;
+                       });
+  }
+
   absl::StatusOr<ResolvedSide> ResolveSide(Side side,
                                            const SidePlan& plan) const {
     ResolvedSide resolved;

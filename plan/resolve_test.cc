@@ -272,7 +272,8 @@ TEST(ResolvedPlanTest, JointPartsServeBothSides) {
       "channel_static":{}}}]})"});
   const ResolvedAttention& attention = plan.attention_of(0);
   EXPECT_THAT(attention.key.parts, IsEmpty());
-  EXPECT_EQ(attention.exact_sinks, 4);
+  EXPECT_EQ(attention.key.exact_sinks, 4);
+  EXPECT_EQ(attention.value.exact_sinks, 4);
   ASSERT_EQ(attention.joint.size(), 1);
   const ResolvedPart& part = attention.joint[0];
   EXPECT_TRUE(part.joint);
@@ -281,6 +282,18 @@ TEST(ResolvedPlanTest, JointPartsServeBothSides) {
   EXPECT_EQ(part.uses[0].rotated_dims, 16);
   EXPECT_EQ(part.uses[1].side, Side::kValue);
   EXPECT_EQ(part.uses[1].rotated_dims, 0);
+}
+
+// Numbers are exact as they are.
+TEST(ResolvedPlanTest, SinksAreOfTheSidesThatStoreCodes) {
+  const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,
+      "key":{"parts":[{"full":{},"stored":"POST_ROPE",
+                       "codec":{"bits":{"schedule":[4]},"per_token":{},
+                                "param_dtype":"F16"}}]},
+      "value":{"parts":[{"full":{},"stored":"NO_ROPE",
+                         "codec":{"dtype":"BF16"}}]}})"});
+  EXPECT_EQ(plan.attention_of(0).key.exact_sinks, 4);
+  EXPECT_EQ(plan.attention_of(0).value.exact_sinks, 0);
 }
 
 TEST(ResolvedPlanTest, ARankHoldsGroupsThatHaveAHeadOfIts) {

@@ -133,8 +133,10 @@ struct ResolvedPart {
 
 struct ResolvedSide {
   std::vector<ResolvedPart> parts;
-  // Tokens nearest to the query that are kept exact beside the codes.
+  // Tokens nearest to the query, and first ones of the sequence, that are kept
+  // exact beside the codes.
   int64_t exact_window = 0;
+  int64_t exact_sinks = 0;
 };
 
 // What layers that are alike share.
@@ -143,7 +145,6 @@ struct ResolvedAttention {
   ResolvedSide key;
   ResolvedSide value;
   std::vector<ResolvedPart> joint;
-  int64_t exact_sinks = 0;
 
   const ResolvedSide& side(Side which) const {
     return which == Side::kKey ? key : value;

@@ -16,7 +16,7 @@ struct CacheBytes {
   T annotations = 0;   // landmarks of a selection, slot metadata of eviction
   T padding = 0;       // of regions to their alignment
   T unfilled = 0;      // slots of the last page that hold no token yet
-  T per_sequence = 0;  // side pages: basis, mean, exact window
+  T per_sequence = 0;  // side pages: basis, mean, exact rows
 
   T total() const {
     return key_codes + value_codes + parameters + annotations + padding +

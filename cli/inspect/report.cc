@@ -108,7 +108,9 @@ ordered_json ToJson(const ReportSide& side) {
           {"attention_flops", side.flops.attention},
           {"reconstruction_flops", side.flops.reconstruction},
           {"lifted_from_tokens", side.lifted_from_tokens},
-          {"sliding_window", summary.sliding_window}};
+          {"sliding_window", summary.sliding_window},
+          {"exact_sinks", summary.exact_sinks},
+          {"exact_window", summary.exact_window}};
 }
 
 // Of what the whole model lifts on one rank.
@@ -199,6 +201,13 @@ void AppendBytes(const InspectReport& report, std::string* out) {
       flops.reconstruction);
 }
 
+// First and latest tokens.
+std::string ExactText(const LayerSideSummary& row) {
+  return row.exact_sinks + row.exact_window == 0
+             ? "-"
+             : absl::StrCat(row.exact_sinks, "+", row.exact_window);
+}
+
 void AppendTable(const InspectReport& report, std::string* out) {
   size_t method = 6, groups = 6, bits = 4, lift = 4, range = 5, transform = 9;
   for (const ReportSide& side : report.sides) {
@@ -213,21 +222,22 @@ void AppendTable(const InspectReport& report, std::string* out) {
   absl::StrAppendFormat(
       out,
       "\nlayer side   %-*s  %5s  %-*s  %-*s  %-*s  %-*s  %-*s  %11s  %9s  %9s  "
-      "%s\n",
+      "%6s  %s\n",
       width(method), "method", "rank", width(groups), "groups", width(bits),
       "bits", width(lift), "lift", width(range), "range", width(transform),
-      "transform", "bytes/token", "attention", "rebuild", "window");
+      "transform", "bytes/token", "attention", "rebuild", "window", "exact");
   for (const ReportSide& side : report.sides) {
     const LayerSideSummary& row = side.summary;
     absl::StrAppendFormat(
         out,
         "%5d %-6s %-*s  %5d  %-*s  %-*s  %-*s  %-*s  %-*s  %11.1f  %9d  %9d  "
-        "%s\n",
+        "%6s  %s\n",
         row.layer, row.side, width(method), row.method, row.rank, width(groups),
         row.groups, width(bits), row.bits, width(lift), row.lift, width(range),
         row.range, width(transform), row.transform, row.bytes_per_token,
         side.flops.attention, side.flops.reconstruction,
-        row.sliding_window == 0 ? "-" : absl::StrCat(row.sliding_window));
+        row.sliding_window == 0 ? "-" : absl::StrCat(row.sliding_window),
+        ExactText(row));
   }
 }
 

@@ -17,6 +17,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pair;
 
 const ReportOptions kOptions = {
     .page_tokens = 16, .max_batched_tokens = 32, .lengths = {1, 100, 512}};
@@ -175,14 +176,14 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
 
 // What has no place in a page has no size, and is not served.
 TEST(InspectReportTest, APlanWithoutPlacesInAPageIsToldAsNotServed) {
-  const std::string codes =
-      R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"schedule":[4]},)"
-      R"("per_token":{},"param_dtype":"F16"}})";
-  const InspectReport report =
-      ReportOf(SourceWith(codes, kFullValue, R"(,"exact_sinks":4)"));
+  const InspectReport report = ReportOf(SourceWith("", "", R"(,"joint":[{
+      "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
+      "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+              {"at_runtime":{},"serves":"SERVES_VALUE"}],
+      "stored":"PRE_ROPE","codec":{"dtype":"BF16"}}])"));
   EXPECT_FALSE(report.has_sizes);
-  EXPECT_THAT(report.not_served, HasSubstr("layer 0: the plan asks for exact "
-                                           "sinks"));
+  EXPECT_THAT(report.not_served, HasSubstr("layer 0: the plan asks for parts "
+                                           "that serve key and value"));
   EXPECT_THAT(ReportToText(report),
               AllOf(HasSubstr("plan                  test"),
                     HasSubstr("not served            layer 0"),
@@ -317,6 +318,26 @@ TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
       ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_null());
 }
 
+TEST(InspectReportTest, TheRankTableTellsWhatIsKeptExact) {
+  ModelSource source = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
+                                  kFullValue, R"(,"exact_sinks":4)");
+  kvasir::v1::KvPlan plan = source.plan->source;
+  plan.mutable_layers(1)->mutable_key()->set_exact_window(24);
+  KVASIR_ASSERT_OK(source.SetPlan(plan));
+  const InspectReport report = ReportOf(source);
+  EXPECT_EQ(report.not_served, "");
+  // Rows of 11 numbers of 2 bytes.
+  EXPECT_EQ(report.fixed_payload_bytes_per_sequence, (4 + 28) * 22);
+  const auto json = ReportToJson(report)["layers"];
+  EXPECT_EQ(json[0]["exact_sinks"], 4);
+  EXPECT_EQ(json[0]["exact_window"], 0);
+  EXPECT_EQ(json[1]["exact_sinks"], 0);  // values are numbers
+  EXPECT_EQ(json[2]["exact_window"], 24);
+  EXPECT_THAT(ReportToText(report),
+              AllOf(HasSubstr("window  exact\n"), HasSubstr("-  4+0\n"),
+                    HasSubstr("-  4+24\n"), HasSubstr("-  -\n")));
+}
+
 TEST(InspectReportTest, TheRankTableTellsGroupsBitsLiftAndRange) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
@@ -381,11 +402,12 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   std::filesystem::remove(path);
 }
 
-TEST(OpenModelSourceTest, AnExactWindowEndsAtTheModelsLength) {
+TEST(OpenModelSourceTest, ExactTokensEndAtTheModelsLength) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
-  const auto window_of = [&](uint32_t window) -> uint32_t {
+  const auto exact_of = [&](uint32_t sinks, uint32_t window) {
+    using Exact = std::pair<uint32_t, uint32_t>;
     auto spec = model::SpecOfShape(*model::FindShape("kvasir-tiny"));
     kvasir::v1::KvPlan plan =
         plan::FullRankPlan(model::AttentionShapeOf(*spec), kvasir::v1::BF16);
@@ -395,16 +417,21 @@ TEST(OpenModelSourceTest, AnExactWindowEndsAtTheModelsLength) {
     codec->mutable_per_token();
     codec->set_param_dtype(kvasir::v1::F16);
     value->set_exact_window(window);
+    plan.mutable_layers(3)->set_exact_sinks(sinks);
     const auto source = OpenModelSource(options, PlanUse::kRun, plan);
     KVASIR_EXPECT_OK(source);
-    return source.ok() ? source->plan->source.layers(3).value().exact_window()
-                       : 0;
+    if (!source.ok()) return Exact(0, 0);
+    const kvasir::v1::LayerPlan& layer = source->plan->source.layers(3);
+    return Exact(layer.exact_sinks(), layer.value().exact_window());
   };
   const auto length =
       static_cast<uint32_t>(model::FindShape("kvasir-tiny")->max_position);
-  EXPECT_EQ(window_of(12), 12u);
-  EXPECT_EQ(window_of(length), length);
-  EXPECT_EQ(window_of(1'000'000), length);
+  EXPECT_THAT(exact_of(0, 12), Pair(0u, 12u));
+  EXPECT_THAT(exact_of(0, length), Pair(0u, length));
+  EXPECT_THAT(exact_of(0, 1'000'000), Pair(0u, length));
+  EXPECT_THAT(exact_of(4, 12), Pair(4u, 12u));
+  EXPECT_THAT(exact_of(4, length), Pair(4u, length - 4));
+  EXPECT_THAT(exact_of(1'000'000, 12), Pair(length, 0u));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "compress/oracle/attention_core.h"
 #include "compress/oracle/fake_quant.h"
 
 namespace kvasir::compress {
@@ -243,11 +244,7 @@ class ExactRowsKept : public CacheTransform {
     return layer < exact_.skip || layer >= num_layers_ - exact_.skip;
   }
   Seen KeepSinks(const at::Tensor& exact, Seen seen) const {
-    const int64_t sinks = std::min(exact_.sinks, exact.size(1));
-    if (sinks > 0) {
-      seen.values =
-          at::cat({exact.slice(1, 0, sinks), seen.values.slice(1, sinks)}, 1);
-    }
+    seen.values = WithSinks(seen.values, exact, exact_.sinks);
     seen.exact_window = std::max(seen.exact_window, exact_.window);
     return seen;
   }

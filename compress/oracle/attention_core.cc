@@ -47,6 +47,13 @@ at::Tensor Near(const Block& block, int64_t tokens, at::Device device) {
 
 }  // namespace
 
+at::Tensor WithSinks(const at::Tensor& seen, const at::Tensor& exact,
+                     int64_t sinks) {
+  if (sinks == 0) return seen;
+  const int64_t first = std::min(sinks, seen.size(1));
+  return at::cat({exact.slice(1, 0, first), seen.slice(1, first)}, 1);
+}
+
 at::Tensor CausalAttention(const AttentionInputs& inputs) {
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);

@@ -26,6 +26,11 @@ struct AttentionInputs {
   int64_t sliding_window = 0;
 };
 
+// `seen` [B, T, ...], its first `sinks` tokens as they are in `exact`: what all
+// queries see of a cache that keeps them so.
+at::Tensor WithSinks(const at::Tensor& seen, const at::Tensor& exact,
+                     int64_t sinks);
+
 // [B, T, Hq, Wv]. Memory: scores of one block of queries (and all of them for
 // the backward pass).
 at::Tensor CausalAttention(const AttentionInputs& inputs);

@@ -225,7 +225,7 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Latents as the rows of an exact window hold them: as the codec takes them,
+// Latents as exact rows hold them: as the codec takes them,
 // behind an online Hadamard transform. Gradients pass as through a codec.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
@@ -335,7 +335,7 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
 struct Keys {
   at::Tensor seen;  // [B, T, Hkv, W]
   int64_t exact_window = 0;
-  at::Tensor exact;  // defined with a window
+  at::Tensor exact;  // defined with exact tokens
 };
 
 // A folded part's latents for every KV head, turned as its queries are.
@@ -396,19 +396,20 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
                             PartLatents(call, part, x));
     KVASIR_ASSIGN_OR_RETURN(at::Tensor decoded,
                             CodeLatents(call, plan::Side::kKey, part, latent));
-    if (program.key_exact_window > 0) {
+    if (program.key_exact.any()) {
       exact.push_back(RoundExact(call, part, latent));
     }
     coded.push_back(std::move(decoded));
   }
   Keys keys;
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
-  keys.exact_window = program.key_exact_window;
-  if (keys.exact_window > 0) {
+  keys.exact_window = program.key_exact.window;
+  if (program.key_exact.any()) {
     // Observers have seen the keys: of what is stored for all tokens.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     KVASIR_ASSIGN_OR_RETURN(keys.exact, AssembleKey(unseen, exact));
+    keys.seen = WithSinks(keys.seen, keys.exact, program.key_exact.sinks);
   }
   return keys;
 }
@@ -436,11 +437,13 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x) {
       CodeLatents(call, plan::Side::kValue, program.value, latent));
   Values values;
   KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, decoded));
-  values.exact_window = program.value_exact_window;
-  if (values.exact_window > 0) {
+  values.exact_window = program.value_exact.window;
+  if (program.value_exact.any()) {
     KVASIR_ASSIGN_OR_RETURN(
         values.exact,
         AssembleValue(call, RoundExact(call, program.value, latent)));
+    values.seen =
+        WithSinks(values.seen, values.exact, program.value_exact.sinks);
   }
   if (call.hooks.transform != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(

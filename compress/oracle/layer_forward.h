@@ -102,8 +102,8 @@ struct LayerHooks {
   LayerObserver* observer = nullptr;
   // For uncompressed models only.
   const CacheTransform* transform = nullptr;
-  // False: latents are not coded, as if every codec were exact (and so the
-  // rows of an exact window).
+  // False: latents are not coded, as if every codec were exact (and so
+  // exact rows).
   bool code_latents = true;
   // Adds up the codes of CHANNEL_STATIC, and those of a transform.
   ClampCount* clamp_count = nullptr;

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "compress/oracle/attention_core.h"
 #include "gmock/gmock.h"
 #include "model/shapes/attention_shape.h"
 
@@ -632,8 +633,8 @@ TEST_P(IdentityTest, AStaticBasisIsItsProjection) {
 // Codes its keys and values by hand, where a plan of POST_ROPE codes them.
 class CodedCache : public CacheTransform {
  public:
-  explicit CodedCache(const LatentCodec& codec, int64_t window = 0)
-      : codec_(codec), window_(window) {}
+  CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window)
+      : codec_(codec), sinks_(sinks), window_(window) {}
   absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
                                   const at::Tensor&) const override {
     return Coded(key);
@@ -646,49 +647,55 @@ class CodedCache : public CacheTransform {
   absl::StatusOr<Seen> Coded(const at::Tensor& heads) const {
     auto coded = CodeLatent(codec_, heads);
     if (!coded.ok()) return coded.status();
-    return Seen{coded->values, window_};
+    return Seen{WithSinks(coded->values, heads, sinks_), window_};
   }
   LatentCodec codec_;
+  int64_t sinks_;
   int64_t window_;
 };
 
 TEST_P(IdentityTest, CodesStandBetweenTheLatentAndTheQuery) {
-  for (const uint32_t window : {0u, 3u}) {
+  for (const auto& [sinks, window] : std::vector<std::pair<int, int>>{
+           {0, 0}, {0, 3}, {2, 0}, {2, 3}, {3, kLength - 2}}) {
     kvasir::v1::LayerPlan plan = FullPlan(layer_);
     for (auto* side : {plan.mutable_key(), plan.mutable_value()}) {
       kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
       codec->mutable_bits()->add_schedule(3);
       codec->mutable_per_token();
       codec->set_param_dtype(kvasir::v1::F16);
-      side->set_exact_window(window);
+      side->set_exact_window(static_cast<uint32_t>(window));
     }
+    plan.set_exact_sinks(static_cast<uint32_t>(sinks));
     const auto codec =
         MakeLatentCodec(plan.key().parts(0).codec(), layer_.spec.head_dim);
     KVASIR_ASSERT_OK(codec);
-    const CodedCache cache(*codec, window);
+    const CodedCache cache(*codec, sinks, window);
     const auto have = Attention(layer_, &plan);
     // The transform's exact rows are not rounded.
     ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
-               window == 0 ? 2e-5 : 1e-2);
-    // And they do change it.
+               sinks + window == 0 ? 2e-5 : 1e-2);
+    // And they do change it, where there are any.
+    if (sinks + window >= kLength) continue;
     const auto exact = Attention(layer_, nullptr);
     EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);
   }
 }
 
-// A window over all tokens leaves nothing of the codes, but for its own type
-// and what stands before the codec.
-TEST_P(IdentityTest, RowsOfAnExactWindowAreBf16) {
-  for (const bool hadamard : {false, true}) {
+// A window over all tokens, or sinks over them, leave nothing of the codes, but
+// for their own type and what stands before the codec.
+TEST_P(IdentityTest, ExactRowsAreBf16) {
+  for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
+           {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
     kvasir::v1::LayerPlan coded = FullPlan(layer_);
     kvasir::v1::LayerPlan rounded = coded;
+    coded.set_exact_sinks(sinks);
     for (auto* side : {coded.mutable_key(), coded.mutable_value()}) {
       kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
       codec->mutable_bits()->add_schedule(1);
       codec->mutable_per_token();
       codec->set_param_dtype(kvasir::v1::F16);
       if (hadamard) codec->mutable_hadamard_online();
-      side->set_exact_window(kLength);
+      if (sinks == 0) side->set_exact_window(kLength);
     }
     for (auto* side : {rounded.mutable_key(), rounded.mutable_value()}) {
       kvasir::v1::Codec* codec = side->mutable_parts(0)->mutable_codec();
@@ -747,6 +754,7 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   EXPECT_TRUE(seen.value.defined());
   // Once, and as stored, whatever is exact beside it.
   plan.mutable_key()->set_exact_window(3);
+  plan.set_exact_sinks(2);
   Recorder windowed;
   KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &windowed}));
   EXPECT_EQ(windowed.rotated_keys, 1);

@@ -367,12 +367,6 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   const model::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(layer)];
   program.rotates = layer_spec.rope && spec.rope.rotary_dim > 0;
   program.sliding_window = layer_spec.sliding_window;
-  if (plan.exact_sinks() > 0) {
-    return absl::UnimplementedError(
-        absl::StrCat("layer ", layer,
-                     ": exact sinks are not applied by the reference "
-                     "decoder"));
-  }
   if (plan.has_eviction() || plan.has_selection()) {
     return absl::UnimplementedError(
         absl::StrCat("layer ", layer,
@@ -398,8 +392,9 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   }
   KVASIR_ASSIGN_OR_RETURN(program.value,
                           CompilePart(value, attention.value.parts[0]));
-  program.key_exact_window = attention.key.exact_window;
-  program.value_exact_window = attention.value.exact_window;
+  program.key_exact = {attention.key.exact_sinks, attention.key.exact_window};
+  program.value_exact = {attention.value.exact_sinks,
+                         attention.value.exact_window};
 
   const auto folded = [](const ProgramPart& part) { return part.folds; };
   program.has_plain_key =

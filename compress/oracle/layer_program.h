@@ -78,9 +78,14 @@ struct LayerProgram {
   int64_t sliding_window = 0;  // 0: all keys before the query
   std::vector<ProgramPart> key;
   ProgramPart value;
-  // Tokens nearest to the query that attend exactly; 0: none.
-  int64_t key_exact_window = 0;
-  int64_t value_exact_window = 0;
+  // What a side keeps exact.
+  struct ExactTokens {
+    int64_t sinks = 0;   // first tokens of a sequence; 0: none
+    int64_t window = 0;  // nearest to the query; 0: none
+    bool any() const { return sinks > 0 || window > 0; }
+  };
+  ExactTokens key_exact;
+  ExactTokens value_exact;
 
   // q_proj's rows are not those of the base model: some key part folds.
   bool query_is_folded = false;

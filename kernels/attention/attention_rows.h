@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/attention/grid/attention_grid.h"
 
@@ -15,8 +16,9 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
-// How slots that a row sees are read, where values have an exact window.
-enum class ReadAs { kAny, kStored, kExact };
+// How slots that a row sees are read: anyhow, through the codec, or as exact
+// rows, of sinks or of the window. Which slots these are is a side's own.
+enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
 // Rows are numbered head by head, or, where all heads share everything, query
 // by query, so that rows that see the same slots are neighbours.
@@ -76,26 +78,29 @@ class UnitRows {
         .groups[value.group_of_head[HeadOf(r) / grid_.heads_per_kv()]];
   }
 
-  // Of slots that some row sees, those that some row reads through the codec,
-  // and those that some row reads as exact rows.
-  VisibleRange Stored(const ExactWindow& window, VisibleRange slots) const {
-    if (window.tokens > 0) {
-      slots.end = std::min(
-          slots.end,
-          FirstExact(window, unit_.query_begin + unit_.num_queries - 1));
-    }
-    return slots;
+  // Of slots that some row sees, those that some row reads so.
+  VisibleRange ReadIn(ReadAs read, const ExactSlots& exact,
+                      VisibleRange slots) const {
+    const int64_t query = read == ReadAs::kStored
+                              ? unit_.query_begin + unit_.num_queries - 1
+                              : unit_.query_begin;
+    return Limit(read, exact, query, slots);
   }
-  VisibleRange Exact(const ExactWindow& window, VisibleRange slots) const {
-    slots.begin =
-        window.tokens > 0
-            ? std::max(slots.begin, FirstExact(window, unit_.query_begin))
-            : slots.end;
-    return slots;
+  // From the first exact row to the last; between sinks and window there may be
+  // slots that no row reads so.
+  VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
+    const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
+    const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
+    if (sinks.begin >= sinks.end) return window;
+    return {sinks.begin, std::max(sinks.end, window.end)};
   }
-  // First slot that a row reads as an exact row.
-  int64_t FirstExactOf(const ExactWindow& window, int64_t r) const {
-    return FirstExact(window, QueryOf(r));
+  // Those of a block, relative to it, that a row reads so; empty if
+  // end <= begin.
+  VisibleRange OfBlock(ReadAs read, const ExactSlots& exact, int64_t r,
+                       int64_t block) const {
+    const VisibleRange slots =
+        Limit(read, exact, QueryOf(r), {block, block + kAttentionBlockSlots});
+    return {slots.begin - block, slots.end - block};
   }
 
   // Calls function(rows, visible) for runs of rows that see the same part of
@@ -105,14 +110,11 @@ class UnitRows {
                   const Function& function) const {
     ForSlots(ReadAs::kAny, rows, block, function);
   }
-  // The same for the slots whose values are those of part `part`.
+  // The same for the slots whose values are read so.
   template <typename Function>
-  void ForValueSlots(int64_t part, RowRange rows, int64_t block,
+  void ForValueSlots(ReadAs read, RowRange rows, int64_t block,
                      const Function& function) const {
-    ForSlots(params_.value_exact.tokens == 0    ? ReadAs::kAny
-             : part < grid_.num_stored_values() ? ReadAs::kStored
-                                                : ReadAs::kExact,
-             rows, block, function);
+    ForSlots(read, rows, block, function);
   }
 
  private:
@@ -156,19 +158,30 @@ class UnitRows {
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
-  int64_t FirstExact(const ExactWindow& window, int64_t query) const {
-    return unit_.sequence->first_slot + query + 1 - window.tokens;
-  }
-  VisibleRange SlotsOf(ReadAs read, int64_t query) const {
-    VisibleRange slots = VisibleSlots(params_, *unit_.sequence, query);
-    if (read == ReadAs::kAny) return slots;
-    const int64_t exact = FirstExact(params_.value_exact, query);
-    if (read == ReadAs::kStored) {
-      slots.end = std::min(slots.end, exact);
-    } else {
-      slots.begin = std::max(slots.begin, exact);
+  // Of `slots`, those that a query reads so; empty if end <= begin.
+  VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
+                     VisibleRange slots) const {
+    // First slot behind the sinks that is read as an exact row.
+    const int64_t nearer =
+        exact.window > 0 ? std::max(exact.sinks, unit_.sequence->first_slot +
+                                                     query + 1 - exact.window)
+                         : std::numeric_limits<int64_t>::max();
+    switch (read) {
+      case ReadAs::kAny:
+        return slots;
+      case ReadAs::kSinks:
+        return {slots.begin, std::min(slots.end, exact.sinks)};
+      case ReadAs::kStored:
+        return {std::max(slots.begin, exact.sinks),
+                std::min(slots.end, nearer)};
+      case ReadAs::kWindow:
+        return {std::max(slots.begin, nearer), slots.end};
     }
     return slots;
+  }
+  VisibleRange SlotsOf(ReadAs read, int64_t query) const {
+    return Limit(read, params_.value_exact, query,
+                 VisibleSlots(params_, *unit_.sequence, query));
   }
   // The first token sees least ahead, the last one least behind.
   bool AllSeeWhole(ReadAs read, int64_t block) const {

@@ -85,28 +85,30 @@ absl::Status CheckLift(const ValueLift& lift) {
              : absl::OkStatus();
 }
 
-absl::Status CheckWindow(const ExactWindow& window) {
-  if (window.tokens < 0) {
-    return Refuse(kKernels.op, "exact window", 0, window.tokens);
+absl::Status CheckExactSlots(const ExactSlots& slots) {
+  if (slots.sinks < 0) return Refuse(kKernels.op, "sinks", 0, slots.sinks);
+  if (slots.window < 0) {
+    return Refuse(kKernels.op, "exact window", 0, slots.window);
   }
-  if (window.tokens == 0) return absl::OkStatus();
-  if (window.page_rows < 1) {
-    return Refuse(kKernels.op, "exact rows of a page", 1, window.page_rows);
+  if (!slots.any()) return absl::OkStatus();
+  if (slots.page_rows < 1) {
+    return Refuse(kKernels.op, "exact rows of a page", 1, slots.page_rows);
   }
+  const int64_t rows = slots.sinks + std::max<int64_t>(0, slots.window - 1);
   const int64_t want =
-      std::max<int64_t>(1, (window.tokens - 2) / window.page_rows + 1);
-  if (window.num_pages < want) {
-    return Refuse(kKernels.op, "pages of exact rows", want, window.num_pages);
+      std::max<int64_t>(1, (rows + slots.page_rows - 1) / slots.page_rows);
+  if (slots.num_pages < want) {
+    return Refuse(kKernels.op, "pages of exact rows", want, slots.num_pages);
   }
-  return window.first_page < 0 ? Refuse(kKernels.op, "first page of exact rows",
-                                        0, window.first_page)
-                               : absl::OkStatus();
+  return slots.first_page < 0 ? Refuse(kKernels.op, "first page of exact rows",
+                                       0, slots.first_page)
+                              : absl::OkStatus();
 }
 
-// Exact rows stand beside every part of a side that has a window.
-absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
+// Exact rows stand beside every part of a side that has exact slots.
+absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                         const ExactRows* exact, int64_t device_granule) {
-  if (window.tokens == 0) return absl::OkStatus();
+  if (!slots.any()) return absl::OkStatus();
   if (exact == nullptr) {
     return Refuse(kKernels.op, "parts with exact rows", 1, 0);
   }
@@ -132,7 +134,7 @@ absl::Status CheckExact(const ExactWindow& window, const LatentPart& part,
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckLatentPart(kKernels.op, exact->ring,
-                                         window.page_rows, device_granule));
+                                         slots.page_rows, device_granule));
   // Of the step's tokens: one tile, as long as the caller's longest step.
   return CheckLatentPart(kKernels.op, exact->fresh, exact->fresh.tile_slots,
                          device_granule);
@@ -204,8 +206,8 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
   if (params.num_value_parts < 1) {
     return Refuse(kKernels.op, "value parts", 1, params.num_value_parts);
   }
-  KVASIR_RETURN_IF_ERROR(CheckWindow(params.key_exact));
-  KVASIR_RETURN_IF_ERROR(CheckWindow(params.value_exact));
+  KVASIR_RETURN_IF_ERROR(CheckExactSlots(params.key_exact));
+  KVASIR_RETURN_IF_ERROR(CheckExactSlots(params.value_exact));
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
     KVASIR_RETURN_IF_ERROR(CheckKeys(params, params.keys[p], device_granule));
   }

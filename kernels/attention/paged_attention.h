@@ -28,20 +28,33 @@ struct AttentionSequence {
   // Position of every slot, for keys that are rotated when they are read
   // [first_slot + num_rows]; null: slot i has position i.
   DevicePtr<const int64_t> positions;
-  // Pages of the sequence beside those of its tokens: rings of exact windows.
+  // Pages of the sequence beside those of its tokens: exact rows of its sinks
+  // and rings of exact windows.
   DevicePtr<const int32_t> side_pages;
 };
 
-// Of a side: the slots s > p - tokens that a query at slot p sees are read as
-// exact rows, plain numbers beside the codes; older ones through the codec.
-struct ExactWindow {
-  int64_t tokens = 0;  // 0: none
-  // Rows of the slots before first_slot lie in a ring: slot s is row
-  // s % page_rows of the sequence's side page
-  //   first_page + s / page_rows % num_pages.
+// Of a side: the slots s < sinks and s > p - window that a query at slot p sees
+// are read as exact rows, plain numbers beside the codes; others through the
+// codec.
+struct ExactSlots {
+  int64_t sinks = 0;   // 0: none
+  int64_t window = 0;  // 0: none
+  // Rows of the slots before first_slot lie in the sequence's side pages from
+  // first_page on, first those of the sinks, then a ring: row r of them is row
+  // r % page_rows of page first_page + r / page_rows.
   int64_t page_rows = 0;
   int64_t first_page = 0;
-  int64_t num_pages = 0;  // of at least tokens - 1 rows
+  int64_t num_pages = 0;  // of at least sinks + window - 1 rows
+
+  bool any() const { return sinks > 0 || window > 0; }
+  bool Has(int64_t own, int64_t slot) const {
+    return slot < sinks || (window > 0 && slot > own - window);
+  }
+  int64_t RowOf(int64_t slot) const {
+    return slot < sinks
+               ? slot
+               : sinks + (slot - sinks) % (num_pages * page_rows - sinks);
+  }
 };
 
 // Exact rows of a part: groups as wide as its own, numbers. A launch finds
@@ -88,7 +101,7 @@ struct AttentionKeyPartIn {
   // as the latent of its KV head's group has (absorbed), or d (rebuilt).
   const int64_t* query_column = nullptr;
   const KeyRebuildIn<Ptr>* rebuild = nullptr;  // null: absorbed
-  const ExactRowsIn<Ptr>* exact = nullptr;     // if the keys have a window
+  const ExactRowsIn<Ptr>* exact = nullptr;     // if the keys have exact slots
 };
 using AttentionKeyPart = AttentionKeyPartIn<DevicePtr>;
 using AttentionKeyPartArgs = AttentionKeyPartIn<LaunchPtr>;
@@ -113,7 +126,7 @@ struct AttentionValuePartIn {
   // Where query head h's sum begins in a row of out [Hq]: as many numbers as
   // the latent of its KV head's group has (absorbed), or d (lifted).
   const int64_t* out_column = nullptr;
-  const ExactRowsIn<Ptr>* exact = nullptr;  // if the values have a window
+  const ExactRowsIn<Ptr>* exact = nullptr;  // if the values have exact slots
   const ValueLiftIn<Ptr>* lift = nullptr;   // null: absorbed
 };
 using AttentionValuePart = AttentionValuePartIn<DevicePtr>;
@@ -160,10 +173,10 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 // those of the blocks before. At the end of a split the sums of minima are
 // added to the channels of their run; static channels become fma(sum, scale_c,
 // total weight * minimum_c) at the end of all.
-// Slots of an exact window: their scores are those of numbers. A value's chains
-// go on over them with weight * v, but for static ranges, where they have a
-// chain of their own, and beside the codes' there is the sum of their weights
-// (as that of minima): at the end of a split the channel becomes
+// Exact slots: their scores are those of numbers. A value's chains go on over
+// them with weight * v, but for static ranges, where they have a chain of their
+// own, and beside the codes' there is the sum of their weights (as that of
+// minima): at the end of a split the channel becomes
 // fma(sum, scale_c, weights * minimum_c) + the exact rows' sum.
 // Lifted values: each of the d numbers is found by the rules of scores with a
 // column of `up` in place of q, an exact row's by those of numbers; then they
@@ -196,8 +209,8 @@ struct PagedAttentionParamsIn {
   float scale = 1.0f;
   bool causal = true;
   int64_t window = 0;  // slots that a query sees at most, its own included
-  ExactWindow key_exact;
-  ExactWindow value_exact;
+  ExactSlots key_exact;
+  ExactSlots value_exact;
   DType dtype = DType::kF32;  // of q and out
 };
 using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;

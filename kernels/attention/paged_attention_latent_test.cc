@@ -68,6 +68,12 @@ LatentSpec Exact(const char* name, int64_t key, int64_t value,
   return spec;
 }
 
+LatentSpec WithSinks(const char* name, int64_t sinks, LatentSpec spec) {
+  spec.name = name;
+  spec.sinks = sinks;
+  return spec;
+}
+
 // name, Hq, Hkv, keys, values, P, window, causal, first position
 std::vector<LatentSpec> StoredSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
@@ -421,9 +427,71 @@ std::vector<LatentSpec> ExactSpecs() {
   };
 }
 
+// Sinks alone and with windows: fewer than a block, more, and more than there
+// are slots; nearer to the window than a block, and behind a sliding one.
+std::vector<LatentSpec> SinkSpecs() {
+  std::vector<LatentSpec> specs;
+  const std::vector<LatentSpec> exact = ExactSpecs();
+  const auto add = [&](const std::string& from, const char* name,
+                       int64_t sinks) {
+    const auto spec =
+        std::find_if(exact.begin(), exact.end(),
+                     [&](const LatentSpec& each) { return from == each.name; });
+    specs.push_back(WithSinks(name, sinks, *spec));
+  };
+  const auto alone = [&](const char* name, int64_t sinks) {
+    LatentSpec& spec = specs.back();
+    specs.push_back(WithSinks(name, sinks, Exact(name, 0, 0, spec)));
+  };
+  add("exact_7", "sinks_4", 4);
+  alone("sinks_alone", 4);
+  alone("sinks_70_alone", 70);
+  alone("sinks_all_alone", 5000);
+  add("exact_64", "sinks_1", 1);
+  add("exact_64", "sinks_64", 64);
+  add("exact_unlike", "sinks_100_unlike", 100);
+  add("exact_keys", "sinks_window_of_keys", 3);
+  add("exact_values", "sinks_window_of_values", 3);
+  add("exact_all", "sinks_in_the_window", 9);
+  add("exact_behind_a_window", "sinks_behind_a_window", 8);
+  add("exact_not_causal", "sinks_not_causal", 5);
+  add("exact_static", "sinks_static", 4);
+  alone("sinks_static_alone", 4);
+  add("exact_static_unlike", "sinks_static_unlike", 130);
+  add("exact_rebuilt", "sinks_rebuilt", 4);
+  alone("sinks_rebuilt_alone", 20);
+  add("exact_rebuilt_static", "sinks_rebuilt_static", 33);
+  add("exact_turned", "sinks_turned", 2);
+  add("exact_parts", "sinks_parts", 65);
+  add("exact_wide", "sinks_wide", 4);
+  add("exact_many_heads", "sinks_many_heads", 4);
+  const auto keep = [&](const char* name, int64_t sinks, int64_t window,
+                        const PartSpec& key, const PartSpec& value) {
+    specs.push_back(WithSinks(
+        name, sinks, Exact(name, window, window, {"", 4, 2, {key}, {value}})));
+  };
+  const PartSpec few = Unstored(Codes({96}, {6, 5, 2}, 24), 24);
+  keep("sinks_unstored", 4, 30, few, few);
+  keep("sinks_unstored_alone", 4, 0, Rebuilt(few, {32, 16, true}), few);
+  keep("sinks_levels", 4, 30, Levels(Codes({64}, {4})),
+       Levels(Codes({64}, {3})));
+  keep("sinks_levels_alone", 70, 0, Levels(Codes({64}, {4})),
+       Levels(Codes({64}, {4})));
+  for (const LatentSpec& lifted : LiftedSpecs()) {
+    if (lifted.name == std::string("exact_lifted_codes")) {
+      specs.push_back(WithSinks("sinks_lifted_codes", 5, lifted));
+      alone("sinks_lifted_codes_alone", 5);
+    } else if (lifted.name == std::string("exact_lifted_static")) {
+      specs.push_back(WithSinks("sinks_lifted_static", 40, lifted));
+    }
+  }
+  return specs;
+}
+
 std::vector<LatentSpec> Specs() {
   std::vector<LatentSpec> specs = StoredSpecs();
   for (LatentSpec& spec : ExactSpecs()) specs.push_back(std::move(spec));
+  for (LatentSpec& spec : SinkSpecs()) specs.push_back(std::move(spec));
   for (LatentSpec& spec : LiftedSpecs()) specs.push_back(std::move(spec));
   return specs;
 }
@@ -553,6 +621,12 @@ INSTANTIATE_TEST_SUITE_P(Exact, LatentChunkingTest,
                          ::testing::ValuesIn(ChunksOf(MixedExact(30, 45))));
 INSTANTIATE_TEST_SUITE_P(ExactOwn, LatentChunkingTest,
                          ::testing::ValuesIn(ChunksOf(MixedExact(1, 1))));
+INSTANTIATE_TEST_SUITE_P(
+    Sinks, LatentChunkingTest,
+    ::testing::ValuesIn(ChunksOf(WithSinks("", 9, MixedExact(30, 0)))));
+INSTANTIATE_TEST_SUITE_P(
+    SinksAlone, LatentChunkingTest,
+    ::testing::ValuesIn(ChunksOf(WithSinks("", 66, MixedExact(0, 0)))));
 
 // Heads whose latents are read together.
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
@@ -788,7 +862,10 @@ TEST_P(LatentPagesTest, GranulesDoNotChangeBitsOfTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LatentPagesTest,
-                         ::testing::Values(Mixed(), MixedExact(64, 100)));
+                         ::testing::Values(Mixed(), MixedExact(64, 100),
+                                           WithSinks("", 4, MixedExact(0, 0)),
+                                           WithSinks("", 70,
+                                                     MixedExact(9, 64))));
 
 TEST(LatentPositionsTest, GivenPositionsAreThoseOfTheSlotsIfTheyAreTheSame) {
   LatentSpec spec;
@@ -906,7 +983,7 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrong) {
   groups[1].width = 8193;
   ExpectRefusal(params, "width: want 1 to 8192, have 8193");
   groups[1] = groups[0];
-  CodeRun run = {0, 24, 5};
+  CodeRun run = {0, 24, 7};
   groups[1].runs = &run;
   ExpectRefusal(params, "run 0: want 1 to 6 or 8 bits, or a last run of 0");
   run = {0, 20, 4};
@@ -960,8 +1037,13 @@ TEST_F(LatentRefusalTest, NamesWhatIsWrongOfAWindow) {
   KVASIR_EXPECT_OK(Try(good));
 
   PagedAttentionArgs params = good;
-  params.key_exact.tokens = -1;
+  params.key_exact.window = -1;
   ExpectRefusal(params, "exact window: want at least 0, have -1");
+  params = good;
+  params.value_exact.sinks = -1;
+  ExpectRefusal(params, "sinks: want at least 0, have -1");
+  params.value_exact.sinks = 3;  // with the window, a row too many
+  ExpectRefusal(params, "pages of exact rows: want at least 4, have 3");
   params = good;
   params.key_exact.page_rows = 0;
   ExpectRefusal(params, "exact rows of a page: want at least 1, have 0");

@@ -349,6 +349,7 @@ TEST(PromptTest, RowsOfOneHeadHaveTheBitsOfTheReference) {
     if (seed % 3 == 0) spec.window = 50;
     if (seed % 3 == 1) spec.key_exact = 70;
     if (seed % 2 == 1) spec.value_exact = 20;
+    if (seed % 4 < 2) spec.sinks = 3 + 67 * (seed % 2);
     LatentCache cache(spec, {kRows, 30}, seed++);
     cache.Write(0, 0, kRows);
     cache.Write(1, 0, 30);
@@ -383,6 +384,7 @@ TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
   LatentSpec spec = Spec({Rebuilt(OneGroup(Part({24}, {4}, 8)), {16, 8})},
                          {Lifted(OneGroup(Part({24}, {8, 3}, 12)), 16)});
   spec.value_exact = 30;
+  spec.sinks = 5;
   LatentCache cache(spec, {kRows}, Seed());
   cache.Write(0, 0, kRows);
   TestStream one(1);

@@ -523,8 +523,8 @@ PagedAttentionArgs LatentCache::Params() {
   params.scale = kScale;
   params.causal = spec_.causal;
   params.window = spec_.window;
-  params.key_exact = WindowOf(true);
-  params.value_exact = WindowOf(false);
+  params.key_exact = ExactOf(true);
+  params.value_exact = ExactOf(false);
   return params;
 }
 
@@ -552,22 +552,23 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
                 [static_cast<size_t>(token / spec_.page_tokens)];
 }
 
-ExactWindow LatentCache::WindowOf(bool is_key) const {
-  const auto pages = [this](int64_t tokens) {
-    return tokens == 0
-               ? 0
-               : std::max<int64_t>(1, (tokens - 2) / spec_.exact_page_rows + 1);
+ExactSlots LatentCache::ExactOf(bool is_key) const {
+  ExactSlots exact;
+  exact.sinks = spec_.sinks;
+  exact.window = is_key ? spec_.key_exact : spec_.value_exact;
+  exact.page_rows = spec_.exact_page_rows;
+  const auto pages = [&exact](int64_t window) {
+    const int64_t rows = exact.sinks + std::max<int64_t>(0, window - 1);
+    if (window == 0 && rows == 0) return int64_t{0};
+    return std::max<int64_t>(1, (rows + exact.page_rows - 1) / exact.page_rows);
   };
-  ExactWindow window;
-  window.tokens = is_key ? spec_.key_exact : spec_.value_exact;
-  window.page_rows = spec_.exact_page_rows;
-  window.first_page = is_key ? 1 : 1 + pages(spec_.key_exact);
-  window.num_pages = pages(window.tokens);
-  return window;
+  exact.first_page = is_key ? 1 : 1 + pages(spec_.key_exact);
+  exact.num_pages = pages(exact.window);
+  return exact;
 }
 
 void LatentCache::MakeSidePages() {
-  const ExactWindow last = WindowOf(false);
+  const ExactSlots last = ExactOf(false);
   const int64_t each = last.first_page + last.num_pages;
   std::vector<int32_t> ids(static_cast<size_t>(each) * lengths_.size());
   std::iota(ids.begin(), ids.end(), 0);
@@ -584,26 +585,26 @@ uint32_t LatentCache::TokenId(int64_t sequence, int64_t token) {
 void LatentCache::WriteExact(const std::vector<LatentAsk>& asks,
                              int64_t num_rows) {
   for (size_t p = 0; p < parts_.size(); ++p) {
-    const ExactWindow window = WindowOf(p < spec_.keys.size());
+    const ExactSlots exact = ExactOf(p < spec_.keys.size());
     TestPart& part = parts_[p];
-    if (window.tokens == 0) continue;
+    if (!exact.any()) continue;
     part.MakeRing(
-        window.page_rows,
+        exact.page_rows,
         static_cast<int64_t>(side_tables_.size() * side_tables_[0].size()));
     part.MakeFresh(std::max<int64_t>(1, num_rows));
-    int64_t row = 0;
+    int64_t fresh_row = 0;
     for (const LatentAsk& ask : asks) {
-      for (int64_t t = std::max<int64_t>(0, ask.start + 1 - window.tokens);
-           t < ask.start; ++t) {
-        const int64_t page =
-            window.first_page + t / window.page_rows % window.num_pages;
+      for (int64_t t = 0; t < ask.start; ++t) {
+        if (!exact.Has(ask.start, t)) continue;
+        const int64_t row = exact.RowOf(t);
+        const int64_t page = exact.first_page + row / exact.page_rows;
         part.WriteExact(part.exact.ring,
                         side_tables_[static_cast<size_t>(ask.sequence)]
                                     [static_cast<size_t>(page)],
-                        t % window.page_rows, TokenId(ask.sequence, t));
+                        row % exact.page_rows, TokenId(ask.sequence, t));
       }
       for (int64_t r = 0; r < ask.count; ++r) {
-        part.WriteExact(part.exact.fresh, 0, row++,
+        part.WriteExact(part.exact.fresh, 0, fresh_row++,
                         TokenId(ask.sequence, ask.start + r));
       }
     }
@@ -615,7 +616,7 @@ std::vector<double> LatentCache::Read(size_t p, int64_t kv_head,
                                       int64_t slot) const {
   const int64_t tokens =
       p < spec_.keys.size() ? spec_.key_exact : spec_.value_exact;
-  return tokens > 0 && slot > own - tokens
+  return slot < spec_.sinks || (tokens > 0 && slot > own - tokens)
              ? parts_[p].ReadExact(kv_head, TokenId(sequence, slot))
              : parts_[p].Read(kv_head, PageOf(sequence, slot),
                               slot % spec_.page_tokens);

@@ -1,6 +1,6 @@
 // A cache of latents for tests: any parts, random contents, pages in random
-// order; slots that were not written are NaN, and so are exact rows that have
-// left their window.
+// order; slots that were not written are NaN, and so are exact rows that no
+// query reads.
 #pragma once
 
 #include <cstdint>
@@ -57,6 +57,7 @@ struct LatentSpec {
   int64_t key_exact = 0;     // windows of exact rows
   int64_t value_exact = 0;
   int64_t exact_page_rows = 3;
+  int64_t sinks = 0;  // exact rows of both sides
 };
 
 // What one sequence asks of a launch: new tokens after `start` cached ones.
@@ -197,8 +198,8 @@ class LatentCache {
   int64_t Pages(int64_t tokens) const;
   int64_t PageOf(int64_t sequence, int64_t token) const;
 
-  // The ring of a side; a page that belongs to nobody is the first.
-  ExactWindow WindowOf(bool is_key) const;
+  // Of a side; a page that belongs to nobody is the first.
+  ExactSlots ExactOf(bool is_key) const;
   void MakeSidePages();
   static uint32_t TokenId(int64_t sequence, int64_t token);
 

@@ -115,7 +115,7 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       side_unused_bytes_(waste_bytes_.Add({{"kind", "side"}})),
       side_bytes_(AddGauge("kvasir_kv_cache_side_bytes",
                            "Bytes of held pages that are not for tokens: what "
-                           "sequences keep beside (exact windows)")),
+                           "sequences keep beside (exact rows)")),
       prefix_queries_(
           AddCounter("kvasir_prefix_cache_query_tokens_total",
                      "Prompt tokens looked up in the prefix index")),

@@ -42,7 +42,7 @@ std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
   return runs;
 }
 
-// Rows of an exact window: the same groups as plain numbers, in side pages.
+// Exact rows: the same groups as plain numbers, in side pages.
 void AddExactView(const cache::PartLayout& layout, KvArenas::Part* part) {
   for (size_t g = 0; g < part->groups.size(); ++g) {
     const cache::Region& rows = layout.groups[g].exact;
@@ -168,7 +168,7 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
 }
 
 int64_t KvArenas::RingOf(int64_t page_group, const cache::ExactRing& rows) {
-  if (rows.window_tokens == 0) return -1;
+  if (!rows.any()) return -1;
   const Ring ring{page_group, rows};
   const auto found = std::find(rings_.begin(), rings_.end(), ring);
   const auto index = static_cast<int64_t>(found - rings_.begin());

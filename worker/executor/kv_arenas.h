@@ -32,11 +32,11 @@ class KvArenas {
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by group
-    // Rows in side pages, where the side has an exact window.
+    // Rows in side pages, where the side has exact ones.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;
   };
-  // Rows of exact windows that lie alike in the side pages of a page group.
+  // Exact rows that lie alike in the side pages of a page group.
   struct Ring {
     int64_t page_group = 0;
     cache::ExactRing rows;
@@ -47,7 +47,7 @@ class KvArenas {
     int64_t page_group = 0;
     std::vector<Part> key;
     std::vector<Part> value;
-    int64_t key_ring = -1;  // in rings(); below 0: no exact window
+    int64_t key_ring = -1;  // in rings(); below 0: no exact rows
     int64_t value_ring = -1;
   };
 

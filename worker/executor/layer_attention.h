@@ -58,7 +58,7 @@ struct AttentionInput {
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   AttentionBatch group;                         // of the layer's page group
-  // Where exact rows are kept, if the layer's sides have a window. [T]
+  // Where exact rows are kept, if the layer's sides have some. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
   kernels::DevicePtr<float> not_finite;  // kernels::KvAppendParams
@@ -160,7 +160,7 @@ class LayerAttention {
     std::optional<kernels::PreparedHadamard> hadamard;
     std::optional<kernels::PreparedHadamard> query_hadamard;
   };
-  // Exact rows of a part; no groups without a window.
+  // Exact rows of a part; no groups if its side has none.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;
@@ -229,7 +229,7 @@ class LayerAttention {
   // A part's latents in the rows; `to` says where they go.
   kernels::KvAppendPart Appended(size_t part,
                                  const kernels::LatentPart& to) const;
-  kernels::ExactWindow WindowOf(int64_t ring) const;
+  kernels::ExactSlots ExactSlotsOf(int64_t ring) const;
   // What comes out of attention, row by row: absorbed sums of latents, or
   // values where they are lifted, before attention or behind it.
   struct Sums {
@@ -259,7 +259,7 @@ class LayerAttention {
   std::vector<Exact> exact_;  // [parts]
   std::optional<kernels::PreparedKvAppend> append_;
   std::optional<kernels::PreparedKvAppend> append_fresh_;
-  // Puts what the next step sees into the rings.
+  // Puts what later steps read as exact rows into the side pages.
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
   std::unique_ptr<Launch> launch_;

@@ -412,21 +412,22 @@ absl::Status LayerAttention::PrepareAppends() {
   KVASIR_RETURN_IF_ERROR(
       prepare(fresh, parts_.fresh.max_tokens, &append_fresh_));
   KVASIR_RETURN_IF_ERROR(prepare(
-      key_ring, WindowOf(parts_.arena->key_ring).page_rows, &keep_keys_));
-  return prepare(value_ring, WindowOf(parts_.arena->value_ring).page_rows,
+      key_ring, ExactSlotsOf(parts_.arena->key_ring).page_rows, &keep_keys_));
+  return prepare(value_ring, ExactSlotsOf(parts_.arena->value_ring).page_rows,
                  &keep_values_);
 }
 
-kernels::ExactWindow LayerAttention::WindowOf(int64_t ring) const {
-  kernels::ExactWindow window;
-  if (ring < 0) return window;
+kernels::ExactSlots LayerAttention::ExactSlotsOf(int64_t ring) const {
+  kernels::ExactSlots exact;
+  if (ring < 0) return exact;
   const cache::ExactRing& rows =
       (*parts_.rings)[static_cast<size_t>(ring)].rows;
-  window.tokens = rows.window_tokens;
-  window.page_rows = rows.rows_per_page;
-  window.first_page = rows.first_page;
-  window.num_pages = rows.num_pages;
-  return window;
+  exact.sinks = rows.sink_tokens;
+  exact.window = rows.window_tokens;
+  exact.page_rows = rows.rows_per_page;
+  exact.first_page = rows.first_page;
+  exact.num_pages = rows.num_pages;
+  return exact;
 }
 
 absl::StatusOr<std::unique_ptr<LayerAttention::Launch>>
@@ -481,8 +482,8 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       1.0 / std::sqrt(static_cast<double>(program().head_dim)));
   shape.window =
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
-  shape.key_exact = WindowOf(parts_.arena->key_ring);
-  shape.value_exact = WindowOf(parts_.arena->value_ring);
+  shape.key_exact = ExactSlotsOf(parts_.arena->key_ring);
+  shape.value_exact = ExactSlotsOf(parts_.arena->value_ring);
   KVASIR_ASSIGN_OR_RETURN(kernels::PreparedAttention attention,
                           kernels::Prepare(*parts_.device, shape));
   return std::make_unique<Launch>(

@@ -61,7 +61,7 @@ TEST_P(PlanInvarianceTest, PreemptionChangesNothing) {
     int64_t page_tokens;
     std::vector<int64_t> pages;  // side pages take some of them
   };
-  for (const Pools& pools : {Pools{16, {10}}, {32, {7}}, {64, {6, 8}}}) {
+  for (const Pools& pools : {Pools{16, {10}}, {32, {7, 8}}, {64, {6, 8}}}) {
     int64_t preemptions = 0;
     for (const int64_t pages : pools.pages) {
       Worker worker =

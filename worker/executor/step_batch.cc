@@ -253,8 +253,8 @@ void StepBatch::AddAttention(const SequenceTable& table,
   AddRings(sequence, start, num_rows);
 }
 
-// The last tokens of a window stay; what came before them would fall into the
-// places of these.
+// Sinks and the last tokens of a window stay; what came between them would fall
+// into the places of these.
 void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                          int64_t num_rows) {
   for (size_t r = 0; r < rings_.size(); ++r) {
@@ -263,13 +263,14 @@ void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
         sequence.tables[static_cast<size_t>(rings_[r].page_group)].side_pages;
     const int64_t first_kept = start + num_rows - ring.window_tokens;
     for (int64_t p = start; p < start + num_rows; ++p) {
-      const int64_t page =
-          ring.first_page + p / ring.rows_per_page % ring.num_pages;
-      ring_slots_[r].push_back(p < first_kept
-                                   ? -1
-                                   : pages[static_cast<size_t>(page)] *
-                                             ring.rows_per_page +
-                                         p % ring.rows_per_page);
+      if (p >= ring.sink_tokens && p < first_kept) {
+        ring_slots_[r].push_back(-1);
+        continue;
+      }
+      const cache::ExactRing::Place place = ring.PlaceOf(p);
+      ring_slots_[r].push_back(pages[static_cast<size_t>(place.page)] *
+                                   ring.rows_per_page +
+                               place.row);
     }
   }
 }

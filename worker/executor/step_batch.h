@@ -94,7 +94,7 @@ class StepBatch {
   // How often rows of output follow rows of a prompt, or begin.
   int64_t output_runs() const { return output_runs_; }
   // By ring of the arenas: where each token's exact row is kept, side page *
-  // rows of a page + row [T]; below 0: behind the window before the next step.
+  // rows of a page + row [T]; below 0: no later step reads it.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
   }

@@ -47,7 +47,7 @@ struct Latents {
   std::vector<kernels::LatentGroup> groups;
   std::vector<kernels::LatentGroup> exact_groups;
   kernels::LatentPart view;
-  // Rows of an exact window, where the side has one: plain numbers.
+  // Exact rows, where the side has some: plain numbers.
   kernels::ExactRows exact;
 };
 
@@ -107,8 +107,10 @@ bool LaunchFits(const AttentionProgram& program,
   params.values = &values;
   params.num_value_parts = 1;
   // Exact rows are parts of their own.
-  params.key_exact.tokens = attention.key.exact_window;
-  params.value_exact.tokens = attention.value.exact_window;
+  params.key_exact.sinks = attention.key.exact_sinks;
+  params.key_exact.window = attention.key.exact_window;
+  params.value_exact.sinks = attention.value.exact_sinks;
+  params.value_exact.window = attention.value.exact_window;
   return kernels::Fits(params);
 }
 

@@ -393,7 +393,9 @@ TEST(PlanPromptLiftsTest, OthersAreLeftAlone) {
         each.name == "BasisCodes" || each.name == "RotatedBasisCodes" ||
         each.name == "FallingBits" || each.name == "FallingBitsOfTokens" ||
         each.name == "ExactPaluJoint" || each.name == "ExactFallingBits" ||
-        each.name == "ExactBasis" || each.name == "ExactKeysOfParts";
+        each.name == "ExactBasis" || each.name == "ExactKeysOfParts" ||
+        each.name == "SinksPaluJoint" || each.name == "SinksBasis" ||
+        each.name == "SinksKeysOfParts";
     AttentionProgram program = Program(each, TinyShape());
     PlanPromptLifts(&program);
     EXPECT_EQ(LiftsPrompts(program), lifts) << each.name;

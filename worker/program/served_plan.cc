@@ -66,11 +66,7 @@ absl::Status CheckAttention(const plan::ResolvedAttention& attention,
   const std::string name = absl::StrCat("layer ", layer);
   KVASIR_RETURN_IF_ERROR(CheckParts(attention.key.parts, name + " key"));
   KVASIR_RETURN_IF_ERROR(CheckParts(attention.value.parts, name + " value"));
-  KVASIR_RETURN_IF_ERROR(CheckParts(attention.joint, name + " joint"));
-  if (attention.exact_sinks == 0) return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat(name, ": the plan asks for ", attention.exact_sinks,
-                   " exact sinks, which this build does not serve"));
+  return CheckParts(attention.joint, name + " joint");
 }
 
 absl::Status CheckTokens(const plan::ResolvedLayer& resolved, int64_t layer) {

@@ -242,12 +242,6 @@ std::vector<NotServed> NotServedCases() {
        "low_rank space of keys stored POST_ROPE"},
       {"JointParts", joint + numbers + "}]}",
        "layer 1 joint: the plan asks for a latent of key and value in part 0"},
-      {"ExactSinks",
-       absl::StrCat(R"({"exact_sinks":4,)",
-                    KeyCodec(R"("bits":{"schedule":[4]},"per_token":{},
-                                "param_dtype":"F16")")
-                        .substr(1)),
-       "layer 1: the plan asks for 4 exact sinks"},
       {"Eviction", Keys(kFullKey, R"(,"eviction":{"budget":64,"recent":16,
                          "positions":"ORIGINAL","every_tokens":8})"),
        "layer 1: the plan asks for eviction; this build keeps and reads every "

@@ -75,6 +75,11 @@ std::vector<PlanCase> NeoxPlanCases() {
       {"NeoxChannels", Full("POST_ROPE", Codes("4", R"("channel_static":{})")),
        Full("NO_ROPE", Codes("8", R"("channel_static":{})")), true},
       {"NeoxWholeUnrotated", Full("PRE_ROPE"), Full("NO_ROPE")},
+      {"NeoxSinks",
+       absl::StrCat(
+           OnePair(kAtRuntime, "POST_ROPE", TokenCodes("4", online)), ",",
+           LowRank(kStill, kAtRuntime, "NO_ROPE", TokenCodes("8", online))),
+       LowRank(kTwo, kAtRuntime, "NO_ROPE", TokenCodes("4")), true, 6, 3, 4},
   };
 }
 
@@ -98,6 +103,9 @@ std::vector<PlanCase> OptPlanCases() {
        Full("NO_ROPE", BasisCodes("8,8,4,4,2,2,0,0"), kMean), true},
       {"OptChannels", Full("NO_ROPE", Codes("4", R"("channel_static":{})")),
        Full("NO_ROPE", Codes("8", R"("channel_static":{})")), true},
+      {"OptSinks",
+       LowRank(kAll, kReconstruct, "NO_ROPE", TokenCodes("4", online)),
+       Full("NO_ROPE", Codes("4", R"("channel_static":{})")), true, 0, 5, 2},
   };
 }
 
@@ -113,7 +121,8 @@ std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
   }
   for (PlanCase& each : PlanCases()) {
     for (const char* name :
-         {"PaluJointCodes", "PairsCodes", "CommutingUnrotated", "BasisCodes"}) {
+         {"PaluJointCodes", "PairsCodes", "CommutingUnrotated", "BasisCodes",
+          "SinksKeysOfParts"}) {
       if (each.name != name) continue;
       cases.push_back({TinyWindowShape(sliding_window), each});
       cases.back().plan_case.name += "WithAWindow";

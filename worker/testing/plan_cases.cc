@@ -169,6 +169,24 @@ std::vector<PlanCase> PlanCases() {
        Full("NO_ROPE"), true, 12, 0},
       {"ExactValues", Full("POST_ROPE"),
        LowRank(two, fold, "NO_ROPE", Codes("2", token)), true, 0, 1},
+      {"SinksPaluJoint",
+       LowRank(all, reconstruct, "PRE_ROPE", Codes("4", fused)),
+       LowRank(all, runtime, "NO_ROPE", Codes("3", fused)), true, 7, 5, 4},
+      {"SinksAlonePaluGroups",
+       LowRank(two, reconstruct, "PRE_ROPE", Codes("4", token)),
+       LowRank(two, fold, "NO_ROPE", Codes("2", token)), true, 0, 0, 3},
+      {"SinksPairs", Pairs("at_runtime", "POST_ROPE", Codes("4", online)),
+       Full("NO_ROPE", Codes("2", online)), true, 0, 10, 1},
+      {"SinksBasis", Full("PRE_ROPE", Codes("8,4,4,3,2,1,0,0", basis), mean),
+       Full("NO_ROPE", Codes("8,8,4,4,2,2,0,0", basis), mean), true, 5, 0, 4},
+      {"SinksAloneChannels",
+       Full("POST_ROPE", Codes("4", R"("channel_static":{})")),
+       Full("NO_ROPE", Codes("2", R"("channel_static":{})")), true, 0, 0, 9},
+      {"SinksKeysOfParts",
+       absl::StrCat(fast, ",",
+                    LowRank(all, R"("pairs":[2,3],"reconstruct":{})",
+                            "PRE_ROPE", Codes("4", fused))),
+       Full("NO_ROPE"), true, 3, 0, 6},
   };
 }
 
@@ -190,6 +208,7 @@ kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
         << layer;
     added->mutable_key()->set_exact_window(plan_case.key_exact);
     added->mutable_value()->set_exact_window(plan_case.value_exact);
+    added->set_exact_sinks(plan_case.sinks);
   }
   return plan;
 }

@@ -20,6 +20,7 @@ struct PlanCase {
   bool codes = false;      // quantized
   uint32_t key_exact = 0;  // exact windows
   uint32_t value_exact = 0;
+  uint32_t sinks = 0;  // exact ones
 };
 
 namespace plan_cases {

@@ -704,23 +704,25 @@ class BlockLoader {
     }
   }
 
-  // Rows of the launch's own tokens, and of the ring before them.
+  // Rows of the launch's own tokens, and of the side pages before them.
   void FindExact(const AttentionGrid::ExactPart& exact, int64_t index) {
-    const ExactWindow& window = *exact.window;
+    const ExactSlots& slots = *exact.slots;
     for (int64_t i = found_.begin; i < found_.end; ++i) {
       const int64_t s = block_ + i;
-      const int64_t fresh = s - sequence_.first_slot;
+      int64_t fresh = s - sequence_.first_slot;
+      // Nobody reads what stands for slots between sinks and window.
+      if (!slots.Has(sequence_.first_slot, s)) fresh = 0;
       if (fresh >= 0) {
         found_.codes[i] =
             SlotAddress(*exact.fresh, exact.fresh->groups[index].codes, 0,
                         sequence_.first_row + fresh);
         continue;
       }
-      const int64_t page =
-          window.first_page + s / window.page_rows % window.num_pages;
+      const int64_t row = slots.RowOf(s);
+      const int64_t page = slots.first_page + row / slots.page_rows;
       found_.codes[i] = SlotAddress(
           *exact.ring, exact.ring->groups[index].codes,
-          sequence_.side_pages.device_address()[page], s % window.page_rows);
+          sequence_.side_pages.device_address()[page], row % slots.page_rows);
     }
   }
 

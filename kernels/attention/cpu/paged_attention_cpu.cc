@@ -51,11 +51,13 @@ class BlockTiles {
   // Slots that are read after those of the last call. Exact rows are few, and
   // not asked for.
   void LookAhead(VisibleRange slots) {
-    const VisibleRange keys = unit_.Stored(params_.key_exact, slots);
+    const VisibleRange keys =
+        unit_.ReadIn(ReadAs::kStored, params_.key_exact, slots);
     for (int64_t p = 0; p < grid_.num_stored_keys(); ++p) {
       AddSpans(params_.keys[p].latents, unit_.KeySpans(p), keys);
     }
-    const VisibleRange values = unit_.Stored(params_.value_exact, slots);
+    const VisibleRange values =
+        unit_.ReadIn(ReadAs::kStored, params_.value_exact, slots);
     for (int64_t p = 0; p < grid_.num_stored_values(); ++p) {
       AddSpans(params_.values[p].latents, unit_.ValueSpans(p), values);
     }
@@ -76,16 +78,18 @@ class BlockTiles {
   void Hold(int64_t block, VisibleRange needed) {
     rebuilder_.set_holds(false);
     lifter_.set_holds(false);
-    const ExactWindow& keys = params_.key_exact;
-    const ExactWindow& values = params_.value_exact;
+    const ExactSlots& keys = params_.key_exact;
+    const ExactSlots& values = params_.value_exact;
     const int64_t stored_keys = grid_.num_stored_keys();
     const int64_t stored_values = grid_.num_stored_values();
-    HoldKeys({0, stored_keys}, block, unit_.Stored(keys, needed));
+    HoldKeys({0, stored_keys}, block,
+             unit_.ReadIn(ReadAs::kStored, keys, needed));
     HoldKeys({stored_keys, params_.num_key_parts}, block,
-             unit_.Exact(keys, needed));
-    HoldValues({0, stored_values}, block, unit_.Stored(values, needed));
+             unit_.ExactIn(keys, needed));
+    HoldValues({0, stored_values}, block,
+               unit_.ReadIn(ReadAs::kStored, values, needed));
     HoldValues({stored_values, params_.num_value_parts}, block,
-               unit_.Exact(values, needed));
+               unit_.ExactIn(values, needed));
     rebuilder_.set_holds(true);
     lifter_.set_holds(true);
   }
@@ -495,35 +499,36 @@ class PanelWorker {
     }
   }
 
-  // Through the codec, and of exact rows where those are nearer.
+  // Through the codec, and of exact rows where a row reads those.
   void Score(int64_t block, VisibleRange needed) {
-    const ExactWindow& window = params_.key_exact;
-    const VisibleRange stored = unit_.Stored(window, needed);
-    const VisibleRange exact = unit_.Exact(window, needed);
+    const ExactSlots& slots = params_.key_exact;
+    const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);
+    const VisibleRange exact = unit_.ExactIn(slots, needed);
     const bool both = stored.begin < stored.end && exact.begin < exact.end;
     float* scores = scratch_ + grid_.scratch().scores;
     if (stored.begin < stored.end) ScoreSlots(block, stored, 0, scores);
     if (exact.begin >= exact.end) return;
-    float* nearer = both ? scratch_ + grid_.scratch().scores_exact : scores;
-    ScoreSlots(block, exact, grid_.num_stored_keys(), nearer);
+    float* from = both ? scratch_ + grid_.scratch().scores_exact : scores;
+    ScoreSlots(block, exact, grid_.num_stored_keys(), from);
     for (int64_t r = 0; both && r < unit_.count(); ++r) {
-      const int64_t first =
-          std::clamp<int64_t>(unit_.FirstExactOf(window, r) - block, 0, kBlock);
-      std::copy(nearer + r * kBlock + first, nearer + (r + 1) * kBlock,
-                scores + r * kBlock + first);
+      for (const ReadAs read : {ReadAs::kSinks, ReadAs::kWindow}) {
+        const VisibleRange own = unit_.OfBlock(read, slots, r, block);
+        if (own.begin >= own.end) continue;
+        std::copy(from + r * kBlock + own.begin, from + r * kBlock + own.end,
+                  scores + r * kBlock + own.begin);
+      }
     }
   }
 
+  // In the order of the slots.
   void AddValues(int64_t block, VisibleRange needed) {
-    const VisibleRange stored = unit_.Stored(params_.value_exact, needed);
-    if (stored.begin < stored.end) {
-      loader_.StartBlock(block, stored);
-      values_.AddBlock();
-    }
-    const VisibleRange exact = unit_.Exact(params_.value_exact, needed);
-    if (exact.begin < exact.end) {
-      loader_.StartBlock(block, exact);
-      values_.AddExactBlock();
+    for (const ReadAs read :
+         {ReadAs::kSinks, ReadAs::kStored, ReadAs::kWindow}) {
+      const VisibleRange slots =
+          unit_.ReadIn(read, params_.value_exact, needed);
+      if (slots.begin >= slots.end) continue;
+      loader_.StartBlock(block, slots);
+      values_.AddBlock(read);
     }
   }
 

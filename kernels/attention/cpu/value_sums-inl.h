@@ -71,27 +71,24 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds the loader's block, with the weights that stand in scores.
-  void AddBlock() {
-    unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
+  // Adds the slots of the loader's block that are read so, with the weights
+  // that stand in scores.
+  void AddBlock(ReadAs read) {
+    read_ = read;
+    const auto add = [&](int64_t p, const HeadSpan& span) {
       if (grid_.value(p).lifted) {
         AddLifted(p, span);
-      } else if (grid_.value(p).codes) {
+      } else if (read == ReadAs::kStored && grid_.value(p).codes) {
         AddValueCodes(p, span);
       } else {
         AddValues(p, span);
       }
-    });
-  }
-  // The same of exact rows.
-  void AddExactBlock() {
-    unit_.ForExactValueSpans([&](int64_t p, const HeadSpan& span) {
-      if (grid_.value(p).lifted) {
-        AddLifted(p, span);
-      } else {
-        AddValues(p, span);
-      }
-    });
+    };
+    if (read == ReadAs::kStored) {
+      unit_.ForValueSpans(add);
+    } else {
+      unit_.ForExactValueSpans(add);
+    }
   }
 
   // What ranges add when all slots of a split are summed.
@@ -133,7 +130,7 @@ class ValueSums {
   void AddLifted(int64_t p, const HeadSpan& span) {
     const float* tile = lifter_.Lift(p, span);
     const int64_t stride = grid_.value(p).tile_stride;
-    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+    unit_.ForValueSlots(read_, unit_.RowsOf(span), loader_.block(),
                         [&](RowRange rows, VisibleRange visible) {
                           AddTile(Weights(), rows, visible, {tile, stride},
                                   params_.values[p].lift->dims,
@@ -151,7 +148,7 @@ class ValueSums {
         grid_.exact(part) == nullptr) {
       // Few rows make little of a block: it is used where it lies.
       unit_.ForValueSlots(
-          p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
+          read_, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             VisitDType(part.dtype, [&](auto type) {
               Stream<decltype(type)>(part, group, {0, group.width}, Weights(),
                                      rows, visible, OutRow(p, rows.begin));
@@ -166,7 +163,7 @@ class ValueSums {
       const int64_t stride = PadTile(chunk->width);
       loader_.LoadValues(part, group, *chunk, stride);
       unit_.ForValueSlots(
-          p, span_rows, block, [&](RowRange rows, VisibleRange visible) {
+          read_, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             AddTile(Weights(), rows, visible, {loader_.tile(), stride},
                     chunk->width, OutRow(p, rows.begin) + chunk->begin);
           });
@@ -295,7 +292,7 @@ class ValueSums {
       loader_.LoadValueCodes(part, group, piece, stride);
     }
     unit_.ForValueSlots(
-        p, span_rows, loader_.block(),
+        read_, span_rows, loader_.block(),
         [&](RowRange rows, VisibleRange visible) {
           float* to = OutRow(p, rows.begin) + piece.begin;
           if (streams) {
@@ -343,7 +340,7 @@ class ValueSums {
   // The sums of weight * minimum of the runs that begin in a chunk.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
     const CodePiece* pieces = grid_.pieces(chunk);
-    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+    unit_.ForValueSlots(read_, unit_.RowsOf(span), loader_.block(),
                         [&](RowRange rows, VisibleRange visible) {
                           for (int64_t i = 0; i < chunk.num_pieces; ++i) {
                             if (!pieces[i].starts_run) continue;
@@ -358,7 +355,7 @@ class ValueSums {
   void SumWeights(int64_t p, const HeadSpan& span) {
     HWY_ALIGN float ones[kBlock];
     std::fill_n(ones, kBlock, 1.0f);
-    unit_.ForValueSlots(p, unit_.RowsOf(span), loader_.block(),
+    unit_.ForValueSlots(read_, unit_.RowsOf(span), loader_.block(),
                         [&](RowRange rows, VisibleRange visible) {
                           SumProducts(rows, visible, ones,
                                       MinimaRow(p, rows.begin));
@@ -379,7 +376,7 @@ class ValueSums {
   // A row's weights; zeros where it reads exact rows.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
-    if (params_.value_exact.tokens == 0) return weights;
+    if (!params_.value_exact.any()) return weights;
     std::fill_n(masked, kBlock, 0.0f);
     std::copy(weights + visible.begin, weights + visible.end,
               masked + visible.begin);
@@ -439,6 +436,7 @@ class ValueSums {
   float* const state_;
   BlockLoader& loader_;
   ValueLifter& lifter_;
+  ReadAs read_ = ReadAs::kStored;  // how the block's slots are read
 };
 
 }  // namespace HWY_NAMESPACE

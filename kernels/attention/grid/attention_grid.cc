@@ -129,18 +129,18 @@ void AttentionGrid::AddExactParts() {
       all->back().latents = parts[p].exact->ring;
     }
   };
-  const auto remember = [this](const auto& all, const ExactWindow& window) {
+  const auto remember = [this](const auto& all, const ExactSlots& slots) {
     for (size_t p = all.size() / 2; p < all.size(); ++p) {
-      exact_.push_back({&all[p].latents, &all[p].exact->fresh, &window});
+      exact_.push_back({&all[p].latents, &all[p].exact->fresh, &slots});
     }
   };
-  if (params_.key_exact.tokens > 0) {
+  if (params_.key_exact.any()) {
     extend(params_.keys, num_stored_keys_, &key_parts_);
     params_.keys = key_parts_.data();
     params_.num_key_parts = 2 * num_stored_keys_;
     remember(key_parts_, params_.key_exact);
   }
-  if (params_.value_exact.tokens > 0) {
+  if (params_.value_exact.any()) {
     extend(params_.values, num_stored_values_, &value_parts_);
     params_.values = value_parts_.data();
     params_.num_value_parts = 2 * num_stored_values_;
@@ -248,7 +248,7 @@ void AttentionGrid::DescribeValue(int64_t index) {
   part.first_group = num_groups_;
   num_groups_ += from.num_groups;
   part.sums_weights = !part.lifted && part.codes && part.fixed_ranges &&
-                      params_.value_exact.tokens > 0;
+                      params_.value_exact.any();
   const ValuePart* stored =
       index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
   if (stored != nullptr && !stored->sums_weights) {
@@ -328,7 +328,7 @@ AttentionScratch AttentionGrid::Divide(int64_t rows) const {
   scratch.scores_part =
       divider.Take(keys_.size() > 1 || sums_codes_ ? rows * block : 0);
   scratch.scores_exact =
-      divider.Take(params_.key_exact.tokens > 0 ? rows * block : 0);
+      divider.Take(params_.key_exact.any() ? rows * block : 0);
   scratch.raw = divider.Take(scores_codes_ ? rows * block : 0);
   scratch.states = divider.taken();
   scratch.floats = divider.taken();

@@ -197,7 +197,7 @@ class AttentionGrid {
   struct ExactPart {
     const LatentPartArgs* ring = nullptr;  // the part's own view
     const LatentPartArgs* fresh = nullptr;
-    const ExactWindow* window = nullptr;
+    const ExactSlots* slots = nullptr;
   };
 
   // With the parts of exact rows.

@@ -329,11 +329,10 @@ class Row {
   void Attend() const;
 
  private:
-  // What a slot's latent is read from, with the window of its side.
+  // What a slot's latent is read from, with the exact slots of its side.
   template <typename Part>
-  Latent Find(const Part& part, const ExactWindow& window, int64_t slot) const {
-    const int64_t own = sequence_.first_slot + row_;
-    if (window.tokens == 0 || slot <= own - window.tokens) {
+  Latent Find(const Part& part, const ExactSlots& exact, int64_t slot) const {
+    if (!exact.Has(sequence_.first_slot + row_, slot)) {
       return At(part.latents, part.group_of_head, slot);
     }
     const int32_t group = part.group_of_head[kv_head_];
@@ -343,11 +342,10 @@ class Row {
     if (fresh >= 0) {
       return {rows, rows.groups[group], 0, sequence_.first_row + fresh};
     }
-    const int64_t page =
-        window.first_page + slot / window.page_rows % window.num_pages;
+    const int64_t row = exact.RowOf(slot);
+    const int64_t page = exact.first_page + row / exact.page_rows;
     return {rows, rows.groups[group],
-            sequence_.side_pages.device_address()[page],
-            slot % window.page_rows};
+            sequence_.side_pages.device_address()[page], row % exact.page_rows};
   }
   Latent At(const LatentPartArgs& part, const int32_t* group_of_head,
             int64_t slot) const {
@@ -384,7 +382,7 @@ Partial Row::EmptyPartial() const {
     value.kv_head = kv_head_;
     value.sums_weights = part.lift == nullptr && value.group->num_runs > 0 &&
                          part.latents.static_scale != nullptr &&
-                         params_.value_exact.tokens > 0;
+                         params_.value_exact.any();
     value.out.resize(static_cast<size_t>(OutWidth(part, group)));
     value.minima.resize(static_cast<size_t>(value.group->num_runs));
     if (value.sums_weights) value.exact.resize(value.out.size());
