@@ -63,20 +63,32 @@ struct LoadedModel {
   std::unique_ptr<ReferenceDecoder> decoder;
 };
 
-absl::StatusOr<LoadedModel> LoadModel(const std::string& folder,
+absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
                                       at::Device device) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
-                          model::Checkpoint::Open(folder));
+                          model::Checkpoint::Open(name.folder));
   std::optional<kvasir::v1::KvPlan> plan;
   if (checkpoint.kv_plan_json().has_value()) {
     KVASIR_ASSIGN_OR_RETURN(
         plan, plan::ParsePlanJson(*checkpoint.kv_plan_json(),
-                                  absl::StrCat(folder, "/kv_plan.json")));
+                                  absl::StrCat(name.folder, "/kv_plan.json")));
+  }
+  std::string shown = checkpoint.name();
+  if (!name.settings.empty()) {
+    if (!plan.has_value() || !plan::SetExactTokens(name.exact, &*plan)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "sinks= and window= keep tokens exact beside codes, and ",
+          name.folder, " has none"));
+    }
+    absl::StrAppend(&shown, ":", name.settings);
+  }
+  if (plan.has_value()) {
+    plan::ClampExactRows(checkpoint.spec().max_position_embeddings, &*plan);
   }
   KVASIR_ASSIGN_OR_RETURN(
       ReferenceDecoder decoder,
       ReferenceDecoder::Load(checkpoint, plan, {.device = device}));
-  return LoadedModel{checkpoint.name(),
+  return LoadedModel{std::move(shown),
                      std::make_unique<ReferenceDecoder>(std::move(decoder))};
 }
 
@@ -127,6 +139,11 @@ void PrintRow(const EvaluationRow& row) {
   if (row.key_error.has_value()) {
     absl::PrintF("  (keys off by %.4f)", row.key_error->relative);
   }
+  if (row.exact_sinks + row.exact_window > 0) {
+    absl::PrintF("  (exact: %d first, %d latest tokens, %d bytes a sequence)",
+                 row.exact_sinks, row.exact_window,
+                 row.fixed_bytes_per_sequence);
+  }
   if (row.clamp_rate > 0.0) {
     absl::PrintF("  (%.2g %% clamped)", 100.0 * row.clamp_rate);
   }
@@ -162,7 +179,8 @@ class EvaluateRun {
     KVASIR_ASSIGN_OR_RETURN(
         compress::EvaluationText text,
         compress::ReadEvaluationText(flags_.text, *tokenizer, flags_.threads));
-    KVASIR_ASSIGN_OR_RETURN(teacher_, LoadModel(flags_.teacher, device_));
+    KVASIR_ASSIGN_OR_RETURN(teacher_,
+                            LoadModel({.folder = flags_.teacher}, device_));
     if (teacher_.decoder->plan().has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--teacher: ", flags_.teacher,
@@ -195,7 +213,10 @@ class EvaluateRun {
     }
     for (const std::string& name : flags_.candidates) {
       if (compress::IsBaselineName(name)) continue;
-      const absl::Status status = model::Checkpoint::Open(name).status();
+      KVASIR_ASSIGN_OR_RETURN(const compress::PlannedName planned,
+                              compress::ParsePlannedName(name));
+      const absl::Status status =
+          model::Checkpoint::Open(planned.folder).status();
       if (status.ok()) continue;
       return absl::Status(
           status.code(),
@@ -234,7 +255,9 @@ class EvaluateRun {
                                   .calibration_ids = calibration_ids_}));
       return evaluator_->Evaluate(baseline.candidate);
     }
-    absl::StatusOr<LoadedModel> model = LoadModel(name, device_);
+    KVASIR_ASSIGN_OR_RETURN(const compress::PlannedName planned,
+                            compress::ParsePlannedName(name));
+    absl::StatusOr<LoadedModel> model = LoadModel(planned, device_);
     if (!model.ok()) {
       return absl::Status(model.status().code(),
                           absl::StrCat(name, ": ", model.status().message()));
@@ -275,7 +298,9 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
                    "per-token:k4,v4, ggml:kq8_0,vq4_0, fp8:e4m3, "
                    "kivi:2,group=32,residual=128, per-channel:k3.pre, "
                    "think:0.5,4, low-rank:160/1024; each with sinks=4, "
-                   "window=128 or skip=2 for tokens and layers that stay exact")
+                   "window=128 or skip=2 for tokens and layers that stay "
+                   "exact; FOLDER:sinks=4,window=128 sets those tokens of a "
+                   "compressed model with codes")
       ->transform(ModelName(command, OtherNames::kAllowed))
       ->required();
   add("--text", flags->text, "Text that no model has seen")->required();

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "cli/flags.h"
@@ -236,28 +239,26 @@ absl::Status KeepOtherLayers(const MethodFlags& flags,
   return absl::OkStatus();
 }
 
-// Of every side that has codes.
-absl::Status AddExactWindow(uint32_t tokens, KvPlan& plan) {
-  if (tokens == 0) return absl::OkStatus();
-  bool any = false;
-  for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
-    for (kvasir::v1::SidePlan* side :
-         {layer.mutable_key(), layer.mutable_value()}) {
-      const bool coded =
-          std::any_of(side->parts().begin(), side->parts().end(),
-                      [](const auto& part) { return part.codec().has_bits(); });
-      if (coded) side->set_exact_window(tokens);
-      any = any || coded;
-    }
+absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
+  plan::ExactTokens exact;
+  std::vector<std::string> given;
+  for (const auto& [flag, tokens, setting] :
+       {std::tuple("--exact-window", flags.exact_window, &exact.window),
+        std::tuple("--exact-sinks", flags.exact_sinks, &exact.sinks)}) {
+    if (tokens == 0) continue;
+    *setting = tokens;
+    given.push_back(absl::StrCat(flag, " ", tokens));
   }
-  if (!any) {
-    return absl::InvalidArgumentError(
-        "--exact-window keeps numbers beside codes, and the plan has none: "
-        "give --key-bits or --value-bits");
+  if (given.empty()) return absl::OkStatus();
+  if (!plan::SetExactTokens(exact, &plan)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        exact.window.has_value() ? "--exact-window" : "--exact-sinks",
+        " keeps numbers beside codes, and the plan has none: give --key-bits "
+        "or --value-bits"));
   }
   auto* options = plan.mutable_provenance()->mutable_options();
-  absl::StrAppend(options, options->empty() ? "" : " ", "--exact-window ",
-                  tokens);
+  absl::StrAppend(options, options->empty() ? "" : " ",
+                  absl::StrJoin(given, " "));
   return absl::OkStatus();
 }
 
@@ -350,6 +351,8 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   add("--exact-window", flags.exact_window,
       "Latest tokens that are kept in bf16 beside their codes, in every side "
       "that has codes: bytes per sequence, not per token");
+  add("--exact-sinks", flags.exact_sinks,
+      "The same of the first tokens of a sequence");
   add("--group-heads", flags.group_heads,
       "KV heads that share a latent (palu, uniform, commuting): a number, all, "
       "or auto")
@@ -490,7 +493,7 @@ absl::StatusOr<KvPlan> MakePlan(
     KVASIR_ASSIGN_OR_RETURN(const double bytes, bytes_of(plan));
     plan.mutable_target()->set_kv_bytes_per_token(bytes);
   }
-  KVASIR_RETURN_IF_ERROR(AddExactWindow(flags.exact_window, plan));
+  KVASIR_RETURN_IF_ERROR(AddExactTokens(flags, plan));
   plan.set_base_model(checkpoint.name());
   return plan;
 }

@@ -41,8 +41,10 @@ struct MethodFlags {
   int64_t skip_layers = 0;
   // All methods: others stay as they are; empty: all.
   std::vector<int64_t> only_layers;
-  // All methods with codes: latest tokens that are kept exact beside them.
+  // All methods with codes: latest and first tokens that are kept exact beside
+  // them.
   uint32_t exact_window = 0;
+  uint32_t exact_sinks = 0;
   // RAP and commuting
   std::string pair_score = "fisher";
   std::string query_weights = "on";

@@ -37,6 +37,7 @@ double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
 // A name's parts: "kivi" of "2", "group=32", "residual=128".
 struct Name {
   std::string text;
+  const char* kind = "baseline";
   std::string method;
   std::vector<std::string> words;               // without "="
   std::map<std::string, std::string> settings;  // with "="
@@ -44,7 +45,7 @@ struct Name {
 
   absl::Status Refuse(absl::string_view want) const {
     return absl::InvalidArgumentError(
-        absl::StrCat("baseline \"", text, "\": want ", want));
+        absl::StrCat(kind, " \"", text, "\": want ", want));
   }
 };
 
@@ -131,6 +132,8 @@ struct Maker {
     candidate.decoder = request.decoder;
     candidate.transform = baseline.transform.get();
     candidate.keep = (coded * cost.keep + skipped) / (coded + skipped);
+    candidate.exact_sinks = exact.sinks;
+    candidate.exact_window = exact.window;
     candidate.kv_payload_bytes_per_token =
         coded * coded_bytes + skipped * exact_bytes;
     candidate.kv_bytes_per_token = candidate.kv_payload_bytes_per_token;
@@ -266,11 +269,14 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
   const double value_bytes = m.SideBytes(*bits, group);
   // Exact tokens have no codes.
   const double exact_bytes = 2.0 * m.width() * kNumberBytes;
-  return m.Finish(MakeKiviBlocks(*bits, group, residual),
-                  {.key_bytes = key_bytes,
-                   .value_bytes = value_bytes,
-                   .fixed_bytes = static_cast<double>(residual) *
-                                  (exact_bytes - key_bytes - value_bytes)});
+  Baseline baseline =
+      m.Finish(MakeKiviBlocks(*bits, group, residual),
+               {.key_bytes = key_bytes,
+                .value_bytes = value_bytes,
+                .fixed_bytes = static_cast<double>(residual) *
+                               (exact_bytes - key_bytes - value_bytes)});
+  baseline.candidate.exact_window = residual;
+  return baseline;
 }
 
 absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
@@ -371,6 +377,20 @@ const std::map<std::string, MakeFunction>& Methods() {
   return *methods;
 }
 
+// Takes a number out of the settings; none if it is not there.
+absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
+  const auto found = name.settings.find(key);
+  if (found == name.settings.end()) return std::nullopt;
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(found->second, &number) || number < 0 ||
+      number > kMostExactRows) {
+    return name.Refuse(
+        absl::StrCat(key, "= with a number from 0 to ", kMostExactRows));
+  }
+  name.settings.erase(found);
+  return number;
+}
+
 // Takes what every baseline may say out of its settings.
 absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
   ExactRows exact;
@@ -378,14 +398,9 @@ absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
        {std::pair<const char*, int64_t*>{"sinks", &exact.sinks},
         {"window", &exact.window},
         {"skip", &exact.skip}}) {
-    const auto found = name.settings.find(key);
-    if (found == name.settings.end()) continue;
-    if (!absl::SimpleAtoi(found->second, setting) || *setting < 0 ||
-        *setting > kMostExactRows) {
-      return name.Refuse(
-          absl::StrCat(key, "= with a number from 0 to ", kMostExactRows));
-    }
-    name.settings.erase(found);
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> number,
+                            TakeNumber(name, key));
+    *setting = number.value_or(0);
   }
   if (2 * exact.skip > num_layers) {
     return name.Refuse(absl::StrCat("skip= of at most half of the model's ",
@@ -409,6 +424,32 @@ std::string BaselineMethods() {
     absl::StrAppend(&text, text.empty() ? "" : last ? ": or " : ":, ", name);
   }
   return absl::StrCat(text, ":");
+}
+
+absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text) {
+  PlannedName planned;
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos ||
+      text.find('=', colon) == std::string::npos) {
+    planned.folder = text;
+    return planned;
+  }
+  planned.folder = text.substr(0, colon);
+  planned.settings = text.substr(colon + 1);
+  Name name = ParseName(text.substr(colon));
+  name.text = text;
+  name.kind = "model";
+  for (const auto& [key, tokens] :
+       {std::pair{"sinks", &planned.exact.sinks},
+        std::pair{"window", &planned.exact.window}}) {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> number,
+                            TakeNumber(name, key));
+    if (number.has_value()) *tokens = static_cast<uint32_t>(*number);
+  }
+  if (!name.words.empty() || !name.settings.empty() || name.repeats) {
+    return name.Refuse("sinks= and window= behind its folder, each once");
+  }
+  return planned;
 }
 
 absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {

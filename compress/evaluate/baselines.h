@@ -43,6 +43,7 @@
 #include "compress/evaluate/evaluate.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/reference_decoder.h"
+#include "plan/plan.h"
 
 namespace kvasir::compress {
 
@@ -57,6 +58,18 @@ bool IsBaselineName(const std::string& name);
 
 // "fp8:, ggml:, ... or think:", for messages.
 std::string BaselineMethods();
+
+// A compressed model that keeps other tokens exact than its plan says, beside
+// codes: "FOLDER:sinks=4,window=128"; either may be left out, and is the plan's
+// then.
+struct PlannedName {
+  std::string folder;
+  std::string settings;  // "sinks=4,window=128"; empty: none
+  plan::ExactTokens exact;
+};
+// What stands behind a folder's last colon and has no "=" belongs to it.
+// Errors: InvalidArgument for other settings, or numbers out of range.
+absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text);
 
 struct BaselineRequest {
   std::string name;

@@ -298,6 +298,34 @@ TEST_F(BaselinesTest, CodesOfOtherServersHaveTheBytesThatThoseHave) {
             2 * (2 * 64 + 2 * 18));
 }
 
+TEST(PlannedNameTest, AFolderMaySetTheTokensThatStayExact) {
+  const auto both = ParsePlannedName("a:b/model:window=128,sinks=4");
+  KVASIR_ASSERT_OK(both);
+  EXPECT_EQ(both->folder, "a:b/model");
+  EXPECT_EQ(both->settings, "window=128,sinks=4");
+  EXPECT_EQ(both->exact.sinks, 4u);
+  EXPECT_EQ(both->exact.window, 128u);
+  const auto one = ParsePlannedName("model:sinks=0");
+  KVASIR_ASSERT_OK(one);
+  EXPECT_EQ(one->exact.sinks, 0u);
+  EXPECT_EQ(one->exact.window, std::nullopt);
+  for (const char* folder : {"model", "a:b/model", "k=4/model"}) {
+    const auto none = ParsePlannedName(folder);
+    KVASIR_ASSERT_OK(none);
+    EXPECT_EQ(none->folder, folder);
+    EXPECT_EQ(none->settings, "");
+  }
+  for (const char* name :
+       {"model:sinks=x", "model:sinks=-1", "model:window=99999999",
+        "model:skip=2", "model:sinks=4,4", "model:sinks=4,sinks=5",
+        "model:sinks=4,"}) {
+    EXPECT_THAT(ParsePlannedName(name).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("model \"model:"), HasSubstr("want"))))
+        << name;
+  }
+}
+
 TEST_F(BaselinesTest, NamesThatMeanNothingAreRefusedWithWhatIsWanted) {
   for (const char* name : {"per-token:k5",
                            "per-token:4",

@@ -78,6 +78,14 @@ absl::StatusOr<Candidate> MakeCandidate(std::string model,
   candidate.kv_payload_bytes_per_token =
       layout.marginal_payload_bytes_per_token();
   candidate.fixed_bytes_per_sequence = layout.fixed_bytes_per_sequence();
+  for (const cache::LayerLayout& layer : layout.layers()) {
+    for (const cache::SideLayout* side : {&layer.key, &layer.value}) {
+      candidate.exact_sinks =
+          std::max(candidate.exact_sinks, side->exact.sink_tokens);
+      candidate.exact_window =
+          std::max(candidate.exact_window, side->exact.window_tokens);
+    }
+  }
   return candidate;
 }
 
@@ -348,6 +356,8 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   row.model = candidate.model;
   row.method = candidate.method;
   row.keep = candidate.keep;
+  row.exact_sinks = candidate.exact_sinks;
+  row.exact_window = candidate.exact_window;
   row.kv_bytes_per_token = candidate.kv_bytes_per_token;
   row.kv_payload_bytes_per_token = candidate.kv_payload_bytes_per_token;
   row.fixed_bytes_per_sequence = candidate.fixed_bytes_per_sequence;
@@ -419,6 +429,8 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
     Json json{{"model", row.model},
               {"method", row.method},
               {"keep", row.keep},
+              {"exact_sinks", row.exact_sinks},
+              {"exact_window", row.exact_window},
               {"kv_bytes_per_token", row.kv_bytes_per_token},
               {"kv_payload_bytes_per_token", row.kv_payload_bytes_per_token},
               {"fixed_bytes_per_sequence", row.fixed_bytes_per_sequence},

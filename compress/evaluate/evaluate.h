@@ -65,6 +65,10 @@ struct Candidate {
   const ReferenceDecoder* decoder = nullptr;
   const CacheTransform* transform = nullptr;
   double keep = 1.0;  // share of the numbers that a full cache holds
+  // Tokens that stay exact beside codes, the most of any layer: first and
+  // latest ones of a sequence.
+  int64_t exact_sinks = 0;
+  int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
@@ -79,6 +83,8 @@ struct EvaluationRow {
   std::string model;
   std::string method;
   double keep = 1.0;
+  int64_t exact_sinks = 0;
+  int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;

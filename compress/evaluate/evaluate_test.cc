@@ -321,6 +321,8 @@ TEST(EvaluateTest, APlanCountsWhatItStores) {
   EXPECT_EQ(candidate->kv_payload_bytes_per_token, 96.0 + 16.0);
   EXPECT_EQ(candidate->keep, 1.0);
   EXPECT_EQ(candidate->method, "full");
+  EXPECT_EQ(candidate->exact_sinks, 0);
+  EXPECT_EQ(candidate->exact_window, 8);
 }
 
 TEST(EvaluateTest, TheReportHasTheAgreedFields) {
@@ -341,13 +343,14 @@ TEST(EvaluateTest, TheReportHasTheAgreedFields) {
                                    "kv_bytes_per_token", "window_nats"));
   keys.clear();
   for (const auto& [key, value] : json["rows"][0].items()) keys.push_back(key);
-  EXPECT_THAT(keys, testing::ElementsAre(
-                        "model", "method", "keep", "kv_bytes_per_token",
-                        "kv_payload_bytes_per_token",
-                        "fixed_bytes_per_sequence", "nats_per_token",
-                        "nats_per_byte", "perplexity", "added_nats_per_token",
-                        "added_ci95", "top1_agreement", "kl_nats",
-                        "repeat_nats_per_token", "clamp_rate", "window_nats"));
+  EXPECT_THAT(
+      keys,
+      testing::ElementsAre(
+          "model", "method", "keep", "exact_sinks", "exact_window",
+          "kv_bytes_per_token", "kv_payload_bytes_per_token",
+          "fixed_bytes_per_sequence", "nats_per_token", "nats_per_byte",
+          "perplexity", "added_nats_per_token", "added_ci95", "top1_agreement",
+          "kl_nats", "repeat_nats_per_token", "clamp_rate", "window_nats"));
   EXPECT_EQ(json["windows"], 5);
   EXPECT_EQ(json["rows"][0]["window_nats"].size(), 5u);
 }

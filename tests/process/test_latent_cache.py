@@ -47,7 +47,13 @@ METHODS = {
         PALU + ["--key-bits", 2, "--value-bits", 2, "--group-heads", 4, "--exact-window", 48],
         CODES,
     ),
+    "palu-2-sinks-exact": (
+        PALU + ["--key-bits", 2, "--value-bits", 2, "--group-heads", 4, "--exact-window", 48]
+        + ["--exact-sinks", 4],
+        CODES,
+    ),
     "svdq-exact": (["svdq", "--value-bits", 4, "--exact-window", 20], CODES),
+    "svdq-sinks-exact": (["svdq", "--value-bits", 4, "--exact-sinks", 9], CODES),
     "rap-exact": (
         ["rap", "--keep", 0.7, "--key-bits", 3, "--value-bits", 3, "--exact-window", 7], CODES,
     ),
@@ -60,7 +66,7 @@ FAMILIES = {
     "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel"),
     "opt-125m": ("palu", "palu-4", "svdq"),
     "qwen2.5-0.5b": ("palu", "rap-4", "commuting", "svdq"),
-    "mistral-7b": ("palu-4", "commuting", "svdq-exact"),
+    "mistral-7b": ("palu-4", "commuting", "svdq-exact", "svdq-sinks-exact"),
 }
 GROUPED = ("qwen2.5-0.5b", "mistral-7b")
 SLIDING_WINDOW = 40
@@ -226,6 +232,23 @@ def test_an_exact_window_costs_bytes_and_gives_quality(artifacts):
     assert fixed[0] == 0 and fixed[1] > 0
 
 
+def test_evaluate_sets_what_stays_exact_of_an_artifact(artifacts, tmp_path):
+    """The row of a plan with sinks and a window, of the same codes without."""
+    plain, exact = (artifacts[name] for name in ("palu-2", "palu-2-sinks-exact"))
+    compress("evaluate", "--teacher", TINY, f"{plain[0]}:sinks=4,window=48", plain[0], "--text",
+             EVALUATION, "--windows", WINDOWS, "--window-tokens", WINDOW_TOKENS, "--quiet",
+             "--json", tmp_path / "rows.json")
+    added, without = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert added["model"] == without["model"] + ":sinks=4,window=48"
+    assert (added["exact_sinks"], added["exact_window"]) == (4, 48)
+    assert (without["exact_sinks"], without["exact_window"]) == (0, 0)
+    assert added["nats_per_token"] == exact[1] < without["nats_per_token"] == plain[1]
+    assert added["kv_bytes_per_token"] == without["kv_bytes_per_token"]
+    inspect = json.loads(run("inspect", exact[0], "--json").stdout)
+    assert added["fixed_bytes_per_sequence"] == inspect["kv_fixed_bytes_per_sequence"] > 0
+    assert without["fixed_bytes_per_sequence"] == 0
+
+
 @pytest.mark.parametrize("name", ["palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
 def test_it_generates(artifacts, name):
     assert generated(artifacts[name][0]).strip()
@@ -299,7 +322,9 @@ def while_it_runs(server):
     return samples
 
 
-BYTES_OF = ["dense", "palu-4", "rap", "svdq", "lorc", "palu-2-exact", "rap-exact"]
+BYTES_OF = [
+    "dense", "palu-4", "rap", "svdq", "lorc", "palu-2-exact", "rap-exact", "palu-2-sinks-exact",
+]
 # Whose keys are read as they are stored.
 NOTHING_REBUILT = ("dense", "rap", "rap-exact")
 
