@@ -163,9 +163,7 @@ class EvaluateRun {
     if (!report_.has_value()) return status;
     PrintHead(*report_, flags_.repeat_test);
     for (const EvaluationRow& row : report_->rows) PrintRow(row);
-    if (!status.ok() || flags_.json.empty()) return status;
-    return compress::WriteFileAtomically(
-        flags_.json, compress::EvaluationToJson(*report_) + "\n");
+    return status;
   }
 
  private:
@@ -202,8 +200,16 @@ class EvaluateRun {
       label_ = name;
       KVASIR_ASSIGN_OR_RETURN(EvaluationRow row, EvaluateOne(name));
       report_->rows.push_back(std::move(row));
+      KVASIR_RETURN_IF_ERROR(WriteReport());
     }
     return absl::OkStatus();
+  }
+
+  // After every candidate: whoever is stopped keeps what was measured.
+  absl::Status WriteReport() const {
+    if (flags_.json.empty()) return absl::OkStatus();
+    return compress::WriteFileAtomically(
+        flags_.json, compress::EvaluationToJson(*report_) + "\n");
   }
 
   // What would only be found after the teacher's pass, which takes long.
@@ -323,7 +329,8 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
       ->check(Above(0));
   add("--seed", flags->seed, "Seed of their choice");
   add("--json", flags->json,
-      "File to write the result to, for kvasir inspect --evaluation");
+      "File to write the result to, after every candidate, for kvasir inspect "
+      "--evaluation");
   AddDeviceFlag(command, flags->device);
   add("--threads", flags->threads, "CPU threads")->check(Above(0));
   AddSwitch(command, "--quiet", flags->quiet, "No progress");

@@ -388,6 +388,7 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   const auto windows = static_cast<double>(num_windows_);
   for (size_t i = 0; i < teacher_nats_.size(); ++i) {
     row.window_nats.push_back(scores[i].nats);
+    row.window_kl.push_back(scores[i].kl);
     added.push_back(scores[i].nats - teacher_nats_[i]);
     row.nats_per_token += scores[i].nats / windows;
     row.top1_agreement += scores[i].agreement / windows;
@@ -452,6 +453,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
                                         : Json(nullptr);
     }
     json["window_nats"] = row.window_nats;
+    json["window_kl"] = row.window_kl;
     rows.push_back(std::move(json));
   }
   const Json json{

@@ -103,6 +103,7 @@ struct EvaluationRow {
   // Nothing when it was not asked for, or cannot be seen.
   std::optional<KeyError> key_error;
   std::vector<double> window_nats;  // per token
+  std::vector<double> window_kl;    // KL(teacher || model), per token
 };
 
 struct Evaluation {

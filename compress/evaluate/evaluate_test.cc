@@ -113,6 +113,12 @@ TEST(EvaluateTest, ACoarseCacheCostsWhatTheWindowsSay) {
   const auto row = (*evaluator)->Evaluate(coarse->candidate);
   KVASIR_ASSERT_OK(row);
   EXPECT_GT(row->kl_nats, 1e-3);
+  ASSERT_EQ(row->window_kl.size(), row->window_nats.size());
+  EXPECT_NE(row->window_kl[0], row->window_kl[1]);
+  double kl = 0.0;
+  for (const double window : row->window_kl) kl += window;
+  EXPECT_NEAR(kl / static_cast<double>(row->window_kl.size()), row->kl_nats,
+              1e-9);
   EXPECT_LT(row->top1_agreement, 1.0);
   EXPECT_GT(row->top1_agreement, 0.0);
   EXPECT_LT(row->added_low, row->added_nats_per_token);
@@ -343,14 +349,14 @@ TEST(EvaluateTest, TheReportHasTheAgreedFields) {
                                    "kv_bytes_per_token", "window_nats"));
   keys.clear();
   for (const auto& [key, value] : json["rows"][0].items()) keys.push_back(key);
-  EXPECT_THAT(
-      keys,
-      testing::ElementsAre(
-          "model", "method", "keep", "exact_sinks", "exact_window",
-          "kv_bytes_per_token", "kv_payload_bytes_per_token",
-          "fixed_bytes_per_sequence", "nats_per_token", "nats_per_byte",
-          "perplexity", "added_nats_per_token", "added_ci95", "top1_agreement",
-          "kl_nats", "repeat_nats_per_token", "clamp_rate", "window_nats"));
+  EXPECT_THAT(keys,
+              testing::ElementsAre(
+                  "model", "method", "keep", "exact_sinks", "exact_window",
+                  "kv_bytes_per_token", "kv_payload_bytes_per_token",
+                  "fixed_bytes_per_sequence", "nats_per_token", "nats_per_byte",
+                  "perplexity", "added_nats_per_token", "added_ci95",
+                  "top1_agreement", "kl_nats", "repeat_nats_per_token",
+                  "clamp_rate", "window_nats", "window_kl"));
   EXPECT_EQ(json["windows"], 5);
   EXPECT_EQ(json["rows"][0]["window_nats"].size(), 5u);
 }

@@ -475,6 +475,17 @@ def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     refused(compress(*evaluate, ok=False), "candidate", code=2)
 
 
+def test_what_was_evaluated_before_a_failure_is_written(compress, tmp_path):
+    out = tmp_path / "result.json"
+    done = compress("evaluate", "--teacher", TINY, "per-token:k4,v4", "per-token:k99", "--text",
+                    TINY / "evaluation.txt", "--windows", 2, "--window-tokens", 64, "--json", out,
+                    ok=False)
+    refused(done, "per-token:k99")
+    row, = json.loads(out.read_text())["rows"]
+    assert row["model"] == "per-token:k4,v4"
+    assert sum(row["window_kl"]) / 2 == pytest.approx(row["kl_nats"])
+
+
 def test_single_layers_are_compressed_and_the_others_stay_whole(compress, tmp_path):
     plan = tmp_path / "plan.json"
     only = ["plan", "--quiet", "--model", TINY, "--method", "uniform", "--keep", 0.5,
