@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures what compression costs and writes docs/quality.md.
+"""Measures what compression costs the built-in model, and writes its part of
+docs/quality.md.
 
 The tables of the papers, as far as they go on one model. Called by
 bench/quality/quality.sh.
@@ -28,6 +29,7 @@ import sys
 
 import quality_chart
 import quality_engine
+import quality_page
 import quality_settings as settings
 import quality_stats as stats
 
@@ -69,7 +71,7 @@ class Study:
     def run(self, *command) -> str:
         done = subprocess.run([str(self.tool), *map(str, command)],
                               capture_output=True, text=True,
-                              env={**os.environ, "KVASIR_CACHE":
+                              env={**os.environ, "XDG_CACHE_HOME":
                                    str(self.work / "calibration")})
         if done.returncode != 0:
             raise SystemExit(f"failed: {self.tool.name} "
@@ -277,28 +279,13 @@ def judge(study: Study, claim: settings.Claim) -> Judgement:
     return Judgement(mean, by_seed, stats.verdict(mean, by_seed))
 
 
-def notes() -> dict[str, str]:
-    """Paragraphs of quality_notes.md by the id of their claim; "run" is of the
-    run as a whole."""
-    found: dict[str, str] = {}
-    name = None
-    path = ROOT / "bench/quality/quality_notes.md"
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            name = line[3:].strip()
-            found[name] = ""
-        elif name is not None:
-            found[name] += line + "\n"
-    return {key: text.strip() for key, text in found.items()}
-
-
 def claim_lines(study: Study, claims: list[settings.Claim]) -> list[str]:
     if not claims:
         return []
     lines = ["| claim | from | difference (≤ 0 claimed) | by seed | |",
              "|---|---|--:|--:|---|"]
     paragraphs = []
-    texts = notes()
+    texts = quality_page.notes()
     for claim in claims:
         found = judge(study, claim)
         mark = {"confirmed": "holds", "undecided": "undecided",
@@ -334,11 +321,11 @@ def document(study: Study, tables: list[settings.Table],
     teacher = study.teacher
     exact = settings.BASELINES[0]
     lines = [
-        "# Quality",
+        "## The built-in model",
         "",
-        "What each method costs on the built-in model. Written by "
-        "`bench/quality/quality.sh`; every row and claim is in "
-        "`bench/quality/quality_settings.py`, committed before the run. " + notes()["run"],
+        "What the parts of each method are worth, by the tables of the papers. Every "
+        "row and claim is in `bench/quality/quality_settings.py`, committed before "
+        "the run. " + quality_page.notes()["run"],
         "",
         f"- Model `models/{study.model.name}`: "
         f"{teacher['nats_per_token']:.4f} nats per token, "
@@ -350,7 +337,8 @@ def document(study: Study, tables: list[settings.Table],
         f"- Calibration: {settings.CALIBRATION_TOKENS} tokens of "
         f"`models/tiny/{study.calibration.name}`, seeds "
         f"{', '.join(map(str, study.seeds))}; rows are means over "
-        "seeds. LoRC and quantization alone have none.",
+        "seeds. LoRC and quantization alone have none. Seeds choose windows of this "
+        "one text, so their spread may be less than that over other texts.",
         "- Intervals: 95 %, paired over windows, given these calibrations; "
         "*by seed* are the differences of the single ones, and what one of them "
         "contradicts is undecided. *Over seeds* is the largest less the "
@@ -376,7 +364,7 @@ def document(study: Study, tables: list[settings.Table],
     if settings.CURVES:
         lines += ["![Quality against bytes](quality.svg)", ""]
     for table in tables:
-        lines += [f"## {table.title}", "", table.text, ""]
+        lines += [f"### {table.title}", "", table.text, ""]
         lines += table_lines(study, table) + [""]
         judged = claim_lines(study, table.claims)
         if judged:
@@ -440,8 +428,8 @@ def main() -> None:
         else:
             quality_engine.replace(args.out / "quality.md", section)
     elif not args.only:
-        (args.out / "quality.md").write_text(
-            document(study, tables, compared), encoding="utf-8")
+        quality_page.write_part(args.out / "quality.md", "tiny",
+                                document(study, tables, compared))
         (args.out / "quality.svg").write_text(chart(study), encoding="utf-8")
         print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
     wrong = [row.name for rows in compared.values() for row in rows

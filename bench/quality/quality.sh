@@ -1,18 +1,35 @@
 #!/usr/bin/env bash
-# Writes docs/quality.md and docs/quality.svg from nothing: builds the tool, makes
-# every artifact of bench/quality/quality_settings.py, evaluates it, judges the claims.
-# An interrupted run goes on where it was. A little over three hours on 2 cores.
+# Writes docs/quality.md and its charts from nothing: builds the programs, makes and
+# evaluates every row of the settings, judges the claims. An interrupted run goes on
+# where it was.
 #
-#   bench/quality/quality.sh                    everything
-#   bench/quality/quality.sh --only palu_bits   one table, printed; docs stay
-#   bench/quality/quality.sh --engine-only --windows 10   the section about the engine
-#   bench/quality/quality.sh --help             the options
+#   bench/quality/quality.sh                    both models
+#   bench/quality/quality.sh smollm2            the first part of the page, from
+#                                               frontier_settings.py: up to three hours
+#                                               on 2 cores (models/fetch smollm2 first)
+#   bench/quality/quality.sh smollm2 --budget quick       fewer rows, about 40 minutes
+#   bench/quality/quality.sh tiny               the built-in model, from
+#                                               quality_settings.py: about two hours
+#   bench/quality/quality.sh tiny --only palu_bits        one table, printed; docs stay
+#   bench/quality/quality.sh tiny --engine-only --windows 10   the section about the engine
+#   bench/quality/quality.sh smollm2 --help     the options
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+case ${1:-} in
+  smollm2 | tiny) models=("$1"); shift ;;
+  '') models=(smollm2 tiny) ;;
+  *) echo "usage: bench/quality/quality.sh [smollm2|tiny [options]]" >&2; exit 2 ;;
+esac
 case " $* " in *' --help '* | *' -h '* | *' --tool '*) ;; *)
   cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
   cmake --build --preset release --target kvasir-compress kvasir -- --quiet
   ;;
 esac
-PYTHONDONTWRITEBYTECODE=1 exec python3 bench/quality/quality.py "$@"
+export PYTHONDONTWRITEBYTECODE=1
+for model in "${models[@]}"; do
+  case $model in
+    smollm2) python3 bench/quality/frontier.py "$@" ;;
+    tiny) python3 bench/quality/quality.py "$@" ;;
+  esac
+done

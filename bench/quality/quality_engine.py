@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 from dataclasses import dataclass
 
+import quality_page
+
 # Tokens of a step; the bits are the same for any (tests).
 CHUNK_TOKENS = 64
 # Windows that run a token at a time, too.
@@ -92,13 +94,13 @@ def mark_of(worst: Comparison) -> str:
     return "holds" if worst.same_bytes else "**other bytes**"
 
 
-HEADING = "## The engine"
+HEADING = "### The engine"
 
 
 def replace(page: pathlib.Path, section: str) -> None:
-    """Of a page that has been written before; the section is its last."""
-    text = page.read_text(encoding="utf-8").partition(HEADING)[0]
-    page.write_text(f"{text.rstrip()}\n\n{section}", encoding="utf-8")
+    """Of a part that has been written before; the section is its last."""
+    text = quality_page.read_part(page, "tiny").partition(HEADING)[0]
+    quality_page.write_part(page, "tiny", f"{text.rstrip()}\n\n{section}")
 
 
 def lines(tables: dict[str, list[Comparison]], *, seed: int, windows: int,

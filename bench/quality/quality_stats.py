@@ -1,4 +1,4 @@
-"""Paired statistics over evaluation windows, for bench/quality/quality.py.
+"""Paired statistics over evaluation windows, for bench/quality/.
 
 Apart on purpose from what `kvasir-compress evaluate` computes for one candidate
 (compress/evaluate/paired_interval.h): a test compares the two."""
@@ -75,3 +75,50 @@ def verdict(difference: Interval, by_seed: list[Interval]) -> str:
 def mean_of_seeds(runs: list[list[float]]) -> list[float]:
     """Per window, the mean over calibration seeds."""
     return [statistics.fmean(values) for values in zip(*runs, strict=True)]
+
+
+def two_sided(samples: list[float]) -> float:
+    """The p-value of "their mean is 0" by Student's t."""
+    n = len(samples)
+    if n < 2:
+        return 1.0
+    mean, deviation = statistics.fmean(samples), statistics.stdev(samples)
+    if deviation == 0.0:
+        return 1.0 if mean == 0.0 else 0.0
+    return t_tails(abs(mean) * math.sqrt(n) / deviation, n - 1)
+
+
+def t_tails(t: float, degrees: int) -> float:
+    """P(|T| > t), in the angle atan(t / sqrt(degrees)), where the density is a power
+    of the cosine (Simpson's rule)."""
+    def integral(low: float, high: float, steps: int = 2000) -> float:
+        width = (high - low) / steps
+        values = [max(math.cos(low + k * width), 0.0) ** (degrees - 1)
+                  for k in range(steps + 1)]
+        return width / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) +
+                            2 * sum(values[2:-1:2]))
+    angle = math.atan(t / math.sqrt(degrees))
+    return integral(angle, math.pi / 2) / integral(0.0, math.pi / 2)
+
+
+def holm(p_values: list[float]) -> list[float]:
+    """Adjusted for being so many (Holm's procedure): where one is at most 0.05, the
+    chance that any is there by accident is."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def ranks_agree(first: list[float], second: list[float]) -> float:
+    """Spearman's correlation; equal numbers share their mean rank. Nothing agrees
+    with numbers that are all equal: nan."""
+    def ranks(values: list[float]) -> list[float]:
+        return [sum(other < value for other in values) +
+                (sum(other == value for other in values) - 1) / 2
+                for value in values]
+    if min(len(set(first)), len(set(second))) < 2:
+        return math.nan
+    return statistics.correlation(ranks(first), ranks(second))

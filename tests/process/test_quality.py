@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "bench/quality"))
 
 import quality_chart  # noqa: E402
 import quality_engine as engine  # noqa: E402
+import quality_page  # noqa: E402
 import quality_settings as settings  # noqa: E402
 import quality_stats as stats  # noqa: E402
 
@@ -119,6 +120,13 @@ def test_codes_are_told_by_the_plan():
     assert engine.kind_of('{"layers":[{"key":{"parts":[{"codec":{"dtype":"BF16"}}]}}]}') == "numbers"
 
 
+@pytest.mark.parametrize("low, high, ticks", [
+    (1e-3, 0.012, [0.001, 0.002, 0.005, 0.01]), (1e-4, 2e-4, [1e-4, 2e-4]),
+    (1900, 5200, [2000, 5000]), (9.9, 10.1, [10])])
+def test_ticks_are_round_and_have_the_ends(low, high, ticks):
+    assert quality_chart.decades(low, high) == ticks
+
+
 def test_charts_escape_names_and_keep_points_inside():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
                                'A "title" & more', "bytes", "nats", ("whole <b>", 300.0))
@@ -158,12 +166,16 @@ def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
 
 def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
     page = tmp_path / "quality.md"
-    page.write_text("# Quality\n\nrows\n\n## The engine\n\nold\n")
-    engine.replace(page, "## The engine\n\nnew\n")
-    assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
-    page.write_text("# Quality\n\nrows\n")
-    engine.replace(page, "## The engine\n\nnew\n")
-    assert page.read_text() == "# Quality\n\nrows\n\n## The engine\n\nnew\n"
+    begin, end = quality_page.BEGIN.format("tiny"), quality_page.END
+    head = f"# Quality\n\nother\n\n{begin}\n"
+    page.write_text(f"{head}rows\n\n### The engine\n\nold\n{end}\nmore\n")
+    written = f"{head}\nrows\n\n### The engine\n\nnew\n\n{end}\nmore\n"
+    engine.replace(page, "### The engine\n\nnew\n")
+    assert page.read_text() == written
+    # Where there was none, too.
+    page.write_text(f"{head}rows\n{end}\nmore\n")
+    engine.replace(page, "### The engine\n\nnew\n")
+    assert page.read_text() == written
     done = subprocess.run([sys.executable, ROOT / "bench/quality/quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model",
                            TINY, "--work", tmp_path / "work", "--windows", "2",

@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""Measures on SmolLM2 what a token's bytes cost in divergence, and writes its part
+of docs/quality.md with its charts, and README's table. Called by
+bench/quality/quality.sh.
+
+Every row of frontier_settings.py is evaluated on the same windows. What was
+measured is kept in the work folder, a file for each row and text, named by the
+programs, the models, the texts and the row: an interrupted run goes on.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import frontier_page as page
+import frontier_settings as settings
+import quality_engine
+import quality_page
+from frontier_settings import LONG, SHORT, Artifact, Row
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text, and what is taken of it."""
+    name: str
+    path: pathlib.Path
+    tokens: int  # of a window
+    windows: int
+    repeats: int
+
+    def work(self) -> int:
+        """Tokens that a row reads, those of long windows counted double for their
+        attention."""
+        read = self.windows * self.tokens * (2 if self.tokens > SHORT else 1)
+        return read + 768 * self.repeats
+
+
+def exact_tokens(plan: dict) -> tuple[int, int]:
+    """Sinks and window of a kv_plan.json, the most of any layer."""
+    sinks = window = 0
+    stack = [plan.get("layers", [])]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            sinks = max(sinks, value.get("exact_sinks", 0))
+            window = max(window, value.get("exact_window", 0))
+            stack.extend(value.values())
+        elif isinstance(value, list):
+            stack.extend(value)
+    return sinks, window
+
+
+def asked_tokens(exact: str, own: tuple[int, int]) -> tuple[int, int]:
+    """What "sinks=4,window=128" makes of a plan's own; either may be left out."""
+    asked = dict(word.split("=") for word in exact.split(",") if word)
+    return (int(asked.get("sinks", own[0])), int(asked.get("window", own[1])))
+
+
+def digest(*values) -> str:
+    text = json.dumps(values, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def file_digest(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+class Pending:
+    """Rows that a run of `evaluate` is at: it writes its report after each of them,
+    and what it has written is kept, however it or this program ends."""
+
+    def __init__(self, work: pathlib.Path):
+        self.report = work / "evaluation.json"
+        self.list = work / "pending.json"
+
+    def begin(self, paths: list[pathlib.Path]) -> None:
+        self.report.unlink(missing_ok=True)
+        write(self.list, json.dumps([str(path) for path in paths]))
+
+    def keep(self) -> None:
+        if self.list.exists() and self.report.exists():
+            report = json.loads(self.report.read_text())
+            for path, row in zip(json.loads(self.list.read_text()),
+                                 report["rows"]):
+                if "window_kl" not in row:
+                    raise SystemExit("evaluate tells no window_kl: build "
+                                     "kvasir-compress from this tree")
+                write(pathlib.Path(path), json.dumps(
+                    {"teacher": report["teacher"], "row": row}))
+        self.list.unlink(missing_ok=True)
+        self.report.unlink(missing_ok=True)
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+class Study:
+    def __init__(self, args: argparse.Namespace):
+        self.tool = args.tool.resolve()
+        self.engine = args.engine.resolve()
+        self.model = args.model.resolve()
+        self.domains = args.domains.resolve()
+        self.novels = args.novels.resolve()
+        self.work = args.work.resolve()
+        self.budget = settings.BUDGETS[args.budget]
+        self.results = self.work / "results"
+        self.results.mkdir(parents=True, exist_ok=True)
+        self.pending = Pending(self.work)
+        self.pending.keep()
+        texts = [self.calibration_text(name) for name in settings.DOMAINS]
+        self.identity = digest(*map(file_digest, (
+            self.tool, self.model / "model.safetensors", *texts)))
+        self.last_measured = 0.0  # seconds of the epoch
+
+    # ------------------------------------------------------------------ texts
+
+    def calibration_text(self, name: str) -> pathlib.Path:
+        return self.domains / f"{name}.txt"
+
+    def held_out(self, name: str) -> pathlib.Path:
+        return self.domains / "evaluation" / f"{name}.txt"
+
+    def short_passages(self) -> list[Passage]:
+        texts = [(name, self.held_out(name)) for name in settings.DOMAINS]
+        texts.append(("novels", self.novels))
+        return [Passage(name, path, SHORT, self.budget.windows_per_text,
+                        self.budget.repeats_per_text) for name, path in texts]
+
+    def long_passages(self) -> list[Passage]:
+        """The beginnings of the held-out texts, one after the other."""
+        path = self.work / "held-out.txt"
+        pieces = [self.held_out(name).read_bytes()[:settings.LONG_BYTES_PER_TEXT]
+                  for name in settings.DOMAINS]
+        text = "\n\n".join(piece.decode("utf-8", "ignore") for piece in pieces)
+        write(path, text)
+        return [Passage("all", path, LONG, self.budget.long_windows, 0)]
+
+    # -------------------------------------------------------------- artifacts
+
+    def run(self, *command) -> None:
+        """Its progress and its refusals are to be seen; its tables are not."""
+        done = subprocess.run(
+            [str(self.tool), *map(str, command)], stdout=subprocess.DEVNULL,
+            env={**os.environ, "XDG_CACHE_HOME": str(self.work / "calibration")})
+        if done.returncode != 0:
+            raise SystemExit(f"failed: {self.tool.name} "
+                             f"{' '.join(map(str, command))}")
+
+    def artifact(self, artifact: Artifact) -> pathlib.Path:
+        """Made once; beside it lies what its plan predicts, if it does."""
+        calibration = ["--seed", settings.SEED]
+        if not artifact.built_in_texts:
+            calibration += ["--calibration-tokens", settings.CALIBRATION_TOKENS]
+            for name in settings.DOMAINS:
+                calibration += ["--text", f"{name}={self.calibration_text(name)}"]
+        folder = self.work / "artifacts" / digest(
+            self.identity, artifact.method, settings.SEED,
+            not artifact.built_in_texts and settings.CALIBRATION_TOKENS)
+        if folder.exists():
+            return folder
+        folder.parent.mkdir(exist_ok=True)
+        plan = folder.with_suffix(".json")
+        if not plan.exists():
+            self.run("plan", "--model", self.model, *calibration,
+                     "--method", *artifact.method, "--out", plan)
+        part = folder.with_suffix(".part")
+        if part.exists():
+            shutil.rmtree(part)
+        self.run("apply", "--link-base", "--model", self.model,
+                 *calibration, "--plan", plan, "--out", part)
+        part.rename(folder)
+        return folder
+
+    def prediction(self, row: Row) -> dict | None:
+        folder = self.artifact(row.artifact)
+        path = folder.with_name(folder.name + ".json.prediction.json")
+        return json.loads(path.read_text()) if path.exists() else None
+
+    # ----------------------------------------------------------- measurements
+
+    def candidate(self, row: Row) -> str:
+        """As `evaluate` is told it; what its plan says already is not said."""
+        if row.artifact is None:
+            return row.candidate(None)
+        folder = self.artifact(row.artifact)
+        own = exact_tokens(json.loads((folder / "kv_plan.json").read_text()))
+        if asked_tokens(row.exact, own) == own:
+            return str(folder)
+        return row.candidate(folder)
+
+    def path(self, candidate: str, passage: Passage) -> pathlib.Path:
+        name = digest(self.identity, pathlib.Path(candidate).name, passage.name,
+                      file_digest(passage.path), passage.tokens, passage.windows,
+                      passage.repeats)
+        return self.results / f"{name}.json"
+
+    def evaluate(self, todo: dict[pathlib.Path, str], passage: Passage) -> None:
+        self.pending.begin(list(todo))
+        command = ["evaluate", "--teacher", self.model, "--text",
+                   passage.path, "--windows", passage.windows, "--window-tokens",
+                   passage.tokens, "--json", self.pending.report]
+        if passage.repeats > 0:
+            command += ["--repeat-test", "--repeats", passage.repeats]
+        try:
+            self.run(*command, *todo.values())
+        finally:
+            self.pending.keep()
+
+    def measure(self, rows: list[Row], passages: list[Passage]
+                ) -> dict[str, page.Measured]:
+        """What is not in the work folder yet, text by text."""
+        candidates = {}
+        for index, row in enumerate(rows):
+            candidates[row.name] = self.candidate(row)
+            tell(f"made {index + 1}/{len(rows)}: {row.name}")
+        jobs = []
+        for passage in passages:
+            todo = {}
+            for row in rows:
+                path = self.path(candidates[row.name], passage)
+                if not path.exists():
+                    todo[path] = candidates[row.name]
+            if todo:
+                jobs.append((passage, todo))
+        left = sum(len(todo) * passage.work() for passage, todo in jobs)
+        begin, all_work = time.monotonic(), left
+        for passage, todo in jobs:
+            self.evaluate(todo, passage)
+            left -= len(todo) * passage.work()
+            speed = (time.monotonic() - begin) / max(all_work - left, 1)
+            tell(f"{passage.name}, windows of {passage.tokens}: {len(todo)} rows; "
+                 f"about {left * speed / 60:.0f} minutes to go")
+        found = {}
+        for row in rows:
+            paths = [self.path(candidates[row.name], passage)
+                     for passage in passages]
+            self.last_measured = max(self.last_measured,
+                                     *(path.stat().st_mtime for path in paths))
+            found[row.name] = page.Measured.merge(
+                {passage.name: json.loads(path.read_text())
+                 for passage, path in zip(passages, paths)}, passages[0].tokens)
+        return found
+
+    # ----------------------------------------------------------------- engine
+
+    def compare(self, rows: list[Row]) -> list[quality_engine.Comparison]:
+        """The server's loss beside the oracle's, on the first held-out text."""
+        passage = self.short_passages()[0]
+        identity = file_digest(self.engine)
+        found = []
+        for row in rows:
+            if row.artifact is None or row.exact:
+                continue
+            oracle = self.path(self.candidate(row), passage)
+            path = oracle.with_name(f"engine-{identity}-{oracle.name}")
+            if not path.exists():
+                write(path, json.dumps(quality_engine.measure(
+                    self.engine, self.artifact(row.artifact), passage.path,
+                    passage.windows, passage.tokens)))
+                tell(f"engine: {row.name}")
+            found.append(quality_engine.compare(
+                row.name, json.loads(path.read_text()),
+                json.loads(oracle.read_text())["row"]))
+        return found
+
+
+def tell(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def default_model() -> pathlib.Path:
+    """Where models/fetch leaves it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(cache) / "kvasir" / "models" / settings.MODEL
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    release = ROOT / "build" / "release"
+    parser.add_argument("--tool", type=pathlib.Path,
+                        default=release / "kvasir-compress")
+    parser.add_argument("--engine", type=pathlib.Path, default=release / "kvasir")
+    parser.add_argument("--model", type=pathlib.Path, default=default_model())
+    parser.add_argument("--domains", type=pathlib.Path,
+                        default=ROOT / "compress" / "calibrate" / "domains",
+                        help="texts to calibrate on; evaluation/ has the held-out "
+                        "ones")
+    parser.add_argument("--novels", type=pathlib.Path,
+                        default=ROOT / "models" / "tiny" / "evaluation.txt")
+    parser.add_argument("--work", type=pathlib.Path,
+                        default=ROOT / "build" / "frontier")
+    parser.add_argument("--budget", choices=settings.BUDGETS, default="full",
+                        help="full: every row, up to three hours on 2 cores; quick: "
+                        "fewer rows and windows, about 40 minutes, "
+                        "calibration included")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
+    parser.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md")
+    args = parser.parse_args()
+    for path in (args.tool, args.model / "model.safetensors", args.domains,
+                 args.novels):
+        if not path.exists():
+            parser.error(f"no {path}" + ("; models/fetch smollm2 gets it"
+                                         if args.model in path.parents else ""))
+    study = Study(args)
+    budget = study.budget
+    short = study.measure(budget.rows(), study.short_passages())
+    long = study.measure(budget.long_rows(), study.long_passages())
+    compared = study.compare(budget.rows()) if budget.engine else []
+    run = page.Run(
+        budget=budget, short=short, long=long, compared=compared,
+        predictions={row.name: found for row in budget.rows() + budget.long_rows()
+                     if row.artifact is not None and not row.exact
+                     and (found := study.prediction(row)) is not None},
+        version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
+                               capture_output=True).stdout.strip(),
+        date=datetime.date.fromtimestamp(study.last_measured).isoformat())
+    quality_page.write_part(args.out / "quality.md", "smollm2", page.part(run))
+    quality_page.write_part(args.readme, "smollm2", page.readme_part(run))
+    for name, text in page.charts(run).items():
+        (args.out / name).write_text(text, encoding="utf-8")
+    print(f"wrote {args.out / 'quality.md'}", file=sys.stderr)
+    wrong = [row.name for row in compared if not row.sound]
+    if wrong:
+        raise SystemExit("the engine is not the oracle: " + ", ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""What bench/quality/frontier.py measures and claims on SmolLM2. Rows, claims and
+budgets are fixed before a run, as those of quality_settings.py are.
+
+A row is a cache: an artifact of `kvasir-compress`, or a baseline of `evaluate`. A
+claim says that its left row diverges no more than its right one, by the ratio of
+their KL over the same windows, at a share of its bytes: all that a sequence of a
+window's length takes, exact tokens included."""
+
+from dataclasses import dataclass
+
+MODEL = "smollm2"
+NUMBERS_PER_TOKEN = 11520  # 30 layers, keys and values of 3 heads of 64
+DENSE_BYTES = 2 * NUMBERS_PER_TOKEN
+
+SEED = 1
+DOMAINS = ("books", "encyclopedia", "code", "dialogue")
+# Of the methods that weigh nothing by information; auto has its own.
+CALIBRATION_TOKENS = 32768
+
+SHORT, LONG = 1024, 8192  # tokens of a window
+# Of every held-out text, for the windows of LONG tokens; more than that in all.
+LONG_BYTES_PER_TEXT = 34000
+
+# Of a family of claims (Holm's procedure).
+ERROR_RATE = 0.05
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The options of `plan`, without model, calibration and out."""
+    method: tuple
+    built_in_texts: bool = False  # auto calibrates on its own domains
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    artifact: Artifact | None = None
+    baseline: str | None = None
+    # Other exact tokens than those of the artifact's plan: "sinks=4,window=128".
+    exact: str = ""
+    quick: bool = False  # measured under the small budget, too
+
+    def candidate(self, folder) -> str:
+        """As `evaluate` is told it."""
+        if self.baseline is not None:
+            return self.baseline
+        return f"{folder}:{self.exact}" if self.exact else str(folder)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """KL(left) <= KL(right), where left takes at most `share` of right's bytes, or
+    `bits` a number of the model's."""
+    name: str
+    family: str  # of claims that are corrected together
+    left: Row
+    right: Row
+    tokens: int
+    share: float | None = None
+    bits: float | None = None
+
+    @property
+    def text(self) -> str:
+        size = (f"{self.bits:g} bits a number" if self.share is None else
+                "no more bytes" if self.share == 1.0 else
+                f"{self.share:.2f} of its bytes")
+        return f"{self.left.name} ≤ {self.right.name}, at {size}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of it is measured."""
+    name: str
+    windows_per_text: int  # of SHORT tokens
+    repeats_per_text: int
+    long_windows: int
+    all_rows: bool
+    engine: bool  # the server's loss beside the oracle's
+
+    def rows(self) -> list[Row]:
+        return [row for row in ROWS if self.all_rows or row.quick]
+
+    def long_rows(self) -> list[Row]:
+        return LONG_ROWS if self.all_rows else QUICK_LONG_ROWS
+
+
+FULL = Budget("full", 2, 2, 4, True, True)
+QUICK = Budget("quick", 2, 0, 2, False, False)
+BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
+
+
+def bits(per_number: float) -> int:
+    """Bytes per token."""
+    return round(per_number * NUMBERS_PER_TOKEN / 8)
+
+
+# ---------------------------------------------------------- what papers propose
+
+
+def paper(name, method, *options, quick=False):
+    return Row(name, Artifact((method, *options)), quick=quick)
+
+
+PALU = paper("Palu 50 %, all heads", "palu", "--keep", 0.5,
+             "--group-heads", "all", quick=True)
+PALU_4 = paper("Palu 50 %, all heads, 4 bits", "palu", "--keep", 0.5,
+               "--group-heads", "all", "--key-bits", 4, "--value-bits", 4,
+               quick=True)
+LORC = paper("LoRC 60 %, progressive", "lorc", "--keep", 0.6,
+             "--skip-layers", 6)
+LORC_UNIFORM = paper("LoRC 60 %, uniform", "lorc", "--keep", 0.6,
+                     "--skip-layers", 6, "--ranks", "uniform", quick=True)
+SVDQ = {2: "8,4,4,0,0,0,0,0", 3: "8,4,4,4,2,2,0,0"}
+SVDQ = {width: paper(f"SVDq keys {width}, values 4", "svdq",
+                     "--key-bits", schedule, "--value-bits", 4,
+                     quick=width == 2)
+        for width, schedule in SVDQ.items()}
+RAP = paper("RAP 70 %", "rap", "--keep", 0.7, quick=True)
+COMMUTING = paper("commuting 70 %", "commuting", "--keep", 0.7,
+                  "--group-heads", "all", quick=True)
+SINKS = "sinks=4"
+RECENT = "sinks=4,window=128"
+NONE = "sinks=0,window=0"
+
+
+def with_exact(row: Row, exact: str, quick: bool = False) -> Row:
+    """The same codes, other exact tokens."""
+    said = {SINKS: "4 exact", RECENT: "4 + 128 exact", NONE: "none exact"}[exact]
+    if row.baseline is not None:
+        return Row(f"{row.name}, {said}", baseline=f"{row.baseline},{exact}",
+                   quick=quick)
+    return Row(f"{row.name}, {said}", row.artifact, exact=exact, quick=quick)
+
+
+PAPERS = [PALU, PALU_4, with_exact(PALU_4, RECENT), LORC, LORC_UNIFORM,
+          SVDQ[3], SVDQ[2], with_exact(SVDQ[2], RECENT), RAP, COMMUTING]
+
+# ------------------------------------------------------------ what others serve
+
+
+def baseline(name, text, quick=False):
+    return Row(name, baseline=text, quick=quick)
+
+
+ROTATED = {width: baseline(f"rotated {width} bits",
+                           f"rotated:k{width},v{width}", quick=True)
+           for width in (4, 3)}
+ROTATED_SINKS = {width: with_exact(row, SINKS, quick=True)
+                 for width, row in ROTATED.items()}
+ROTATED_RECENT = with_exact(ROTATED[3], RECENT, quick=True)
+ROTATED_SKIP = baseline("rotated 4 bits, 2 + 2 layers whole (vLLM)",
+                        "rotated:k4,v4,skip=2")
+KIVI = {(width, residual): baseline(
+    f"KIVI {width} bits" + (", 128 exact" if residual else ""),
+    f"kivi:{width},group=32,residual={residual}", quick=True)
+    for width in (4, 2) for residual in (0, 128)}
+PER_TOKEN = baseline("per token 4 bits", "per-token:k4,v4",
+                     quick=True)
+Q8 = baseline("q8_0", "ggml:kq8_0,vq8_0")
+Q4 = baseline("q4_0", "ggml:kq4_0,vq4_0", quick=True)
+Q4_PLAIN = baseline("q4_0, not rotated", "ggml:kq4_0,vq4_0,rotation=off")
+FP8 = baseline("fp8 e4m3", "fp8:e4m3", quick=True)
+
+BASELINES = [ROTATED[4], ROTATED_SINKS[4], ROTATED_SKIP, ROTATED[3],
+             ROTATED_SINKS[3], ROTATED_RECENT, PER_TOKEN,
+             with_exact(PER_TOKEN, SINKS), *KIVI.values(), Q8, Q4, Q4_PLAIN, FP8]
+
+# ------------------------------------------------------------------------- ours
+
+
+def auto(name, speed, kv_bytes, length, windows, quick):
+    """The budget is for all that a sequence of `length` tokens takes."""
+    options = ("auto", "--kv-bytes-per-token", kv_bytes, "--speed", speed,
+               "--target-length", length)
+    if windows is not None:
+        options += ("--windows", windows)
+    return Row(name, Artifact(options, built_in_texts=True), quick=quick)
+
+
+# Without a window, so that bits are bits; with the planner's 4 sinks.
+STORAGE = {width: auto(f"planned, storage, {width} bits",
+                       "storage", bits(width), SHORT, 0, quick=True)
+           for width in (3, 2.25, 1.75)}
+ROTATED_4_BYTES = bits(4.25)
+CPU = auto("planned, cpu, 0.8 of rotated 4 bits", "cpu",
+           int(0.8 * ROTATED_4_BYTES), SHORT, 0, quick=True)
+PLANNED = [*STORAGE.values(), CPU]
+PLANNED_RECENT = {row: with_exact(row, RECENT, quick=row is STORAGE[1.75])
+                  for row in PLANNED}
+PLANNED_BARE = {row: with_exact(row, NONE) for row in PLANNED}
+OURS = [form for row in PLANNED
+        for form in (row, PLANNED_RECENT[row], PLANNED_BARE[row])]
+
+ROWS = OURS + PAPERS + BASELINES
+
+# --------------------------------------------------------- at the longer length
+
+# Windows are the planner's choice. Exact tokens of baselines have no codes.
+_RECENT_BYTES = bits(3.25) + (128 + 4) * (DENSE_BYTES - bits(3.25)) / LONG
+LONG_STORAGE = auto("planned, storage, 0.6 of rotated 3 bits, 4 + 128 exact",
+                    "storage", int(0.6 * _RECENT_BYTES), LONG,
+                    None, quick=True)
+LONG_SMALL = auto("planned, storage, 1.75 bits, own window", "storage",
+                  bits(1.75), LONG, None, quick=False)
+LONG_CPU = auto("planned, cpu, 0.8 of rotated 4 bits, own window", "cpu",
+                int(0.8 * ROTATED_4_BYTES), LONG, None, quick=False)
+LONG_ROWS = [LONG_STORAGE, LONG_SMALL, LONG_CPU, ROTATED_SINKS[4], ROTATED_RECENT,
+             KIVI[4, 128], KIVI[2, 128], SVDQ[2]]
+QUICK_LONG_ROWS = [LONG_STORAGE, ROTATED_RECENT]
+
+# ------------------------------------------------------------------------ chart
+
+# Groups of series, each a line through its rows.
+CHART = {
+    "planned (ours)": {
+        "storage, 4 exact": list(STORAGE.values()),
+        "storage, 4 + 128 exact": [PLANNED_RECENT[row]
+                                   for row in STORAGE.values()],
+        "cpu, 4 exact": [CPU],
+        "cpu, 4 + 128 exact": [PLANNED_RECENT[CPU]],
+    },
+    "papers": {
+        "Palu 50 %: bf16, 4 bits": [PALU, PALU_4],
+        "LoRC 60 %": [LORC, LORC_UNIFORM],
+        "SVDq keys 3, 2; values 4": list(SVDQ.values()),
+        "RAP 70 %": [RAP],
+        "commuting 70 %": [COMMUTING],
+    },
+    "served by others": {
+        "rotated 4, 3 bits": list(ROTATED.values()),
+        "the same, 4 exact": list(ROTATED_SINKS.values()),
+        "rotated 3, 4 + 128 exact": [ROTATED_RECENT],
+        "KIVI 4, 2 bits": [KIVI[4, 0], KIVI[2, 0]],
+        "the same, 128 exact": [KIVI[4, 128], KIVI[2, 128]],
+        "per token 4 bits": [PER_TOKEN],
+        "q8_0, q4_0": [Q8, Q4],
+        "fp8 e4m3": [FP8],
+    },
+}
+
+LONG_CHART = {
+    "planned (ours)": {
+        "storage, own window": [LONG_SMALL, LONG_STORAGE],
+        "cpu, own window": [LONG_CPU],
+    },
+    "papers": {"SVDq keys 2; values 4": [SVDQ[2]]},
+    "served by others": {
+        "rotated 4, 4 exact": [ROTATED_SINKS[4]],
+        "rotated 3, 4 + 128 exact": [ROTATED_RECENT],
+        "KIVI 4, 2, 128 exact": [KIVI[4, 128], KIVI[2, 128]],
+    },
+}
+
+# README's table.
+README = [STORAGE[2.25], CPU, ROTATED_SINKS[4], KIVI[4, 0], KIVI[2, 0], FP8, SVDQ[2],
+          PALU, PALU_4, RAP]
+
+# ----------------------------------------------------------------------- claims
+
+CLAIMS = [
+    # What the planner is for.
+    Claim("storage_rotated_4", "targets", STORAGE[2.25], ROTATED_SINKS[4], SHORT,
+          share=0.55),
+    Claim("cpu_rotated_4", "targets", CPU, ROTATED_SINKS[4], SHORT, share=0.80),
+    Claim("storage_rotated_3", "targets", LONG_STORAGE, ROTATED_RECENT, LONG,
+          share=0.60),
+    Claim("storage_kivi_4", "targets", STORAGE[3], KIVI[4, 0], SHORT, bits=3.0),
+    Claim("storage_kivi_4_recent", "targets", PLANNED_RECENT[STORAGE[3]],
+          KIVI[4, 128], SHORT, share=0.80),
+    Claim("cpu_rotated_4_long", "targets", LONG_CPU, ROTATED_SINKS[4], LONG,
+          share=0.80),
+    # Papers' methods are in the planner's space: none is better at its bytes; and
+    # what others serve.
+    *(Claim(name, "order", left, right, tokens, share=1.0)
+      for name, left, right, tokens in (
+          ("palu", STORAGE[3], PALU, SHORT),
+          ("palu_4", STORAGE[1.75], PALU_4, SHORT),
+          ("lorc", STORAGE[3], LORC_UNIFORM, SHORT),
+          ("svdq", STORAGE[3], SVDQ[2], SHORT),
+          ("rap", STORAGE[3], RAP, SHORT),
+          ("commuting", STORAGE[3], COMMUTING, SHORT),
+          ("per_token", STORAGE[3], PER_TOKEN, SHORT),
+          ("q4_0", STORAGE[3], Q4, SHORT),
+          ("kivi_2", STORAGE[1.75], KIVI[2, 0], SHORT),
+          ("kivi_2_long", LONG_SMALL, KIVI[2, 128], LONG))),
+]

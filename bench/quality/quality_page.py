@@ -1,0 +1,41 @@
+"""docs/quality.md as a whole: a part for each model, each written by itself, and the
+paragraphs that stand below tables."""
+
+import pathlib
+
+NOTES = pathlib.Path(__file__).with_name("quality_notes.md")
+BEGIN, END = "<!-- quality.sh {} writes this -->", "<!-- to here -->"
+
+
+def split(page: pathlib.Path, name: str) -> tuple[str, str, str]:
+    """What stands before a part's text, the text, and what stands after it."""
+    begin = BEGIN.format(name)
+    before, mark, rest = page.read_text(encoding="utf-8").partition(begin)
+    if not mark or END not in rest:
+        raise SystemExit(f"{page} has no part {begin} {END}")
+    text, _, after = rest.partition(END)
+    return before + begin, text, END + after
+
+
+def read_part(page: pathlib.Path, name: str) -> str:
+    return split(page, name)[1].strip()
+
+
+def write_part(page: pathlib.Path, name: str, text: str) -> None:
+    """Between its marks; the rest of the page stays."""
+    before, _, after = split(page, name)
+    page.write_text(f"{before}\n\n{text.strip()}\n\n{after}", encoding="utf-8")
+
+
+def notes() -> dict[str, str]:
+    """Paragraphs of quality_notes.md by the id of their claim; "run" is of the
+    run as a whole."""
+    found: dict[str, str] = {}
+    name = None
+    for line in NOTES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            name = line[3:].strip()
+            found[name] = ""
+        elif name is not None:
+            found[name] += line + "\n"
+    return {key: text.strip() for key, text in found.items()}
