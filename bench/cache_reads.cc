@@ -9,6 +9,7 @@ namespace {
 double ExactRowBytes(const cache::SideLayout& side) {
   int64_t bytes = 0;
   for (const cache::PartLayout& part : side.parts) {
+    if (part.of_keys) continue;
     for (const cache::GroupLayout& group : part.groups) {
       bytes += group.exact.slot_bytes;
     }

@@ -57,6 +57,9 @@ TEST(CacheIdTest, EverythingThatShapesALatentChangesIt) {
         c.plan.mutable_layers(0)->mutable_key()->mutable_parts(0)->set_stored(
             kvasir::v1::PRE_ROPE);
       },
+      [](Case& c) { c.plan.mutable_layers(0)->add_joint()->set_mean(true); },
+      [](Case& c) { c.plan.mutable_layers(1)->add_joint()->set_mean(true); },
+      [](Case& c) { c.plan.mutable_layers(1)->add_joint(); },
       [](Case& c) { c.identity.page_tokens = 32; },
       [](Case& c) { c.identity.rope.frequencies[3] = 0.126; },
       [](Case& c) { c.identity.rope.frequencies.pop_back(); },

@@ -114,11 +114,26 @@ SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
                       RegionCursor& cursor, Bytes& basis_bytes) {
   SideLayout layout;
   for (const plan::ResolvedPart& part : side.parts) {
+    if (!part.stores_latents()) continue;
     layout.parts.push_back(LayOutPart(part, c, cursor, basis_bytes));
   }
-  layout.exact.sink_tokens = side.exact_sinks;
-  layout.exact.window_tokens = side.exact_window;
+  if (!layout.parts.empty()) {
+    layout.exact.sink_tokens = side.exact_sinks;
+    layout.exact.window_tokens = side.exact_window;
+  }
   return layout;
+}
+
+// Values that are lifted from the keys' latents: a joint part is their only
+// one, and the keys' last.
+void ShareJointPart(const plan::ResolvedAttention& attention,
+                    LayerLayout& layer) {
+  const plan::ResolvedPart& value = attention.value.parts[0];
+  if (value.stores_latents()) return;
+  layer.value.parts = {layer.key.parts.back()};
+  layer.value.parts[0].part_index = value.index;
+  layer.value.parts[0].of_keys = true;
+  layer.value.exact = layer.key.exact;
 }
 
 template <typename Visit>
@@ -210,16 +225,6 @@ absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
   return absl::OkStatus();
 }
 
-// What the plan may ask for and no page has a place for.
-absl::Status CheckHasPlaces(const plan::ResolvedAttention& attention,
-                            int64_t layer_index) {
-  if (attention.joint.empty()) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      "layer ", layer_index,
-      ": the plan asks for parts that serve key and value, which this build's "
-      "pages have no place for"));
-}
-
 }  // namespace
 
 int64_t AlignRegion(int64_t bytes) {
@@ -233,7 +238,6 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
                                         plan::HeadRange kv_heads) {
   const plan::ResolvedAttention& attention = plan.attention_of(layer_index);
   const plan::ResolvedLayer& resolved = plan.layer(layer_index);
-  KVASIR_RETURN_IF_ERROR(CheckHasPlaces(attention, layer_index));
   const int64_t page_tokens = format.page_tokens;
   const int64_t tile_slots = std::min(page_tokens, kTileSlots);
   const LayerContext context{format, tile_slots, kv_heads, plan.shape.head_dim};
@@ -275,6 +279,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
         side_pages.code(),
         absl::StrCat("layer ", layer_index, ": ", side_pages.message()));
   }
+  ShareJointPart(attention, layer);
   return layer;
 }
 

@@ -152,6 +152,7 @@ double PageLayout::PayloadBytesPerToken(int64_t layer_index,
                                         plan::Side side) const {
   int64_t bytes = 0;
   for (const PartLayout& part : layer(layer_index).side(side).parts) {
+    if (part.of_keys) continue;
     for (const GroupLayout& group : part.groups) {
       bytes += group.codes.slot_bytes + group.params.slot_bytes;
     }

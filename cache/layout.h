@@ -4,6 +4,7 @@
 //   page of one layer: | tile 0 | tile 1 ... | landmarks | slot metadata |
 //   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
 //                      | value parts ... |
+// A joint part's latents lie among the keys' and serve the values as well.
 //
 // What a layer reads of 64 slots lies in one run. Every region starts at a
 // multiple of kRegionAlignmentBytes; what lies between a region's end and the
@@ -13,7 +14,7 @@
 // Exact rows: a sequence owns side pages beside those of its tokens. They hold
 // the latents of its first tokens (sinks) and rings of those of its latest ones
 // (exact windows) in 16-bit numbers, keys in the first of a layer's, values in
-// the next:
+// the next, where they are not the keys' latents:
 //   side page of one layer: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
 
@@ -72,6 +73,9 @@ struct GroupLayout {
 
 struct PartLayout {
   int part_index = 0;  // in plan::ResolvedSide::parts
+  // The latents of a joint part among the keys, which store them: its regions
+  // are theirs, and so is the ring.
+  bool of_keys = false;
   // Number type of the codes region; unspecified for a bits codec.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   std::vector<GroupLayout> groups;
@@ -203,7 +207,8 @@ class PageLayout {
   // where a page's bytes do not divide by its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
-  // Bytes of a token of one layer's side (payload, parameters included).
+  // Bytes of a token of one layer's side (payload, parameters included). Those
+  // of a joint part are the keys'.
   double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
   // Bytes of the side pages of one sequence, and what of them is used.

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "plan/plan.h"
 
@@ -495,6 +496,58 @@ TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNothing) {
   EXPECT_TRUE(layout.layer(0).key.exact.any());
   EXPECT_FALSE(layout.layer(0).value.exact.any());
   EXPECT_TRUE(layout.prefix_reusable());
+constexpr char kKeyAndValue[] = R"({
+      "low_rank":{"groups":[{"heads":[0,2],"rank":48},
+                            {"heads":[1,3],"rank":16}]},
+      "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+              {"at_runtime":{},"serves":"SERVES_VALUE"}],"stored":"PRE_ROPE",
+      "codec":{"bits":{"schedule":[8,4,4,2,0,0,0,0]},"per_token":{},
+               "param_dtype":"F16"}})";
+
+KvPlan PlanOfKeyAndValue(int64_t exact_window) {
+  absl::StatusOr<KvPlan> plan = plan::ParsePlanJson(
+      absl::StrCat(R"({"schema_version":1,"layers":[{"key":{"exact_window":)",
+                   exact_window, R"(},"value":{"exact_window":)", exact_window,
+                   R"(},"joint":[)", kKeyAndValue, "]}]}"),
+      "test");
+  KVASIR_EXPECT_OK(plan);
+  return *std::move(plan);
+}
+
+TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
+  const plan::AttentionShape shape = Shape(1, 4, 64);
+  const PageLayout layout = LayOut(PlanOfKeyAndValue(0), shape, PageTokens(64));
+  const LayerLayout& layer = layout.layer(0);
+  // 6 channels of 8, 12 of 4 and 6 of 2 bits, four ranges; and a third of it.
+  EXPECT_EQ(layer.payload_bytes, 64 * (14 + 16 + 5 + 16));
+  EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kKey), 51);
+  EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kValue), 0);
+  ASSERT_EQ(layer.value.parts.size(), 1);
+  EXPECT_TRUE(layer.value.parts[0].of_keys);
+  EXPECT_FALSE(layer.key.parts[0].of_keys);
+  for (size_t g = 0; g < 2; ++g) {
+    const GroupLayout& key = layer.key.parts[0].groups[g];
+    const GroupLayout& value = layer.value.parts[0].groups[g];
+    EXPECT_EQ(value.codes, key.codes);
+    EXPECT_EQ(value.params, key.params);
+  }
+  EXPECT_EQ(layer.side_pages, 0);
+}
+
+TEST(PageLayoutTest, ALatentOfKeyAndValueHasOneRing) {
+  const plan::AttentionShape shape = Shape(1, 4, 64);
+  for (const int64_t window : {1, 100, 1000}) {
+    const PageLayout layout =
+        LayOut(PlanOfKeyAndValue(window), shape, PageTokens(32));
+    const LayerLayout& layer = layout.layer(0);
+    ExpectRowsHavePlaces(layer, plan::Side::kKey);
+    ExpectRowsHavePlaces(layer, plan::Side::kValue);
+    EXPECT_EQ(layer.value.exact, layer.key.exact);
+    EXPECT_EQ(layer.value.parts[0].groups[1].exact,
+              layer.key.parts[0].groups[1].exact);
+    EXPECT_EQ(layer.side_pages, layer.key.exact.num_pages);
+    EXPECT_EQ(layer.sequence_bytes, 2 * 32 * window);
+  }
 }
 
 TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {

@@ -118,7 +118,8 @@ LayerSideSummary SummarizeSide(const plan::ResolvedSide& side,
   for (const cache::PartLayout& part : layout.parts) {
     const ResolvedPart& resolved =
         side.parts[static_cast<size_t>(part.part_index)];
-    methods.push_back(SpaceName(resolved.space));
+    methods.push_back(absl::StrCat(resolved.joint ? "joint " : "",
+                                   SpaceName(resolved.space)));
     groups.push_back(GroupsText(part.groups));
     bits.push_back(resolved.bits.empty()
                        ? std::string(plan::DataTypeName(resolved.dtype))
@@ -131,9 +132,10 @@ LayerSideSummary SummarizeSide(const plan::ResolvedSide& side,
       summary.rank += group.width;
       summary.group_list.push_back(
           {part.part_index, group.heads, group.width,
-           resolved.latents[static_cast<size_t>(group.latent)]
-               .stored_channels()});
-      if (group.params.num_slots > 0) {
+           part.of_keys ? 0
+                        : resolved.latents[static_cast<size_t>(group.latent)]
+                              .stored_channels()});
+      if (group.params.num_slots > 0 && !part.of_keys) {
         summary.param_bytes_per_token +=
             static_cast<double>(group.params.slot_bytes);
       }

@@ -15,10 +15,11 @@ struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
   int64_t rank = 0;    // numbers per token
-  int64_t stored = 0;  // of those, the ones that have bits
+  int64_t stored = 0;  // of those, the ones that have bits and are its side's
 };
 
-// Fields of a side of several parts are joined by "+".
+// Fields of a side of several parts are joined by "+". What a joint part stores
+// is the key's, its method "joint low_rank" of both.
 struct LayerSideSummary {
   int64_t layer = 0;
   std::string side;    // "key" or "value"

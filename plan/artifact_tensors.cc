@@ -80,6 +80,10 @@ class Lister {
                          bool f32_only = false) {
       Add(absl::StrCat(part.prefix, ".", name), std::move(dims), f32_only);
     };
+    if (!part.stores_latents()) {
+      if (!part.folded) AddLifts(part);
+      return;
+    }
     const int64_t m = shape_.hidden_size;
     const int64_t all_dims = shape_.num_kv_heads * shape_.head_dim;
     const int64_t channels = part.channels();
@@ -114,7 +118,8 @@ class Lister {
       const ResolvedLatent& latent = part.latents[g];
       const auto heads = static_cast<int64_t>(latent.heads.size());
       std::string name =
-          absl::StrCat(part.prefix, ".", LiftName(static_cast<int64_t>(g)));
+          absl::StrCat(part.prefix, ".",
+                       LiftName(part.lift_prefix, static_cast<int64_t>(g)));
       if (low_rank) {
         Add(std::move(name), {heads * latent.head_dims, latent.channels});
       } else {
@@ -122,7 +127,7 @@ class Lister {
       }
     }
     if (low_rank && part.rebuilt && (shape_.qkv_bias || part.mean)) {
-      Add(absl::StrCat(part.prefix, ".up.bias"),
+      Add(absl::StrCat(part.prefix, ".", part.lift_prefix, ".bias"),
           {shape_.num_kv_heads * static_cast<int64_t>(part.dims.size())});
     }
   }
@@ -138,25 +143,19 @@ std::string LayerTensorName(int64_t layer, absl::string_view name) {
   return absl::StrCat("model.layers.", layer, ".", name);
 }
 
-std::string PartPrefix(Side side, int part, int num_parts) {
-  std::string prefix =
-      side == Side::kKey ? "self_attn.k_proj" : "self_attn.v_proj";
+std::string PartPrefix(absl::string_view projection, int part, int num_parts) {
+  std::string prefix(projection);
   if (num_parts > 1) absl::StrAppend(&prefix, ".part", part);
   return prefix;
 }
 
-std::string LiftName(int64_t group) {
-  return absl::StrCat("up.", group, ".weight");
+std::string LiftName(absl::string_view prefix, int64_t group) {
+  return absl::StrCat(prefix, ".", group, ".weight");
 }
 
 absl::StatusOr<AttentionTensors> TensorsOf(const ResolvedAttention& attention,
                                            const AttentionShape& shape,
                                            int64_t layer) {
-  if (!attention.joint.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("layer ", layer, ": ", attention.joint[0].prefix,
-                     ": a part that serves key and value has no tensors"));
-  }
   for (const ResolvedPart& part : attention.key.parts) {
     if (part.space != Space::kLowRank || part.stored != RopeSide::kAfter) {
       continue;

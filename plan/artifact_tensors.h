@@ -29,10 +29,11 @@ struct RequiredTensor {
 // "model.layers.3.self_attn.q_proj.weight" of "self_attn.q_proj.weight".
 std::string LayerTensorName(int64_t layer, absl::string_view name);
 // What a part's tensor names begin with, after "model.layers.{l}.":
-// "self_attn.k_proj", or "self_attn.k_proj.part1" of a side of several parts.
-std::string PartPrefix(Side side, int part, int num_parts);
-// "up.3.weight", after a part's prefix and a point.
-std::string LiftName(int64_t group);
+// "self_attn.k_proj", or "self_attn.k_proj.part1" of a list of several parts.
+std::string PartPrefix(absl::string_view projection, int part, int num_parts);
+// "up.3.weight", after a part's prefix and a point; `prefix` is
+// ResolvedPart::lift_prefix.
+std::string LiftName(absl::string_view prefix, int64_t group);
 
 // Beside the parts' own: tensors of a layer's attention, by names after
 // "model.layers.{l}.", which layers that are alike share.

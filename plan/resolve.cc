@@ -166,15 +166,20 @@ class LayerResolver {
     KVASIR_ASSIGN_OR_RETURN(attention.value,
                             ResolveSide(Side::kValue, plan.value()));
     for (int p = 0; p < plan.joint_size(); ++p) {
-      ResolvedPart part;
-      part.joint = true;
-      part.index = p;
-      part.prefix = absl::StrCat("self_attn.kv_proj.part", p);
-      KVASIR_RETURN_IF_ERROR(ResolvePart(plan.joint(p), &part));
-      attention.joint.push_back(std::move(part));
+      for (ResolvedSide* side : {&attention.key, &attention.value}) {
+        const bool key = side == &attention.key;
+        ResolvedPart part;
+        part.side = key ? Side::kKey : Side::kValue;
+        part.joint = true;
+        part.index = static_cast<int>(side->parts.size());
+        part.prefix = PartPrefix("self_attn.kv_proj", p, plan.joint_size());
+        part.lift_prefix = key ? "up_key" : "up_value";
+        KVASIR_RETURN_IF_ERROR(ResolvePart(plan.joint(p), &part));
+        side->parts.push_back(std::move(part));
+      }
     }
     for (ResolvedSide* side : {&attention.key, &attention.value}) {
-      if (StoresCodes(side->parts) || StoresCodes(attention.joint)) {
+      if (StoresCodes(side->parts)) {
         side->exact_sinks = plan.exact_sinks();
       }
     }
@@ -197,7 +202,10 @@ class LayerResolver {
       ResolvedPart part;
       part.side = side;
       part.index = p;
-      part.prefix = PartPrefix(side, p, plan.parts_size());
+      part.prefix = PartPrefix(
+          side == Side::kKey ? "self_attn.k_proj" : "self_attn.v_proj", p,
+          plan.parts_size());
+      part.lift_prefix = "up";
       KVASIR_RETURN_IF_ERROR(ResolvePart(plan.parts(p), &part));
       resolved.parts.push_back(std::move(part));
     }
@@ -206,7 +214,8 @@ class LayerResolver {
 
   absl::Status ResolvePart(const Part& plan, ResolvedPart* part) const {
     part->space = SpaceOf(plan);
-    part->stored = StoredOf(plan);
+    // Of values nothing rotates, whatever a joint part's keys do.
+    if (part->side == Side::kKey) part->stored = StoredOf(plan);
     part->latent_bias = plan.latent_bias();
     part->mean = plan.mean();
     SetCodec(plan.codec(), part);
@@ -247,24 +256,24 @@ class LayerResolver {
   void ResolveUses(const Part& plan, ResolvedPart* part) const {
     part->folded = plan.uses_size() > 0;
     for (const Part::Use& use : plan.uses()) {
+      if (part->joint && (use.serves() == kvasir::v1::SERVES_VALUE) !=
+                             (part->side == Side::kValue)) {
+        continue;
+      }
       ResolvedUse resolved;
-      resolved.side =
-          use.serves() == kvasir::v1::SERVES_VALUE ? Side::kValue : part->side;
       resolved.lift = LiftOf(use);
       resolved.terms = int64_t{use.anchored().order()} + 1;
       if (plan.has_low_rank()) {
-        const std::vector<int64_t> dims = DimsOf(plan, use, resolved.side);
-        const int64_t rotary = RotaryDims(resolved.side);
+        const std::vector<int64_t> dims = DimsOf(plan, use, part->side);
+        const int64_t rotary = RotaryDims(part->side);
         resolved.dims = static_cast<int64_t>(dims.size());
         resolved.rotated_dims =
             std::count_if(dims.begin(), dims.end(),
                           [rotary](int64_t dim) { return dim < rotary; });
-        if (resolved.side == part->side) {
-          part->dims.insert(part->dims.end(), dims.begin(), dims.end());
-        }
+        part->dims.insert(part->dims.end(), dims.begin(), dims.end());
       }
       part->folded = part->folded && resolved.lift == Lift::kFold;
-      part->rebuilt = part->rebuilt || (resolved.side == Side::kKey &&
+      part->rebuilt = part->rebuilt || (part->side == Side::kKey &&
                                         (resolved.lift == Lift::kReconstruct ||
                                          resolved.lift == Lift::kAnchored));
       part->uses.push_back(resolved);
@@ -375,11 +384,14 @@ class LayerResolver {
   const HeadRange kv_heads_;
 };
 
+// Parts that store latents.
 template <typename Visit>
 void ForParts(const ResolvedAttention& attention, const Visit& visit) {
-  for (const ResolvedPart& part : attention.key.parts) visit(part);
-  for (const ResolvedPart& part : attention.value.parts) visit(part);
-  for (const ResolvedPart& part : attention.joint) visit(part);
+  for (const ResolvedSide* side : {&attention.key, &attention.value}) {
+    for (const ResolvedPart& part : side->parts) {
+      if (part.stores_latents()) visit(part);
+    }
+  }
 }
 
 // The finest sets of heads that no latent straddles, by their first heads.

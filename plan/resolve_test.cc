@@ -271,17 +271,22 @@ TEST(ResolvedPlanTest, JointPartsServeBothSides) {
       "stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
       "channel_static":{}}}]})"});
   const ResolvedAttention& attention = plan.attention_of(0);
-  EXPECT_THAT(attention.key.parts, IsEmpty());
-  EXPECT_EQ(attention.key.exact_sinks, 4);
-  EXPECT_EQ(attention.value.exact_sinks, 4);
-  ASSERT_EQ(attention.joint.size(), 1);
-  const ResolvedPart& part = attention.joint[0];
-  EXPECT_TRUE(part.joint);
-  ASSERT_EQ(part.uses.size(), 2);
-  EXPECT_EQ(part.uses[0].side, Side::kKey);
-  EXPECT_EQ(part.uses[0].rotated_dims, 16);
-  EXPECT_EQ(part.uses[1].side, Side::kValue);
-  EXPECT_EQ(part.uses[1].rotated_dims, 0);
+  for (const Side side : {Side::kKey, Side::kValue}) {
+    const bool key = side == Side::kKey;
+    EXPECT_EQ(attention.side(side).exact_sinks, 4);
+    ASSERT_EQ(attention.side(side).parts.size(), 1);
+    const ResolvedPart& part = attention.side(side).parts[0];
+    EXPECT_EQ(part.side, side);
+    EXPECT_TRUE(part.joint);
+    EXPECT_EQ(part.stores_latents(), key);
+    EXPECT_EQ(part.prefix, "self_attn.kv_proj");
+    EXPECT_EQ(part.lift_prefix, key ? "up_key" : "up_value");
+    EXPECT_EQ(part.stored, key ? RopeSide::kBefore : RopeSide::kNone);
+    EXPECT_EQ(part.rebuilt, key);
+    ASSERT_EQ(part.uses.size(), 1);
+    EXPECT_EQ(part.uses[0].rotated_dims, key ? 16 : 0);
+    EXPECT_EQ(part.latents[0].width, 8);
+  }
 }
 
 // Numbers are exact as they are.

@@ -71,20 +71,23 @@ struct ResolvedLatent {
 
 // How some dims of a head come from a part's latents.
 struct ResolvedUse {
-  Side side = Side::kKey;
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // of a head
   int64_t rotated_dims = 0;  // of those
   int64_t terms = 1;         // of an ANCHORED lift: its order and one
 };
 
-// One part of a layer: a space and how its latents are stored.
+// One part of a side: a space and how its latents are stored. A joint part of
+// the plan is one of either side, with the uses of that side.
 struct ResolvedPart {
-  Side side = Side::kKey;  // that lists it; a joint part: kKey
-  bool joint = false;      // serves key and value
-  int index = 0;           // in the plan's list
+  Side side = Side::kKey;
+  bool joint = false;  // its latents serve key and value
+  int index = 0;       // in its side's parts
   // What its tensors' names begin with, after "model.layers.{l}.".
   std::string prefix;
+  // And after it and a point those of its lifts: "up"; of a joint part "up_key"
+  // or "up_value".
+  std::string lift_prefix;
   Space space = Space::kFull;
   RopeSide stored = RopeSide::kNone;
   Transform transform = Transform::kNone;
@@ -118,6 +121,8 @@ struct ResolvedPart {
            transform == Transform::kBasisSequence;
   }
   bool has_lift(Lift lift) const;
+  // False of a joint part of the values: the keys' is stored for both.
+  bool stores_latents() const { return !joint || side == Side::kKey; }
   int64_t channels() const;  // of all latents
   // The latent of a KV head. CHECK: every head has one.
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
@@ -132,7 +137,7 @@ struct ResolvedPart {
 };
 
 struct ResolvedSide {
-  std::vector<ResolvedPart> parts;
+  std::vector<ResolvedPart> parts;  // joint ones last
   // Tokens nearest to the query, and first ones of the sequence, that are kept
   // exact beside the codes.
   int64_t exact_window = 0;
@@ -144,7 +149,6 @@ struct ResolvedAttention {
   bool rotates = false;
   ResolvedSide key;
   ResolvedSide value;
-  std::vector<ResolvedPart> joint;
 
   const ResolvedSide& side(Side which) const {
     return which == Side::kKey ? key : value;

@@ -148,6 +148,14 @@ class SidesChecker {
 
   absl::Status CheckJoint() {
     PlanPlace where{.layer = layer_, .section = PlanPlace::kJoint};
+    if (plan_.joint_size() > 0 &&
+        plan_.key().exact_window() != plan_.value().exact_window()) {
+      return where.Refuse(
+          "a latent of key and value is exact for both of them: want one "
+          "exact_window, have ",
+          plan_.key().exact_window(), " of the key and ",
+          plan_.value().exact_window(), " of the value");
+    }
     if (plan_.joint_size() > kMaxPartsPerSide) {
       return where.Refuse("want at most ", kMaxPartsPerSide, " parts, have ",
                           plan_.joint_size());

@@ -103,8 +103,9 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
                                  compress::Decomposition decomposition) {
   CalibrationNeeds needs;
   for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
-    for (const auto* side : {&layer.key(), &layer.value()}) {
-      for (const kvasir::v1::Part& part : side->parts()) {
+    for (const auto* parts :
+         {&layer.key().parts(), &layer.value().parts(), &layer.joint()}) {
+      for (const kvasir::v1::Part& part : *parts) {
         AddNeeds(part, decomposition, needs);
       }
     }

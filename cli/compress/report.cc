@@ -82,6 +82,7 @@ PlanBytes CountPlan(const LaidOut& of) {
       const auto& parts = of.plan.attention_of(l).side(side).parts;
       for (const cache::PartLayout& laid_out :
            layout.layer(l).side(side).parts) {
+        if (laid_out.of_keys) continue;
         const plan::ResolvedPart& part =
             parts[static_cast<size_t>(laid_out.part_index)];
         CountPart(part, laid_out, dense_width, bytes);

@@ -27,6 +27,7 @@ PageParts PartsOf(const cache::PageLayout& layout,
       int64_t& codes =
           side == plan::Side::kKey ? parts.key_codes : parts.value_codes;
       for (const cache::PartLayout& part : layer.side(side).parts) {
+        if (part.of_keys) continue;
         for (const cache::GroupLayout& latent : part.groups) {
           codes += SlotBytes(latent.codes);
           parts.parameters += SlotBytes(latent.params);

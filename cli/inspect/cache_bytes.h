@@ -10,7 +10,7 @@ namespace kvasir::cli {
 // T: int64_t at a length, double per token.
 template <typename T>
 struct CacheBytes {
-  T key_codes = 0;
+  T key_codes = 0;  // those of key and value among them
   T value_codes = 0;
   T parameters = 0;    // scales and minima
   T annotations = 0;   // landmarks of a selection, slot metadata of eviction

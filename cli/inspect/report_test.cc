@@ -364,6 +364,46 @@ TEST(InspectReportTest, TheRankTableTellsGroupsBitsLiftAndRange) {
             "4x8");
 }
 
+// The bytes of a latent of both stand in the key's row, and nowhere twice.
+TEST(InspectReportTest, ALatentOfKeyAndValueIsToldOnce) {
+  ModelSource source = SourceWith(kFullKey, kFullValue);
+  kvasir::v1::KvPlan plan = source.plan->source;
+  const ModelSource apart = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
+                                       LowRankPart("at_runtime", "NO_ROPE"));
+  for (int l = 0; l < plan.layers_size(); ++l) {
+    const kvasir::v1::LayerPlan& from = apart.plan->source.layers(l);
+    kvasir::v1::LayerPlan* const layer = plan.mutable_layers(l);
+    layer->Clear();
+    kvasir::v1::Part* const part = layer->add_joint();
+    *part = from.key().parts(0);
+    *part->add_uses() = from.value().parts(0).uses(0);
+    part->mutable_uses(0)->set_serves(kvasir::v1::SERVES_KEY);
+    part->mutable_uses(1)->set_serves(kvasir::v1::SERVES_VALUE);
+  }
+  KVASIR_ASSERT_OK(source.SetPlan(plan));
+  const InspectReport report = ReportOf(source);
+  const InspectReport two = ReportOf(apart);
+  EXPECT_EQ(report.not_served, "");
+  EXPECT_EQ(report.token.key_codes, two.token.key_codes);
+  EXPECT_EQ(report.token.value_codes, 0);
+  EXPECT_EQ(report.token.parameters, two.token.parameters / 2);
+  EXPECT_EQ(report.bytes_per_token, two.bytes_per_token / 2);
+  EXPECT_EQ(report.token.total(), report.bytes_per_token);
+  for (const size_t side : {0u, 1u}) {
+    const LayerSideSummary& row = report.sides[side].summary;
+    const LayerSideSummary& alone = two.sides[side].summary;
+    EXPECT_EQ(row.method, "joint low_rank");
+    EXPECT_EQ(row.rank, 11);
+    EXPECT_EQ(row.lift, alone.lift);
+    EXPECT_EQ(row.stored, alone.stored);
+    EXPECT_EQ(row.bytes_per_token, side == 0 ? alone.bytes_per_token : 0);
+    EXPECT_EQ(row.param_bytes_per_token,
+              side == 0 ? alone.param_bytes_per_token : 0);
+    EXPECT_EQ(row.group_list[0].stored, side == 0 ? 6 : 0);
+    EXPECT_EQ(report.sides[side].flops, two.sides[side].flops);
+  }
+}
+
 TEST(InspectReportTest, WeightsOfAPlanAreItsTensors) {
   const WeightSizes dense = WeightBytes(SourceWith(kFullKey, kFullValue));
   EXPECT_EQ(dense.bytes, 2 * model::CountParameters(*SmallSource().shape));

@@ -85,7 +85,16 @@ absl::StatusOr<AppliedPart> ApplyPart(const PartInput& input) {
       absl::StrCat(input.Place(), "the part has no space"));
 }
 
-// All parts of a side; their tensors go to `tensors` under their full names.
+// Moves the part's tensors to `tensors`, under their full names.
+void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
+                 TensorMap& tensors) {
+  for (const auto& [name, tensor] : part.tensors) {
+    tensors[absl::StrCat(shape.prefix, ".", name)] = tensor.contiguous();
+  }
+  part.tensors.clear();
+}
+
+// The parts of a side that are its own.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, TensorMap& tensors) {
@@ -96,14 +105,30 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const plan::ResolvedPart& shape = shapes[static_cast<size_t>(p)];
     KVASIR_ASSIGN_OR_RETURN(
         AppliedPart part,
-        ApplyPart({&request, side, p, &plan.parts(p), &shape, moments}));
-    for (const auto& [name, tensor] : part.tensors) {
-      tensors[absl::StrCat(shape.prefix, ".", name)] = tensor.contiguous();
-    }
-    part.tensors.clear();
+        ApplyPart({&request, side, &plan.parts(p), &shape, moments}));
+    NameTensors(shape, part, tensors);
     parts.push_back(std::move(part));
   }
   return parts;
+}
+
+// The joint parts, behind those of either side.
+absl::Status ApplyJoint(const ApplyRequest& request,
+                        const plan::ResolvedAttention& shapes,
+                        InputMoments* moments, std::vector<AppliedPart>& keys,
+                        std::vector<AppliedPart>& values, TensorMap& tensors) {
+  for (const Part& plan : request.plan->joint()) {
+    const plan::ResolvedPart& key = shapes.key.parts[keys.size()];
+    const plan::ResolvedPart& value = shapes.value.parts[values.size()];
+    KVASIR_ASSIGN_OR_RETURN(
+        AppliedJointPart part,
+        ApplyJointLowRank({&request, Side::kKey, &plan, &key, moments}, value));
+    NameTensors(key, part.key, tensors);
+    NameTensors(value, part.value, tensors);
+    keys.push_back(std::move(part.key));
+    values.push_back(std::move(part.value));
+  }
+  return absl::OkStatus();
 }
 
 bool AnyFolds(const std::vector<plan::ResolvedPart>& shapes) {
@@ -227,11 +252,13 @@ absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
       ResolveForWeights(*request.plan, *request.spec, request.layer));
   TensorMap tensors;
   KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<AppliedPart> keys,
+      std::vector<AppliedPart> keys,
       ApplySide(request, shapes.key.parts, Side::kKey, shared, tensors));
   KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<AppliedPart> values,
+      std::vector<AppliedPart> values,
       ApplySide(request, shapes.value.parts, Side::kValue, shared, tensors));
+  KVASIR_RETURN_IF_ERROR(
+      ApplyJoint(request, shapes, shared, keys, values, tensors));
   AddQueries(request, keys, AnyFolds(shapes.key.parts), tensors);
   AddOutputs(request, values, AnyFolds(shapes.value.parts), tensors);
   return tensors;

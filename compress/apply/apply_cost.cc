@@ -22,12 +22,12 @@ double SvdOperations(double rows, double columns) {
 }
 
 double PartOperations(const model::DecoderSpec& spec,
-                      const kvasir::v1::Part& part) {
+                      const kvasir::v1::Part& part, int sides) {
   const double m = static_cast<double>(spec.hidden_size);
   const double d = static_cast<double>(spec.head_dim);
   double operations = 0.0;
   for (const auto& group : part.low_rank().groups()) {
-    const double rows = d * group.heads_size();
+    const double rows = d * sides * group.heads_size();
     operations += SvdOperations(rows, m) + 2.0 * rows * m * m;
   }
   for (const auto& group : part.rope_low_rank().groups()) {
@@ -62,8 +62,11 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
     double operations = 0.0;
     for (const auto* side : {&layer.key(), &layer.value()}) {
       for (const kvasir::v1::Part& part : side->parts()) {
-        operations += PartOperations(spec, part);
+        operations += PartOperations(spec, part, /*sides=*/1);
       }
+    }
+    for (const kvasir::v1::Part& part : layer.joint()) {
+      operations += PartOperations(spec, part, /*sides=*/2);
     }
     if (operations > 0.0) {
       operations += Cube(static_cast<double>(m)) / 3.0;

@@ -1,4 +1,7 @@
-// low_rank: one latent per group of heads, lifted by a real matrix.
+// low_rank: one latent per group of heads, lifted by a real matrix. Of a joint
+// part the group's rows of keys and values are factored together.
+#include <vector>
+
 #include "base/status_macros.h"
 #include "compress/apply/apply_part.h"
 #include "compress/methods/low_rank.h"
@@ -12,18 +15,37 @@ struct GroupFactors {
   at::Tensor down_bias;  // [R']; undefined: none
   at::Tensor up;         // [heads * d, R']
   at::Tensor up_bias;    // [heads * d]; undefined: none
+
+  // The lift of `count` of the rows.
+  GroupFactors LiftOf(int64_t first, int64_t count) const {
+    GroupFactors of_rows = *this;
+    of_rows.up = up.narrow(0, first, count);
+    if (up_bias.defined()) of_rows.up_bias = up_bias.narrow(0, first, count);
+    return of_rows;
+  }
 };
 
+// What a part comes to on each side that it serves.
+using Shapes = std::vector<const plan::ResolvedPart*>;
+
+// Rows of all sides, one below the other.
 absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
+                                         const Shapes& sides,
                                          const std::vector<int64_t>& heads,
                                          int64_t rank) {
-  const std::vector<int64_t>& dims = input.shape->dims;
   const int64_t head_dim = input.spec().head_dim;
-  FactorRequest factor;
-  factor.weight = RowsOfHeads(input.weight(), head_dim, heads, dims);
-  if (input.bias().defined()) {
-    factor.bias = RowsOfHeads(input.bias(), head_dim, heads, dims);
+  std::vector<at::Tensor> weights;
+  std::vector<at::Tensor> biases;
+  for (const plan::ResolvedPart* side : sides) {
+    weights.push_back(
+        RowsOfHeads(input.weight(side->side), head_dim, heads, side->dims));
+    if (!input.bias(side->side).defined()) continue;
+    biases.push_back(
+        RowsOfHeads(input.bias(side->side), head_dim, heads, side->dims));
   }
+  FactorRequest factor;
+  factor.weight = at::cat(weights, 0);
+  if (!biases.empty()) factor.bias = at::cat(biases, 0);
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;
@@ -59,12 +81,13 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   return group;
 }
 
-// Gathers the groups of a part.
+// Gathers the groups of a part, with the lifts of one side.
 class Collector {
  public:
-  explicit Collector(const PartInput& input)
+  Collector(const PartInput& input, const plan::ResolvedPart& shape)
       : input_(input),
-        dims_(input.shape->dims),
+        shape_(shape),
+        dims_(shape.dims),
         place_(ChoiceOfDims(input.spec().head_dim, dims_)) {
     applied_.head_maps.resize(static_cast<size_t>(input.spec().num_kv_heads));
     up_bias_ = at::zeros(
@@ -77,16 +100,16 @@ class Collector {
     down_bias_.push_back(group.down_bias.defined()
                              ? group.down_bias
                              : at::zeros({group.down.size(0)}, at::kDouble));
-    if (!input_.shape->folded) {
-      applied_.tensors[plan::LiftName(num_groups_)] =
+    if (!shape_.folded) {
+      applied_.tensors[plan::LiftName(shape_.lift_prefix, num_groups_)] =
           group.up.to(at::kFloat).contiguous();
     }
     const auto per_head = static_cast<int64_t>(dims_.size());
     for (size_t i = 0; i < heads.size(); ++i) {
       const int64_t begin = static_cast<int64_t>(i) * per_head;
       applied_.head_maps[static_cast<size_t>(heads[i])] =
-          input_.shape->folded ? place_.mm(group.up.narrow(0, begin, per_head))
-                               : place_;
+          shape_.folded ? place_.mm(group.up.narrow(0, begin, per_head))
+                        : place_;
       if (group.up_bias.defined()) {
         any_up_bias_ = true;
         up_bias_[heads[i]].copy_(group.up_bias.narrow(0, begin, per_head));
@@ -96,21 +119,25 @@ class Collector {
   }
 
   AppliedPart Finish() {
-    applied_.tensors["down.weight"] = at::cat(down_, 0).to(at::kFloat);
-    if (input_.part->latent_bias()) {
-      applied_.tensors["down.bias"] = at::cat(down_bias_, 0).to(at::kFloat);
+    if (shape_.stores_latents()) {
+      applied_.tensors["down.weight"] = at::cat(down_, 0).to(at::kFloat);
+      if (input_.part->latent_bias()) {
+        applied_.tensors["down.bias"] = at::cat(down_bias_, 0).to(at::kFloat);
+      }
     }
-    if (input_.side == plan::Side::kValue) {
+    if (shape_.side == plan::Side::kValue) {
       if (any_up_bias_) applied_.constant = up_bias_.flatten();
-    } else if (input_.shape->rebuilt &&
+    } else if (shape_.rebuilt &&
                (input_.bias().defined() || input_.part->mean())) {
-      applied_.tensors["up.bias"] = up_bias_.flatten().to(at::kFloat);
+      applied_.tensors[shape_.lift_prefix + ".bias"] =
+          up_bias_.flatten().to(at::kFloat);
     }
     return std::move(applied_);
   }
 
  private:
   const PartInput& input_;
+  const plan::ResolvedPart& shape_;
   const std::vector<int64_t>& dims_;
   const at::Tensor place_;  // [D, d]
   int64_t num_groups_ = 0;
@@ -121,19 +148,48 @@ class Collector {
   AppliedPart applied_;
 };
 
-}  // namespace
-
-absl::StatusOr<AppliedPart> ApplyLowRank(const PartInput& input) {
-  Collector collector(input);
+// The part as each side has it.
+absl::StatusOr<std::vector<AppliedPart>> ApplySides(const PartInput& input,
+                                                    const Shapes& sides) {
+  std::vector<Collector> collectors;
+  for (const plan::ResolvedPart* side : sides) {
+    collectors.emplace_back(input, *side);
+  }
   const auto& groups = input.part->low_rank().groups();
   for (int g = 0; g < groups.size(); ++g) {
     const std::vector<int64_t>& heads =
         input.shape->latents[static_cast<size_t>(g)].heads;
-    KVASIR_ASSIGN_OR_RETURN(const GroupFactors factors,
-                            FactorGroup(input, heads, groups.Get(g).rank()));
-    collector.Add(heads, factors);
+    KVASIR_ASSIGN_OR_RETURN(
+        const GroupFactors factors,
+        FactorGroup(input, sides, heads, groups.Get(g).rank()));
+    int64_t row = 0;
+    for (size_t s = 0; s < sides.size(); ++s) {
+      const auto rows =
+          static_cast<int64_t>(heads.size() * sides[s]->dims.size());
+      collectors[s].Add(heads, factors.LiftOf(row, rows));
+      row += rows;
+    }
   }
-  return collector.Finish();
+  std::vector<AppliedPart> applied;
+  for (Collector& collector : collectors) {
+    applied.push_back(collector.Finish());
+  }
+  return applied;
+}
+
+}  // namespace
+
+absl::StatusOr<AppliedPart> ApplyLowRank(const PartInput& input) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<AppliedPart> applied,
+                          ApplySides(input, {input.shape}));
+  return std::move(applied[0]);
+}
+
+absl::StatusOr<AppliedJointPart> ApplyJointLowRank(
+    const PartInput& input, const plan::ResolvedPart& value) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<AppliedPart> applied,
+                          ApplySides(input, {input.shape, &value}));
+  return AppliedJointPart{std::move(applied[0]), std::move(applied[1])};
 }
 
 }  // namespace kvasir::compress

@@ -110,7 +110,7 @@ absl::StatusOr<AppliedPart> ApplyRopeLowRank(const PartInput& input) {
             ? RealThenImaginary(factors.down_bias, 0)
             : at::zeros({2 * factors.down.size(0)}, at::kDouble));
     if (!input.shape->folded) {
-      applied.tensors[plan::LiftName(g)] =
+      applied.tensors[plan::LiftName(input.shape->lift_prefix, g)] =
           at::stack({at::real(factors.up), at::imag(factors.up)}, 1)
               .to(at::kFloat)
               .contiguous();

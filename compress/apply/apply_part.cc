@@ -8,19 +8,19 @@ namespace kvasir::compress {
 
 using kvasir::v1::Codec;
 
-const at::Tensor& PartInput::weight() const {
-  return side == plan::Side::kKey ? request->weights.key
-                                  : request->weights.value;
+const at::Tensor& PartInput::weight(plan::Side of) const {
+  return of == plan::Side::kKey ? request->weights.key : request->weights.value;
 }
 
-const at::Tensor& PartInput::bias() const {
-  return side == plan::Side::kKey ? request->weights.key_bias
-                                  : request->weights.value_bias;
+const at::Tensor& PartInput::bias(plan::Side of) const {
+  return of == plan::Side::kKey ? request->weights.key_bias
+                                : request->weights.value_bias;
 }
 
 std::string PartInput::Place() const {
-  return absl::StrCat("layer ", request->layer, " ", plan::SideName(side),
-                      " part ", part_index, ": ");
+  return absl::StrCat("layer ", request->layer, " ",
+                      shape->joint ? "joint" : plan::SideName(side), " part ",
+                      shape->index, ": ");
 }
 
 at::Tensor ChoiceOfDims(int64_t head_dim, const std::vector<int64_t>& dims) {

@@ -20,16 +20,17 @@ namespace kvasir::compress {
 
 struct PartInput {
   const ApplyRequest* request = nullptr;
-  plan::Side side = plan::Side::kKey;
-  int part_index = 0;
+  plan::Side side = plan::Side::kKey;  // of a joint part the key
   const kvasir::v1::Part* part = nullptr;
   const plan::ResolvedPart* shape = nullptr;  // what it must come to
   InputMoments* moments = nullptr;            // null without a calibration
 
   const model::DecoderSpec& spec() const { return *request->spec; }
   // The side's projection; the bias is undefined where there is none.
-  const at::Tensor& weight() const;
-  const at::Tensor& bias() const;
+  const at::Tensor& weight() const { return weight(side); }
+  const at::Tensor& bias() const { return bias(side); }
+  const at::Tensor& weight(plan::Side of) const;
+  const at::Tensor& bias(plan::Side of) const;
   // "layer 3 key part 0: ".
   std::string Place() const;
 };
@@ -48,6 +49,14 @@ struct AppliedPart {
 
 absl::StatusOr<AppliedPart> ApplyFull(const PartInput& input);
 absl::StatusOr<AppliedPart> ApplyLowRank(const PartInput& input);
+// A part of key and value, each with its own lifts; the key has what both
+// share. `value` is what the values' must come to.
+struct AppliedJointPart {
+  AppliedPart key;
+  AppliedPart value;
+};
+absl::StatusOr<AppliedJointPart> ApplyJointLowRank(
+    const PartInput& input, const plan::ResolvedPart& value);
 absl::StatusOr<AppliedPart> ApplyRopePairs(const PartInput& input);
 absl::StatusOr<AppliedPart> ApplyRopeLowRank(const PartInput& input);
 

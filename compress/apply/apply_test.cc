@@ -103,6 +103,18 @@ KvPlan OneLayer(const std::vector<Part>& keys, const Part& value) {
   return plan;
 }
 
+// Key and value from one latent of each group.
+KvPlan OneLayerOf(const Part& keys, Lift value_lift) {
+  KvPlan plan;
+  plan.set_schema_version(plan::kPlanSchemaVersion);
+  Part* part = plan.add_layers()->add_joint();
+  *part = keys;
+  part->mutable_uses(0)->set_serves(kvasir::v1::SERVES_KEY);
+  SetLift(part->add_uses(), value_lift);
+  part->mutable_uses(1)->set_serves(kvasir::v1::SERVES_VALUE);
+  return plan;
+}
+
 Part WholeValues() { return FullPart(kvasir::v1::NO_ROPE); }
 
 // Applies the plan, checks that it has a meaning and that the tensors are
@@ -243,6 +255,76 @@ TEST_P(ApplyTest, FullRankIsTheBaseModelInEverySpace) {
       }
     }
   }
+}
+
+TEST_P(ApplyTest, ALatentOfKeyAndValueIsTheBaseModelAtFullRank) {
+  for (const int64_t group : {int64_t{1}, heads()}) {
+    // As much as keys and values have, or their inputs.
+    const int64_t rank = std::min(2 * group * dim(), shape_.hidden_size);
+    for (const Lift lift : {Lift::kAtRuntime, Lift::kFold}) {
+      for (const bool mean : {false, true}) {
+        Part keys = LowRankPart(heads(), group, rank, kvasir::v1::PRE_ROPE,
+                                Lift::kReconstruct);
+        keys.set_mean(mean);
+        keys.set_latent_bias(mean && group == 1);
+        for (const auto decomposition :
+             {Decomposition::kWhitened, Decomposition::kSvd}) {
+          const Applied applied(tiny_, OneLayerOf(keys, lift), decomposition);
+          EXPECT_LT(RelativeError(applied.attention(), Whole(tiny_)),
+                    kTolerance);
+        }
+      }
+    }
+  }
+}
+
+// Keys and values weigh alike: what is lost of both is the singular values of
+// one matrix of all rows, and never more than apart at half of the rank each.
+TEST_P(ApplyTest, ALatentOfKeyAndValueLosesLeastOfBothTogether) {
+  constexpr int64_t kRank = 10;
+  const AttentionWeights& weights = tiny_.weights[0];
+  const auto loss = [&](const at::Tensor& weight, const at::Tensor& bias,
+                        const at::Tensor& up, const at::Tensor& up_bias,
+                        const at::Tensor& down) {
+    const at::Tensor want = tiny_.inputs.mm(weight.to(at::kDouble).t());
+    at::Tensor have =
+        tiny_.inputs.mm(down.to(at::kDouble).t()).mm(up.to(at::kDouble).t());
+    if (bias.defined() && up_bias.defined()) {
+      have = have + (up_bias - bias).to(at::kDouble);
+    }
+    return (have - want).square().sum().item<double>();
+  };
+  const auto get = [](const Applied& applied, const std::string& name) {
+    const auto found = applied.tensors().find("self_attn." + name);
+    return found == applied.tensors().end() ? at::Tensor() : found->second;
+  };
+  const auto plain = [&](int64_t rank) {
+    return LowRankPart(heads(), heads(), rank, kvasir::v1::PRE_ROPE,
+                       Lift::kReconstruct);
+  };
+  const Applied both(tiny_, OneLayerOf(plain(kRank), Lift::kAtRuntime));
+  const at::Tensor down = get(both, "kv_proj.down.weight");
+  const double together =
+      loss(weights.key, weights.key_bias, get(both, "kv_proj.up_key.0.weight"),
+           get(both, "kv_proj.up_key.bias"), down) +
+      loss(weights.value, {}, get(both, "kv_proj.up_value.0.weight"), {}, down);
+  Part values = LowRankPart(heads(), heads(), kRank / 2, kvasir::v1::NO_ROPE,
+                            Lift::kAtRuntime);
+  const Applied two(tiny_, OneLayer({plain(kRank / 2)}, values));
+  const double apart =
+      loss(weights.key, weights.key_bias, get(two, "k_proj.up.0.weight"),
+           get(two, "k_proj.up.bias"), get(two, "k_proj.down.weight")) +
+      loss(weights.value, {}, get(two, "v_proj.up.0.weight"), {},
+           get(two, "v_proj.down.weight"));
+  EXPECT_LT(together, apart);
+  const at::Tensor rows =
+      at::cat({weights.key, weights.value}, 0).to(at::kDouble);
+  const at::Tensor gram =
+      rows.mm(tiny_.inputs.t().mm(tiny_.inputs)).mm(rows.t());
+  const at::Tensor energies = at::linalg_eigvalsh(gram);  // rising
+  const double least =
+      energies.slice(0, 0, energies.size(0) - kRank).sum().item<double>();
+  EXPECT_NEAR(together, least, 1e-4 * least);
 }
 
 TEST_P(ApplyTest, FoldedAndRuntimeLiftsAgreeOnTruncatedRanks) {

@@ -20,14 +20,14 @@ struct Range {
   at::Tensor high;
 };
 
-bool HasStaticCodes(const kvasir::v1::SidePlan& side) {
-  return std::any_of(
-      side.parts().begin(), side.parts().end(),
-      [](const auto& part) { return part.codec().has_channel_static(); });
-}
-
 bool HasStaticCodes(const kvasir::v1::LayerPlan& layer) {
-  return HasStaticCodes(layer.key()) || HasStaticCodes(layer.value());
+  const auto any = [](const auto& parts) {
+    return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+      return part.codec().has_channel_static();
+    });
+  };
+  return any(layer.key().parts()) || any(layer.value().parts()) ||
+         any(layer.joint());
 }
 
 // Keys of a layer come before its value.
@@ -39,7 +39,7 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
     }
   };
   for (const ProgramPart& part : program.key) add(part);
-  add(program.value);
+  if (!program.joint) add(program.value);
   return parts;
 }
 

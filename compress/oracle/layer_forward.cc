@@ -277,8 +277,9 @@ absl::StatusOr<at::Tensor> LiftGroups(const Call& call, const ProgramPart& part,
     const ProgramLatent& one = part.latents[g];
     KVASIR_ASSIGN_OR_RETURN(
         const at::Tensor up,
-        call.Get(absl::StrCat(part.prefix, ".",
-                              plan::LiftName(static_cast<int64_t>(g)))));
+        call.Get(absl::StrCat(
+            part.prefix, ".",
+            plan::LiftName(part.lift_prefix, static_cast<int64_t>(g)))));
     lifted.push_back(at::linear(
         latent.slice(-1, one.offset, one.offset + one.width()),
         part.space == plan::Space::kRopeLowRank ? ComplexLift(call, one, up)
@@ -311,8 +312,9 @@ absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
     heads = heads.index_select(2, part.head_order);
   }
   if (part.has_up_bias) {
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor bias,
-                            call.Get(part.prefix + ".up.bias"));
+    KVASIR_ASSIGN_OR_RETURN(
+        const at::Tensor bias,
+        call.Get(absl::StrCat(part.prefix, ".", part.lift_prefix, ".bias")));
     heads = heads + bias.view({call.spec().num_kv_heads, -1});
   }
   return heads;
@@ -332,10 +334,17 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
   return sum.defined() ? sum + whole : whole;
 }
 
+// Latents of a part [B, T, sum of R'] as they are read.
+struct ReadLatents {
+  at::Tensor coded;
+  at::Tensor exact;  // defined with a window
+};
+
 struct Keys {
   at::Tensor seen;  // [B, T, Hkv, W]
   int64_t exact_window = 0;
-  at::Tensor exact;  // defined with exact tokens
+  at::Tensor exact;         // defined with exact tokens
+  ReadLatents last_latent;  // of the last part
 };
 
 // A folded part's latents for every KV head, turned as its queries are.
@@ -387,21 +396,31 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
+absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
+                                        const ProgramPart& part,
+                                        const at::Tensor& x) {
+  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent, PartLatents(call, part, x));
+  ReadLatents read;
+  KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
+  if ((side == plan::Side::kKey ? call.program.key_exact
+                                : call.program.value_exact)
+          .any()) {
+    read.exact = RoundExact(call, part, latent);
+  }
+  return read;
+}
+
 absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   const LayerProgram& program = call.program;
   std::vector<at::Tensor> exact;
   std::vector<at::Tensor> coded;
-  for (const ProgramPart& part : program.key) {
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
-                            PartLatents(call, part, x));
-    KVASIR_ASSIGN_OR_RETURN(at::Tensor decoded,
-                            CodeLatents(call, plan::Side::kKey, part, latent));
-    if (program.key_exact.any()) {
-      exact.push_back(RoundExact(call, part, latent));
-    }
-    coded.push_back(std::move(decoded));
-  }
   Keys keys;
+  for (const ProgramPart& part : program.key) {
+    KVASIR_ASSIGN_OR_RETURN(keys.last_latent,
+                            MakeLatents(call, plan::Side::kKey, part, x));
+    coded.push_back(keys.last_latent.coded);
+    exact.push_back(keys.last_latent.exact);
+  }
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
@@ -428,20 +447,19 @@ absl::StatusOr<at::Tensor> AssembleValue(const Call& call,
       .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
 }
 
-absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x) {
+absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
+                                  const Keys& keys) {
   const LayerProgram& program = call.program;
-  KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
-                          PartLatents(call, program.value, x));
-  KVASIR_ASSIGN_OR_RETURN(
-      const at::Tensor decoded,
-      CodeLatents(call, plan::Side::kValue, program.value, latent));
+  ReadLatents latent = keys.last_latent;
+  if (!program.joint) {
+    KVASIR_ASSIGN_OR_RETURN(
+        latent, MakeLatents(call, plan::Side::kValue, program.value, x));
+  }
   Values values;
-  KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, decoded));
+  KVASIR_ASSIGN_OR_RETURN(values.seen, AssembleValue(call, latent.coded));
   values.exact_window = program.value_exact.window;
   if (program.value_exact.any()) {
-    KVASIR_ASSIGN_OR_RETURN(
-        values.exact,
-        AssembleValue(call, RoundExact(call, program.value, latent)));
+    KVASIR_ASSIGN_OR_RETURN(values.exact, AssembleValue(call, latent.exact));
     values.seen =
         WithSinks(values.seen, values.exact, program.value_exact.sinks);
   }
@@ -533,7 +551,7 @@ absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
     KVASIR_RETURN_IF_ERROR(TransformRotatedKeys(call, inputs.query, keys));
     inputs.query = inputs.query * scale;
   }
-  KVASIR_ASSIGN_OR_RETURN(Values values, MakeValues(call, x));
+  KVASIR_ASSIGN_OR_RETURN(Values values, MakeValues(call, x, keys));
   inputs.key = std::move(keys.seen);
   inputs.near_key = std::move(keys.exact);
   inputs.near_key_tokens = keys.exact_window;

@@ -314,6 +314,161 @@ TEST_P(IdentityTest, LowRankValuesAreTheProductAtRunTimeAndFolded) {
   }
 }
 
+// A part of key and value, of random factors: what it stands for as a key and
+// as a value, the latter's bias without the constant.
+struct KeyAndValue {
+  LowRank key;
+  LowRank value;
+};
+
+KeyAndValue AddKeyAndValue(Layer& layer, kvasir::v1::Part& part,
+                           bool scattered) {
+  const int64_t d = layer.spec.head_dim;
+  KeyAndValue made;
+  made.key = AddLowRank(layer, part, "kv_proj", d, scattered, /*fold=*/true);
+  made.value = made.key;
+  made.value.rows = at::zeros_like(made.key.rows);
+  made.value.bias = at::zeros_like(made.key.bias);
+  part.clear_uses();
+  auto* use = part.add_uses();
+  use->mutable_reconstruct();
+  use->set_serves(kvasir::v1::SERVES_KEY);
+  use = part.add_uses();
+  use->mutable_at_runtime();
+  use->set_serves(kvasir::v1::SERVES_VALUE);
+  part.set_stored(layer.pairs() > 0 ? kvasir::v1::PRE_ROPE
+                                    : kvasir::v1::NO_ROPE);
+  const at::Tensor down = layer["kv_proj.down.weight"];
+  const at::Tensor bias = layer["kv_proj.down.bias"];
+  int64_t channel = 0;
+  for (int g = 0; g < part.low_rank().groups_size(); ++g) {
+    const auto& group = part.low_rank().groups(g);
+    const int64_t rank = group.rank();
+    const at::Tensor up = Random({group.heads_size() * d, rank});
+    layer[absl::StrCat("kv_proj.up_key.", g, ".weight")] =
+        made.key.up[static_cast<size_t>(g)];
+    layer[absl::StrCat("kv_proj.up_value.", g, ".weight")] = up;
+    for (int i = 0; i < group.heads_size(); ++i) {
+      const at::Tensor own = up.slice(0, i * d, (i + 1) * d);
+      made.value.rows[group.heads(i)].copy_(
+          at::matmul(own, down.slice(0, channel, channel + rank)));
+      made.value.bias[group.heads(i)].copy_(
+          at::mv(own, bias.slice(0, channel, channel + rank)));
+    }
+    channel += rank;
+  }
+  return made;
+}
+
+TEST_P(IdentityTest, OneLatentIsAKeyAndAValue) {
+  for (const bool scattered : {false, true}) {
+    Layer full = layer_;
+    Layer low = layer_;
+    kvasir::v1::LayerPlan plan;
+    kvasir::v1::Part* part = plan.add_joint();
+    part->mutable_codec()->set_dtype(kvasir::v1::F32);
+    part->set_mean(true);
+    const KeyAndValue made = AddKeyAndValue(low, *part, scattered);
+    low["kv_proj.up_key.bias"] = Random({layer_.kv_dims()});
+    const at::Tensor constant =
+        Random({layer_.spec.num_kv_heads, layer_.spec.head_dim});
+    low["o_proj.bias"] =
+        at::mv(layer_["o_proj.weight"],
+               constant.repeat_interleave(layer_.share(), 0).flatten());
+    full["k_proj.weight"] = made.key.rows.reshape({-1, kModelDim});
+    full["k_proj.bias"] = made.key.bias.flatten() + low["kv_proj.up_key.bias"];
+    full["v_proj.weight"] = made.value.rows.reshape({-1, kModelDim});
+    full["v_proj.bias"] = (made.value.bias + constant).flatten();
+    full.spec.qkv_bias = true;
+    if (!layer_.spec.qkv_bias) {
+      full["q_proj.bias"] = at::zeros({layer_.query_dims()});
+    }
+    ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+  }
+}
+
+// Counts the calls of a layer that latents and codes are told by.
+class LatentCounter : public LayerObserver {
+ public:
+  void OnLatent(int64_t, plan::Side, int, const at::Tensor&) override {
+    ++latents;
+  }
+  bool WantsCodes() const override { return true; }
+  void OnCodes(int64_t, plan::Side, int, int64_t, const CodedLatent&) override {
+    ++codes;
+  }
+
+  int latents = 0;
+  int codes = 0;
+};
+
+// Whatever the codec and the window, it is read as one latent of each side
+// would be, and coded once.
+TEST_P(IdentityTest, OneLatentOfBothIsTwoAlikeAndCodedOnce) {
+  for (const bool ranges : {false, true}) {
+    Layer joint = layer_;
+    kvasir::v1::LayerPlan plan;
+    for (auto* side : {plan.mutable_key(), plan.mutable_value()}) {
+      side->set_exact_window(3);
+    }
+    kvasir::v1::LayerPlan two = plan;
+    kvasir::v1::Part* part = plan.add_joint();
+    part->mutable_codec()->mutable_bits()->add_schedule(3);
+    if (ranges) {
+      part->mutable_codec()->mutable_channel_static();
+    } else {
+      part->mutable_codec()->mutable_per_token();
+      part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
+    }
+    AddKeyAndValue(joint, *part, /*scattered=*/true);
+    if (layer_.spec.qkv_bias) {
+      joint["kv_proj.up_key.bias"] = Random({layer_.kv_dims()});
+      joint["o_proj.bias"] = Random({kModelDim});
+    }
+    if (ranges) {
+      const int64_t width = joint["kv_proj.down.weight"].size(0);
+      joint["kv_proj.range.min"] = at::full({width}, -1.0);
+      joint["kv_proj.range.scale"] = at::full({width}, 0.25);
+    }
+    Layer apart = joint;
+    for (const bool key : {true, false}) {
+      kvasir::v1::Part* own =
+          (key ? two.mutable_key() : two.mutable_value())->add_parts();
+      *own = *part;
+      own->clear_uses();
+      *own->add_uses() = part->uses(key ? 0 : 1);
+      if (!key) own->set_stored(kvasir::v1::NO_ROPE);
+      for (const auto& [name, tensor] : joint.tensors) {
+        std::string renamed = name;
+        const auto replace = [&renamed](const std::string& from,
+                                        const std::string& to) {
+          const size_t at = renamed.find(from);
+          if (at == std::string::npos) return;
+          renamed.replace(at, from.size(), to);
+        };
+        if (name.find(key ? ".up_value." : ".up_key.") != std::string::npos) {
+          continue;
+        }
+        replace(".kv_proj.", key ? ".k_proj." : ".v_proj.");
+        replace(key ? ".up_key." : ".up_value.", ".up.");
+        apart.tensors[renamed] = tensor;
+      }
+    }
+    ClampCount joint_clamps;
+    ClampCount two_clamps;
+    LatentCounter counter;
+    const auto have = Attention(
+        joint, &plan, {.observer = &counter, .clamp_count = &joint_clamps});
+    const auto want = Attention(apart, &two, {.clamp_count = &two_clamps});
+    ExpectSame(have, want, 1e-7);
+    EXPECT_EQ(counter.latents, 1);
+    EXPECT_EQ(counter.codes, 2);  // groups
+    EXPECT_EQ(2 * joint_clamps.codes.load(), two_clamps.codes.load());
+    EXPECT_EQ(2 * joint_clamps.clamped.load(), two_clamps.clamped.load());
+    EXPECT_EQ(joint_clamps.clamped.load() > 0, ranges);
+  }
+}
+
 // Keeps pairs of each head in its own way; heads differ.
 Indices KeptPairs(const Layer& layer, int64_t head) {
   Indices kept;

@@ -265,6 +265,7 @@ absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
   part.space = from.space;
   part.index = from.index;
   part.prefix = from.prefix;
+  part.lift_prefix = from.lift_prefix;
   part.post_rope = from.stored == plan::RopeSide::kAfter;
   switch (from.space) {
     case Space::kFull:
@@ -392,6 +393,7 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   }
   KVASIR_ASSIGN_OR_RETURN(program.value,
                           CompilePart(value, attention.value.parts[0]));
+  program.joint = attention.value.parts[0].joint;
   program.key_exact = {attention.key.exact_sinks, attention.key.exact_window};
   program.value_exact = {attention.value.exact_sinks,
                          attention.value.exact_window};

@@ -34,9 +34,10 @@ struct ProgramLatent {
 // One part of a side. Index tensors are int64 on the program's device.
 struct ProgramPart {
   plan::Space space = plan::Space::kFull;
-  int index = 0;       // in SidePlan.parts
-  std::string prefix;  // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
-  bool coded = true;   // false: the uncompressed model
+  int index = 0;            // in plan::ResolvedSide::parts
+  std::string prefix;       // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
+  std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
+  bool coded = true;        // false: the uncompressed model
   bool post_rope = false;
   // The lift stands in q_proj or o_proj, and latents themselves are attended
   // to. Never set for rope_pairs, whose FOLD only leaves rows out.
@@ -78,6 +79,7 @@ struct LayerProgram {
   int64_t sliding_window = 0;  // 0: all keys before the query
   std::vector<ProgramPart> key;
   ProgramPart value;
+  bool joint = false;  // the values' latents are those of the last key part
   // What a side keeps exact.
   struct ExactTokens {
     int64_t sinks = 0;   // first tokens of a sequence; 0: none

@@ -130,6 +130,7 @@ struct PartView {
   const Part& part;
   const TensorMap& tensors;
   std::string prefix;  // "k_proj." or "k_proj.part0."
+  std::string lift = "up.";
 
   at::Tensor Get(const std::string& name) const {
     return Tensor(tensors, prefix + name);
@@ -236,7 +237,7 @@ at::Tensor Latent(const PartView& view, const at::Tensor& inputs) {
 // Rows of the head in its group's lift, [d, R'].
 at::Tensor LiftOfHead(const PartView& view, const HeadPlace& place,
                       int64_t dims) {
-  return view.Get("up." + std::to_string(place.group) + ".weight")
+  return view.Get(view.lift + std::to_string(place.group) + ".weight")
       .to(at::kDouble)
       .narrow(0, place.index * dims, dims);
 }
@@ -384,7 +385,7 @@ class KeyPart {
     const auto count = static_cast<int64_t>(dims.size());
     const HeadPlace place = PlaceOfHead(view_.part, head_);
     at::Tensor keys = LatentOfHead().mm(LiftOfHead(view_, place, count).t());
-    const at::Tensor bias = view_.Get("up.bias");
+    const at::Tensor bias = view_.Get(view_.lift + "bias");
     if (bias.defined()) {
       keys = keys + bias.to(at::kDouble).narrow(0, head_ * count, count);
     }
@@ -399,6 +400,17 @@ class KeyPart {
   const at::Tensor& inputs_;
   int64_t head_;
 };
+
+// The part as one side has it.
+Part OfSide(Part part, kvasir::v1::Serves serves) {
+  auto* uses = part.mutable_uses();
+  uses->erase(std::remove_if(uses->begin(), uses->end(),
+                             [serves](const Part::Use& use) {
+                               return use.serves() != serves;
+                             }),
+              uses->end());
+  return part;
+}
 
 std::vector<PartView> Views(const model::DecoderSpec& spec,
                             const kvasir::v1::SidePlan& side,
@@ -576,9 +588,16 @@ TinyAttention AttendCompressed(const model::DecoderSpec& spec,
                                const kvasir::v1::LayerPlan& plan,
                                const TensorMap& tensors,
                                const at::Tensor& inputs) {
-  const std::vector<PartView> keys = Views(spec, plan.key(), tensors, "k_proj");
-  const std::vector<PartView> values =
-      Views(spec, plan.value(), tensors, "v_proj");
+  std::vector<PartView> keys = Views(spec, plan.key(), tensors, "k_proj");
+  std::vector<PartView> values = Views(spec, plan.value(), tensors, "v_proj");
+  Part joint_key;
+  Part joint_value;
+  if (plan.joint_size() > 0) {
+    joint_key = OfSide(plan.joint(0), kvasir::v1::SERVES_KEY);
+    joint_value = OfSide(plan.joint(0), kvasir::v1::SERVES_VALUE);
+    keys.push_back({spec, joint_key, tensors, "kv_proj.", "up_key."});
+    values.push_back({spec, joint_value, tensors, "kv_proj.", "up_value."});
+  }
   const bool split = std::any_of(keys.begin(), keys.end(),
                                  [](const PartView& p) { return p.folds(); });
   const at::Tensor queries = Project(inputs, Tensor(tensors, "q_proj.weight"),

@@ -44,7 +44,7 @@ std::vector<std::string> AdaptedWeights(const LayerProgram& program) {
   for (const ProgramPart& part : program.key) {
     names.push_back(ProjectionOf(part));
   }
-  names.push_back(ProjectionOf(program.value));
+  if (!program.joint) names.push_back(ProjectionOf(program.value));
   names.push_back("self_attn.o_proj.weight");
   return names;
 }

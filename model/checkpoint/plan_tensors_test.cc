@@ -328,12 +328,40 @@ TEST(PlanTensorsTest, WhatHasNoTensorsIsSaid) {
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("layer 0: "
                                  "self_attn.k_proj")));
-  LayerPlan joint = Layer("", "");
-  *joint.add_joint() =
-      Layer(LowRank("reconstruct", "PRE_ROPE"), "").key().parts(0);
-  EXPECT_THAT(DescribeAttention(Spec(), joint),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("a part that serves key and value")));
+}
+
+TEST(PlanTensorsTest, KeyAndValueShareWhatComesBeforeTheirLifts) {
+  const auto listed = [](const DecoderSpec& spec, const std::string& value,
+                         const std::string& rest) {
+    const LayerPlan apart = Layer(LowRank("reconstruct", "PRE_ROPE", rest),
+                                  LowRank(value, "NO_ROPE"));
+    LayerPlan layer;
+    kvasir::v1::Part* const part = layer.add_joint();
+    *part = apart.key().parts(0);
+    *part->add_uses() = apart.value().parts(0).uses(0);
+    part->mutable_uses(0)->set_serves(kvasir::v1::SERVES_KEY);
+    part->mutable_uses(1)->set_serves(kvasir::v1::SERVES_VALUE);
+    const auto attention = DescribeAttention(spec, layer);
+    EXPECT_TRUE(attention.ok()) << attention.status();
+    return attention.ok() ? Listed(*attention) : std::vector<std::string>();
+  };
+  EXPECT_THAT(
+      listed(WithBiases(), "at_runtime",
+             R"("latent_bias":true,"codec":{"bits":{"schedule":[4]},
+                "channel_static":{}})"),
+      ElementsAre("q_proj.weight [32, 24]", "q_proj.bias [32]",
+                  "kv_proj.down.weight [5, 24]", "kv_proj.down.bias [5]",
+                  "kv_proj.up_key.0.weight [8, 3]",
+                  "kv_proj.up_key.1.weight [8, 2]", "kv_proj.up_key.bias [16]",
+                  "kv_proj.range.min [5] F32", "kv_proj.range.scale [5] F32",
+                  "kv_proj.up_value.0.weight [8, 3]",
+                  "kv_proj.up_value.1.weight [8, 2]", "o_proj.weight [24, 32]",
+                  "o_proj.bias [24]"));
+  EXPECT_THAT(
+      listed(Spec(), "fold", R"("codec":{"dtype":"BF16"})"),
+      ElementsAre("q_proj.weight [32, 24]", "kv_proj.down.weight [5, 24]",
+                  "kv_proj.up_key.0.weight [8, 3]",
+                  "kv_proj.up_key.1.weight [8, 2]", "o_proj.weight [24, 10]"));
 }
 
 TEST(PlanTensorsTest, APlanForAnotherModelIsNoCrash) {

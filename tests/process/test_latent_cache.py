@@ -23,8 +23,42 @@ WINDOWS, WINDOW_TOKENS = 3, 192
 # Of the loss, relative: rounding of sums; one code more or less.
 NUMBERS, CODES = 0.0005, 0.005
 
+
+
+def joint(keep, group_heads, codec, window=0):
+    """A plan of one latent of key and value for so many heads (or all of them)."""
+    def plan(base):
+        config = json.loads((base / "config.json").read_text())
+        heads = config.get("num_key_value_heads", config["num_attention_heads"])
+        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        count = heads if group_heads == "all" else min(heads, group_heads)
+        groups = [
+            {"heads": list(range(first, first + count)), "rank": int(keep * 2 * count * dim)}
+            for first in range(0, heads, count)
+        ]
+        part = {
+            "low_rank": {"groups": groups},
+            "uses": [{"reconstruct": {}, "serves": "SERVES_KEY"},
+                     {"at_runtime": {}, "serves": "SERVES_VALUE"}],
+            "stored": "NO_ROPE" if config["model_type"] == "opt" else "PRE_ROPE",
+            "codec": codec,
+        }
+        side = {"exact_window": window}
+        layer = {"key": side, "value": side, "joint": [part]}
+        return {"schema_version": 1, "method": "joint",
+                "layers": [layer] * config["num_hidden_layers"]}
+    return plan
+
+
+FUSED = {"per_token": {}, "param_dtype": "F16", "hadamard_fused": {}}
+STATIC = {"channel_static": {}, "basis_static": {}}
 PALU = ["palu", "--keep", 0.5]
 METHODS = {
+    "joint": (joint(0.25, "all", {"dtype": "BF16"}), NUMBERS),
+    "joint-4": (joint(0.25, "all", {"bits": {"schedule": [4]}, **FUSED}), CODES),
+    "joint-exact": (
+        joint(0.5, 4, {"bits": {"schedule": [8, 4, 4, 3, 2, 2, 1, 0]}, **STATIC}, 20), CODES,
+    ),
     "palu-each": (PALU + ["--group-heads", 1], NUMBERS),
     "palu-groups": (PALU + ["--group-heads", 4], NUMBERS),
     "palu-joint": (PALU + ["--group-heads", "all"], NUMBERS),
@@ -63,10 +97,10 @@ METHODS = {
 # A quarter of each head turns; positions are learned; biases and grouped heads; a window
 # shorter than the texts. All small and random, with biases that are not 0.
 FAMILIES = {
-    "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel"),
-    "opt-125m": ("palu", "palu-4", "svdq"),
-    "qwen2.5-0.5b": ("palu", "rap-4", "commuting", "svdq"),
-    "mistral-7b": ("palu-4", "commuting", "svdq-exact", "svdq-sinks-exact"),
+    "pythia-160m": ("palu", "rap-exact", "commuting", "svdq-rotated", "channel", "joint-exact"),
+    "opt-125m": ("palu", "palu-4", "svdq", "joint-4"),
+    "qwen2.5-0.5b": ("palu", "rap-4", "commuting", "svdq", "joint"),
+    "mistral-7b": ("palu-4", "commuting", "svdq-exact", "svdq-sinks-exact", "joint-exact"),
 }
 GROUPED = ("qwen2.5-0.5b", "mistral-7b")
 SLIDING_WINDOW = 40
@@ -98,7 +132,13 @@ def calibrations(tmp_path_factory):
 def made(base, methods, folder):
     """A checkpoint of every method, and the oracle's loss and bytes of it."""
     for name, (method, _) in methods.items():
-        compress("apply", "--model", base, "--method", *method, "--text",
+        if callable(method):
+            plan = folder / f"{name}.json"
+            plan.write_text(json.dumps(method(base)))
+            flags = ["--plan", plan]
+        else:
+            flags = ["--method", *method]
+        compress("apply", "--model", base, *flags, "--text",
                  TINY / "calibration.txt", "--calibration-tokens", 1024, "--sequence-tokens",
                  256, "--out", folder / name, "--quiet")
     compress("evaluate", "--teacher", base, *[folder / name for name in methods], "--text",
@@ -203,7 +243,7 @@ def generated(model):
 
 def test_groups_alone_make_prompts_lift(artifacts):
     lifting = {name for name in METHODS if invariance(artifacts[name][0]) == LIFTS}
-    assert {"palu-joint", "palu-groups"} <= lifting
+    assert {"palu-joint", "palu-groups", "joint", "joint-exact"} <= lifting
     assert not lifting & {"palu-each", "rap", "rap-4", "channel"}
 
 
@@ -249,7 +289,7 @@ def test_evaluate_sets_what_stays_exact_of_an_artifact(artifacts, tmp_path):
     assert without["fixed_bytes_per_sequence"] == 0
 
 
-@pytest.mark.parametrize("name", ["palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
+@pytest.mark.parametrize("name", ["joint-4", "palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
 def test_it_generates(artifacts, name):
     assert generated(artifacts[name][0]).strip()
 
@@ -324,6 +364,7 @@ def while_it_runs(server):
 
 BYTES_OF = [
     "dense", "palu-4", "rap", "svdq", "lorc", "palu-2-exact", "rap-exact", "palu-2-sinks-exact",
+    "joint-4", "joint-exact",
 ]
 # Whose keys are read as they are stored.
 NOTHING_REBUILT = ("dense", "rap", "rap-exact")
@@ -393,7 +434,7 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
             assert flops == 0
         codes = server.metric("kvasir_kv_static_codes_total")
         clamped = server.metric("kvasir_kv_clamped_codes_total")
-        assert (codes > 0) == (name == "svdq")
+        assert (codes > 0) == (name in ("svdq", "joint-exact"))
         assert 0 <= clamped <= codes / 10
 
 

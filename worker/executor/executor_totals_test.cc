@@ -66,7 +66,7 @@ TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWhateverTheChunks) {
       for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
         const plan::ResolvedPart& part =
             rank->plan().attention_of(l).side(side).parts[0];
-        if (part.range == plan::RangeKind::kChannel) {
+        if (part.range == plan::RangeKind::kChannel && part.stores_latents()) {
           per_token += part.channels();
         }
       }

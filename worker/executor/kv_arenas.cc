@@ -71,6 +71,7 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
                                         const plan::ResolvedPart& resolved,
                                         int64_t granule_bytes) {
   KvArenas::Part part;
+  part.of_keys = layout.of_keys;
   if (resolved.range == plan::RangeKind::kNone) {
     KVASIR_ASSIGN_OR_RETURN(part.latents.dtype, StoredType(resolved.dtype));
   } else if (resolved.range == plan::RangeKind::kToken ||

@@ -29,6 +29,8 @@ class KvArenas {
     Part(Part&&) = default;
     Part& operator=(Part&&) = default;
 
+    // Of values: the pages and exact rows of the last part of the keys.
+    bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
     std::vector<std::vector<kernels::CodeRun>> runs;  // by group

@@ -319,9 +319,11 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    KVASIR_RETURN_IF_ERROR(
-        PrepareHadamard(PlacesOfLatents(value), program().row_columns,
-                        /*transposed=*/false, &value_.hadamard));
+    if (!program().joint) {  // else the keys turn them
+      KVASIR_RETURN_IF_ERROR(
+          PrepareHadamard(PlacesOfLatents(value), program().row_columns,
+                          /*transposed=*/false, &value_.hadamard));
+    }
     KVASIR_RETURN_IF_ERROR(
         PrepareHadamard(PlacesOfHeads(value.attended), value.attended_columns,
                         /*transposed=*/true, &value_.sum_hadamard));
@@ -347,6 +349,7 @@ int64_t LayerAttention::FreshBytes(const KvArenas::Layer& arena,
   const auto add = [&](const std::vector<KvArenas::Part>& parts) {
     std::vector<kernels::LatentGroup> groups;
     for (const KvArenas::Part& part : parts) {
+      if (part.of_keys) continue;
       bytes += Padded(LayFresh(part.exact_groups, max_tokens, &groups));
     }
   };
@@ -362,6 +365,10 @@ void LayerAttention::PlaceExact() {
     const KvArenas::Layer& arena = *parts_.arena;
     if ((is_key(p) ? arena.key_ring : arena.value_ring) < 0) continue;
     const KvArenas::Part& part = is_key(p) ? arena.key[p] : arena.value.front();
+    if (part.of_keys) {
+      exact_[p].rows = exact_[p - 1].rows;
+      continue;
+    }
     exact_[p].rows.ring = part.exact;
     kernels::LatentPart& fresh = exact_[p].rows.fresh;
     fresh = part.exact;
@@ -388,6 +395,7 @@ absl::Status LayerAttention::PrepareAppends() {
   std::vector<kernels::KvAppendPart> key_ring;
   std::vector<kernels::KvAppendPart> value_ring;
   for (size_t p = 0; p < num_parts(); ++p) {
+    if (!is_key(p) && program().joint) continue;
     all.push_back(Appended(p, is_key(p) ? keys_[p].latents : value_.latents));
     if (exact_[p].fresh_groups.empty()) continue;
     fresh.push_back(Appended(p, exact_[p].rows.fresh));

@@ -131,7 +131,7 @@ absl::Status ModelExecutor::CreateDecoder() {
         *weights_.layers[static_cast<size_t>(layer)].attention;
     lifts_prompts_ = lifts_prompts_ || LiftsPrompts(program);
     for (const KeyProgram& part : program.key) count(part);
-    count(program.value);
+    if (!program.joint) count(program.value);
   }
   FindLikeLayers();
   return absl::OkStatus();

@@ -141,8 +141,8 @@ int64_t DenseFlopsPerSlot(const plan::AttentionShape& shape) {
 std::vector<double> LiftFlops(const PartProgram& part, int64_t dims) {
   std::vector<double> flops;
   for (const int32_t group : part.group_of_head) {
-    const int64_t width = part.latents[static_cast<size_t>(group)].width;
-    flops.push_back(static_cast<double>(2 * width * dims));
+    const int64_t stored = part.latents[static_cast<size_t>(group)].stored;
+    flops.push_back(static_cast<double>(2 * stored * dims));
   }
   return flops;
 }

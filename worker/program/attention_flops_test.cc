@@ -9,6 +9,18 @@
 namespace kvasir::worker {
 namespace {
 
+// Of each query head with the latent that it meets.
+int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
+  const RankHeads& heads = program.heads;
+  int64_t flops = 0;
+  for (int64_t h = 0; h < heads.query.count; ++h) {
+    const auto kv = static_cast<size_t>(h * heads.kv.count / heads.query.count);
+    const auto group = static_cast<size_t>(part.group_of_head[kv]);
+    flops += 2 * part.latents[group].stored;
+  }
+  return flops;
+}
+
 // What the engine does for a cached token, by the program that it runs.
 SideFlops OfKeys(const AttentionProgram& program) {
   SideFlops flops;
@@ -20,13 +32,13 @@ SideFlops OfKeys(const AttentionProgram& program) {
       flops.attention += 2 * program.heads.query.count * part.rebuild->dims;
       continue;
     }
-    for (const int64_t width : part.query.width) flops.attention += 2 * width;
+    flops.attention += Absorbed(program, part);
   }
   return flops;
 }
 
 SideFlops OfValues(const AttentionProgram& program) {
-  return {.attention = 2 * program.value.attended_columns};
+  return {.attention = Absorbed(program, program.value)};
 }
 
 class AttentionFlopsTest : public ::testing::TestWithParam<PlanCase> {

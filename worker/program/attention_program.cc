@@ -115,7 +115,12 @@ class Maker {
     // Values do not rotate: they have one part, of all dims.
     const ResolvedPart& value = attention_.value.parts[0];
     static_cast<PartProgram&>(out_.value) = MakePart(value);
-    Project(value, &out_.value);
+    out_.joint = value.joint;
+    if (out_.joint) {
+      ShareColumns(out_.key.back(), &out_.value);
+    } else {
+      Project(value, &out_.value);
+    }
     out_.projection_columns = column_;
     for (KeyProgram& part : out_.key) PlaceLifted(&part);
     for (KeyProgram& part : out_.key) PlaceBasis(&part);
@@ -147,6 +152,7 @@ class Maker {
   PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
     part.prefix = from.prefix;
+    part.lift_prefix = from.lift_prefix;
     part.has_basis = from.transform == plan::Transform::kBasisStatic &&
                      from.space == Space::kFull;
     part.has_mean = part.has_basis && from.mean;
@@ -159,6 +165,7 @@ class Maker {
       LatentProgram latent;
       latent.index = static_cast<int64_t>(g);
       latent.width = resolved.channels;
+      latent.stored = resolved.stored_channels();
       latent.column = part.latent_columns;
       for (size_t place = 0; place < resolved.heads.size(); ++place) {
         if (!out_.heads.kv.Contains(resolved.heads[place])) continue;
@@ -379,6 +386,14 @@ class Maker {
     }
     if (!part->static_ranges) part->range_takes.clear();
     out_.projections.push_back(std::move(projection));
+  }
+
+  // A joint part is projected, turned and ranged once, as a part of the keys.
+  static void ShareColumns(const PartProgram& key, PartProgram* value) {
+    value->latent_column = key.latent_column;
+    value->source_column = key.source_column;
+    value->source_columns = key.source_columns;
+    value->range_takes = key.range_takes;
   }
 
   void RotateSource(const ResolvedPart& from, PartProgram* part) const {

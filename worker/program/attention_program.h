@@ -77,6 +77,7 @@ struct LatentProgram {
   std::vector<int64_t> heads;   // the rank's, counted from its first
   std::vector<int64_t> places;  // of those heads among all that share it
   int64_t width = 0;            // R'
+  int64_t stored = 0;           // of them: the others cost a slot nothing
   int64_t column = 0;           // in a row of the part's latents
   // rope_low_rank: the pairs of a head that it stands for, and of each complex
   // channel its pair's place among them.
@@ -96,7 +97,8 @@ struct PromptLift {
 
 // What one part of a side does with the fused projection.
 struct PartProgram {
-  std::string prefix;  // of tensor names, after "model.layers.{l}."
+  std::string prefix;       // of tensor names, after "model.layers.{l}."
+  std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
   // Those that have a head on the rank, in the plan's order.
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // [Hkv]: in `latents`
@@ -159,6 +161,9 @@ struct AttentionProgram {
   int64_t row_columns = 0;         // of a token's row
   std::vector<KeyProgram> key;
   ValueProgram value;
+  // The values' latents are those of the last key part: the same columns, pages
+  // and exact rows.
+  bool joint = false;
   // Of o_proj: the rank's columns of all.
   int64_t output_first_column = 0;
   int64_t output_columns = 0;

@@ -190,6 +190,40 @@ TEST(AttentionProgramTest, AGroupThatSpansRanksIsHeldWhole) {
   EXPECT_EQ(program.output_first_column, 16);
 }
 
+TEST(AttentionProgramTest, ALatentOfKeyAndValueIsProjectedOnce) {
+  kvasir::v1::LayerPlan plan;
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      R"({"joint":[{"low_rank":{"groups":[{"heads":[1],"rank":3},
+          {"heads":[0],"rank":2}]},
+          "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
+                  {"at_runtime":{},"serves":"SERVES_VALUE"}],
+          "stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
+          "channel_static":{}}}]})",
+      &plan);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto attention,
+                              plan::ResolveAttention(plan, Shape(), 0));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const AttentionProgram program,
+      MakeAttentionProgram(attention, Shape(), 0, kAll));
+  EXPECT_TRUE(program.joint);
+  ASSERT_EQ(program.projections.size(), 2);
+  EXPECT_EQ(program.projections[1].name, "self_attn.kv_proj.down");
+  EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{0, 5, 32}));
+  EXPECT_EQ(program.row_columns, 32 + 5);
+  const KeyProgram& key = program.key[0];
+  const ValueProgram& value = program.value;
+  ASSERT_TRUE(key.rebuild.has_value());
+  EXPECT_TRUE(key.rebuild->lifted);
+  EXPECT_EQ(key.lift_prefix, "up_key");
+  EXPECT_TRUE(value.lifted);
+  EXPECT_EQ(value.lift_prefix, "up_value");
+  EXPECT_EQ(key.latent_column, 32);
+  EXPECT_EQ(value.latent_column, 32);
+  EXPECT_EQ(value.range_takes, key.range_takes);
+  EXPECT_THAT(value.attended.width, ElementsAre(2, 2, 3, 3));
+}
+
 TEST(AttentionProgramTest, KeptPairsSelectTheirQueries) {
   const AttentionProgram program =
       Make(Pairs("at_runtime", "POST_ROPE"), kFull);

@@ -32,7 +32,6 @@ std::string UnlikeWidths(const ResolvedPart& part) {
 
 // What a part asks for that no kernel does; empty: nothing.
 std::string BeyondThisBuild(const ResolvedPart& part) {
-  if (part.joint) return "a latent of key and value";
   if (part.has_lift(plan::Lift::kAnchored)) return "ANCHORED keys";
   if (part.transform == plan::Transform::kBasisSequence) {
     return "a basis of the sequence";
@@ -66,7 +65,7 @@ absl::Status CheckAttention(const plan::ResolvedAttention& attention,
   const std::string name = absl::StrCat("layer ", layer);
   KVASIR_RETURN_IF_ERROR(CheckParts(attention.key.parts, name + " key"));
   KVASIR_RETURN_IF_ERROR(CheckParts(attention.value.parts, name + " value"));
-  return CheckParts(attention.joint, name + " joint");
+  return absl::OkStatus();
 }
 
 absl::Status CheckTokens(const plan::ResolvedLayer& resolved, int64_t layer) {

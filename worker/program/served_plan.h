@@ -39,8 +39,6 @@ struct ServeOptions {
 //   - ANCHORED keys;
 //   - low_rank keys stored POST_ROPE, for which no tensors are defined;
 //   - rope_low_rank keys stored PRE_ROPE whose groups are of unlike width;
-//   - parts that serve key and value;
-//   - bits by runs of channels, 5 and 6 bits, and ranges of norms;
 //   - sizes beyond the kernels' limits (attention_limits.h).
 // UNIMPLEMENTED names the first layer, side and part that asks for such, and
 // what it asks for or the value and its limit.

@@ -205,11 +205,6 @@ std::string KeyCodec(const std::string& codec) {
 
 std::vector<NotServed> NotServedCases() {
   const std::string numbers = R"("codec":{"dtype":"BF16"})";
-  const std::string joint =
-      R"({"joint":[{"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
-          "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
-                  {"at_runtime":{},"serves":"SERVES_VALUE"}],
-          "stored":"PRE_ROPE",)";
   return {
       {"Anchored",
        Keys(Joint(4, 8,
@@ -240,8 +235,6 @@ std::vector<NotServed> NotServedCases() {
            4, 8,
            R"("uses":[{"at_runtime":{}}],"stored":"POST_ROPE",)" + numbers)),
        "low_rank space of keys stored POST_ROPE"},
-      {"JointParts", joint + numbers + "}]}",
-       "layer 1 joint: the plan asks for a latent of key and value in part 0"},
       {"Eviction", Keys(kFullKey, R"(,"eviction":{"budget":64,"recent":16,
                          "positions":"ORIGINAL","every_tokens":8})"),
        "layer 1: the plan asks for eviction; this build keeps and reads every "

@@ -80,6 +80,9 @@ std::vector<PlanCase> NeoxPlanCases() {
            OnePair(kAtRuntime, "POST_ROPE", TokenCodes("4", online)), ",",
            LowRank(kStill, kAtRuntime, "NO_ROPE", TokenCodes("8", online))),
        LowRank(kTwo, kAtRuntime, "NO_ROPE", TokenCodes("4")), true, 6, 3, 4},
+      JointCase("NeoxKeyAndValue", kTwo, "PRE_ROPE", kTyped, 0, kMean),
+      JointCase("NeoxKeyAndValueCodes", kAll, "PRE_ROPE",
+                TokenCodes("4", fused), 9),
   };
 }
 
@@ -106,6 +109,14 @@ std::vector<PlanCase> OptPlanCases() {
       {"OptSinks",
        LowRank(kAll, kReconstruct, "NO_ROPE", TokenCodes("4", online)),
        Full("NO_ROPE", Codes("4", R"("channel_static":{})")), true, 0, 5, 2},
+      JointCase("OptKeyAndValue", kTwo, "NO_ROPE", kTyped),
+      JointCase("OptKeyAndValueCodes", kAll, "NO_ROPE",
+                TokenCodes("4", online)),
+      {.name = "OptKeyAndValueAbsorbed",
+       .joint = LowRank(kTwo,
+                        R"("at_runtime":{},"serves":"SERVES_KEY"},)"
+                        R"({"fold":{},"serves":"SERVES_VALUE")",
+                        "NO_ROPE")},
   };
 }
 
@@ -122,7 +133,7 @@ std::vector<FamilyCase> FamilyCases(int64_t sliding_window) {
   for (PlanCase& each : PlanCases()) {
     for (const char* name :
          {"PaluJointCodes", "PairsCodes", "CommutingUnrotated", "BasisCodes",
-          "SinksKeysOfParts"}) {
+          "SinksKeysOfParts", "KeyAndValueCodes"}) {
       if (each.name != name) continue;
       cases.push_back({TinyWindowShape(sliding_window), each});
       cases.back().plan_case.name += "WithAWindow";

@@ -39,6 +39,20 @@ std::string LowRank(const std::string& groups, const std::string& use,
                       rest, "}");
 }
 
+PlanCase JointCase(const std::string& name, const std::string& groups,
+                   const std::string& stored, const std::string& codec,
+                   uint32_t exact_window, const std::string& rest,
+                   uint32_t sinks) {
+  const std::string uses = R"("reconstruct":{},"serves":"SERVES_KEY"},)"
+                           R"({"at_runtime":{},"serves":"SERVES_VALUE")";
+  return {.name = name,
+          .codes = codec != kTyped,
+          .key_exact = exact_window,
+          .value_exact = exact_window,
+          .sinks = sinks,
+          .joint = LowRank(groups, uses, stored, codec, rest)};
+}
+
 std::string Full(const std::string& stored, const std::string& codec,
                  const std::string& rest) {
   return absl::StrCat(R"({"full":{},"stored":")", stored, R"(","codec":)",
@@ -65,6 +79,10 @@ std::vector<PlanCase> PlanCases() {
   using namespace plan_cases;  // NOLINT: this function is of that namespace
   const std::string two =
       R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
+  const std::string pairs =
+      R"({"heads":[0,2],"rank":15},{"heads":[3,1],"rank":10})";
+  const std::string wide =
+      R"({"heads":[0,1],"rank":16},{"heads":[2,3],"rank":8})";
   const std::string each = R"({"heads":[0],"rank":5},{"heads":[1],"rank":5},)"
                            R"({"heads":[2],"rank":3},{"heads":[3],"rank":4})";
   const std::string all = R"({"heads":[0,1,2,3],"rank":16})";
@@ -187,15 +205,31 @@ std::vector<PlanCase> PlanCases() {
                     LowRank(all, R"("pairs":[2,3],"reconstruct":{})",
                             "PRE_ROPE", Codes("4", fused))),
        Full("NO_ROPE"), true, 3, 0, 6},
+      JointCase("KeyAndValue", R"({"heads":[0,1,2,3],"rank":40})", "PRE_ROPE",
+                kTyped),
+      JointCase("KeyAndValueOfTwo", pairs, "PRE_ROPE", kTyped, 0, mean),
+      JointCase("KeyAndValueCodes", all, "PRE_ROPE", Codes("4", fused)),
+      JointCase("KeyAndValueBasisOfTwo", wide, "PRE_ROPE",
+                Codes("8,4,4,3,2,1,0,0", basis), 0, R"(,"latent_bias":true)"),
+      JointCase("ExactKeyAndValue", pairs, "PRE_ROPE", Codes("8", fixed), 7),
+      JointCase("KeyAndValueLevels", two, "PRE_ROPE",
+                Codes("4", R"("per_token_norm":{"levels":[)" + sixteen +
+                               R"(]},"param_dtype":"F16")")),
+      JointCase("KeyAndValueFallingBits", all, "PRE_ROPE",
+                Runs({{2, 8}, {3, 6}, {2, 5}, {2, 3}, {1, 2}, {6, 0}}, fixed)),
+      JointCase("ExactKeyAndValueFallingBits", all, "PRE_ROPE",
+                Runs({{4, 6}, {6, 5}, {2, 1}, {4, 0}}, fixed), 7),
+      JointCase("SinksKeyAndValueFallingBits", all, "PRE_ROPE",
+                Runs({{4, 6}, {4, 5}, {2, 3}, {6, 0}}, fixed), 7, "", 4),
   };
 }
 
 kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
                           const model::DecoderSpec& spec,
                           const std::string& dtype) {
-  std::string layer =
-      absl::StrCat(R"({"key":{"parts":[)", plan_case.key,
-                   R"(]},"value":{"parts":[)", plan_case.value, "]}}");
+  std::string layer = absl::StrCat(R"({"key":{"parts":[)", plan_case.key,
+                                   R"(]},"value":{"parts":[)", plan_case.value,
+                                   R"(]},"joint":[)", plan_case.joint, "]}");
   for (size_t at = layer.find('$'); at != std::string::npos;
        at = layer.find('$')) {
     layer.replace(at, 1, dtype);

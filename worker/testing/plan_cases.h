@@ -20,13 +20,20 @@ struct PlanCase {
   bool codes = false;      // quantized
   uint32_t key_exact = 0;  // exact windows
   uint32_t value_exact = 0;
-  uint32_t sinks = 0;  // exact ones
+  uint32_t sinks = 0;      // exact ones
+  std::string joint = "";  // instead of both sides' parts
 };
 
 namespace plan_cases {
 
 inline constexpr char kTyped[] = R"({"dtype":"$"})";  // $: the number type
 
+// A low_rank part of key and value, its lifts at run time; `codec` and what
+// comes behind it as below.
+PlanCase JointCase(const std::string& name, const std::string& groups,
+                   const std::string& stored, const std::string& codec,
+                   uint32_t exact_window = 0, const std::string& rest = "",
+                   uint32_t sinks = 0);
 // `groups` is a list of {"heads", "rank"}.
 std::string LowRank(const std::string& groups, const std::string& use,
                     const std::string& stored,

@@ -131,7 +131,12 @@ class AttentionPlanner {
       KVASIR_RETURN_IF_ERROR(MatrixLifts(
           value, spec_.head_dim, WeightSink::Kind::kPack, &weights_->value));
     }
-    KVASIR_RETURN_IF_ERROR(Ranges(program_.value, &weights_->value));
+    if (program_.joint) {
+      weights_->value.range_minimum = weights_->key.back().range_minimum;
+      weights_->value.range_scale = weights_->key.back().range_scale;
+    } else {
+      KVASIR_RETURN_IF_ERROR(Ranges(value, &weights_->value));
+    }
     KVASIR_RETURN_IF_ERROR(Output());
     for (const plan::RequiredTensor& tensor : program_.tensors) {
       std::string name = plan::LayerTensorName(load_.layer, tensor.name);
@@ -212,12 +217,15 @@ class AttentionPlanner {
       jobs_->Add(std::move(job));
     }
     return part.rebuild->has_bias
-               ? HeadVector(part.prefix + ".up.bias", dims, &own->up_bias)
+               ? HeadVector(
+                     absl::StrCat(part.prefix, ".", part.lift_prefix, ".bias"),
+                     dims, &own->up_bias)
                : absl::OkStatus();
   }
 
   std::string LiftTensor(const PartProgram& part, const LatentProgram& latent) {
-    return Name(absl::StrCat(part.prefix, ".", plan::LiftName(latent.index)));
+    return Name(absl::StrCat(part.prefix, ".",
+                             plan::LiftName(part.lift_prefix, latent.index)));
   }
 
   // Each head's `head_rows` rows of a latent's lift, as float32.
