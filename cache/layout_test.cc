@@ -496,6 +496,8 @@ TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNothing) {
   EXPECT_TRUE(layout.layer(0).key.exact.any());
   EXPECT_FALSE(layout.layer(0).value.exact.any());
   EXPECT_TRUE(layout.prefix_reusable());
+}
+
 constexpr char kKeyAndValue[] = R"({
       "low_rank":{"groups":[{"heads":[0,2],"rank":48},
                             {"heads":[1,3],"rank":16}]},
