@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,15 +21,16 @@ namespace kvasir::cli {
 
 struct CalibrationFlags {
   std::string model;
-  std::string tokenizer;  // empty: the model's
-  std::string text;
-  int64_t tokens = 16384;
-  int64_t sequence_tokens = 0;  // 0: 1024, or what the model takes
+  std::string tokenizer;           // empty: the model's
+  std::vector<std::string> texts;  // FILE or NAME=FILE
+  int64_t tokens = 0;              // 0: 16384, with information 131072
+  int64_t sequence_tokens = 0;     // 0: 1024, or what the model takes
   uint64_t seed = 42;
   std::string cache;  // "none": none
   std::string device = "auto";
   int threads = 0;
   int64_t micro_batch = 0;
+  int64_t labels_per_position = 1;
   bool quiet = false;
 };
 void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags);
@@ -41,7 +43,9 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 struct CalibrationNeeds {
   // Tokens alone: ranges of codes.
   bool sample = false;
-  // Grams and energies; includes the sample.
+  // Grams and energies; includes the sample. With information in the parts the
+  // sample has held out sequences and counts no sinks, and the built-in domains
+  // do where no text is given.
   bool statistics = false;
   compress::CalibrationParts parts = {.fisher = false};
 };

@@ -23,6 +23,7 @@ void Report(const absl::Status& status, int* exit_code);
 void AddDeviceFlag(CLI::App* command, std::string& device);
 
 void AddApplyCommand(CLI::App* app, int* exit_code);
+void AddCalibrateCommand(CLI::App* app, int* exit_code);
 void AddEvaluateCommand(CLI::App* app, int* exit_code);
 void AddInitCommand(CLI::App* app, int* exit_code);
 void AddPlanCommand(CLI::App* app, int* exit_code);

@@ -42,6 +42,7 @@ int Main(int argc, char** argv) {
       "it ends\nthe program at once.\n"
       "Exit codes: 0 done, 1 failed or stopped, 2 wrong usage.");
   int exit_code = kExitOk;
+  AddCalibrateCommand(&app, &exit_code);
   AddPlanCommand(&app, &exit_code);
   AddApplyCommand(&app, &exit_code);
   AddEvaluateCommand(&app, &exit_code);

@@ -12,8 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/philox.h"
 #include "base/status_macros.h"
 #include "compress/artifact/tensor_file.h"
+#include "compress/calibrate/calibration_cache.h"
 #include "compress/calibrate/head_loss.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/layer_program.h"
@@ -27,7 +29,8 @@ namespace {
 
 constexpr char kKeyWeight[] = "self_attn.k_proj.weight";
 constexpr char kValueWeight[] = "self_attn.v_proj.weight";
-constexpr size_t kFingerprintBuffer = size_t{8} << 20;
+// Of the labels that the model draws: another key than that of any seed.
+constexpr uint64_t kLabelSeed = 0x6c6162656c730000;
 
 at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
   return at::from_blob(const_cast<int32_t*>(sequence.data()),
@@ -36,35 +39,73 @@ at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
       .to(at::kLong);
 }
 
-// What is added up of one sequence in one layer.
+// In [0, 1), of what it is for alone.
+double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
+  const base::PhiloxCounter bits = base::Philox4x32(
+      base::PhiloxKeyFromSeed(kLabelSeed),
+      base::PhiloxCounterOf((static_cast<uint64_t>(sequence) << 32) |
+                                static_cast<uint64_t>(position),
+                            static_cast<uint64_t>(draw)));
+  const uint64_t wide = (uint64_t{bits[1]} << 32) | bits[0];
+  return static_cast<double>(wide >> 11) * 0x1p-53;
+}
+
+// Sees what is added up of one sequence in one layer.
 class SequenceObserver : public LayerObserver {
  public:
   void OnAttentionInput(int64_t, const at::Tensor& x) override {
     input_ = x.detach().flatten(0, 1);
   }
   void OnQuery(int64_t, const at::Tensor& query) override {
-    query_squares_ =
-        query.detach().flatten(0, 1).to(at::kDouble).square().sum(0);
+    query_ = query.detach().flatten(0, 1);
+  }
+  void OnKey(int64_t, const at::Tensor& key) override {
+    key_ = key.detach().flatten(0, 1).flatten(1);
   }
   void OnRotatedKey(int64_t, const at::Tensor& key) override {
     rotated_key_ = key.detach().flatten(0, 1).flatten(1);
   }
+  void OnValue(int64_t, const at::Tensor& value) override {
+    value_ = value.detach().flatten(0, 1).flatten(1);
+  }
 
-  void AddTo(LayerSums& sums, int threads) const {
+  // Tokens behind the first `sinks`.
+  void AddTo(LayerSums& sums, int64_t sinks, int threads) const {
     const at::NoGradGuard no_grad;
-    AddGram(input_, threads, sums.input_gram);
-    sums.input_sum += input_.sum(0, /*keepdim=*/false, at::kDouble);
-    sums.query_squares += query_squares_;
+    const at::Tensor input = input_.slice(0, sinks);
+    AddGram(input, threads, sums.input_gram);
+    sums.input_sum += input.sum(0, /*keepdim=*/false, at::kDouble);
+    sums.query_squares +=
+        query_.slice(0, sinks).to(at::kDouble).square().sum(0);
     if (sums.rotated_key_gram.defined()) {
-      AddGram(rotated_key_, threads, sums.rotated_key_gram);
-      sums.rotated_key_sum += rotated_key_.sum(0, false, at::kDouble);
+      const at::Tensor key = rotated_key_.slice(0, sinks);
+      AddGram(key, threads, sums.rotated_key_gram);
+      sums.rotated_key_sum += key.sum(0, false, at::kDouble);
     }
   }
 
+  // Keys beside values at `positions` [n], to rows [n, 2 * Hkv * D].
+  void PutRows(const at::Tensor& positions, at::Tensor rows) const {
+    const at::NoGradGuard no_grad;
+    const at::Tensor index = positions.to(key_.device());
+    rows.copy_(at::cat(
+        {key_.index_select(0, index), value_.index_select(0, index)}, 1));
+  }
+
  private:
-  at::Tensor input_;          // [T, M]
-  at::Tensor query_squares_;  // [Hq, D]
-  at::Tensor rotated_key_;    // [T, Hkv * D]
+  at::Tensor input_;        // [T, M]
+  at::Tensor query_;        // [T, Hq, D]
+  at::Tensor key_;          // [T, Hkv * D]
+  at::Tensor rotated_key_;  // [T, Hkv * D]
+  at::Tensor value_;        // [T, Hkv * D]
+};
+
+// Leaves of no gradient of their own: what a layer's way back passes.
+struct KeyValueObserver : public LayerObserver {
+  void OnKey(int64_t, const at::Tensor& seen) override { key = seen; }
+  void OnValue(int64_t, const at::Tensor& seen) override { value = seen; }
+  at::Tensor key;    // [1, T, Hkv, D]
+  at::Tensor value;  // [1, T, Hkv, D]
 };
 
 // Saves, counts and asks whether to go on.
@@ -132,33 +173,37 @@ class Calibrator {
         options_(options),
         rotation_(MakeRotation(
             spec_.rope, sample.sequence_tokens,
-            at::TensorOptions().dtype(at::kFloat).device(options.device))) {}
-
-  int64_t TotalPasses() const {
-    const int64_t directions = options_.parts.fisher ? 2 : 1;
-    return directions * spec_.num_layers() * sample_.num_sequences();
+            at::TensorOptions().dtype(at::kFloat).device(options.device))) {
+    if (options.parts.information) {
+      rows_ = SpreadRows(sample, options.parts.sample_rows);
+    }
   }
+
+  int64_t TotalPasses() const { return PassesThrough(sample_.num_sequences()); }
   int64_t PassesDone(const CalibrationState& state) const {
-    return options_.parts.fisher
-               ? 2 * spec_.num_layers() * state.sequence
+    return options_.parts.has_gradients()
+               ? PassesThrough(state.sequence)
                : state.layer * sample_.num_sequences() + state.sequence;
   }
 
   // Layer by layer, all sequences.
   absl::Status Stream(CalibrationState& state, Pace& pace) const;
-  // Sequence by sequence, all layers, there and back.
-  absl::Status RunWithFisher(CalibrationState& state, Pace& pace,
-                             absl::Duration& fisher_time) const;
+  // Sequence by sequence, all layers, there and back; those that are held out
+  // only there.
+  absl::Status RunWithGradients(CalibrationState& state, Pace& pace,
+                                absl::Duration& way_back) const;
 
  private:
   // Of a few sequences that go through the layers together.
   struct MicroBatch {
     int64_t first = 0;
     int64_t count = 0;
+    bool goes_back = true;
     // Inputs of the layers [L + 1][count], each [1, T, M].
     std::vector<std::vector<at::Tensor>> hidden;
-    // Of the mean loss, by the layer's output [count].
-    std::vector<at::Tensor> gradient;
+    // By the layer's output, per way back [count]: of the mean loss where
+    // Fisher is asked for, then of each draw's log chances.
+    std::vector<std::vector<at::Tensor>> gradients;
     std::vector<double> loss;
   };
   struct Resident {
@@ -169,15 +214,32 @@ class Calibrator {
   absl::StatusOr<Resident> LoadResident() const;
   absl::Status Forward(const Resident& resident, MicroBatch& batch,
                        CalibrationState& state, Pace& pace) const;
-  void AddHeadGradient(const Resident& resident, MicroBatch& batch) const;
+  void AddHeadGradients(const Resident& resident, MicroBatch& batch) const;
+  void AddOuterProducts(const at::Tensor& gradient, at::Tensor& sum) const;
   absl::Status Backward(const Resident& resident, MicroBatch& batch,
                         CalibrationState& state, Pace& pace) const;
 
-  // Runs one layer over sequences, and adds what it saw in their order.
+  // Runs one layer over sequences from `first` on, and adds what it saw in
+  // their order.
   absl::Status RunLayer(const LayerProgram& program, const TensorMap& tensors,
-                        const std::vector<at::Tensor>& inputs,
+                        int64_t first, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor>& outputs,
                         LayerSums& sums) const;
+  // Keys and values of the sequence that are sample rows.
+  void TakeRows(int64_t sequence, const SequenceObserver& observer,
+                LayerSums& sums) const;
+  // Passes of the first sequences, with gradients; each through one layer.
+  int64_t PassesThrough(int64_t sequences) const {
+    const int64_t back = options_.parts.has_gradients()
+                             ? std::min(sequences, sample_.counted_sequences())
+                             : 0;
+    return spec_.num_layers() * (sequences + back);
+  }
+  int64_t WaysBack() const {
+    return (options_.parts.fisher ? 1 : 0) +
+           (options_.parts.information ? options_.parts.labels_per_position
+                                       : 0);
+  }
 
   const std::vector<int32_t>& Sequence(int64_t index) const {
     return sample_.sequences[static_cast<size_t>(index)];
@@ -191,6 +253,7 @@ class Calibrator {
   const CalibrationSample& sample_;
   const CalibrateOptions& options_;
   const Rotation rotation_;
+  std::vector<SampledRow> rows_;
 };
 
 // Runs `work(i)` for i < count in threads; the first error by index.
@@ -215,7 +278,7 @@ TensorMap Widened(const TensorMap& stored) {
 }
 
 absl::Status Calibrator::RunLayer(const LayerProgram& program,
-                                  const TensorMap& tensors,
+                                  const TensorMap& tensors, int64_t first,
                                   const std::vector<at::Tensor>& inputs,
                                   std::vector<at::Tensor>& outputs,
                                   LayerSums& sums) const {
@@ -232,10 +295,30 @@ absl::Status Calibrator::RunLayer(const LayerProgram& program,
                          {.observer = &observers[index]}));
         return absl::OkStatus();
       }));
-  for (const SequenceObserver& observer : observers) {
-    observer.AddTo(sums, options_.threads);
+  for (size_t i = 0; i < observers.size(); ++i) {
+    const int64_t sequence = first + static_cast<int64_t>(i);
+    if (sequence < sample_.counted_sequences()) {
+      observers[i].AddTo(sums, sample_.sink_tokens, options_.threads);
+    }
+    if (!rows_.empty()) TakeRows(sequence, observers[i], sums);
   }
   return absl::OkStatus();
+}
+
+void Calibrator::TakeRows(int64_t sequence, const SequenceObserver& observer,
+                          LayerSums& sums) const {
+  const auto before = [](const SampledRow& row, int64_t wanted) {
+    return row.sequence < wanted;
+  };
+  const auto begin =
+      std::lower_bound(rows_.begin(), rows_.end(), sequence, before);
+  const auto end = std::lower_bound(begin, rows_.end(), sequence + 1, before);
+  if (begin == end) return;
+  std::vector<int64_t> positions;
+  for (auto row = begin; row != end; ++row) positions.push_back(row->position);
+  observer.PutRows(
+      at::tensor(positions),
+      sums.sample_rows.slice(0, begin - rows_.begin(), end - rows_.begin()));
 }
 
 absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
@@ -274,7 +357,8 @@ absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
         inputs.push_back(rows.back().to(options_.device));
       }
       std::vector<at::Tensor> outputs;
-      KVASIR_RETURN_IF_ERROR(RunLayer(program, tensors, inputs, outputs, sums));
+      KVASIR_RETURN_IF_ERROR(
+          RunLayer(program, tensors, state.sequence, inputs, outputs, sums));
       for (size_t i = 0; i < rows.size(); ++i) rows[i].copy_(outputs[i]);
       state.sequence += count;
       KVASIR_RETURN_IF_ERROR(pace.After(count, state));
@@ -326,68 +410,128 @@ absl::Status Calibrator::Forward(const Resident& resident, MicroBatch& batch,
   for (int64_t layer = 0; layer < spec_.num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);
     KVASIR_ASSIGN_OR_RETURN(const LayerProgram program, Program(layer));
-    KVASIR_RETURN_IF_ERROR(
-        RunLayer(program, Widened(resident.layers[index]), batch.hidden[index],
-                 batch.hidden[index + 1], state.layers[index]));
+    KVASIR_RETURN_IF_ERROR(RunLayer(
+        program, Widened(resident.layers[index]), batch.first,
+        batch.hidden[index], batch.hidden[index + 1], state.layers[index]));
+    if (!batch.goes_back) batch.hidden[index].clear();
     pace.Count(batch.count);
   }
   return absl::OkStatus();
 }
 
-void Calibrator::AddHeadGradient(const Resident& resident,
-                                 MicroBatch& batch) const {
-  batch.gradient.resize(static_cast<size_t>(batch.count));
-  batch.loss.resize(static_cast<size_t>(batch.count));
+void Calibrator::AddHeadGradients(const Resident& resident,
+                                  MicroBatch& batch) const {
+  const CalibrationParts& parts = options_.parts;
+  const auto count = static_cast<size_t>(batch.count);
+  batch.gradients.assign(static_cast<size_t>(WaysBack()),
+                         std::vector<at::Tensor>(count));
+  batch.loss.resize(count);
   ForEachIndex(batch.count, options_.threads, [&](int64_t i) {
     const auto index = static_cast<size_t>(i);
+    const int64_t sequence = batch.first + i;
     const at::AutoGradMode grad(true);
     const at::Tensor hidden =
         batch.hidden.back()[index].detach().requires_grad_(true);
     const at::Tensor normal = FinalNorm(spec_, resident.outer, hidden);
-    const HeadLoss head =
-        NextTokenLoss(normal.detach()[0], resident.outer.head,
-                      IdsOf(Sequence(batch.first + i))[0].to(options_.device));
-    batch.loss[index] = head.loss;
-    batch.gradient[index] = torch::autograd::grad(
-        {normal}, {hidden}, {head.gradient.unsqueeze(0)})[0];
+    const at::Tensor rows = normal.detach()[0];
+    const at::Tensor ids = IdsOf(Sequence(sequence))[0].to(options_.device);
+    size_t way = 0;
+    const auto put = [&](const at::Tensor& gradient) {
+      std::vector<at::Tensor>& of_way = batch.gradients[way++];
+      of_way[index] =
+          torch::autograd::grad({normal}, {hidden}, {gradient.unsqueeze(0)},
+                                /*retain_graph=*/true)[0];
+    };
+    if (parts.fisher) {
+      const HeadLoss head = NextTokenLoss(rows, resident.outer.head, ids);
+      batch.loss[index] = head.loss;
+      put(head.gradient);
+    }
+    if (parts.information) {
+      const LabelScores scores = SampledLabelScores(
+          rows, resident.outer.head, ids, parts.labels_per_position,
+          [&](int64_t position, int64_t draw) {
+            return LabelUniform(sequence, position, draw);
+          });
+      batch.loss[index] = scores.loss;
+      for (const at::Tensor& gradient : scores.gradients) put(gradient);
+    }
   });
   batch.hidden.back().clear();
 }
 
+// g gT of the tokens behind the sinks [kv, kv], added to `sum`.
+void Calibrator::AddOuterProducts(const at::Tensor& gradient,
+                                  at::Tensor& sum) const {
+  const at::NoGradGuard no_grad;
+  const at::Tensor rows = gradient.flatten(0, 1)
+                              .flatten(1)
+                              .slice(0, sample_.sink_tokens)
+                              .to(at::kDouble);
+  const at::Tensor product = at::mm(rows.t(), rows);
+  sum = sum.defined() ? sum.add_(product) : product;
+}
+
 absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
                                   CalibrationState& state, Pace& pace) const {
+  const bool fisher = options_.parts.fisher;
   for (int64_t layer = spec_.num_layers() - 1; layer >= 0; --layer) {
     const auto at_layer = static_cast<size_t>(layer);
     KVASIR_ASSIGN_OR_RETURN(const LayerProgram program, Program(layer));
     TensorMap tensors = Widened(resident.layers[at_layer]);
-    // Leaves of their own: the stored tensors stay without gradients.
     at::Tensor& key = tensors[kKeyWeight];
     at::Tensor& value = tensors[kValueWeight];
-    key = key.detach().requires_grad_(true);
-    value = value.detach().requires_grad_(true);
-    std::vector<at::Tensor> key_gradients(batch.gradient.size());
-    std::vector<at::Tensor> value_gradients(batch.gradient.size());
+    if (fisher) {
+      // Leaves of their own: the stored tensors stay without gradients.
+      key = key.detach().requires_grad_(true);
+      value = value.detach().requires_grad_(true);
+    }
+    const auto count = static_cast<size_t>(batch.count);
+    std::vector<at::Tensor> key_gradients(count);
+    std::vector<at::Tensor> value_gradients(count);
+    std::vector<SequenceInformation> information(count);
     KVASIR_RETURN_IF_ERROR(ForEachStatus(
         batch.count, options_.threads, [&](int64_t i) -> absl::Status {
           const auto index = static_cast<size_t>(i);
           const at::AutoGradMode grad(true);
           at::Tensor hidden =
               batch.hidden[at_layer][index].detach().requires_grad_(true);
-          KVASIR_ASSIGN_OR_RETURN(
-              const at::Tensor out,
-              LayerForward(program, tensors, rotation_, hidden));
-          const std::vector<at::Tensor> gradients = torch::autograd::grad(
-              {out}, {hidden, key, value}, {batch.gradient[index]});
-          batch.gradient[index] = gradients[0];
-          key_gradients[index] = gradients[1];
-          value_gradients[index] = gradients[2];
+          KeyValueObserver seen;
+          KVASIR_ASSIGN_OR_RETURN(const at::Tensor out,
+                                  LayerForward(program, tensors, rotation_,
+                                               hidden, {.observer = &seen}));
+          for (size_t way = 0; way < batch.gradients.size(); ++way) {
+            const bool of_weights = fisher && way == 0;
+            at::Tensor& gradient = batch.gradients[way][index];
+            const std::vector<at::Tensor> gradients = torch::autograd::grad(
+                {out},
+                {hidden, of_weights ? key : seen.key,
+                 of_weights ? value : seen.value},
+                {gradient},
+                /*retain_graph=*/way + 1 < batch.gradients.size());
+            gradient = gradients[0];
+            if (of_weights) {
+              key_gradients[index] = gradients[1];
+              value_gradients[index] = gradients[2];
+            } else {
+              AddOuterProducts(gradients[1], information[index].key);
+              AddOuterProducts(gradients[2], information[index].value);
+            }
+          }
           return absl::OkStatus();
         }));
     const at::NoGradGuard no_grad;
     LayerSums& sums = state.layers[at_layer];
-    for (size_t i = 0; i < key_gradients.size(); ++i) {
-      sums.key_squares.addcmul_(key_gradients[i], key_gradients[i]);
-      sums.value_squares.addcmul_(value_gradients[i], value_gradients[i]);
+    for (size_t i = 0; i < count; ++i) {
+      if (fisher) {
+        sums.key_squares.addcmul_(key_gradients[i], key_gradients[i]);
+        sums.value_squares.addcmul_(value_gradients[i], value_gradients[i]);
+      }
+      if (options_.parts.information) {
+        AddInformation(information[i],
+                       sample_.DomainOf(batch.first + static_cast<int64_t>(i)),
+                       sums);
+      }
     }
     batch.hidden[at_layer].clear();
     pace.Count(batch.count);
@@ -395,157 +539,29 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
   return absl::OkStatus();
 }
 
-absl::Status Calibrator::RunWithFisher(CalibrationState& state, Pace& pace,
-                                       absl::Duration& fisher_time) const {
+absl::Status Calibrator::RunWithGradients(CalibrationState& state, Pace& pace,
+                                          absl::Duration& way_back) const {
   KVASIR_ASSIGN_OR_RETURN(const Resident resident, LoadResident());
   while (state.sequence < sample_.num_sequences()) {
     MicroBatch batch;
     batch.first = state.sequence;
-    batch.count = std::min(options_.sequences_at_a_time(),
-                           sample_.num_sequences() - state.sequence);
+    batch.goes_back = state.sequence < sample_.counted_sequences();
+    const int64_t end =
+        batch.goes_back ? sample_.counted_sequences() : sample_.num_sequences();
+    batch.count =
+        std::min(options_.sequences_at_a_time(), end - state.sequence);
     KVASIR_RETURN_IF_ERROR(Forward(resident, batch, state, pace));
-    const absl::Time turned = absl::Now();
-    AddHeadGradient(resident, batch);
-    KVASIR_RETURN_IF_ERROR(Backward(resident, batch, state, pace));
-    fisher_time += absl::Now() - turned;
-    for (const double loss : batch.loss) state.loss_sum += loss;
+    if (batch.goes_back) {
+      const absl::Time turned = absl::Now();
+      AddHeadGradients(resident, batch);
+      KVASIR_RETURN_IF_ERROR(Backward(resident, batch, state, pace));
+      way_back += absl::Now() - turned;
+      for (const double loss : batch.loss) state.loss_sum += loss;
+    }
     state.sequence += batch.count;
     KVASIR_RETURN_IF_ERROR(pace.After(0, state));
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> WeightsId(const model::Checkpoint& checkpoint) {
-  model::WeightsIdBuilder builder;
-  std::vector<std::byte> buffer(kFingerprintBuffer);
-  for (const auto& [name, entry] : checkpoint.tensors().entries()) {
-    if (!model::IsWeightType(entry.info->type)) continue;
-    buffer.resize(std::max<size_t>(buffer.size(), entry.info->row_bytes()));
-    model::TensorStream stream(entry, buffer);
-    while (true) {
-      KVASIR_ASSIGN_OR_RETURN(const model::TensorStream::Block block,
-                              stream.Next());
-      if (block.num_rows == 0) break;
-    }
-    builder.Add(name, stream.info(), stream.tiles());
-  }
-  return builder.Finish(checkpoint.spec());
-}
-
-std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
-                 const CalibrationParts& parts) {
-  std::string tokens;
-  for (const std::vector<int32_t>& sequence : sample.sequences) {
-    tokens.append(reinterpret_cast<const char*>(sequence.data()),
-                  sequence.size() * sizeof(int32_t));
-  }
-  // Goes up when the same inputs would give other numbers.
-  constexpr int kVersion = 2;
-  return TextHash(absl::StrCat("calibration ", kVersion, " weights ",
-                               weights_id, " tokens ", TextHash(tokens), " ",
-                               sample.num_sequences(), " of ",
-                               sample.sequence_tokens, " fisher ", parts.fisher,
-                               " rotated keys ", parts.rotated_keys));
-}
-
-std::filesystem::path CalibrationPath(const std::filesystem::path& cache,
-                                      const std::string& id) {
-  return cache / absl::StrCat("calibration-", id, ".safetensors");
-}
-
-std::filesystem::path StatePath(const std::filesystem::path& cache,
-                                const std::string& id) {
-  return cache / absl::StrCat("calibration-", id, ".state");
-}
-
-// Neither one that is not there nor a damaged one ends a calibration, but one
-// that cannot be read: it may be hours of work.
-bool CanBeMadeAnew(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsDataLoss(status);
-}
-
-// Leaves out what was not asked for: the result does not depend on what else
-// the cache had.
-Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
-                      const std::string& id) {
-  calibration.id = id;
-  for (LayerCalibration& layer : calibration.layers) {
-    if (!parts.fisher) {
-      layer.key_fisher = at::Tensor();
-      layer.value_fisher = at::Tensor();
-      layer.key_fisher_root = at::Tensor();
-      layer.value_fisher_root = at::Tensor();
-    }
-    if (!parts.rotated_keys) {
-      layer.rotated_key_gram = at::Tensor();
-      layer.rotated_key_sum = at::Tensor();
-    }
-  }
-  return calibration;
-}
-
-// What is asked for, of a finished calibration with these parts or more.
-absl::StatusOr<std::optional<Calibration>> FindCached(
-    const std::string& weights_id, const CalibrationSample& sample,
-    const CalibrateOptions& options, const CalibrateEvents& events) {
-  for (const bool rotated_keys : {false, true}) {
-    for (const bool fisher : {false, true}) {
-      const CalibrationParts parts = {fisher, rotated_keys};
-      if (!parts.Includes(options.parts)) continue;
-      const std::string id = IdOf(weights_id, sample, parts);
-      const std::filesystem::path path = CalibrationPath(options.cache, id);
-      const absl::StatusOr<TensorFile> file = ReadTensorFile(path);
-      absl::Status status = file.status();
-      if (file.ok()) {
-        absl::StatusOr<Calibration> calibration =
-            CalibrationFromFile(*file, id);
-        if (calibration.ok()) {
-          return WithParts(*std::move(calibration), options.parts,
-                           IdOf(weights_id, sample, options.parts));
-        }
-        status = calibration.status();
-      }
-      if (!CanBeMadeAnew(status)) return status;
-      if (!absl::IsNotFound(status)) {
-        events.on_message(
-            absl::StrCat("warning: ", status.message(), "; it is made again"));
-      }
-    }
-  }
-  return std::nullopt;
-}
-
-CalibrationState StartState(const model::DecoderSpec& spec,
-                            const CalibrationParts& parts) {
-  CalibrationState state;
-  for (int64_t layer = 0; layer < spec.num_layers(); ++layer) {
-    state.layers.push_back(ZeroSums(spec, parts));
-  }
-  return state;
-}
-
-absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
-                                           const std::string& id,
-                                           const CalibrateOptions& options,
-                                           const CalibrateEvents& events) {
-  const absl::StatusOr<TensorFile> file =
-      ReadTensorFile(StatePath(options.cache, id));
-  absl::Status status = file.status();
-  if (file.ok()) {
-    absl::StatusOr<CalibrationState> state =
-        StateFromFile(*file, id, spec, options.parts);
-    if (state.ok()) {
-      events.on_message("going on where the last run was stopped");
-      return *std::move(state);
-    }
-    status = state.status();
-  }
-  if (!CanBeMadeAnew(status)) return status;
-  if (!absl::IsNotFound(status)) {
-    events.on_message(absl::StrCat("warning: ", status.message(),
-                                   "; calibration begins anew"));
-  }
-  return StartState(spec, options.parts);
 }
 
 // An empty path, with a message, where the folder cannot be used.
@@ -568,6 +584,11 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
   CalibrationRun run;
   options.cache = UsableCache(options.cache, events);
   const bool cached = !options.cache.empty();
+  if (options.parts.information && sample.num_domains() < 2) {
+    events.on_message(
+        "warning: the calibration text is of one domain: whether a plan holds "
+        "on others cannot be told (each domain left out in turn)");
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::string weights_id, WeightsId(checkpoint));
   const std::string id = IdOf(weights_id, sample, options.parts);
   if (cached) {
@@ -581,10 +602,10 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     }
   }
   if (events.on_start) KVASIR_RETURN_IF_ERROR(events.on_start());
-  CalibrationState state = StartState(checkpoint.spec(), options.parts);
+  CalibrationState state = StartState(checkpoint.spec(), sample, options.parts);
   if (cached) {
-    KVASIR_ASSIGN_OR_RETURN(state,
-                            FindState(checkpoint.spec(), id, options, events));
+    KVASIR_ASSIGN_OR_RETURN(
+        state, FindState(checkpoint.spec(), sample, id, options, events));
   }
   MoveSums(options.device, state);
   // Threads work on sequences of their own; a single one gets all threads.
@@ -595,15 +616,15 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
       cached ? StatePath(options.cache, id) : std::filesystem::path();
   Pace pace(options, events, state_path, id, calibrator.TotalPasses());
   pace.SetDone(calibrator.PassesDone(state));
-  KVASIR_RETURN_IF_ERROR(options.parts.fisher
-                             ? calibrator.RunWithFisher(state, pace, run.fisher)
-                             : calibrator.Stream(state, pace));
+  KVASIR_RETURN_IF_ERROR(
+      options.parts.has_gradients()
+          ? calibrator.RunWithGradients(state, pace, run.way_back)
+          : calibrator.Stream(state, pace));
   MoveSums(at::kCPU, state);
-  run.loss = state.loss_sum / static_cast<double>(sample.num_sequences());
+  run.loss = state.loss_sum / static_cast<double>(sample.counted_sequences());
   KVASIR_ASSIGN_OR_RETURN(
       run.calibration,
-      FinishCalibration(std::move(state), id, sample.num_sequences(),
-                        sample.sequence_tokens));
+      FinishCalibration(std::move(state), id, sample, options.parts));
   if (cached) {
     const absl::Status saved = WriteTensorFile(
         CalibrationPath(options.cache, id), CalibrationToFile(run.calibration));
@@ -636,6 +657,17 @@ absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
     return absl::InvalidArgumentError(absl::StrCat(
         "sequences of ", sample.sequence_tokens, " tokens, the model takes ",
         checkpoint.spec().max_position_embeddings));
+  }
+  if (sample.counted_sequences() < 1 || sample.counted_tokens_each() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the sample counts no token: ", sample.counted_sequences(),
+                     " sequences of ", sample.sequence_tokens, ", of which ",
+                     sample.sink_tokens, " are sinks"));
+  }
+  if (options.parts.information && options.parts.labels_per_position < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.parts.labels_per_position,
+                     " labels per position, want at least 1"));
   }
   return CatchTorch(
       [&] { return CalibrateInTorch(checkpoint, sample, options, events); });

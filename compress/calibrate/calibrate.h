@@ -1,9 +1,10 @@
 // Measures what planners and appliers need of a model on a text.
 //
-// Without Fisher the model is read layer by layer and the hidden states of all
-// tokens are kept: any size of model. With Fisher it is in memory, as stored,
-// and each sequence goes through all layers and back: the forward pass keeps
-// the layers' inputs alone, the backward pass computes each layer again.
+// Without gradients the model is read layer by layer and the hidden states of
+// all tokens are kept: any size of model. With Fisher or information it is in
+// memory, as stored, and each sequence goes through all layers and back: the
+// forward pass keeps the layers' inputs alone, the backward pass computes each
+// layer again, once for all ways back.
 #pragma once
 
 #include <cstdint>
@@ -60,15 +61,14 @@ struct CalibrateEvents {
 struct CalibrationRun {
   Calibration calibration;
   bool from_cache = false;
-  // Mean loss of the sequences' next tokens, nats; Fisher only, and not from
-  // the cache.
+  // Mean loss of the sequences' next tokens, nats; with gradients only, and not
+  // from the cache.
   double loss = 0.0;
   absl::Duration elapsed;
-  absl::Duration fisher;  // of elapsed: the head and the way back
+  absl::Duration way_back;  // of elapsed: the head and the way back
 };
 
-// Hash of the model's weights, the sample's tokens and the parts. Reads all
-// weights.
+// Hash of the model's weights, the sample and the parts. Reads all weights.
 absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
                                           const CalibrationSample& sample,
                                           const CalibrationParts& parts);
@@ -79,7 +79,10 @@ absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
 // rounding where a micro-batch has fewer sequences than there are threads, and
 // a GPU's own),
 // however often it was stopped, and whatever the cache holds.
-// Errors: Cancelled when stopped; InvalidArgument for weights that give numbers
+// The labels of information are drawn by counters of sequence, position and
+// draw. With information of one domain it says so.
+// Errors: Cancelled when stopped; InvalidArgument for a sample without counted
+//   tokens; InvalidArgument for weights that give numbers
 //   that are not finite, naming the layer; what reading the model says, or a
 //   file of the cache that is there and cannot be read; a state that cannot be
 //   saved when stopped (on the way that is a message).

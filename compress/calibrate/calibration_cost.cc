@@ -65,28 +65,33 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                                   const CalibrationSample& sample,
                                   const CalibrateOptions& options) {
   const model::DecoderSpec& spec = checkpoint.spec();
-  const bool fisher = options.parts.fisher;
+  const CalibrationParts& parts = options.parts;
+  const int64_t labels = parts.information ? parts.labels_per_position : 0;
+  const int64_t ways_back = (parts.fisher ? 1 : 0) + labels;
   const int64_t tokens = sample.sequence_tokens;
   const int64_t batch =
       std::min(options.sequences_at_a_time(), sample.num_sequences());
   const auto layer_bytes =
       static_cast<int64_t>(LayerWeights(spec)) * kFloatBytes;
   const int64_t hidden_bytes = tokens * spec.hidden_size * kFloatBytes;
-  const int64_t kv_bytes =
-      2 * spec.num_kv_heads * spec.head_dim * spec.hidden_size * kFloatBytes;
+  const int64_t kv = spec.num_kv_heads * spec.head_dim;
+  const int64_t kv_bytes = 2 * kv * spec.hidden_size * kFloatBytes;
 
   CalibrationCost cost;
-  cost.sum_bytes = SumBytes(spec, options.parts);
-  if (fisher) {
+  cost.sum_bytes = SumBytes(spec, sample, parts);
+  if (parts.has_gradients()) {
     cost.model_bytes = StoredBytes(checkpoint);
     // Gradients pass through as many numbers as were saved, some at a time.
     const int64_t layer =
         layer_bytes +
-        batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 + kv_bytes);
+        batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 +
+                 (parts.fisher ? kv_bytes : 0) +
+                 // Gradients of keys or values twice as wide, and products.
+                 (labels > 0 ? 8 * (2 * tokens * kv + 4 * kv * kv) : 0));
     // Before them the head, for the sequences of all threads.
     const int64_t head =
         std::min<int64_t>(batch, options.threads) *
-        (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size) +
+        (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size, labels) +
          3 * hidden_bytes);
     // What threads free in blocks below 32 MiB stays in arenas of theirs, cut
     // up by what outlives it: about a layer's rows again. Measured with 512 and
@@ -95,7 +100,9 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
     const int64_t arenas =
         batch * RowNumbers(spec, tokens) * kFloatBytes * 3 / 2;
     cost.workspace_bytes = std::max(layer, head) + arenas;
-    cost.micro_batch_bytes = batch * (spec.num_layers() + 1) * hidden_bytes;
+    cost.micro_batch_bytes =
+        batch * (spec.num_layers() + std::max<int64_t>(ways_back, 1)) *
+        hidden_bytes;
   } else {
     cost.model_bytes = layer_bytes;
     cost.workspace_bytes =
@@ -110,17 +117,31 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   const double layers = static_cast<double>(spec.num_layers());
   cost.forward_operations =
       total * layers * (2.0 * LayerWeights(spec) + attention);
-  if (fisher) {
-    // The layers again and their way back; the head there and back.
+  if (parts.has_gradients()) {
+    const double counted = total *
+                           static_cast<double>(sample.counted_sequences()) /
+                           static_cast<double>(sample.num_sequences());
+    const auto ways = static_cast<double>(ways_back);
+    // The layers again and their ways back; the head there and back.
     const double m = static_cast<double>(spec.hidden_size);
-    cost.fisher_operations =
-        2.0 * cost.forward_operations +
-        total * layers * (attention + static_cast<double>(kv_bytes) / 2.0) +
-        total * 4.0 * static_cast<double>(spec.vocab_size) * m;
+    const double heads =
+        (parts.fisher ? 1.0 : 0.0) + (parts.information ? 1.0 : 0.0);
+    cost.back_operations =
+        counted * layers * (2.0 * LayerWeights(spec) + attention) *
+            (1.0 + ways) +
+        counted * layers *
+            (attention * ways +
+             (parts.fisher ? static_cast<double>(kv_bytes) / 2.0 : 0.0)) +
+        counted * heads * 4.0 * static_cast<double>(spec.vocab_size) * m;
   }
   // The upper half.
   const double m = static_cast<double>(spec.hidden_size);
   cost.gram_operations = total * layers * m * m * 1.25;
+  if (parts.information) {
+    cost.gram_operations += total * layers * 4.0 *
+                            static_cast<double>(kv * kv) *
+                            static_cast<double>(labels);
+  }
   return cost;
 }
 
@@ -156,9 +177,9 @@ CalibrationTime TimeOfCalibration(const CalibrationCost& cost,
     return absl::Seconds(kOverhead * operations / operations_per_second);
   };
   CalibrationTime time;
-  time.fisher = seconds(cost.fisher_operations);
-  time.total = time.fisher + seconds(cost.forward_operations +
-                                     kDoubleCost * cost.gram_operations);
+  time.way_back = seconds(cost.back_operations);
+  time.total = time.way_back + seconds(cost.forward_operations +
+                                       kDoubleCost * cost.gram_operations);
   return time;
 }
 

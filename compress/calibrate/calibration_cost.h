@@ -16,11 +16,11 @@ struct CalibrationCost {
   int64_t workspace_bytes = 0;    // one layer, for all sequences of a batch,
                                   // or the head, where that takes more; and
                                   // what the allocator keeps of it
-  int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without Fisher,
-                                  // hidden states of all tokens
+  int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without a way
+                                  // back, hidden states of all tokens
   int64_t sum_bytes = 0;          // Grams and squares of all layers
   double forward_operations = 0;  // multiplications and additions, float32
-  double fisher_operations = 0;   // what Fisher adds
+  double back_operations = 0;     // the head and the way back
   double gram_operations = 0;     // float64
 
   int64_t peak_bytes() const {
@@ -38,7 +38,7 @@ double MeasureOperationsPerSecond(int threads, at::Device device = at::kCPU);
 
 struct CalibrationTime {
   absl::Duration total;
-  absl::Duration fisher;
+  absl::Duration way_back;
 };
 CalibrationTime TimeOfCalibration(const CalibrationCost& cost,
                                   double operations_per_second);

@@ -1,6 +1,8 @@
 #include "compress/calibrate/calibration_sample.h"
 
+#include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,6 +68,70 @@ absl::StatusOr<CalibrationSample> SampleCalibration(
     sample.sequences.emplace_back(begin, begin + length);
   }
   return sample;
+}
+
+absl::StatusOr<CalibrationSample> SampleDomains(
+    const std::vector<DomainText>& domains, const SampleOptions& options,
+    double held_out_share, int64_t vocab_size) {
+  if (domains.empty()) {
+    return absl::InvalidArgumentError("no calibration text");
+  }
+  const auto count = static_cast<int64_t>(domains.size());
+  SampleOptions share = options;
+  share.tokens = options.tokens / count;
+  CalibrationSample result;
+  result.sequence_tokens = options.sequence_tokens;
+  std::vector<CalibrationSample> samples;
+  std::set<std::string> names;
+  for (const DomainText& domain : domains) {
+    if (!names.insert(domain.name).second) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("two calibration domains are called ", domain.name));
+    }
+    absl::StatusOr<CalibrationSample> sample =
+        SampleCalibration(domain.text, share, vocab_size);
+    if (!sample.ok()) {
+      return absl::Status(
+          sample.status().code(),
+          absl::StrCat("domain ", domain.name,
+                       count > 1
+                           ? absl::StrCat(" (a share of 1/", count, " of ",
+                                          options.tokens, " tokens)")
+                           : "",
+                       ": ", sample.status().message()));
+    }
+    samples.push_back(*std::move(sample));
+    result.domains.push_back(domain.name);
+  }
+  const int64_t each = samples[0].num_sequences();
+  int64_t held_out = 0;
+  if (held_out_share > 0.0 && each > 1) {
+    held_out = std::max<int64_t>(
+        1, static_cast<int64_t>(held_out_share * static_cast<double>(each)));
+  }
+  for (int64_t i = 0; i < each; ++i) {
+    for (int64_t d = 0; d < count; ++d) {
+      result.sequences.push_back(std::move(
+          samples[static_cast<size_t>(d)].sequences[static_cast<size_t>(i)]));
+      result.sequence_domains.push_back(d);
+    }
+  }
+  result.held_out_sequences = held_out * count;
+  return result;
+}
+
+std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
+                                   int64_t limit) {
+  const int64_t each = sample.counted_tokens_each();
+  const int64_t all = sample.num_sequences() * each;
+  const int64_t count = std::min(limit, all);
+  std::vector<SampledRow> rows;
+  for (int64_t i = 0; i < count; ++i) {
+    // Middles of equal stretches: below 2^63 for 2^31 rows of 2^31 tokens.
+    const int64_t token = (2 * i + 1) * all / (2 * count);
+    rows.push_back({token / each, sample.sink_tokens + token % each});
+  }
+  return rows;
 }
 
 }  // namespace kvasir::compress

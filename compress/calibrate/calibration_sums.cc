@@ -43,6 +43,11 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
   visit("value_squares", layer.value_squares);
   visit("rotated_key_gram", layer.rotated_key_gram);
   visit("rotated_key_sum", layer.rotated_key_sum);
+  visit("key_information", layer.key_information);
+  visit("value_information", layer.value_information);
+  visit("domain_key_information", layer.domain_key_information);
+  visit("domain_value_information", layer.domain_value_information);
+  visit("sample_rows", layer.sample_rows);
 }
 
 // Of LayerCalibration, const or not.
@@ -60,23 +65,34 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
   visit("value_fisher_root", layer.value_fisher_root);
   visit("rotated_key_gram", layer.rotated_key_gram);
   visit("rotated_key_sum", layer.rotated_key_sum);
+  visit("key_information", layer.key_information);
+  visit("value_information", layer.value_information);
+  for (size_t d = 0; d < layer.domains.size(); ++d) {
+    auto& domain = layer.domains[d];
+    visit(absl::StrCat("domains.", d, ".key_information"),
+          domain.key_information);
+    visit(absl::StrCat("domains.", d, ".value_information"),
+          domain.value_information);
+  }
+  visit("sample_rows", layer.sample_rows);
 }
 
 template <typename Layers>
 void PutLayers(Layers& layers, TensorFile& file) {
   for (size_t l = 0; l < layers.size(); ++l) {
-    VisitTensors(layers[l], [&](const char* name, const at::Tensor& tensor) {
-      if (tensor.defined()) {
-        file.tensors[absl::StrCat("layers.", l, ".", name)] = tensor.cpu();
-      }
-    });
+    VisitTensors(
+        layers[l], [&](const std::string& name, const at::Tensor& tensor) {
+          if (tensor.defined()) {
+            file.tensors[absl::StrCat("layers.", l, ".", name)] = tensor.cpu();
+          }
+        });
   }
 }
 
 template <typename Layers>
 void TakeLayers(const TensorFile& file, Layers& layers) {
   for (size_t l = 0; l < layers.size(); ++l) {
-    VisitTensors(layers[l], [&](const char* name, at::Tensor& tensor) {
+    VisitTensors(layers[l], [&](const std::string& name, at::Tensor& tensor) {
       const auto found =
           file.tensors.find(absl::StrCat("layers.", l, ".", name));
       if (found != file.tensors.end()) tensor = found->second;
@@ -107,9 +123,78 @@ FisherRows RowsOf(const at::Tensor& squares, int64_t num_sequences) {
   return {mean.sum(1), mean.sqrt().sum(1)};
 }
 
+int64_t NumRows(const CalibrationSample& sample,
+                const CalibrationParts& parts) {
+  return std::min(parts.sample_rows,
+                  sample.num_sequences() * sample.counted_tokens_each());
+}
+
+// Counted tokens of each domain.
+std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
+  std::vector<int64_t> tokens(static_cast<size_t>(sample.num_domains()));
+  for (int64_t i = 0; i < sample.counted_sequences(); ++i) {
+    tokens[static_cast<size_t>(sample.DomainOf(i))] +=
+        sample.counted_tokens_each();
+  }
+  return tokens;
+}
+
+// What the sample tells of domains and rows.
+void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
+              Calibration& calibration) {
+  const std::vector<int64_t> tokens = DomainTokens(sample);
+  const std::vector<SampledRow> rows = SpreadRows(sample, parts.sample_rows);
+  std::vector<int64_t> positions;
+  std::vector<int64_t> domains;
+  at::Tensor held_out =
+      at::zeros({static_cast<int64_t>(rows.size())}, at::kBool);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    positions.push_back(rows[r].position);
+    domains.push_back(sample.DomainOf(rows[r].sequence));
+    held_out[static_cast<int64_t>(r)] =
+        rows[r].sequence >= sample.counted_sequences();
+  }
+  // One copy for all layers.
+  const at::Tensor position = at::tensor(positions);
+  const at::Tensor domain_of = at::tensor(domains);
+  for (LayerCalibration& layer : calibration.layers) {
+    layer.domains.resize(tokens.size());
+    for (size_t d = 0; d < tokens.size(); ++d) {
+      layer.domains[d].tokens = tokens[d];
+      if (!sample.domains.empty()) layer.domains[d].name = sample.domains[d];
+    }
+    layer.sample_positions = position;
+    layer.sample_domains = domain_of;
+    layer.sample_held_out = held_out;
+  }
+}
+
+// Sums of information become means.
+void FinishInformation(const CalibrationSample& sample,
+                       const CalibrationParts& parts, LayerSums& sums,
+                       LayerCalibration& layer) {
+  const auto labels = static_cast<double>(parts.labels_per_position);
+  const double all = static_cast<double>(sample.counted_tokens()) * labels;
+  layer.key_information = sums.key_information.div_(all);
+  layer.value_information = sums.value_information.div_(all);
+  const std::vector<int64_t> tokens = DomainTokens(sample);
+  layer.domains.resize(tokens.size());
+  for (size_t d = 0; d < tokens.size(); ++d) {
+    const auto index = static_cast<int64_t>(d);
+    const double part =
+        static_cast<double>(std::max<int64_t>(tokens[d], 1)) * labels;
+    layer.domains[d].key_information =
+        sums.domain_key_information[index].div_(part);
+    layer.domains[d].value_information =
+        sums.domain_value_information[index].div_(part);
+  }
+  layer.sample_rows = sums.sample_rows;
+}
+
 }  // namespace
 
 LayerSums ZeroSums(const model::DecoderSpec& spec,
+                   const CalibrationSample& sample,
                    const CalibrationParts& parts) {
   const int64_t m = spec.hidden_size;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
@@ -125,16 +210,29 @@ LayerSums ZeroSums(const model::DecoderSpec& spec,
     sums.rotated_key_gram = Zeros({kv, kv}, at::kDouble);
     sums.rotated_key_sum = Zeros({kv}, at::kDouble);
   }
+  if (parts.information) {
+    const int64_t domains = sample.num_domains();
+    sums.key_information = Zeros({kv, kv}, at::kDouble);
+    sums.value_information = Zeros({kv, kv}, at::kDouble);
+    sums.domain_key_information = Zeros({domains, kv, kv}, at::kFloat);
+    sums.domain_value_information = Zeros({domains, kv, kv}, at::kFloat);
+    sums.sample_rows = Zeros({NumRows(sample, parts), 2 * kv}, at::kFloat);
+  }
   return sums;
 }
 
 int64_t SumBytes(const model::DecoderSpec& spec,
+                 const CalibrationSample& sample,
                  const CalibrationParts& parts) {
   const int64_t m = spec.hidden_size;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
   int64_t bytes = 8 * (m * m + m + spec.num_heads * spec.head_dim);
   if (parts.fisher) bytes += 4 * 2 * kv * m;
   if (parts.rotated_keys) bytes += 8 * (kv * kv + kv);
+  if (parts.information) {
+    bytes += 2 * kv * kv * (8 + 4 * sample.num_domains()) +
+             4 * 2 * kv * NumRows(sample, parts);
+  }
   return bytes * spec.num_layers();
 }
 
@@ -167,9 +265,18 @@ void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
   });
 }
 
+void AddInformation(const SequenceInformation& information, int64_t domain,
+                    LayerSums& sums) {
+  const at::NoGradGuard no_grad;
+  sums.key_information += information.key;
+  sums.value_information += information.value;
+  sums.domain_key_information[domain] += information.key.to(at::kFloat);
+  sums.domain_value_information[domain] += information.value.to(at::kFloat);
+}
+
 void MoveSums(at::Device device, CalibrationState& state) {
   for (LayerSums& layer : state.layers) {
-    VisitTensors(layer, [&](const char*, at::Tensor& tensor) {
+    VisitTensors(layer, [&](const std::string&, at::Tensor& tensor) {
       if (tensor.defined()) tensor = tensor.to(device);
     });
   }
@@ -192,6 +299,7 @@ TensorFile StateToFile(const CalibrationState& state, const std::string& id) {
 absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
                                                const std::string& id,
                                                const model::DecoderSpec& spec,
+                                               const CalibrationSample& sample,
                                                const CalibrationParts& parts) {
   const std::optional<nlohmann::json> text = TextOf(file, kStateKind, id);
   const auto loss = file.tensors.find("loss_sum");
@@ -206,13 +314,14 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
   TakeLayers(file, state.layers);
   const auto hidden = file.tensors.find("hidden");
   if (hidden != file.tensors.end()) state.hidden = hidden->second;
-  bool whole = state.hidden.defined() != parts.fisher;
-  const LayerSums want = ZeroSums(spec, parts);
+  bool whole = state.hidden.defined() != parts.has_gradients();
+  const LayerSums want = ZeroSums(spec, sample, parts);
   for (LayerSums& layer : state.layers) {
     whole = whole && layer.input_gram.defined() &&
             layer.input_gram.sizes() == want.input_gram.sizes() &&
             layer.key_squares.defined() == parts.fisher &&
-            layer.rotated_key_gram.defined() == parts.rotated_keys;
+            layer.rotated_key_gram.defined() == parts.rotated_keys &&
+            layer.sample_rows.defined() == parts.information;
   }
   if (!whole) return absl::DataLossError("it is the state of another model");
   return state;
@@ -220,12 +329,12 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
 
 absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
                                               const std::string& id,
-                                              int64_t num_sequences,
-                                              int64_t sequence_tokens) {
+                                              const CalibrationSample& sample,
+                                              const CalibrationParts& parts) {
   Calibration result;
   result.id = id;
-  result.num_sequences = num_sequences;
-  result.num_tokens = num_sequences * sequence_tokens;
+  result.num_sequences = sample.counted_sequences();
+  result.num_tokens = sample.counted_tokens();
   for (size_t l = 0; l < state.layers.size(); ++l) {
     LayerSums& sums = state.layers[l];
     LayerCalibration layer;
@@ -234,8 +343,8 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
     layer.query_energy =
         sums.query_squares / static_cast<double>(result.num_tokens);
     if (sums.key_squares.defined()) {
-      const FisherRows key = RowsOf(sums.key_squares, num_sequences);
-      const FisherRows value = RowsOf(sums.value_squares, num_sequences);
+      const FisherRows key = RowsOf(sums.key_squares, result.num_sequences);
+      const FisherRows value = RowsOf(sums.value_squares, result.num_sequences);
       layer.key_fisher = key.sum;
       layer.key_fisher_root = key.root;
       layer.value_fisher = value.sum;
@@ -245,9 +354,10 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
       layer.rotated_key_gram = Mirrored(sums.rotated_key_gram);
       layer.rotated_key_sum = sums.rotated_key_sum;
     }
+    if (parts.information) FinishInformation(sample, parts, sums, layer);
     sums = LayerSums();  // one Gram less in memory
     bool finite = true;
-    VisitTensors(layer, [&](const char*, const at::Tensor& tensor) {
+    VisitTensors(layer, [&](const std::string&, const at::Tensor& tensor) {
       if (tensor.defined()) {
         finite = finite && at::isfinite(tensor).all().item<bool>();
       }
@@ -259,6 +369,7 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
     }
     result.layers.push_back(std::move(layer));
   }
+  if (parts.information) Describe(sample, parts, result);
   return result;
 }
 
@@ -275,7 +386,9 @@ TensorFile CalibrationToFile(const Calibration& calibration) {
 }
 
 absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
-                                                const std::string& id) {
+                                                const std::string& id,
+                                                const CalibrationSample& sample,
+                                                const CalibrationParts& parts) {
   const std::optional<nlohmann::json> text = TextOf(file, kCalibrationKind, id);
   if (!text) return absl::DataLossError("it is no calibration of this id");
   Calibration calibration;
@@ -283,6 +396,7 @@ absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
   calibration.num_tokens = text->value("num_tokens", int64_t{0});
   calibration.num_sequences = text->value("num_sequences", int64_t{0});
   calibration.layers.resize(text->value("num_layers", size_t{0}));
+  if (parts.information) Describe(sample, parts, calibration);
   TakeLayers(file, calibration.layers);
   return calibration;
 }

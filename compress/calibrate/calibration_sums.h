@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "compress/artifact/tensor_file.h"
 #include "compress/calibrate/calibration.h"
+#include "compress/calibrate/calibration_sample.h"
 #include "model/shapes/decoder_spec.h"
 
 namespace kvasir::compress {
@@ -18,9 +19,20 @@ namespace kvasir::compress {
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
+  // Of keys and values, with sample rows.
+  bool information = false;
+  // Labels that are drawn at each position; each wants a way back of its own.
+  int64_t labels_per_position = 1;
+  // At most, of each layer.
+  int64_t sample_rows = 4096;
 
+  // The whole model is in memory, and sequences go through it and back.
+  bool has_gradients() const { return fisher || information; }
   bool Includes(const CalibrationParts& other) const {
-    return (fisher || !other.fisher) && (rotated_keys || !other.rotated_keys);
+    return (fisher || !other.fisher) && (rotated_keys || !other.rotated_keys) &&
+           (!other.information ||
+            (information && labels_per_position == other.labels_per_position &&
+             sample_rows == other.sample_rows));
   }
 };
 
@@ -35,16 +47,37 @@ struct LayerSums {
   at::Tensor value_squares;     // [Hkv * D, M]
   at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D] float64, as input_gram
   at::Tensor rotated_key_sum;   // [Hkv * D] float64
+  // Of g gT over all draws: [Hkv * D, Hkv * D] float64, and of each domain
+  // [domains, Hkv * D, Hkv * D] float32.
+  at::Tensor key_information;
+  at::Tensor value_information;
+  at::Tensor domain_key_information;
+  at::Tensor domain_value_information;
+  // [N_s, 2 * Hkv * D] float32; zeros where no sequence was yet.
+  at::Tensor sample_rows;
 };
 
 LayerSums ZeroSums(const model::DecoderSpec& spec,
+                   const CalibrationSample& sample,
                    const CalibrationParts& parts);
-int64_t SumBytes(const model::DecoderSpec& spec, const CalibrationParts& parts);
+// Of all layers.
+int64_t SumBytes(const model::DecoderSpec& spec,
+                 const CalibrationSample& sample,
+                 const CalibrationParts& parts);
 
 // Adds rowsT * rows to the blocks of `gram` on and above its diagonal; rows
 // [n, M] of any floating type, on the same device. Products and sums are
 // float64, the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
+
+// g gT of one sequence's tokens, over all draws, for one layer: [Hkv * D,
+// Hkv * D] float64.
+struct SequenceInformation {
+  at::Tensor key;
+  at::Tensor value;
+};
+void AddInformation(const SequenceInformation& information, int64_t domain,
+                    LayerSums& sums);
 
 // A calibration under way.
 struct CalibrationState {
@@ -69,17 +102,22 @@ TensorFile StateToFile(const CalibrationState& state, const std::string& id);
 absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
                                                const std::string& id,
                                                const model::DecoderSpec& spec,
+                                               const CalibrationSample& sample,
                                                const CalibrationParts& parts);
 
 // Means and the like of finished sums. InvalidArgument, naming the layer, for
 // sums that are not finite.
 absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
                                               const std::string& id,
-                                              int64_t num_sequences,
-                                              int64_t sequence_tokens);
+                                              const CalibrationSample& sample,
+                                              const CalibrationParts& parts);
 
 TensorFile CalibrationToFile(const Calibration& calibration);
+// `sample` and `parts` are what `id` is made of: where rows come from is not in
+// the file.
 absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
-                                                const std::string& id);
+                                                const std::string& id,
+                                                const CalibrationSample& sample,
+                                                const CalibrationParts& parts);
 
 }  // namespace kvasir::compress

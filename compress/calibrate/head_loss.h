@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 namespace kvasir::compress {
 
@@ -19,7 +21,21 @@ struct HeadLoss {
 HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
                        const at::Tensor& ids);
 
-// At most what that takes beside its arguments, for T tokens.
-int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width);
+struct LabelScores {
+  double loss = 0.0;  // as NextTokenLoss has it
+  // Per draw, of the sum over all T rows of log p(label), as `normal`.
+  std::vector<at::Tensor> gradients;
+};
+
+// Labels that the model itself draws: at row t and draw d the first one whose
+// cumulated chance is above uniform(t, d) in [0, 1). Other arguments and memory
+// as NextTokenLoss.
+LabelScores SampledLabelScores(
+    const at::Tensor& normal, const at::Tensor& head, const at::Tensor& ids,
+    int64_t draws, const std::function<double(int64_t, int64_t)>& uniform);
+
+// At most what either takes beside its arguments, for T tokens.
+int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
+                      int64_t draws = 0);
 
 }  // namespace kvasir::compress

@@ -75,10 +75,9 @@ absl::StatusOr<std::optional<int32_t>> StartToken(
   return whole.front();
 }
 
-absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
+absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   const std::vector<size_t> cuts = CutPoints(text, kPieceBytes);
   std::vector<absl::StatusOr<std::vector<int32_t>>> pieces(cuts.size());
   std::atomic<size_t> next{0};
@@ -86,7 +85,7 @@ absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
     for (size_t i = next++; i < cuts.size(); i = next++) {
       const size_t end = i + 1 < cuts.size() ? cuts[i + 1] : text.size();
       pieces[i] = tokenizer.Encode(
-          std::string_view(text).substr(cuts[i], end - cuts[i]),
+          text.substr(cuts[i], end - cuts[i]),
           {.add_special_tokens = false, .parse_special = false});
     }
   };
@@ -98,14 +97,21 @@ absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
   TokenStream stream;
   stream.text_bytes = static_cast<int64_t>(text.size());
   for (const absl::StatusOr<std::vector<int32_t>>& piece : pieces) {
-    if (!piece.ok()) {
-      return absl::Status(
-          piece.status().code(),
-          absl::StrCat(path.string(), ": ", piece.status().message()));
-    }
+    KVASIR_RETURN_IF_ERROR(piece.status());
     stream.ids.insert(stream.ids.end(), piece->begin(), piece->end());
   }
   return stream;
+}
+
+absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
+                                       const model::Tokenizer& tokenizer,
+                                       int threads) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  absl::StatusOr<TokenStream> stream = EncodeText(text, tokenizer, threads);
+  if (stream.ok()) return stream;
+  return absl::Status(
+      stream.status().code(),
+      absl::StrCat(path.string(), ": ", stream.status().message()));
 }
 
 }  // namespace kvasir::compress

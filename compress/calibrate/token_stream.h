@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,6 +22,11 @@ struct TokenStream {
 // NotFound with the path; InvalidArgument for what is no regular file; what
 // Tokenizer::Encode refuses.
 absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
+                                       const model::Tokenizer& tokenizer,
+                                       int threads);
+
+// The same of a text in memory.
+absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
 

@@ -1,0 +1,76 @@
+#include "compress/calibrate/built_in_domains.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "base/status_matchers.h"
+#include "compress/calibrate/calibration_sample.h"
+#include "compress/calibrate/token_stream.h"
+#include "model/tokenizer/tokenizer.h"
+
+namespace kvasir::compress {
+namespace {
+
+// What kvasir-compress takes of them where nothing else is said.
+constexpr int64_t kTokens = 131072;
+
+TEST(BuiltInDomainsTest, AreTheirFiles) {
+  std::vector<std::string> names;
+  size_t bytes = 0;
+  for (const BuiltInDomain& domain : BuiltInDomains()) {
+    names.push_back(domain.name);
+    bytes += domain.text.size();
+    EXPECT_EQ(domain.text.back(), '\n') << domain.name;
+    EXPECT_EQ(domain.text.find('\0'), std::string_view::npos) << domain.name;
+    // No carriage returns, no blanks of another width: plain text.
+    EXPECT_EQ(domain.text.find('\r'), std::string_view::npos) << domain.name;
+  }
+  EXPECT_THAT(
+      names, testing::ElementsAre("books", "encyclopedia", "code", "dialogue"));
+  EXPECT_LT(bytes, size_t{1'000'000});
+}
+
+TEST(BuiltInDomainsTest, EachHasItsShareOfTheTokens) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::unique_ptr<model::Tokenizer> tokenizer,
+      model::Tokenizer::Load(std::string(std::getenv("KVASIR_SOURCE_DIR")) +
+                             "/models/tiny"));
+  std::vector<DomainText> domains;
+  for (const BuiltInDomain& domain : BuiltInDomains()) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(TokenStream text,
+                                EncodeText(domain.text, *tokenizer, 2));
+    domains.push_back({domain.name, std::move(text)});
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const CalibrationSample sample,
+      SampleDomains(domains, {.tokens = kTokens, .sequence_tokens = 512}, 0.1,
+                    tokenizer->vocab_size()));
+  EXPECT_EQ(sample.num_tokens(), kTokens);
+}
+
+// Where a plan is judged it must not have been made.
+TEST(BuiltInDomainsTest, EvaluationTextsHaveLinesOfTheirOwn) {
+  const std::filesystem::path folder =
+      std::string(std::getenv("KVASIR_SOURCE_DIR")) +
+      "/compress/calibrate/domains/evaluation";
+  for (const BuiltInDomain& domain : BuiltInDomains()) {
+    std::ifstream in(folder / (std::string(domain.name) + ".txt"));
+    std::string line;
+    int lines = 0;
+    int shared = 0;
+    while (std::getline(in, line)) {
+      if (line.size() < 60) continue;
+      ++lines;
+      shared += domain.text.find(line) == std::string_view::npos ? 0 : 1;
+    }
+    // Licences of code and questions of dialogues are alike everywhere.
+    EXPECT_LE(shared, lines / 5) << domain.name;
+    EXPECT_GT(lines, 5) << domain.name;
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::compress
