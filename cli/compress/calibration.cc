@@ -35,7 +35,7 @@ using compress::CalibrationSample;
 constexpr int64_t kSequenceTokens = 1024;
 constexpr int64_t kTokens = 16384;
 // A matrix of each layer's keys and of its values is estimated from them.
-constexpr int64_t kInformationTokens = 131072;
+constexpr int64_t kInformationTokens = 114688;
 // Of each domain's sequences: what quantizers are judged on.
 constexpr double kHeldOutShare = 0.1;
 // The first tokens draw attention whatever they say; plans keep them exact.
@@ -188,7 +188,7 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
                "Folder of the tokenizer (default: the model's)")
       ->group(kGroup);
   add("--calibration-tokens", flags.tokens,
-      "Tokens to look at, of each domain an equal share (0: 16384; 131072 "
+      "Tokens to look at, of each domain an equal share (0: 16384; 114688 "
       "where "
       "errors are weighed by information)")
       ->check(AtLeast(0));

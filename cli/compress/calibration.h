@@ -23,7 +23,7 @@ struct CalibrationFlags {
   std::string model;
   std::string tokenizer;           // empty: the model's
   std::vector<std::string> texts;  // FILE or NAME=FILE
-  int64_t tokens = 0;              // 0: 16384, with information 131072
+  int64_t tokens = 0;              // 0: 16384, with information 114688
   int64_t sequence_tokens = 0;     // 0: 1024, or what the model takes
   uint64_t seed = 42;
   std::string cache;  // "none": none

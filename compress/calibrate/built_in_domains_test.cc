@@ -15,7 +15,7 @@ namespace kvasir::compress {
 namespace {
 
 // What kvasir-compress takes of them where nothing else is said.
-constexpr int64_t kTokens = 131072;
+constexpr int64_t kTokens = 114688;
 
 TEST(BuiltInDomainsTest, AreTheirFiles) {
   std::vector<std::string> names;

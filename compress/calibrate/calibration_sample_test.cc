@@ -1,7 +1,11 @@
 #include "compress/calibrate/calibration_sample.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "base/status_matchers.h"
 
@@ -88,6 +92,97 @@ TEST(CalibrationSampleTest, IdsOutsideTheVocabularyAreRefused) {
       SampleCalibration(Numbers(20), {.tokens = 16, .sequence_tokens = 8}, 19),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("token 19 is 19, the model's vocabulary has 19")));
+}
+
+// Token i of domain d is 1000 d + i.
+std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
+  std::vector<DomainText> domains;
+  for (const int64_t length : lengths) {
+    const auto index = static_cast<int32_t>(domains.size());
+    TokenStream text = Numbers(length);
+    for (int32_t& id : text.ids) id += 1000 * index;
+    domains.push_back({std::string(1, static_cast<char>('a' + index)), text});
+  }
+  return domains;
+}
+
+TEST(SampleDomainsTest, EachHasAnEqualShareAndItsLastSequencesAreHeldOut) {
+  const std::vector<DomainText> domains = Domains({300, 500, 220});
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const CalibrationSample sample,
+      SampleDomains(domains, {.tokens = 600, .sequence_tokens = 10}, 0.1,
+                    3000));
+  EXPECT_THAT(sample.domains, testing::ElementsAre("a", "b", "c"));
+  ASSERT_EQ(sample.num_sequences(), 60);
+  EXPECT_EQ(sample.held_out_sequences, 6);
+  EXPECT_EQ(sample.counted_sequences(), 54);
+  for (int64_t i = 0; i < 60; ++i) {
+    const int64_t domain = sample.sequences[static_cast<size_t>(i)][0] / 1000;
+    EXPECT_EQ(domain, i % 3);
+    EXPECT_EQ(sample.DomainOf(i), domain);
+  }
+  // Those that it would take alone.
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const CalibrationSample alone,
+      SampleCalibration(domains[1].text, {.tokens = 200, .sequence_tokens = 10},
+                        3000));
+  for (size_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(sample.sequences[3 * i + 1], alone.sequences[i]);
+  }
+}
+
+TEST(SampleDomainsTest, AShareOfTwoSequencesHoldsOneOutAndOfOneNone) {
+  auto held_out = [](int64_t tokens, double share) {
+    return SampleDomains(Domains({50, 50}),
+                         {.tokens = tokens, .sequence_tokens = 10}, share, 2000)
+        ->held_out_sequences;
+  };
+  EXPECT_EQ(held_out(20, 0.1), 0);
+  EXPECT_EQ(held_out(40, 0.1), 2);
+  EXPECT_EQ(held_out(40, 0.0), 0);
+}
+
+TEST(SampleDomainsTest, ADomainWithoutItsShareIsNamed) {
+  EXPECT_THAT(
+      SampleDomains(Domains({300, 25, 300}),
+                    {.tokens = 90, .sequence_tokens = 10}, 0.1, 3000),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("domain b (a share of 1/3 of 90 tokens)"),
+                     HasSubstr("it has 25 tokens, want 30"))));
+}
+
+TEST(SampleDomainsTest, DomainsOfOneNameAreRefused) {
+  std::vector<DomainText> domains = Domains({30, 30});
+  domains[1].name = "a";
+  EXPECT_THAT(
+      SampleDomains(domains, {.tokens = 20, .sequence_tokens = 10}, 0.1, 2000),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("two calibration domains are called a")));
+}
+
+TEST(SpreadRowsTest, RowsLieEvenlyBehindTheSinks) {
+  CalibrationSample sample;
+  sample.sequence_tokens = 12;
+  sample.sequences.resize(7);
+  sample.sink_tokens = 2;
+  for (const int64_t limit : {1, 5, 23, 70, 1000}) {
+    const std::vector<SampledRow> rows = SpreadRows(sample, limit);
+    const int64_t count = std::min<int64_t>(limit, 70);
+    ASSERT_EQ(static_cast<int64_t>(rows.size()), count);
+    std::vector<int64_t> of_sequence(7);
+    int64_t last = -1;
+    for (const SampledRow& row : rows) {
+      EXPECT_GE(row.position, 2);
+      EXPECT_LT(row.position, 12);
+      const int64_t token = row.sequence * 12 + row.position;
+      EXPECT_GT(token, last);
+      last = token;
+      ++of_sequence[static_cast<size_t>(row.sequence)];
+    }
+    for (const int64_t rows_of_it : of_sequence) {
+      EXPECT_LE(std::abs(7 * rows_of_it - count), 7) << limit;
+    }
+  }
 }
 
 }  // namespace

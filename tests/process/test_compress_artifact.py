@@ -288,6 +288,37 @@ def test_a_text_that_is_missing(compress):
     refused(done, "/no/such/text")
 
 
+def test_a_domain_that_is_too_short_is_named(compress, tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("A few words only.\n")
+    done = compress("calibrate", "--model", TINY, "--text", f"long={CALIBRATION}", "--text",
+                    f"brief={text}", "--calibration-tokens", 512, "--sequence-tokens", 64,
+                    ok=False)
+    refused(done, "domain brief (a share of 1/2 of 512 tokens)", "too short: it has",
+            "want 256 (4 sequences of 64)")
+
+
+def test_calibrate_takes_the_built_in_domains(compress, tmp_path):
+    arguments = ("calibrate", "--model", TINY, "--calibration-tokens", 512, "--sequence-tokens",
+                 64, "--cache", tmp_path)
+    first = compress(*arguments)
+    # Of two sequences each domain holds one out; four tokens of each are sinks.
+    assert "4 sequences, 240 tokens counted" in first.stdout
+    for domain in ("books", "encyclopedia", "code", "dialogue"):
+        assert f"  {domain}: 60 tokens" in first.stdout
+    assert "memory up to" in first.stderr
+    again = compress(*arguments)
+    assert again.stdout == first.stdout
+    assert "from the cache" in again.stderr
+
+
+def test_one_domain_is_warned_about(compress):
+    done = compress("calibrate", "--model", TINY, "--text", CALIBRATION, "--calibration-tokens",
+                    128, "--sequence-tokens", 64, "--cache", "none")
+    assert "warning: the calibration text is of one domain" in done.stderr
+    assert "  calibration.txt: 60 tokens" in done.stdout
+
+
 def test_bytes_that_cannot_be_reached(compress):
     done = compress("plan", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token", 20,
                     ok=False)
