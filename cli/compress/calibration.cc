@@ -233,7 +233,7 @@ absl::StatusOr<CalibrationInputs> PrepareCalibration(
     const CalibrationNeeds& needs) {
   CalibrationInputs inputs;
   if (!needs.sample && !needs.statistics) return inputs;
-  const bool information = needs.statistics && needs.parts.information;
+  const bool information = needs.parts.information;
   if (flags.texts.empty() && !information) {
     return absl::InvalidArgumentError(
         "this needs a calibration text: give --text FILE");

@@ -43,10 +43,10 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 struct CalibrationNeeds {
   // Tokens alone: ranges of codes.
   bool sample = false;
-  // Grams and energies; includes the sample. With information in the parts the
-  // sample has held out sequences and counts no sinks, and the built-in domains
-  // do where no text is given.
+  // Grams and energies; includes the sample.
   bool statistics = false;
+  // With information the sample, alone or not, has held out sequences and
+  // counts no sinks, and the built-in domains do where no text is given.
   compress::CalibrationParts parts = {.fisher = false};
 };
 

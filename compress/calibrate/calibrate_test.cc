@@ -472,6 +472,9 @@ int64_t ResetPeak() {
   return StatusKilobytes("VmHWM:");
 }
 
+constexpr CalibrationParts kWaysBack[] = {
+    {.fisher = true}, {.fisher = false, .information = true}};
+
 // Scores of many layers are what would fill memory if the layers' graphs were
 // kept.
 TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
@@ -481,19 +484,22 @@ TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
   shape.hidden_size = 32;
   Write(shape);
   const CalibrationSample sample = Sample(2, 512);
-  const CalibrateOptions options{.threads = 1};
-  // What libtorch needs once is not ours.
-  KVASIR_ASSERT_OK(Run(Sample(1, 16), options).status());
-  const int64_t before = ResetPeak();
-  KVASIR_ASSERT_OK(Run(sample, options).status());
-  const int64_t grown = (StatusKilobytes("VmHWM:") - before) * 1024;
-  const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, options);
-  const int64_t scores = 8 * 512 * 512 * 4;  // of one layer
-  EXPECT_LT(grown, 24 * scores / 2);
-  // What the tool says before it starts, and the allocator's slack: what it
-  // freed before lies in gaps that may not fit.
-  EXPECT_LT(grown, cost.peak_bytes() + (int64_t{32} << 20));
-  EXPECT_GT(grown, 0);
+  for (const CalibrationParts& parts : kWaysBack) {
+    const CalibrateOptions options{.parts = parts, .threads = 1};
+    // What libtorch needs once is not ours.
+    KVASIR_ASSERT_OK(Run(Sample(1, 16), options).status());
+    const int64_t before = ResetPeak();
+    KVASIR_ASSERT_OK(Run(sample, options).status());
+    const int64_t grown = (StatusKilobytes("VmHWM:") - before) * 1024;
+    const CalibrationCost cost =
+        CostOfCalibration(*checkpoint_, sample, options);
+    const int64_t scores = 8 * 512 * 512 * 4;  // of one layer
+    EXPECT_LT(grown, 24 * scores / 2) << parts.fisher;
+    // What the tool says before it starts, and the allocator's slack: what it
+    // freed before lies in gaps that may not fit.
+    EXPECT_LT(grown, cost.peak_bytes() + (int64_t{32} << 20)) << parts.fisher;
+    EXPECT_GT(grown, 0) << parts.fisher;
+  }
 }
 
 // Logits and a large embedding are what would fill memory. After the test of
@@ -505,8 +511,9 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
   shape.vocab_size = 400'000;
   shape.tied_embedding = true;
   Write(shape);
-  for (const bool fisher : {false, true}) {
-    const CalibrateOptions options{.parts = {.fisher = fisher}};
+  for (const CalibrationParts& parts :
+       {CalibrationParts{.fisher = false}, kWaysBack[0], kWaysBack[1]}) {
+    const CalibrateOptions options{.parts = parts};
     const CalibrationSample sample = Sample(1, 40);
     // What libtorch needs once is not ours.
     KVASIR_ASSERT_OK(Run(Sample(1, 2), options).status());
@@ -515,8 +522,10 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsWhatIsTold) {
     const int64_t grown = (StatusKilobytes("VmHWM:") - before) * 1024;
     const CalibrationCost cost =
         CostOfCalibration(*checkpoint_, sample, options);
-    EXPECT_LT(grown, cost.peak_bytes() + (int64_t{16} << 20)) << fisher;
-    EXPECT_LT(cost.peak_bytes(), fisher ? int64_t{400} << 20 : 1 << 20);
+    EXPECT_LT(grown, cost.peak_bytes() + (int64_t{16} << 20))
+        << parts.fisher << parts.information;
+    EXPECT_LT(cost.peak_bytes(),
+              parts.has_gradients() ? int64_t{400} << 20 : 1 << 20);
   }
 }
 

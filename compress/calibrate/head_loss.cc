@@ -15,8 +15,8 @@ int64_t RowsAtATime(int64_t vocab) {
   return std::max(kLogits / vocab, kLeastRows);
 }
 
-// rows [n, M] times the head.
-at::Tensor LogChances(const at::Tensor& rows, const at::Tensor& head) {
+// rows [n, M] times the head: [n, V].
+at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   const int64_t vocab = head.size(0);
   at::Tensor logits = at::empty({rows.size(0), vocab}, rows.options());
   for (int64_t v = 0; v < vocab; v += kHeadRows) {
@@ -24,7 +24,7 @@ at::Tensor LogChances(const at::Tensor& rows, const at::Tensor& head) {
     logits.slice(1, v, v + kHeadRows)
         .copy_(at::mm(rows, block.to(at::kFloat).t()));
   }
-  return at::log_softmax(logits, 1);
+  return logits;
 }
 
 // gradient [n, M] += slope [n, V] times the head.
@@ -62,7 +62,7 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
     const int64_t end = std::min(begin + rows_at_a_time, predictions);
     const at::Tensor rows = normal.slice(0, begin, end);
     const at::Tensor targets = ids.slice(0, begin + 1, end + 1).unsqueeze(1);
-    at::Tensor log_chance = LogChances(rows, head);
+    at::Tensor log_chance = at::log_softmax(Logits(rows, head), 1);
     const at::Tensor chosen = log_chance.gather(1, targets);
     result.loss -= chosen.sum(at::kDouble).item<double>();
     // d(mean of -log p[target]) / d(logits) = (p - 1[target]) / predictions
@@ -89,15 +89,20 @@ LabelScores SampledLabelScores(
   std::vector<std::vector<int64_t>> labels(static_cast<size_t>(draws));
   for (int64_t begin = 0; begin < tokens; begin += rows_at_a_time) {
     const int64_t end = std::min(begin + rows_at_a_time, tokens);
-    at::Tensor chance = LogChances(normal.slice(0, begin, end), head);
+    // In place: each is most of the memory.
+    at::Tensor chance = Logits(normal.slice(0, begin, end), head);
+    chance.sub_(chance.amax(1, /*keepdim=*/true));
     const int64_t predictions = std::min(end, tokens - 1) - begin;
-    const at::Tensor targets =
-        ids.slice(0, begin + 1, begin + 1 + predictions).unsqueeze(1);
-    result.loss -= chance.slice(0, 0, predictions)
-                       .gather(1, targets)
+    const at::Tensor chosen =
+        chance.slice(0, 0, predictions)
+            .gather(
+                1,
+                ids.slice(0, begin + 1, begin + 1 + predictions).unsqueeze(1));
+    const at::Tensor total = chance.exp_().sum(1, /*keepdim=*/true);
+    result.loss -= (chosen - total.slice(0, 0, predictions).log())
                        .sum(at::kDouble)
                        .item<double>();
-    chance.exp_();
+    chance.div_(total);
     at::Tensor of_rows = mean.slice(0, begin, end);
     AddHeadProduct(chance, head, of_rows);
     const at::Tensor here = chance.cpu().contiguous();
