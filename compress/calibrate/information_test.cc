@@ -256,6 +256,32 @@ TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
   }
 }
 
+// Where keys do not turn, where a part of them does, and where heads share
+// none.
+TEST_F(InformationTest, IsOfKeysAndValuesOfEveryFamily) {
+  for (const model::Family family :
+       {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {
+    model::ModelShape shape = SmallShape();
+    shape.family = family;
+    shape.qkv_bias = family != model::Family::kLlama;
+    if (family != model::Family::kLlama) {
+      shape.num_kv_heads = shape.num_query_heads;
+      shape.rotary_part = family == model::Family::kOpt ? 0.0 : 0.34;
+    }
+    Write(shape);
+    const CalibrationSample sample = DomainSample();
+    KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
+                                Run(sample, {.parts = kInformation}));
+    const int64_t width = shape.num_kv_heads * shape.head_dim;
+    for (const LayerCalibration& layer : run.calibration.layers) {
+      ASSERT_EQ(layer.key_information.size(0), width);
+      EXPECT_GT(layer.key_information.diagonal().min().item<double>(), 0.0);
+      EXPECT_GT(layer.value_information.diagonal().min().item<double>(), 0.0);
+      EXPECT_EQ(layer.sample_rows.size(1), 2 * width);
+    }
+  }
+}
+
 TEST_F(InformationTest, MoreLabelsAreOtherDrawsOfTheSame) {
   const CalibrationSample sample = DomainSample();
   auto information = [&](int64_t labels) {
