@@ -376,6 +376,13 @@ TEST(PlanTest, RefusesRanksThatAreNotPossible) {
            "codec":{"dtype":"BF16"}})"),
        Shape(),
        {"group 0 pair 3: rank must be 1..4", "have 5"}},
+      {"complex rank of a pair that comes again",
+       PlanOfKeys(R"({"rope_low_rank":{"groups":[
+           {"heads":[0,1,2,3],"pairs":[3,0,3],"rank_per_pair":[2,1,3]}]},
+           "uses":[{"fold":{}}],"stored":"POST_ROPE",
+           "codec":{"dtype":"BF16"}})"),
+       Shape(),
+       {"group 0 pair 3: rank must be 1..4", "have 5"}},
       {"rank per pair",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[
            {"heads":[0,1,2,3],"pairs":[0,3],"rank_per_pair":[2]}]},

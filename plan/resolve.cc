@@ -2,6 +2,7 @@
 #include <atomic>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -324,15 +325,19 @@ class LayerResolver {
         return;
       case Space::kRopeLowRank:
         for (const auto& group : plan.rope_low_rank().groups()) {
-          int64_t width = 0;
-          for (const uint32_t rank : group.rank_per_pair()) {
-            width += 2 * int64_t{rank};
+          std::vector<uint32_t> channel_pairs;
+          for (int i = 0; i < group.pairs_size(); ++i) {
+            channel_pairs.insert(channel_pairs.end(), group.rank_per_pair(i),
+                                 group.pairs(i));
           }
-          ResolvedLatent& latent = add(Ascending(group.heads()), width,
-                                       2 * int64_t{group.pairs_size()});
-          latent.pairs.assign(group.pairs().begin(), group.pairs().end());
-          latent.rank_per_pair.assign(group.rank_per_pair().begin(),
-                                      group.rank_per_pair().end());
+          const std::set<uint32_t> pairs(channel_pairs.begin(),
+                                         channel_pairs.end());
+          ResolvedLatent& latent =
+              add(Ascending(group.heads()),
+                  2 * static_cast<int64_t>(channel_pairs.size()),
+                  2 * static_cast<int64_t>(pairs.size()));
+          latent.pairs.assign(pairs.begin(), pairs.end());
+          latent.channel_pairs = std::move(channel_pairs);
         }
         return;
     }

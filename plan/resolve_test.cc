@@ -146,6 +146,17 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .keys = {"complex after {0,3} R=8 R'=8 d=6 [] 16+0 bytes",
                 "complex after {1,2} R=4 R'=4 d=2 [] 8+0 bytes"}},
+      // Channels in the order of their bits: a pair comes again.
+      {.name = "CommutingFallingBits",
+       .key = R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
+                 "pairs":[3,0,3],"rank_per_pair":[1,1,1]}]},
+                 "uses":[{"at_runtime":{}}],"stored":"POST_ROPE","codec":{
+                 "bits":{"runs":[{"channels":1,"bits":5},
+                 {"channels":2,"bits":3},{"channels":1,"bits":5},
+                 {"channels":2,"bits":3}]},"channel_static":{}}})",
+       .value = kFullValue,
+       .keys = {"complex after {0,1,2,3} R=6 R'=6 d=4 "
+                "[0+1x5 1+2x3 3+1x5 4+2x3] 3+0 bytes"}},
       {.name = "SvdqStatic",
        .key = R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{"bits":{
                  "schedule":[8,4,4,2,0,0,0,0]},"channel_static":{},

@@ -60,9 +60,10 @@ struct ResolvedLatent {
   // Dims of each of its heads that it stands for.
   int64_t head_dims = 0;
   // RoPE pairs: kept ones of a rope_pairs head, or those of a rope_low_rank
-  // group and how many complex channels each of them has.
+  // group, ascending.
   std::vector<uint32_t> pairs;
-  std::vector<uint32_t> rank_per_pair;
+  // rope_low_rank: the pair of each complex channel.
+  std::vector<uint32_t> channel_pairs;
   std::vector<CodeRun> runs;  // none: numbers of a type
 
   // Channels that the cache stores something of.

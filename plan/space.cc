@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -198,8 +199,6 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
   std::vector<PlannedLatent> latents;
   for (int g = 0; g < groups.size(); ++g) {
     const auto& group = groups.Get(g);
-    KVASIR_RETURN_IF_ERROR(
-        CheckIndices(where, "RoPE pair", group.pairs(), facts.num_pairs));
     if (group.pairs_size() == 0 ||
         group.pairs_size() != group.rank_per_pair_size()) {
       return where.Refuse("group ", g,
@@ -209,17 +208,26 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                           group.pairs_size(), " pairs");
     }
     int64_t width = 0;
+    // A pair may come again: channels lie in the order of their bits.
+    std::map<uint32_t, int64_t> rank_of_pair;
     for (int i = 0; i < group.pairs_size(); ++i) {
-      const int64_t rank = group.rank_per_pair(i);
-      if (rank < 1 || rank > group.heads_size()) {
+      if (group.pairs(i) >= facts.num_pairs) {
+        return where.Refuse("RoPE pair ", group.pairs(i), " is not below ",
+                            facts.num_pairs);
+      }
+      const int64_t own = group.rank_per_pair(i);
+      int64_t& rank = rank_of_pair[group.pairs(i)];
+      rank += own;
+      if (own < 1 || rank > group.heads_size()) {
         return where.Refuse("group ", g, " pair ", group.pairs(i),
                             ": rank must be 1..", group.heads_size(),
-                            " (the group's heads), have ", rank);
+                            " (the group's heads), have ",
+                            own < 1 ? own : rank);
       }
-      width += 2 * rank;  // complex numbers
+      width += 2 * own;  // complex numbers
     }
     for (uint32_t head : group.heads()) {
-      for (uint32_t pair : group.pairs()) {
+      for (const auto& [pair, rank] : rank_of_pair) {
         KVASIR_RETURN_IF_ERROR(coverage.Take(where, head, pair));
       }
     }

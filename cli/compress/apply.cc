@@ -110,6 +110,7 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
       }
     }
   }
+  needs.parts.information = decomposition == compress::Decomposition::kFisher;
   return needs;
 }
 
@@ -121,7 +122,8 @@ absl::Status Complete(const CalibrationFlags& flags,
   const bool has_statistics =
       inputs.run &&
       (!needs.parts.rotated_keys ||
-       inputs.run->calibration.layers[0].rotated_key_gram.defined());
+       inputs.run->calibration.layers[0].rotated_key_gram.defined()) &&
+      (!needs.parts.information || inputs.run->calibration.has_information());
   if ((!needs.statistics || has_statistics) &&
       (!needs.sample || inputs.sample)) {
     return absl::OkStatus();
@@ -277,9 +279,13 @@ absl::Status RunApply(ApplyFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(inputs,
                             PrepareCalibration(flags.calibration, checkpoint,
                                                NeedsOfPlanner(flags.method)));
-    KVASIR_ASSIGN_OR_RETURN(applied.plan,
+    KVASIR_ASSIGN_OR_RETURN(MadePlan made,
                             PlanWithProvenance(flags.method, flags.calibration,
                                                checkpoint, inputs));
+    if (made.prediction && !flags.json) {
+      std::printf("%s\n", PredictionText(*made.prediction).c_str());
+    }
+    applied.plan = std::move(made.plan);
   } else {
     KVASIR_ASSIGN_OR_RETURN(applied.plan, ReadPlan(flags.plan, checkpoint));
   }

@@ -327,8 +327,10 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   command->footer(kWhichMethod);
   std::vector<std::string> names;
   for (const Method& method : kMethods) names.push_back(method.name);
+  names.push_back(kAutoMethod);
   add("--method", flags.method,
-      "palu, lorc, rap, commuting, svdq; or the baselines uniform (Palu "
+      "auto, which plans bits by predicted loss; palu, lorc, rap, commuting, "
+      "svdq; or the baselines uniform (Palu "
       "without a search) and channel (keys coded as they are)")
       ->check(OneOf(names))
       ->required(required);
@@ -408,12 +410,20 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   AddSwitch(command, "--post-rope", flags.post_rope,
             "Keys after their rotation (svdq, channel)")
       ->group(kMethodGroup);
+  AddAutoFlags(command, flags.automatic);
   add("--average-bits", flags.average_bits,
       "Channel: width of the codes of keys, averaged over layers")
       ->check(Between(1.0, 8.0));
 }
 
 void CheckMethodFlags(const MethodFlags& flags) {
+  if (flags.method == kAutoMethod) {
+    if (flags.keep || (!flags.kv_bytes_per_token && !flags.automatic.max_kl)) {
+      throw CLI::ValidationError(
+          "--method auto: give --kv-bytes-per-token, --max-kl or both");
+    }
+    return;
+  }
   const Method* method = FindMethod(flags.method);
   if (method == nullptr) return;
   const int targets = (flags.keep ? 1 : 0) + (flags.kv_bytes_per_token ? 1 : 0);
@@ -445,6 +455,9 @@ CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags) {
     needs.statistics = true;
     needs.parts.fisher = flags.pair_score == "fisher" || search.empty() ||
                          search == "fisher" || search == "fisher-root";
+  } else if (flags.method == kAutoMethod) {
+    needs.statistics = true;
+    needs.parts.information = true;
   } else if (flags.method == "commuting") {
     needs.statistics = true;
     needs.parts.fisher = search == "fisher" || search == "fisher-root";

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/compress/auto_method.h"
 #include "cli/compress/calibration.h"
 #include "compress/methods/method.h"
 #include "model/checkpoint/checkpoint.h"
@@ -53,6 +54,7 @@ struct MethodFlags {
   // SVDq and channel codes
   bool post_rope = false;
   double average_bits = 4.0;
+  AutoFlags automatic;
 };
 
 // `required`: a method must be given (else it may be read from a plan).

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
@@ -15,6 +16,7 @@
 #include "cli/flags.h"
 #include "cli/version.h"
 #include "compress/artifact/new_file.h"
+#include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/torch_status.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
@@ -45,40 +47,64 @@ absl::Status RunPlan(const PlanFlags& flags) {
                           PrepareCalibration(flags.calibration, checkpoint,
                                              NeedsOfPlanner(flags.method)));
   KVASIR_ASSIGN_OR_RETURN(
-      const kvasir::v1::KvPlan plan,
+      const MadePlan made,
       PlanWithProvenance(flags.method, flags.calibration, checkpoint, inputs));
+  const kvasir::v1::KvPlan& plan = made.plan;
   if (flags.json) {
-    KVASIR_ASSIGN_OR_RETURN(const nlohmann::ordered_json report,
+    KVASIR_ASSIGN_OR_RETURN(nlohmann::ordered_json report,
                             PlanReportJson(plan, checkpoint));
+    if (made.prediction) {
+      report["prediction"] = PredictionJson(*made.prediction);
+    }
     std::printf("%s\n", report.dump(2).c_str());
   } else {
     KVASIR_ASSIGN_OR_RETURN(const std::string report,
                             PlanReportText(plan, checkpoint));
     std::printf("%s", base::Printable(report).c_str());
+    if (made.prediction) {
+      std::printf("\n%s", PredictionText(*made.prediction).c_str());
+    }
   }
   if (!writes) return absl::OkStatus();
+  if (made.prediction) {
+    KVASIR_RETURN_IF_ERROR(compress::WriteFileAtomically(
+        absl::StrCat(flags.out, ".prediction.json"),
+        PredictionJson(*made.prediction).dump(1) + "\n"));
+  }
   return compress::WriteFileAtomically(flags.out, plan::PlanToJson(plan));
 }
 
 }  // namespace
 
-absl::StatusOr<kvasir::v1::KvPlan> PlanWithProvenance(
-    const MethodFlags& method, const CalibrationFlags& calibration,
-    const model::Checkpoint& checkpoint, const CalibrationInputs& inputs) {
-  KVASIR_ASSIGN_OR_RETURN(
-      kvasir::v1::KvPlan plan, compress::CatchTorch([&] {
-        return MakePlan(method, checkpoint, inputs.calibration(),
-                        [&](const kvasir::v1::KvPlan& candidate) {
-                          return BytesPerToken(candidate, checkpoint.spec());
-                        });
-      }));
-  auto* provenance = plan.mutable_provenance();
+absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
+                                            const CalibrationFlags& calibration,
+                                            const model::Checkpoint& checkpoint,
+                                            const CalibrationInputs& inputs) {
+  MadePlan made;
+  if (method.method == kAutoMethod) {
+    compress::SetBlasThreads(1);
+    KVASIR_ASSIGN_OR_RETURN(
+        compress::AutoPlan planned,
+        MakeAutoPlan(method.automatic, method.kv_bytes_per_token, method.tp,
+                     calibration.threads, checkpoint, inputs.calibration()));
+    made.plan = std::move(planned.plan);
+    made.prediction = std::move(planned.prediction);
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(
+        made.plan, compress::CatchTorch([&] {
+          return MakePlan(method, checkpoint, inputs.calibration(),
+                          [&](const kvasir::v1::KvPlan& candidate) {
+                            return BytesPerToken(candidate, checkpoint.spec());
+                          });
+        }));
+  }
+  auto* provenance = made.plan.mutable_provenance();
   provenance->set_tool_version(absl::StrCat("kvasir-compress ", kVersion));
   provenance->set_seed(calibration.seed);
   if (inputs.calibration() != nullptr) {
     provenance->set_calibration_id(inputs.calibration()->id);
   }
-  return plan;
+  return made;
 }
 
 void AddPlanCommand(CLI::App* app, int* exit_code) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "absl/status/statusor.h"
 #include "cli/compress/calibration.h"
 #include "cli/compress/method.h"
@@ -8,9 +10,16 @@
 
 namespace kvasir::cli {
 
-// MakePlan, and where the plan comes from written into it.
-absl::StatusOr<kvasir::v1::KvPlan> PlanWithProvenance(
-    const MethodFlags& method, const CalibrationFlags& calibration,
-    const model::Checkpoint& checkpoint, const CalibrationInputs& inputs);
+struct MadePlan {
+  kvasir::v1::KvPlan plan;
+  // What the planner of method auto says of it.
+  std::optional<compress::AutoPrediction> prediction;
+};
+
+// MakePlan or MakeAutoPlan, and where the plan comes from written into it.
+absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
+                                            const CalibrationFlags& calibration,
+                                            const model::Checkpoint& checkpoint,
+                                            const CalibrationInputs& inputs);
 
 }  // namespace kvasir::cli

@@ -97,7 +97,8 @@ void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
 // The parts of a side that are its own.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
-    Side side, InputMoments* moments, TensorMap& tensors) {
+    Side side, InputMoments* moments, const LayerMoments* fisher,
+    TensorMap& tensors) {
   const SidePlan& plan =
       side == Side::kKey ? request.plan->key() : request.plan->value();
   std::vector<AppliedPart> parts;
@@ -105,7 +106,7 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const plan::ResolvedPart& shape = shapes[static_cast<size_t>(p)];
     KVASIR_ASSIGN_OR_RETURN(
         AppliedPart part,
-        ApplyPart({&request, side, &plan.parts(p), &shape, moments}));
+        ApplyPart({&request, side, &plan.parts(p), &shape, moments, fisher}));
     NameTensors(shape, part, tensors);
     parts.push_back(std::move(part));
   }
@@ -115,14 +116,16 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
 // The joint parts, behind those of either side.
 absl::Status ApplyJoint(const ApplyRequest& request,
                         const plan::ResolvedAttention& shapes,
-                        InputMoments* moments, std::vector<AppliedPart>& keys,
+                        InputMoments* moments, const LayerMoments* fisher,
+                        std::vector<AppliedPart>& keys,
                         std::vector<AppliedPart>& values, TensorMap& tensors) {
   for (const Part& plan : request.plan->joint()) {
     const plan::ResolvedPart& key = shapes.key.parts[keys.size()];
     const plan::ResolvedPart& value = shapes.value.parts[values.size()];
     KVASIR_ASSIGN_OR_RETURN(
         AppliedJointPart part,
-        ApplyJointLowRank({&request, Side::kKey, &plan, &key, moments}, value));
+        ApplyJointLowRank({&request, Side::kKey, &plan, &key, moments, fisher},
+                          value));
     NameTensors(key, part.key, tensors);
     NameTensors(value, part.value, tensors);
     keys.push_back(std::move(part.key));
@@ -228,14 +231,6 @@ absl::StatusOr<plan::ResolvedAttention> ResolveForWeights(
   KVASIR_ASSIGN_OR_RETURN(plan::ResolvedAttention attention,
                           plan::ResolveAttention(plan, shape, layer));
   KVASIR_RETURN_IF_ERROR(plan::TensorsOf(attention, shape, layer).status());
-  for (const auto* parts : {&attention.key.parts, &attention.value.parts}) {
-    for (const plan::ResolvedPart& part : *parts) {
-      if (!part.explicit_runs) continue;
-      return absl::UnimplementedError(
-          absl::StrCat("layer ", layer, ": ", part.prefix,
-                       ": no weights are made for bits by runs of channels"));
-    }
-  }
   return attention;
 }
 
@@ -247,18 +242,30 @@ absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
                                                           request.num_tokens));
   }
   InputMoments* shared = moments.has_value() ? &*moments : nullptr;
+  std::optional<LayerMoments> fisher;
+  if (request.decomposition == Decomposition::kFisher) {
+    if (request.calibration == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("layer ", request.layer,
+                       ": factors under Fisher's metric need a calibration"));
+    }
+    KVASIR_ASSIGN_OR_RETURN(
+        fisher, MomentsOfLayer(*request.spec, request.weights,
+                               *request.calibration, request.num_tokens));
+  }
+  const LayerMoments* metric = fisher.has_value() ? &*fisher : nullptr;
   KVASIR_ASSIGN_OR_RETURN(
       const plan::ResolvedAttention shapes,
       ResolveForWeights(*request.plan, *request.spec, request.layer));
   TensorMap tensors;
-  KVASIR_ASSIGN_OR_RETURN(
-      std::vector<AppliedPart> keys,
-      ApplySide(request, shapes.key.parts, Side::kKey, shared, tensors));
-  KVASIR_ASSIGN_OR_RETURN(
-      std::vector<AppliedPart> values,
-      ApplySide(request, shapes.value.parts, Side::kValue, shared, tensors));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<AppliedPart> keys,
+                          ApplySide(request, shapes.key.parts, Side::kKey,
+                                    shared, metric, tensors));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<AppliedPart> values,
+                          ApplySide(request, shapes.value.parts, Side::kValue,
+                                    shared, metric, tensors));
   KVASIR_RETURN_IF_ERROR(
-      ApplyJoint(request, shapes, shared, keys, values, tensors));
+      ApplyJoint(request, shapes, shared, metric, keys, values, tensors));
   AddQueries(request, keys, AnyFolds(shapes.key.parts), tensors);
   AddOutputs(request, values, AnyFolds(shapes.value.parts), tensors);
   return tensors;

@@ -1,5 +1,6 @@
 // low_rank: one latent per group of heads, lifted by a real matrix. Of a joint
 // part the group's rows of keys and values are factored together.
+#include <algorithm>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -28,6 +29,27 @@ struct GroupFactors {
 // What a part comes to on each side that it serves.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
+// As the planner found them: of the request's weight and bias.
+GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
+                           const std::vector<int64_t>& heads, int64_t rank,
+                           const FactorRequest& rows) {
+  const auto serves = [&sides](plan::Side side) {
+    return std::any_of(sides.begin(), sides.end(), [side](const auto* shape) {
+      return shape->side == side;
+    });
+  };
+  const FisherBasis basis =
+      LowRankBasis(*input.fisher,
+                   ColumnsOfHeads(input.spec(), heads, serves(plan::Side::kKey),
+                                  serves(plan::Side::kValue)),
+                   rank);
+  GroupFactors group;
+  group.down = basis.encode.mm(rows.weight.to(at::kDouble));
+  group.up = basis.decode;
+  if (rows.bias.defined()) group.up_bias = rows.bias.to(at::kDouble);
+  return group;
+}
+
 // Rows of all sides, one below the other.
 absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
                                          const Shapes& sides,
@@ -46,6 +68,9 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   FactorRequest factor;
   factor.weight = at::cat(weights, 0);
   if (!biases.empty()) factor.bias = at::cat(biases, 0);
+  if (input.fisher != nullptr) {
+    return FisherFactors(input, sides, heads, rank, factor);
+  }
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;

@@ -1,4 +1,5 @@
 // rope_pairs and rope_low_rank: keys whose lift commutes with the rotation.
+#include <numeric>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -56,6 +57,53 @@ std::span<const uint32_t> SpanOf(
   return {values.data(), static_cast<size_t>(values.size())};
 }
 
+// As the planner found them: of each pair its channels by falling variance,
+// wherever the plan lists them.
+absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
+                                               const CommutingGroup& group) {
+  const RopeBasis found =
+      RopeLowRankBasis(*input.fisher, input.spec(), group.heads);
+  const CommutingBasis& basis = found.basis;
+  std::vector<bool> taken(basis.pairs.size(), false);
+  std::vector<int64_t> channels;
+  for (size_t i = 0; i < group.pairs.size(); ++i) {
+    for (int64_t r = 0; r < group.rank_per_pair[i]; ++r) {
+      size_t c = 0;
+      while (c < taken.size() &&
+             (taken[c] || basis.pairs[c] != group.pairs[i])) {
+        ++c;
+      }
+      if (c == taken.size()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(input.Place(), "pair ", group.pairs[i],
+                         " has more channels than the group has heads"));
+      }
+      taken[c] = true;
+      channels.push_back(static_cast<int64_t>(c));
+    }
+  }
+  const at::Tensor index = at::tensor(channels, at::kLong);
+  const at::Tensor real =
+      at::cat({index, index + static_cast<int64_t>(basis.pairs.size())});
+  std::vector<int64_t> dims(static_cast<size_t>(input.spec().head_dim));
+  std::iota(dims.begin(), dims.end(), 0);
+  const at::Tensor encode = found.encode.index_select(0, real);
+  const auto project = [&](const at::Tensor& tensor) {
+    const at::Tensor rows =
+        RowsOfHeads(tensor, input.spec().head_dim, group.heads, dims)
+            .to(at::kDouble);
+    const at::Tensor parts = encode.matmul(rows).contiguous();
+    const auto half = static_cast<int64_t>(channels.size());
+    return at::complex(parts.narrow(0, 0, half).contiguous(),
+                       parts.narrow(0, half, half).contiguous());
+  };
+  CommutingFactors factors;
+  factors.down = project(input.weight());
+  factors.up = basis.decode.index_select(1, index);
+  if (input.bias().defined()) factors.down_bias = project(input.bias());
+  return factors;
+}
+
 absl::Status CheckRopeLowRank(const PartInput& input) {
   if (input.bias().defined() && !input.part->latent_bias()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -90,7 +138,10 @@ absl::StatusOr<AppliedPart> ApplyRopeLowRank(const PartInput& input) {
   const model::DecoderSpec& spec = input.spec();
   KVASIR_RETURN_IF_ERROR(CheckRopeLowRank(input));
   AppliedPart applied;
-  KVASIR_ASSIGN_OR_RETURN(const PairStatistics statistics, StatisticsOf(input));
+  PairStatistics statistics;
+  if (input.fisher == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(statistics, StatisticsOf(input));
+  }
   applied.head_maps.resize(static_cast<size_t>(spec.num_kv_heads));
   std::vector<at::Tensor> down;
   std::vector<at::Tensor> down_bias;
@@ -102,8 +153,12 @@ absl::StatusOr<AppliedPart> ApplyRopeLowRank(const PartInput& input) {
         input.shape->latents[static_cast<size_t>(g)].heads,
         {pairs.begin(), pairs.end()},
         {ranks.begin(), ranks.end()}};
-    const CommutingFactors factors =
-        FactorsOfGroup(spec, input.request->weights, statistics, group);
+    CommutingFactors factors;
+    if (input.fisher != nullptr) {
+      KVASIR_ASSIGN_OR_RETURN(factors, FisherFactors(input, group));
+    } else {
+      factors = FactorsOfGroup(spec, input.request->weights, statistics, group);
+    }
     down.push_back(RealThenImaginary(factors.down, 0));
     down_bias.push_back(
         factors.down_bias.defined()
@@ -115,8 +170,10 @@ absl::StatusOr<AppliedPart> ApplyRopeLowRank(const PartInput& input) {
               .to(at::kFloat)
               .contiguous();
     }
-    const at::Tensor plain =
-        ChoiceOfDims(spec.head_dim, model::PairDims(spec.rope, SpanOf(pairs)));
+    const at::Tensor plain = ChoiceOfDims(
+        spec.head_dim,
+        model::PairDims(spec.rope,
+                        input.shape->latents[static_cast<size_t>(g)].pairs));
     for (size_t i = 0; i < group.heads.size(); ++i) {
       applied.head_maps[static_cast<size_t>(group.heads[i])] =
           input.shape->folded

@@ -43,7 +43,11 @@ std::vector<int64_t> StoredIndices(const Codec& codec, int64_t width) {
   std::vector<int64_t> channels;
   const auto& schedule = codec.bits().schedule();
   if (schedule.size() <= 1 || codec.has_basis_sequence()) {
-    channels.resize(static_cast<size_t>(width));
+    // Runs of 0 bits come last.
+    channels.resize(static_cast<size_t>(
+        codec.bits().runs_size() == 0
+            ? width
+            : plan::ResolveCodec(codec, width).latents[0].channels));
     std::iota(channels.begin(), channels.end(), 0);
     return channels;
   }

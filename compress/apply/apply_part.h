@@ -12,6 +12,7 @@
 #include "compress/methods/low_rank.h"
 #include "compress/methods/method.h"
 #include "compress/oracle/tensor_map.h"
+#include "compress/planner/layer_moments.h"
 #include "model/checkpoint/plan_tensors.h"
 #include "plan/plan.h"
 #include "plan/resolved_plan.h"
@@ -24,6 +25,7 @@ struct PartInput {
   const kvasir::v1::Part* part = nullptr;
   const plan::ResolvedPart* shape = nullptr;  // what it must come to
   InputMoments* moments = nullptr;            // null without a calibration
+  const LayerMoments* fisher = nullptr;       // null but for kFisher
 
   const model::DecoderSpec& spec() const { return *request->spec; }
   // The side's projection; the bias is undefined where there is none.

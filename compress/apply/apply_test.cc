@@ -248,11 +248,38 @@ TEST_P(ApplyTest, FullRankIsTheBaseModelInEverySpace) {
           RopeLowRankPart(heads(), group, ranks, bias, Lift::kAtRuntime),
           RopeLowRankPart(heads(), group, ranks, bias, Lift::kFold)}) {
       for (const auto decomposition :
-           {Decomposition::kWhitened, Decomposition::kSvd}) {
+           {Decomposition::kWhitened, Decomposition::kSvd,
+            Decomposition::kFisher}) {
         const Applied applied(tiny_, OneLayer({keys}, values), decomposition);
         EXPECT_LT(RelativeError(applied.attention(), Whole(tiny_)), kTolerance)
             << keys.ShortDebugString();
       }
+    }
+  }
+}
+
+// Terms of a pair that come apart, as bits order them, and pairs in any order.
+TEST_P(ApplyTest, ChannelsOfAPairNeedNotLieSideBySide) {
+  Part keys;
+  auto* group = keys.mutable_rope_low_rank()->add_groups();
+  for (int64_t head = 0; head < heads(); ++head) {
+    group->add_heads(static_cast<uint32_t>(head));
+    for (int64_t pair = dim() / 2 - 1; pair >= 0; --pair) {
+      group->add_pairs(static_cast<uint32_t>(pair));
+      group->add_rank_per_pair(1);
+    }
+  }
+  keys.set_stored(kvasir::v1::POST_ROPE);
+  keys.set_latent_bias(shape_.qkv_bias);
+  keys.mutable_codec()->set_dtype(kvasir::v1::F32);
+  Part::Use* use = keys.add_uses();
+  for (const Lift lift : {Lift::kAtRuntime, Lift::kFold}) {
+    SetLift(use, lift);
+    for (const auto decomposition :
+         {Decomposition::kWhitened, Decomposition::kFisher}) {
+      const Applied applied(tiny_, OneLayer({keys}, WholeValues()),
+                            decomposition);
+      EXPECT_LT(RelativeError(applied.attention(), Whole(tiny_)), kTolerance);
     }
   }
 }
@@ -268,7 +295,9 @@ TEST_P(ApplyTest, ALatentOfKeyAndValueIsTheBaseModelAtFullRank) {
         keys.set_mean(mean);
         keys.set_latent_bias(mean && group == 1);
         for (const auto decomposition :
-             {Decomposition::kWhitened, Decomposition::kSvd}) {
+             {Decomposition::kWhitened, Decomposition::kSvd,
+              Decomposition::kFisher}) {
+          if (mean && decomposition == Decomposition::kFisher) continue;
           const Applied applied(tiny_, OneLayerOf(keys, lift), decomposition);
           EXPECT_LT(RelativeError(applied.attention(), Whole(tiny_)),
                     kTolerance);

@@ -9,16 +9,33 @@
 #include "base/status_macros.h"
 #include "compress/oracle/layer_program.h"
 #include "compress/oracle/tensor_loader.h"
+#include "compress/planner/channel_codes.h"
+#include "compress/planner/layer_moments.h"
+#include "compress/planner/layer_spaces.h"
 #include "compress/runtime/for_each_index.h"
 #include "compress/runtime/torch_status.h"
 
 namespace kvasir::compress {
 namespace {
 
+// Rows that ranges are fitted on, of a layer: more of them move no range.
+constexpr int64_t kFittedRows = 8192;
+
 struct Range {
   at::Tensor low;  // [ΣR']
   at::Tensor high;
 };
+
+// The layer's bits are the planner's, and so are their ranges.
+bool IsFitted(const kvasir::v1::LayerPlan& layer) {
+  const auto has_runs = [](const auto& parts) {
+    return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
+      return part.codec().bits().runs_size() > 0;
+    });
+  };
+  return has_runs(layer.key().parts()) || has_runs(layer.value().parts()) ||
+         has_runs(layer.joint());
+}
 
 bool HasStaticCodes(const kvasir::v1::LayerPlan& layer) {
   const auto any = [](const auto& parts) {
@@ -46,7 +63,10 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
 // What of one sequence goes into the ranges.
 class LatentObserver : public LayerObserver {
  public:
-  explicit LatentObserver(const LayerProgram& program) : program_(program) {}
+  // `rows_step`: every so manieth row is kept, from `first_row` on; 0: none.
+  LatentObserver(const LayerProgram& program, int64_t first_row,
+                 int64_t rows_step)
+      : program_(program), first_row_(first_row), rows_step_(rows_step) {}
 
   void OnLatent(int64_t, plan::Side side, int index,
                 const at::Tensor& latent) override {
@@ -55,10 +75,15 @@ class LatentObserver : public LayerObserver {
                                   : program_.value;
     if (!part.latents[0].codec.channel_static) return;
     const at::Tensor rows = Coded(part, latent.detach().flatten(0, -2));
+    if (rows_step_ > 0) {
+      rows_[part.prefix] =
+          rows.slice(0, first_row_, rows.size(0), rows_step_).clone();
+    }
     ranges_[part.prefix] = {std::get<0>(rows.min(0)), std::get<0>(rows.max(0))};
   }
 
   const std::map<std::string, Range>& ranges() const { return ranges_; }
+  const std::map<std::string, at::Tensor>& rows() const { return rows_; }
 
  private:
   // The numbers that are coded: after HADAMARD_ONLINE.
@@ -74,8 +99,41 @@ class LatentObserver : public LayerObserver {
   }
 
   const LayerProgram& program_;
+  const int64_t first_row_;
+  const int64_t rows_step_;
   std::map<std::string, Range> ranges_;
+  std::map<std::string, at::Tensor> rows_;
 };
+
+// Of each channel of a part [ΣR'], by the rows of all sequences.
+ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
+                      const std::vector<LatentObserver>& observers) {
+  std::vector<at::Tensor> of_sequences;
+  for (const LatentObserver& observer : observers) {
+    of_sequences.push_back(observer.rows().at(part.prefix));
+  }
+  const at::Tensor rows = at::cat(of_sequences, 0);
+  const int64_t span =
+      std::min<int64_t>(kRangePositions, program.spec.max_position_embeddings);
+  std::vector<at::Tensor> minimum;
+  std::vector<at::Tensor> scale;
+  for (const ProgramLatent& latent : part.latents) {
+    at::Tensor own =
+        rows.slice(1, latent.offset, latent.offset + latent.width());
+    if (part.post_rope && !latent.channel_pairs.empty()) {
+      own = TurnedChannels(own, program.spec.rope, latent.channel_pairs,
+                           SpreadPositions(own.size(0), span));
+    }
+    std::vector<int> bits(static_cast<size_t>(latent.width()), 0);
+    for (const LatentCodec::Run& run : latent.codec.runs) {
+      std::fill_n(bits.begin() + run.begin, run.width, run.bits);
+    }
+    const ChannelRanges ranges = FitRanges(own, bits);
+    minimum.push_back(ranges.minimum);
+    scale.push_back(ranges.scale);
+  }
+  return {at::cat(minimum), at::cat(scale)};
+}
 
 // (greatest code) of each channel [ΣR'].
 at::Tensor Levels(const ProgramPart& part) {
@@ -136,8 +194,15 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
           at::zeros({part->stored_width}, at::kFloat);
     }
   }
-  std::vector<LatentObserver> observers(hidden_.size(),
-                                        LatentObserver(program));
+  const kvasir::v1::LayerPlan& plan =
+      plan_.layers(static_cast<int>(program.layer));
+  const bool fitted = IsFitted(plan);
+  const int64_t tokens =
+      static_cast<int64_t>(hidden_.size()) * hidden_[0].size(1);
+  std::vector<LatentObserver> observers(
+      hidden_.size(),
+      LatentObserver(program, fitted ? int64_t{plan.exact_sinks()} : 0,
+                     fitted ? (tokens + kFittedRows - 1) / kFittedRows : 0));
   std::vector<absl::Status> results(hidden_.size());
   ForEachIndex(
       static_cast<int64_t>(hidden_.size()), options_.threads, [&](int64_t i) {
@@ -154,7 +219,19 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
   for (const absl::Status& result : results) {
     KVASIR_RETURN_IF_ERROR(result);
   }
+  const auto add = [&](const ProgramPart& part, const at::Tensor& minimum,
+                       const at::Tensor& scale) {
+    for (TensorMap* map : {&tensors, &attention}) {
+      (*map)[part.prefix + ".range.min"] = minimum;
+      (*map)[part.prefix + ".range.scale"] = scale;
+    }
+  };
   for (const ProgramPart* part : parts) {
+    if (fitted) {
+      const ChannelRanges ranges = FitPart(program, *part, observers);
+      add(*part, ranges.minimum, ranges.scale);
+      continue;
+    }
     Range whole = observers[0].ranges().at(part->prefix);
     for (const LatentObserver& observer : observers) {
       const Range& one = observer.ranges().at(part->prefix);
@@ -167,10 +244,7 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
           absl::StrCat("layer ", program.layer, " ", part->prefix,
                        ": latents are not finite, so codes have no range"));
     }
-    tensors[part->prefix + ".range.min"] = whole.low;
-    tensors[part->prefix + ".range.scale"] = scale;
-    attention[part->prefix + ".range.min"] = whole.low;
-    attention[part->prefix + ".range.scale"] = scale;
+    add(*part, whole.low, scale);
   }
   return absl::OkStatus();
 }

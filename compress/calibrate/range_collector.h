@@ -15,10 +15,13 @@
 
 namespace kvasir::compress {
 
-// Ranges of CHANNEL_STATIC codes: the least and greatest number that each
-// channel of a latent takes on the calibration tokens, in the compressed model.
-// The layers are given in order; each sees what the compressed layers before it
-// make of the tokens, codes and all.
+// Ranges of CHANNEL_STATIC codes, of what each channel of a latent is on the
+// calibration tokens in the compressed model: from the least number to the
+// greatest, or where the plan gives bits by runs of channels, those of the
+// least squared error behind the exact sinks
+// (compress/planner/channel_codes.h). Keys stored after their rotation are then
+// turned on to later positions as well. The layers are given in order; each
+// sees what the compressed layers before it make of the tokens, codes and all.
 // Owns: the hidden states of all tokens, float32.
 // Threads: one; works in as many as it is told.
 // Errors: as LayerForward; InvalidArgument for latents that are not finite.

@@ -7,12 +7,13 @@ namespace kvasir::compress {
 
 absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name) {
   for (Decomposition decomposition :
-       {Decomposition::kSvd, Decomposition::kWhitened,
-        Decomposition::kEspace}) {
+       {Decomposition::kSvd, Decomposition::kWhitened, Decomposition::kEspace,
+        Decomposition::kFisher}) {
     if (DecompositionName(decomposition) == name) return decomposition;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "unknown decomposition \"", name, "\": want svd, whitened or espace"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown decomposition \"", name,
+                   "\": want svd, whitened, espace or fisher"));
 }
 
 std::string DecompositionName(Decomposition decomposition) {
@@ -23,6 +24,8 @@ std::string DecompositionName(Decomposition decomposition) {
       return "whitened";
     case Decomposition::kEspace:
       return "espace";
+    case Decomposition::kFisher:
+      return "fisher";
   }
   KVASIR_CHECK(false);
   return "";

@@ -26,6 +26,7 @@ enum class Decomposition {
   kSvd,       // of the weights
   kWhitened,  // truncation-aware: of W L, with the input Gram = L LT
   kEspace,    // eigenvectors of the input Gram (Palu appendix K)
+  kFisher,    // of keys and values under their information (the planner's)
 };
 absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name);
 std::string DecompositionName(Decomposition decomposition);

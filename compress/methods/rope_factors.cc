@@ -1,6 +1,7 @@
 #include "compress/methods/rope_factors.h"
 
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -180,11 +181,13 @@ CommutingFactors FactorsOfGroup(const model::DecoderSpec& spec,
   std::vector<at::Tensor> down;
   std::vector<at::Tensor> down_bias;
   std::vector<at::Tensor> up;
+  std::map<int64_t, int64_t> taken;  // of a pair that comes again
   for (size_t i = 0; i < group.pairs.size(); ++i) {
     const int64_t pair = group.pairs[i];
     const at::Tensor vectors =
         SpectrumOfPair(spec, statistics, group.heads, pair)
-            .vectors.narrow(1, 0, group.rank_per_pair[i]);
+            .vectors.narrow(1, taken[pair], group.rank_per_pair[i]);
+    taken[pair] += group.rank_per_pair[i];
     const at::Tensor scale =
         WeightsOfGroup(statistics, group.heads, pair).unsqueeze(1);
     const at::Tensor project = (vectors * scale).t().conj();  // [r, s]

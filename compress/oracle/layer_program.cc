@@ -156,11 +156,8 @@ absl::Status CompileRopeLowRank(const SideContext& c, const ResolvedPart& from,
   Indices imaginary;
   Indices all_pairs;
   for (const ResolvedLatent& group : from.latents) {
-    Indices channel_pairs;
-    for (size_t i = 0; i < group.pairs.size(); ++i) {
-      channel_pairs.insert(channel_pairs.end(), group.rank_per_pair[i],
-                           group.pairs[i]);
-    }
+    Indices channel_pairs(group.channel_pairs.begin(),
+                          group.channel_pairs.end());
     const auto complex = static_cast<int64_t>(channel_pairs.size());
     KVASIR_RETURN_IF_ERROR(AddLatent(part, c, from, group));
     ProgramLatent& latent = part.latents.back();

@@ -183,6 +183,10 @@ HeadPlace PlaceOfHead(const Part& part, int64_t head) {
           place.channel_pairs.push_back(group.pairs(i));
         }
       }
+      // Queries give each pair once, however often it comes.
+      std::sort(place.pairs.begin(), place.pairs.end());
+      place.pairs.erase(std::unique(place.pairs.begin(), place.pairs.end()),
+                        place.pairs.end());
       place.width = 2 * static_cast<int64_t>(place.channel_pairs.size());
     } else {
       place.width =
@@ -529,6 +533,15 @@ TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed) {
     tiny.weights.push_back(RandomWeights(shape));
     tiny.calibration.layers.push_back(
         Calibrate(spec, tiny.weights.back(), tiny.inputs));
+  }
+  const int64_t width = spec.num_kv_heads * spec.head_dim;
+  for (LayerCalibration& layer : tiny.calibration.layers) {
+    for (at::Tensor* information :
+         {&layer.key_information, &layer.value_information}) {
+      const at::Tensor gradients = at::randn({2 * width, width}, at::kDouble) *
+                                   (at::rand({width}, at::kDouble) + 0.1);
+      *information = gradients.t().mm(gradients);
+    }
   }
   return tiny;
 }

@@ -64,6 +64,8 @@ def header(path):
         ["svdq", "--value-bits", 4],
         ["svdq", "--post-rope"],
         ["channel", "--average-bits", 4.5],
+        ["auto", "--kv-bytes-per-token", 700, "--speed", "storage", "--windows", 0, "--sinks", 0],
+        ["auto", "--kv-bytes-per-token", 900, "--windows", 0, "--sinks", 0],
     ],
     ids=lambda m: "-".join(map(str, m)).replace("--", ""),
 )
@@ -115,6 +117,37 @@ def test_plan_then_apply_is_apply_in_one_go(compress, tmp_path):
     compress("apply", "--model", TINY, *palu, *FEW_TOKENS, "--out", tmp_path / "b")
     for name in ("model.safetensors", "kv_plan.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+# Bits are planned by what their errors are predicted to cost; to second order, and
+# as if tokens' errors were independent.
+@pytest.mark.parametrize("speed, spaces", [("storage", "joint all"), ("cpu", "rope keys")])
+def test_a_planned_cache_diverges_about_as_much_as_predicted(compress, tmp_path, speed, spaces):
+    text = ["--calibration-tokens", 8192, "--sequence-tokens", 256]
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    shown = compress("plan", "--model", TINY, "--method", "auto", "--kv-bytes-per-token", 800,
+                     "--speed", speed, "--windows", 0, "--sinks", 0, *text, "--out", plan, "--quiet")
+    for part in ("predicted KL", "channels by bits", "left out of the calibration", " > ", spaces):
+        assert part in shown.stdout
+    predicted = json.loads((tmp_path / "plan.json.prediction.json").read_text())
+    assert predicted["bytes_per_token"] <= 800
+    assert predicted["kl_low"] <= predicted["kl"] <= predicted["kl_high"]
+    compress("apply", "--model", TINY, "--plan", plan, *text, "--out", out, "--quiet")
+    evaluation = tmp_path / "evaluation.json"
+    compress("evaluate", "--teacher", TINY, out, "--text", TINY / "evaluation.txt", "--windows", 12,
+             "--window-tokens", 256, "--json", evaluation, "--quiet")
+    measured = json.loads(evaluation.read_text())["rows"][0]
+    assert 0.25 < measured["kl_nats"] / predicted["kl"] < 4
+    assert measured["kv_bytes_per_token"] == predicted["marginal_bytes_per_token"]
+
+
+def test_what_no_plan_keeps_is_told_with_what_is_possible(compress):
+    few = ["--method", "auto", "--windows", 0, "--sinks", 0, *FEW_TOKENS]
+    done = compress("plan", "--model", TINY, *few, "--kv-bytes-per-token", 10, ok=False)
+    refused(done, "10.0 bytes of a token are too few: the least")
+    done = compress("plan", "--model", TINY, *few, "--kv-bytes-per-token", 300, "--max-kl", 1e-3,
+                    ok=False)
+    refused(done, "more than the 0.0010 of --max-kl; ", " bytes would do")
 
 
 def test_bytes_per_token_are_met_from_below(compress):
@@ -177,6 +210,7 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
         (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "a schedule of 3 widths"),
         (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is no number of heads"),
         (["--method", "palu", "--keep", 0.5, "--key-keep", 0.5], "--key-keep"),
+        (["--method", "auto", "--keep", 0.5], "give --kv-bytes-per-token, --max-kl or both"),
     ],
 )
 def test_wrong_usage(compress, arguments, named):

@@ -188,10 +188,10 @@ class Maker {
 
   static void AddChannels(const ResolvedLatent& from, LatentProgram* latent) {
     latent->pairs = from.pairs;
-    for (size_t i = 0; i < from.rank_per_pair.size(); ++i) {
-      latent->channel_place.insert(latent->channel_place.end(),
-                                   from.rank_per_pair[i],
-                                   static_cast<int64_t>(i));
+    for (const uint32_t pair : from.channel_pairs) {
+      latent->channel_place.push_back(
+          std::lower_bound(from.pairs.begin(), from.pairs.end(), pair) -
+          from.pairs.begin());
     }
   }
 

@@ -297,6 +297,23 @@ TEST(AttentionProgramTest, AComplexLiftMeetsRotatedPairs) {
   EXPECT_EQ(program.row_columns, 38 + 24);
 }
 
+TEST(AttentionProgramTest, ChannelsOfAPairNeedNotLieSideBySide) {
+  const AttentionProgram program =
+      Make(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[3,1,3],)"
+           R"("rank_per_pair":[1,1,1]}]},"uses":[{"at_runtime":{}}],)"
+           R"("stored":"POST_ROPE","codec":{"dtype":"BF16"}})",
+           kFull);
+  const KeyProgram& key = program.key[0];
+  EXPECT_THAT(key.latents[0].pairs, ElementsAre(1, 3));
+  EXPECT_THAT(key.latents[0].channel_place, ElementsAre(1, 0, 1));
+  EXPECT_THAT(
+      key.query_rotations,
+      ElementsAre(Rotation{0, 4, 4, plan::RopePairing::kHalfSplit, 2, {1, 3}}));
+  EXPECT_THAT(key.rotations,
+              ElementsAre(Rotation{
+                  16, 1, 6, plan::RopePairing::kHalfSplit, 3, {3, 1, 3}}));
+}
+
 TEST(AttentionProgramTest, AFoldedComplexLiftTurnsItsChannels) {
   const AttentionProgram program = Make(Complex("fold", "POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];

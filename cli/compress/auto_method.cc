@@ -1,0 +1,206 @@
+#include "cli/compress/auto_method.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "cli/flags.h"
+#include "compress/oracle/attention_loader.h"
+#include "nlohmann/json.hpp"
+
+namespace kvasir::cli {
+namespace {
+
+using compress::AutoPrediction;
+using compress::CurvePoint;
+using compress::DomainLoss;
+
+// Stars for 0 .. 1.
+std::string Bar(double share) {
+  constexpr double kStars = 40;
+  return std::string(static_cast<size_t>(std::lround(kStars * share)), '*');
+}
+
+std::string HistogramText(const AutoPrediction& prediction) {
+  double all = 0;
+  for (const double channels : prediction.channels_by_bits) all += channels;
+  std::string text;
+  for (size_t bits = 0; bits < prediction.channels_by_bits.size(); ++bits) {
+    const double share = prediction.channels_by_bits[bits] / all;
+    if (bits == 7) continue;  // no code has 7 bits
+    absl::StrAppendFormat(&text, "  %d bits  %5.1f %%  %s\n", bits,
+                          100.0 * share, Bar(share));
+  }
+  return text;
+}
+
+// The curve's point next to the plan.
+size_t ChosenPoint(const AutoPrediction& prediction) {
+  const auto distance = [&](const CurvePoint& point) {
+    return std::abs(point.bytes - prediction.bytes);
+  };
+  const auto& curve = prediction.curve;
+  return static_cast<size_t>(
+      std::min_element(curve.begin(), curve.end(),
+                       [&](const CurvePoint& a, const CurvePoint& b) {
+                         return distance(a) < distance(b);
+                       }) -
+      curve.begin());
+}
+
+std::string CurveText(const AutoPrediction& prediction) {
+  std::string text = "\n   bytes/token   predicted KL\n";
+  const size_t chosen = ChosenPoint(prediction);
+  for (size_t i = 0; i < prediction.curve.size(); ++i) {
+    const CurvePoint& point = prediction.curve[i];
+    absl::StrAppendFormat(&text, "%s %11.1f   %12.5f\n",
+                          i == chosen ? " >" : "  ", point.bytes, point.kl);
+  }
+  return text;
+}
+
+std::string DomainsText(const AutoPrediction& prediction) {
+  std::string text;
+  for (const DomainLoss& domain : prediction.domains) {
+    absl::StrAppendFormat(
+        &text, "  %-16s %.5f, left out of the calibration %.5f (x %.2f)\n",
+        base::Printable(domain.name), domain.predicted, domain.left_out,
+        domain.ratio());
+  }
+  for (const DomainLoss& domain : prediction.domains) {
+    if (domain.ratio() <= compress::kDomainWarning) continue;
+    absl::StrAppendFormat(
+        &text,
+        "warning: %s is unlike the rest of the text: without it, it would "
+        "have lost %.2f times as much. Text of the model's use should have "
+        "its like.\n",
+        base::Printable(domain.name), domain.ratio());
+  }
+  return text;
+}
+
+}  // namespace
+
+void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
+  auto add = [&](const char* name, auto& value, const char* help) {
+    return AddFlag(command, name, value, help)->group("Method auto");
+  };
+  add("--max-kl", flags.max_kl,
+      "Predicted divergence, nats a token, that is not to be exceeded: alone, "
+      "the fewest bytes that keep it")
+      ->check(Above(0));
+  add("--speed", flags.speed,
+      "cpu or gpu: keys are read without being rebuilt; storage: fewest bytes")
+      ->check(CLI::IsMember({"cpu", "gpu", "storage"}));
+  add("--target-length", flags.target_length,
+      "Tokens that exact rows of a sequence are shared out to (0: 8192, or "
+      "what the model takes)")
+      ->check(AtLeast(0));
+  add("--windows", flags.windows,
+      "Lengths of the exact window to choose from (default: 0,64,128,256)")
+      ->delimiter(',')
+      ->check(AtLeast(0));
+  add("--sinks", flags.sinks, "First tokens that are kept exact")
+      ->check(AtLeast(0));
+  add("--kappa", flags.kappa, "Measured over predicted divergence, if known")
+      ->check(Above(0));
+}
+
+absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
+    const AutoFlags& flags, std::optional<double> kv_bytes_per_token,
+    int64_t tp, int threads, const model::Checkpoint& checkpoint,
+    const compress::Calibration* calibration) {
+  compress::PlanRequest request;
+  request.spec = checkpoint.spec();
+  request.calibration = calibration;
+  request.weights = [&checkpoint](int64_t layer) {
+    return compress::LoadAttention(checkpoint, layer);
+  };
+  request.tp = tp;
+  compress::AutoOptions options;
+  options.kv_bytes_per_token = kv_bytes_per_token;
+  options.max_kl = flags.max_kl;
+  KVASIR_ASSIGN_OR_RETURN(options.speed, compress::ParsePlanSpeed(flags.speed));
+  options.target_length = flags.target_length;
+  if (!flags.windows.empty()) options.windows = flags.windows;
+  options.exact_sinks = flags.sinks;
+  options.kappa = flags.kappa;
+  options.threads = threads;
+  KVASIR_ASSIGN_OR_RETURN(compress::AutoPlan made,
+                          compress::PlanAuto(request, options));
+  made.plan.set_base_model(checkpoint.name());
+  return made;
+}
+
+std::string PredictionText(const AutoPrediction& prediction) {
+  std::string text = absl::StrFormat(
+      "predicted KL          %.5f nats a token (%.5f to %.5f over domains)\n"
+      "bytes per token       %.1f: %.1f of each, and %.0f of a sequence shared "
+      "out to %d tokens\n"
+      "exact tokens          window %d\n"
+      "held-out rows         %.2f times the loss of fitted ones, %.2g %% of "
+      "codes clamped\n",
+      prediction.kl, prediction.low, prediction.high, prediction.bytes,
+      prediction.marginal_bytes, prediction.fixed_bytes,
+      prediction.target_length, prediction.exact_window,
+      prediction.held_out_loss_ratio, 100.0 * prediction.clamp_rate);
+  if (prediction.dense_slot_ns > 0) {
+    absl::StrAppendFormat(
+        &text,
+        "time of a slot        %.2f of the dense cache's, by a model%s\n",
+        prediction.slot_ns / prediction.dense_slot_ns,
+        prediction.slot_ns > prediction.dense_slot_ns
+            ? ": no plan of so few bytes is as fast"
+            : "");
+  }
+  absl::StrAppend(&text, "channels by bits\n", HistogramText(prediction),
+                  "predicted KL by domain\n", DomainsText(prediction),
+                  CurveText(prediction),
+                  "\nlayer  bytes/token  predicted KL  spaces\n");
+  for (size_t l = 0; l < prediction.layers.size(); ++l) {
+    const compress::LayerChoice& layer = prediction.layers[l];
+    absl::StrAppendFormat(&text, "%5d  %11.1f  %12.6f  %s\n", l, layer.bytes,
+                          layer.loss, layer.spaces);
+  }
+  return text;
+}
+
+nlohmann::ordered_json PredictionJson(const AutoPrediction& prediction) {
+  nlohmann::ordered_json curve = nlohmann::ordered_json::array();
+  for (const CurvePoint& point : prediction.curve) {
+    curve.push_back({{"bytes_per_token", point.bytes}, {"kl", point.kl}});
+  }
+  nlohmann::ordered_json layers = nlohmann::ordered_json::array();
+  for (const compress::LayerChoice& layer : prediction.layers) {
+    layers.push_back({{"spaces", layer.spaces},
+                      {"bytes_per_token", layer.bytes},
+                      {"kl", layer.loss}});
+  }
+  nlohmann::ordered_json domains = nlohmann::ordered_json::array();
+  for (const DomainLoss& domain : prediction.domains) {
+    domains.push_back({{"name", domain.name},
+                       {"kl", domain.predicted},
+                       {"kl_left_out", domain.left_out}});
+  }
+  return {{"kl", prediction.kl},
+          {"kl_low", prediction.low},
+          {"kl_high", prediction.high},
+          {"bytes_per_token", prediction.bytes},
+          {"marginal_bytes_per_token", prediction.marginal_bytes},
+          {"fixed_bytes_per_sequence", prediction.fixed_bytes},
+          {"target_length", prediction.target_length},
+          {"exact_window", prediction.exact_window},
+          {"channels_by_bits", prediction.channels_by_bits},
+          {"held_out_loss_ratio", prediction.held_out_loss_ratio},
+          {"clamp_rate", prediction.clamp_rate},
+          {"slot_ns", prediction.slot_ns},
+          {"dense_slot_ns", prediction.dense_slot_ns},
+          {"domains", domains},
+          {"layers", layers},
+          {"curve", curve}};
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,43 @@
+// `--method auto`: the planner as flags, and what it says before anything is
+// written.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "compress/planner/auto_plan.h"
+#include "model/checkpoint/checkpoint.h"
+#include "nlohmann/json_fwd.hpp"
+
+namespace CLI {
+class App;
+}  // namespace CLI
+
+namespace kvasir::cli {
+
+inline constexpr char kAutoMethod[] = "auto";
+
+struct AutoFlags {
+  std::optional<double> max_kl;
+  std::string speed = "cpu";
+  int64_t target_length = 0;
+  std::vector<int64_t> windows;  // empty: the planner's
+  int64_t sinks = 4;
+  double kappa = 1.0;
+};
+void AddAutoFlags(CLI::App* command, AutoFlags& flags);
+
+absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
+    const AutoFlags& flags, std::optional<double> kv_bytes_per_token,
+    int64_t tp, int threads, const model::Checkpoint& checkpoint,
+    const compress::Calibration* calibration);
+
+// Predicted loss, bits, bytes, domains with their warnings, and the curve.
+std::string PredictionText(const compress::AutoPrediction& prediction);
+nlohmann::ordered_json PredictionJson(
+    const compress::AutoPrediction& prediction);
+
+}  // namespace kvasir::cli

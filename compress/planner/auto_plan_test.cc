@@ -1,0 +1,242 @@
+#include "compress/planner/auto_plan.h"
+
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "cache/layout.h"
+#include "compress/testing/planner_fixture.h"
+
+namespace kvasir::compress {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A model of random weights with a calibration of random inputs, so made that
+// channels differ much in what they carry and in what they matter.
+class AutoPlanTest : public ::testing::Test {
+ protected:
+  explicit AutoPlanTest(TinyModel model = {.layers = 2, .kv_heads = 2}) {
+    at::set_num_threads(1);  // threads cost more than these sizes
+    request_ = RequestOf(model);
+    request_.spec.max_position_embeddings = 512;
+    const model::DecoderSpec& spec = request_.spec;
+    const int64_t width = spec.num_kv_heads * spec.head_dim;
+    const int64_t hidden = spec.hidden_size;
+    calibration_.id = "test-calibration";
+    calibration_.num_tokens = kTokens;
+    for (int64_t l = 0; l < spec.num_layers(); ++l) {
+      const auto seed = static_cast<uint64_t>(100 * l);
+      AttentionWeights weights;
+      weights.key = RandomMatrix({width, hidden}, seed + 1) / 4;
+      weights.value = RandomMatrix({width, hidden}, seed + 2) / 8;
+      weights_.push_back(weights);
+      const at::Tensor inputs = RandomMatrix({kTokens, hidden}, seed + 3) *
+                                    RandomMatrix({hidden}, seed + 4).exp() +
+                                RandomMatrix({hidden}, seed + 5) / 2;
+      LayerCalibration layer;
+      layer.input_gram = inputs.t().mm(inputs).to(at::kDouble);
+      layer.input_sum = inputs.sum(0).to(at::kDouble);
+      layer.sample_rows = at::cat(
+          {inputs.mm(weights.key.t()), inputs.mm(weights.value.t())}, 1);
+      const at::Tensor token = at::arange(kTokens, at::kLong);
+      layer.sample_positions = token.remainder(64);
+      layer.sample_domains = token.remainder(2);
+      layer.sample_held_out = token.div(64, "floor").remainder(4) == 3;
+      for (const char* name : {"books", "code"}) {
+        DomainInformation domain;
+        domain.name = name;
+        domain.tokens = kTokens / 2;
+        domain.key_information = Information(width, seed + 6);
+        domain.value_information = Information(width, seed + 8);
+        layer.domains.push_back(domain);
+      }
+      layer.key_information = layer.domains[0].key_information.to(at::kDouble);
+      layer.value_information =
+          layer.domains[0].value_information.to(at::kDouble);
+      calibration_.layers.push_back(std::move(layer));
+    }
+    request_.calibration = &calibration_;
+    request_.weights = [this](int64_t layer) {
+      return weights_[static_cast<size_t>(layer)];
+    };
+  }
+
+  static at::Tensor Information(int64_t width, uint64_t seed) {
+    const at::Tensor gradients = RandomMatrix({4 * width, width}, seed) *
+                                 RandomMatrix({width}, seed + 1).exp() / 200;
+    return gradients.t().mm(gradients);
+  }
+
+  static AutoOptions Options(PlanSpeed speed = PlanSpeed::kCpu) {
+    return {.speed = speed, .windows = {0}, .exact_sinks = 0};
+  }
+
+  absl::StatusOr<AutoPlan> Plan(const AutoOptions& options) const {
+    return PlanAuto(request_, options);
+  }
+
+  double BytesOf(const kvasir::v1::KvPlan& plan, int64_t granule) const {
+    const auto layout =
+        cache::PageLayout::Create(plan, model::AttentionShapeOf(request_.spec),
+                                  {.granule_bytes = granule});
+    KVASIR_EXPECT_OK(layout);
+    return layout.ok() ? layout->marginal_bytes_per_token() : 0;
+  }
+
+  static constexpr int64_t kTokens = 768;
+
+  PlanRequest request_;
+  Calibration calibration_;
+  std::vector<AttentionWeights> weights_;
+};
+
+// 2 layers of 64 numbers: 128 numbers a token, 16 bytes a bit.
+TEST_F(AutoPlanTest, PredictedBytesAreThePagesToTheByteAndWithinTheBudget) {
+  for (const int64_t granule : {0, 1, 16}) {
+    for (const double bytes : {40.0, 63.0, 90.0}) {
+      AutoOptions options = Options();
+      options.kv_bytes_per_token = bytes + (granule == 16 ? 100 : 0);
+      options.granule_bytes = granule;
+      KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+      EXPECT_EQ(made.prediction.marginal_bytes, BytesOf(made.plan, granule));
+      EXPECT_LE(made.prediction.bytes, *options.kv_bytes_per_token);
+      if (granule < 16) {
+        EXPECT_GT(made.prediction.bytes, *options.kv_bytes_per_token - 8);
+      }
+    }
+  }
+}
+
+TEST_F(AutoPlanTest, MoreBytesAreNeverPredictedToLoseMore) {
+  double last = 1e30;
+  for (const double bytes : {24.0, 40.0, 60.0, 80.0}) {
+    AutoOptions options = Options(PlanSpeed::kStorage);
+    options.kv_bytes_per_token = bytes;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+    EXPECT_LE(made.prediction.kl, last);
+    last = made.prediction.kl;
+    for (size_t i = 1; i < made.prediction.curve.size(); ++i) {
+      EXPECT_LE(made.prediction.curve[i].kl, made.prediction.curve[i - 1].kl);
+    }
+  }
+}
+
+TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
+  AutoOptions options = Options(PlanSpeed::kStorage);
+  options.kv_bytes_per_token = 60;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_bytes, Plan(options));
+  options = Options(PlanSpeed::kStorage);
+  options.max_kl = by_bytes.prediction.kl;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_loss, Plan(options));
+  EXPECT_LE(by_loss.prediction.kl, *options.max_kl);
+  EXPECT_LE(by_loss.prediction.bytes, by_bytes.prediction.bytes);
+  // Two bytes fewer lose more.
+  options = Options(PlanSpeed::kStorage);
+  options.kv_bytes_per_token = by_loss.prediction.bytes - 2;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan fewer, Plan(options));
+  EXPECT_GT(fewer.prediction.kl, by_bytes.prediction.kl);
+}
+
+TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 1;
+  EXPECT_THAT(Plan(options).status().message(),
+              HasSubstr("1.0 bytes of a token are too few: the least"));
+  options = Options();
+  options.max_kl = 1e-12;
+  EXPECT_THAT(Plan(options).status().message(),
+              HasSubstr("no plan is predicted to diverge by 1e-12"));
+  options.kv_bytes_per_token = 60;
+  EXPECT_THAT(Plan(options).status().message(),
+              HasSubstr("more than the 0.0000 of --max-kl"));
+  options = Options();
+  EXPECT_FALSE(Plan(options).ok());
+}
+
+TEST_F(AutoPlanTest, FitForTheCpuRebuildsNoKeyAndIsAsFastAsADenseCache) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+  for (const auto& layer : made.plan.layers()) {
+    EXPECT_EQ(layer.joint_size(), 0);
+    const kvasir::v1::Part& key = layer.key().parts(0);
+    EXPECT_EQ(key.stored(), kvasir::v1::POST_ROPE);
+    EXPECT_TRUE(key.has_full() || key.has_rope_low_rank());
+  }
+  EXPECT_GT(made.prediction.slot_ns, 0);
+  EXPECT_LE(made.prediction.slot_ns, made.prediction.dense_slot_ns);
+}
+
+TEST_F(AutoPlanTest, ForStorageKeyAndValueMayShareALatent) {
+  AutoOptions options = Options(PlanSpeed::kStorage);
+  options.kv_bytes_per_token = 40;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan storage, Plan(options));
+  EXPECT_EQ(storage.prediction.marginal_bytes, BytesOf(storage.plan, 0));
+  options = Options();
+  options.kv_bytes_per_token = 40;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan cpu, Plan(options));
+  // More spaces, and no price of time.
+  EXPECT_LE(storage.prediction.kl, cpu.prediction.kl);
+  // Keys and values come from the same inputs, fewer than both have numbers.
+  int64_t joint = 0;
+  for (const auto& layer : storage.plan.layers()) joint += layer.joint_size();
+  EXPECT_GT(joint, 0);
+}
+
+TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 70;
+  options.windows = {64};
+  options.target_length = 512;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+  const AutoPrediction& prediction = made.prediction;
+  EXPECT_EQ(made.plan.layers(0).key().exact_window(), 64u);
+  EXPECT_GT(prediction.fixed_bytes, 0);
+  EXPECT_EQ(prediction.bytes,
+            prediction.marginal_bytes + prediction.fixed_bytes / 512);
+  EXPECT_LE(prediction.bytes, 70);
+}
+
+TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+  ASSERT_EQ(made.prediction.domains.size(), 2u);
+  for (const DomainLoss& domain : made.prediction.domains) {
+    EXPECT_LT(domain.ratio(), kDomainWarning) << domain.name;
+  }
+  EXPECT_LE(made.prediction.low, made.prediction.kl);
+  EXPECT_GE(made.prediction.high, made.prediction.kl);
+  EXPECT_LT(made.prediction.held_out_loss_ratio, 1.3);
+}
+
+// Half of the text in a language of its own: keys lie elsewhere, and what was
+// fitted to the other half is wrong for them.
+TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
+  for (LayerCalibration& layer : calibration_.layers) {
+    const at::Tensor strange = (layer.sample_domains == 1).unsqueeze(1);
+    layer.sample_rows = at::where(strange, layer.sample_rows.flip(1) * 3 + 2,
+                                  layer.sample_rows);
+  }
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+  EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
+}
+
+TEST_F(AutoPlanTest, WithoutInformationThereIsNoPlan) {
+  calibration_.layers[0].key_information = at::Tensor();
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  EXPECT_EQ(Plan(options).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace kvasir::compress

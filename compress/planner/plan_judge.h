@@ -1,0 +1,40 @@
+// What a plan is worth on rows that it was not made with.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "compress/planner/auto_plan.h"
+#include "compress/planner/layer_spaces.h"
+#include "compress/planner/spending.h"
+
+namespace kvasir::compress {
+
+// What is measured of one layer.
+struct PlannedLayer {
+  LayerMoments moments;
+  SampleRows fitted;
+  SampleRows held_out;  // no rows: the calibration has none
+};
+
+// Sample rows of the calibration that are `wanted` [N_s], tried at positions
+// over [0, span).
+SampleRows RowsWhere(const LayerCalibration& calibration,
+                     const at::Tensor& wanted, int64_t span);
+
+struct JudgeRequest {
+  const model::DecoderSpec* spec = nullptr;
+  const Calibration* calibration = nullptr;
+  const std::vector<PlannedLayer>* layers = nullptr;
+  int64_t exact_sinks = 0;
+  int64_t span = 0;  // of positions
+  double scale = 1;  // kappa and the window's factor
+};
+
+// Fills in what the prediction says of layers, bits, held-out rows and domains:
+// coded as planned, and by transforms and ranges of the other domains.
+// Throws c10::Error.
+void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
+               AutoPrediction& prediction);
+
+}  // namespace kvasir::compress
