@@ -103,15 +103,14 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
       "Lengths of the exact window to choose from (default: 0,64,128,256)")
       ->delimiter(',')
       ->check(AtLeast(0));
-  add("--sinks", flags.sinks, "First tokens that are kept exact")
-      ->check(AtLeast(0));
   add("--kappa", flags.kappa, "Measured over predicted divergence, if known")
       ->check(Above(0));
 }
 
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
-    const AutoFlags& flags, std::optional<double> kv_bytes_per_token,
-    int64_t tp, int threads, const model::Checkpoint& checkpoint,
+    const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
+    std::optional<double> kv_bytes_per_token, int64_t tp, int threads,
+    const model::Checkpoint& checkpoint,
     const compress::Calibration* calibration) {
   compress::PlanRequest request;
   request.spec = checkpoint.spec();
@@ -126,7 +125,7 @@ absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
   KVASIR_ASSIGN_OR_RETURN(options.speed, compress::ParsePlanSpeed(flags.speed));
   options.target_length = flags.target_length;
   if (!flags.windows.empty()) options.windows = flags.windows;
-  options.exact_sinks = flags.sinks;
+  options.exact_sinks = exact_sinks.value_or(options.exact_sinks);
   options.kappa = flags.kappa;
   options.threads = threads;
   KVASIR_ASSIGN_OR_RETURN(compress::AutoPlan made,

@@ -25,14 +25,14 @@ struct AutoFlags {
   std::string speed = "cpu";
   int64_t target_length = 0;
   std::vector<int64_t> windows;  // empty: the planner's
-  int64_t sinks = 4;
   double kappa = 1.0;
 };
 void AddAutoFlags(CLI::App* command, AutoFlags& flags);
 
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
-    const AutoFlags& flags, std::optional<double> kv_bytes_per_token,
-    int64_t tp, int threads, const model::Checkpoint& checkpoint,
+    const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
+    std::optional<double> kv_bytes_per_token, int64_t tp, int threads,
+    const model::Checkpoint& checkpoint,
     const compress::Calibration* calibration);
 
 // Predicted loss, bits, bytes, domains with their warnings, and the curve.

@@ -244,7 +244,8 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
   std::vector<std::string> given;
   for (const auto& [flag, tokens, setting] :
        {std::tuple("--exact-window", flags.exact_window, &exact.window),
-        std::tuple("--exact-sinks", flags.exact_sinks, &exact.sinks)}) {
+        std::tuple("--exact-sinks", flags.exact_sinks.value_or(0),
+                   &exact.sinks)}) {
     if (tokens == 0) continue;
     *setting = tokens;
     given.push_back(absl::StrCat(flag, " ", tokens));
@@ -354,7 +355,7 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
       "Latest tokens that are kept in bf16 beside their codes, in every side "
       "that has codes: bytes per sequence, not per token");
   add("--exact-sinks", flags.exact_sinks,
-      "The same of the first tokens of a sequence");
+      "The same of the first tokens of a sequence (default: none; auto: 4)");
   add("--group-heads", flags.group_heads,
       "KV heads that share a latent (palu, uniform, commuting): a number, all, "
       "or auto")

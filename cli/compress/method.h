@@ -45,7 +45,7 @@ struct MethodFlags {
   // All methods with codes: latest and first tokens that are kept exact beside
   // them.
   uint32_t exact_window = 0;
-  uint32_t exact_sinks = 0;
+  std::optional<uint32_t> exact_sinks;  // none: 0, of auto 4
   // RAP and commuting
   std::string pair_score = "fisher";
   std::string query_weights = "on";

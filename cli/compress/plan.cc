@@ -85,8 +85,9 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
     compress::SetBlasThreads(1);
     KVASIR_ASSIGN_OR_RETURN(
         compress::AutoPlan planned,
-        MakeAutoPlan(method.automatic, method.kv_bytes_per_token, method.tp,
-                     calibration.threads, checkpoint, inputs.calibration()));
+        MakeAutoPlan(method.automatic, method.exact_sinks,
+                     method.kv_bytes_per_token, method.tp, calibration.threads,
+                     checkpoint, inputs.calibration()));
     made.plan = std::move(planned.plan);
     made.prediction = std::move(planned.prediction);
   } else {

@@ -64,8 +64,8 @@ def header(path):
         ["svdq", "--value-bits", 4],
         ["svdq", "--post-rope"],
         ["channel", "--average-bits", 4.5],
-        ["auto", "--kv-bytes-per-token", 700, "--speed", "storage", "--windows", 0, "--sinks", 0],
-        ["auto", "--kv-bytes-per-token", 900, "--windows", 0, "--sinks", 0],
+        ["auto", "--kv-bytes-per-token", 700, "--speed", "storage", "--windows", 0],
+        ["auto", "--kv-bytes-per-token", 900, "--windows", 0],
     ],
     ids=lambda m: "-".join(map(str, m)).replace("--", ""),
 )
@@ -126,7 +126,7 @@ def test_a_planned_cache_diverges_about_as_much_as_predicted(compress, tmp_path,
     text = ["--calibration-tokens", 8192, "--sequence-tokens", 256]
     plan, out = tmp_path / "plan.json", tmp_path / "out"
     shown = compress("plan", "--model", TINY, "--method", "auto", "--kv-bytes-per-token", 800,
-                     "--speed", speed, "--windows", 0, "--sinks", 0, *text, "--out", plan, "--quiet")
+                     "--speed", speed, "--windows", 0, *text, "--out", plan, "--quiet")
     for part in ("predicted KL", "channels by bits", "left out of the calibration", " > ", spaces):
         assert part in shown.stdout
     predicted = json.loads((tmp_path / "plan.json.prediction.json").read_text())
@@ -142,7 +142,7 @@ def test_a_planned_cache_diverges_about_as_much_as_predicted(compress, tmp_path,
 
 
 def test_what_no_plan_keeps_is_told_with_what_is_possible(compress):
-    few = ["--method", "auto", "--windows", 0, "--sinks", 0, *FEW_TOKENS]
+    few = ["--method", "auto", "--windows", 0, *FEW_TOKENS]
     done = compress("plan", "--model", TINY, *few, "--kv-bytes-per-token", 10, ok=False)
     refused(done, "10.0 bytes of a token are too few: the least")
     done = compress("plan", "--model", TINY, *few, "--kv-bytes-per-token", 300, "--max-kl", 1e-3,
