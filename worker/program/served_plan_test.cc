@@ -198,11 +198,6 @@ std::string Keys(const std::string& parts, const std::string& rest = "") {
                       kFullValue, "]}", rest, "}");
 }
 
-std::string KeyCodec(const std::string& codec) {
-  return Keys(absl::StrCat(R"({"full":{},"stored":"POST_ROPE","codec":{)",
-                           codec, "}}"));
-}
-
 std::vector<NotServed> NotServedCases() {
   const std::string numbers = R"("codec":{"dtype":"BF16"})";
   return {
