@@ -182,7 +182,7 @@ class PageLayout {
  public:
   // INVALID_ARGUMENT for a format out of range, pages that are no multiple of
   // the selection's chunk, an exact row that is longer than a page, or a size
-  // that overflows int64; UNIMPLEMENTED for what no page has a place for.
+  // that overflows int64.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
   // Resolves the plan first, with ResolvePlan's errors: for planners, which

@@ -64,11 +64,6 @@ absl::Status Inspect(const InspectFlags& flags) {
                                  .deterministic = flags.model.deterministic,
                                  .lengths = flags.lengths}));
   if (!flags.html.empty()) {
-    if (!report.has_sizes) {
-      return absl::UnimplementedError(absl::StrCat(
-          "--html ", flags.html,
-          ": no page without sizes: not served: ", report.not_served));
-    }
     KVASIR_RETURN_IF_ERROR(
         WriteFile(flags.html, ReportToHtml(report, evaluations)));
   }

@@ -268,15 +268,10 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.target = source.plan->source.target();
   report.provenance = source.plan->source.provenance();
   report.weights_fit = source.weights_fit;
-  const auto laid_out = cache::PageLayout::Create(
-      *source.plan, {.page_tokens = options.page_tokens});
-  if (absl::IsUnimplemented(laid_out.status())) {
-    report.not_served = std::string(laid_out.status().message());
-    report.has_sizes = false;
-    return report;
-  }
-  KVASIR_RETURN_IF_ERROR(laid_out.status());
-  const cache::PageLayout& layout = *laid_out;
+  KVASIR_ASSIGN_OR_RETURN(
+      const cache::PageLayout layout,
+      cache::PageLayout::Create(*source.plan,
+                                {.page_tokens = options.page_tokens}));
   const auto served =
       worker::ServePlan(source.plan, {.lift_prompts = !options.deterministic});
   if (!served.ok() && !absl::IsUnimplemented(served.status())) {
@@ -381,22 +376,12 @@ ordered_json ReportToJson(const InspectReport& report) {
        2 * report.num_layers * report.dense_side_flops},
       {"at_length", at_length},
       {"layers", layers}};
-  if (report.has_sizes) return told;
-  // No 0 stands for a size that is not known.
-  ordered_json without_sizes;
-  for (const char* name :
-       {"model", "model_type", "method", "base_model", "provenance",
-        "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_positions",
-        "weights_fit", "served", "not_served"}) {
-    without_sizes[name] = told[name];
-  }
-  return without_sizes;
+  return told;
 }
 
 std::string ReportToText(const InspectReport& report) {
   std::string out;
   AppendHead(report, &out);
-  if (!report.has_sizes) return out;
   AppendBytes(report, &out);
   AppendTable(report, &out);
   absl::StrAppendFormat(&out, "\n%20s  %-12s  %-12s  %s\n",

@@ -55,9 +55,6 @@ struct InspectReport {
   bool weights_fit = true;
   // What the plan asks for that this build does not serve; empty: it does.
   std::string not_served;
-  // False for what has no place in a page yet (parts that serve key and value):
-  // then it is not served either, and all below is empty.
-  bool has_sizes = true;
   // worker::InvarianceName; empty where it is not served.
   std::string invariance;
 

@@ -174,28 +174,6 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
 }
 
-// What has no place in a page has no size, and is not served.
-TEST(InspectReportTest, APlanWithoutPlacesInAPageIsToldAsNotServed) {
-  const InspectReport report = ReportOf(SourceWith("", "", R"(,"joint":[{
-      "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
-      "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
-              {"at_runtime":{},"serves":"SERVES_VALUE"}],
-      "stored":"PRE_ROPE","codec":{"dtype":"BF16"}}])"));
-  EXPECT_FALSE(report.has_sizes);
-  EXPECT_THAT(report.not_served, HasSubstr("layer 0: the plan asks for parts "
-                                           "that serve key and value"));
-  EXPECT_THAT(ReportToText(report),
-              AllOf(HasSubstr("plan                  test"),
-                    HasSubstr("not served            layer 0"),
-                    Not(HasSubstr("KV bytes")), Not(HasSubstr("ratio"))));
-  const nlohmann::ordered_json json = ReportToJson(report);
-  EXPECT_EQ(json["served"], false);
-  EXPECT_EQ(json["not_served"], report.not_served);
-  EXPECT_EQ(json["num_layers"], 2);
-  EXPECT_FALSE(json.contains("kv_bytes_per_token"));
-  EXPECT_FALSE(json.contains("layers"));
-}
-
 TEST(InspectReportTest, JsonFiguresAreTheLayouts) {
   const ModelSource sources[] = {
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue),

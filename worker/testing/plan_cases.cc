@@ -220,7 +220,7 @@ std::vector<PlanCase> PlanCases() {
       JointCase("ExactKeyAndValueFallingBits", all, "PRE_ROPE",
                 Runs({{4, 6}, {6, 5}, {2, 1}, {4, 0}}, fixed), 7),
       JointCase("SinksKeyAndValueFallingBits", all, "PRE_ROPE",
-                Runs({{4, 6}, {4, 5}, {2, 3}, {6, 0}}, fixed), 7, "", 4),
+                Runs({{4, 6}, {4, 5}, {2, 3}, {6, 0}}, fixed), 3, "", 2),
   };
 }
 
