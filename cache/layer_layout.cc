@@ -160,37 +160,28 @@ int64_t PlaceExactRows(int64_t rows, SideLayout& side) {
   return cursor.bytes();
 }
 
-// The exact rows of a side: as many whole ones to a side page as it can hold.
-absl::Status LayOutExactRows(int64_t page_bytes, int64_t first_page,
-                             SideLayout& side) {
+// The exact rows of a side: as many whole ones to a side page as it can hold,
+// which is one at least.
+void LayOutExactRows(int64_t page_bytes, int64_t first_page, SideLayout& side) {
   ExactRing& ring = side.exact;
-  if (!ring.any()) return absl::OkStatus();
-  const int64_t row_bytes = ExactRowBytes(side);
-  int64_t rows = std::min(page_bytes / row_bytes, ring.tokens());
-  while (rows > 0 && PlaceExactRows(rows, side) > page_bytes) --rows;
-  if (rows == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "an exact row of ", row_bytes, " bytes does not fit into a page of ",
-        page_bytes, " bytes: raise page_tokens"));
-  }
+  if (!ring.any()) return;
+  int64_t rows = std::min(page_bytes / ExactRowBytes(side), ring.tokens());
+  while (PlaceExactRows(rows, side) > page_bytes) --rows;
   ring.rows_per_page = rows;
   ring.first_page = first_page;
   ring.num_pages = (ring.tokens() + rows - 1) / rows;
-  return absl::OkStatus();
 }
 
 // Where a sequence keeps what it has beside its tokens: exact rows, then all
 // else.
-absl::Status LayOutSidePages(const Bytes& other_bytes, LayerLayout& layer) {
+void LayOutSidePages(const Bytes& other_bytes, LayerLayout& layer) {
   layer.side_pages = 0;
   for (SideLayout* side : {&layer.key, &layer.value}) {
-    KVASIR_RETURN_IF_ERROR(
-        LayOutExactRows(layer.page_bytes, layer.side_pages, *side));
+    LayOutExactRows(layer.page_bytes, layer.side_pages, *side);
     layer.side_pages += side->exact.num_pages;
   }
   layer.side_pages +=
       (other_bytes.value() + layer.page_bytes - 1) / layer.page_bytes;
-  return absl::OkStatus();
 }
 
 // Eviction units that have a head on the rank.
@@ -264,6 +255,9 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   Bytes sequence_bytes = other_bytes;
   for (SideLayout* side : {&layer.key, &layer.value}) {
     sequence_bytes.Add(side->exact.tokens(), ExactRowBytes(*side));
+    // A page of few bits is filled up until an exact row fits.
+    if (!side->exact.any()) continue;
+    layer.page_bytes = std::max(layer.page_bytes, PlaceExactRows(1, *side));
   }
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||
@@ -273,12 +267,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
         " tokens or what a sequence keeps beside its tokens takes more than ",
         kMaxPageIdBytes, " bytes"));
   }
-  const absl::Status side_pages = LayOutSidePages(other_bytes, layer);
-  if (!side_pages.ok()) {
-    return absl::Status(
-        side_pages.code(),
-        absl::StrCat("layer ", layer_index, ": ", side_pages.message()));
-  }
+  LayOutSidePages(other_bytes, layer);
   ShareJointPart(attention, layer);
   return layer;
 }

@@ -14,8 +14,8 @@ namespace kvasir::cache {
 int64_t AlignRegion(int64_t bytes);
 
 // On the rank that has these of the model's heads. INVALID_ARGUMENT names the
-// layer when a size exceeds kMaxPageIdBytes, an exact row is longer than a
-// page, or a selection's chunk does not divide the page.
+// layer when a size exceeds kMaxPageIdBytes or a selection's chunk does not
+// divide the page.
 absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
                                         int64_t layer, const PageFormat& format,
                                         plan::HeadRange kv_heads);

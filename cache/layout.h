@@ -181,7 +181,7 @@ using PageCounts = std::vector<int64_t>;
 class PageLayout {
  public:
   // INVALID_ARGUMENT for a format out of range, pages that are no multiple of
-  // the selection's chunk, an exact row that is longer than a page, or a size
+  // the selection's chunk, or a size
   // that overflows int64.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);

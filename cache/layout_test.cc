@@ -573,7 +573,7 @@ TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
   EXPECT_EQ(granted[1], granted[0]);
 }
 
-TEST(PageLayoutTest, RefusesAnExactRowThatIsLongerThanAPage) {
+TEST(PageLayoutTest, APageOfFewBitsIsFilledUpUntilAnExactRowFits) {
   const plan::AttentionShape shape = Shape(1, 1, 128);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
@@ -582,12 +582,19 @@ TEST(PageLayoutTest, RefusesAnExactRowThatIsLongerThanAPage) {
   *value->mutable_parts(0)->mutable_codec() =
       plan.layers(0).key().parts(0).codec();
   value->set_exact_window(4);
-  KVASIR_EXPECT_OK(PageLayout::Create(plan, shape, PageTokens(16)));
+  const LayerLayout fits = LayOut(plan, shape, PageTokens(16)).layer(0);
+  EXPECT_EQ(fits.page_bytes, 2 * 256);
+  EXPECT_EQ(fits.value.exact.rows_per_page, 2);
+  // A row of 1024 bytes, and codes of 64 bytes a side, each in 128.
   const plan::AttentionShape wide = Shape(1, 1, 512);
-  EXPECT_THAT(PageLayout::Create(plan, wide, PageTokens(1)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 0: an exact row of 1024 bytes does not "
-                                 "fit into a page of 256 bytes")));
+  const LayerLayout filled = LayOut(plan, wide, PageTokens(1)).layer(0);
+  EXPECT_EQ(filled.page_bytes, 1024);
+  EXPECT_EQ(filled.payload_bytes, 2 * 64);
+  EXPECT_EQ(filled.tile_bytes, 2 * 128);
+  EXPECT_EQ(filled.value.exact.rows_per_page, 1);
+  EXPECT_EQ(filled.value.exact.num_pages, 4);
+  EXPECT_EQ(filled.side_pages, 4);
+  ExpectRowsHavePlaces(filled, plan::Side::kValue);
 }
 
 TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {

@@ -95,9 +95,14 @@ def test_serve_serves_the_compressed_model_unless_told_which(serve):
 
 
 def test_serve_fetches_a_known_model_first(serve, tmp_path):
+    codes = ["--kv-plan", "rotated-4bit"]  # that a model as it is can be served with
     for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:
-        assert serve(*flags) == ["fetch known", "serve", *flags]
-    assert serve(KVASIR_MODEL="known") == ["fetch known", "serve"]
+        assert serve(*flags) == ["fetch known", "serve", *codes, *flags]
+    assert serve(KVASIR_MODEL="known") == ["fetch known", "serve", *codes]
+    # Unless the cache is told of.
+    for flags in ["--kv-plan", "FILE"], ["--kv-plan=FILE"], ["--kv-dtype", "bf16"], ["--config=F"]:
+        assert serve("--model=known", *flags) == ["fetch known", "serve", "--model=known", *flags]
+    assert serve(KVASIR_MODEL="known", KVASIR_KV_PLAN="FILE") == ["fetch known", "serve"]
     # The flag is above the environment, and a folder above a known name.
     assert serve("--model", "DIR", KVASIR_MODEL="known") == ["serve", "--model", "DIR"]
     (tmp_path / "known").mkdir()

@@ -80,8 +80,8 @@ def test_generate_asks_a_server_or_runs_a_model_but_not_both():
 
 
 def test_a_plan_that_is_none_is_named_with_its_flag():
-    text = refused("serve", "--model", TINY, "--kv-plan", "palu-50")
-    assert "--kv-plan palu-50 wants tensors" in text and "rotated-4bit" in text
+    text = refused("serve", "--model", TINY, "--kv-plan", "palu-50-g1")
+    assert "--kv-plan palu-50-g1 wants tensors" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-5")
     assert "--kv-plan: palu-5" in text and "want a plan's file" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", TINY / "README.md")
