@@ -319,6 +319,7 @@ class Planner {
   // Bytes of a plan by the calculator of pages.
   struct Counted {
     double marginal = 0;
+    double tiles = 0;  // of it: without what fills up pages for exact rows
     double fixed = 0;
   };
   absl::StatusOr<Counted> Count(const KvPlan& plan) const {
@@ -332,6 +333,10 @@ class Planner {
                                     {.rank = rank, .size = request_.tp}));
       counted.marginal += layout.marginal_bytes_per_token();
       counted.fixed += static_cast<double>(layout.fixed_bytes_per_sequence());
+      for (int64_t l = 0; l < spec_.num_layers(); ++l) {
+        counted.tiles += static_cast<double>(layout.layer(l).tile_bytes) /
+                         static_cast<double>(kPageTokens);
+      }
     }
     return counted;
   }
@@ -357,10 +362,10 @@ class Planner {
     prediction.slot_ns = spent.ns;
     prediction.dense_slot_ns = dense_slot_ns_;
     const auto want = static_cast<double>(GrainBytesOf(spent));
-    if (counted.marginal != want) {
+    if (counted.tiles != want) {
       return absl::InternalError(absl::StrFormat(
           "the planner counts %.1f bytes of a token, pages %.1f", want,
-          counted.marginal));
+          counted.tiles));
     }
     finished.spent = std::move(spent);
     return finished;
