@@ -102,7 +102,7 @@ double WindowFactor(int64_t window);
 // Errors: INVALID_ARGUMENT for bytes below what is possible or a loss that they
 // do not reach, with what is possible; FAILED_PRECONDITION without a
 // calibration's information; UNIMPLEMENTED for models that turn a part of a
-// head or normalize their keys.
+// head.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

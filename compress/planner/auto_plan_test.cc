@@ -230,6 +230,15 @@ TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
 }
 
+TEST_F(AutoPlanTest, HeadsThatTurnInPartAreRefusedByTheirDims) {
+  request_.spec.rope.rotary_dim = request_.spec.head_dim / 2;
+  EXPECT_THAT(
+      PlanAuto(request_, {.kv_bytes_per_token = 1000}).status(),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     ::testing::HasSubstr("plans heads that turn whole; of "
+                                          "this model's")));
+}
+
 TEST_F(AutoPlanTest, WithoutInformationThereIsNoPlan) {
   calibration_.layers[0].key_information = at::Tensor();
   AutoOptions options = Options();
