@@ -65,6 +65,8 @@ TEST_P(CapacityTest, TheSchedulerReachesWhatTheLayoutPredicts) {
 }
 
 TEST_P(CapacityTest, HoldsForLayersWithAWindowToo) {
+  // Its groups would hold unlike numbers of pages.
+  if (GetParam().first_whole) return;
   spec_.layers[1].sliding_window = 20;
   ExpectReached(8, 32);
   ExpectReached(9, 33);

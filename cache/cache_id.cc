@@ -96,6 +96,7 @@ void AddSide(const SideLayout& side, FieldHasher* hasher) {
   hasher->Add(side.exact.first_page);
   hasher->Add(side.exact.num_pages);
   if (side.exact.sink_tokens > 0) hasher->Add(side.exact.sink_tokens);
+  if (side.exact.any()) hasher->Add(side.exact_layer);
 }
 
 }  // namespace

@@ -134,6 +134,7 @@ void ShareJointPart(const plan::ResolvedAttention& attention,
   layer.value.parts[0].part_index = value.index;
   layer.value.parts[0].of_keys = true;
   layer.value.exact = layer.key.exact;
+  layer.value.exact_layer = layer.key.exact_layer;
 }
 
 template <typename Visit>
@@ -160,28 +161,82 @@ int64_t PlaceExactRows(int64_t rows, SideLayout& side) {
   return cursor.bytes();
 }
 
-// The exact rows of a side: as many whole ones to a side page as it can hold,
-// which is one at least.
-void LayOutExactRows(int64_t page_bytes, int64_t first_page, SideLayout& side) {
-  ExactRing& ring = side.exact;
-  if (!ring.any()) return;
-  int64_t rows = std::min(page_bytes / ExactRowBytes(side), ring.tokens());
-  while (PlaceExactRows(rows, side) > page_bytes) --rows;
-  ring.rows_per_page = rows;
-  ring.first_page = first_page;
-  ring.num_pages = (ring.tokens() + rows - 1) / rows;
+// A side of a layer whose exact rows look for a place.
+struct HomelessRows {
+  LayerLayout* layer;
+  SideLayout* side;
+  int64_t row_bytes;
+};
+
+// Rows that a page of `page_bytes` holds, of a side's at most all.
+int64_t RowsPerPage(int64_t page_bytes, const HomelessRows& rows) {
+  int64_t count =
+      std::min(page_bytes / rows.row_bytes, rows.side->exact.tokens());
+  while (count > 0 && PlaceExactRows(count, *rows.side) > page_bytes) --count;
+  return count;
 }
 
-// Where a sequence keeps what it has beside its tokens: exact rows, then all
-// else.
-void LayOutSidePages(const Bytes& other_bytes, LayerLayout& layer) {
-  layer.side_pages = 0;
-  for (SideLayout* side : {&layer.key, &layer.value}) {
-    LayOutExactRows(layer.page_bytes, layer.side_pages, *side);
-    layer.side_pages += side->exact.num_pages;
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Shares the exact rows of a page group out over its layers' arenas, so that
+// few side pages hold them all: the largest first, each where it ends earliest,
+// at home if that is no worse. Behind what is taken already.
+void PlaceRowsOfGroup(const std::vector<int64_t>& group,
+                      std::vector<LayerLayout>& layers) {
+  std::vector<HomelessRows> all;
+  for (const bool keys : {true, false}) {
+    for (const int64_t l : group) {
+      LayerLayout& layer = layers[static_cast<size_t>(l)];
+      SideLayout& side = keys ? layer.key : layer.value;
+      if (side.exact.any()) all.push_back({&layer, &side, ExactRowBytes(side)});
+    }
   }
-  layer.side_pages +=
-      (other_bytes.value() + layer.page_bytes - 1) / layer.page_bytes;
+  std::stable_sort(all.begin(), all.end(),
+                   [](const HomelessRows& a, const HomelessRows& b) {
+                     return a.row_bytes * a.side->exact.tokens() >
+                            b.row_bytes * b.side->exact.tokens();
+                   });
+  for (const HomelessRows& rows : all) {
+    ExactRing& ring = rows.side->exact;
+    const auto own = rows.layer - layers.data();
+    int64_t earliest = -1;
+    for (const int64_t l : group) {
+      const LayerLayout& host = layers[static_cast<size_t>(l)];
+      const int64_t count = RowsPerPage(host.page_bytes, rows);
+      if (count == 0) continue;
+      const int64_t pages = CeilDiv(ring.tokens(), count);
+      const int64_t end = host.side_pages + pages;
+      if (earliest >= 0 && (end > earliest || (end == earliest && l != own))) {
+        continue;
+      }
+      earliest = end;
+      rows.side->exact_layer = l;
+      ring.rows_per_page = count;
+      ring.num_pages = pages;
+    }
+    LayerLayout& host = layers[static_cast<size_t>(rows.side->exact_layer)];
+    ring.first_page = host.side_pages;
+    host.side_pages += ring.num_pages;
+    PlaceExactRows(ring.rows_per_page, *rows.side);
+  }
+}
+
+// Where no page of the group holds a row, its own layer's are filled up.
+void FillUpForRows(const std::vector<int64_t>& group,
+                   std::vector<LayerLayout>& layers) {
+  int64_t largest = 0;
+  for (const int64_t l : group) {
+    largest = std::max(largest, layers[static_cast<size_t>(l)].page_bytes);
+  }
+  for (const int64_t l : group) {
+    LayerLayout& layer = layers[static_cast<size_t>(l)];
+    for (SideLayout* side : {&layer.key, &layer.value}) {
+      if (!side->exact.any()) continue;
+      const int64_t row = PlaceExactRows(1, *side);
+      if (row <= largest) continue;
+      layer.page_bytes = largest = row;
+    }
+  }
 }
 
 // Eviction units that have a head on the rank.
@@ -216,13 +271,6 @@ absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
   return absl::OkStatus();
 }
 
-}  // namespace
-
-int64_t AlignRegion(int64_t bytes) {
-  return (bytes + kRegionAlignmentBytes - 1) / kRegionAlignmentBytes *
-         kRegionAlignmentBytes;
-}
-
 absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
                                         int64_t layer_index,
                                         const PageFormat& format,
@@ -255,9 +303,6 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   Bytes sequence_bytes = other_bytes;
   for (SideLayout* side : {&layer.key, &layer.value}) {
     sequence_bytes.Add(side->exact.tokens(), ExactRowBytes(*side));
-    // A page of few bits is filled up until an exact row fits.
-    if (!side->exact.any()) continue;
-    layer.page_bytes = std::max(layer.page_bytes, PlaceExactRows(1, *side));
   }
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||
@@ -267,9 +312,33 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
         " tokens or what a sequence keeps beside its tokens takes more than ",
         kMaxPageIdBytes, " bytes"));
   }
-  LayOutSidePages(other_bytes, layer);
-  ShareJointPart(attention, layer);
+  layer.side_pages = CeilDiv(other_bytes.value(), layer.page_bytes);
   return layer;
+}
+
+}  // namespace
+
+int64_t AlignRegion(int64_t bytes) {
+  return CeilDiv(bytes, kRegionAlignmentBytes) * kRegionAlignmentBytes;
+}
+
+absl::StatusOr<std::vector<LayerLayout>> LayOutLayers(
+    const plan::ResolvedPlan& plan, const PageFormat& format,
+    plan::HeadRange kv_heads) {
+  std::vector<LayerLayout> layers;
+  for (int64_t l = 0; l < plan.num_layers(); ++l) {
+    KVASIR_ASSIGN_OR_RETURN(LayerLayout layer,
+                            LayOutLayer(plan, l, format, kv_heads));
+    layers.push_back(std::move(layer));
+  }
+  for (const plan::ResolvedPageGroup& group : plan.page_groups) {
+    FillUpForRows(group.layers, layers);
+    PlaceRowsOfGroup(group.layers, layers);
+  }
+  for (int64_t l = 0; l < plan.num_layers(); ++l) {
+    ShareJointPart(plan.attention_of(l), layers[static_cast<size_t>(l)]);
+  }
+  return layers;
 }
 
 }  // namespace kvasir::cache

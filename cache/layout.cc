@@ -26,19 +26,21 @@ bool Reusable(const plan::ResolvedPlan& plan, int64_t layer) {
          Reusable(attention.value);
 }
 
-// The most side pages that a layer needs on any rank.
-absl::StatusOr<int64_t> SidePagesOfAnyRank(const plan::ResolvedPlan& plan,
-                                           int64_t layer,
-                                           const PageFormat& format) {
-  int64_t most = 0;
+// Side pages of each page group: the most that any arena of any rank takes.
+absl::StatusOr<std::vector<int64_t>> SidePagesOfAnyRank(
+    const plan::ResolvedPlan& plan, const PageFormat& format) {
+  std::vector<int64_t> most(plan.page_groups.size());
   plan::TpShard shard = plan.shard;
   for (shard.rank = 0; shard.rank < shard.size; ++shard.rank) {
     KVASIR_ASSIGN_OR_RETURN(
         const plan::HeadRange kv_heads,
         plan::KvHeadsOfRank(shard, plan.shape.num_kv_heads));
-    KVASIR_ASSIGN_OR_RETURN(const LayerLayout layout,
-                            LayOutLayer(plan, layer, format, kv_heads));
-    most = std::max(most, layout.side_pages);
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<LayerLayout> layers,
+                            LayOutLayers(plan, format, kv_heads));
+    for (const LayerLayout& layer : layers) {
+      int64_t& of_group = most[static_cast<size_t>(layer.page_group.value())];
+      of_group = std::max(of_group, layer.side_pages);
+    }
   }
   return most;
 }
@@ -88,22 +90,21 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     group.eviction_every_tokens = from.eviction_every_tokens;
     group.layers = from.layers;
   }
+  KVASIR_ASSIGN_OR_RETURN(layout.layers_,
+                          LayOutLayers(plan, format, plan.kv_heads));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int64_t> side_pages,
+                          SidePagesOfAnyRank(plan, format));
   int64_t page_id_bytes = 0;
   for (int64_t l = 0; l < plan.num_layers(); ++l) {
-    KVASIR_ASSIGN_OR_RETURN(LayerLayout layer,
-                            LayOutLayer(plan, l, format, plan.kv_heads));
+    const LayerLayout& layer = layout.layer(l);
     layout.prefix_reusable_ = layout.prefix_reusable_ && Reusable(plan, l);
     PageGroupLayout& group =
         layout.groups_[static_cast<size_t>(layer.page_group.value())];
     group.page_bytes += layer.page_bytes;
     group.payload_bytes += layer.payload_bytes;
-    if (layer.side_pages > 0) {
-      KVASIR_ASSIGN_OR_RETURN(const int64_t side_pages,
-                              SidePagesOfAnyRank(plan, l, format));
-      group.side_pages_per_sequence =
-          std::max(group.side_pages_per_sequence, side_pages);
-      group.side_payload_bytes += layer.sequence_bytes;
-    }
+    group.side_pages_per_sequence =
+        side_pages[static_cast<size_t>(layer.page_group.value())];
+    group.side_payload_bytes += layer.sequence_bytes;
     page_id_bytes += layer.page_bytes;
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
@@ -112,7 +113,6 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
           " tokens or what a sequence keeps beside its tokens takes more than ",
           kMaxPageIdBytes, " bytes"));
     }
-    layout.layers_.push_back(std::move(layer));
   }
   return layout;
 }

@@ -13,9 +13,10 @@
 //
 // Exact rows: a sequence owns side pages beside those of its tokens. They hold
 // the latents of its first tokens (sinks) and rings of those of its latest ones
-// (exact windows) in 16-bit numbers, keys in the first of a layer's, values in
-// the next, where they are not the keys' latents:
-//   side page of one layer: | part 0: group 0, group 1 ... | part 1 ... |
+// (exact windows) in 16-bit numbers. All of a side's lie in consecutive side
+// pages of one layer's arena, not always the layer's own: an id is a page in
+// every layer's arena, and layers of few bits leave their rows to others.
+//   side page in an arena: | part 0: group 0, group 1 ... | part 1 ... |
 #pragma once
 
 #include <algorithm>
@@ -113,6 +114,7 @@ struct ExactRing {
 struct SideLayout {
   std::vector<PartLayout> parts;
   ExactRing exact;
+  int64_t exact_layer = 0;  // in whose arena the exact rows lie
 };
 
 struct LayerLayout {
@@ -126,7 +128,8 @@ struct LayerLayout {
   int64_t payload_bytes = 0;  // without padding
   // Beside the pages of tokens, per sequence: basis, mean, exact rows.
   int64_t sequence_bytes = 0;
-  int64_t side_pages = 0;  // that hold them
+  // That are taken in its arena, by this layer or by others of its group.
+  int64_t side_pages = 0;
 
   const SideLayout& side(plan::Side which) const {
     return which == plan::Side::kKey ? key : value;
@@ -144,8 +147,8 @@ struct PageGroupLayout {
   std::vector<int64_t> layers;  // ascending
   int64_t page_bytes = 0;       // of one page id, over all the group's layers
   int64_t payload_bytes = 0;
-  // Pages a sequence owns for what it holds beside its tokens: the most that a
-  // layer needs, on any rank, because all ranks have the same page ids.
+  // Pages a sequence owns for what it holds beside its tokens: the most that
+  // are taken in any arena of any rank, because all have the same page ids.
   int64_t side_pages_per_sequence = 0;
   // Of them, what this rank's layers use: the rest of their bytes is waste.
   int64_t side_payload_bytes = 0;

@@ -1,7 +1,11 @@
 #include "cache/layout.h"
 
 #include <limits>
+#include <random>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
@@ -421,8 +425,6 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
         EXPECT_EQ(layer.key.parts[0].groups[0].stored_width, 24);
         EXPECT_EQ(layer.key.parts[0].groups[1].stored_width, 8);
       }
-      EXPECT_EQ(layer.key.exact.first_page, 0);
-      EXPECT_EQ(layer.value.exact.first_page, layer.key.exact.num_pages);
       EXPECT_EQ(layer.side_pages,
                 layer.key.exact.num_pages + layer.value.exact.num_pages);
       EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence,
@@ -571,6 +573,88 @@ TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
   EXPECT_NE(own[0], own[1]);
   EXPECT_EQ(granted[0], std::max(own[0], own[1]));
   EXPECT_EQ(granted[1], granted[0]);
+}
+
+// No two sides have a side page of an arena in common.
+void ExpectRowsAreApart(const PageLayout& layout) {
+  const int64_t side_pages = layout.page_groups()[0].side_pages_per_sequence;
+  std::set<std::pair<int64_t, int64_t>> taken;  // arena, side page
+  for (const LayerLayout& layer : layout.layers()) {
+    for (const SideLayout* side : {&layer.key, &layer.value}) {
+      const ExactRing& ring = side->exact;
+      const LayerLayout& host = layout.layer(side->exact_layer);
+      EXPECT_EQ(host.page_group, layer.page_group);
+      EXPECT_GE(ring.num_pages * ring.rows_per_page, ring.tokens());
+      EXPECT_LE(ring.first_page + ring.num_pages, side_pages);
+      for (const GroupLayout& group : side->parts[0].groups) {
+        EXPECT_LE(group.exact.offset_bytes + group.exact.size_bytes(),
+                  host.page_bytes);
+      }
+      for (int64_t page = 0; page < ring.num_pages; ++page) {
+        EXPECT_TRUE(
+            taken.emplace(side->exact_layer, ring.first_page + page).second);
+      }
+    }
+  }
+}
+
+KvPlan PlanOfWidths(const std::vector<int>& bits, int64_t exact_window) {
+  KvPlan plan;
+  plan.set_schema_version(1);
+  for (const int width : bits) {
+    auto* layer = plan.add_layers();
+    for (auto* side : {layer->mutable_key(), layer->mutable_value()}) {
+      side->set_exact_window(static_cast<uint32_t>(exact_window));
+      auto* part = side->add_parts();
+      part->mutable_full();
+      part->set_stored(kvasir::v1::NO_ROPE);
+      auto* codec = part->mutable_codec();
+      codec->mutable_bits()->add_schedule(static_cast<uint32_t>(width));
+      codec->mutable_channel_static();
+    }
+    layer->mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::POST_ROPE);
+  }
+  return plan;
+}
+
+TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
+  const plan::AttentionShape shape = Shape(2, 1, 128);
+  const PageLayout layout =
+      LayOut(PlanOfWidths({1, 8}, 32), shape, PageTokens(16));
+  // Pages of 512 and 4096 bytes; rows of 256: 2 to a page, or 16.
+  EXPECT_EQ(layout.layer(0).page_bytes, 2 * 256);
+  EXPECT_EQ(layout.layer(1).page_bytes, 2 * 2048);
+  ExpectRowsAreApart(layout);
+  for (int64_t l = 0; l < 2; ++l) {
+    EXPECT_EQ(layout.layer(l).key.exact_layer, 1);
+    EXPECT_EQ(layout.layer(l).value.exact_layer, 1);
+  }
+  EXPECT_EQ(layout.layer(0).side_pages, 0);
+  // 16 pages for each side in an arena of its own layer's pages.
+  EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence, 8);
+  // A page would be enlarged for a wide row, were it alone.
+  const plan::AttentionShape wide = Shape(2, 1, 512);
+  const PageLayout shared =
+      LayOut(PlanOfWidths({1, 8}, 4), wide, PageTokens(1));
+  EXPECT_EQ(shared.layer(0).page_bytes, 2 * 128);
+  EXPECT_EQ(shared.layer(1).page_bytes, 2 * 512);
+  ExpectRowsAreApart(shared);
+}
+
+TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteAtMostHalfOfTheirBytes) {
+  std::mt19937_64 random(1);
+  for (int trial = 0; trial < 20; ++trial) {
+    std::vector<int> bits;
+    for (int l = 0; l < 12; ++l) {
+      bits.push_back(std::vector<int>{1, 2, 3, 4, 8}[random() % 5]);
+    }
+    const plan::AttentionShape shape = Shape(12, 3, 64);
+    const PageLayout layout =
+        LayOut(PlanOfWidths(bits, 128), shape, PageTokens(64));
+    ExpectRowsAreApart(layout);
+    EXPECT_LT(layout.fixed_bytes_per_sequence(),
+              layout.fixed_payload_bytes_per_sequence() * 3 / 2);
+  }
 }
 
 TEST(PageLayoutTest, APageOfFewBitsIsFilledUpUntilAnExactRowFits) {

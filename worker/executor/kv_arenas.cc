@@ -119,11 +119,8 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
         absl::StrCat("cache: page counts of ", pages.size(), " groups, want ",
                      layout.page_groups().size()));
   }
-  for (size_t index = 0; index < layout.layers().size(); ++index) {
-    const cache::LayerLayout& layer = layout.layers()[index];
-    Layer out;
-    out.page_group = layer.page_group.value();
-    const auto group = static_cast<size_t>(out.page_group);
+  for (const cache::LayerLayout& layer : layout.layers()) {
+    const auto group = static_cast<size_t>(layer.page_group.value());
     if (pages[group] < 1) {
       return absl::InvalidArgumentError(
           absl::StrCat("cache: page group ", group, " has no pages"));
@@ -135,34 +132,41 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
             kernels::MemoryTag::kKvCache,
             {.alignment_bytes = cache::kRegionAlignmentBytes,
              .prefault = true}));
-    for (const plan::Side which : {plan::Side::kKey, plan::Side::kValue}) {
-      const plan::ResolvedSide& side =
-          plan.attention_of(static_cast<int64_t>(index)).side(which);
-      for (const cache::PartLayout& part : layer.side(which).parts) {
-        KVASIR_ASSIGN_OR_RETURN(
-            Part view,
-            PartView(part, side.parts[static_cast<size_t>(part.part_index)],
-                     layout.granule_bytes()));
-        view.latents.arena = arena.data();
-        view.latents.page_bytes = layer.page_bytes;
-        view.latents.tile_bytes = layer.tile_bytes;
-        view.latents.tile_slots = layout.tile_slots();
-        view.exact.arena = arena.data();
-        view.exact.page_bytes = layer.page_bytes;
-        view.exact.tile_bytes = layer.page_bytes;
-        view.exact.tile_slots = layer.side(which).exact.rows_per_page;
-        (which == plan::Side::kKey ? out.key : out.value)
-            .push_back(std::move(view));
-      }
-    }
-    out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
-    out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
     const int64_t page_bytes =
         static_cast<int64_t>(arena.bytes()) / pages[group];
     arenas.page_bytes_[group] += page_bytes;
     arenas.bytes_per_token_ += static_cast<double>(page_bytes) /
                                static_cast<double>(layout.page_tokens());
     arenas.buffers_.push_back(std::move(arena));
+  }
+  for (size_t index = 0; index < layout.layers().size(); ++index) {
+    const cache::LayerLayout& layer = layout.layers()[index];
+    Layer out;
+    out.page_group = layer.page_group.value();
+    for (const plan::Side which : {plan::Side::kKey, plan::Side::kValue}) {
+      const plan::ResolvedSide& side =
+          plan.attention_of(static_cast<int64_t>(index)).side(which);
+      const cache::SideLayout& laid = layer.side(which);
+      const auto exact = static_cast<size_t>(laid.exact_layer);
+      for (const cache::PartLayout& part : laid.parts) {
+        KVASIR_ASSIGN_OR_RETURN(
+            Part view,
+            PartView(part, side.parts[static_cast<size_t>(part.part_index)],
+                     layout.granule_bytes()));
+        view.latents.arena = arenas.buffers_[index].data();
+        view.latents.page_bytes = layer.page_bytes;
+        view.latents.tile_bytes = layer.tile_bytes;
+        view.latents.tile_slots = layout.tile_slots();
+        view.exact.arena = arenas.buffers_[exact].data();
+        view.exact.page_bytes = view.exact.tile_bytes =
+            layout.layers()[exact].page_bytes;
+        view.exact.tile_slots = laid.exact.rows_per_page;
+        (which == plan::Side::kKey ? out.key : out.value)
+            .push_back(std::move(view));
+      }
+    }
+    out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
+    out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
     arenas.layers_.push_back(std::move(out));
   }
   return arenas;

@@ -526,17 +526,31 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
-// A rank of a plan with exact windows: two side pages for each sequence.
-std::unique_ptr<Rank> RankWithSidePages() {
+std::unique_ptr<Rank> RankOfCase(const std::string& name) {
   for (const PlanCase& plan_case : PlanCases()) {
-    if (plan_case.name != "ExactPaluJoint") continue;
+    if (plan_case.name != name) continue;
     auto rank = MakePlannedRank(plan_case, TinyOptions());
     KVASIR_EXPECT_OK(rank);
-    EXPECT_EQ((*rank)->layout().page_groups()[0].side_pages_per_sequence, 2);
     return *std::move(rank);
   }
-  ADD_FAILURE() << "there is no such case";
+  ADD_FAILURE() << "there is no case " << name;
   return nullptr;
+}
+
+// Two side pages for each sequence.
+std::unique_ptr<Rank> RankWithSidePages() {
+  std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint");
+  EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 2);
+  return rank;
+}
+
+// What the tests of bits over all cases are to see.
+TEST(SidePagesTest, HoldRowsOfLayersOfFewBitsInTheArenaOfAWholeOne) {
+  const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
+  const cache::LayerLayout& few = rank->layout().layer(1);
+  EXPECT_TRUE(few.key.exact.any());
+  EXPECT_EQ(few.key.exact_layer, 0);
+  EXPECT_FALSE(rank->layout().layer(0).key.exact.any());
 }
 
 struct Pages {

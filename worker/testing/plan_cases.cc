@@ -3,7 +3,9 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
+#include "model/shapes/attention_shape.h"
 #include "model/shapes/shape_config.h"
+#include "plan/plan.h"
 
 namespace kvasir::worker {
 namespace plan_cases {
@@ -171,6 +173,10 @@ std::vector<PlanCase> PlanCases() {
                Runs({{4, 6}, {6, 2}, {6, 0}}, fixed)),
        LowRank(all, runtime, "NO_ROPE", Runs({{4, 5}, {8, 3}, {4, 0}}, fixed)),
        true, 7, 5},
+      {"ExactRowsInAnotherArena",
+       LowRank(all, reconstruct, "PRE_ROPE", Runs({{4, 2}, {12, 0}}, fixed)),
+       LowRank(all, runtime, "NO_ROPE", Runs({{4, 1}, {12, 0}}, fixed)), true,
+       7, 5, 2, "", /*first_whole=*/true},
       {"WholeUnrotatedCodes", Full("PRE_ROPE", Codes("8", token)),
        Full("NO_ROPE", Codes("8", token)), true},
       {"ExactPaluJoint",
@@ -236,7 +242,12 @@ kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
   }
   kvasir::v1::KvPlan plan;
   plan.set_schema_version(plan::kPlanSchemaVersion);
-  for (int64_t l = 0; l < spec.num_layers(); ++l) {
+  if (plan_case.first_whole) {
+    *plan.add_layers() =
+        plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::F32)
+            .layers(0);
+  }
+  for (int64_t l = plan.layers_size(); l < spec.num_layers(); ++l) {
     kvasir::v1::LayerPlan* const added = plan.add_layers();
     EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(layer, added).ok())
         << layer;

@@ -1,5 +1,6 @@
 // Test support: compression plans of every method for the tiny model of
-// tiny_rank.h (8 query and 4 KV heads of 8 dims, 4 pairs), both layers alike.
+// tiny_rank.h (8 query and 4 KV heads of 8 dims, 4 pairs), both layers mostly
+// alike.
 #pragma once
 
 #include <memory>
@@ -22,6 +23,8 @@ struct PlanCase {
   uint32_t value_exact = 0;
   uint32_t sinks = 0;      // exact ones
   std::string joint = "";  // instead of both sides' parts
+  // The first layer is whole and has no exact rows: others' lie in its arena.
+  bool first_whole = false;
 };
 
 namespace plan_cases {
