@@ -7,7 +7,9 @@
 #include "absl/strings/str_format.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "cli/compress/commands.h"
 #include "cli/flags.h"
+#include "cli/progress.h"
 #include "compress/oracle/attention_loader.h"
 #include "nlohmann/json.hpp"
 
@@ -109,8 +111,8 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
 
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
-    std::optional<double> kv_bytes_per_token, int64_t tp, int threads,
-    const model::Checkpoint& checkpoint,
+    std::optional<double> kv_bytes_per_token, int64_t tp,
+    const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
     const compress::Calibration* calibration) {
   compress::PlanRequest request;
   request.spec = checkpoint.spec();
@@ -127,7 +129,13 @@ absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
   if (!flags.windows.empty()) options.windows = flags.windows;
   options.exact_sinks = exact_sinks.value_or(options.exact_sinks);
   options.kappa = flags.kappa;
-  options.threads = threads;
+  options.threads = machine.threads;
+  std::optional<Progress> line;
+  options.progress = [&](int64_t done, int64_t total) {
+    if (!line) line.emplace("plan", total, "layer passes", !machine.quiet);
+    line->Update(done);
+    return !StopAsked();
+  };
   KVASIR_ASSIGN_OR_RETURN(compress::AutoPlan made,
                           compress::PlanAuto(request, options));
   made.plan.set_base_model(checkpoint.name());

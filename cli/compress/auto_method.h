@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cli/compress/calibration.h"
 #include "compress/planner/auto_plan.h"
 #include "model/checkpoint/checkpoint.h"
 #include "nlohmann/json_fwd.hpp"
@@ -29,10 +30,11 @@ struct AutoFlags {
 };
 void AddAutoFlags(CLI::App* command, AutoFlags& flags);
 
+// `machine`: threads, and whether progress is shown.
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
-    std::optional<double> kv_bytes_per_token, int64_t tp, int threads,
-    const model::Checkpoint& checkpoint,
+    std::optional<double> kv_bytes_per_token, int64_t tp,
+    const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
     const compress::Calibration* calibration);
 
 // Predicted loss, bits, bytes, domains with their warnings, and the curve.

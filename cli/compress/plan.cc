@@ -86,7 +86,7 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
     KVASIR_ASSIGN_OR_RETURN(
         compress::AutoPlan planned,
         MakeAutoPlan(method.automatic, method.exact_sinks,
-                     method.kv_bytes_per_token, method.tp, calibration.threads,
+                     method.kv_bytes_per_token, method.tp, calibration,
                      checkpoint, inputs.calibration()));
     made.plan = std::move(planned.plan);
     made.prediction = std::move(planned.prediction);

@@ -74,11 +74,13 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
     cost.factor_operations += operations;
   }
   if (RangeCollector::IsNeeded(plan) && sample != nullptr) {
-    cost.hidden_bytes = sample->num_tokens() * m * kFloatBytes;
+    const int64_t tokens =
+        RangeCollector::SequencesFor(plan, *sample) * sample->sequence_tokens;
+    cost.hidden_bytes = tokens * m * kFloatBytes;
     const double weights = static_cast<double>(
         m * (2 * (2 * q + 2 * kv) +
              model::MlpMatrices(spec.mlp) * spec.intermediate_size));
-    cost.range_operations = 2.0 * static_cast<double>(sample->num_tokens()) *
+    cost.range_operations = 2.0 * static_cast<double>(tokens) *
                             static_cast<double>(spec.num_layers()) * weights;
   }
   for (const auto& [name, entry] : base.tensors().entries()) {

@@ -20,6 +20,8 @@ namespace {
 
 // Rows that ranges are fitted on, of a layer: more of them move no range.
 constexpr int64_t kFittedRows = 8192;
+// Tokens that they are taken from, and the model is run on.
+constexpr int64_t kFittedTokens = 16384;
 
 struct Range {
   at::Tensor low;  // [ΣR']
@@ -63,7 +65,8 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
 // What of one sequence goes into the ranges.
 class LatentObserver : public LayerObserver {
  public:
-  // `rows_step`: every so manieth row is kept, from `first_row` on; 0: none.
+  // `rows_step`: every so manieth row is kept, from `first_row` on; 0: none,
+  // but the least and greatest numbers.
   LatentObserver(const LayerProgram& program, int64_t first_row,
                  int64_t rows_step)
       : program_(program), first_row_(first_row), rows_step_(rows_step) {}
@@ -78,6 +81,7 @@ class LatentObserver : public LayerObserver {
     if (rows_step_ > 0) {
       rows_[part.prefix] =
           rows.slice(0, first_row_, rows.size(0), rows_step_).clone();
+      return;
     }
     ranges_[part.prefix] = {std::get<0>(rows.min(0)), std::get<0>(rows.max(0))};
   }
@@ -147,11 +151,35 @@ at::Tensor Levels(const ProgramPart& part) {
   return levels;
 }
 
+// From the least number to the greatest.
+ChannelRanges WholePart(const ProgramPart& part,
+                        const std::vector<LatentObserver>& observers) {
+  Range whole = observers[0].ranges().at(part.prefix);
+  for (const LatentObserver& observer : observers) {
+    const Range& one = observer.ranges().at(part.prefix);
+    whole.low = at::minimum(whole.low, one.low);
+    whole.high = at::maximum(whole.high, one.high);
+  }
+  return {whole.low, (whole.high - whole.low) / Levels(part)};
+}
+
 }  // namespace
 
 bool RangeCollector::IsNeeded(const kvasir::v1::KvPlan& plan) {
   return std::any_of(plan.layers().begin(), plan.layers().end(),
                      [](const auto& layer) { return HasStaticCodes(layer); });
+}
+
+int64_t RangeCollector::SequencesFor(const kvasir::v1::KvPlan& plan,
+                                     const CalibrationSample& sample) {
+  const bool fitted = std::all_of(
+      plan.layers().begin(), plan.layers().end(), [](const auto& layer) {
+        return IsFitted(layer) || !HasStaticCodes(layer);
+      });
+  if (!fitted) return sample.num_sequences();
+  return std::min(
+      sample.num_sequences(),
+      std::max(sample.num_domains(), kFittedTokens / sample.sequence_tokens));
 }
 
 absl::StatusOr<RangeCollector> RangeCollector::Create(
@@ -170,7 +198,9 @@ absl::StatusOr<RangeCollector> RangeCollector::Create(
     const at::NoGradGuard no_grad;
     collector.rotation_ = MakeRotation(base.spec().rope, sample.sequence_tokens,
                                        at::TensorOptions().dtype(at::kFloat));
-    for (const std::vector<int32_t>& sequence : sample.sequences) {
+    for (int64_t s = 0; s < SequencesFor(plan, sample); ++s) {
+      const std::vector<int32_t>& sequence =
+          sample.sequences[static_cast<size_t>(s)];
       const at::Tensor ids =
           at::from_blob(const_cast<int32_t*>(sequence.data()),
                         {1, sample.sequence_tokens}, at::kInt)
@@ -185,15 +215,8 @@ absl::StatusOr<RangeCollector> RangeCollector::Create(
 absl::Status RangeCollector::FindRanges(const LayerProgram& program,
                                         TensorMap& tensors,
                                         TensorMap& attention) const {
-  // Ranges of nothing let the layer run; its latents do not depend on them.
   const std::vector<const ProgramPart*> parts = StaticParts(program);
   if (parts.empty()) return absl::OkStatus();
-  for (const ProgramPart* part : parts) {
-    for (const char* name : {".range.min", ".range.scale"}) {
-      tensors[part->prefix + name] =
-          at::zeros({part->stored_width}, at::kFloat);
-    }
-  }
   const kvasir::v1::LayerPlan& plan =
       plan_.layers(static_cast<int>(program.layer));
   const bool fitted = IsFitted(plan);
@@ -210,41 +233,25 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
         const auto index = static_cast<size_t>(i);
         const absl::StatusOr<at::Tensor> x =
             AttentionInput(program, tensors, hidden_[index]);
-        results[index] = x.ok()
-                             ? AttentionForward(program, tensors, rotation_, *x,
-                                                {.observer = &observers[index]})
-                                   .status()
-                             : x.status();
+        results[index] = x.ok() ? ObserveLatents(program, tensors, rotation_,
+                                                 *x, observers[index])
+                                : x.status();
       });
   for (const absl::Status& result : results) {
     KVASIR_RETURN_IF_ERROR(result);
   }
-  const auto add = [&](const ProgramPart& part, const at::Tensor& minimum,
-                       const at::Tensor& scale) {
-    for (TensorMap* map : {&tensors, &attention}) {
-      (*map)[part.prefix + ".range.min"] = minimum;
-      (*map)[part.prefix + ".range.scale"] = scale;
-    }
-  };
   for (const ProgramPart* part : parts) {
-    if (fitted) {
-      const ChannelRanges ranges = FitPart(program, *part, observers);
-      add(*part, ranges.minimum, ranges.scale);
-      continue;
-    }
-    Range whole = observers[0].ranges().at(part->prefix);
-    for (const LatentObserver& observer : observers) {
-      const Range& one = observer.ranges().at(part->prefix);
-      whole.low = at::minimum(whole.low, one.low);
-      whole.high = at::maximum(whole.high, one.high);
-    }
-    const at::Tensor scale = (whole.high - whole.low) / Levels(*part);
-    if (!at::isfinite(scale).all().item<bool>()) {
+    const ChannelRanges ranges = fitted ? FitPart(program, *part, observers)
+                                        : WholePart(*part, observers);
+    if (!at::isfinite(ranges.minimum + ranges.scale).all().item<bool>()) {
       return absl::InvalidArgumentError(
           absl::StrCat("layer ", program.layer, " ", part->prefix,
                        ": latents are not finite, so codes have no range"));
     }
-    add(*part, whole.low, scale);
+    for (TensorMap* map : {&tensors, &attention}) {
+      (*map)[part->prefix + ".range.min"] = ranges.minimum;
+      (*map)[part->prefix + ".range.scale"] = ranges.scale;
+    }
   }
   return absl::OkStatus();
 }

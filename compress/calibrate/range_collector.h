@@ -36,6 +36,11 @@ class RangeCollector {
   // Whether a plan has such codes at all.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
+  // Sequences that are looked at, the first ones: all of them, but where every
+  // range is fitted, as many as hold tokens enough.
+  static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
+                              const CalibrationSample& sample);
+
   // All outlive the collector. The plan was accepted by plan::ValidatePlan.
   static absl::StatusOr<RangeCollector> Create(const model::Checkpoint& base,
                                                const kvasir::v1::KvPlan& plan,

@@ -236,6 +236,34 @@ TEST_F(RangeCollectorTest, RangesAreWhatTheCompressedModelsLatentsReach) {
   EXPECT_GT(farthest, 1e-2);
 }
 
+TEST_F(RangeCollectorTest, FittedRangesLookAtTheFirstSequencesOfEachDomain) {
+  kvasir::v1::KvPlan fitted = plan_;
+  const auto set_runs = [](kvasir::v1::Codec* codec) {
+    codec->mutable_bits()->clear_schedule();
+    codec->mutable_bits()->add_runs();
+  };
+  CalibrationSample sample;
+  sample.sequence_tokens = 1024;
+  sample.sequences.resize(40);
+  sample.domains.resize(20);
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 40);
+  set_runs(fitted.mutable_layers(0)
+               ->mutable_key()
+               ->mutable_parts(0)
+               ->mutable_codec());
+  // The least and the greatest number of the other layer want all.
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 40);
+  set_runs(fitted.mutable_layers(1)
+               ->mutable_key()
+               ->mutable_parts(0)
+               ->mutable_codec());
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 20);
+  sample.domains.clear();
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 16);
+  sample.sequence_tokens = 128;
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 40);
+}
+
 TEST_F(RangeCollectorTest, LatentsThatAreNotFiniteAreRefusedWithTheirLayer) {
   for (const char* side : {"key", "value"}) {
     std::vector<TensorMap> attention = attention_;
@@ -246,7 +274,7 @@ TEST_F(RangeCollectorTest, LatentsThatAreNotFiniteAreRefusedWithTheirLayer) {
     down[2][0].fill_(std::numeric_limits<float>::infinity());
     EXPECT_THAT(Collect(attention),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr(std::string("layer 1 ") + side)));
+                         HasSubstr("layer 1 " + part.prefix)));
   }
 }
 

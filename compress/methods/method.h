@@ -32,7 +32,7 @@ absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name);
 std::string DecompositionName(Decomposition decomposition);
 
 // Gives the attention projections of a layer; planners that look at weights
-// call it once per layer, in order, and keep none.
+// call it once per layer, one thread at a time, and keep none.
 using WeightSource =
     std::function<absl::StatusOr<AttentionWeights>(int64_t layer)>;
 

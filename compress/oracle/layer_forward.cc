@@ -649,6 +649,27 @@ absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
       x);
 }
 
+absl::Status ObserveLatents(const LayerProgram& program,
+                            const TensorMap& tensors, const Rotation& rotation,
+                            const at::Tensor& x, LayerObserver& observer) {
+  const Call call{program,
+                  tensors,
+                  rotation.cos.defined() ? rotation.Slice(x.size(1)) : rotation,
+                  {}};
+  const auto observe = [&](plan::Side side,
+                           const ProgramPart& part) -> absl::Status {
+    KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
+                            PartLatents(call, part, x));
+    observer.OnLatent(program.layer, side, part.index, latent);
+    return absl::OkStatus();
+  };
+  for (const ProgramPart& part : program.key) {
+    KVASIR_RETURN_IF_ERROR(observe(plan::Side::kKey, part));
+  }
+  if (program.joint) return absl::OkStatus();
+  return observe(plan::Side::kValue, program.value);
+}
+
 absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
                                         const TensorMap& tensors,
                                         const Rotation& rotation,

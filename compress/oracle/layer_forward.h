@@ -129,6 +129,11 @@ absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,
                                           const at::Tensor& hidden);
 
+// Of x as above only OnLatent of every part: no codes, no attention.
+absl::Status ObserveLatents(const LayerProgram& program,
+                            const TensorMap& tensors, const Rotation& rotation,
+                            const at::Tensor& x, LayerObserver& observer);
+
 // ids [B, T] int64 at positions 0 .. T - 1 to [B, T, M].
 at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids);
 // The norm behind the last layer.

@@ -916,6 +916,21 @@ TEST_P(IdentityTest, AnObserverSeesEveryStage) {
   EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
 }
 
+TEST_P(IdentityTest, ObservedLatentsAreThoseThatTheAttentionCodes) {
+  kvasir::v1::LayerPlan plan = FullPlan(layer_);
+  Recorder attended;
+  KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &attended}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const LayerProgram program,
+                              MakeLayerProgram(layer_.spec, &plan, 0));
+  Recorder observed;
+  KVASIR_ASSERT_OK(
+      ObserveLatents(program, layer_.tensors,
+                     MakeRotation(layer_.spec.rope, 32, at::TensorOptions()),
+                     layer_.x, observed));
+  EXPECT_TRUE(at::equal(observed.latent, attended.latent));
+  EXPECT_FALSE(observed.rotated.defined());
+}
+
 std::vector<Shape> ShapesWhere(bool (*suits)(const Shape&)) {
   std::vector<Shape> shapes;
   std::copy_if(std::begin(kShapes), std::end(kShapes),

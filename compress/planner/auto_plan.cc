@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -114,7 +115,7 @@ class Planner {
     KVASIR_RETURN_IF_ERROR(Check());
     KVASIR_RETURN_IF_ERROR(Measure());
     KVASIR_RETURN_IF_ERROR(Choose());
-    Judge();
+    KVASIR_RETURN_IF_ERROR(Judge());
     Draw();
     return std::move(best_);
   }
@@ -149,9 +150,26 @@ class Planner {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<PlannedLayer> DataOf(int64_t layer) const {
-    KVASIR_ASSIGN_OR_RETURN(const AttentionWeights weights,
-                            request_.weights(layer));
+  // One thread at a time.
+  void Advance(double layers) {
+    done_ += layers;
+    if (options().progress == nullptr || cancelled_) return;
+    cancelled_ = !options().progress(static_cast<int64_t>(done_ + 0.5),
+                                     2 * spec_.num_layers());
+  }
+  absl::Status Cancelled() const {
+    return cancelled_ ? absl::CancelledError("planning was stopped")
+                      : absl::OkStatus();
+  }
+
+  absl::StatusOr<AttentionWeights> WeightsOf(int64_t layer) {
+    const std::lock_guard lock(mutex_);
+    KVASIR_RETURN_IF_ERROR(Cancelled());
+    return request_.weights(layer);
+  }
+
+  absl::StatusOr<PlannedLayer> DataOf(int64_t layer) {
+    KVASIR_ASSIGN_OR_RETURN(const AttentionWeights weights, WeightsOf(layer));
     const LayerCalibration& calibration =
         request_.calibration->layers[static_cast<size_t>(layer)];
     PlannedLayer data;
@@ -176,9 +194,6 @@ class Planner {
   absl::Status Measure() {
     const auto layers = static_cast<size_t>(spec_.num_layers());
     data_.resize(layers);
-    for (size_t l = 0; l < layers; ++l) {
-      KVASIR_ASSIGN_OR_RETURN(data_[l], DataOf(static_cast<int64_t>(l)));
-    }
     candidates_.of_layer.resize(layers);
     for (size_t l = 0; l < layers; ++l) {
       for (SpaceOption& option : OptionsOf(spec_, static_cast<int64_t>(l),
@@ -189,15 +204,11 @@ class Planner {
             {.layer = static_cast<int64_t>(l), .option = std::move(option)});
       }
     }
-    std::vector<absl::Status> results(candidates_.all.size());
-    ForEachIndex(static_cast<int64_t>(candidates_.all.size()),
-                 options().threads, [&](int64_t i) {
-                   const auto index = static_cast<size_t>(i);
-                   results[index] = CatchTorch([&] {
-                     MeasureCandidate(candidates_.all[index]);
-                     return absl::OkStatus();
-                   });
-                 });
+    std::vector<absl::Status> results(layers);
+    ForEachIndex(spec_.num_layers(), options().threads, [&](int64_t layer) {
+      results[static_cast<size_t>(layer)] =
+          CatchTorch([&] { return MeasureLayer(layer); });
+    });
     for (const absl::Status& result : results) {
       KVASIR_RETURN_IF_ERROR(result);
     }
@@ -220,8 +231,19 @@ class Planner {
             all.positions.slice(0, 0, all.rows.size(0), step)};
   }
 
-  void MeasureCandidate(PlanCandidate& candidate) const {
+  absl::Status MeasureLayer(int64_t layer) {
     const at::NoGradGuard no_grad;
+    const auto index = static_cast<size_t>(layer);
+    KVASIR_ASSIGN_OR_RETURN(data_[index], DataOf(layer));
+    for (const int candidate : candidates_.of_layer[index]) {
+      MeasureCandidate(candidates_.all[static_cast<size_t>(candidate)]);
+    }
+    const std::lock_guard lock(mutex_);
+    Advance(1);
+    return absl::OkStatus();
+  }
+
+  void MeasureCandidate(PlanCandidate& candidate) const {
     const PlannedLayer& data = data_[static_cast<size_t>(candidate.layer)];
     if (candidate.option.rotated()) {
       candidate.channels =
@@ -523,16 +545,20 @@ class Planner {
         Predicted(all.Spend(least).loss, 0)));
   }
 
-  void Judge() {
+  absl::Status Judge() {
     AutoPrediction& prediction = best_.prediction;
-    JudgePlan(
-        {.spec = &spec_,
-         .calibration = request_.calibration,
-         .layers = &data_,
-         .exact_sinks = options().exact_sinks,
-         .span = span_,
-         .scale = options().kappa * WindowFactor(prediction.exact_window)},
-        spent_.parts, prediction);
+    const double layers_of_part = static_cast<double>(spec_.num_layers()) /
+                                  static_cast<double>(spent_.parts.size());
+    JudgePlan({.spec = &spec_,
+               .calibration = request_.calibration,
+               .layers = &data_,
+               .exact_sinks = options().exact_sinks,
+               .span = span_,
+               .scale = options().kappa * WindowFactor(prediction.exact_window),
+               .threads = options().threads,
+               .on_part = [&] { Advance(layers_of_part); }},
+              spent_.parts, prediction);
+    return Cancelled();
   }
 
   // The curve at the chosen window and price of time.
@@ -565,6 +591,9 @@ class Planner {
   PlanCandidates candidates_;
   int64_t span_ = 0;
   std::vector<PlannedLayer> data_;
+  std::mutex mutex_;  // of weights and progress while layers are measured
+  double done_ = 0;   // layers
+  bool cancelled_ = false;
   std::vector<std::unique_ptr<Spending>> spending_;  // of the chosen price
   SpentBytes spent_;
   AutoPlan best_;

@@ -44,6 +44,9 @@ struct AutoOptions {
   double kappa = 1.0;
   int64_t granule_bytes = 0;  // of the device's pages
   int threads = 1;
+  // After every layer that is measured or judged, by one thread at a time;
+  // returning false ends with Cancelled.
+  std::function<bool(int64_t done, int64_t total)> progress;
 };
 
 // Each layer's choice.
@@ -102,7 +105,7 @@ double WindowFactor(int64_t window);
 // Errors: INVALID_ARGUMENT for bytes below what is possible or a loss that they
 // do not reach, with what is possible; FAILED_PRECONDITION without a
 // calibration's information; UNIMPLEMENTED for models that turn a part of a
-// head.
+// head; CANCELLED.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

@@ -220,8 +220,12 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    const at::Tensor back = error.to(at::kDouble).mm(transform.decode.t());
-    total.loss += back.mm(metric).mul(back).sum(1).mean().item<double>() / 2;
+    // Of all rows at once: the errors' second moment under the latent's metric.
+    const at::Tensor moment =
+        error.t().mm(error).to(at::kDouble) / error.size(0);
+    const at::Tensor of_latent =
+        transform.decode.t().mm(metric).mm(transform.decode);
+    total.loss += moment.mul(of_latent).sum().item<double>() / 2;
   }
   return total;
 }

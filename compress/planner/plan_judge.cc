@@ -1,11 +1,13 @@
 #include "compress/planner/plan_judge.h"
 
 #include <algorithm>
+#include <mutex>
 #include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "compress/calibrate/shrunk_information.h"
+#include "compress/runtime/for_each_index.h"
 
 namespace kvasir::compress {
 namespace {
@@ -35,29 +37,43 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
   for (size_t d = 0; d < calibration.domains.size(); ++d) {
     if (d != domain) rest.insert(d);
   }
-  const at::Tensor rows = others.rows.to(at::kDouble);
   LayerMoments moments;
-  moments.mean = rows.mean(0);
-  const at::Tensor centred = rows - moments.mean;
-  moments.covariance =
-      centred.t().mm(centred) / static_cast<double>(rows.size(0));
+  moments.mean = others.rows.to(at::kDouble).mean(0);
+  const at::Tensor centred = others.rows - moments.mean.to(at::kFloat);
+  moments.covariance = centred.t().mm(centred).to(at::kDouble) /
+                       static_cast<double>(centred.size(0));
   moments.information = InformationOf(calibration, rest);
   return moments;
 }
 
-// Adds a part's losses on each domain's rows: coded as planned, and as the
-// other domains would have had it.
+// What one part's codes lose, without the request's scale.
+struct PartLoss {
+  double fitted = 0;
+  CodeLoss held_out;
+  // On each domain's rows: coded as planned, and as the other domains would
+  // have had it.
+  std::vector<double> by_domain;
+  std::vector<double> left_out;
+};
+
+double OwnLoss(const TakenPart& taken) {
+  double loss = 0;
+  for (size_t g = 0; g < taken.widths.size(); ++g) {
+    loss +=
+        taken.candidate->channels.groups[g].loss[WidthIndex(taken.widths[g])];
+  }
+  return loss;
+}
+
 void JudgeDomains(const JudgeRequest& request, const TakenPart& taken,
-                  const std::vector<LatentCodes>& coded,
-                  AutoPrediction& prediction) {
+                  const std::vector<LatentCodes>& coded, PartLoss& loss) {
   const model::DecoderSpec& spec = *request.spec;
-  const double scale = request.scale;
   const LayerCalibration& calibration =
       request.calibration->layers[static_cast<size_t>(taken.candidate->layer)];
-  if (prediction.domains.size() < 2) return;
+  if (loss.by_domain.size() < 2) return;
   const at::Tensor behind_sinks =
       calibration.sample_positions >= request.exact_sinks;
-  for (size_t d = 0; d < prediction.domains.size(); ++d) {
+  for (size_t d = 0; d < loss.by_domain.size(); ++d) {
     const at::Tensor inside =
         calibration.sample_domains == static_cast<int64_t>(d);
     const SampleRows own =
@@ -70,12 +86,54 @@ void JudgeDomains(const JudgeRequest& request, const TakenPart& taken,
     if (own.rows.size(0) < 2 || others.rows.size(0) < 2) continue;
     const LayerMoments without = MomentsWithout(calibration, d, others);
     const at::Tensor information = InformationOf(calibration, {d});
-    DomainLoss& loss = prediction.domains[d];
-    loss.predicted += scale * MeasureLoss(coded, information, spec, own).loss;
+    loss.by_domain[d] = MeasureLoss(coded, information, spec, own).loss;
     const std::vector<LatentCodes> left_out =
         CodeLatents(TransformsOf(taken.candidate->option, without, spec), spec,
                     others, taken.widths);
-    loss.left_out += scale * MeasureLoss(left_out, information, spec, own).loss;
+    loss.left_out[d] = MeasureLoss(left_out, information, spec, own).loss;
+  }
+}
+
+PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
+                   size_t domains) {
+  const at::NoGradGuard no_grad;
+  const model::DecoderSpec& spec = *request.spec;
+  const SpaceOption& option = taken.candidate->option;
+  PartLoss loss;
+  // Rotated codes have no text behind them: they are worth the same on any.
+  const double own = option.rotated() ? OwnLoss(taken) : 0;
+  loss.by_domain.assign(domains, own);
+  loss.left_out.assign(domains, own);
+  if (option.rotated()) return loss;
+  const PlannedLayer& data =
+      (*request.layers)[static_cast<size_t>(taken.candidate->layer)];
+  const std::vector<LatentCodes> coded =
+      CodeLatents(TransformsOf(option, data.moments, spec), spec, data.fitted,
+                  taken.widths);
+  loss.fitted =
+      MeasureLoss(coded, data.moments.information, spec, data.fitted).loss;
+  if (data.held_out.rows.size(0) > 0) {
+    loss.held_out =
+        MeasureLoss(coded, data.moments.information, spec, data.held_out);
+  }
+  JudgeDomains(request, taken, coded, loss);
+  return loss;
+}
+
+// What is known of a part before it is judged.
+void AddChoice(const JudgeRequest& request, const TakenPart& taken,
+               AutoPrediction& prediction) {
+  const PlanCandidate& candidate = *taken.candidate;
+  LayerChoice& choice = prediction.layers[static_cast<size_t>(candidate.layer)];
+  absl::StrAppend(&choice.spaces, choice.spaces.empty() ? "" : " + ",
+                  candidate.option.Name(request.spec->num_kv_heads));
+  const PartChannels& channels = candidate.channels;
+  choice.bytes += static_cast<double>(GrainsOf(channels, taken.widths) *
+                                      channels.grain_bytes);
+  choice.loss += OwnLoss(taken) * request.scale;
+  for (size_t g = 0; g < taken.widths.size(); ++g) {
+    prediction.channels_by_bits[static_cast<size_t>(taken.widths[g])] +=
+        static_cast<double>(channels.groups[g].channels * channels.latents);
   }
 }
 
@@ -92,58 +150,37 @@ SampleRows RowsWhere(const LayerCalibration& calibration,
 
 void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
                AutoPrediction& prediction) {
-  const model::DecoderSpec& spec = *request.spec;
-  const double scale = request.scale;
+  const std::vector<DomainInformation>& domains =
+      request.calibration->layers[0].domains;
+  std::vector<PartLoss> losses(parts.size());
+  std::mutex mutex;
+  ForEachIndex(
+      static_cast<int64_t>(parts.size()), request.threads, [&](int64_t i) {
+        const auto index = static_cast<size_t>(i);
+        losses[index] = JudgePart(request, parts[index], domains.size());
+        const std::lock_guard lock(mutex);
+        request.on_part();
+      });
   prediction.channels_by_bits.assign(9, 0.0);
+  prediction.layers.resize(request.layers->size());
+  for (const DomainInformation& domain : domains) {
+    prediction.domains.push_back({.name = domain.name});
+  }
   double fitted = 0;
   double held_out = 0;
   double clamped = 0;
   double codes = 0;
-  const std::vector<DomainInformation>& domains =
-      request.calibration->layers[0].domains;
-  for (const DomainInformation& domain : domains) {
-    prediction.domains.push_back({.name = domain.name});
-  }
-  prediction.layers.resize(request.layers->size());
-  for (const TakenPart& taken : parts) {
-    const auto l = static_cast<size_t>(taken.candidate->layer);
-    const PlannedLayer& data = (*request.layers)[l];
-    const SpaceOption& option = taken.candidate->option;
-    LayerChoice& choice = prediction.layers[l];
-    absl::StrAppend(&choice.spaces, choice.spaces.empty() ? "" : " + ",
-                    option.Name(spec.num_kv_heads));
-    const PartChannels& channels = taken.candidate->channels;
-    choice.bytes += static_cast<double>(GrainsOf(channels, taken.widths) *
-                                        channels.grain_bytes);
-    double own = 0;
-    for (size_t g = 0; g < taken.widths.size(); ++g) {
-      const ChannelGroup& group = channels.groups[g];
-      own += group.loss[WidthIndex(taken.widths[g])];
-      prediction.channels_by_bits[static_cast<size_t>(taken.widths[g])] +=
-          static_cast<double>(group.channels * channels.latents);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    AddChoice(request, parts[p], prediction);
+    const PartLoss& loss = losses[p];
+    fitted += loss.fitted;
+    held_out += loss.held_out.loss;
+    clamped += loss.held_out.clamped;
+    codes += loss.held_out.codes;
+    for (size_t d = 0; d < domains.size(); ++d) {
+      prediction.domains[d].predicted += loss.by_domain[d] * request.scale;
+      prediction.domains[d].left_out += loss.left_out[d] * request.scale;
     }
-    choice.loss += own * scale;
-    if (option.rotated()) {
-      // No text is behind it: it is worth the same on any.
-      for (DomainLoss& domain : prediction.domains) {
-        domain.predicted += own * scale;
-        domain.left_out += own * scale;
-      }
-      continue;
-    }
-    const std::vector<LatentCodes> coded =
-        CodeLatents(TransformsOf(option, data.moments, spec), spec, data.fitted,
-                    taken.widths);
-    fitted +=
-        MeasureLoss(coded, data.moments.information, spec, data.fitted).loss;
-    if (data.held_out.rows.size(0) > 0) {
-      const CodeLoss loss =
-          MeasureLoss(coded, data.moments.information, spec, data.held_out);
-      held_out += loss.loss;
-      clamped += loss.clamped;
-      codes += loss.codes;
-    }
-    JudgeDomains(request, taken, coded, prediction);
   }
   if (codes > 0) {
     prediction.held_out_loss_ratio = held_out / fitted;

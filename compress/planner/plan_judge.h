@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "compress/planner/auto_plan.h"
@@ -29,6 +30,9 @@ struct JudgeRequest {
   int64_t exact_sinks = 0;
   int64_t span = 0;  // of positions
   double scale = 1;  // kappa and the window's factor
+  int threads = 1;
+  // After each part, by one thread at a time.
+  std::function<void()> on_part;
 };
 
 // Fills in what the prediction says of layers, bits, held-out rows and domains:
