@@ -24,14 +24,12 @@
 #include "cli/progress.h"
 #include "cli/units.h"
 #include "compress/apply/apply_cost.h"
+#include "compress/apply/layer_applier.h"
 #include "compress/artifact/artifact_writer.h"
 #include "compress/calibrate/calibration_cost.h"
-#include "compress/calibrate/range_collector.h"
 #include "compress/methods/low_rank.h"
 #include "compress/methods/method.h"
-#include "compress/oracle/attention_loader.h"
 #include "compress/oracle/tensor_loader.h"
-#include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/torch_status.h"
 #include "model/checkpoint/file.h"
 #include "model/shapes/attention_shape.h"
@@ -42,11 +40,7 @@ namespace kvasir::cli {
 namespace {
 
 using compress::ArtifactOptions;
-using compress::TensorMap;
 using kvasir::v1::KvPlan;
-
-// Below it, threads inside one product wait for each other more than they do.
-constexpr int64_t kManyThreadsWidth = 1024;
 
 struct ApplyFlags {
   CalibrationFlags calibration;
@@ -76,12 +70,6 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
   return absl::Status(valid.code(),
                       absl::StrCat(path, " is no plan for ", checkpoint.name(),
                                    ": ", valid.message()));
-}
-
-absl::StatusOr<compress::Decomposition> DecompositionOf(const KvPlan& plan) {
-  const std::string& name = plan.provenance().decomposition();
-  return name.empty() ? compress::Decomposition::kWhitened
-                      : compress::ParseDecomposition(name);
 }
 
 void AddNeeds(const kvasir::v1::Part& part,
@@ -132,16 +120,6 @@ absl::Status Complete(const CalibrationFlags& flags,
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::ScalarType> StoredScalar(
-    const model::Checkpoint& checkpoint,
-    const std::optional<model::TensorType>& dtype) {
-  if (dtype.has_value()) return compress::ScalarTypeOf(*dtype);
-  KVASIR_ASSIGN_OR_RETURN(
-      const model::TensorStore::Entry key,
-      checkpoint.Tensor(model::LayerTensorName(0, "self_attn.k_proj.weight")));
-  return compress::ScalarTypeOf(key.info->type);
-}
-
 absl::Status SayCost(const ApplyFlags& flags,
                      const model::Checkpoint& checkpoint, const KvPlan& plan,
                      const CalibrationInputs& inputs) {
@@ -170,50 +148,25 @@ absl::Status SayCost(const ApplyFlags& flags,
 absl::Status WriteWeights(const ApplyFlags& flags,
                           const model::Checkpoint& checkpoint,
                           const CalibrationInputs& inputs, Applied& applied) {
-  KVASIR_ASSIGN_OR_RETURN(const compress::Decomposition decomposition,
-                          DecompositionOf(applied.plan));
-  const bool ranges = compress::RangeCollector::IsNeeded(applied.plan);
-  std::optional<compress::RangeCollector> collector;
-  if (ranges) {
-    KVASIR_ASSIGN_OR_RETURN(const at::ScalarType stored,
-                            StoredScalar(checkpoint, flags.artifact.dtype));
-    KVASIR_ASSIGN_OR_RETURN(
-        compress::RangeCollector made,
-        compress::RangeCollector::Create(
-            checkpoint, applied.plan, *inputs.sample,
-            {.stored = stored, .threads = flags.calibration.threads}));
-    collector.emplace(std::move(made));
+  compress::LayerApplier::Options options;
+  options.ranges.threads = flags.calibration.threads;
+  options.profile = &applied.factors;
+  if (flags.artifact.dtype) {
+    options.ranges.stored = compress::ScalarTypeOf(*flags.artifact.dtype);
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(options.ranges.stored,
+                            compress::StoredTypeOf(checkpoint));
   }
-  auto layer_tensors = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
-    // Sequences use a thread each; large factors all of them.
-    compress::SetBlasThreads(checkpoint.spec().hidden_size >= kManyThreadsWidth
-                                 ? flags.calibration.threads
-                                 : 1);
-    compress::ApplyRequest request;
-    request.spec = &checkpoint.spec();
-    request.plan = &applied.plan.layers(static_cast<int>(layer));
-    request.layer = layer;
-    KVASIR_ASSIGN_OR_RETURN(request.weights,
-                            compress::LoadAttention(checkpoint, layer));
-    if (const compress::Calibration* calibration = inputs.calibration()) {
-      request.calibration = &calibration->layers[static_cast<size_t>(layer)];
-      request.num_tokens = calibration->num_tokens;
-    }
-    request.decomposition = decomposition;
-    request.commuting = compress::CommutingWeightsOf(applied.plan);
-    request.profile = &applied.factors;
-    KVASIR_ASSIGN_OR_RETURN(TensorMap tensors,
-                            compress::ApplyLayerPlan(request));
-    if (collector) {
-      compress::SetBlasThreads(1);
-      KVASIR_RETURN_IF_ERROR(collector->Collect(layer, tensors));
-    }
-    return tensors;
-  };
+  KVASIR_ASSIGN_OR_RETURN(
+      compress::LayerApplier applier,
+      compress::LayerApplier::Create(
+          checkpoint, applied.plan, inputs.calibration(),
+          inputs.sample ? &*inputs.sample : nullptr, options));
   Progress line("apply", checkpoint.spec().num_layers(), "layers",
                 !flags.calibration.quiet);
   return compress::WriteArtifact(
-      checkpoint, applied.plan, flags.artifact, layer_tensors,
+      checkpoint, applied.plan, flags.artifact,
+      [&](int64_t layer) { return applier.Apply(layer); },
       [&](const compress::ArtifactProgress& progress) {
         line.Update(progress.layers);
         return !StopAsked();
@@ -291,7 +244,7 @@ absl::Status RunApply(ApplyFlags& flags) {
   }
   if (flags.dry_run) return PrintResult(flags, checkpoint, applied);
   KVASIR_ASSIGN_OR_RETURN(const compress::Decomposition decomposition,
-                          DecompositionOf(applied.plan));
+                          compress::DecompositionOf(applied.plan));
   KVASIR_RETURN_IF_ERROR(Complete(flags.calibration, checkpoint,
                                   NeedsOfAppliers(applied.plan, decomposition),
                                   inputs));

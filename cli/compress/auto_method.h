@@ -26,16 +26,21 @@ struct AutoFlags {
   std::string speed = "cpu";
   int64_t target_length = 0;
   std::vector<int64_t> windows;  // empty: the planner's
-  double kappa = 1.0;
+  std::optional<double> kappa;   // none: the probes', or 1
+  std::optional<int> probes;     // none: kDefaultProbes with --max-kl, else 0
 };
 void AddAutoFlags(CLI::App* command, AutoFlags& flags);
 
-// `machine`: threads, and whether progress is shown.
+// CLI::ValidationError for flags that contradict one another.
+void CheckAutoFlags(const AutoFlags& flags);
+
+// Probes are measured on the sample's held-out sequences. `machine`: threads,
+// and whether progress is shown.
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
     std::optional<double> kv_bytes_per_token, int64_t tp,
     const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
-    const compress::Calibration* calibration);
+    const CalibrationInputs& inputs);
 
 // Predicted loss, bits, bytes, domains with their warnings, and the curve.
 std::string PredictionText(const compress::AutoPrediction& prediction);

@@ -423,6 +423,7 @@ void CheckMethodFlags(const MethodFlags& flags) {
       throw CLI::ValidationError(
           "--method auto: give --kv-bytes-per-token, --max-kl or both");
     }
+    CheckAutoFlags(flags.automatic);
     return;
   }
   const Method* method = FindMethod(flags.method);

@@ -83,11 +83,10 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
   MadePlan made;
   if (method.method == kAutoMethod) {
     compress::SetBlasThreads(1);
-    KVASIR_ASSIGN_OR_RETURN(
-        compress::AutoPlan planned,
-        MakeAutoPlan(method.automatic, method.exact_sinks,
-                     method.kv_bytes_per_token, method.tp, calibration,
-                     checkpoint, inputs.calibration()));
+    KVASIR_ASSIGN_OR_RETURN(compress::AutoPlan planned,
+                            MakeAutoPlan(method.automatic, method.exact_sinks,
+                                         method.kv_bytes_per_token, method.tp,
+                                         calibration, checkpoint, inputs));
     made.plan = std::move(planned.plan);
     made.prediction = std::move(planned.prediction);
   } else {

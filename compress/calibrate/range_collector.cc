@@ -20,8 +20,6 @@ namespace {
 
 // Rows that ranges are fitted on, of a layer: more of them move no range.
 constexpr int64_t kFittedRows = 8192;
-// Tokens that they are taken from, and the model is run on.
-constexpr int64_t kFittedTokens = 16384;
 
 struct Range {
   at::Tensor low;  // [ΣR']
@@ -171,15 +169,16 @@ bool RangeCollector::IsNeeded(const kvasir::v1::KvPlan& plan) {
 }
 
 int64_t RangeCollector::SequencesFor(const kvasir::v1::KvPlan& plan,
-                                     const CalibrationSample& sample) {
+                                     const CalibrationSample& sample,
+                                     const Options& options) {
   const bool fitted = std::all_of(
       plan.layers().begin(), plan.layers().end(), [](const auto& layer) {
         return IsFitted(layer) || !HasStaticCodes(layer);
       });
   if (!fitted) return sample.num_sequences();
-  return std::min(
-      sample.num_sequences(),
-      std::max(sample.num_domains(), kFittedTokens / sample.sequence_tokens));
+  return std::min(sample.num_sequences(),
+                  std::max(sample.num_domains(),
+                           options.fitted_tokens / sample.sequence_tokens));
 }
 
 absl::StatusOr<RangeCollector> RangeCollector::Create(
@@ -198,7 +197,7 @@ absl::StatusOr<RangeCollector> RangeCollector::Create(
     const at::NoGradGuard no_grad;
     collector.rotation_ = MakeRotation(base.spec().rope, sample.sequence_tokens,
                                        at::TensorOptions().dtype(at::kFloat));
-    for (int64_t s = 0; s < SequencesFor(plan, sample); ++s) {
+    for (int64_t s = 0; s < SequencesFor(plan, sample, options); ++s) {
       const std::vector<int32_t>& sequence =
           sample.sequences[static_cast<size_t>(s)];
       const at::Tensor ids =

@@ -31,15 +31,19 @@ class RangeCollector {
     // Factors are rounded to this type first: what will be stored.
     at::ScalarType stored = at::kFloat;
     int threads = 1;
+    // Where every range is fitted, of the first sequences; more of them move
+    // no range.
+    int64_t fitted_tokens = 16384;
   };
 
   // Whether a plan has such codes at all.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // Sequences that are looked at, the first ones: all of them, but where every
-  // range is fitted, as many as hold tokens enough.
+  // Sequences that are looked at: all of them, or those of fitted_tokens, at
+  // least one of each domain.
   static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
-                              const CalibrationSample& sample);
+                              const CalibrationSample& sample,
+                              const Options& options);
 
   // All outlive the collector. The plan was accepted by plan::ValidatePlan.
   static absl::StatusOr<RangeCollector> Create(const model::Checkpoint& base,

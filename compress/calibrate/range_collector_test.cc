@@ -246,22 +246,22 @@ TEST_F(RangeCollectorTest, FittedRangesLookAtTheFirstSequencesOfEachDomain) {
   sample.sequence_tokens = 1024;
   sample.sequences.resize(40);
   sample.domains.resize(20);
-  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 40);
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
   set_runs(fitted.mutable_layers(0)
                ->mutable_key()
                ->mutable_parts(0)
                ->mutable_codec());
   // The least and the greatest number of the other layer want all.
-  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 40);
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
   set_runs(fitted.mutable_layers(1)
                ->mutable_key()
                ->mutable_parts(0)
                ->mutable_codec());
-  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 20);
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 20);
   sample.domains.clear();
-  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 16);
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 16);
   sample.sequence_tokens = 128;
-  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample), 40);
+  EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
 }
 
 TEST_F(RangeCollectorTest, LatentsThatAreNotFiniteAreRefusedWithTheirLayer) {

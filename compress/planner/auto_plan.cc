@@ -103,6 +103,7 @@ class Planner {
   Planner(const PlanRequest& request, const AutoOptions& options)
       : request_(request), spec_(request.spec) {
     options_ = options;
+    kappa_.median = kappa_.low = kappa_.high = options_.kappa;
     grain_bytes_ = std::max(kLeastGrain, options.granule_bytes);
     span_ = std::min<int64_t>(kRangePositions, spec_.max_position_embeddings);
     if (options_.target_length == 0) {
@@ -115,6 +116,8 @@ class Planner {
     KVASIR_RETURN_IF_ERROR(Check());
     KVASIR_RETURN_IF_ERROR(Measure());
     KVASIR_RETURN_IF_ERROR(Choose());
+    if (options().probes > 0) KVASIR_RETURN_IF_ERROR(Probe());
+    KVASIR_RETURN_IF_ERROR(CheckLoss());
     KVASIR_RETURN_IF_ERROR(Judge());
     Draw();
     return std::move(best_);
@@ -130,6 +133,10 @@ class Planner {
     if (!options().kv_bytes_per_token && !options().max_kl) {
       return absl::InvalidArgumentError(
           "the method auto wants bytes of a token, or the most divergence");
+    }
+    if (options().probes < 0 || options().probes > kMostProbes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(options().probes, " probes, want 0 to ", kMostProbes));
     }
     if (options().windows.empty()) {
       return absl::InvalidArgumentError("the method auto wants a window, or 0");
@@ -292,7 +299,7 @@ class Planner {
   }
 
   double Predicted(double loss, int64_t window) const {
-    return loss * options().kappa * WindowFactor(window);
+    return loss * kappa_.median * WindowFactor(window);
   }
 
   absl::StatusOr<KvPlan> PlanOf(const SpentBytes& spent, int64_t window) const {
@@ -334,6 +341,9 @@ class Planner {
                            NumberText(*o.kv_bytes_per_token), " ")
             : "",
         o.max_kl ? absl::StrCat("--max-kl ", NumberText(*o.max_kl), " ") : "",
+        kappa_.median != 1
+            ? absl::StrCat("--kappa ", NumberText(kappa_.median), " ")
+            : "",
         "--speed ", PlanSpeedName(o.speed), " --target-length ",
         o.target_length, " --tp ", request_.tp);
   }
@@ -381,6 +391,7 @@ class Planner {
         counted.fixed / static_cast<double>(options().target_length);
     prediction.exact_window = window;
     prediction.kl = Predicted(spent.loss, window);
+    prediction.kappa = kappa_;
     prediction.slot_ns = spent.ns;
     prediction.dense_slot_ns = dense_slot_ns_;
     const auto want = static_cast<double>(GrainBytesOf(spent));
@@ -397,10 +408,11 @@ class Planner {
     return spent.grains * grain_bytes_;
   }
 
-  // As many bytes as `window` leaves of the budget.
+  // As many bytes as `window` leaves of the budget, which the spending has in
+  // sight.
   absl::StatusOr<std::optional<Finished>> WithinBytes(const Spending& spending,
-                                                      int64_t window) const {
-    const double budget = *options().kv_bytes_per_token;
+                                                      int64_t window,
+                                                      double budget) const {
     const auto grain = static_cast<double>(grain_bytes_);
     auto grains = static_cast<int64_t>(std::floor(budget / grain));
     for (int attempt = 0; attempt < 16; ++attempt) {
@@ -445,9 +457,11 @@ class Planner {
     for (const int64_t window : options().windows) {
       if (window >= options().target_length) continue;
       const bool by_bytes = options().kv_bytes_per_token.has_value();
-      KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> found,
-                              by_bytes ? WithinBytes(spending, window)
-                                       : WithinLoss(spending, window));
+      KVASIR_ASSIGN_OR_RETURN(
+          std::optional<Finished> found,
+          by_bytes
+              ? WithinBytes(spending, window, *options().kv_bytes_per_token)
+              : WithinLoss(spending, window));
       if (!found) continue;
       const auto rank = [by_bytes](const Finished& finished) {
         const AutoPrediction& p = finished.plan.prediction;
@@ -497,6 +511,45 @@ class Planner {
     }
     best_ = std::move(best->plan);
     spent_ = std::move(best->spent);
+    return absl::OkStatus();
+  }
+
+  // Measures plans of fewer and of more bytes, and chooses by what they say.
+  absl::Status Probe() {
+    constexpr double kLeastShare = 0.6;
+    constexpr double kMostShare = 1.4;
+    const AutoPrediction& chosen = best_.prediction;
+    const auto least =
+        static_cast<double>(spending_[0]->all().least_grains() * grain_bytes_) +
+        chosen.bytes - chosen.marginal_bytes;
+    std::vector<PlanTrial> trials;
+    for (int i = 0; i < options().probes; ++i) {
+      const double share =
+          options().probes == 1
+              ? 1.0
+              : kLeastShare * std::pow(kMostShare / kLeastShare,
+                                       i / (options().probes - 1.0));
+      KVASIR_ASSIGN_OR_RETURN(
+          const std::optional<Finished> found,
+          WithinBytes(*spending_[0], chosen.exact_window,
+                      std::max(share * chosen.bytes, least)));
+      if (!found) continue;
+      const AutoPrediction& prediction = found->plan.prediction;
+      KVASIR_ASSIGN_OR_RETURN(const double measured,
+                              options().measure(found->plan.plan));
+      trials.push_back(
+          {prediction.bytes, prediction.kl / kappa_.median, measured});
+    }
+    const double before = kappa_.median;
+    KVASIR_ASSIGN_OR_RETURN(kappa_, FitKappa(std::move(trials)));
+    if (!options().kv_bytes_per_token) return Choose();
+    // As good as before, and told otherwise.
+    best_.prediction.kl *= kappa_.median / before;
+    best_.prediction.kappa = kappa_;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckLoss() const {
     const AutoPrediction& prediction = best_.prediction;
     if (options().max_kl && prediction.kl > *options().max_kl) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -554,7 +607,7 @@ class Planner {
                .layers = &data_,
                .exact_sinks = options().exact_sinks,
                .span = span_,
-               .scale = options().kappa * WindowFactor(prediction.exact_window),
+               .scale = kappa_.median * WindowFactor(prediction.exact_window),
                .threads = options().threads,
                .on_part = [&] { Advance(layers_of_part); }},
               spent_.parts, prediction);
@@ -589,6 +642,7 @@ class Planner {
   int64_t grain_bytes_ = 0;
   double dense_slot_ns_ = 0;  // of all layers
   PlanCandidates candidates_;
+  FittedKappa kappa_;
   int64_t span_ = 0;
   std::vector<PlannedLayer> data_;
   std::mutex mutex_;  // of weights and progress while layers are measured

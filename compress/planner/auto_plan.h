@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/methods/method.h"
+#include "compress/planner/kappa.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
@@ -29,6 +30,8 @@ enum class PlanSpeed {
 absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);
 std::string PlanSpeedName(PlanSpeed speed);
 
+inline constexpr int kMostProbes = 32;
+
 struct AutoOptions {
   // At least one of them.
   std::optional<double> kv_bytes_per_token;  // fixed ones shared out included
@@ -40,8 +43,13 @@ struct AutoOptions {
   // Of exact tokens, to choose from.
   std::vector<int64_t> windows = {0, 64, 128, 256};
   int64_t exact_sinks = 4;
-  // Measured over predicted.
+  // Measured over predicted; with probes it is fitted.
   double kappa = 1.0;
+  // So many plans of budgets about the chosen one are measured, at most
+  // kMostProbes; 0: none.
+  int probes = 0;
+  // Divergence of a plan, nats a token; called by one thread.
+  std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;
   int64_t granule_bytes = 0;  // of the device's pages
   int threads = 1;
   // After every layer that is measured or judged, by one thread at a time;
@@ -75,9 +83,13 @@ inline constexpr double kDomainWarning = 1.5;
 
 struct AutoPrediction {
   double kl = 0;
+  // By the spread of the probes' kappa.
+  double kl_low() const { return kl * kappa.low / kappa.median; }
+  double kl_high() const { return kl * kappa.high / kappa.median; }
   // Least and greatest over domains that are left out of the calibration.
   double low = 0;
   double high = 0;
+  FittedKappa kappa;          // without trials: as given
   double bytes = 0;           // of a token, fixed ones shared out included
   double marginal_bytes = 0;  // of one more token
   double fixed_bytes = 0;     // of a sequence
@@ -105,7 +117,7 @@ double WindowFactor(int64_t window);
 // Errors: INVALID_ARGUMENT for bytes below what is possible or a loss that they
 // do not reach, with what is possible; FAILED_PRECONDITION without a
 // calibration's information; UNIMPLEMENTED for models that turn a part of a
-// head; CANCELLED.
+// head; CANCELLED; what measure says.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

@@ -143,6 +143,63 @@ TEST_F(AutoPlanTest, ALossTakesTheFewestBytesThatArePredictedToReachIt) {
   EXPECT_GT(fewer.prediction.kl, by_bytes.prediction.kl);
 }
 
+// A model whose plans diverge by 2.5 times what is predicted, give or take.
+TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
+  constexpr double kTrue = 2.5;
+  AutoOptions options = Options(PlanSpeed::kStorage);
+  options.kv_bytes_per_token = 50;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
+  // What is predicted of each is learned in a first round.
+  options.probes = 5;
+  options.measure = [](const kvasir::v1::KvPlan&) { return 1.0; };
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan first, Plan(options));
+  const std::vector<PlanTrial>& trials = first.prediction.kappa.trials;
+  ASSERT_EQ(trials.size(), 5u);
+  EXPECT_NEAR(trials[0].bytes, 30, 3);
+  EXPECT_NEAR(trials[4].bytes, 70, 3);
+  const double shares[] = {0.8, 0.9, 1.0, 1.1, 1.2};
+  size_t next = 0;
+  options.measure = [&](const kvasir::v1::KvPlan&) {
+    const double share = shares[next];
+    return kTrue * share * trials[next++].predicted;
+  };
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan tried, Plan(options));
+  const AutoPrediction& prediction = tried.prediction;
+  EXPECT_NEAR(prediction.kappa.median, kTrue, 1e-9);
+  EXPECT_NEAR(prediction.kappa.low, kTrue * 0.864, 1e-9);
+  EXPECT_EQ(prediction.kappa.spearman, 1.0);
+  EXPECT_NEAR(prediction.kl, kTrue * untried.prediction.kl, 1e-9);
+  EXPECT_NEAR(prediction.kl_high(), 1.136 * prediction.kl, 1e-9);
+  EXPECT_EQ(prediction.bytes, untried.prediction.bytes);
+
+  // The plan of a divergence is that of what is found.
+  options.kv_bytes_per_token.reset();
+  options.max_kl = untried.prediction.kl;
+  options.probes = 1;
+  options.measure = [&](const kvasir::v1::KvPlan&) {
+    return 2 * untried.prediction.kl;
+  };
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_loss, Plan(options));
+  EXPECT_LE(by_loss.prediction.kl, *options.max_kl);
+  EXPECT_GT(by_loss.prediction.bytes, untried.prediction.bytes);
+}
+
+TEST_F(AutoPlanTest, ProbesAreSoManyAndTellWhatTheyFailOf) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  for (const int probes : {-1, kMostProbes + 1}) {
+    options.probes = probes;
+    EXPECT_THAT(Plan(options).status(),
+                base::StatusIs(absl::StatusCode::kInvalidArgument,
+                               HasSubstr("probes, want 0 to 32")));
+  }
+  options.probes = 1;
+  options.measure = [](const kvasir::v1::KvPlan&) -> absl::StatusOr<double> {
+    return absl::CancelledError("enough");
+  };
+  EXPECT_EQ(Plan(options).status().code(), absl::StatusCode::kCancelled);
+}
+
 TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1;

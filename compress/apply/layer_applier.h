@@ -1,0 +1,64 @@
+// The tensors of a plan, layer by layer, ranges of codes included: what an
+// artifact is written from, and what a plan is tried with in memory.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "compress/calibrate/calibration.h"
+#include "compress/calibrate/calibration_sample.h"
+#include "compress/calibrate/range_collector.h"
+#include "compress/methods/method.h"
+#include "compress/oracle/tensor_map.h"
+#include "model/checkpoint/checkpoint.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::compress {
+
+// How the plan's factors are found: what its provenance says.
+absl::StatusOr<Decomposition> DecompositionOf(const kvasir::v1::KvPlan& plan);
+
+// The type of the model's k_proj.
+absl::StatusOr<at::ScalarType> StoredTypeOf(const model::Checkpoint& base);
+
+// Threads: one; works in as many as it is told.
+// Errors: as ApplyLayerPlan and RangeCollector.
+class LayerApplier {
+ public:
+  struct Options {
+    RangeCollector::Options ranges;    // threads are those of factors, too
+    FactorProfile* profile = nullptr;  // may be null
+  };
+
+  // All outlive the applier. The calibration may be null where the plan needs
+  // none, the sample where it has no CHANNEL_STATIC codes.
+  static absl::StatusOr<LayerApplier> Create(const model::Checkpoint& base,
+                                             const kvasir::v1::KvPlan& plan,
+                                             const Calibration* calibration,
+                                             const CalibrationSample* sample,
+                                             const Options& options);
+
+  // As LayerTensorSource: layers in order.
+  absl::StatusOr<TensorMap> Apply(int64_t layer);
+
+ private:
+  LayerApplier(const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
+               const Calibration* calibration, const Options& options)
+      : base_(base),
+        plan_(plan),
+        calibration_(calibration),
+        options_(options) {}
+
+  const model::Checkpoint& base_;
+  const kvasir::v1::KvPlan& plan_;
+  const Calibration* calibration_;
+  const Options options_;
+  Decomposition decomposition_ = Decomposition::kWhitened;
+  std::optional<RangeCollector> ranges_;
+};
+
+}  // namespace kvasir::compress
