@@ -232,9 +232,13 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
         const auto index = static_cast<size_t>(i);
         const absl::StatusOr<at::Tensor> x =
             AttentionInput(program, tensors, hidden_[index]);
-        results[index] = x.ok() ? ObserveLatents(program, tensors, rotation_,
-                                                 *x, observers[index])
-                                : x.status();
+        results[index] = x.ok()
+                             ? AttentionForward(program, tensors, rotation_, *x,
+                                                {.observer = &observers[index],
+                                                 .code_latents = false,
+                                                 .only_latents = true})
+                                   .status()
+                             : x.status();
       });
   for (const absl::Status& result : results) {
     KVASIR_RETURN_IF_ERROR(result);

@@ -552,6 +552,7 @@ absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
     inputs.query = inputs.query * scale;
   }
   KVASIR_ASSIGN_OR_RETURN(Values values, MakeValues(call, x, keys));
+  if (call.hooks.only_latents) return at::Tensor();
   inputs.key = std::move(keys.seen);
   inputs.near_key = std::move(keys.exact);
   inputs.near_key_tokens = keys.exact_window;
@@ -647,27 +648,6 @@ absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
       {program, tensors,
        rotation.cos.defined() ? rotation.Slice(x.size(1)) : rotation, hooks},
       x);
-}
-
-absl::Status ObserveLatents(const LayerProgram& program,
-                            const TensorMap& tensors, const Rotation& rotation,
-                            const at::Tensor& x, LayerObserver& observer) {
-  const Call call{program,
-                  tensors,
-                  rotation.cos.defined() ? rotation.Slice(x.size(1)) : rotation,
-                  {}};
-  const auto observe = [&](plan::Side side,
-                           const ProgramPart& part) -> absl::Status {
-    KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent,
-                            PartLatents(call, part, x));
-    observer.OnLatent(program.layer, side, part.index, latent);
-    return absl::OkStatus();
-  };
-  for (const ProgramPart& part : program.key) {
-    KVASIR_RETURN_IF_ERROR(observe(plan::Side::kKey, part));
-  }
-  if (program.joint) return absl::OkStatus();
-  return observe(plan::Side::kValue, program.value);
 }
 
 absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,

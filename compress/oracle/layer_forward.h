@@ -105,6 +105,9 @@ struct LayerHooks {
   // False: latents are not coded, as if every codec were exact (and so
   // exact rows).
   bool code_latents = true;
+  // The attention ends where an observer has seen all latents, and gives
+  // nothing: an undefined tensor.
+  bool only_latents = false;
   // Adds up the codes of CHANNEL_STATIC, and those of a transform.
   ClampCount* clamp_count = nullptr;
 };
@@ -128,11 +131,6 @@ absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
 absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,
                                           const at::Tensor& hidden);
-
-// Of x as above only OnLatent of every part: no codes, no attention.
-absl::Status ObserveLatents(const LayerProgram& program,
-                            const TensorMap& tensors, const Rotation& rotation,
-                            const at::Tensor& x, LayerObserver& observer);
 
 // ids [B, T] int64 at positions 0 .. T - 1 to [B, T, M].
 at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids);

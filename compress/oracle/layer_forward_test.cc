@@ -920,15 +920,14 @@ TEST_P(IdentityTest, ObservedLatentsAreThoseThatTheAttentionCodes) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   Recorder attended;
   KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &attended}));
-  KVASIR_ASSERT_OK_AND_ASSIGN(const LayerProgram program,
-                              MakeLayerProgram(layer_.spec, &plan, 0));
   Recorder observed;
-  KVASIR_ASSERT_OK(
-      ObserveLatents(program, layer_.tensors,
-                     MakeRotation(layer_.spec.rope, 32, at::TensorOptions()),
-                     layer_.x, observed));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const at::Tensor nothing,
+                              Attention(layer_, &plan,
+                                        {.observer = &observed,
+                                         .code_latents = false,
+                                         .only_latents = true}));
+  EXPECT_FALSE(nothing.defined());
   EXPECT_TRUE(at::equal(observed.latent, attended.latent));
-  EXPECT_FALSE(observed.rotated.defined());
 }
 
 std::vector<Shape> ShapesWhere(bool (*suits)(const Shape&)) {
