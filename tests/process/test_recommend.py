@@ -9,18 +9,15 @@ import subprocess
 
 import pytest
 
-from kvasir_process import BINARY, ROOT, TINY, run, wait_until
+from kvasir_process import BINARY, ROOT, TINY, run
 
-# In place of kvasir-compress; stops half-way where a file says so.
+# In place of kvasir-compress.
 COMPRESS = """#!/usr/bin/env python3
-import os, pathlib, sys, time
+import os, pathlib, sys
+assert not [name for name in os.environ if name.startswith("KVASIR_")]
 folder = pathlib.Path(sys.argv[-1])
 folder.mkdir()
-(folder / "model.safetensors").touch()
-while pathlib.Path(__file__).with_name("wait").exists():
-    time.sleep(0.05)
 (folder / "arguments").write_text(" ".join(sys.argv[1:]))
-assert not [name for name in os.environ if name.startswith("KVASIR_")]
 """
 
 
@@ -63,8 +60,7 @@ class Tree:
         return self.models / self.recommend("--folder", "smollm2")[1].strip()
 
     def left(self):
-        return sorted(path.name for path in self.models.iterdir() if path.name[0] != "."
-                      or path.suffix == ".unfinished")
+        return sorted(path.name for path in self.models.iterdir() if path.name != ".recommend.lock")
 
 
 @pytest.fixture
@@ -72,17 +68,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_what_was_killed_leaves_no_folder_and_the_next_one_is_whole(tree):
-    wait = tree.compress.with_name("wait")
-    wait.touch()
-    process = tree.start("smollm2")
-    unfinished = tree.models / ".smollm2-recommended.unfinished"
-    wait_until(lambda: (unfinished / "model.safetensors").exists(), "weights half-way")
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert tree.left() == [unfinished.name, "smollm2"]
-
-    wait.unlink()
+def test_it_is_made_once_and_told_before(tree):
     folder = tree.folder()
     code, out, error = tree.recommend()
     assert code == 0, error
@@ -111,9 +97,9 @@ def test_other_options_and_another_model_are_another_folder(tree):
 def test_what_cannot_be_done_says_why_and_leaves_nothing(tree):
     code, _, error = tree.recommend("tiny")
     assert code == 2 and "nothing is recommended for 'tiny'" in error
-    tree.compress.write_text(COMPRESS + "sys.exit(1)\n")
-    code, _, _ = tree.recommend()
-    assert code == 1 and tree.left() == ["smollm2"]
+    tree.compress.write_text("#!/bin/sh\nexit 1\n")
+    code, out, _ = tree.recommend()
+    assert code == 1 and "is in" not in out
     (tree.root / "scripts/build").write_text("#!/bin/sh\necho no target; exit 1\n")
     code, _, error = tree.recommend()
     assert code == 1 and "where libtorch is missing, scripts/setup compress installs it" in error
