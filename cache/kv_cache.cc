@@ -104,6 +104,9 @@ KvCache::Hit KvCache::FindPrefix(absl::Span<const int32_t> token_ids,
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
+  // By group: from which page on none is missing.
+  std::vector<int64_t> held_from(pools_.size(), 0);
+  int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
     const auto page =
         token_ids.subspan(hit.nodes.size() * page_tokens, page_tokens);
@@ -112,39 +115,26 @@ KvCache::Hit KvCache::FindPrefix(absl::Span<const int32_t> token_ids,
                              page);
     if (!node.valid()) break;
     hit.nodes.push_back(node);
-  }
-  // A hit of n pages needs, in every group, the pages that the next token sees.
-  auto num_pages = static_cast<int64_t>(hit.nodes.size());
-  const auto all_hold = [this, &hit](int64_t n) {
+    const auto num_pages = static_cast<int64_t>(hit.nodes.size());
+    // A hit needs, in every group, the pages that the next token sees.
+    bool held = true;
     for (size_t g = 0; g < pools_.size(); ++g) {
-      if (!HoldsWindow(hit, g, n)) return false;
+      if (!index_->page(node, group_id(g)).valid()) held_from[g] = num_pages;
+      held = held && held_from[g] <= FirstVisiblePage(g, num_pages);
     }
-    return true;
-  };
-  while (num_pages > 0 && !all_hold(num_pages)) --num_pages;
-  hit.num_pages = num_pages;
-  // And where sequences have side pages, a tail.
-  const auto ends_in_tail = [this, &hit](int64_t n) {
-    return !has_side_pages_ ||
-           index_->has_tail(hit.nodes[static_cast<size_t>(n - 1)]);
-  };
-  while (num_pages > 0 && !(ends_in_tail(num_pages) && all_hold(num_pages))) {
-    --num_pages;
+    if (!held) continue;
+    hit.num_pages = num_pages;
+    // And where sequences have side pages, a tail.
+    if (!has_side_pages_ || index_->has_tail(node)) num_found = num_pages;
   }
-  hit.nodes.resize(static_cast<size_t>(num_pages));
+  hit.nodes.resize(static_cast<size_t>(num_found));
   return hit;
 }
 
-bool KvCache::HoldsWindow(const Hit& hit, size_t group,
-                          int64_t num_hit_pages) const {
-  const int64_t first = FirstVisibleToken(config_.groups[group].sliding_window,
-                                          num_hit_pages * config_.page_tokens) /
-                        config_.page_tokens;
-  for (int64_t i = num_hit_pages - 1; i >= first; --i) {
-    const PrefixNodeId node = hit.nodes[static_cast<size_t>(i)];
-    if (!index_->page(node, group_id(group)).valid()) return false;
-  }
-  return true;
+int64_t KvCache::FirstVisiblePage(size_t group, int64_t num_pages) const {
+  return FirstVisibleToken(config_.groups[group].sliding_window,
+                           num_pages * config_.page_tokens) /
+         config_.page_tokens;
 }
 
 void KvCache::TakePrefix(const Hit& hit, Sequence& out) {
@@ -152,9 +142,7 @@ void KvCache::TakePrefix(const Hit& hit, Sequence& out) {
   const int64_t tokens = num_pages * config_.page_tokens;
   for (size_t g = 0; g < pools_.size(); ++g) {
     BlockTable& table = out.groups[g].table;
-    const int64_t first =
-        FirstVisibleToken(config_.groups[g].sliding_window, tokens) /
-        config_.page_tokens;
+    const int64_t first = FirstVisiblePage(g, num_pages);
     table.AppendReleased(first);
     for (int64_t i = first; i < num_pages; ++i) {
       const PageId page =
@@ -447,10 +435,8 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
 void KvCache::Release(SequenceId id) {
   const auto it = sequences_.find(id);
   KVASIR_CHECK(it != sequences_.end());
-  // A copy into a page that nobody will read.
-  std::erase_if(pending_copies_, [&](const kvasir::v1::PageCopy& copy) {
-    return it->second->groups[copy.page_group()].Owns(PageId(copy.to_page()));
-  });
+  // Copies into its pages stay listed: later ones may read them, and whoever
+  // takes such a page writes behind all copies.
   const PrefixRef chain = std::move(it->second->chain);
   sequences_.erase(it);
   // Behind its pages of tokens: tails go with these and not before them.

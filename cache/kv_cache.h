@@ -268,7 +268,8 @@ class KvCache {
   Sequence& AddSequence(SequenceId id);
   Hit FindPrefix(absl::Span<const int32_t> token_ids,
                  const StartOptions& options, int64_t* page_hashes) const;
-  bool HoldsWindow(const Hit& hit, size_t group, int64_t num_hit_pages) const;
+  // The first page that the token behind so many sees.
+  int64_t FirstVisiblePage(size_t group, int64_t num_pages) const;
   void TakePrefix(const Hit& hit, Sequence& out);
 
   int64_t MissingPages(const Sequence& of, size_t group,

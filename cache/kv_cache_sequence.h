@@ -1,7 +1,6 @@
 // The state of one sequence inside KvCache; included by its sources only.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -36,15 +35,6 @@ struct KvCache::GroupState {
     for (const PagePin& page : side_pages) function(page.page());
     for (const PagePin& page : tail_pages) function(page.page());
     if (fork_page) function(fork_page.page());
-  }
-  // The page's only user: what is copied into it, nobody else will read.
-  bool Owns(PageId page) const {
-    for (int64_t i = table.first_live(); i < table.num_entries(); ++i) {
-      if (table.page(i) == page) return true;
-    }
-    return std::any_of(
-        side_pages.begin(), side_pages.end(),
-        [page](const PagePin& side) { return side.page() == page; });
   }
   // References that ForEachPage visits.
   int64_t num_references() const {

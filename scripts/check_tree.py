@@ -1,8 +1,8 @@
 """Checks of the tree that need no compiler.
 
 - an #include stays within the layer law of cmake/kvasir.cmake;
-- every *_test.cc is named, uncommented, in the CMakeLists.txt of its folder or of
-  one above it;
+- every *_test.cc and test_*.py is named, uncommented, in the CMakeLists.txt of its
+  folder or of one above it;
 - no folder has more than 40 files of its own: more are two rooms;
 - headers open with #pragma once;
 - texts of docs/*.svg cross no edge of a box, nor of the picture;
@@ -40,14 +40,16 @@ def layer_law():
 
 
 def registered(test):
-    """Named outright, or by its stem among the OPS of a room of kernels."""
+    """Named outright (process tests without their folder), or by its stem among the
+    OPS of a room of kernels."""
     stem = re.escape(test.name.removesuffix("_test.cc"))
     for folder in test.relative_to(ROOT).parents:
         lists = ROOT / folder / "CMakeLists.txt"
         if not lists.exists():
             continue
         live = re.sub(r"#.*", "", lists.read_text())
-        named = re.escape(str(test.relative_to(lists.parent)))
+        named = re.escape(
+            test.name if test.suffix == ".py" else str(test.relative_to(lists.parent)))
         if re.search(rf"(?<![\w/]){named}", live) or (
             lists.parent == test.parent and re.search(rf"\bOPS [\w\s]*\b{stem}\b", live)
         ):
@@ -136,12 +138,12 @@ def main():
             for included in re.findall(r'^#include "([a-z]+)/', text, re.MULTILINE):
                 if folder in law and included in law and included not in law[folder]:
                     problems.append(f"{name}: {folder}/ may not include {included}/")
-        if path.name.endswith("_test.cc"):
+        if path.name.endswith("_test.cc") or path.match("test_*.py"):
             if not registered(path):
                 problems.append(f"{name}: not registered in a CMakeLists.txt")
         if path.suffix == ".svg":
             problems += [f"{name}: {problem}" for problem in crossing_texts(path.read_text())]
-        if folder in ("scripts", ".ci") and path.suffix == "":
+        if folder in ("scripts", "models", ".ci") and path.suffix == "":
             done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
             if done.returncode:
                 problems.append(f"{name}: {done.stderr.strip()}")

@@ -100,7 +100,7 @@ class SequenceObserver : public LayerObserver {
   at::Tensor value_;        // [T, Hkv * D]
 };
 
-// Leaves of no gradient of their own: what a layer's way back passes.
+// Keys and values as the layer goes on with them: its way back passes them.
 struct KeyValueObserver : public LayerObserver {
   void OnKey(int64_t, const at::Tensor& seen) override { key = seen; }
   void OnValue(int64_t, const at::Tensor& seen) override { value = seen; }

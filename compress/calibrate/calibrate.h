@@ -77,15 +77,14 @@ absl::StatusOr<std::string> CalibrationId(const model::Checkpoint& checkpoint,
 // with more parts; else goes on with a state kept there, or begins. The same
 // tokens give the same numbers and id whatever the threads (up to the BLAS's
 // rounding where a micro-batch has fewer sequences than there are threads, and
-// a GPU's own),
-// however often it was stopped, and whatever the cache holds.
+// a GPU's own), however often it was stopped, and whatever the cache holds.
 // The labels of information are drawn by counters of sequence, position and
 // draw. With information of one domain it says so.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
-//   tokens; InvalidArgument for weights that give numbers
-//   that are not finite, naming the layer; what reading the model says, or a
-//   file of the cache that is there and cannot be read; a state that cannot be
-//   saved when stopped (on the way that is a message).
+//   tokens, and for weights that give numbers that are not finite, naming the
+//   layer; what reading the model says, or a file of the cache that is there
+//   and cannot be read; a state that cannot be saved when stopped (on the way
+//   that is a message).
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,

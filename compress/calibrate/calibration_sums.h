@@ -82,14 +82,14 @@ void AddInformation(const SequenceInformation& information, int64_t domain,
 // A calibration under way.
 struct CalibrationState {
   std::vector<LayerSums> layers;
-  // Of the sequences' next tokens, summed; Fisher only.
+  // Of the sequences' next tokens, summed; with gradients only.
   double loss_sum = 0.0;
-  // Where it stands: sequences of `layer` that are done. With Fisher all
+  // Where it stands: sequences of `layer` that are done. With gradients all
   // layers of a sequence are done together and `layer` stays 0.
   int64_t layer = 0;
   int64_t sequence = 0;
-  // Without Fisher, [N, T, M] float32: inputs of the layer, or of the next one
-  // for the sequences that are done.
+  // Without gradients, [N, T, M] float32: inputs of the layer, or of the next
+  // one for the sequences that are done.
   at::Tensor hidden;
 };
 

@@ -60,6 +60,7 @@ STUBS = {
     "scripts/build": "#!/bin/sh\n",
     "build/release/kvasir": "#!/bin/sh\nprintf '%s\\n' \"$@\"\n",
     "models/fetch": "#!/bin/sh\n[ $1 = --list ] && echo 'known  a model' || echo fetch $1\n",
+    "models/recommend": "#!/bin/sh\n[ $1 = --folder ] && echo $2-recommended || echo recommend $1\n",
 }
 
 
@@ -92,6 +93,27 @@ def test_serve_serves_the_compressed_model_unless_told_which(serve):
     for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
         assert serve(*flags) == ["serve", *flags]
     assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
+
+
+def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
+    name, folder = ["--served-model-name", "known"], "known-recommended"
+    for flags in ["--plan", "recommended", "--model", "known"], ["--model=known", "--plan=recommended"]:
+        model = ["--model", folder] if "--model" in flags else [f"--model={folder}"]
+        assert serve(*flags, "--threads", "2") == [
+            "recommend known", "serve", *model, "--threads", "2", *name]
+    assert serve("--plan", "recommended", KVASIR_MODEL="known") == ["recommend known", "serve", *name]
+    mine = ["--served-model-name=mine"]
+    assert serve("--plan=recommended", *mine, KVASIR_MODEL="known")[1:] == ["serve", *mine]
+    for flags, why in [
+            (["--plan", "recommended"], "the built-in one has a plan"),
+            (["--plan", "recommended", "--model", "DIR"], "is for models that models/fetch gets"),
+            (["--model", "known", "--plan"], "--plan nothing: want recommended"),
+            (["--model", "known", "--plan=best"], "--plan best: want recommended"),
+            (["--model", "known", "--plan=recommended", "--kv-dtype", "bf16"], "without --kv-plan")]:
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            serve(*flags)
+        assert refused.value.returncode == 2 and why in refused.value.stderr
+        assert refused.value.stdout == ""
 
 
 def test_serve_fetches_a_known_model_first(serve, tmp_path):

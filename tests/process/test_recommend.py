@@ -1,0 +1,130 @@
+"""models/recommend: what it leaves beside the model, whatever happens on the way."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from kvasir_process import BINARY, ROOT, TINY, run
+
+# In place of kvasir-compress.
+COMPRESS = """#!/usr/bin/env python3
+import os, pathlib, sys
+assert not [name for name in os.environ if name.startswith("KVASIR_")]
+folder = pathlib.Path(sys.argv[-1])
+folder.mkdir()
+(folder / "arguments").write_text(" ".join(sys.argv[1:]))
+"""
+
+
+class Tree:
+    """models/recommend of a tree and a cache of its own, whose smollm2 is another model."""
+
+    def __init__(self, root):
+        self.root = root
+        self.models = root / "cache/kvasir/models"
+        self.compress = root / "build/release/kvasir-compress"
+        for name, text in {
+                "models/fetch": "#!/bin/sh\necho fetch $1\n", "scripts/setup": "#!/bin/sh\n",
+                "scripts/build": "#!/bin/sh\n", "build/release/kvasir-compress": COMPRESS,
+                "models/recommend": (ROOT / "models/recommend").read_text()}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+            (root / name).chmod(0o755)
+        shutil.copytree(TINY, self.models / "smollm2")
+        (self.models / "smollm2/fetched.txt").write_text("a wheel\n")
+        self.environment = {**os.environ, "XDG_CACHE_HOME": str(root / "cache"),
+                            "KVASIR_TEXT": "the server's"}
+
+    def recommended(self, options):
+        script = self.root / "models/recommend"
+        text, count = re.subn(r"options=\(.*\)", f"options=({options})", script.read_text())
+        assert count == 1
+        script.write_text(text)
+
+    def start(self, *names):
+        return subprocess.Popen([self.root / "models/recommend", *names], env=self.environment,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)
+
+    def recommend(self, *names):
+        process = self.start(*(names or ["smollm2"]))
+        out, error = process.communicate(timeout=300)
+        return process.returncode, out, error
+
+    def folder(self):
+        return self.models / self.recommend("--folder", "smollm2")[1].strip()
+
+    def left(self):
+        return sorted(path.name for path in self.models.iterdir() if path.name != ".recommend.lock")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+def test_it_is_made_once_and_told_before(tree):
+    folder = tree.folder()
+    code, out, error = tree.recommend()
+    assert code == 0, error
+    for told in ("fetch smollm2", "minutes on two free cores", "GB of memory",
+                 "scripts/setup compress installs it", str(folder)):
+        assert told in out
+    assert tree.left() == ["smollm2", folder.name]
+    assert " --kv-bytes-per-token " in (folder / "arguments").read_text()
+
+    # Again: there is nothing to do.
+    tree.compress.unlink()
+    code, out, _ = tree.recommend()
+    assert code == 0 and out.splitlines()[1:] == [
+        f"models/recommend: smollm2 with its recommended plan is in {folder}"]
+
+
+def test_other_options_and_another_model_are_another_folder(tree):
+    folders = {tree.folder()}
+    tree.recommended("--method palu --keep 0.5")
+    folders.add(tree.folder())
+    (tree.models / "smollm2/fetched.txt").write_text("a newer wheel\n")
+    folders.add(tree.folder())
+    assert len(folders) == 3
+
+
+def test_what_cannot_be_done_says_why_and_leaves_nothing(tree):
+    code, _, error = tree.recommend("tiny")
+    assert code == 2 and "nothing is recommended for 'tiny'" in error
+    tree.compress.write_text("#!/bin/sh\nexit 1\n")
+    code, out, _ = tree.recommend()
+    assert code == 1 and "is in" not in out
+    (tree.root / "scripts/build").write_text("#!/bin/sh\necho no target; exit 1\n")
+    code, _, error = tree.recommend()
+    assert code == 1 and "where libtorch is missing, scripts/setup compress installs it" in error
+    shutil.rmtree(tree.models / "smollm2")
+    code, _, error = tree.recommend("--folder", "smollm2")
+    assert code == 1 and "run models/fetch smollm2" in error
+
+
+def test_a_model_is_calibrated_planned_and_ready_to_be_served(tree):
+    shutil.copy(BINARY.with_name("kvasir-compress"), tree.compress)
+    tree.recommended("--method auto --kv-bytes-per-token 900 --windows 0 "
+                     "--calibration-tokens 2048 --sequence-tokens 64")
+    process = tree.start("smollm2")
+    while "; memory up to " not in process.stderr.readline():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0 and tree.left() == ["smollm2"]
+
+    # The calibration goes on, or was at its end.
+    code, out, error = tree.recommend()
+    assert code == 0, error
+    assert "going on where the last run was stopped" in error or "from the cache" in error
+    folder = tree.folder()
+    assert tree.left() == ["smollm2", folder.name]
+    assert (folder / "tokenizer.json").is_symlink()  # not copied
+    told = json.loads(run("inspect", folder, "--json").stdout)
+    assert told["kv_bytes_per_token"] <= 900
