@@ -312,16 +312,24 @@ class RandomRun {
     }
   }
 
+  // At times a fork is forked before it runs, and goes before its own child.
   void Fork() {
-    const int64_t parent = AnyLive();
+    const int64_t child = ForkOf(AnyLive());
+    if (child < 0 || Below(2) == 0) return;
+    if (ForkOf(child) >= 0 && Below(2) == 0) End(child, &KvCache::Release);
+  }
+
+  // The child; -1: none now.
+  int64_t ForkOf(int64_t parent) {
     if (cache_.reserved_tokens(SequenceId(parent)) != 0 ||
         !cache_.can_fork(SequenceId(parent))) {
-      return;
+      return -1;
     }
     const int64_t child = next_id_++;
     cache_.Fork(SequenceId(parent), SequenceId(child));
     live_[child] = live_[parent];
     EXPECT_EQ(cache_.logical_tokens(SequenceId(child)), live_[child].committed);
+    return child;
   }
 
   void End(int64_t id, void (KvCache::*how)(SequenceId)) {
