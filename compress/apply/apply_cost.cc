@@ -74,8 +74,8 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
     cost.factor_operations += operations;
   }
   if (RangeCollector::IsNeeded(plan) && sample != nullptr) {
-    const int64_t tokens =
-        RangeCollector::SequencesFor(plan, *sample, {}) * sample->sequence_tokens;
+    const int64_t tokens = RangeCollector::SequencesFor(plan, *sample, {}) *
+                           sample->sequence_tokens;
     cost.hidden_bytes = tokens * m * kFloatBytes;
     const double weights = static_cast<double>(
         m * (2 * (2 * q + 2 * kv) +
