@@ -116,7 +116,7 @@ def test_a_model_is_calibrated_planned_and_ready_to_be_served(tree):
     while "; memory up to " not in process.stderr.readline():
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode != 0 and tree.left() == ["smollm2"]
 
     # The calibration goes on, or was at its end.
