@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "cache/layout.h"
 #include "compress/methods/low_rank_plan.h"
@@ -140,6 +141,15 @@ class Planner {
     }
     if (options().windows.empty()) {
       return absl::InvalidArgumentError("the method auto wants a window, or 0");
+    }
+    const int64_t least =
+        *std::min_element(options().windows.begin(), options().windows.end());
+    if (least >= options().target_length) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("windows of ", least,
+                       " exact tokens and more leave no codes in a "
+                       "target length of ",
+                       options().target_length, " tokens"));
     }
     if (!request_.calibration->has_information()) {
       return absl::FailedPreconditionError(
@@ -294,8 +304,14 @@ class Planner {
   int64_t GrainsInSight() const {
     if (!options().kv_bytes_per_token) return MostGrains();
     // A little more, to say what more bytes would give.
-    return static_cast<int64_t>(std::ceil(1.5 * *options().kv_bytes_per_token /
-                                          static_cast<double>(grain_bytes_)));
+    return GrainsOf(1.5 * *options().kv_bytes_per_token);
+  }
+
+  // As many as these bytes hold, or as can be spent.
+  int64_t GrainsOf(double bytes) const {
+    return static_cast<int64_t>(
+        std::min(bytes / static_cast<double>(grain_bytes_),
+                 static_cast<double>(MostGrains())));
   }
 
   double Predicted(double loss, int64_t window) const {
@@ -345,7 +361,8 @@ class Planner {
             ? absl::StrCat("--kappa ", NumberText(kappa_.median), " ")
             : "",
         "--speed ", PlanSpeedName(o.speed), " --target-length ",
-        o.target_length, " --tp ", request_.tp);
+        o.target_length, " --windows ", absl::StrJoin(o.windows, ","),
+        " --exact-sinks ", o.exact_sinks, " --tp ", request_.tp);
   }
 
   // Bytes of a plan by the calculator of pages.
@@ -414,7 +431,7 @@ class Planner {
                                                       int64_t window,
                                                       double budget) const {
     const auto grain = static_cast<double>(grain_bytes_);
-    auto grains = static_cast<int64_t>(std::floor(budget / grain));
+    int64_t grains = GrainsOf(budget);
     for (int attempt = 0; attempt < 16; ++attempt) {
       const int64_t least = spending.all().least_grains();
       if (least < 0 || grains < least) return std::nullopt;
@@ -505,9 +522,8 @@ class Planner {
         }
         if (fast && high - low < 0.05 * high) break;
       }
-      if (fast) {
-        KVASIR_ASSIGN_OR_RETURN(best, at_price(high));
-      }
+      // The curve is drawn at the price of what is chosen.
+      KVASIR_ASSIGN_OR_RETURN(best, at_price(fast ? high : 0.0));
     }
     best_ = std::move(best->plan);
     spent_ = std::move(best->spent);

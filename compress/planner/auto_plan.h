@@ -102,7 +102,7 @@ struct AutoPrediction {
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
   std::vector<CurvePoint> curve;  // at the chosen window, rising bytes
-  std::vector<DomainLoss> domains;
+  std::vector<DomainLoss> domains;  // that have rows enough; none if alone
 };
 
 struct AutoPlan {

@@ -216,6 +216,26 @@ TEST_F(AutoPlanTest, BelowWhatIsPossibleIsRefusedWithWhatIs) {
   EXPECT_FALSE(Plan(options).ok());
 }
 
+TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesAreNoOverflow) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 1e20;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan all, Plan(options));
+  options.kv_bytes_per_token = 4096;  // 32 bytes a number
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan many, Plan(options));
+  EXPECT_EQ(all.prediction.bytes, many.prediction.bytes);
+}
+
+TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetAreRefusedAsThat) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  options.windows = {64, 128};
+  options.target_length = 64;
+  EXPECT_THAT(Plan(options).status(),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("windows of 64 exact tokens and more "
+                                       "leave no codes in a target length")));
+}
+
 TEST_F(AutoPlanTest, FitForTheCpuRebuildsNoKeyAndIsAsFastAsADenseCache) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
@@ -285,6 +305,20 @@ TEST_F(AutoPlanTest, ADomainUnlikeTheOthersIsSeenByItsRatio) {
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
+}
+
+// What is not measured is no loss of 0.
+TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
+  for (LayerCalibration& layer : calibration_.layers) {
+    layer.sample_domains = at::zeros_like(layer.sample_domains);
+    layer.sample_domains[0] = 1;
+  }
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+  EXPECT_THAT(made.prediction.domains, ::testing::IsEmpty());
+  EXPECT_EQ(made.prediction.low, made.prediction.kl);
+  EXPECT_EQ(made.prediction.high, made.prediction.kl);
 }
 
 TEST_F(AutoPlanTest, HeadsThatTurnInPartAreRefusedByTheirDims) {

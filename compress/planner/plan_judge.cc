@@ -186,6 +186,10 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
     prediction.held_out_loss_ratio = held_out / fitted;
     prediction.clamp_rate = clamped / codes;
   }
+  // Those of too few rows, or alone: nothing is known of them.
+  std::erase_if(prediction.domains, [](const DomainLoss& domain) {
+    return domain.predicted == 0 || domain.left_out == 0;
+  });
   prediction.low = prediction.kl;
   prediction.high = prediction.kl;
   for (const DomainLoss& domain : prediction.domains) {
