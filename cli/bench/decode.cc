@@ -208,10 +208,10 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
       ->check(CLI::Range(1, 1000));
   AddSwitch(command, "--breakdown", flags->breakdown,
             "shares of a step of the larger batch by its parts");
-  AddFlag(
-      command, "--plan", flags->plans,
-      "compare the dense cache of the shape with these: kv_plan.json files, "
-      "or names of `kvasir bench attention --help`")
+  AddFlag(command, "--plan", flags->plans,
+          "compare the dense cache of the shape with these: kv_plan.json files "
+          "(of another shape: the same histogram of bits), or names of `kvasir "
+          "bench attention --help`")
       ->delimiter(',');
   AddModelFlag(command, "--baseline", flags->baseline,
                "compare --model with this checkpoint");
@@ -225,7 +225,11 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
   command->footer(
       "With --plan or --baseline the rows are caches: tokens_per_second,\n"
       "bytes_per_step (weights by the stream's counter, cache by its layout),\n"
-      "speedup_over_dense and bytes_ratio (the dense cache's over its own).\n"
+      "speedup_over_dense and bytes_ratio (the dense cache's over its own),\n"
+      "attention_speedup and attention_floor_ratio (attention and lifts "
+      "alone:\n"
+      "over the dense cache's time, and time over the larger of the floors of\n"
+      "its bytes and operations).\n"
       "The breakdown's parts are those of a step: projections, rotation,\n"
       "append, lifts (what a compressed cache adds around attention),\n"
       "attention, output, mlp, norms, sum (over ranks), head, sampling, rest.");

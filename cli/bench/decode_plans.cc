@@ -10,11 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "bench/floors.h"
 #include "cli/bench/decode.h"
 #include "cli/bench/plans.h"
 #include "cli/progress.h"
 #include "model/shapes/shape_config.h"
 #include "plan/presets.h"
+#include "worker/program/attention_flops.h"
 
 namespace kvasir::cli {
 namespace {
@@ -76,20 +78,43 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
   return engine;
 }
 
+// Over the cache, lifts of queries and of sums included.
+double AttentionSeconds(const DecodeSample& sample) {
+  return worker::SecondsOf(sample.parts, worker::StepPart::kAttention) +
+         worker::SecondsOf(sample.parts, worker::StepPart::kLifts);
+}
+
 // Samples of one candidate, those of the dense cache beside them.
 struct Samples {
   std::vector<double> seconds;
   std::vector<double> dense_seconds;
+  bench::FloorSamples attention;  // of all steps
+  double flops_per_slot = 0;
   DecodeSample last;
   worker::CpuStepProfile::Seconds parts = {};
 
-  void Add(const DecodeSample& own, const DecodeSample& dense) {
+  void Add(const DecodeSample& own, const DecodeSample& dense,
+           const bench::Ceilings& most) {
     seconds.push_back(own.seconds);
     dense_seconds.push_back(dense.seconds);
+    attention.Add(AttentionSeconds(own), AttentionSeconds(dense), most);
     last = own;
     AddParts(own, &parts);
   }
 };
+
+// Of scores and sums over one slot of all layers.
+double FlopsPerSlotOf(BenchEngine* engine) {
+  const plan::ResolvedPlan& plan = engine->model().rank().plan();
+  double flops = 0;
+  for (int64_t l = 0; l < plan.shape.num_layers(); ++l) {
+    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+      const worker::SideFlops of = worker::FlopsPerSlot(plan, l, side);
+      flops += static_cast<double>(of.attention + of.reconstruction);
+    }
+  }
+  return flops;
+}
 
 // Steps over the dense cache and steps over another.
 struct SamplePair {
@@ -121,6 +146,12 @@ nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
   const bench::PairedRatio speedup =
       RatioOf(samples.dense_seconds, samples.seconds);
   const DecodeSample& last = samples.last;
+  const bench::PairedRatio attention =
+      RatioOf(samples.attention.baseline_seconds, samples.attention.seconds);
+  const double slots = steps * static_cast<double>(flags.batch) *
+                       static_cast<double>(flags.context);
+  const bench::LaunchCost cost = {last.cache_bytes,
+                                  slots * samples.flops_per_slot};
   nlohmann::ordered_json row{
       {"plan", name},
       {"batch", flags.batch},
@@ -134,7 +165,16 @@ nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
       {"bytes_ratio", dense_bytes / last.bytes()},
       {"speedup_over_dense", speedup.median},
       {"speedup_spread", speedup.spread},
-      {"undecided", speedup.undecided()}};
+      {"undecided", speedup.undecided()},
+      {"attention_ms", Quantile(samples.attention.seconds, 0.5) / steps * 1e3},
+      {"attention_flops_per_step", cost.flops / steps},
+      {"attention_bound",
+       bench::IsComputeBound(samples.attention, cost) ? "flops" : "bytes"},
+      {"attention_floor_ratio",
+       bench::FloorRatio(samples.attention, cost).median},
+      {"attention_speedup", attention.median},
+      {"attention_spread", attention.spread},
+      {"attention_undecided", attention.undecided()}};
   if (flags.breakdown) row["breakdown"] = BreakdownOf(samples.parts);
   return row;
 }
@@ -186,6 +226,7 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
       MachineCeilings::Create(dense->pool(), flags.bench.quick));
   BenchReport report({});
   Samples own_dense;
+  own_dense.flops_per_slot = FlopsPerSlotOf(dense.get());
   std::vector<std::pair<std::string, Samples>> measured;
   for (size_t c = 1; c < candidates.size(); ++c) {
     KVASIR_ASSIGN_OR_RETURN(const auto engine,
@@ -193,16 +234,17 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
     // Every candidate meets the same lengths.
     KVASIR_RETURN_IF_ERROR(dense->Restart(flags.batch, flags.context));
     Samples samples;
+    samples.flops_per_slot = FlopsPerSlotOf(engine.get());
     Progress progress(candidates[c].name, BenchPairs(flags.bench), "pairs",
                       true);
     for (int pair = -1; pair < BenchPairs(flags.bench); ++pair) {
-      ceilings.MeasureBytesPerSecond();
+      const bench::Ceilings most = ceilings.Measure();
       KVASIR_ASSIGN_OR_RETURN(const SamplePair both,
                               SampleBoth(flags, dense.get(), engine.get(),
                                          /*own_first=*/pair % 2 != 0));
       if (pair < 0) continue;
-      samples.Add(both.own, both.dense);
-      own_dense.Add(both.dense, both.dense);
+      samples.Add(both.own, both.dense, most);
+      own_dense.Add(both.dense, both.dense, most);
       progress.Update(pair + 1);
     }
     measured.emplace_back(candidates[c].name, std::move(samples));
@@ -221,6 +263,10 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
     report.AddRatio(absl::StrCat(name, "_speedup"),
                     RatioOf(samples.dense_seconds, samples.seconds),
                     std::nullopt, "tokens/s over the dense cache's");
+    report.AddRatio(
+        absl::StrCat(name, "_attention_speedup"),
+        RatioOf(samples.attention.baseline_seconds, samples.attention.seconds),
+        std::nullopt, "of attention and lifts alone");
   }
   return report;
 }

@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
+#include "cli/bench/spread_plan.h"
 #include "cli/model_source.h"
 #include "model/shapes/attention_shape.h"
 #include "plan/plan.h"
@@ -15,7 +16,9 @@ absl::StatusOr<kvasir::v1::KvPlan> PlanNamed(const std::string& name,
     return plan::MakePresetPlan(name, model::AttentionShapeOf(spec));
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
                           ReadTextFile(name, plan::kMaxPlanJsonBytes));
-  return plan::ParsePlanJson(text, name);
+  KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::KvPlan plan,
+                          plan::ParsePlanJson(text, name));
+  return SpreadPlan(plan, model::AttentionShapeOf(spec));
 }
 
 }  // namespace kvasir::cli

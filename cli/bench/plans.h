@@ -9,7 +9,8 @@
 
 namespace kvasir::cli {
 
-// `name` is a file if it ends in .json, else one of plan::PlanPresets. Errors
+// `name` is a file if it ends in .json, else one of plan::PlanPresets. A file's
+// plan of another shape is spread over this one (spread_plan.h). Errors
 // name it.
 absl::StatusOr<kvasir::v1::KvPlan> PlanNamed(const std::string& name,
                                              const model::DecoderSpec& spec);

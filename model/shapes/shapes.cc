@@ -22,6 +22,7 @@ ModelShape Llama32() {
   shape.llama3_rope_factor = 32.0;
   return shape;
 }
+ModelShape SmolLm2() { return {.rope_theta = 100000.0}; }
 ModelShape Mistral() {
   return {.family = Family::kMistral, .sliding_window = 4096};
 }
@@ -62,6 +63,8 @@ struct Row {
 };
 constexpr Row kRows[] = {
     {"kvasir-tiny", KvasirTiny, 6, 256, 640, 16, 8, 32, 4096, 1024,
+     Head::kTied},
+    {"smollm2-135m", SmolLm2, 30, 576, 1536, 9, 3, 64, 49152, 8192,
      Head::kTied},
     {"tinyllama-1.1b", Llama2, 22, 2048, 5632, 32, 4, 64, 32000, 2048},
     {"llama-2-7b", Llama2, 32, 4096, 11008, 32, 32, 128, 32000, 4096},

@@ -21,6 +21,7 @@ TEST(ShapesTest, HaveThePublishedSizes) {
   const auto count = [](const char* name) {
     return CountParameters(*FindShape(name));
   };
+  EXPECT_EQ(count("smollm2-135m"), 134'515'008);
   EXPECT_EQ(count("tinyllama-1.1b"), 1'100'048'384);
   EXPECT_EQ(count("llama-2-7b"), 6'738'415'616);
   EXPECT_EQ(count("llama-2-13b"), 13'015'864'320);

@@ -1,0 +1,110 @@
+#include "cli/bench/spread_plan.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "cache/layout.h"
+#include "plan/plan.h"
+
+namespace kvasir::cli {
+namespace {
+
+using ::kvasir::base::StatusIs;
+
+// Two layers of three heads of 16 dims.
+constexpr char kKey[] = R"({"parts": [{"rope_low_rank": {"groups": [
+    {"heads": [0], "pairs": [1, 0, 2, 3, 4, 5, 6, 7],
+     "rank_per_pair": [1, 1, 1, 1, 1, 1, 1, 1]},
+    {"heads": [1], "pairs": [2, 0, 1, 3, 4, 5, 6, 7],
+     "rank_per_pair": [1, 1, 1, 1, 1, 1, 1, 1]},
+    {"heads": [2], "pairs": [3, 0, 1, 2, 4, 5, 6, 7],
+     "rank_per_pair": [1, 1, 1, 1, 1, 1, 1, 1]}]},
+  "uses": [{"at_runtime": {}}], "stored": "POST_ROPE",
+  "codec": {"bits": {"runs": [{"channels": 8, "bits": 5},
+                              {"channels": 8, "bits": 2}]},
+            "channel_static": {}, "none": {}}}]})";
+std::string ValuesOf(const std::string& groups, const std::string& runs) {
+  return absl::StrCat(R"({"parts": [{"low_rank": {"groups": [)", groups,
+                      R"(]}, "uses": [{"at_runtime": {}}],
+      "stored": "NO_ROPE", "codec": {"bits": {"runs": [)",
+                      runs, R"(]}, "channel_static": {}, "none": {}}}]})");
+}
+kvasir::v1::KvPlan PlanWith(const std::string& first,
+                            const std::string& second) {
+  const auto layer = [](const std::string& values) {
+    return absl::StrCat(R"({"key": )", kKey, R"(, "value": )", values,
+                        R"(, "exact_sinks": 4})");
+  };
+  const std::string text =
+      absl::StrCat(R"({"schema_version": 1, "layers": [)", layer(first), ", ",
+                   layer(second), "]}");
+  return plan::ParsePlanJson(text, "test").value();
+}
+const std::string kAllHeads =
+    ValuesOf(R"({"heads": [0, 1, 2], "rank": 48})",
+             R"({"channels": 8, "bits": 6}, {"channels": 24, "bits": 3},
+                {"channels": 16})");
+const std::string kPerHead = ValuesOf(
+    R"({"heads": [0], "rank": 16}, {"heads": [1], "rank": 16},
+       {"heads": [2], "rank": 16})",
+    R"({"channels": 8, "bits": 4}, {"channels": 8, "bits": 3})");
+
+plan::AttentionShape ShapeOf(int64_t layers, int64_t heads) {
+  plan::AttentionShape shape;
+  shape.num_kv_heads = heads;
+  shape.num_heads = 2 * heads;
+  shape.head_dim = 16;
+  shape.rotary_dim = 16;
+  shape.hidden_size = 64;
+  shape.layers.resize(static_cast<size_t>(layers));
+  return shape;
+}
+
+TEST(SpreadPlanTest, ItsOwnShapeKeepsAPlanAsItIs) {
+  const auto plan = PlanWith(kAllHeads, kPerHead);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread,
+                              SpreadPlan(plan, ShapeOf(2, 3)));
+  EXPECT_EQ(spread.SerializeAsString(), plan.SerializeAsString());
+}
+
+TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
+  const auto plan = PlanWith(kAllHeads, kPerHead);
+  const plan::AttentionShape shape = ShapeOf(4, 6);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread, SpreadPlan(plan, shape));
+  ASSERT_EQ(spread.layers_size(), 4);
+  const auto& all = spread.layers(1).value().parts(0);
+  ASSERT_EQ(all.low_rank().groups_size(), 1);
+  EXPECT_EQ(all.low_rank().groups(0).heads_size(), 6);
+  EXPECT_EQ(all.low_rank().groups(0).rank(), 96);
+  EXPECT_EQ(all.codec().bits().runs(0).channels(), 16);
+  EXPECT_EQ(all.codec().bits().runs(1).channels(), 48);
+  EXPECT_EQ(all.codec().bits().runs(2).channels(), 32);
+  const auto& own = spread.layers(2).value().parts(0);
+  ASSERT_EQ(own.low_rank().groups_size(), 6);
+  EXPECT_EQ(own.low_rank().groups(5).heads(0), 5);
+  EXPECT_EQ(own.codec().bits().runs(0).channels(), 8);
+  // Four times as many heads in all: as many bytes of each as before.
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto before,
+      cache::PageLayout::Create(plan, ShapeOf(2, 3), {.page_tokens = 64}));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const auto after,
+      cache::PageLayout::Create(spread, shape, {.page_tokens = 64}));
+  for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+    EXPECT_EQ(after.PayloadBytesPerToken(1, side),
+              2 * before.PayloadBytesPerToken(0, side));
+  }
+}
+
+TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
+  const std::string some =
+      ValuesOf(R"({"heads": [0], "rank": 16}, {"heads": [1, 2], "rank": 16})",
+               R"({"channels": 16, "bits": 4})");
+  EXPECT_THAT(SpreadPlan(PlanWith(some, some), ShapeOf(2, 4)),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       testing::HasSubstr("of one head or of all")));
+}
+
+}  // namespace
+}  // namespace kvasir::cli
