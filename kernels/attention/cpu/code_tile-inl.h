@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/attention/grid/attention_grid.h"
 #include "kernels/latents/code_pack.h"
 #include "kernels/simd/ahead_lines.h"
 #include "kernels/simd/codes-inl.h"
@@ -47,16 +48,16 @@ inline const float* LevelsOf(const LatentPartArgs& part) {
   return part.num_levels > 0 ? part.levels : nullptr;
 }
 
-// Rows of queries times codes (or bfloat16s, as if they were codes of 16 bits)
-// of 64 slots: c += a b. b is given as words of a slot's bytes, slots side by
-// side [words, 64]; bits are counted from the first word on.
+// Rows of queries times codes of 64 slots: c += a b. b is given as words of the
+// slots' bytes, slots side by side [words, 64].
 struct KeyCodesArgs {
-  int64_t depth;  // channels
-  const uint32_t* low;
-  CodePlace place;  // of the first code
-  const uint32_t* high;
+  // For each plane of codes, where its bits are counted from.
+  const uint32_t* const* planes;
+  const CodePiece* pieces;  // one after the other; their place in the chunk
+  int64_t num_pieces;
+  int64_t first;        // channel of a's first column
   const float* levels;  // that codes stand for; null: for themselves
-  const float* a;       // [rows, depth]
+  const float* a;       // [rows, channels]
   int64_t a_stride;
   float* c;  // [rows, 64]
   int64_t c_stride;
@@ -66,6 +67,19 @@ struct KeyCodesArgs {
 // Whether the tile can take codes and bfloat16s.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
+
+// The same of bfloat16s: two channels in each word.
+struct KeyPairsArgs {
+  int64_t depth;  // channels
+  const uint32_t* words;
+  const float* a;  // [rows, depth]
+  int64_t a_stride;
+  float* c;  // [rows, 64]
+  int64_t c_stride;
+  bool accumulate;
+  AheadLines* ahead;  // asked meanwhile
+};
+void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
 // Rows of weights times codes of slots, where they lie: c += a b.
 struct ValueCodesArgs {
@@ -87,6 +101,26 @@ inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
          place.high_bit % 8 == 0;
 }
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
+
+// Rows of weights times codes of slots by the table of CodeLanes, whatever
+// their bits: c += a b.
+struct ValueLanesArgs {
+  int64_t depth;             // slots
+  const char* const* slots;  // [depth]: each slot's bytes
+  int64_t slot_bytes;        // up to CodeLanes::kMostSlotBytes
+  const CodeLanes* lanes;
+  int64_t num_lanes;  // an even number
+  const float* a;     // [rows, depth], rows 64 apart
+  float* c;           // [rows, columns of all lanes]
+  int64_t c_stride;
+  AheadLines* ahead;  // asked meanwhile
+};
+// Whether there are instructions for it.
+inline constexpr bool kTakesLanes = HWY_TARGET <= HWY_AVX3;
+void RunValueLanes(int64_t rows, const ValueLanesArgs& args);
+// The codes themselves, to rows of `to` `stride` apart; args.a and args.c are
+// not looked at.
+void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 
 // Rows of weights times bfloat16s of slots, where they lie: c += a b.
 struct ValuePairsArgs {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/latents/code_pack.h"
 
@@ -9,6 +10,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/attention/cpu/code_tile-inl.h"
+#include "kernels/attention/cpu/tile_sums-inl.h"
 #include "kernels/simd/codes-inl.h"
 #include "kernels/simd/transpose-inl.h"
 
@@ -39,11 +41,11 @@ class CodeNumbers {
   static constexpr bool kByTable = Code::kBits <= 4;
   explicit CodeNumbers(const float* levels) {
     if constexpr (kByTable) {
+      table_ = LoadFloats(kItself.numbers);
+      if (levels == nullptr) return;
       HWY_ALIGN float numbers[kVecLanes];
       for (int i = 0; i < kVecLanes; ++i) {
-        const int code = i & ((1 << Code::kBits) - 1);
-        numbers[i] =
-            levels != nullptr ? levels[code] : static_cast<float>(code);
+        numbers[i] = levels[i & ((1 << Code::kBits) - 1)];
       }
       table_ = hn::Load(kFloats, numbers);
     }
@@ -57,6 +59,15 @@ class CodeNumbers {
   }
 
  private:
+  struct Table {
+    constexpr Table() {
+      for (int i = 0; i < 16; ++i) {
+        numbers[i] = static_cast<float>(i & ((1 << Code::kBits) - 1));
+      }
+    }
+    float numbers[16] = {};
+  };
+  static constexpr Table kItself = {};
   Vec table_;
 #else
   explicit CodeNumbers(const float* levels) : table_(levels) {}
@@ -84,13 +95,20 @@ class CodeNumbers {
   }
 };
 
-// The lowest kLow bits of a word, and the kHigh above them of another.
-template <int kLow, int kHigh>
+// Bits of `low` where the mask has some, of `high` elsewhere.
+HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
+#if HWY_TARGET <= HWY_AVX3
+  return WordVec{_mm512_ternarylogic_epi32(mask.raw, low.raw, high.raw, 0xca)};
+#else
+  return hn::Or(hn::And(mask, low), hn::AndNot(mask, high));
+#endif
+}
+
+// The lowest kLow bits of a word, and those above them of another: what lies
+// above the code is not looked at.
+template <int kLow>
 HWY_INLINE WordVec WithHighBits(WordVec low, WordVec high) {
-  constexpr uint32_t kLowMask = (1u << kLow) - 1;
-  constexpr uint32_t kHighMask = ((1u << kHigh) - 1) << kLow;
-  return hn::Or(hn::And(low, hn::Set(kWords, kLowMask)),
-                hn::And(high, hn::Set(kWords, kHighMask)));
+  return SelectBits(hn::Set(kWords, (1u << kLow) - 1), low, high);
 }
 
 // Vectors of codes beside each other: few rows have too few accumulators.
@@ -108,168 +126,166 @@ constexpr int LinesOf(int64_t bytes) {
 // Values are asked for every few slots: to ask takes a moment, too.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
-// acc += numbers of each row times codes.
-template <int kRows, int kVecs>
-HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
-                            const Vec (&codes)[kVecs],
-                            Vec (&acc)[kRows][kVecs]) {
-  for (int r = 0; r < kRows; ++r) {
-    const Vec factor = Broadcast(a[r][index]);
-    for (int v = 0; v < kVecs; ++v) {
-      acc[r][v] = Fma(factor, codes[v], acc[r][v]);
-    }
-  }
-}
-
 // ----- Keys: vectors of slots, channel after channel.
 
 inline constexpr int64_t kSlots = 64;
 
-template <int kVecs>
-HWY_INLINE void LoadWords(const uint32_t* from, WordVec (&words)[kVecs]) {
-  for (int v = 0; v < kVecs; ++v) {
-    words[v] = hn::LoadU(kWords, from + v * kVecLanes);
-  }
-}
-
-// The high bits of a word's codes, from `bit` of `words` on, so that those of
-// the first code stand above its kBits low ones.
-template <int kBits, int kHigh, int kVecs>
-HWY_INLINE void LoadHigh(const uint32_t* words, int64_t bit,
-                         WordVec (&high)[kVecs]) {
-  constexpr int kTaken = 32 / kBits * kHigh;
+// kTaken bits of each slot from `bit` of its words on, in the lowest bits.
+template <int kTaken, int kVecs>
+HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
+                         WordVec (&bits)[kVecs]) {
   const uint32_t* from = words + bit / 32 * kSlots;
   const auto shift = static_cast<int>(bit % 32);
-  LoadWords(from, high);
   for (int v = 0; v < kVecs; ++v) {
-    high[v] = hn::ShiftRightSame(high[v], shift);
-    if (shift + kTaken > 32) {
-      const WordVec next = hn::LoadU(kWords, from + kSlots + v * kVecLanes);
-      high[v] = hn::Or(high[v], hn::ShiftLeftSame(next, 32 - shift));
-    }
-    high[v] = hn::RotateRight<32 - kBits>(high[v]);
+    bits[v] = hn::LoadU(kWords, from + v * kVecLanes);
+  }
+  if (shift == 0) return;
+  for (int v = 0; v < kVecs; ++v) bits[v] = hn::ShiftRightSame(bits[v], shift);
+  if (shift + kTaken <= 32) return;
+  for (int v = 0; v < kVecs; ++v) {
+    const WordVec next = hn::LoadU(kWords, from + kSlots + v * kVecLanes);
+    bits[v] = hn::Or(bits[v], hn::ShiftLeftSame(next, 32 - shift));
   }
 }
 
-// The code in the lowest bits of `low`; the next high bits move up.
-template <class Code, int kVecs>
-HWY_INLINE void TakeCodes(const CodeNumbers<Code>& numbers,
-                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
-                          Vec (&codes)[kVecs]) {
+// Codes kIndex .. kCount - 1 of those that begin in the lowest bits of `low`,
+// and, those of the code kIndex above its low ones, of `high`.
+template <class Code, int kCount, int kIndex, int kRows, int kVecs>
+HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
+                         const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
+                         const float* const (&a)[kRows],
+                         Vec (&acc)[kRows][kVecs]) {
   constexpr int kBits = Code::kLowBits;
   constexpr int kHigh = Code::kHighBits;
-  for (int v = 0; v < kVecs; ++v) {
-    if constexpr (kHigh > 0) {
-      codes[v] = numbers(WithHighBits<kBits, kHigh>(low[v], high[v]));
-      high[v] = hn::RotateRight<kHigh>(high[v]);
-    } else {
-      (void)high;
-      codes[v] = numbers(low[v]);
-    }
-  }
-}
-
-// A whole word of codes, from code kIndex on.
-template <class Code, int kRows, int kVecs, int kIndex>
-HWY_INLINE void AddWord(const CodeNumbers<Code>& numbers,
-                        const WordVec (&words)[kVecs], WordVec (&high)[kVecs],
-                        const float* const (&a)[kRows],
-                        Vec (&acc)[kRows][kVecs]) {
-  constexpr int kBits = Code::kLowBits;
-  if constexpr (kIndex * kBits < 32) {
+  if constexpr (kIndex < kCount) {
     Vec codes[kVecs];
-    if constexpr (kBits == 16 && kIndex == 1) {
-      for (int v = 0; v < kVecs; ++v) {
-        codes[v] = hn::BitCast(kFloats,
-                               hn::And(words[v], hn::Set(kWords, 0xffff0000u)));
+    for (int v = 0; v < kVecs; ++v) {
+      WordVec word = low[v];
+      if constexpr (kIndex > 0) {
+        word = hn::ShiftRight<kIndex * kBits>(word);
       }
-    } else {
-      WordVec low[kVecs];
-      for (int v = 0; v < kVecs; ++v) {
-        low[v] = hn::ShiftRight<kIndex * kBits>(words[v]);
+      if constexpr (kHigh > 0) {
+        word = WithHighBits<kBits>(word, high[v]);
+        high[v] = hn::RotateRight<kHigh>(high[v]);
       }
-      TakeCodes<Code, kVecs>(numbers, low, high, codes);
+      codes[v] = numbers(word);
     }
     AddProducts(a, kIndex, codes, acc);
-    AddWord<Code, kRows, kVecs, kIndex + 1>(numbers, words, high, a, acc);
+    AddCodes<Code, kCount, kIndex + 1>(numbers, low, high, a, acc);
   } else {
-    (void)numbers, (void)words, (void)high, (void)a, (void)acc;
+    (void)numbers, (void)low, (void)high, (void)a, (void)acc;
   }
 }
 
-// Whole words of codes.
-template <class Code, int kRows>
-void KeyTile(const KeyCodesArgs& args, int64_t column) {
+// kCount codes of a piece from its code `index` on; `a` points to their
+// columns.
+template <class Code, int kCount, int kRows, int kVecs>
+HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
+                          const CodeNumbers<Code>& numbers, int64_t index,
+                          int64_t column, const float* const (&a)[kRows],
+                          Vec (&acc)[kRows][kVecs]) {
   constexpr int kBits = Code::kLowBits;
   constexpr int kHigh = Code::kHighBits;
-  constexpr int kPerWord = 32 / kBits;
+  WordVec low[kVecs];
+  WordVec high[kVecs];
+  LoadBits<kCount * kBits>(args.planes[PlaneIndex(kBits)] + column,
+                           place.low_bit + index * kBits, low);
+  if constexpr (kHigh > 0) {
+    LoadBits<kCount * kHigh>(args.planes[PlaneIndex(kHigh)] + column,
+                             place.high_bit + index * kHigh, high);
+    for (int v = 0; v < kVecs; ++v) {
+      high[v] = hn::RotateRight<32 - kBits>(high[v]);
+    }
+  }
+  AddCodes<Code, kCount, 0>(numbers, low, high, a, acc);
+}
+
+// Codes that are taken out of a word together: planes begin where a byte does
+// if runs are whole multiples of it.
+template <class Code>
+inline constexpr int kCodesAtOnce = Code::kLowBits == 8 ? 4 : 8;
+
+template <class Code, int kRows, int kVecs>
+HWY_INLINE void AddPiece(const KeyCodesArgs& args, const CodePiece& piece,
+                         int64_t column, Vec (&acc)[kRows][kVecs]) {
+  constexpr int64_t kAtOnce = kCodesAtOnce<Code>;
+  const CodeNumbers<Code> numbers(args.levels);
+  const float* a[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    a[r] = args.a + r * args.a_stride + piece.begin - args.first;
+  }
+  const auto advance = [&a](int64_t count) {
+    for (int r = 0; r < kRows; ++r) a[r] += count;
+  };
+  int64_t i = 0;
+  for (; i + kAtOnce <= piece.width; i += kAtOnce, advance(kAtOnce)) {
+    TakeCodes<Code, kAtOnce>(args, piece.in_chunk, numbers, i, column, a, acc);
+  }
+  for (; i < piece.width; ++i, advance(1)) {
+    TakeCodes<Code, 1>(args, piece.in_chunk, numbers, i, column, a, acc);
+  }
+  // Who brought the words into cache asked for the other half of the lines.
+  args.ahead->Ask(LinesOf(piece.width * Code::kBits * kVecs * kVecLanes / 16));
+}
+
+// All pieces, one after the other, with sums in registers.
+template <int kRows, bool kByLevel>
+void KeyTile(const KeyCodesArgs& args, int64_t column) {
+  constexpr int kVecs = kVecsOf<kRows>;
+  Vec acc[kRows][kVecs];
+  LoadSums(args.c + column, args.c_stride, args.accumulate, acc);
+  for (int64_t p = 0; p < args.num_pieces; ++p) {
+    const CodePiece& piece = args.pieces[p];
+    switch (piece.place.bits()) {
+      case 8:
+        AddPiece<CodeKind<8, 0>>(args, piece, column, acc);
+        break;
+      case 6:
+        AddPiece<CodeKind<4, 2>>(args, piece, column, acc);
+        break;
+      case 5:
+        AddPiece<CodeKind<4, 1>>(args, piece, column, acc);
+        break;
+      case 4:
+        AddPiece<CodeKind<4, 0, kByLevel>>(args, piece, column, acc);
+        break;
+      case 3:
+        AddPiece<CodeKind<2, 1, kByLevel>>(args, piece, column, acc);
+        break;
+      case 2:
+        AddPiece<CodeKind<2, 0, kByLevel>>(args, piece, column, acc);
+        break;
+      default:
+        AddPiece<CodeKind<1, 0, kByLevel>>(args, piece, column, acc);
+    }
+  }
+  StoreSums(acc, args.c + column, args.c_stride);
+}
+
+template <int kRows>
+void KeyPairsTile(const KeyPairsArgs& args, int64_t column) {
   constexpr int kVecs = kVecsOf<kRows>;
   // Who brought the words into cache asked for the other half.
   constexpr int kLinesPerWord = LinesOf(4 * kVecs * kVecLanes / 2);
-  const CodeNumbers<Code> numbers(args.levels);
-  float* const c = args.c + column;
-  const float* a[kRows];
   Vec acc[kRows][kVecs];
-  for (int r = 0; r < kRows; ++r) {
-    a[r] = args.a + r * args.a_stride;
+  LoadSums(args.c + column, args.c_stride, args.accumulate, acc);
+  const uint32_t* words = args.words + column;
+  const WordVec high_half = hn::Set(kWords, 0xffff0000u);
+  for (int64_t i = 0; i < args.depth; i += 2, words += kSlots) {
+    const float* a[kRows];
+    for (int r = 0; r < kRows; ++r) a[r] = args.a + r * args.a_stride + i;
+    Vec low[kVecs];
+    Vec high[kVecs];
     for (int v = 0; v < kVecs; ++v) {
-      acc[r][v] = args.accumulate
-                      ? LoadFloats(c + r * args.c_stride + v * kVecLanes)
-                      : hn::Zero(kFloats);
+      const WordVec pairs = hn::LoadU(kWords, words + v * kVecLanes);
+      low[v] = hn::BitCast(kFloats, hn::ShiftLeft<16>(pairs));
+      high[v] = hn::BitCast(kFloats, hn::And(pairs, high_half));
     }
-  }
-  const uint32_t* low = args.low + args.place.low_bit / 32 * kSlots + column;
-  WordVec words[kVecs];
-  WordVec high[kVecs];
-  for (int v = 0; v < kVecs; ++v) high[v] = hn::Zero(kWords);
-  for (int64_t i = 0; i < args.depth; i += kPerWord) {
-    LoadWords(low, words);
-    low += kSlots;
-    if constexpr (kHigh > 0) {
-      LoadHigh<kBits, kHigh>(args.high + column,
-                             args.place.high_bit + i * kHigh, high);
-    }
-    const float* from[kRows];
-    for (int r = 0; r < kRows; ++r) from[r] = a[r] + i;
     args.ahead->Ask(kLinesPerWord);
-    AddWord<Code, kRows, kVecs, 0>(numbers, words, high, from, acc);
+    AddProducts(a, 0, low, acc);
+    if (i + 1 < args.depth) AddProducts(a, 1, high, acc);
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVecs; ++v) {
-      hn::StoreU(acc[r][v], kFloats, c + r * args.c_stride + v * kVecLanes);
-    }
-  }
-}
-
-// What stands at a bit of each slot's words, in the lowest bits.
-HWY_INLINE WordVec WordsAt(const uint32_t* words, int64_t bit, int64_t column) {
-  return hn::ShiftRightSame(
-      hn::LoadU(kWords, words + bit / 32 * kSlots + column),
-      static_cast<int>(bit % 32));
-}
-
-// Codes that do not fill a word, one after the other.
-template <class Code>
-void AddSingleKeys(int64_t rows, const KeyCodesArgs& args) {
-  constexpr int kBits = Code::kLowBits;
-  constexpr int kHigh = Code::kHighBits;
-  const CodeNumbers<Code> numbers(args.levels);
-  for (int64_t s = 0; s < kSlots; s += kVecLanes) {
-    for (int64_t r = 0; r < rows; ++r) {
-      float* const c = args.c + r * args.c_stride + s;
-      Vec sum = args.accumulate ? LoadFloats(c) : hn::Zero(kFloats);
-      for (int64_t i = 0; i < args.depth; ++i) {
-        WordVec word = WordsAt(args.low, args.place.low_bit + i * kBits, s);
-        if constexpr (kHigh > 0) {
-          const WordVec high =
-              WordsAt(args.high, args.place.high_bit + i * kHigh, s);
-          word = WithHighBits<kBits, kHigh>(word, hn::ShiftLeft<kBits>(high));
-        }
-        sum = Fma(Broadcast(args.a[r * args.a_stride + i]), numbers(word), sum);
-      }
-      hn::StoreU(sum, kFloats, c);
-    }
-  }
+  StoreSums(acc, args.c + column, args.c_stride);
 }
 
 // ----- Values: vectors of channels, slot after slot.
@@ -386,21 +402,20 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
   constexpr int kLines = LinesOf(kSlotsBetweenAsks * kBytesPerSlot);
   float* const c = args.c + column;
   const float* a[kRows];
+  for (int r = 0; r < kRows; ++r) a[r] = args.a + r * kSlots;
   Vec acc[kRows][kVecs];
-  for (int r = 0; r < kRows; ++r) {
-    a[r] = args.a + r * kSlots;
-    for (int v = 0; v < kVecs; ++v) {
-      acc[r][v] = SlotCodes<kBits>::ToLanes(
-          LoadFloats(c + r * args.c_stride + v * kVecLanes));
-    }
-  }
+  LoadSums(c, args.c_stride, true, acc);
+  ForEach<kRows * kVecs>([&](auto i) KVASIR_INLINE_LAMBDA {
+    Vec& sum = acc[i / kVecs][i % kVecs];
+    sum = SlotCodes<kBits>::ToLanes(sum);
+  });
   for (int64_t s = 0; s < args.depth; ++s) {
     const char* slot = args.slots[s];
     Vec codes[kVecs];
     for (int v = 0; v < kVecs; ++v) {
       WordVec word = low.At(slot + low_byte + v * SlotCodes<kBits>::kBytes);
       if constexpr (kHigh > 0) {
-        word = WithHighBits<kBits, kHigh>(
+        word = WithHighBits<kBits>(
             word, high.At(slot + high_byte + v * HighBits::kBytes));
       }
       codes[v] = numbers(word);
@@ -408,13 +423,141 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
     AddProducts(a, s, codes, acc);
     if (s % kSlotsBetweenAsks == 0) args.ahead->Ask(kLines);
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVecs; ++v) {
-      hn::StoreU(SlotCodes<kBits>::FromLanes(acc[r][v]), kFloats,
-                 c + r * args.c_stride + v * kVecLanes);
+  ForEach<kRows * kVecs>([&](auto i) KVASIR_INLINE_LAMBDA {
+    Vec& sum = acc[i / kVecs][i % kVecs];
+    sum = SlotCodes<kBits>::FromLanes(sum);
+  });
+  StoreSums(acc, c, args.c_stride);
+}
+
+#if HWY_TARGET <= HWY_AVX3
+// Up to kBytes bytes of a slot in registers, looked up as words of 16 bits.
+// Half a register seldom crosses a line of memory.
+template <int kBytes>
+class SlotWindow {
+ public:
+  static_assert(kBytes == 32 || kBytes == 64 || kBytes == 128);
+
+  // No byte behind the slot's own is read.
+  explicit SlotWindow(int64_t slot_bytes)
+      : first_(MaskOf(slot_bytes)), second_(MaskOf(slot_bytes - 64)) {}
+
+  HWY_INLINE void Load(const char* slot) {
+    if constexpr (kBytes == 32) {
+      low_ = _mm512_zextsi256_si512(
+          _mm256_maskz_loadu_epi8(static_cast<__mmask32>(first_), slot));
+    } else {
+      low_ = _mm512_maskz_loadu_epi8(first_, slot);
+    }
+    if constexpr (kBytes == 128) {
+      high_ = _mm512_maskz_loadu_epi8(second_, slot + 64);
     }
   }
+  HWY_INLINE WordVec LookUp(WordVec words) const {
+    if constexpr (kBytes == 128) {
+      return WordVec{_mm512_permutex2var_epi16(low_, words.raw, high_)};
+    } else {
+      return WordVec{_mm512_permutexvar_epi16(words.raw, low_)};
+    }
+  }
+
+ private:
+  static __mmask64 MaskOf(int64_t bytes) {
+    return bytes >= 64  ? ~__mmask64{0}
+           : bytes <= 0 ? __mmask64{0}
+                        : (__mmask64{1} << bytes) - 1;
+  }
+
+  __mmask64 first_;
+  __mmask64 second_;
+  __m512i low_;
+  __m512i high_;
+};
+// Calls run(kBytes) for the smallest window that a slot fits.
+template <typename Run>
+HWY_INLINE void ForWindow(int64_t slot_bytes, const Run& run) {
+  if (slot_bytes <= 32) return run(std::integral_constant<int, 32>());
+  if (slot_bytes <= 64) return run(std::integral_constant<int, 64>());
+  run(std::integral_constant<int, 128>());
 }
+
+// The codes of 16 channels.
+class LaneReader {
+ public:
+  explicit LaneReader(const CodeLanes& lanes)
+      : words_(hn::Load(kWords, lanes.words)),
+        shifts_(hn::Load(kWords, lanes.shifts)),
+        turns_(hn::Load(kWords, lanes.turns)),
+        low_mask_(hn::Load(kWords, lanes.low_mask)),
+        mask_(hn::Load(kWords, lanes.mask)) {}
+
+  template <int kBytes>
+  HWY_INLINE Vec At(const SlotWindow<kBytes>& slot) const {
+    const hn::RebindToSigned<Floats> d32;
+    const WordVec both = slot.LookUp(words_);
+    const WordVec high{_mm512_rorv_epi32(both.raw, turns_.raw)};
+    const WordVec code = SelectBits(low_mask_, hn::Shr(both, shifts_), high);
+    return hn::ConvertTo(kFloats, hn::BitCast(d32, hn::And(code, mask_)));
+  }
+
+ private:
+  WordVec words_;
+  WordVec shifts_;
+  WordVec turns_;
+  WordVec low_mask_;
+  WordVec mask_;
+};
+
+template <int kRows, int kBytes>
+void LanesTile(const ValueLanesArgs& args, int64_t index) {
+  constexpr int kVecs = kCodeTileVecs;
+  const LaneReader first(args.lanes[index]);
+  const LaneReader second(args.lanes[index + 1]);
+  SlotWindow<kBytes> window(args.slot_bytes);
+  float* const c = args.c + index * CodeLanes::kChannels;
+  const float* a[kRows];
+  for (int r = 0; r < kRows; ++r) a[r] = args.a + r * kSlots;
+  Vec acc[kRows][kVecs];
+  LoadSums(c, args.c_stride, true, acc);
+  const int64_t depth = args.depth;
+  constexpr int64_t kSlotsBetweenAsks = 16;
+  const int64_t lines = kSlotsBetweenAsks * args.slot_bytes * kVecs /
+                            (args.num_lanes * AheadLines::kLineBytes) +
+                        1;
+  for (int64_t s = 0; s < depth; ++s) {
+    window.Load(args.slots[s]);
+    const Vec codes[kVecs] = {first.At(window), second.At(window)};
+    AddProducts(a, s, codes, acc);
+    if (s % kSlotsBetweenAsks == 0) args.ahead->Ask(lines);
+  }
+  StoreSums(acc, c, args.c_stride);
+}
+
+template <int kBytes>
+void UnpackLanesOf(const ValueLanesArgs& args, int64_t stride, float* to) {
+  for (int64_t i = 0; i < args.num_lanes; ++i) {
+    const LaneReader lanes(args.lanes[i]);
+    SlotWindow<kBytes> window(args.slot_bytes);
+    float* column = to + i * CodeLanes::kChannels;
+    for (int64_t s = 0; s < args.depth; ++s, column += stride) {
+      window.Load(args.slots[s]);
+      hn::StoreU(lanes.At(window), kFloats, column);
+    }
+  }
+  args.ahead->Ask(args.depth * args.slot_bytes / AheadLines::kLineBytes);
+}
+
+template <int kRows, int kBytes>
+void LanesRow(int rows, const ValueLanesArgs& args) {
+  if (rows == kRows) {
+    for (int64_t i = 0; i < args.num_lanes; i += kCodeTileVecs) {
+      LanesTile<kRows, kBytes>(args, i);
+    }
+  } else if constexpr (kRows > 1) {
+    LanesRow<kRows - 1, kBytes>(rows, args);
+  }
+}
+#endif
 
 // A pair of bfloat16s in each lane: the accumulators of even channels stand
 // beside those of odd ones.
@@ -426,15 +569,15 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
   const char* from = args.slots + 2 * column;
   constexpr int kLines = LinesOf(kSlotsPerAsk * kPairs * kPairBytes);
   const float* a[kRows];
+  for (int r = 0; r < kRows; ++r) a[r] = args.a + r * kSlots;
   Vec even[kRows][kPairs];
   Vec odd[kRows][kPairs];
-  for (int r = 0; r < kRows; ++r) {
-    a[r] = args.a + r * kSlots;
-    for (int v = 0; v < kPairs; ++v) {
-      hn::LoadInterleaved2(kFloats, c + r * args.c_stride + 2 * v * kVecLanes,
-                           even[r][v], odd[r][v]);
-    }
-  }
+  ForEach<kRows * kPairs>([&](auto i) KVASIR_INLINE_LAMBDA {
+    constexpr int r = i / kPairs;
+    constexpr int v = i % kPairs;
+    hn::LoadInterleaved2(kFloats, c + r * args.c_stride + 2 * v * kVecLanes,
+                         even[r][v], odd[r][v]);
+  });
   const WordVec high_half = hn::Set(kWords, 0xffff0000u);
   for (int64_t s = 0; s < args.depth; ++s) {
     Vec low[kPairs];
@@ -446,33 +589,39 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
       high[v] = hn::BitCast(kFloats, hn::And(pairs, high_half));
     }
     if (s % kSlotsPerAsk == 0) args.ahead->Ask(kLines);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec factor = Broadcast(a[r][s]);
-      for (int v = 0; v < kPairs; ++v) {
-        even[r][v] = Fma(factor, low[v], even[r][v]);
-        odd[r][v] = Fma(factor, high[v], odd[r][v]);
-      }
-    }
+    AddProducts(a, s, low, even);
+    AddProducts(a, s, high, odd);
     from += args.slot_bytes;
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kPairs; ++v) {
-      hn::StoreInterleaved2(even[r][v], odd[r][v], kFloats,
-                            c + r * args.c_stride + 2 * v * kVecLanes);
-    }
-  }
+  ForEach<kRows * kPairs>([&](auto i) KVASIR_INLINE_LAMBDA {
+    constexpr int r = i / kPairs;
+    constexpr int v = i % kPairs;
+    hn::StoreInterleaved2(even[r][v], odd[r][v], kFloats,
+                          c + r * args.c_stride + 2 * v * kVecLanes);
+  });
 }
 
 // ----- Choice of a tile.
 
-template <class Code, int kRows>
+template <int kRows, bool kByLevel>
 void KeyRow(int rows, const KeyCodesArgs& args) {
   if (rows == kRows) {
     for (int64_t s = 0; s < kSlots; s += kVecsOf<kRows> * kVecLanes) {
-      KeyTile<Code, kRows>(args, s);
+      KeyTile<kRows, kByLevel>(args, s);
     }
   } else if constexpr (kRows > 1) {
-    KeyRow<Code, kRows - 1>(rows, args);
+    KeyRow<kRows - 1, kByLevel>(rows, args);
+  }
+}
+
+template <int kRows>
+void KeyPairsRow(int rows, const KeyPairsArgs& args) {
+  if (rows == kRows) {
+    for (int64_t s = 0; s < kSlots; s += kVecsOf<kRows> * kVecLanes) {
+      KeyPairsTile<kRows>(args, s);
+    }
+  } else if constexpr (kRows > 1) {
+    KeyPairsRow<kRows - 1>(rows, args);
   }
 }
 
@@ -531,44 +680,6 @@ HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
   }
 }
 
-template <class Code>
-void KeyWords(int64_t rows, const KeyCodesArgs& args) {
-  ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
-    KeyRow<Code, kCodeTileRows>(height, tile);
-  });
-}
-
-// The `count` codes of args from `begin` on.
-KeyCodesArgs PartOf(KeyCodesArgs args, int64_t begin, int64_t count) {
-  args.a += begin;
-  args.place.Skip(begin);
-  args.accumulate = args.accumulate || begin > 0;
-  args.depth = count;
-  return args;
-}
-
-template <class Code>
-void KeyCodes(int64_t rows, const KeyCodesArgs& args) {
-  constexpr int kBits = Code::kLowBits;
-  constexpr int64_t kPerWord = 32 / kBits;
-  const int64_t in_word = args.place.low_bit % 32 / kBits;
-  if (in_word == 0 && args.depth % kPerWord == 0) {
-    return KeyWords<Code>(rows, args);
-  }
-  // Those that end a word, whole words, and those that begin one.
-  const int64_t begin = std::min(args.depth, (kPerWord - in_word) % kPerWord);
-  const int64_t end = begin + (args.depth - begin) / kPerWord * kPerWord;
-  if (begin > 0) {
-    AddSingleKeys<Code>(rows, PartOf(args, 0, begin));
-  }
-  if (begin < end) {
-    KeyWords<Code>(rows, PartOf(args, begin, end - begin));
-  }
-  if (end < args.depth) {
-    AddSingleKeys<Code>(rows, PartOf(args, end, args.depth - end));
-  }
-}
-
 // Calls run(kind) for codes of these bits, by levels or not.
 template <bool kByLevel, typename Run>
 void ForKind(int bits, const Run& run) {
@@ -599,11 +710,20 @@ void ForKind(int bits, const float* levels, const Run& run) {
 }  // namespace
 
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
-  const int bits = args.place.bits();
-  if (bits == 16) return KeyCodes<CodeKind<16, 0>>(rows, args);
-  if (bits == 8) return KeyCodes<CodeKind<8, 0>>(rows, args);
-  ForKind(bits, args.levels,
-          [&](auto kind) { KeyCodes<decltype(kind)>(rows, args); });
+  ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
+#if HWY_TARGET > HWY_AVX3  // else levels are looked up as codes are
+    if (tile.levels != nullptr) {
+      return KeyRow<kCodeTileRows, true>(height, tile);
+    }
+#endif
+    KeyRow<kCodeTileRows, false>(height, tile);
+  });
+}
+
+void RunKeyPairs(int64_t rows, const KeyPairsArgs& args) {
+  ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
+    KeyPairsRow<kCodeTileRows>(height, tile);
+  });
 }
 
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args) {
@@ -614,6 +734,24 @@ void RunValueCodes(int64_t rows, const ValueCodesArgs& args) {
   });
 }
 
+#if HWY_TARGET <= HWY_AVX3
+void RunValueLanes(int64_t rows, const ValueLanesArgs& args) {
+  ForTiles(rows, kSlots, args, [](int height, const ValueLanesArgs& tile) {
+    ForWindow(tile.slot_bytes, [&](auto bytes) {
+      LanesRow<kCodeTileRows, bytes>(height, tile);
+    });
+  });
+}
+
+void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to) {
+  ForWindow(args.slot_bytes,
+            [&](auto bytes) { UnpackLanesOf<bytes>(args, stride, to); });
+}
+#else
+void RunValueLanes(int64_t, const ValueLanesArgs&) {}
+void UnpackLanes(const ValueLanesArgs&, int64_t, float*) {}
+#endif
+
 void RunValuePairs(int64_t rows, const ValuePairsArgs& args) {
   ForTiles(rows, kSlots, args, [](int height, const ValuePairsArgs& tile) {
     PairsRow<kCodeTileRows>(height, tile);
@@ -622,6 +760,9 @@ void RunValuePairs(int64_t rows, const ValuePairsArgs& args) {
 
 #else  // nobody calls them: see kTakesPairs
 void RunKeyCodes(int64_t, const KeyCodesArgs&) {}
+void RunKeyPairs(int64_t, const KeyPairsArgs&) {}
+void RunValueLanes(int64_t, const ValueLanesArgs&) {}
+void UnpackLanes(const ValueLanesArgs&, int64_t, float*) {}
 void RunValueCodes(int64_t, const ValueCodesArgs&) {}
 void RunValuePairs(int64_t, const ValuePairsArgs&) {}
 #endif

@@ -215,6 +215,10 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
                            uint32_t* plane_words[4], AheadLines* ahead) {
   for (int plane = 0; plane < 4; ++plane) {
+    if (chunk.together && plane > 0) {
+      plane_words[plane] = plane_words[0];
+      continue;
+    }
     plane_words[plane] = words;
     const int64_t begin = chunk.begin[plane];
     const int64_t bytes = chunk.end[plane] - begin;
@@ -253,33 +257,30 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
     LoadPlanes(slots, chunk.bytes, s, words, kVecLanes, plane_words, ahead);
     for (int64_t p = 0; p < chunk.num_pieces; ++p) {
       const CodePiece& piece = pieces[p];
-      const int plane = PlaneIndex(piece.place.low_bits);
-      const uint32_t* from = plane_words[plane];
-      const int64_t bit = piece.place.low_bit - 8 * chunk.bytes.begin[plane];
+      const CodePlace& place = piece.in_chunk;
+      const uint32_t* from = plane_words[PlaneIndex(place.low_bits)];
       float* to = tile + (piece.begin - chunk.begin) * kBlock + s;
-      switch (piece.place.low_bits) {
+      switch (place.low_bits) {
         case 8:
-          UnpackChannels<8>(from, bit, piece.width, to);
+          UnpackChannels<8>(from, place.low_bit, piece.width, to);
           break;
         case 4:
-          UnpackChannels<4>(from, bit, piece.width, to);
+          UnpackChannels<4>(from, place.low_bit, piece.width, to);
           break;
         case 2:
-          UnpackChannels<2>(from, bit, piece.width, to);
+          UnpackChannels<2>(from, place.low_bit, piece.width, to);
           break;
         default:
-          UnpackChannels<1>(from, bit, piece.width, to);
+          UnpackChannels<1>(from, place.low_bit, piece.width, to);
       }
-      if (piece.place.high_bits == 0) continue;
-      const int high = PlaneIndex(piece.place.high_bits);
-      const int64_t high_bit =
-          piece.place.high_bit - 8 * chunk.bytes.begin[high];
-      if (piece.place.bits() == 3) {
-        UnpackChannels<1, 2>(plane_words[high], high_bit, piece.width, to);
-      } else if (piece.place.bits() == 5) {
-        UnpackChannels<1, 4>(plane_words[high], high_bit, piece.width, to);
+      if (place.high_bits == 0) continue;
+      from = plane_words[PlaneIndex(place.high_bits)];
+      if (place.bits() == 3) {
+        UnpackChannels<1, 2>(from, place.high_bit, piece.width, to);
+      } else if (place.bits() == 5) {
+        UnpackChannels<1, 4>(from, place.high_bit, piece.width, to);
       } else {
-        UnpackChannels<2, 4>(plane_words[high], high_bit, piece.width, to);
+        UnpackChannels<2, 4>(from, place.high_bit, piece.width, to);
       }
     }
   }
@@ -564,6 +565,11 @@ class BlockLoader {
   }
 
   float* tile() const { return tile_; }
+  // For a caller that fills it: nothing of before is left in it.
+  float* StartTile() {
+    loaded_ = nullptr;
+    return tile_;
+  }
   // Of the piece with this index in the chunk that was loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
@@ -599,10 +605,8 @@ class BlockLoader {
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
     if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
   }
-  // Words that were loaded last, of the plane of codes of `bits` bits.
-  const uint32_t* key_words(int bits) const {
-    return plane_words_[PlaneIndex(bits)];
-  }
+  // Words that were loaded last, of each plane.
+  const uint32_t* const* key_words() const { return plane_words_; }
   // Pairs of bfloat16s.
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
@@ -696,7 +700,7 @@ class BlockLoader {
       std::fill_n(found_.readable + first, count, readable);
       found_.room = std::min<int64_t>(
           found_.room, readable - found_.codes[first + count - 1]);
-      if (group.num_runs > 0) {
+      if (group.num_runs > 0 && part.static_scale == nullptr) {
         FillAddresses(ranges, group.params.stride_bytes, count,
                       found_.ranges + first);
       }

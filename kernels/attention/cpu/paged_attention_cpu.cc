@@ -379,19 +379,9 @@ class PanelWorker {
         args.b = loader_.tile();
         args.depth = chunk->width;
         args.accumulate = chunk->begin > 0;
-        if (in_registers && chunk->num_pieces == 0) {
-          KeyCodesArgs pairs = WordsArgs(args, chunk->width);
-          pairs.low = loader_.key_pairs();
-          pairs.place.low_bits = 16;
-          RunKeyCodes(rows.size(), pairs);
-          continue;
-        }
         if (in_registers) {
-          for (int64_t i = 0; i < chunk->num_pieces; ++i) {
-            MultiplyCodes(args, part, *chunk, grid_.pieces(*chunk)[i],
-                          rows.size());
-            args.accumulate = true;
-          }
+          MultiplyWords(args, part, *chunk,
+                        {grid_.pieces(*chunk), chunk->num_pieces}, rows.size());
           continue;
         }
         Multiply<float>(args, rows.size(), kBlock);
@@ -407,16 +397,6 @@ class PanelWorker {
     }
   }
 
-  // Where the codes of a piece lie among the words of its chunk.
-  static CodePlace PlaceInWords(const LatentChunk& chunk,
-                                const CodePiece& piece) {
-    CodePlace place = piece.place;
-    place.low_bit -= 8 * chunk.bytes.begin[PlaneIndex(place.low_bits)];
-    if (place.high_bits > 0) {
-      place.high_bit -= 8 * chunk.bytes.begin[PlaneIndex(place.high_bits)];
-    }
-    return place;
-  }
   static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
     return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
   }
@@ -429,31 +409,23 @@ class PanelWorker {
     }
     return kTakesPairs;
   }
-  // Products of args' rows with words that were loaded last; which ones is set
-  // by the caller.
-  KeyCodesArgs WordsArgs(const TileArgs& args, int64_t depth) {
-    KeyCodesArgs words = {};
-    words.depth = depth;
-    words.a = args.a;
-    words.a_stride = args.a_stride;
-    words.c = args.c;
-    words.c_stride = args.c_stride;
-    words.accumulate = args.accumulate;
-    words.ahead = loader_.ahead();
-    return words;
-  }
-  // Adds the product with a piece of the words that were loaded last; args.a is
-  // that of the chunk.
-  void MultiplyCodes(const TileArgs& args, const LatentPartArgs& part,
-                     const LatentChunk& chunk, const CodePiece& piece,
-                     int64_t rows) {
-    KeyCodesArgs codes = WordsArgs(args, piece.width);
-    codes.low = loader_.key_words(piece.place.low_bits);
-    codes.place = PlaceInWords(chunk, piece);
-    codes.high = loader_.key_words(codes.place.high_bits);
-    codes.levels = LevelsOf(part);
-    codes.a += piece.begin - chunk.begin;
-    RunKeyCodes(rows, codes);
+  struct Pieces {
+    const CodePiece* begin;
+    int64_t count;  // 0: bfloat16s
+  };
+  // Products with words that were loaded last; args.a is that of the chunk.
+  void MultiplyWords(const TileArgs& args, const LatentPartArgs& part,
+                     const LatentChunk& chunk, Pieces pieces, int64_t rows) {
+    if (pieces.count == 0) {
+      RunKeyPairs(rows,
+                  {chunk.width, loader_.key_pairs(), args.a, args.a_stride,
+                   args.c, args.c_stride, args.accumulate, loader_.ahead()});
+      return;
+    }
+    RunKeyCodes(rows,
+                {loader_.key_words(), pieces.begin, pieces.count, chunk.begin,
+                 LevelsOf(part), args.a, args.a_stride, args.c, args.c_stride,
+                 args.accumulate, loader_.ahead()});
   }
 
   // One chunk of codes with ranges in slots.
@@ -466,7 +438,8 @@ class PanelWorker {
       TileArgs args = ScoreArgs(p, rows, first, raw);
       args.accumulate = !piece.starts_run;
       if (in_registers) {
-        MultiplyCodes(args, params_.keys[p].latents, chunk, piece, rows.size());
+        MultiplyWords(args, params_.keys[p].latents, chunk, {&piece, 1},
+                      rows.size());
       } else {
         const int64_t in_chunk = piece.begin - chunk.begin;
         args.a += in_chunk;

@@ -256,6 +256,10 @@ class ValueSums {
     if (grid_.value(p).sums_weights) SumWeights(p, span);
     for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
          ++chunk) {
+      if (TakesLanes(span, *chunk)) {
+        AddLanes(p, span, *chunk);
+        continue;
+      }
       if (in_slots) {
         loader_.LoadValueRanges(part, group, *chunk);
         if (part.num_levels == 0) SumMinima(p, span, *chunk);
@@ -265,6 +269,57 @@ class ValueSums {
         AddPiece(p, span, pieces[i], in_slots ? loader_.scales(i) : nullptr);
       }
     }
+  }
+
+  // Whether all pieces of the chunk are taken apart at once. One of them alone
+  // goes its own way faster.
+  bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
+    if (!kTakesLanes || chunk.num_lanes == 0) return false;
+    if (chunk.num_pieces > 1) return true;
+    const RowRange rows = unit_.RowsOf(span);
+    const CodePiece& piece = grid_.pieces(chunk)[0];
+    return !Streams(piece, rows) && !TakesInRegisters(piece, rows);
+  }
+
+  void AddLanes(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
+    const BlockSlots& slots =
+        loader_.FindSlots(params_.values[p].latents,
+                          params_.values[p].latents.groups[span.group]);
+    const RowRange span_rows = unit_.RowsOf(span);
+    const int64_t columns = chunk.num_lanes * CodeLanes::kChannels;
+    ValueLanesArgs args = {};
+    args.slot_bytes = chunk.slot_bytes;
+    args.lanes = grid_.lanes(chunk);
+    args.num_lanes = chunk.num_lanes;
+    args.c_stride = grid_.out_width();
+    args.ahead = loader_.ahead();
+    const bool in_registers = span_rows.size() <= kCodeTileMostRows;
+    if (!in_registers) {
+      args.depth = slots.end - slots.begin;
+      args.slots = slots.codes + slots.begin;
+      UnpackLanes(args, columns, loader_.StartTile() + slots.begin * columns);
+    }
+    unit_.ForValueSlots(read_, span_rows, loader_.block(),
+                        [&](RowRange rows, VisibleRange visible) {
+                          float* to = OutRow(p, rows.begin) + chunk.lanes_begin;
+                          if (!in_registers) {
+                            AddTile(Weights(), rows, visible,
+                                    {loader_.tile(), columns}, columns, to);
+                            return;
+                          }
+                          args.depth = visible.end - visible.begin;
+                          args.slots = slots.codes + visible.begin;
+                          args.a =
+                              Weights() + rows.begin * kBlock + visible.begin;
+                          args.c = to;
+                          RunValueLanes(rows.size(), args);
+                        });
+  }
+
+  // Few rows, whose codes are taken apart where they lie.
+  static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
+    return rows.size() <= kCodeTileMostRows &&
+           TakesValueCodes(piece.place, piece.width);
   }
 
   // Codes are read where they lie.
@@ -285,8 +340,7 @@ class ValueSums {
       weights = scratch_ + grid_.scratch().scores_part;
     }
     const bool streams = Streams(piece, span_rows);
-    const bool in_registers = span_rows.size() <= kCodeTileMostRows &&
-                              TakesValueCodes(piece.place, piece.width);
+    const bool in_registers = TakesInRegisters(piece, span_rows);
     const int64_t stride = PadTile(piece.width);
     if (!streams && !in_registers) {
       loader_.LoadValueCodes(part, group, piece, stride);
@@ -376,7 +430,8 @@ class ValueSums {
   // A row's weights; zeros where it reads exact rows.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
-    if (!params_.value_exact.any()) return weights;
+    const bool whole = visible.begin == 0 && visible.end == kBlock;
+    if (whole || !params_.value_exact.any()) return weights;
     std::fill_n(masked, kBlock, 0.0f);
     std::copy(weights + visible.begin, weights + visible.end,
               masked + visible.begin);

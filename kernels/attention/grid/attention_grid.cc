@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 
 namespace kvasir::kernels {
 namespace {
@@ -41,6 +42,30 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
   if (place.high_bits == 0) return;
   CoverPlane(PlaneIndex(place.high_bits), place.high_bit,
              piece.width * place.high_bits, bytes);
+}
+
+// One look at the bytes of all planes where that is no longer than one at each:
+// slots are read in pieces of this size.
+void ReadTogether(ChunkBytes* bytes) {
+  constexpr int64_t kPieceBytes = 32;
+  constexpr int64_t kMostBytes = kChunkChannels;
+  const auto pieces = [](int64_t count) {
+    return (count + kPieceBytes - 1) / kPieceBytes;
+  };
+  int64_t begin = std::numeric_limits<int64_t>::max();
+  int64_t end = 0;
+  int64_t apart = 0;
+  for (int plane = 0; plane < 4; ++plane) {
+    const int64_t count = bytes->end[plane] - bytes->begin[plane];
+    if (count == 0) continue;
+    apart += pieces(count);
+    begin = std::min(begin, bytes->begin[plane]);
+    end = std::max(end, bytes->end[plane]);
+  }
+  if (end - begin > kMostBytes || pieces(end - begin) > apart) return;
+  std::fill_n(bytes->begin, 4, begin);
+  std::fill_n(bytes->end, 4, end);
+  bytes->together = true;
 }
 
 // Gives numbered pieces of memory, one behind the other.
@@ -153,7 +178,13 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     const LatentGroup& group = part.groups[g];
     LatentChunk chunk;
     const auto close = [&] {
-      if (chunk.width > 0) chunks_.push_back(chunk);
+      if (chunk.width > 0) {
+        if (chunk.num_pieces > 0) PlacePieces(&chunk);
+        if (chunk.num_pieces > 0 && part.static_scale != nullptr) {
+          AddLanes(group, &chunk);
+        }
+        chunks_.push_back(chunk);
+      }
       chunk = {chunk.begin + chunk.width, 0,
                static_cast<int64_t>(pieces_.size()), 0, ChunkBytes()};
     };
@@ -169,9 +200,11 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
       const CodeRun& run = group.runs[r];
       if (run.bits == 0) break;  // the last: nothing is read of it
       const CodePlace place = cursor.Next(run);
-      // A run is not cut where it fits into a chunk of its own.
-      if (chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels ||
-          chunk.num_pieces == kChunkPieces) {
+      // A run with a range of its own is not cut where it fits into a chunk.
+      const bool cut =
+          part.static_scale == nullptr &&
+          chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels;
+      if (cut || chunk.num_pieces == kChunkPieces) {
         close();
       }
       for (int64_t first = 0; first < run.width;) {
@@ -193,6 +226,54 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     }
     close();
     chunk_begin_.push_back(chunks_.size());
+  }
+}
+
+void AttentionGrid::PlacePieces(LatentChunk* chunk) {
+  ReadTogether(&chunk->bytes);
+  for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+    CodePiece& piece = pieces_[static_cast<size_t>(chunk->first_piece + i)];
+    CodePlace& place = piece.in_chunk;
+    place = piece.place;
+    place.low_bit -= 8 * chunk->bytes.begin[PlaneIndex(place.low_bits)];
+    if (place.high_bits > 0) {
+      place.high_bit -= 8 * chunk->bytes.begin[PlaneIndex(place.high_bits)];
+    }
+  }
+}
+
+void AttentionGrid::AddLanes(const LatentGroup& group, LatentChunk* chunk) {
+  constexpr int64_t kWordBits = 16;
+  chunk->slot_bytes = (PlanesOf(group).total_bits + 7) / 8;
+  chunk->lanes_begin = chunk->begin / 32 * 32;
+  const int64_t channels =
+      PadTile(chunk->begin + chunk->width) - chunk->lanes_begin;
+  if (chunk->slot_bytes > CodeLanes::kMostSlotBytes ||
+      channels > kChunkChannels) {
+    return;
+  }
+  chunk->num_lanes = channels / CodeLanes::kChannels;
+  chunk->first_lanes = static_cast<int64_t>(lanes_.size());
+  lanes_.resize(lanes_.size() + static_cast<size_t>(chunk->num_lanes),
+                CodeLanes());
+  for (int64_t i = 0; i < chunk->num_pieces; ++i) {
+    const CodePiece& piece =
+        pieces_[static_cast<size_t>(chunk->first_piece + i)];
+    CodePlace place = piece.place;
+    for (int64_t c = 0; c < piece.width; ++c, place.Skip(1)) {
+      const int64_t at = piece.begin + c - chunk->lanes_begin;
+      CodeLanes& lanes = lanes_[static_cast<size_t>(chunk->first_lanes +
+                                                    at / CodeLanes::kChannels)];
+      const int64_t lane = at % CodeLanes::kChannels;
+      const int64_t turn = kWordBits + place.high_bit % kWordBits -
+                           static_cast<int64_t>(place.low_bits);
+      lanes.words[lane] = static_cast<uint32_t>(
+          place.low_bit / kWordBits | place.high_bit / kWordBits << kWordBits);
+      lanes.shifts[lane] = static_cast<uint32_t>(place.low_bit % kWordBits);
+      lanes.turns[lane] = static_cast<uint32_t>(turn);
+      lanes.low_mask[lane] = (1u << place.low_bits) - 1;
+      lanes.mask[lane] = (1u << place.bits()) - 1;
+    }
   }
 }
 

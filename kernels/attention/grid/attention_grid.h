@@ -47,6 +47,8 @@ struct CodePiece {
   int64_t begin = 0;  // channel
   int64_t width = 0;
   CodePlace place;  // of the piece's first code
+  // The same, each plane counted from ChunkBytes::begin.
+  CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
 };
@@ -55,6 +57,24 @@ struct CodePiece {
 struct ChunkBytes {
   int64_t begin[4] = {0, 0, 0, 0};
   int64_t end[4] = {0, 0, 0, 0};  // no code of the plane: begin
+  // All planes have the bytes of all: these are read once.
+  bool together = false;
+};
+
+// How the codes of 16 channels are taken out of a slot's 16-bit words by
+// vectors of as many lanes, whatever their bits: a lane's word, the low bits in
+// its lower half and the high bits in its upper one, shifted right, and rotated
+// right for the high bits.
+struct alignas(64) CodeLanes {
+  static constexpr int64_t kChannels = 16;
+  // More are too many for the two registers that a slot is looked up in.
+  static constexpr int64_t kMostSlotBytes = 128;
+
+  uint32_t words[kChannels];  // two numbers of words, of 16 bits each
+  uint32_t shifts[kChannels];
+  uint32_t turns[kChannels];
+  uint32_t low_mask[kChannels];
+  uint32_t mask[kChannels];  // 0: nothing is stored, the code is 0
 };
 
 // Of channels that a slot has something of.
@@ -64,6 +84,13 @@ struct LatentChunk {
   int64_t first_piece = 0;
   int64_t num_pieces = 0;  // 0: numbers
   ChunkBytes bytes;
+  // Of static ranges: vectors of channels from `lanes_begin` on, which cover
+  // whole tiles of 32 columns; what is not the chunk's is 0. None: too many
+  // bytes.
+  int64_t lanes_begin = 0;
+  int64_t first_lanes = 0;
+  int64_t num_lanes = 0;
+  int64_t slot_bytes = 0;  // of all of the slot's codes
 };
 
 // Heads of a unit that use one group (and, where keys are rebuilt, one KV
@@ -263,6 +290,9 @@ class AttentionGrid {
   const CodePiece* pieces(const LatentChunk& chunk) const {
     return pieces_.data() + chunk.first_piece;
   }
+  const CodeLanes* lanes(const LatentChunk& chunk) const {
+    return lanes_.data() + chunk.first_lanes;
+  }
 
   // How a sequence's rows are cut: every slice times every tile of queries.
   struct Cut {
@@ -284,6 +314,8 @@ class AttentionGrid {
  private:
   void AddExactParts();
   void AddChunks(const LatentPartArgs& part);
+  void PlacePieces(LatentChunk* chunk);
+  void AddLanes(const LatentGroup& group, LatentChunk* chunk);
   void DescribeParts();
   void DescribeKey(int64_t index);
   void DescribeValue(int64_t index);
@@ -356,6 +388,7 @@ class AttentionGrid {
   std::vector<LatentChunk> chunks_;
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
+  std::vector<CodeLanes> lanes_;
 };
 
 // Walks over all units of a launch, in one fixed order.
