@@ -37,8 +37,8 @@ constexpr int64_t kTriedRows = 1024;
 
 // Nanoseconds of attention over one slot of one layer. CPU:
 // docs/performance.md, decode rows of dense-8bit, rap-50-4bit and dense-bf16 of
-// the three shapes, to which they fit within a fifth. GPU: an H100's data sheet
-// at half of its rates.
+// the three shapes, to which they fit within a fifth; to plans with narrow runs
+// within a quarter. GPU: an H100's data sheet at half of its rates.
 struct TimeModel {
   double byte_ns = 0;    // of a dense cache
   double number_ns = 0;  // a number taken out of its code
