@@ -35,30 +35,6 @@ constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 // all of them.
 constexpr int64_t kTriedRows = 1024;
 
-// Nanoseconds of attention over one slot of one layer. CPU:
-// docs/performance.md, decode rows of dense-8bit, rap-50-4bit and dense-bf16 of
-// the three shapes, to which they fit within a fifth; to plans with narrow runs
-// within a quarter. GPU: an H100's data sheet at half of its rates.
-struct TimeModel {
-  double byte_ns = 0;    // of a dense cache
-  double number_ns = 0;  // a number taken out of its code
-  double flop_ns = 0;
-};
-constexpr TimeModel kCpuTime = {0.028, 0.025, 0.0047};
-constexpr TimeModel kGpuTime = {0.0006, 0.0001, 0.0000021};
-
-const TimeModel* TimeOf(PlanSpeed speed) {
-  switch (speed) {
-    case PlanSpeed::kStorage:
-      return nullptr;
-    case PlanSpeed::kCpu:
-      return &kCpuTime;
-    case PlanSpeed::kGpu:
-      return &kGpuTime;
-  }
-  return nullptr;
-}
-
 // Groups of 1 .. all heads, each size that divides them.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
     const model::DecoderSpec& spec, int64_t tp) {
@@ -670,27 +646,6 @@ class Planner {
 };
 
 }  // namespace
-
-absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name) {
-  for (const PlanSpeed speed :
-       {PlanSpeed::kStorage, PlanSpeed::kCpu, PlanSpeed::kGpu}) {
-    if (PlanSpeedName(speed) == name) return speed;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown speed \"", name, "\": want storage, cpu or gpu"));
-}
-
-std::string PlanSpeedName(PlanSpeed speed) {
-  switch (speed) {
-    case PlanSpeed::kStorage:
-      return "storage";
-    case PlanSpeed::kCpu:
-      return "cpu";
-    case PlanSpeed::kGpu:
-      return "gpu";
-  }
-  return "";
-}
 
 double WindowFactor(int64_t window) {
   // What is left of the loss with 128 exact tokens was 0.21 of it on a model of
