@@ -674,27 +674,6 @@ class Planner {
 
 }  // namespace
 
-absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name) {
-  for (const PlanSpeed speed :
-       {PlanSpeed::kStorage, PlanSpeed::kCpu, PlanSpeed::kGpu}) {
-    if (PlanSpeedName(speed) == name) return speed;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown speed \"", name, "\": want storage, cpu or gpu"));
-}
-
-std::string PlanSpeedName(PlanSpeed speed) {
-  switch (speed) {
-    case PlanSpeed::kStorage:
-      return "storage";
-    case PlanSpeed::kCpu:
-      return "cpu";
-    case PlanSpeed::kGpu:
-      return "gpu";
-  }
-  return "";
-}
-
 double WindowFactor(int64_t window) {
   // What is left of the loss with 128 exact tokens was 0.21 of it on a model of
   // 135M parameters, at 2.25 and at 1.75 bits a number alike.

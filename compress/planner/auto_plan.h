@@ -17,18 +17,10 @@
 #include "absl/status/statusor.h"
 #include "compress/methods/method.h"
 #include "compress/planner/kappa.h"
+#include "compress/planner/plan_speed.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::compress {
-
-// What a plan is to suit.
-enum class PlanSpeed {
-  kStorage,  // fewest bytes: keys may be rebuilt, key and value share latents
-  kCpu,      // absorbed forms, as fast as a dense cache by the model of time
-  kGpu,
-};
-absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);
-std::string PlanSpeedName(PlanSpeed speed);
 
 inline constexpr int kMostProbes = 32;
 
@@ -101,7 +93,7 @@ struct AutoPrediction {
   double slot_ns = 0;  // by the model of time; 0: not modelled
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
-  std::vector<CurvePoint> curve;  // at the chosen window, rising bytes
+  std::vector<CurvePoint> curve;    // at the chosen window, rising bytes
   std::vector<DomainLoss> domains;  // that have rows enough; none if alone
 };
 
