@@ -15,12 +15,14 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
+#include "base/string_view.h"
 #include "cli/compress/calibration.h"
 #include "cli/compress/commands.h"
 #include "cli/compress/method.h"
 #include "cli/compress/plan.h"
 #include "cli/compress/report.h"
 #include "cli/flags.h"
+#include "cli/prediction.h"
 #include "cli/progress.h"
 #include "cli/units.h"
 #include "compress/apply/apply_cost.h"
@@ -70,6 +72,32 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
   return absl::Status(valid.code(),
                       absl::StrCat(path, " is no plan for ", checkpoint.name(),
                                    ": ", valid.message()));
+}
+
+// What lies beside the plan's file, if it is of that plan; else says why it
+// stays there.
+std::optional<std::string> ReadPredictionBeside(const std::string& path,
+                                                const KvPlan& plan,
+                                                bool quiet) {
+  const std::string name = PredictionPathOfPlan(path);
+  if (!model::FileExists(name)) return std::nullopt;
+  const auto read = [&]() -> absl::StatusOr<std::string> {
+    KVASIR_ASSIGN_OR_RETURN(std::string text,
+                            model::ReadSmallFile(name, kMaxPredictionBytes));
+    KVASIR_ASSIGN_OR_RETURN(const Prediction prediction,
+                            ParsePrediction(text, name));
+    if (prediction.IsOf(plan::PlanToJson(plan))) return text;
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " is of another plan"));
+  };
+  absl::StatusOr<std::string> text = read();
+  if (text.ok()) return *std::move(text);
+  if (!quiet) {
+    std::fprintf(
+        stderr, "no prediction is kept: %s\n",
+        base::Printable(base::StdView(text.status().message())).c_str());
+  }
+  return std::nullopt;
 }
 
 void AddNeeds(const kvasir::v1::Part& part,
@@ -238,9 +266,12 @@ absl::Status RunApply(ApplyFlags& flags) {
     if (made.prediction && !flags.json) {
       std::printf("%s\n", PredictionText(*made.prediction).c_str());
     }
+    flags.artifact.prediction = PredictionFileText(made);
     applied.plan = std::move(made.plan);
   } else {
     KVASIR_ASSIGN_OR_RETURN(applied.plan, ReadPlan(flags.plan, checkpoint));
+    flags.artifact.prediction =
+        ReadPredictionBeside(flags.plan, applied.plan, flags.calibration.quiet);
   }
   if (flags.dry_run) return PrintResult(flags, checkpoint, applied);
   KVASIR_ASSIGN_OR_RETURN(const compress::Decomposition decomposition,

@@ -8,12 +8,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "cli/compress/calibration.h"
 #include "cli/compress/commands.h"
 #include "cli/compress/method.h"
 #include "cli/compress/report.h"
 #include "cli/flags.h"
+#include "cli/prediction.h"
 #include "cli/version.h"
 #include "compress/artifact/new_file.h"
 #include "compress/runtime/cpu_setup.h"
@@ -66,10 +68,9 @@ absl::Status RunPlan(const PlanFlags& flags) {
     }
   }
   if (!writes) return absl::OkStatus();
-  if (made.prediction) {
+  if (const auto prediction = PredictionFileText(made)) {
     KVASIR_RETURN_IF_ERROR(compress::WriteFileAtomically(
-        absl::StrCat(flags.out, ".prediction.json"),
-        PredictionJson(*made.prediction).dump(1) + "\n"));
+        PredictionPathOfPlan(flags.out), *prediction));
   }
   return compress::WriteFileAtomically(flags.out, plan::PlanToJson(plan));
 }
@@ -105,6 +106,14 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
     provenance->set_calibration_id(inputs.calibration()->id);
   }
   return made;
+}
+
+std::optional<std::string> PredictionFileText(const MadePlan& made) {
+  if (!made.prediction) return std::nullopt;
+  nlohmann::ordered_json json = {
+      {"plan_sha256", base::Sha256Hex(plan::PlanToJson(made.plan))}};
+  json.update(PredictionJson(*made.prediction));
+  return json.dump(1) + "\n";
 }
 
 void AddPlanCommand(CLI::App* app, int* exit_code) {

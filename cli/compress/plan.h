@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "cli/compress/calibration.h"
@@ -21,5 +22,9 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
                                             const CalibrationFlags& calibration,
                                             const model::Checkpoint& checkpoint,
                                             const CalibrationInputs& inputs);
+
+// The file of the prediction, if there is one: PredictionJson, and which plan
+// it is of (cli/prediction.h reads it).
+std::optional<std::string> PredictionFileText(const MadePlan& made);
 
 }  // namespace kvasir::cli

@@ -115,6 +115,19 @@ TEST(InspectHtmlTest, WithoutScriptsTheTextIsThere) {
   EXPECT_THAT(PageOf(report, {}).frame, HasSubstr(ReportToText(report)));
 }
 
+TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
+  InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
+  EXPECT_TRUE(PageOf(report, {}).data["report"]["prediction"].is_null());
+  report.prediction = {.plan_sha256 = "</script>",
+                       .plan = {.bytes_per_token = 900, .kl = 0.02},
+                       .curve = {{500, 0.5}, {1000, 0.01}},
+                       .probes = {{600, 0.07}}};
+  const nlohmann::json told = PageOf(report, {}).data["report"]["prediction"];
+  EXPECT_EQ(told["kl"], 0.02);
+  EXPECT_EQ(told["curve"][1]["bytes_per_token"], 1000);
+  EXPECT_EQ(told["probes"][0]["kl"], 0.07);
+}
+
 TEST(InspectHtmlTest, WhatIsInfiniteIsNull) {
   Evaluation evaluation = SomeEvaluation("rap");
   evaluation.rows[0].perplexity = std::numeric_limits<double>::infinity();

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +17,10 @@
 #include "cli/known_models.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
+#include "cli/prediction.h"
+#include "model/checkpoint/file.h"
 #include "nlohmann/json.hpp"
+#include "plan/plan.h"
 
 namespace kvasir::cli {
 namespace {
@@ -52,17 +56,46 @@ absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
   return evaluations;
 }
 
+// Where the plan is, if that is a file.
+absl::Status AddPrediction(const ModelOptions& options,
+                           const ModelSource& source, InspectReport* report) {
+  const bool own = options.kv_plan.empty();
+  if (own ? !source.checkpoint.has_value()
+          : !model::FileExists(options.kv_plan)) {
+    return absl::OkStatus();
+  }
+  const std::string path = own ? absl::StrCat(source.checkpoint->folder(),
+                                              "/kv_plan.prediction.json")
+                               : PredictionPathOfPlan(options.kv_plan);
+  if (!model::FileExists(path)) return absl::OkStatus();
+  std::string plan = own ? source.checkpoint->kv_plan_json().value_or("") : "";
+  if (!own) {
+    KVASIR_ASSIGN_OR_RETURN(
+        plan, ReadTextFile(options.kv_plan, plan::kMaxPlanJsonBytes));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::string text,
+                          ReadTextFile(path, kMaxPredictionBytes));
+  KVASIR_ASSIGN_OR_RETURN(Prediction prediction, ParsePrediction(text, path));
+  if (prediction.IsOf(plan)) {
+    report->prediction = std::move(prediction);
+  } else {
+    report->foreign_prediction = true;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Inspect(const InspectFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Evaluation> evaluations,
                           ReadEvaluations(flags.evaluations));
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kLook));
   KVASIR_ASSIGN_OR_RETURN(
-      const InspectReport report,
+      InspectReport report,
       MakeInspectReport(source, {.page_tokens = flags.model.page_tokens,
                                  .max_batched_tokens = flags.max_batched_tokens,
                                  .deterministic = flags.model.deterministic,
                                  .lengths = flags.lengths}));
+  KVASIR_RETURN_IF_ERROR(AddPrediction(flags.model, source, &report));
   if (!flags.html.empty()) {
     KVASIR_RETURN_IF_ERROR(
         WriteFile(flags.html, ReportToHtml(report, evaluations)));

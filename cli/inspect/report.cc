@@ -176,6 +176,24 @@ void AppendHead(const InspectReport& report, std::string* out) {
   }
 }
 
+void AppendPrediction(const InspectReport& report, std::string* out) {
+  if (report.foreign_prediction) {
+    out->append(
+        "predicted divergence  not known: that of another plan is here\n");
+  }
+  if (!report.prediction.has_value()) return;
+  const Prediction& prediction = *report.prediction;
+  absl::StrAppendFormat(
+      out,
+      "predicted divergence  %.5f nats a token (%.5f to %.5f over domains)",
+      prediction.plan.kl, prediction.kl_low, prediction.kl_high);
+  if (!prediction.probes.empty()) {
+    absl::StrAppendFormat(out, ", with %d plans measured",
+                          prediction.probes.size());
+  }
+  out->push_back('\n');
+}
+
 void AppendBytes(const InspectReport& report, std::string* out) {
   absl::StrAppendFormat(out, "KV bytes per token    %.1f (payload %.1f, %s)\n",
                         report.bytes_per_token, report.payload_bytes_per_token,
@@ -190,6 +208,7 @@ void AppendBytes(const InspectReport& report, std::string* out) {
   absl::StrAppendFormat(out, ", padding %.1f\n", report.token.padding);
   absl::StrAppendFormat(out, "compression ratio     %s\n",
                         report.dense.RatioText(report.bytes_per_token));
+  AppendPrediction(report, out);
   absl::StrAppendFormat(out, "fixed per sequence    %s\n",
                         Human(report.fixed_bytes_per_sequence));
   const worker::SideFlops flops = report.flops();
@@ -374,6 +393,9 @@ ordered_json ReportToJson(const InspectReport& report) {
       {"reconstruction_flops", flops.reconstruction},
       {"dense_attention_flops",
        2 * report.num_layers * report.dense_side_flops},
+      {"prediction", report.prediction.has_value()
+                         ? PredictionToJson(*report.prediction)
+                         : ordered_json(nullptr)},
       {"at_length", at_length},
       {"layers", layers}};
   return told;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "cli/inspect/cache_bytes.h"
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
+#include "cli/prediction.h"
 #include "nlohmann/json_fwd.hpp"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 #include "worker/program/attention_flops.h"
@@ -74,6 +76,11 @@ struct InspectReport {
   int64_t dense_side_flops = 0;   // per query token and slot
   std::vector<ReportLength> at_length;
   std::vector<ReportLength> curve;  // from 0 to max_positions
+
+  // What its planner has predicted, where that is beside the plan.
+  std::optional<Prediction> prediction;
+  // It is there, and of another plan.
+  bool foreign_prediction = false;
 
   // Over all layers.
   worker::SideFlops flops() const;

@@ -287,6 +287,25 @@ TEST(InspectReportTest, SaysWhatPromptsLiftAndHowInvariantThatIs) {
   EXPECT_EQ(ReportOf(WithEverything()).invariance, "");
 }
 
+TEST(InspectReportTest, ToldIsWhatIsPredictedOfThisPlan) {
+  InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
+  EXPECT_THAT(ReportToText(report), Not(HasSubstr("predicted divergence")));
+  EXPECT_TRUE(ReportToJson(report)["prediction"].is_null());
+  report.prediction = {.plan = {.bytes_per_token = 900, .kl = 0.02},
+                       .kl_low = 0.01,
+                       .kl_high = 0.05};
+  EXPECT_THAT(ReportToText(report),
+              HasSubstr("\npredicted divergence  0.02000 nats a token "
+                        "(0.01000 to 0.05000 over domains)\n"));
+  report.prediction->probes = {{600, 0.07}, {800, 0.03}};
+  EXPECT_THAT(ReportToText(report), HasSubstr(", with 2 plans measured\n"));
+  EXPECT_EQ(ReportToJson(report)["prediction"]["bytes_per_token"], 900);
+  report.prediction.reset();
+  report.foreign_prediction = true;
+  EXPECT_THAT(ReportToText(report),
+              HasSubstr("predicted divergence  not known"));
+}
+
 TEST(InspectReportTest, WeightsThatAreNotKnownAreNull) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_TRUE(

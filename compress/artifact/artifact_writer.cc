@@ -407,6 +407,10 @@ absl::Status WriteArtifact(
   }));
   KVASIR_RETURN_IF_ERROR(
       WriteFileAtomically(folder / kPlanFile, plan::PlanToJson(plan)));
+  if (options.prediction) {
+    KVASIR_RETURN_IF_ERROR(
+        WriteFileAtomically(folder / kPredictionFile, *options.prediction));
+  }
   const absl::StatusOr<model::Checkpoint> written =
       model::Checkpoint::Open(folder.string());
   const absl::Status sound =

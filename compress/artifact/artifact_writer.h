@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,6 +33,8 @@ struct ArtifactOptions {
   int64_t max_shard_bytes = int64_t{4} << 30;
   // Folder whose tokenizer files are copied; none: the base model's, if any.
   std::optional<std::filesystem::path> tokenizer;
+  // Text of kv_plan.prediction.json, which nobody needs to run the model.
+  std::optional<std::string> prediction;
 };
 
 struct ArtifactProgress {

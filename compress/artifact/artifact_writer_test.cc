@@ -170,6 +170,15 @@ TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
             ReadFile(folder_ / "base" / "config.json"));
   EXPECT_EQ(ReadFile(options_.out / "tokenizer.json"), "{}");
   EXPECT_FALSE(fs::exists(options_.out / "kvasir-compress.unfinished"));
+  EXPECT_FALSE(fs::exists(options_.out / "kv_plan.prediction.json"));
+}
+
+TEST_F(ArtifactWriterTest, WhatIsPredictedOfThePlanIsBesideIt) {
+  options_.prediction = "{\"kl\": 0.5}\n";
+  KVASIR_ASSERT_OK(Write());
+  EXPECT_EQ(ReadFile(options_.out / "kv_plan.prediction.json"),
+            *options_.prediction);
+  ExpectEqualToBase(options_.out);
 }
 
 TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {

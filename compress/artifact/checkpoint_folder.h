@@ -13,6 +13,7 @@ namespace kvasir::compress {
 
 inline constexpr char kConfigFile[] = "config.json";
 inline constexpr char kPlanFile[] = "kv_plan.json";
+inline constexpr char kPredictionFile[] = "kv_plan.prediction.json";
 
 // A folder that appears under its name when it is complete and on the disk, and
 // not before: until Keep it has a temporary name beside it.

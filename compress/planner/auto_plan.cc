@@ -507,10 +507,13 @@ class Planner {
   }
 
   // Measures plans of fewer and of more bytes, and chooses by what they say.
+  // They have no window: that of the plan is for long sequences, and hides most
+  // of the codes of those that are measured here.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;
-    const AutoPrediction& chosen = best_.prediction;
+    KVASIR_ASSIGN_OR_RETURN(const Finished plain, Finish(spent_, 0));
+    const AutoPrediction& chosen = plain.plan.prediction;
     const auto least =
         static_cast<double>(spending_[0]->all().least_grains() * grain_bytes_) +
         chosen.bytes - chosen.marginal_bytes;
@@ -523,7 +526,7 @@ class Planner {
                                        i / (options().probes - 1.0));
       KVASIR_ASSIGN_OR_RETURN(
           const std::optional<Finished> found,
-          WithinBytes(*spending_[0], chosen.exact_window,
+          WithinBytes(*spending_[0], /*window=*/0,
                       std::max(share * chosen.bytes, least)));
       if (!found) continue;
       const AutoPrediction& prediction = found->plan.prediction;

@@ -37,8 +37,8 @@ struct AutoOptions {
   int64_t exact_sinks = 4;
   // Measured over predicted; with probes it is fitted.
   double kappa = 1.0;
-  // So many plans of budgets about the chosen one are measured, at most
-  // kMostProbes; 0: none.
+  // So many plans of budgets about the chosen one, without its window, are
+  // measured, at most kMostProbes; 0: none.
   int probes = 0;
   // Divergence of a plan, nats a token; called by one thread.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;

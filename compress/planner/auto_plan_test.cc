@@ -184,6 +184,28 @@ TEST_F(AutoPlanTest, ProbesFindWhatPredictionsAreToBeMultipliedBy) {
   EXPECT_GT(by_loss.prediction.bytes, untried.prediction.bytes);
 }
 
+// Of sequences as short as the measured ones a window hides most of the codes:
+// what its plans diverge by says little of others.
+TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutTheWindow) {
+  AutoOptions options = Options();
+  options.kv_bytes_per_token = 60;
+  options.windows = {2};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
+  options.probes = 3;
+  int64_t windows = 0;
+  options.measure = [&](const kvasir::v1::KvPlan& plan) {
+    for (const kvasir::v1::LayerPlan& layer : plan.layers()) {
+      windows += layer.key().exact_window() + layer.value().exact_window();
+    }
+    return 1.0;
+  };
+  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan tried, Plan(options));
+  EXPECT_EQ(tried.prediction.kappa.trials.size(), 3u);
+  EXPECT_EQ(windows, 0);
+  EXPECT_EQ(tried.prediction.exact_window, 2);
+  EXPECT_EQ(tried.prediction.bytes, untried.prediction.bytes);
+}
+
 TEST_F(AutoPlanTest, ProbesAreSoManyAndTellWhatTheyFailOf) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;

@@ -1,13 +1,11 @@
 #include "model/tokenizer/tokenizer.h"
 
-#include <openssl/evp.h>
-
 #include <filesystem>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/sha256.h"
 #include "base/status_macros.h"
 #include "base/string_view.h"
 #include "model/checkpoint/file.h"
@@ -60,14 +58,6 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{8} << 20;
 constexpr size_t kMaxTemplateItems = 64;
-
-std::string Sha256Hex(std::string_view data) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  EVP_Digest(data.data(), data.size(), digest, &size, EVP_sha256(), nullptr);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(digest), size));
-}
 
 // Puts the added tokens beside the vocabulary and fills the tables by id.
 absl::Status PlaceTokens(const JsonRef& list,
@@ -350,7 +340,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
     KVASIR_RETURN_IF_ERROR(ReadConfig(
         JsonRef(config, absl::StrCat(config_name, ": config")), parts.get()));
   }
-  parts->hash = Sha256Hex(tokenizer_json);
+  parts->hash = base::Sha256Hex(tokenizer_json);
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
 }
 

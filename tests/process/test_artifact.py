@@ -1,5 +1,6 @@
 """A compressed checkpoint: inspected, checked against its plan, run, or refused by name."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -187,6 +188,69 @@ def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, dra
     assert quality.count(">this plan</text>") == 1
     # No line joins points of different widths: two points and the teacher's are alone.
     assert len(re.findall(r'class="line" d="M[\d.]+ [\d.]+" stroke', quality)) == 3
+
+
+@pytest.fixture
+def prediction(artifact):
+    """What a planner has written beside the plan."""
+    told = {
+        "plan_sha256": hashlib.sha256((artifact / "kv_plan.json").read_bytes()).hexdigest(),
+        "kl": 0.0123, "kl_low": 0.009, "kl_high": 0.03, "bytes_per_token": 800,
+        "kappa": {"probes": [{"bytes_per_token": 640, "predicted": 0.02, "measured": 0.04}]},
+        "curve": [{"bytes_per_token": 300, "kl": 0.5}, {"bytes_per_token": 790, "kl": 0.0125},
+                  {"bytes_per_token": 3000, "kl": 0}],
+    }
+    path = artifact / "kv_plan.prediction.json"
+    path.write_text(json.dumps(told))
+    return path, told
+
+
+def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
+        artifact, prediction, drawn, tmp_path):
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page)
+    html = drawn(page)
+    start = html.index("<h2>Predicted divergence against bytes")
+    curve = html[start:html.index("<h2>Bytes by component")]
+    assert "<title>predicted: 300 bytes per token, 0.5 nats</title>" in curve
+    assert "<title>measured: 640 bytes per token, 0.04 nats</title>" in curve
+    assert curve.count(">this plan</text>") == 1
+    # No logarithm of 0, one line, and ticks of both axes.
+    assert "NaN" not in curve and "Infinity" not in curve and "3000 bytes" not in curve
+    [line] = re.findall(r'class="line" d="(M[\d.L ]+)" stroke', curve)
+    assert line.count("L") == 1
+    assert ">500</text>" in curve and ">0.1</text>" in curve
+    assert "predicted divergence  0.01230 nats" in run("inspect", artifact).stdout
+
+
+@pytest.mark.parametrize("values", [{"curve": []}, {"curve": [], "kl": 0, "kl_low": 0}])
+def test_a_curve_without_points_is_no_trouble(artifact, prediction, tmp_path, values):
+    path, told = prediction
+    path.write_text(json.dumps(told | values | {"kappa": {}}))
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page)
+    html = draw_by_script(page)
+    assert ("Predicted divergence" in html) == ("kl" not in values)
+    assert "NaN" not in html and "Infinity" not in html
+
+
+@pytest.mark.parametrize("field, value, named", [
+    ("kl", float("nan"), "not JSON"), ("kl", None, "kl: is missing"),
+    ("curve", "<script>", "curve: want a list"), ("curve", [7] * 5000, "have 5000"),
+    ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
+def test_a_prediction_that_is_none_is_refused_by_name(artifact, prediction, field, value, named):
+    path, told = prediction
+    path.write_text(json.dumps(told | {field: value}))
+    refused = run("inspect", artifact, check=False)
+    assert refused.returncode == 1
+    assert "kv_plan.prediction.json" in refused.stderr and named in refused.stderr
+
+
+def test_a_prediction_of_another_plan_is_not_shown(artifact, prediction):
+    path, told = prediction
+    path.write_text(json.dumps(told | {"plan_sha256": 64 * "0"}))
+    assert "not known: that of another plan" in run("inspect", artifact).stdout
+    assert json.loads(run("inspect", artifact, "--json").stdout)["prediction"] is None
 
 
 @pytest.mark.parametrize("low, high, scale", [

@@ -76,6 +76,7 @@ def test_every_method_plans_and_applies(compress, tmp_path, method):
     report = json.loads(done.stdout)
     assert report["kv_bytes_per_token"] < report["dense_bf16_bytes_per_token"]
     assert (out / "kv_plan.json").exists() and (out / "tokenizer.json").exists()
+    assert (out / "kv_plan.prediction.json").exists() == (method[0] == "auto")
     # The server's own reader finds the tensors that the plan wants.
     inspect = subprocess.run([BINARY, "inspect", out, "--json"], capture_output=True, text=True)
     assert inspect.returncode == 0, inspect.stderr
@@ -139,6 +140,57 @@ def test_a_planned_cache_diverges_about_as_much_as_predicted(compress, tmp_path,
     measured = json.loads(evaluation.read_text())["rows"][0]
     assert 0.25 < measured["kl_nats"] / predicted["kl"] < 4
     assert measured["kv_bytes_per_token"] == predicted["marginal_bytes_per_token"]
+
+
+def test_a_prediction_goes_with_its_plan_and_with_no_other(compress, tmp_path):
+    plan, beside = tmp_path / "plan.json", tmp_path / "plan.json.prediction.json"
+    auto = ["--model", TINY, "--method", "auto", "--kv-bytes-per-token", 800, "--windows", 0,
+            *FEW_TOKENS]
+    compress("plan", *auto, "--out", plan, "--quiet")
+
+    def apply(name):
+        done = compress("apply", "--model", TINY, "--plan", plan, *FEW_TOKENS, "--out",
+                        tmp_path / name)
+        return tmp_path / name / "kv_plan.prediction.json", done.stderr
+
+    kept, _ = apply("kept")
+    assert kept.read_bytes() == beside.read_bytes()
+    compress("apply", *auto, "--out", tmp_path / "once", "--quiet")
+    assert (tmp_path / "once" / "kv_plan.prediction.json").read_bytes() == beside.read_bytes()
+    for model in ([tmp_path / "kept"], [TINY, "--kv-plan", plan]):
+        inspect = subprocess.run([BINARY, "inspect", *model, "--json"], capture_output=True,
+                                 text=True, check=True)
+        told = json.loads(beside.read_text())
+        assert json.loads(inspect.stdout)["prediction"]["curve"] == told["curve"]
+
+    changed = json.loads(plan.read_text())
+    changed["method"] = "another"
+    plan.write_text(json.dumps(changed))
+    other, said = apply("other")
+    assert not other.exists() and "plan.json.prediction.json is of another plan" in said
+
+
+# Rotated 4-bit codes diverge by so much on one text: a plan that is to diverge by no
+# more takes fewer bytes, and diverges by no more on another text either.
+def test_a_plan_of_a_divergence_keeps_it_on_another_text(compress, tmp_path):
+    words = (TINY / "evaluation.txt").read_text()
+    texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    texts[0].write_text(words[:len(words) // 2])
+    texts[1].write_text(words[len(words) // 2:])
+
+    def measured(text, *candidates):
+        path = tmp_path / "evaluation.json"
+        compress("evaluate", "--teacher", TINY, *candidates, "--text", text, "--windows", 12,
+                 "--window-tokens", 256, "--json", path, "--quiet")
+        return json.loads(path.read_text())["rows"]
+
+    [rotated] = measured(texts[0], "rotated:k4,v4")
+    compress("apply", "--model", TINY, "--method", "auto", "--max-kl", rotated["kl_nats"],
+             "--windows", 0, "--probes", 2, "--text", CALIBRATION, "--calibration-tokens", 8192,
+             "--sequence-tokens", 256, "--out", tmp_path / "out", "--quiet")
+    planned, rotated = measured(texts[1], tmp_path / "out", "rotated:k4,v4")
+    assert planned["kl_nats"] <= 1.25 * rotated["kl_nats"]
+    assert planned["kv_bytes_per_token"] < 0.9 * rotated["kv_bytes_per_token"]
 
 
 def test_what_no_plan_keeps_is_told_with_what_is_possible(compress):
@@ -304,6 +356,19 @@ def test_a_plan_for_another_model(compress, tmp_path):
 
 def test_a_plan_that_is_no_plan(compress, tmp_path):
     apply_refused(compress, tmp_path, {"layers": [], "colour": "red"}, "bad.json", "colour")
+
+
+def test_auto_refuses_normed_keys_before_any_work(compress, tmp_path):
+    base = tmp_path / "base"
+    base.mkdir()
+    config = json.loads((TINY / "config.json").read_text())
+    (base / "config.json").write_text(
+        json.dumps(config | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}))
+    before = tree(tmp_path)
+    done = compress("apply", "--model", base, "--method", "auto", "--kv-bytes-per-token", 800,
+                    "--out", tmp_path / "out", ok=False)
+    refused(done, "Qwen3ForCausalLM", "QK-norm is not served")
+    assert "calibration" not in done.stderr and tree(tmp_path) == before
 
 
 def test_a_text_that_is_too_short(compress, tmp_path):
