@@ -221,22 +221,25 @@ void PlaceRowsOfGroup(const std::vector<int64_t>& group,
   }
 }
 
-// Where no page of the group holds a row, its own layer's are filled up.
+// Where no page of the group holds its widest row, those of that row's layer
+// are filled up.
 void FillUpForRows(const std::vector<int64_t>& group,
                    std::vector<LayerLayout>& layers) {
-  int64_t largest = 0;
-  for (const int64_t l : group) {
-    largest = std::max(largest, layers[static_cast<size_t>(l)].page_bytes);
-  }
+  int64_t page_bytes = 0;  // the most
+  int64_t row_bytes = 0;
+  LayerLayout* widest = nullptr;
   for (const int64_t l : group) {
     LayerLayout& layer = layers[static_cast<size_t>(l)];
+    page_bytes = std::max(page_bytes, layer.page_bytes);
     for (SideLayout* side : {&layer.key, &layer.value}) {
       if (!side->exact.any()) continue;
-      const int64_t row = PlaceExactRows(1, *side);
-      if (row <= largest) continue;
-      layer.page_bytes = largest = row;
+      const int64_t own = PlaceExactRows(1, *side);
+      if (own <= row_bytes) continue;
+      row_bytes = own;
+      widest = &layer;
     }
   }
+  if (row_bytes > page_bytes) widest->page_bytes = row_bytes;
 }
 
 // Eviction units that have a head on the rank.

@@ -18,17 +18,22 @@ using kvasir::v1::RopeLowRankSpace;
 constexpr int64_t kGrain = 8;  // channels
 
 // Ends of runs at the same shares of a latent that is `to` / `from` as wide.
-void StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
-  if (!codec->has_bits()) return;
+absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
+  if (!codec->has_bits() || from == to) return absl::OkStatus();
   int64_t end = 0;
   int64_t new_end = 0;
   for (auto& run : *codec->mutable_bits()->mutable_runs()) {
     end += run.channels();
+    if (end > from) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "runs of ", end, " channels and more in a latent of ", from));
+    }
     const int64_t next =
         (2 * end * to + kGrain * from) / (2 * kGrain * from) * kGrain;
     run.set_channels(static_cast<uint32_t>(next - new_end));
     new_end = next;
   }
+  return absl::OkStatus();
 }
 
 absl::Status Unimplemented() {
@@ -49,7 +54,8 @@ template <typename Groups, typename Make>
 absl::Status SpreadGroups(const Groups& groups, int64_t heads,
                           const Make& make) {
   const int64_t before = HeadsOf(groups);
-  if (groups.size() == before) {
+  if (std::all_of(groups.begin(), groups.end(),
+                  [](const auto& group) { return group.heads_size() == 1; })) {
     for (int64_t head = 0; head < heads; ++head) {
       make(groups[static_cast<int>(head * before / heads)], head, 1);
     }
@@ -71,6 +77,10 @@ absl::Status SpreadPart(int64_t heads, Part* part) {
   };
   if (from.has_low_rank()) {
     const auto& groups = from.low_rank().groups();
+    for (const RankGroup& group : groups) {
+      if (group.rank() > 0 && group.heads_size() > 0) continue;
+      return absl::InvalidArgumentError("a group has no heads or no rank");
+    }
     part->mutable_low_rank()->clear_groups();
     const auto make = [&](const RankGroup& group, int64_t first,
                           int64_t count) {
@@ -80,9 +90,8 @@ absl::Status SpreadPart(int64_t heads, Part* part) {
           static_cast<uint32_t>(group.rank() * count / group.heads_size()));
     };
     KVASIR_RETURN_IF_ERROR(SpreadGroups(groups, heads, make));
-    StretchRuns(groups[0].rank(), part->low_rank().groups(0).rank(),
-                part->mutable_codec());
-    return absl::OkStatus();
+    return StretchRuns(groups[0].rank(), part->low_rank().groups(0).rank(),
+                       part->mutable_codec());
   }
   const auto& groups = from.rope_low_rank().groups();
   if (!from.has_rope_low_rank() || groups.size() != HeadsOf(groups)) {

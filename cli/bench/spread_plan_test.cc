@@ -106,5 +106,25 @@ TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
                        testing::HasSubstr("of one head or of all")));
 }
 
+// A plan file is no checked plan yet.
+TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndRunsBeyondThemAreRefused) {
+  const auto refusal = [](const std::string& groups, const std::string& runs) {
+    const std::string values = ValuesOf(groups, runs);
+    return SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)).status();
+  };
+  const std::string run = R"({"channels": 16, "bits": 4})";
+  for (const std::string groups :
+       {R"({"heads": [0, 1]})", R"({}, {"heads": [0, 1], "rank": 16})"}) {
+    EXPECT_THAT(refusal(groups, run),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         testing::HasSubstr("no heads or no rank")));
+  }
+  EXPECT_THAT(refusal(R"({"heads": [0, 1, 2], "rank": 16})",
+                      R"({"channels": 4294967295, "bits": 4})"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       testing::HasSubstr("runs of 4294967295 channels and "
+                                          "more in a latent of 16")));
+}
+
 }  // namespace
 }  // namespace kvasir::cli

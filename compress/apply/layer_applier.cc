@@ -61,8 +61,8 @@ absl::StatusOr<TensorMap> LayerApplier::Apply(int64_t layer) {
   request.commuting = CommutingWeightsOf(plan_);
   request.profile = options_.profile;
   KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, ApplyLayerPlan(request));
+  SetBlasThreads(1);
   if (ranges_) {
-    SetBlasThreads(1);
     KVASIR_RETURN_IF_ERROR(ranges_->Collect(layer, tensors));
   }
   return tensors;

@@ -576,8 +576,10 @@ class Planner {
     const Spending all(candidates_, 0.0, MostGrains());
     const double grain = static_cast<double>(grain_bytes_);
     if (!options().kv_bytes_per_token) {
-      const int64_t window =
-          *std::max_element(options().windows.begin(), options().windows.end());
+      int64_t window = 0;  // the longest that was tried
+      for (const int64_t each : options().windows) {
+        if (each < options().target_length) window = std::max(window, each);
+      }
       return absl::InvalidArgumentError(absl::StrFormat(
           "no plan is predicted to diverge by %.3g nats or less: with 8 bits "
           "of every number and a window of %d exact tokens it is %.3g",

@@ -335,12 +335,28 @@ TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
   }
-  AutoOptions options = Options();
-  options.kv_bytes_per_token = 60;
-  KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
-  EXPECT_THAT(made.prediction.domains, ::testing::IsEmpty());
-  EXPECT_EQ(made.prediction.low, made.prediction.kl);
-  EXPECT_EQ(made.prediction.high, made.prediction.kl);
+  // Of unequal lengths, for which codes of a token's length are better.
+  at::Tensor& rows = calibration_.layers[1].sample_rows;
+  rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
+  bool has_mixed = false;  // losses that need no rows, and others
+  for (const double bytes : {32, 40, 50, 60, 80, 100}) {
+    AutoOptions options = Options();
+    options.kv_bytes_per_token = bytes;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
+    EXPECT_THAT(made.prediction.domains, ::testing::IsEmpty());
+    EXPECT_EQ(made.prediction.low, made.prediction.kl);
+    EXPECT_EQ(made.prediction.high, made.prediction.kl);
+    int whole = 0;
+    int parts = 0;
+    for (const auto& layer : made.plan.layers()) {
+      for (const auto* side : {&layer.key(), &layer.value()}) {
+        ++parts;
+        if (side->parts(0).has_full()) ++whole;
+      }
+    }
+    has_mixed = has_mixed || (whole > 0 && whole < parts);
+  }
+  EXPECT_TRUE(has_mixed);
 }
 
 TEST_F(AutoPlanTest, HeadsThatTurnInPartAreRefusedByTheirDims) {

@@ -1,6 +1,7 @@
 #include "compress/planner/plan_judge.h"
 
 #include <algorithm>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -101,7 +102,10 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   const SpaceOption& option = taken.candidate->option;
   PartLoss loss;
   // Rotated codes have no text behind them: they are worth the same on any.
-  const double own = option.rotated() ? OwnLoss(taken) : 0;
+  // Others are not measured yet, and a domain of too few rows never.
+  const double own = option.rotated()
+                         ? OwnLoss(taken)
+                         : std::numeric_limits<double>::quiet_NaN();
   loss.by_domain.assign(domains, own);
   loss.left_out.assign(domains, own);
   if (option.rotated()) return loss;
@@ -188,7 +192,7 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
   }
   // Those of too few rows, or alone: nothing is known of them.
   std::erase_if(prediction.domains, [](const DomainLoss& domain) {
-    return domain.predicted == 0 || domain.left_out == 0;
+    return !(domain.predicted > 0) || !(domain.left_out > 0);
   });
   prediction.low = prediction.kl;
   prediction.high = prediction.kl;

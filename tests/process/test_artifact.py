@@ -223,7 +223,9 @@ def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
     assert "predicted divergence  0.01230 nats" in run("inspect", artifact).stdout
 
 
-@pytest.mark.parametrize("values", [{"curve": []}, {"curve": [], "kl": 0, "kl_low": 0}])
+@pytest.mark.parametrize("values", [
+    {"curve": []}, {"curve": [], "kl": 0, "kl_low": 0}, {"curve": [], "kl": 5e-324, "kl_low": 5e-324},
+])
 def test_a_curve_without_points_is_no_trouble(artifact, prediction, tmp_path, values):
     path, told = prediction
     path.write_text(json.dumps(told | values | {"kappa": {}}))

@@ -418,8 +418,9 @@ def test_all_four_tell_the_same_bytes(artifacts, name):
                 and told["side_pages"] == row["components"]["per_sequence"] == fixed
                 and told["side"] == unused
             )
-        # A scrape may come while the gauges of one moment are being set.
-        assert sum(exact) >= 1 and len(exact) - sum(exact) <= 1, exact
+        # A scrape may come while the gauges of one moment are being set: the more
+        # of them, the slower the machine.
+        assert sum(exact) >= 1 and len(exact) - sum(exact) <= max(1, len(exact) // 20), exact
         wait_until(lambda: sample(server)["tokens"] == 0, "no sequence is live")
         assert set(sample(server).values()) == {0}
         free = server.metric("kvasir_kv_cache_free_pages")

@@ -109,6 +109,7 @@ def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
             (["--plan", "recommended", "--model", "DIR"], "is for models that models/fetch gets"),
             (["--model", "known", "--plan"], "--plan nothing: want recommended"),
             (["--model", "known", "--plan=best"], "--plan best: want recommended"),
+            (["--model", "known", "--plan="], "--plan nothing: want recommended"),
             (["--model", "known", "--plan=recommended", "--kv-dtype", "bf16"], "without --kv-plan")]:
         with pytest.raises(subprocess.CalledProcessError) as refused:
             serve(*flags)
