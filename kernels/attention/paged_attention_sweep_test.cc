@@ -168,6 +168,18 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
+// Of this seed's rows one has a value that is nothing beside its terms.
+TEST(WorstErrorTest, AnOnlyNumberThatCancelsIsJudgedByWhatIsUsual) {
+  Streams streams;
+  PartSpec values = Lifted(Part({96}, {8}), 1);
+  LatentSpec spec = Spec({Part({96}, {8})}, {values});
+  spec.value_exact = 18;
+  spec.page_tokens = 64;
+  LatentCache cache(spec, {70}, 360402587);
+  cache.Write(0, 0, 70);
+  ExpectDefinition(streams, cache, {{0, 68, 2}});
+}
+
 struct Heads {
   int64_t queries;
   std::vector<int32_t> group_of_head;  // one for each KV head

@@ -772,10 +772,12 @@ double WorstError(const PagedAttentionArgs& params,
   double worst = 0.0;
   const auto rows = static_cast<int64_t>(got.size()) / params.out_row_stride;
   const int64_t queries = params.num_heads / params.num_kv_heads;
-  for (int64_t i = 0; i < rows * params.num_heads; ++i) {
-    const int64_t h = i % params.num_heads;
-    for (int64_t p = 0; p < params.num_value_parts; ++p) {
-      const AttentionValuePartArgs& part = params.values[p];
+  for (int64_t p = 0; p < params.num_value_parts; ++p) {
+    const AttentionValuePartArgs& part = params.values[p];
+    std::vector<double> errors;
+    std::vector<double> norms;
+    for (int64_t i = 0; i < rows * params.num_heads; ++i) {
+      const int64_t h = i % params.num_heads;
       const auto first = static_cast<size_t>(
           i / params.num_heads * params.out_row_stride + part.out_column[h]);
       const auto width =
@@ -787,8 +789,17 @@ double WorstError(const PagedAttentionArgs& params,
         error += difference * difference;
         norm += expected[c] * expected[c];
       }
+      errors.push_back(error);
+      norms.push_back(norm);
+    }
+    // A sum of values may come to nothing, above all one of one channel: its
+    // terms did not, and the others of the part say what they are like.
+    const double usual = std::accumulate(norms.begin(), norms.end(), 0.0) /
+                         static_cast<double>(norms.size());
+    for (size_t i = 0; i < errors.size(); ++i) {
       // Where nothing is seen, all are 0.
-      if (error > 0.0) worst = std::max(worst, std::sqrt(error / norm));
+      if (errors[i] == 0.0) continue;
+      worst = std::max(worst, std::sqrt(errors[i] / std::max(norms[i], usual)));
     }
   }
   return worst;

@@ -240,8 +240,9 @@ class LatentCache {
   std::vector<std::vector<float>> q_;
 };
 
-// The worst error of a row's part of one head, against what the definition has
-// there; endless where one of the two has a number and the other has none.
+// The worst error of a row's part of one head, as a share of what the definition
+// has there or, where that is less than usual, of what the part has on average;
+// endless where one of the two has a number and the other has none.
 double WorstError(const PagedAttentionArgs& params,
                   const std::vector<double>& expected,
                   const std::vector<float>& got);
