@@ -32,8 +32,14 @@ absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(
-      const kvasir::v1::KvPlan plan,
+      kvasir::v1::KvPlan plan,
       plan::MakePresetPlan(name, model::AttentionShapeOf(spec)));
+  // Of the cache alone: exact tokens are a sequence's, however long it is.
+  for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
+    layer.clear_exact_sinks();
+    layer.mutable_key()->clear_exact_window();
+    layer.mutable_value()->clear_exact_window();
+  }
   return worker::ServePlan(plan, model::AttentionShapeOf(spec), options);
 }
 

@@ -32,6 +32,13 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
       KVASIR_EXPECT_OK(
           worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
+      // Codes of a few bits stand behind exact first and latest tokens.
+      const bool rotated = preset.name.starts_with("rotated-");
+      for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
+        EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
+        EXPECT_EQ(layer.key().exact_window(), rotated ? 28u : 0u);
+        EXPECT_EQ(layer.value().exact_window(), rotated ? 28u : 0u);
+      }
     }
   }
 }
@@ -66,7 +73,8 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
 // Heads that RoPE turns in part, learned positions, and heads that are no power
 // of two.
 TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
-  for (const char* name : {"pythia-160m", "opt-125m", "qwen2.5-0.5b"}) {
+  for (const char* name :
+       {"pythia-160m", "opt-125m", "qwen2.5-0.5b", "smollm2-135m"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
     KVASIR_ASSERT_OK(spec);
     for (const plan::PlanPreset& preset : plan::PlanPresets()) {
@@ -77,6 +85,13 @@ TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
       KVASIR_EXPECT_OK(
           worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
+      // Codes of a few bits stand behind exact first and latest tokens.
+      const bool rotated = preset.name.starts_with("rotated-");
+      for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
+        EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
+        EXPECT_EQ(layer.key().exact_window(), rotated ? 28u : 0u);
+        EXPECT_EQ(layer.value().exact_window(), rotated ? 28u : 0u);
+      }
     }
   }
 }

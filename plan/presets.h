@@ -32,7 +32,7 @@ inline constexpr char kDensePreset[] = "dense-bf16";
 // What a checkpoint can be served with that nobody calibrated: codes of 4 bits,
 // of each head's key and value behind a Hadamard matrix, by Lloyd-Max levels of
 // a normal number, and one float16 for the length (TurboQuant, Zandieh et al.
-// 2025, without random signs).
+// 2025, without random signs); the first and the latest tokens are kept exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
 // NOT_FOUND lists the names.

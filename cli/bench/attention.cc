@@ -370,7 +370,7 @@ std::string Footer() {
       "  lifted             --prefill: some of the latents are lifted\n"
       "  over_dense         --prefill: the whole layer's attention\n"
       "                     (projections to output), over the bf16 cache's\n"
-      "Methods:\n";
+      "Methods (without the tokens that they keep as they are):\n";
   for (const PlanPreset& preset : plan::PlanPresets()) {
     absl::StrAppend(&text, "  ", preset.name, ": ", preset.text, "\n");
   }
