@@ -102,6 +102,8 @@ def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
         assert serve(*flags, "--threads", "2") == [
             "recommend known", "serve", *model, "--threads", "2", *name]
     assert serve("--plan", "recommended", KVASIR_MODEL="known") == ["recommend known", "serve", *name]
+    # Who asks for help waits for nothing.
+    assert serve("--plan", "recommended", *(asks := ["--model", "known", "--help"])) == ["serve", *asks]
     mine = ["--served-model-name=mine"]
     assert serve("--plan=recommended", *mine, KVASIR_MODEL="known")[1:] == ["serve", *mine]
     for flags, why in [
