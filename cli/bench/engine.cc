@@ -70,9 +70,12 @@ absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
     KVASIR_RETURN_IF_ERROR(bench::FillWithRandomLatents(
         layer, arenas.num_pages()[static_cast<size_t>(layer.page_group)],
         model_->layout().page_tokens(), seed += 100, model_->rank().device()));
-    KVASIR_RETURN_IF_ERROR(bench::FillWithRandomExactRows(
-        arenas, layer, seed + 50, model_->rank().device()));
     progress.Update(++done);
+  }
+  // Behind all codes: a layer's rows may lie in the arena of another one.
+  for (const worker::KvArenas::Layer& layer : arenas.layers()) {
+    KVASIR_RETURN_IF_ERROR(bench::FillWithRandomExactRows(
+        arenas, layer, seed += 100, model_->rank().device()));
   }
   return Restart(count, num_tokens);
 }

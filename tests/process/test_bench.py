@@ -169,6 +169,20 @@ def test_decode_compares_plans_with_the_dense_cache():
     assert any("random latents" in note for note in report["notes"])
 
 
+def test_random_latents_of_a_layer_spare_the_exact_rows_of_others(tmp_path):
+    """Layers of few bits keep theirs in the arena of one of many."""
+    def side(stored, bits):
+        codec = {"bits": {"schedule": [bits]}, "per_token": {}, "param_dtype": "F16", "none": {}}
+        return {"exact_window": 120, "parts": [{"full": {}, "stored": stored, "codec": codec}]}
+
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"schema_version": 1, "layers": [
+        {"exact_sinks": 4, "key": side("POST_ROPE", bits), "value": side("NO_ROPE", bits)}
+        for bits in [2, 1, 1, 1, 1, 8]]}))
+    report = bench("decode", "--plan", str(plan), "--batch", "2", "--context", "300")
+    assert report["rows"][1]["tokens_per_second"] > 0
+
+
 @pytest.mark.parametrize("plans", [[], ["--plan", "rap-50,palu-50-g4"]])
 def test_a_paced_decode_wants_one_plan(plans):
     done = run("bench", "decode", "--quick", "--paced", *plans, check=False)
