@@ -290,8 +290,8 @@ class Planner {
                  static_cast<double>(MostGrains())));
   }
 
-  double Predicted(double loss, int64_t window) const {
-    return loss * kappa_.median * WindowFactor(window);
+  double Predicted(const SpentBytes& spent, int64_t window) const {
+    return LossOf(spent, window) * kappa_.median;
   }
 
   absl::StatusOr<KvPlan> PlanOf(const SpentBytes& spent, int64_t window) const {
@@ -383,7 +383,7 @@ class Planner {
         counted.marginal +
         counted.fixed / static_cast<double>(options().target_length);
     prediction.exact_window = window;
-    prediction.kl = Predicted(spent.loss, window);
+    prediction.kl = Predicted(spent, window);
     prediction.kappa = kappa_;
     prediction.slot_ns = spent.ns;
     prediction.dense_slot_ns = dense_slot_ns_;
@@ -422,10 +422,10 @@ class Planner {
   }
 
   // The fewest bytes of that loss.
-  absl::StatusOr<std::optional<Finished>> WithinLoss(const Spending& spending,
-                                                     int64_t window) const {
+  absl::StatusOr<std::optional<Finished>> WithinLoss(
+      const Spending& spending) const {
     const auto predicted = [&](int64_t grains) {
-      return Predicted(spending.Spend(grains).loss, window);
+      return Predicted(spending.Spend(grains), spending.window());
     };
     int64_t low = spending.all().least_grains();
     auto high = static_cast<int64_t>(spending.all().loss().size()) - 1;
@@ -439,53 +439,50 @@ class Planner {
       }
     }
     KVASIR_ASSIGN_OR_RETURN(Finished finished,
-                            Finish(spending.Spend(high), window));
+                            Finish(spending.Spend(high), spending.window()));
     return finished;
   }
 
-  // The best plan of all windows at this price of time; none fits: nothing.
-  absl::StatusOr<std::optional<Finished>> BestOf(
-      const Spending& spending) const {
+  // The best plan of all windows at this price of time, and what it was chosen
+  // from; none fits: nothing.
+  absl::StatusOr<std::optional<Finished>> BestOf(double price) {
+    const int64_t sight = GrainsInSight();
+    const bool by_bytes = options().kv_bytes_per_token.has_value();
     std::optional<Finished> best;
     for (const int64_t window : options().windows) {
       if (window >= options().target_length) continue;
-      const bool by_bytes = options().kv_bytes_per_token.has_value();
+      auto spending =
+          std::make_unique<Spending>(candidates_, window, price, sight);
       KVASIR_ASSIGN_OR_RETURN(
           std::optional<Finished> found,
           by_bytes
-              ? WithinBytes(spending, window, *options().kv_bytes_per_token)
-              : WithinLoss(spending, window));
+              ? WithinBytes(*spending, window, *options().kv_bytes_per_token)
+              : WithinLoss(*spending));
       if (!found) continue;
       const auto rank = [by_bytes](const Finished& finished) {
         const AutoPrediction& p = finished.plan.prediction;
         return by_bytes ? p.kl : p.bytes;
       };
-      if (!best || rank(*found) < rank(*best)) best = std::move(found);
+      if (best && rank(*found) >= rank(*best)) continue;
+      best = std::move(found);
+      spending_ = std::move(spending);
     }
     return best;
   }
 
   absl::Status Choose() {
-    const int64_t sight = GrainsInSight();
-    const auto at_price =
-        [&](double price) -> absl::StatusOr<std::optional<Finished>> {
-      spending_.clear();
-      spending_.push_back(
-          std::make_unique<Spending>(candidates_, price, sight));
-      return BestOf(*spending_[0]);
-    };
     double price = 0;
-    KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, at_price(price));
+    KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, BestOf(price));
     if (!best) return Impossible();
     // Time is bought with loss until a slot takes no longer than a dense one.
     const double limit = dense_slot_ns_;
     if (limit > 0 && best->spent.ns > limit) {
       double low = 0;
-      double high = best->spent.loss / best->spent.ns;
+      double high = LossOf(best->spent, 0) / best->spent.ns;
       std::optional<Finished> fast;
       for (int step = 0; step < 24; ++step) {
         price = fast ? (low + high) / 2 : high;
-        KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> found, at_price(price));
+        KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> found, BestOf(price));
         const bool fits = found && found->spent.ns <= limit;
         if (fits) {
           fast = std::move(found);
@@ -499,7 +496,7 @@ class Planner {
         if (fast && high - low < 0.05 * high) break;
       }
       // The curve is drawn at the price of what is chosen.
-      KVASIR_ASSIGN_OR_RETURN(best, at_price(fast ? high : 0.0));
+      KVASIR_ASSIGN_OR_RETURN(best, BestOf(fast ? high : 0.0));
     }
     best_ = std::move(best->plan);
     spent_ = std::move(best->spent);
@@ -515,7 +512,7 @@ class Planner {
     KVASIR_ASSIGN_OR_RETURN(const Finished plain, Finish(spent_, 0));
     const AutoPrediction& chosen = plain.plan.prediction;
     const auto least =
-        static_cast<double>(spending_[0]->all().least_grains() * grain_bytes_) +
+        static_cast<double>(spending_->all().least_grains() * grain_bytes_) +
         chosen.bytes - chosen.marginal_bytes;
     std::vector<PlanTrial> trials;
     for (int i = 0; i < options().probes; ++i) {
@@ -526,7 +523,7 @@ class Planner {
                                        i / (options().probes - 1.0));
       KVASIR_ASSIGN_OR_RETURN(
           const std::optional<Finished> found,
-          WithinBytes(*spending_[0], /*window=*/0,
+          WithinBytes(*spending_, /*window=*/0,
                       std::max(share * chosen.bytes, least)));
       if (!found) continue;
       const AutoPrediction& prediction = found->plan.prediction;
@@ -558,12 +555,12 @@ class Planner {
 
   // "5120 bytes would do", as far as they were looked at.
   std::string BytesForLoss(double max_kl) const {
-    const Spending wide(candidates_, 0.0, MostGrains());
-    const int64_t window = best_.prediction.exact_window;
+    const Spending wide(candidates_, best_.prediction.exact_window, 0.0,
+                        MostGrains());
     const std::vector<double>& loss = wide.all().loss();
     for (size_t i = 0; i < loss.size(); ++i) {
       // Impossible is more than any loss.
-      if (Predicted(loss[i], window) > max_kl) continue;
+      if (loss[i] * kappa_.median > max_kl) continue;
       return absl::StrFormat(
           "%.1f bytes would do",
           static_cast<double>(i) * static_cast<double>(grain_bytes_) +
@@ -573,26 +570,26 @@ class Planner {
   }
 
   absl::Status Impossible() const {
-    const Spending all(candidates_, 0.0, MostGrains());
-    const double grain = static_cast<double>(grain_bytes_);
     if (!options().kv_bytes_per_token) {
       int64_t window = 0;  // the longest that was tried
       for (const int64_t each : options().windows) {
         if (each < options().target_length) window = std::max(window, each);
       }
+      const Spending all(candidates_, window, 0.0, MostGrains());
       return absl::InvalidArgumentError(absl::StrFormat(
           "no plan is predicted to diverge by %.3g nats or less: with 8 bits "
           "of every number and a window of %d exact tokens it is %.3g",
-          *options().max_kl, window,
-          Predicted(all.all().loss().back(), window)));
+          *options().max_kl, window, all.all().loss().back() * kappa_.median));
     }
+    const Spending all(candidates_, 0, 0.0, MostGrains());
+    const double grain = static_cast<double>(grain_bytes_);
     const int64_t least = all.all().least_grains();
     return absl::InvalidArgumentError(absl::StrFormat(
         "%.1f bytes of a token are too few: the least that every layer can "
         "be stored in takes %.1f, beside what sinks and windows take, and is "
         "predicted to diverge by %.3g nats",
         *options().kv_bytes_per_token, static_cast<double>(least) * grain,
-        Predicted(all.Spend(least).loss, 0)));
+        Predicted(all.Spend(least), 0)));
   }
 
   absl::Status Judge() {
@@ -604,7 +601,8 @@ class Planner {
                .layers = &data_,
                .exact_sinks = options().exact_sinks,
                .span = span_,
-               .scale = kappa_.median * WindowFactor(prediction.exact_window),
+               .kappa = kappa_.median,
+               .exact_window = prediction.exact_window,
                .threads = options().threads,
                .on_part = [&] { Advance(layers_of_part); }},
               spent_.parts, prediction);
@@ -615,8 +613,8 @@ class Planner {
   void Draw() {
     constexpr int64_t kPoints = 24;
     AutoPrediction& prediction = best_.prediction;
-    const std::vector<double>& loss = spending_[0]->all().loss();
-    const int64_t first = spending_[0]->all().least_grains();
+    const std::vector<double>& loss = spending_->all().loss();
+    const int64_t first = spending_->all().least_grains();
     auto last = static_cast<int64_t>(loss.size()) - 1;
     // What can no longer fall is no part of a curve.
     while (last > first && loss[static_cast<size_t>(last - 1)] ==
@@ -626,10 +624,10 @@ class Planner {
     const double fixed = prediction.bytes - prediction.marginal_bytes;
     for (int64_t i = 0; i < kPoints; ++i) {
       const int64_t grains = first + (last - first) * i / (kPoints - 1);
-      const SpentBytes spent = spending_[0]->Spend(grains);
+      const SpentBytes spent = spending_->Spend(grains);
       prediction.curve.push_back(
           {static_cast<double>(GrainBytesOf(spent)) + fixed,
-           Predicted(spent.loss, prediction.exact_window)});
+           Predicted(spent, prediction.exact_window)});
     }
   }
 
@@ -645,19 +643,12 @@ class Planner {
   std::mutex mutex_;  // of weights and progress while layers are measured
   double done_ = 0;   // layers
   bool cancelled_ = false;
-  std::vector<std::unique_ptr<Spending>> spending_;  // of the chosen price
+  std::unique_ptr<Spending> spending_;  // of the chosen price and window
   SpentBytes spent_;
   AutoPlan best_;
 };
 
 }  // namespace
-
-double WindowFactor(int64_t window) {
-  // What is left of the loss with 128 exact tokens was 0.21 of it on a model of
-  // 135M parameters, at 2.25 and at 1.75 bits a number alike.
-  constexpr double kHalf = 34.0;
-  return kHalf / (kHalf + static_cast<double>(window));
-}
 
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options) {

@@ -33,7 +33,7 @@ struct AutoOptions {
   // 8192, or what the model takes.
   int64_t target_length = 0;
   // Of exact tokens, to choose from.
-  std::vector<int64_t> windows = {0, 64, 128, 256};
+  std::vector<int64_t> windows = {0, 8, 16, 32, 64, 128, 256};
   int64_t exact_sinks = 4;
   // Measured over predicted; with probes it is fitted.
   double kappa = 1.0;
@@ -101,9 +101,6 @@ struct AutoPlan {
   kvasir::v1::KvPlan plan;
   AutoPrediction prediction;
 };
-
-// Predicted loss with an exact window over that without one.
-double WindowFactor(int64_t window);
 
 // Uses spec, calibration (with information), weights and tp of the request.
 // Errors: INVALID_ARGUMENT for bytes below what is possible or a loss that they

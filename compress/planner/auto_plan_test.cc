@@ -302,6 +302,38 @@ TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
   EXPECT_LE(prediction.bytes, 70);
 }
 
+// A window takes more of their loss than of that of codes in static ranges.
+TEST_F(AutoPlanTest, BehindAWindowMorePartsAreRotated) {
+  // Of unequal lengths, for which codes of a token's length are better.
+  at::Tensor& rows = calibration_.layers[1].sample_rows;
+  rows = rows * RandomMatrix({rows.size(0), 1}, 77).exp();
+  const auto rotated = [&](int64_t window, double kappa) {
+    int parts = 0;
+    for (const double bytes : {32, 40, 50, 60, 80, 100}) {
+      AutoOptions options = Options();
+      options.kv_bytes_per_token = bytes;
+      options.windows = {window};
+      options.target_length = int64_t{1} << 20;
+      options.kappa = kappa;
+      KVASIR_EXPECT_OK(Plan(options).status());
+      const AutoPlan made = *Plan(options);
+      double of_layers = 0;
+      for (const LayerChoice& layer : made.prediction.layers) {
+        of_layers += layer.loss;
+      }
+      EXPECT_NEAR(of_layers, made.prediction.kl, 1e-9 * made.prediction.kl);
+      for (const auto& layer : made.plan.layers()) {
+        parts += layer.key().parts(0).has_full();
+        parts += layer.value().parts(0).has_full();
+      }
+    }
+    return parts;
+  };
+  const int without = rotated(0, 1);
+  EXPECT_EQ(rotated(0, 3), without);
+  EXPECT_GT(rotated(256, 1), without);
+}
+
 TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;

@@ -47,7 +47,7 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
   return moments;
 }
 
-// What one part's codes lose, without the request's scale.
+// What one part's codes lose, without kappa and window.
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
@@ -56,15 +56,6 @@ struct PartLoss {
   std::vector<double> by_domain;
   std::vector<double> left_out;
 };
-
-double OwnLoss(const TakenPart& taken) {
-  double loss = 0;
-  for (size_t g = 0; g < taken.widths.size(); ++g) {
-    loss +=
-        taken.candidate->channels.groups[g].loss[WidthIndex(taken.widths[g])];
-  }
-  return loss;
-}
 
 void JudgeDomains(const JudgeRequest& request, const TakenPart& taken,
                   const std::vector<LatentCodes>& coded, PartLoss& loss) {
@@ -124,6 +115,11 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   return loss;
 }
 
+double ScaleOf(const JudgeRequest& request, const TakenPart& taken) {
+  return request.kappa *
+         WindowFactor(taken.candidate->option, request.exact_window);
+}
+
 // What is known of a part before it is judged.
 void AddChoice(const JudgeRequest& request, const TakenPart& taken,
                AutoPrediction& prediction) {
@@ -134,7 +130,7 @@ void AddChoice(const JudgeRequest& request, const TakenPart& taken,
   const PartChannels& channels = candidate.channels;
   choice.bytes += static_cast<double>(GrainsOf(channels, taken.widths) *
                                       channels.grain_bytes);
-  choice.loss += OwnLoss(taken) * request.scale;
+  choice.loss += OwnLoss(taken) * ScaleOf(request, taken);
   for (size_t g = 0; g < taken.widths.size(); ++g) {
     prediction.channels_by_bits[static_cast<size_t>(taken.widths[g])] +=
         static_cast<double>(channels.groups[g].channels * channels.latents);
@@ -177,13 +173,14 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
   for (size_t p = 0; p < parts.size(); ++p) {
     AddChoice(request, parts[p], prediction);
     const PartLoss& loss = losses[p];
+    const double scale = ScaleOf(request, parts[p]);
     fitted += loss.fitted;
     held_out += loss.held_out.loss;
     clamped += loss.held_out.clamped;
     codes += loss.held_out.codes;
     for (size_t d = 0; d < domains.size(); ++d) {
-      prediction.domains[d].predicted += loss.by_domain[d] * request.scale;
-      prediction.domains[d].left_out += loss.left_out[d] * request.scale;
+      prediction.domains[d].predicted += loss.by_domain[d] * scale;
+      prediction.domains[d].left_out += loss.left_out[d] * scale;
     }
   }
   if (codes > 0) {

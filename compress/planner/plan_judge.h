@@ -29,7 +29,8 @@ struct JudgeRequest {
   const std::vector<PlannedLayer>* layers = nullptr;
   int64_t exact_sinks = 0;
   int64_t span = 0;  // of positions
-  double scale = 1;  // kappa and the window's factor
+  double kappa = 1;
+  int64_t exact_window = 0;
   int threads = 1;
   // After each part, by one thread at a time.
   std::function<void()> on_part;

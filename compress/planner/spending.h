@@ -37,20 +37,28 @@ struct TakenPart {
 struct SpentBytes {
   std::vector<TakenPart> parts;  // by layer, keys before values
   int64_t grains = 0;
-  double loss = 0;  // without kappa and window
   double ns = 0;
 };
 
-// Where a width is in kCodeWidths.
-size_t WidthIndex(int width);
+// Predicted loss of an option's codes behind an exact window over that without
+// one: next to the query most of it arises, of rotated levels more than of
+// codes that are shaped by what all queries see.
+double WindowFactor(const SpaceOption& option, int64_t window);
 
-// The choices of all layers when a nanosecond of a slot is worth so many nats.
-// The candidates outlive it.
+// What a part's codes lose, without kappa and window.
+double OwnLoss(const TakenPart& taken);
+// The same of all parts behind an exact window.
+double LossOf(const SpentBytes& spent, int64_t window);
+
+// The choices of all layers behind an exact window, when a nanosecond of a slot
+// is worth so many nats without one. The candidates outlive it.
 class Spending {
  public:
-  Spending(const PlanCandidates& candidates, double nats_per_ns,
+  Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,
            int64_t max_grains);
 
+  int64_t window() const { return window_; }
+  // Its losses have the window's factors, not kappa.
   const ByteChoice& all() const { return all_[0]; }
   // The best of so many grains at most; CHECK that there is one.
   SpentBytes Spend(int64_t grains) const;
@@ -60,6 +68,7 @@ class Spending {
                      int64_t max_grains) const;
 
   const PlanCandidates& candidates_;
+  int64_t window_ = 0;
   std::vector<PartChannels> parts_;
   std::vector<ByteChoice> all_;  // one
 };
