@@ -120,13 +120,15 @@ RAP = paper("RAP 70 %", "rap", "--keep", 0.7, quick=True)
 COMMUTING = paper("commuting 70 %", "commuting", "--keep", 0.7,
                   "--group-heads", "all", quick=True)
 SINKS = "sinks=4"
+SHIPPED = "sinks=4,window=28"  # of `--kv-plan rotated-4bit`
 RECENT = "sinks=4,window=128"
-NONE = "sinks=0,window=0"
+NO_WINDOW = "sinks=4,window=0"  # in place of a plan's own
 
 
 def with_exact(row: Row, exact: str, quick: bool = False) -> Row:
     """The same codes, other exact tokens."""
-    said = {SINKS: "4 exact", RECENT: "4 + 128 exact", NONE: "none exact"}[exact]
+    said = {SINKS: "4 exact", NO_WINDOW: "4 exact", SHIPPED: "4 + 28 exact",
+            RECENT: "4 + 128 exact"}[exact]
     if row.baseline is not None:
         return Row(f"{row.name}, {said}", baseline=f"{row.baseline},{exact}",
                    quick=quick)
@@ -148,6 +150,8 @@ ROTATED = {width: baseline(f"rotated {width} bits",
            for width in (4, 3)}
 ROTATED_SINKS = {width: with_exact(row, SINKS, quick=True)
                  for width, row in ROTATED.items()}
+ROTATED_SHIPPED = {width: with_exact(row, SHIPPED, quick=True)
+                   for width, row in ROTATED.items()}
 ROTATED_RECENT = {width: with_exact(row, RECENT, quick=True)
                   for width, row in ROTATED.items()}
 ROTATED_SKIP = baseline("rotated 4 bits, 2 + 2 layers whole (vLLM)",
@@ -163,63 +167,58 @@ Q4 = baseline("q4_0", "ggml:kq4_0,vq4_0", quick=True)
 Q4_PLAIN = baseline("q4_0, not rotated", "ggml:kq4_0,vq4_0,rotation=off")
 FP8 = baseline("fp8 e4m3", "fp8:e4m3", quick=True)
 
-BASELINES = [ROTATED[4], ROTATED_SINKS[4], ROTATED_RECENT[4], ROTATED_SKIP,
-             ROTATED[3], ROTATED_SINKS[3], ROTATED_RECENT[3], PER_TOKEN,
+BASELINES = [ROTATED[4], ROTATED_SINKS[4], ROTATED_SHIPPED[4], ROTATED_RECENT[4],
+             ROTATED_SKIP, ROTATED[3], ROTATED_SINKS[3], ROTATED_SHIPPED[3],
+             ROTATED_RECENT[3], PER_TOKEN,
              with_exact(PER_TOKEN, SINKS), *KIVI.values(), Q8, Q4, Q4_PLAIN, FP8]
 
 # ------------------------------------------------------------------------- ours
 
 
-def auto(name, speed, kv_bytes, length, windows, quick):
-    """The budget is for all that a sequence of `length` tokens takes."""
+def auto(name, speed, kv_bytes, length, quick=True):
+    """The budget is for all that a sequence of `length` tokens takes; the window is
+    the planner's choice."""
     options = ("auto", "--kv-bytes-per-token", kv_bytes, "--speed", speed,
                "--target-length", length)
-    if windows is not None:
-        options += ("--windows", windows)
     return Row(name, Artifact(options, built_in_texts=True), quick=quick)
 
 
-# Without a window, so that bits are bits; with the planner's 4 sinks.
-STORAGE = {width: auto(f"planned, storage, {width} bits",
-                       "storage", bits(width), SHORT, 0, quick=True)
+STORAGE = {width: auto(f"planned, storage, {width} bits", "storage", bits(width), SHORT)
            for width in (3, 2.25, 1.75)}
 ROTATED_4_BYTES = bits(4.25)
 CPU = auto("planned, cpu, 0.8 of rotated 4 bits", "cpu",
-           int(0.8 * ROTATED_4_BYTES), SHORT, 0, quick=True)
+           int(0.8 * ROTATED_4_BYTES), SHORT)
 PLANNED = [*STORAGE.values(), CPU]
-PLANNED_RECENT = {row: with_exact(row, RECENT, quick=row in (STORAGE[1.75], CPU))
-                  for row in PLANNED}
-PLANNED_BARE = {row: with_exact(row, NONE) for row in PLANNED}
+PLANNED_RECENT = {row: with_exact(row, RECENT) for row in PLANNED}
+PLANNED_SINKS = {row: with_exact(row, NO_WINDOW) for row in PLANNED}
 OURS = [form for row in PLANNED
-        for form in (row, PLANNED_RECENT[row], PLANNED_BARE[row])]
+        for form in (row, PLANNED_RECENT[row], PLANNED_SINKS[row])]
 
 ROWS = OURS + PAPERS + BASELINES
 
 # --------------------------------------------------------- at the longer length
 
-# Windows are the planner's choice. Exact tokens of baselines have no codes.
+# Exact tokens of baselines have no codes.
 _RECENT_BYTES = bits(3.25) + (128 + 4) * (DENSE_BYTES - bits(3.25)) / LONG
-LONG_STORAGE = auto("planned, storage, 0.6 of rotated 3 bits, 4 + 128 exact",
-                    "storage", int(0.6 * _RECENT_BYTES), LONG,
-                    None, quick=True)
-LONG_SMALL = auto("planned, storage, 1.75 bits, own window", "storage",
-                  bits(1.75), LONG, None, quick=False)
-LONG_CPU = auto("planned, cpu, 0.8 of rotated 4 bits, own window", "cpu",
-                int(0.8 * ROTATED_4_BYTES), LONG, None, quick=True)
-LONG_ROWS = [LONG_STORAGE, LONG_SMALL, LONG_CPU, ROTATED_SINKS[4],
-             *ROTATED_RECENT.values(), KIVI[4, 128], KIVI[2, 128]]
-QUICK_LONG_ROWS = [LONG_STORAGE, LONG_CPU, *ROTATED_RECENT.values()]
+LONG_STORAGE = auto("planned for 8K, storage, 0.6 of rotated 3 bits, 4 + 128 exact",
+                    "storage", int(0.6 * _RECENT_BYTES), LONG)
+LONG_SMALL = auto("planned for 8K, storage, 1.75 bits", "storage", bits(1.75), LONG,
+                  quick=False)
+LONG_CPU = auto("planned for 8K, cpu, 0.8 of rotated 4 bits", "cpu",
+                int(0.8 * ROTATED_4_BYTES), LONG)
+LONG_ROWS = [LONG_STORAGE, LONG_SMALL, LONG_CPU, ROTATED_SINKS[4], ROTATED_SHIPPED[4],
+             ROTATED_RECENT[3], KIVI[4, 128], KIVI[2, 128]]
+QUICK_LONG_ROWS = [LONG_STORAGE, LONG_CPU, ROTATED_SHIPPED[4], ROTATED_RECENT[3]]
 
 # ------------------------------------------------------------------------ chart
 
 # Groups of series, each a line through its rows.
 CHART = {
     "planned (ours)": {
-        "storage, 4 exact": list(STORAGE.values()),
+        "storage": list(STORAGE.values()),
         "storage, 4 + 128 exact": [PLANNED_RECENT[row]
                                    for row in STORAGE.values()],
-        "cpu, 4 exact": [CPU],
-        "cpu, 4 + 128 exact": [PLANNED_RECENT[CPU]],
+        "cpu": [CPU],
     },
     "papers": {
         "Palu 50 %: bf16, 4 bits": [PALU, PALU_4],
@@ -230,7 +229,7 @@ CHART = {
     },
     "served by others": {
         "rotated 4, 3 bits": list(ROTATED.values()),
-        "the same, 4 exact": list(ROTATED_SINKS.values()),
+        "the same, 4 + 28 exact": list(ROTATED_SHIPPED.values()),
         "the same, 4 + 128 exact": list(ROTATED_RECENT.values()),
         "KIVI 4, 2 bits": [KIVI[4, 0], KIVI[2, 0]],
         "the same, 128 exact": [KIVI[4, 128], KIVI[2, 128]],
@@ -242,19 +241,20 @@ CHART = {
 
 LONG_CHART = {
     "planned (ours)": {
-        "storage, own window": [LONG_SMALL, LONG_STORAGE],
-        "cpu, own window": [LONG_CPU],
+        "storage": [LONG_SMALL, LONG_STORAGE],
+        "cpu": [LONG_CPU],
     },
     "served by others": {
         "rotated 4, 4 exact": [ROTATED_SINKS[4]],
-        "rotated 4, 3, 4 + 128 exact": list(ROTATED_RECENT.values()),
+        "rotated 4, 4 + 28 exact": [ROTATED_SHIPPED[4]],
+        "rotated 3, 4 + 128 exact": [ROTATED_RECENT[3]],
         "KIVI 4, 2, 128 exact": [KIVI[4, 128], KIVI[2, 128]],
     },
 }
 
 # README's table.
-README = [STORAGE[2.25], CPU, ROTATED_SINKS[4], ROTATED_RECENT[4], KIVI[4, 0],
-          KIVI[2, 0], FP8, SVDQ[2], PALU, PALU_4, RAP]
+README = [STORAGE[3], STORAGE[2.25], CPU, ROTATED_SHIPPED[4], ROTATED[4],
+          KIVI[4, 0], KIVI[2, 0], FP8, SVDQ[2], PALU, PALU_4, RAP]
 
 # ----------------------------------------------------------------------- claims
 
@@ -268,11 +268,10 @@ CLAIMS = [
     Claim("storage_kivi_4", "targets", STORAGE[3], KIVI[4, 0], SHORT, bits=3.0),
     Claim("storage_kivi_4_recent", "targets", PLANNED_RECENT[STORAGE[3]],
           KIVI[4, 128], SHORT, share=0.80),
-    Claim("cpu_rotated_4_long", "targets", LONG_CPU, ROTATED_SINKS[4], LONG,
-          share=0.80),
-    # What needs no calibration, with the same exact tokens.
-    Claim("cpu_rotated_4_recent_long", "targets", LONG_CPU, ROTATED_RECENT[4], LONG,
-          share=0.80),
+    # What needs no calibration, as it is served.
+    Claim("storage_shipped", "targets", STORAGE[3], ROTATED_SHIPPED[4], SHORT,
+          share=0.65),
+    Claim("cpu_shipped", "targets", LONG_CPU, ROTATED_SHIPPED[4], LONG, share=0.80),
     # Papers' methods are in the planner's space: none is better at its bytes; and
     # what others serve.
     *(Claim(name, "order", left, right, tokens, share=1.0)

@@ -100,7 +100,7 @@ def test_a_form_with_other_exact_tokens_has_the_same_codes():
     assert other.artifact == row.artifact
     assert other.candidate("/a/b") == "/a/b:sinks=4,window=128"
     assert row.candidate("/a/b") == "/a/b"
-    assert settings.ROTATED_RECENT.candidate(None) == "rotated:k3,v3,sinks=4,window=128"
+    assert settings.ROTATED_RECENT[3].candidate(None) == "rotated:k3,v3,sinks=4,window=128"
 
 
 # --------------------------------------------------------------------- judging
@@ -475,7 +475,7 @@ def test_a_tool_that_tells_no_divergence_of_windows_is_named(tmp_path):
 def test_a_row_that_is_the_plans_own_choice_is_not_measured_twice(bench):
     own = settings.STORAGE[3]  # keeps 4 sinks
     same = settings.with_exact(own, settings.SINKS)
-    other = settings.with_exact(own, settings.NONE)
+    other = settings.with_exact(own, settings.RECENT)
     study = bench.study()
     assert study.candidate(same) == study.candidate(own) != study.candidate(other)
     bench.calls()
