@@ -31,8 +31,12 @@ void BlockTable::Advance(int64_t tokens) {
 }
 
 void BlockTable::SetLengthsOf(const BlockTable& other) {
-  logical_tokens_ = other.logical_tokens_;
-  next_slot_ = other.next_slot_;
+  SetLengths(other.logical_tokens_, other.next_slot_);
+}
+
+void BlockTable::SetLengths(int64_t logical_tokens, int64_t next_slot) {
+  logical_tokens_ = logical_tokens;
+  next_slot_ = next_slot;
 }
 
 int64_t BlockTable::ReleaseFront(int64_t first_live) {

@@ -42,8 +42,10 @@ class BlockTable {
   void SetFound(int64_t tokens);
   // Tokens written into the slots from next_slot on, which entries hold.
   void Advance(int64_t tokens);
-  // A copy of the lengths, for a fork.
+  // Copies of lengths, for a fork and for an image: `next_slot` need not have
+  // an entry yet.
   void SetLengthsOf(const BlockTable& other);
+  void SetLengths(int64_t logical_tokens, int64_t next_slot);
 
   // Gives up pages below `first_live` (no more than num_entries); those at or
   // above stay. Returns how many pages went.

@@ -29,22 +29,26 @@ std::unique_ptr<PrefixHasher> OrKeyedHash(std::unique_ptr<PrefixHasher> hasher,
 }  // namespace
 
 KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
-                                const PageCounts& pages, std::string cache_id) {
+                                const PageCounts& pages, std::string cache_id,
+                                const PageCounts& host_pages) {
   KVASIR_CHECK(pages.size() == layout.page_groups().size());
+  KVASIR_CHECK(host_pages.empty() || host_pages.size() == pages.size());
   KvCacheConfig config;
   config.page_tokens = layout.page_tokens();
   config.cache_id = std::move(cache_id);
   config.prefix_reuse = layout.prefix_reusable();
   for (const PageGroupLayout& group : layout.page_groups()) {
+    const auto g = static_cast<size_t>(group.id.value());
     config.groups.push_back(
-        {.num_pages = pages[static_cast<size_t>(group.id.value())],
+        {.num_pages = pages[g],
          .sliding_window = group.sliding_window,
          .side_pages_per_sequence = group.side_pages_per_sequence,
          .eviction_budget_tokens = group.eviction_budget_tokens,
          .eviction_every_tokens = group.eviction_every_tokens,
          .page_bytes = group.page_bytes,
          .payload_bytes = group.payload_bytes,
-         .side_payload_bytes = group.side_payload_bytes});
+         .side_payload_bytes = group.side_payload_bytes,
+         .num_host_pages = host_pages.empty() ? 0 : host_pages[g]});
   }
   return config;
 }
@@ -57,6 +61,8 @@ KvCache::KvCache(KvCacheConfig config, std::unique_ptr<PrefixHasher> hasher)
   std::vector<PagePool*> pools;
   int64_t num_pages = 0;
   for (const KvCacheConfig::Group& group : config_.groups) {
+    KVASIR_CHECK(group.num_pages >= 1);
+    host_pools_.push_back(std::make_unique<PagePool>(group.num_host_pages));
     pools_.push_back(std::make_unique<PagePool>(group.num_pages));
     pools.push_back(pools_.back().get());
     num_pages += group.num_pages;

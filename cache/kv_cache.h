@@ -5,7 +5,8 @@
 // Life of a sequence:
 //
 //   StartSequence -> { Reserve -> TakeDeltas -> (the step runs) -> Commit }* ->
-//   Release, or Preempt and StartSequence again with all tokens so far.
+//   Release, or Preempt and StartSequence again with all tokens so far, or
+//   Export to the host pool and Import from there.
 //
 //   slots:  |  released  |     held, committed      | reserved | rest of page |
 //           0      first_live * P              logical   logical + n
@@ -18,13 +19,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/strong_id.h"
+#include "cache/images/sequence_image.h"
 #include "cache/layout.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_hash.h"
@@ -51,6 +55,8 @@ struct KvCacheConfig {
     int64_t payload_bytes = 0;  // page_bytes without padding
     // Of a sequence's side pages, what is used.
     int64_t side_payload_bytes = 0;
+    // Of the host pool; 0: nothing can be exported.
+    int64_t num_host_pages = 0;
   };
   int64_t page_tokens = 0;    // P
   std::vector<Group> groups;  // by PageGroupId
@@ -60,8 +66,10 @@ struct KvCacheConfig {
 };
 
 // prefix_reuse comes from the plan: layout.prefix_reusable().
+// `host_pages`: of the host pool; empty: there is none.
 KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
-                                const PageCounts& pages, std::string cache_id);
+                                const PageCounts& pages, std::string cache_id,
+                                const PageCounts& host_pages = {});
 
 struct StartOptions {
   // Sequences share pages only under an equal salt.
@@ -111,6 +119,11 @@ struct PageGroupStats {
   // Of side_pages; of that, what holds nothing by the layout.
   int64_t side_bytes = 0;
   int64_t side_unused_bytes = 0;
+  // Of the host pool; of them, those of images.
+  int64_t host_pages = 0;
+  int64_t host_used_pages = 0;
+  int64_t host_bytes = 0;
+  int64_t host_used_bytes = 0;
 };
 
 // Counts since construction, but for the gauges.
@@ -136,9 +149,14 @@ struct KvCacheStats {
   int64_t table_entries_sent = 0;
   int64_t forks = 0;
   int64_t preemptions = 0;
+  int64_t exports = 0;  // of the preemptions
+  int64_t imports = 0;
+  int64_t bytes_exported = 0;
+  int64_t bytes_imported = 0;
 };
 
-// Owns: the pools of all page groups, block tables, the prefix index.
+// Owns: the pools of all page groups, the host pool's, block tables, the prefix
+//   index.
 // Threads: scheduler thread only.
 // Errors: "no pages" is a ReserveResult; misuse (unknown sequence, commit
 // beyond the reservation) is a CHECK.
@@ -200,6 +218,37 @@ class KvCache {
   // The same, counted as a preemption. StartSequence with the same id (or
   // another) and all tokens so far computes the sequence again.
   void Preempt(SequenceId id);
+
+  // Images (kv_cache_images.cc). All copies between the pools are those of the
+  // next step (TakePageCopies), in their order among the others: a page, of
+  // either pool, may be taken for something else as soon as its copy is listed.
+
+  // Of what the sequence has committed.
+  ImageShape ShapeOf(SequenceId id) const;
+  // Bytes of such an image's pages.
+  int64_t ImageBytes(const ImageShape& shape) const;
+  // Tokens of the sequence's full pages that others hold as well: a sequence
+  // that starts again would find them.
+  int64_t SharedTokens(SequenceId id) const;
+
+  // Lists copies of the sequence's pages to the host pool and forgets it, as
+  // Preempt. Empty, and nothing changed, where the host pool has too few pages.
+  // An open reservation is dropped.
+  std::optional<SequenceImage> Export(SequenceId id);
+
+  // Brings it back as the sequence `id` (not live). Full pages that a prefix
+  // finds are shared, the others are the sequence's own, and are found from now
+  // on. `token_ids` are its committed ones, and may be more: then there must be
+  // pages for one of them, too. Empties the image; on refusal nothing changed.
+  // The image must be of this cache's host pool.
+  ReserveResult Import(SequenceId id, SequenceImage* image,
+                       absl::Span<const int32_t> token_ids,
+                       const StartOptions& options);
+
+  // Pages of the host pool for an image whose bytes come from elsewhere.
+  // INVALID_ARGUMENT for a shape that no sequence here has, RESOURCE_EXHAUSTED
+  // where too few are free.
+  absl::StatusOr<SequenceImage> TakeImagePages(const ImageShape& shape);
 
   // Tokens committed, and the reserved ones after them.
   int64_t logical_tokens(SequenceId id) const;
@@ -277,7 +326,14 @@ class KvCache {
   void AllocateMissing(Sequence& of, size_t group, int64_t new_tokens);
   PagePin AllocatePage(PageGroupId group);
   bool TakeOverForkPage(Sequence& of, size_t group);
+  kvasir::v1::PageCopy& ListCopy(size_t group, PageId from, PageId to);
   void CopyPage(size_t group, PageId from, PageId to);
+  bool AllocateHostPages(SequenceImage* image);
+  std::vector<PrefixNodeId> FindPages(absl::Span<const int32_t> token_ids,
+                                      const StartOptions& options) const;
+  void ImportPages(size_t group, const SequenceImage& image,
+                   const std::vector<PrefixNodeId>& found, Sequence* out);
+  absl::Status CheckShape(const ImageShape& shape) const;
 
   void HoldTail(PrefixNodeId node, Sequence& out);
   bool HoldsTailAlone(const Sequence& of) const;
@@ -302,6 +358,7 @@ class KvCache {
   const bool has_side_pages_;
   const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
+  std::vector<std::unique_ptr<PagePool>> host_pools_;
   std::unique_ptr<PrefixIndex> index_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<kvasir::v1::PageCopy> pending_copies_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -49,13 +50,17 @@ class SlotModel {
     for (const KvCacheConfig::Group& group : config.groups) {
       slots_.emplace_back(static_cast<size_t>(group.num_pages * kPageTokens),
                           0);
+      host_slots_.emplace_back(
+          static_cast<size_t>(group.num_host_pages * kPageTokens), 0);
     }
   }
 
   void Copy(const kvasir::v1::PageCopy& copy) {
-    std::vector<uint64_t>& slots = slots_[copy.page_group()];
+    const auto& from = (copy.from_host() ? host_slots_ : slots_);
+    auto& to = (copy.to_host() ? host_slots_ : slots_);
     for (int64_t s = 0; s < kPageTokens; ++s) {
-      slots[Slot(copy.to_page(), s)] = slots[Slot(copy.from_page(), s)];
+      to[copy.page_group()].at(Slot(copy.to_page(), s)) =
+          from[copy.page_group()].at(Slot(copy.from_page(), s));
     }
   }
 
@@ -113,6 +118,7 @@ class SlotModel {
 
   const KvCacheConfig config_;
   std::vector<std::vector<uint64_t>> slots_;
+  std::vector<std::vector<uint64_t>> host_slots_;
   std::map<std::pair<int64_t, uint32_t>, Table> tables_;
 };
 
@@ -138,12 +144,14 @@ class RandomRun {
       Check();
     }
     while (!live_.empty()) End(live_.begin()->first, &KvCache::Release);
+    images_.clear();
     Check();
     const KvCacheStats stats = cache_.Stats();
     EXPECT_EQ(stats.leaked_pages, 0);
     for (const PageGroupStats& group : stats.groups) {
       EXPECT_EQ(group.free_pages, group.num_pages);
       EXPECT_EQ(group.filled_slots, 0);
+      EXPECT_EQ(group.host_used_pages, 0);
     }
     cache_.DropPrefixCache();
     Check();
@@ -179,8 +187,10 @@ class RandomRun {
       Fork();
     } else if (choice < 95) {
       End(AnyLive(), &KvCache::Release);
-    } else if (choice < 99) {
+    } else if (choice < 97) {
       Restart();
+    } else if (choice < 99) {
+      Import();
     } else {
       cache_.DropPrefixCache();
     }
@@ -234,6 +244,13 @@ class RandomRun {
       const int64_t victim = batch.begin()->first;
       batch.erase(victim);
       if (Below(2) == 0) End(victim, &KvCache::Preempt);
+      Check();
+    }
+    // Others go out and come in before the step's copies are taken.
+    for (int64_t n = Below(3); n > 0 && HasHostPool() && !live_.empty(); --n) {
+      const int64_t id = AnyLive();
+      if (!batch.contains(id)) Export(id);
+      if (Below(2) == 0) Import();
       Check();
     }
     google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
@@ -349,6 +366,47 @@ class RandomRun {
     return pages;
   }
 
+  bool HasHostPool() const {
+    return options_.config.groups[0].num_host_pages > 0;
+  }
+
+  void Export(int64_t id) {
+    const ImageShape shape = cache_.ShapeOf(SequenceId(id));
+    const int64_t want = cache_.PagesFreedByRelease(SequenceId(id));
+    const int64_t before = FreePages();
+    std::optional<SequenceImage> image = cache_.Export(SequenceId(id));
+    if (!image.has_value()) {
+      EXPECT_EQ(FreePages(), before);
+      return;
+    }
+    EXPECT_EQ(image->shape, shape);
+    EXPECT_EQ(FreePages() - before, want);
+    images_.emplace_back(std::move(live_[id]), *std::move(image));
+    model_.Drop(SequenceId(id));
+    live_.erase(id);
+  }
+
+  // Any image, or it is dropped.
+  void Import() {
+    if (images_.empty()) return;
+    const int64_t index = Below(static_cast<int64_t>(images_.size()));
+    auto& [of, image] = images_[static_cast<size_t>(index)];
+    const SequenceId id(next_id_++);
+    StartOptions options;
+    options.publish_prefix = Below(8) != 0;
+    const ImageShape shape = image.shape;
+    const int64_t before = FreePages();
+    if (Below(8) != 0) {
+      if (!cache_.Import(id, &image, of.tokens, options)) {
+        EXPECT_EQ(FreePages(), before);
+        return;
+      }
+      EXPECT_EQ(cache_.ShapeOf(id), shape);
+      live_[id.value()] = std::move(of);
+    }
+    images_.erase(images_.begin() + index);
+  }
+
   void Restart() {
     const int64_t id = AnyLive();
     std::vector<int32_t> tokens = live_[id].tokens;
@@ -366,6 +424,7 @@ class RandomRun {
   SlotModel model_;
   KvCache cache_;
   std::map<int64_t, Live> live_;
+  std::vector<std::pair<Live, SequenceImage>> images_;
   int64_t next_id_ = 0;
 };
 
@@ -387,6 +446,8 @@ struct Met {
   int64_t window_released = 0;
   int64_t unpublished = 0;
   int64_t tails = 0;
+  int64_t exports = 0;
+  int64_t imports = 0;
 };
 
 Met RunSeeds(Options options) {
@@ -403,6 +464,8 @@ Met RunSeeds(Options options) {
     met.window_released += stats.pages_window_released;
     met.unpublished += stats.pages_unpublished;
     met.tails += stats.tails_published;
+    met.exports += stats.exports;
+    met.imports += stats.imports;
   }
   return met;
 }
@@ -479,6 +542,28 @@ TEST(KvCacheRandomTest, SidePagesUnderAWeakHash) {
        .config = Config({{.num_pages = 40, .side_pages_per_sequence = 1}})});
   EXPECT_GT(met.hits, 0);
   EXPECT_GT(met.unpublished, 0);
+}
+
+TEST(KvCacheRandomTest, SequencesGoToTheHostPoolAndComeBack) {
+  const Met met =
+      RunSeeds({.config = Config({{.num_pages = 20, .num_host_pages = 20}})});
+  EXPECT_GT(met.exports, 0);
+  EXPECT_GT(met.imports, 0);
+  EXPECT_GT(met.hits, 0);
+}
+
+TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
+  const Met met = RunSeeds({.weak_hash = true,
+                            .config = Config({{.num_pages = 40,
+                                               .side_pages_per_sequence = 1,
+                                               .num_host_pages = 12},
+                                              {.num_pages = 24,
+                                               .sliding_window = 6,
+                                               .side_pages_per_sequence = 3,
+                                               .num_host_pages = 14}})});
+  EXPECT_GT(met.exports, 0);
+  EXPECT_GT(met.imports, 0);
+  EXPECT_GT(met.tails, 0);
 }
 
 }  // namespace

@@ -40,6 +40,10 @@ PageGroupStats KvCache::GroupStats(size_t group) const {
       token_pages * config.payload_bytes -
       stats.filled_slots * config.payload_bytes / config_.page_tokens;
   stats.side_bytes = stats.side_pages * config.page_bytes;
+  stats.host_pages = host_pools_[group]->num_pages();
+  stats.host_used_pages = host_pools_[group]->used_pages();
+  stats.host_bytes = stats.host_pages * config.page_bytes;
+  stats.host_used_bytes = stats.host_used_pages * config.page_bytes;
   if (stats.side_pages > 0) {
     stats.side_unused_bytes =
         stats.side_bytes - stats.side_pages / config.side_pages_per_sequence *
@@ -67,7 +71,8 @@ KvCacheStats KvCache::Stats() const {
   for (size_t g = 0; g < pools_.size(); ++g) {
     stats.groups.push_back(GroupStats(g));
     stats.leaked_pages += pools_[g]->total_references();
-    stats.metadata_bytes += pools_[g]->metadata_bytes();
+    stats.metadata_bytes +=
+        pools_[g]->metadata_bytes() + host_pools_[g]->metadata_bytes();
   }
   return stats;
 }
@@ -172,7 +177,7 @@ absl::Status KvCache::CheckReferences() const {
 
 absl::Status KvCache::CheckInvariants() const {
   for (size_t g = 0; g < pools_.size(); ++g) {
-    if (!pools_[g]->CountersAgree()) {
+    if (!pools_[g]->CountersAgree() || !host_pools_[g]->CountersAgree()) {
       return absl::InternalError(
           absl::StrCat("the counters of pool ", g, " contradict its pages"));
     }

@@ -32,12 +32,16 @@ bool KvCache::can_fork(SequenceId parent) const {
   return true;
 }
 
-void KvCache::CopyPage(size_t group, PageId from, PageId to) {
-  kvasir::v1::PageCopy copy;
+kvasir::v1::PageCopy& KvCache::ListCopy(size_t group, PageId from, PageId to) {
+  kvasir::v1::PageCopy& copy = pending_copies_.emplace_back();
   copy.set_page_group(static_cast<uint32_t>(group));
   copy.set_from_page(from.value());
   copy.set_to_page(to.value());
-  pending_copies_.push_back(std::move(copy));
+  return copy;
+}
+
+void KvCache::CopyPage(size_t group, PageId from, PageId to) {
+  ListCopy(group, from, to);
   ++counts_.pages_copied;
 }
 

@@ -12,7 +12,7 @@ void PagePin::Reset() {
 }
 
 PagePool::PagePool(int64_t num_pages) {
-  KVASIR_CHECK(num_pages >= 1 &&
+  KVASIR_CHECK(num_pages >= 0 &&
                num_pages <= std::numeric_limits<int32_t>::max());
   pages_.resize(static_cast<size_t>(num_pages));
   for (int64_t page = num_pages - 1; page >= 0; --page) {

@@ -139,7 +139,7 @@ TEST(PagePoolDeathTest, MisuseAborts) {
   EXPECT_DEATH(pool.SetTag(PageId(1), 0), "tag");    // free
   EXPECT_DEATH(pool.ClearTag(a.page()), "tag");      // not tagged
   EXPECT_DEATH(pool.Share(PageId(2)), "num_pages");  // outside of the pool
-  EXPECT_DEATH(PagePool(0), "num_pages");
+  EXPECT_DEATH(PagePool(-1), "num_pages");
 }
 
 }  // namespace

@@ -67,6 +67,12 @@ std::string Ids(const std::vector<PageId>& pages) {
   });
 }
 
+std::string Answer(const ReserveResult& result) {
+  if (result) return "ok";
+  return absl::StrCat("no g", result.group.value(), " want ", result.want_pages,
+                      " free ", result.free_pages);
+}
+
 }  // namespace
 
 KvCacheScenario::KvCacheScenario(KvCacheConfig config,
@@ -110,12 +116,24 @@ std::string KvCacheScenario::Do(absl::string_view command) {
                             .groups[static_cast<size_t>(words.group.value())]
                             .tail_pages);
   }
+  if (verb == "host") {
+    const PageGroupStats stats =
+        cache_.Stats().groups[static_cast<size_t>(words.group.value())];
+    return absl::StrCat("used ", stats.host_used_pages, " free ",
+                        stats.host_pages - stats.host_used_pages);
+  }
   if (verb == "probe") {
     return absl::StrCat(
         "cached ", cache_.CachedPrefixTokens(words.numbers, words.options));
   }
   const std::string name = words.name(0);
   if (verb == "start") return Start(name, words);
+  if (verb == "export") return Export(name);
+  if (verb == "import") return Import(name, words);
+  if (verb == "forget") {
+    KVASIR_CHECK(images_.erase(name) == 1);
+    return "";
+  }
   Known& of = Get(name);
   if (verb == "append") {
     of.tokens.insert(of.tokens.end(), words.numbers.begin(),
@@ -172,10 +190,29 @@ std::string KvCacheScenario::Start(const std::string& name,
 }
 
 std::string KvCacheScenario::Reserve(Known& of, int64_t tokens) {
-  const ReserveResult result = cache_.Reserve(of.id, tokens);
-  if (result) return "ok";
-  return absl::StrCat("no g", result.group.value(), " want ", result.want_pages,
-                      " free ", result.free_pages);
+  return Answer(cache_.Reserve(of.id, tokens));
+}
+
+std::string KvCacheScenario::Export(const std::string& name) {
+  std::optional<SequenceImage> image = cache_.Export(Get(name).id);
+  if (!image.has_value()) return "no";
+  images_.emplace(name, std::pair(Get(name), *std::move(image)));
+  known_.erase(name);
+  return "ok";
+}
+
+std::string KvCacheScenario::Import(const std::string& name,
+                                    const Words& words) {
+  auto& [of, image] = images_.at(name);
+  const SequenceId id(next_id_++);
+  const std::string answer =
+      Answer(cache_.Import(id, &image, of.tokens, words.options));
+  if (answer == "ok") {
+    of.id = id;
+    known_[name] = of;
+    images_.erase(name);
+  }
+  return answer;
 }
 
 void KvCacheScenario::Commit(Known& of, int64_t tokens) {
@@ -208,11 +245,12 @@ std::string KvCacheScenario::Delta(const Known& of) {
 std::string KvCacheScenario::Copies() {
   google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
   cache_.TakePageCopies(&copies);
-  return absl::StrJoin(copies, "; ",
-                       [](std::string* out, const kvasir::v1::PageCopy& copy) {
-                         absl::StrAppend(out, "g", copy.page_group(), " ",
-                                         copy.from_page(), ">", copy.to_page());
-                       });
+  return absl::StrJoin(
+      copies, "; ", [](std::string* out, const kvasir::v1::PageCopy& copy) {
+        absl::StrAppend(out, "g", copy.page_group(), " ",
+                        copy.from_host() ? "h" : "", copy.from_page(), ">",
+                        copy.to_host() ? "h" : "", copy.to_page());
+      });
 }
 
 }  // namespace kvasir::cache

@@ -8,12 +8,16 @@
 //   commit NAME N                (the next N tokens of the sequence)
 //   step NAME N                  reserve and commit; answers as reserve
 //   fork PARENT CHILD | release NAME | preempt NAME | drop
+//   export NAME                  -> ok  |  no     (to the host pool)
+//   import NAME                  -> ok  |  as reserve's refusal
+//   forget NAME                  (an image)
+//   host [gG]                    -> used N free N (of the host pool)
 //   pages NAME [gG]              -> ids from the first live entry on
 //   side NAME [gG]               -> ids
 //   cut NAME                     -> N             (where a step should end)
 //   tails [gG]                   -> pages that they take
 //   delta NAME                   -> gG[ reset] live=N +ID +ID; ...
-//   copies                       -> gG FROM>TO; ...
+//   copies                       -> gG FROM>TO; ...  (hN: the host pool's)
 //   lengths NAME [gG]            -> logical N physical N
 //   pool [gG]                    -> used N free N cached N
 //
@@ -24,6 +28,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -55,11 +60,14 @@ class KvCacheScenario {
   std::string Start(const std::string& name, const Words& words);
   std::string Reserve(Known& of, int64_t tokens);
   void Commit(Known& of, int64_t tokens);
+  std::string Export(const std::string& name);
+  std::string Import(const std::string& name, const Words& words);
   std::string Delta(const Known& of);
   std::string Copies();
 
   KvCache cache_;
   std::map<std::string, Known> known_;
+  std::map<std::string, std::pair<Known, SequenceImage>> images_;
   int64_t next_id_ = 0;
 };
 

@@ -84,6 +84,8 @@ const char* MemoryTagName(MemoryTag tag) {
       return "kv_cache";
     case MemoryTag::kWorkspace:
       return "workspace";
+    case MemoryTag::kHostPool:
+      return "host_pool";
     case MemoryTag::kOther:
       break;
   }

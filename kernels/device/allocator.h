@@ -15,9 +15,16 @@
 
 namespace kvasir::kernels {
 
-// What memory is for.
-enum class MemoryTag : uint8_t { kWeights, kKvCache, kWorkspace, kOther };
-inline constexpr int kNumMemoryTags = 4;
+// What memory is for. The host pool is the host's memory, where the device's
+// ops reach it (the CPU's is no other; a GPU's is pinned).
+enum class MemoryTag : uint8_t {
+  kWeights,
+  kKvCache,
+  kWorkspace,
+  kHostPool,
+  kOther
+};
+inline constexpr int kNumMemoryTags = 5;
 const char* MemoryTagName(MemoryTag tag);
 
 class DeviceAllocator;

@@ -14,12 +14,13 @@ constexpr OpKernels<CopyPagesParams> kKernels = {
 }  // namespace
 
 void CopyPagesReference(const CopyPagesArgs& params, CpuStream&) {
-  char* arena = static_cast<char*>(params.arena);
+  const char* from = static_cast<const char*>(params.from);
+  char* to = static_cast<char*>(params.to);
   for (int64_t i = 0; i < params.num_pairs; ++i) {
     const PagePair pair = params.pairs[i];
-    if (pair.from == pair.to) continue;
-    std::memcpy(arena + pair.to * params.page_bytes,
-                arena + pair.from * params.page_bytes,
+    if (pair.from < 0) continue;
+    std::memcpy(to + pair.to * params.page_bytes,
+                from + pair.from * params.page_bytes,
                 static_cast<size_t>(params.page_bytes));
   }
 }

@@ -1,5 +1,5 @@
-// copy_pages: whole pages from one id to another within an arena, for
-// copy-on-write. C++17.
+// copy_pages: whole pages from one id to another, within an arena
+// (copy-on-write) or between one and that of the host pool. C++17.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,21 @@ struct PagePair {
   int32_t to;
 };
 
-// Page pairs[i].to becomes a copy of page pairs[i].from; a pair of one page
-// with itself copies nothing (padding). Of the others, no page is both read and
-// written in one launch, and none is written twice. The pairs are on the
-// device: whoever makes them checks that their pages are of the arena.
+// Page pairs[i].to of `to` becomes a copy of page pairs[i].from of `from`; a
+// pair from below 0 copies nothing (padding). Of the others, no page is both
+// read and written in one launch, and none is written twice. The pairs are on
+// the device: whoever makes them checks that their pages are of the arenas.
 template <template <typename> class Ptr>
 struct CopyPagesParamsIn {
-  Ptr<void> arena = nullptr;  // [N, page_bytes]
+  Ptr<const void> from = nullptr;  // [N, page_bytes]
+  Ptr<void> to = nullptr;          // [N', page_bytes]; may be `from`
   int64_t page_bytes = 0;
   Ptr<const PagePair> pairs = nullptr;  // [num_pairs]
   int64_t num_pairs = 0;
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
-    visit(arena, pairs);
+    visit(from, to, pairs);
   }
 };
 using CopyPagesParams = CopyPagesParamsIn<DevicePtr>;

@@ -18,19 +18,30 @@ TEST(CopyPagesTest, CopiesWholePagesAndNothingElse) {
   std::string arena = "aabbccddee";
   const PagePair pairs[] = {{0, 3}, {4, 1}};
   TestStream test;
-  const CopyPagesArgs params = {arena.data(), 2, pairs, 2};
+  const CopyPagesArgs params = {arena.data(), arena.data(), 2, pairs, 2};
   KVASIR_ASSERT_OK(
       CopyPages(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ("aaeeccaaee", arena);
 }
 
+TEST(CopyPagesTest, CopiesToAnotherArenaUnderTheSameIdToo) {
+  const std::string from = "aabbcc";
+  std::string to = "........";
+  const PagePair pairs[] = {{1, 1}, {0, 3}};
+  TestStream test;
+  const CopyPagesArgs params = {from.data(), to.data(), 2, pairs, 2};
+  KVASIR_ASSERT_OK(
+      CopyPages(test.stream(), OnDevice(params), test.workspace()));
+  EXPECT_EQ("..bb..aa", to);
+}
+
 // Pairs that fill a batch up are looked at by no one: here they lead far away.
-TEST(CopyPagesTest, APairOfOnePageCopiesNothing) {
+TEST(CopyPagesTest, APairFromNoPageCopiesNothing) {
   std::string arena = "aabb";
   constexpr int32_t kFar = 1 << 30;
-  const PagePair pairs[] = {{kFar, kFar}, {0, 1}, {kFar, kFar}};
+  const PagePair pairs[] = {{-1, kFar}, {0, 1}, {-kFar, -kFar}};
   TestStream test;
-  const CopyPagesArgs params = {arena.data(), 2, pairs, 3};
+  const CopyPagesArgs params = {arena.data(), arena.data(), 2, pairs, 3};
   KVASIR_ASSERT_OK(
       CopyPages(test.stream(), OnDevice(params), test.workspace()));
   EXPECT_EQ("aaaa", arena);

@@ -93,6 +93,7 @@ struct StepStats {
   uint32_t prefill_tokens = 0;
   uint32_t sampled_tokens = 0;
   uint32_t preemptions = 0;
+  uint32_t preemptions_by_copy = 0;  // of them: to the host pool
   absl::Duration schedule;  // plan and result handling: the scheduler's share
   absl::Duration execute;
   // One entry per token delivered in this step.

@@ -30,6 +30,14 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   return options;
 }
 
+bool Evicts(const cache::KvCache& cache) {
+  for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
+    const cache::PageGroupId group(static_cast<int32_t>(g));
+    if (cache.sequence_pages(group).eviction_every_tokens > 0) return true;
+  }
+  return false;
+}
+
 absl::Status CheckOptions(const SchedulerOptions& o,
                           const cache::KvCache& cache) {
   if (o.max_model_len < 2) {
@@ -47,6 +55,11 @@ absl::Status CheckOptions(const SchedulerOptions& o,
   }
   if (o.max_queue < 1) {
     return absl::InvalidArgumentError("max_queue is 0, want at least 1");
+  }
+  if (!(o.copy_bytes_per_second > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("copy_bytes_per_second is ",
+                                                   o.copy_bytes_per_second,
+                                                   ", want more than 0"));
   }
   for (int32_t id : o.eos_token_ids) {
     if (id < 0 || id >= o.vocab_size) {
@@ -79,7 +92,10 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(
 }
 
 Scheduler::Scheduler(const SchedulerOptions& options, const SchedulerDeps& deps)
-    : options_(options), deps_(deps), admission_({}, options.max_queue) {
+    : options_(options),
+      deps_(deps),
+      admission_({}, options.max_queue),
+      evicts_(Evicts(*deps.cache)) {
   running_.reserve(options.max_num_seqs);
 }
 
@@ -124,6 +140,7 @@ const StepPlan* Scheduler::Schedule() {
   }
   if (plan_.empty()) return nullptr;
   in_flight_ = true;
+  planned_at_ = now;
   return &plan_.Build(++step_id_, deps_.cache, deps_.token_masks);
 }
 
@@ -227,14 +244,8 @@ bool Scheduler::PagesSuffice(uint64_t tokens, int64_t found_tokens,
 bool Scheduler::Start(Sequence* sequence, absl::Time now) {
   RequestState& state = *sequence->request;
   sequence->id = next_sequence_id_++;
-  const cache::StartResult started = deps_.cache->StartSequence(
-      sequence->cache_id(), sequence->tokens, StartOptionsOf(*sequence));
-  if (!running_.empty() && !PagesSuffice(sequence->tokens.size() + 1,
-                                         started.cached_tokens, sequence)) {
-    deps_.cache->Release(sequence->cache_id());
-    return false;
-  }
-  sequence->computed = static_cast<uint32_t>(started.cached_tokens);
+  if (sequence->image.has_value()) return StartFromImage(sequence);
+  if (!StartAnew(sequence)) return false;
   if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {
     state.prompt_logprobs.clear();  // of a prefill that was cut short
   }
@@ -244,6 +255,28 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
     state.cached_tokens = std::min(sequence->computed, state.prompt_tokens());
     --num_queued_;
   }
+  return true;
+}
+
+bool Scheduler::StartAnew(Sequence* sequence) {
+  const cache::StartResult started = deps_.cache->StartSequence(
+      sequence->cache_id(), sequence->tokens, StartOptionsOf(*sequence));
+  if (!running_.empty() && !PagesSuffice(sequence->tokens.size() + 1,
+                                         started.cached_tokens, sequence)) {
+    deps_.cache->Release(sequence->cache_id());
+    return false;
+  }
+  sequence->computed = static_cast<uint32_t>(started.cached_tokens);
+  return true;
+}
+
+// Its computed tokens, and what has been told of them, stay.
+bool Scheduler::StartFromImage(Sequence* sequence) {
+  if (!deps_.cache->Import(sequence->cache_id(), &*sequence->image,
+                           sequence->tokens, StartOptionsOf(*sequence))) {
+    return false;
+  }
+  sequence->image.reset();
   return true;
 }
 
@@ -311,12 +344,32 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 
 void Scheduler::Preempt(Sequence* sequence) {
   if (sequence->to_run() == 1) ++prefill_budget_;  // reserved for its decode
-  deps_.cache->Preempt(sequence->cache_id());
+  if (ShouldCopy(*sequence)) {
+    sequence->image = deps_.cache->Export(sequence->cache_id());
+  }
+  if (sequence->image.has_value()) {
+    ++stats_.preemptions_by_copy;
+  } else {
+    deps_.cache->Preempt(sequence->cache_id());
+  }
   LeaveBatch(sequence);
   ++sequence->preemptions;
   ++sequence->request->summary.preemptions;
   ++stats_.preemptions;
   Enqueue(sequence);
+}
+
+bool Scheduler::ShouldCopy(const Sequence& sequence) const {
+  const cache::SequenceId id = sequence.cache_id();
+  const bool finds_shared = StartOptionsOf(sequence).reuse_prefix;
+  return ChoosePreemption(
+             {.image_bytes = deps_.cache->ImageBytes(deps_.cache->ShapeOf(id)),
+              .recompute_tokens =
+                  sequence.computed -
+                  (finds_shared ? deps_.cache->SharedTokens(id) : 0),
+              .copy_bytes_per_second = options_.copy_bytes_per_second,
+              .prefill_tokens_per_second = prefill_rate_.tokens_per_second(),
+              .must_copy = evicts_}) == Preemption::kCopy;
 }
 
 void Scheduler::ForkIfReady(Sequence* leader) {
@@ -353,6 +406,11 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   if (result.step_id() != step_id_) {
     return absl::InternalError(
         absl::StrCat("result of step ", result.step_id(), ", want ", step_id_));
+  }
+  // Of steps that are mostly prompts.
+  if (stats_.prefill_tokens > stats_.decode_sequences) {
+    prefill_rate_.Add(stats_.prefill_tokens + stats_.decode_sequences,
+                      now - planned_at_);
   }
   int next = 0;
   for (PlannedSequence& planned : plan_.planned()) {

@@ -27,6 +27,7 @@
 #include "worker/engine/admission.h"
 #include "worker/engine/engine_events.h"
 #include "worker/engine/plan_builder.h"
+#include "worker/engine/preemption.h"
 #include "worker/engine/request.h"
 #include "worker/engine/scheduler_options.h"
 #include "worker/engine/sequence.h"
@@ -117,15 +118,21 @@ class Scheduler {
   // `found_tokens`: of a prefix, whose pages `started` has; null: not started.
   bool PagesSuffice(uint64_t tokens, int64_t found_tokens,
                     const Sequence* started = nullptr) const;
-  // False when it does not fit after all; nothing has changed then.
+  // From its image, if it has one. False when it does not fit after all;
+  // nothing has changed then.
   bool Start(Sequence* sequence, absl::Time now);
+  bool StartAnew(Sequence* sequence);
+  bool StartFromImage(Sequence* sequence);
   // Plans as many of the sequence's tokens as budget and pages allow; false
   // when no page was to be had.
   bool PlanSequence(Sequence* sequence, size_t victims_from);
   // Makes room for up to `want` tokens; returns for how many. When there is
   // room for none, preempts running sequences at `victims_from` and behind.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
+  // Its cache goes to the host pool, where there is room for it and that takes
+  // less time than computing it again.
   void Preempt(Sequence* sequence);
+  bool ShouldCopy(const Sequence& sequence) const;
   // Sample 0 has all of the prompt but the last token in the cache: the other
   // samples share it, and each runs that token for itself.
   void ForkIfReady(Sequence* leader);
@@ -161,6 +168,7 @@ class Scheduler {
   const SchedulerOptions options_;
   const SchedulerDeps deps_;
   const Admission admission_;
+  const bool evicts_;  // some page group does
 
   // By request id: its attempts, mostly one.
   absl::flat_hash_map<std::string, std::vector<std::unique_ptr<RequestState>>>
@@ -184,6 +192,8 @@ class Scheduler {
   uint64_t blocked_pages_ = 0;
   bool prefix_grew_ = false;     // since then
   uint32_t prefill_budget_ = 0;  // tokens left in the step being planned
+  absl::Time planned_at_;        // the step in flight
+  PrefillRate prefill_rate_;
 
   StepStats stats_;
   std::vector<absl::Duration> time_to_first_token_;

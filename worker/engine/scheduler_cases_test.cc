@@ -410,6 +410,178 @@ constexpr Case kPreemption[] = {
 INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPreemption), CaseName);
 
+// Preempted sequences leave their pages in the host pool.
+constexpr Case kHostPool[] = {
+    {"OneThatIsPreemptedGoesOnWhereItWas", R"(
+    pool pages=8 host=4
+    options len=32
+    submit a prompt=12 max=20
+    submit b prompt=12 max=20
+    step 7
+    expect running a
+    expect waiting b
+    expect host 4                     # 12 of the prompt, 2 sampled: 14 slots
+    expect moved 4 0
+    step 12
+    expect waiting b
+    step
+    expect finished a=length
+    expect plan a:1
+    step
+    expect plan b:1                   # no prompt again
+    expect host 0
+    run
+    expect moved 4 4
+    expect preempted b 1
+    expect output a b
+)"},
+    {"WithoutAPrefixAllPagesComeBack", R"(
+    pool pages=8 host=8
+    options len=32 seqs=1
+    submit a prompt=10 max=8 prio=1 prompt_logprobs
+    step 3
+    submit b prompt=24 max=8 prio=0
+    step
+    expect running b
+    expect host 3
+    run
+    expect moved 3 3
+    expect preempted a 1
+    expect output a b
+)"},
+    {"AFullHostPoolLeavesTheRestToBeComputedAgain", R"(
+    pool pages=12 host=4
+    options len=32 batch=64
+    submit a prompt=12 max=20
+    submit b prompt=12 max=20
+    submit c prompt=12 max=20
+    step 5
+    expect free 0
+    step
+    expect waiting c
+    expect host 4
+    step 8
+    expect waiting b c
+    expect host 4
+    run
+    expect preempted b 1
+    expect output a b c
+)"},
+    {"ASlowCopyLosesToAFastPrefill", R"(
+    pool pages=8 host=8
+    options len=32 copy_rate=60000    # 1024 bytes in 17 ms, 16 tokens in 16
+    submit a prompt=12 max=20
+    submit b prompt=12 max=20
+    step 7
+    expect waiting b
+    expect host 0
+    run
+    expect moved 0 0
+    expect preempted b 1
+    expect output a b
+)"},
+    {"AFasterCopyWins", R"(
+    pool pages=8 host=8
+    options len=32 copy_rate=80000    # the same in 13 ms
+    submit a prompt=12 max=20
+    submit b prompt=12 max=20
+    step 7
+    expect waiting b
+    expect host 4
+    run
+    expect output a b
+)"},
+    {"ManyOnAPoolForOneComeBackFromTheHostPool", R"(
+    pool pages=8 host=16
+    options len=32 batch=16 seqs=8 queue=16
+    submit a prompt=9 max=23 temp=1 seed=1
+    submit b prompt=2 max=30 temp=1 seed=2
+    submit c prompt=20 max=12 temp=1 seed=3 prio=1 logprobs=2
+    submit d prompt=1 max=31 temp=1 seed=4
+    submit e prompt=30 max=2 temp=1 seed=5 prompt_logprobs
+    submit f prompt=3 max=7 n=3 temp=1 seed=6
+    submit g prompt=17 max=9 temp=1 seed=7 prio=-1
+    submit h prompt=5 max=20 n=2 temp=1 seed=8 penalties
+    run
+    expect output a b c d e f g h
+)"},
+    {"APromptThatWasHalfComputedGoesOnFromThere", R"(
+    pool pages=16 host=16
+    options batch=8 seqs=1
+    submit a prompt=30 max=4 prio=1 prompt_logprobs
+    step 2
+    submit b prompt=40 max=4 prio=0
+    step
+    expect host 4
+    run
+    expect moved 4 4
+    expect output a b
+)"},
+    {"SamplesThatShareAPromptShareItAgain", R"(
+    pool pages=9 host=9
+    options len=24 batch=32
+    submit a prompt=13 max=11 n=3 temp=1 seed=3 ignore_eos
+    step 2
+    expect free 3
+    run
+    expect moved 5 2                  # the three of the prompt were still there
+    expect output a
+)"},
+    {"AWindowLeavesLittleToCopy", R"(
+    pool pages=8 host=8 window=6
+    options seqs=1 len=32
+    submit a prompt=20 max=8 prio=1
+    step 4
+    submit b prompt=20 max=8 prio=0
+    step
+    expect host 2
+    run
+    expect output a b
+)"},
+    {"SidePagesGoAlong", R"(
+    pool pages=12 side=2 host=12
+    options seqs=1 len=32 batch=32
+    submit a prompt=11 max=8 prio=1
+    step 4
+    submit b prompt=20 max=8 prio=0
+    step
+    expect host 6
+    run
+    expect output a b
+)"},
+    {"AnAbortGivesTheImageBack", R"(
+    pool pages=8 host=8
+    options seqs=1 len=32
+    submit a prompt=12 max=20 prio=1
+    step 3
+    submit b prompt=12 max=20 prio=0
+    step
+    expect host 4
+    abort a
+    expect host 0
+    run
+    expect output b
+)"},
+    {"ADeadlineGivesTheImageBack", R"(
+    pool pages=8 host=8
+    options seqs=1 len=32
+    submit a prompt=12 max=20 prio=1 deadline=5s
+    step 3
+    submit b prompt=12 max=20 prio=0
+    step
+    expect host 4
+    advance 6s
+    step
+    expect failed a=DEADLINE_EXCEEDED
+    expect host 0
+    run
+    expect output b
+)"},
+};
+
+INSTANTIATE_TEST_SUITE_P(HostPool, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kHostPool), CaseName);
+
 constexpr Case kTimeLimits[] = {
     {"DeadlineInTheQueue", R"(
     options seqs=1

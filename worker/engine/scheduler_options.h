@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "worker/engine/preemption.h"
 
 namespace kvasir::worker {
 
@@ -18,6 +19,8 @@ struct SchedulerOptions {
   // finds a free seat is taken.
   uint32_t max_queue = 1024;
   absl::Duration queue_timeout = absl::InfiniteDuration();
+  // Between the pool and the host pool, as measured.
+  double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   std::vector<int32_t> eos_token_ids;
   int32_t vocab_size = 0;
 };

@@ -135,17 +135,18 @@ void Scheduler::InitRequest(RequestState* state, absl::Time now) const {
 
 void Scheduler::Enqueue(Sequence* sequence) {
   sequence->state = Sequence::State::kWaiting;
-  sequence->computed = 0;
+  if (!sequence->image.has_value()) sequence->computed = 0;
   sequence->sampled_step = 0;
   sequence->known_to_executor = false;
   sequence->history_sent = false;
   waiting_.insert(sequence);
-  queued_tokens_ += sequence->tokens.size();
+  sequence->queued_tokens = sequence->to_run();
+  queued_tokens_ += sequence->queued_tokens;
 }
 
 void Scheduler::LeaveQueue(Sequence* sequence) {
   waiting_.erase(sequence);
-  queued_tokens_ -= sequence->tokens.size();
+  queued_tokens_ -= sequence->queued_tokens;
 }
 
 void Scheduler::EnterBatch(Sequence* sequence) {
@@ -220,7 +221,10 @@ void Scheduler::Finish(Sequence* sequence, FinishReason reason,
 
 // Gives back what the sequence holds: its place and its pages.
 void Scheduler::Leave(Sequence* sequence) {
-  if (sequence->state == Sequence::State::kWaiting) LeaveQueue(sequence);
+  if (sequence->state == Sequence::State::kWaiting) {
+    LeaveQueue(sequence);
+    sequence->image.reset();
+  }
   if (sequence->state == Sequence::State::kRunning) {
     deps_.cache->Release(sequence->cache_id());
     LeaveBatch(sequence);

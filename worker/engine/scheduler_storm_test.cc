@@ -48,7 +48,9 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     for (const auto& group : storm.groups) {
       config.groups.push_back({.num_pages = group.num_pages,
                                .sliding_window = group.sliding_window,
-                               .side_pages_per_sequence = group.side_pages});
+                               .side_pages_per_sequence = group.side_pages,
+                               .page_bytes = 64,
+                               .num_host_pages = group.host_pages});
     }
     cache_ = std::make_unique<cache::KvCache>(config);
     SchedulerOptions options;
@@ -224,6 +226,10 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
     has_side_pages |= group.side_pages > 0;
   }
   EXPECT_EQ(stats.tails_published > 0, has_side_pages);
+  // Storms with a host pool are of pools that run out.
+  EXPECT_EQ(stats.exports > 0, GetParam().groups[0].host_pages > 0);
+  EXPECT_EQ(stats.imports > 0, GetParam().groups[0].host_pages > 0);
+  for (const auto& group : stats.groups) EXPECT_EQ(group.host_used_pages, 0);
   cache_->DropPrefixCache();
   for (const auto& group : cache_->Stats().groups) {
     EXPECT_EQ(group.cached_pages, 0);
@@ -261,7 +267,28 @@ INSTANTIATE_TEST_SUITE_P(
               16,
               8,
               {{.num_pages = 60, .side_pages = 1},
-               {.num_pages = 40, .sliding_window = 7, .side_pages = 3}}}),
+               {.num_pages = 40, .sliding_window = 7, .side_pages = 3}}},
+        Storm{"HostPool", 12, 32, 16, {{.num_pages = 40, .host_pages = 100}}},
+        Storm{"HostPoolThatIsFull",
+              13,
+              16,
+              12,
+              {{.num_pages = 20, .host_pages = 7}}},
+        Storm{"HostPoolOfAWindow",
+              14,
+              16,
+              8,
+              {{.num_pages = 24, .host_pages = 30},
+               {.num_pages = 20, .sliding_window = 7, .host_pages = 9}}},
+        Storm{"HostPoolOfSidePages",
+              15,
+              16,
+              8,
+              {{.num_pages = 40, .side_pages = 2, .host_pages = 24},
+               {.num_pages = 40,
+                .sliding_window = 7,
+                .side_pages = 3,
+                .host_pages = 24}}}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 }  // namespace

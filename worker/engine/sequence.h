@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,10 +24,11 @@ struct RequestState;
 //            |------ computed: in the cache ------|-- to run --|
 //
 // It decodes when one token is left to run, and prefills when more are: after
-// a preemption the output is prefilled again like a prompt.
+// a preemption the output is prefilled again like a prompt, unless the cache
+// waited for it in the host pool.
 struct Sequence {
   enum class State {
-    kWaiting,  // in the waiting set; holds no page
+    kWaiting,  // in the waiting set; holds no page, or those of its image
     kRunning,  // in the running list; holds pages
     kPending,  // sample > 0 while sample 0 prefills the prompt for all
     kFinished,
@@ -45,6 +47,10 @@ struct Sequence {
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
   bool history_sent = false;  // the executor counts its tokens for penalties
+
+  // Of the computed tokens, while it waits in the host pool.
+  std::optional<cache::SequenceImage> image;
+  uint64_t queued_tokens = 0;  // counted for it while it waits
 
   // Position in the plan in flight; -1: not in it.
   int32_t plan_index = -1;

@@ -110,14 +110,18 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
 absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
                                           const cache::PageLayout& layout,
                                           const cache::PageCounts& pages,
-                                          kernels::DeviceAllocator* allocator) {
+                                          kernels::DeviceAllocator* allocator,
+                                          const cache::PageCounts& host_pages) {
   KvArenas arenas;
   arenas.pages_ = pages;
   arenas.page_bytes_.resize(pages.size());
-  if (pages.size() != layout.page_groups().size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cache: page counts of ", pages.size(), " groups, want ",
-                     layout.page_groups().size()));
+  arenas.host_pages_ = host_pages;
+  arenas.host_pages_.resize(pages.size());
+  if (pages.size() != layout.page_groups().size() ||
+      host_pages.size() > pages.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cache: page counts of ", pages.size(), " groups, in the host pool of ",
+        host_pages.size(), ", want ", layout.page_groups().size()));
   }
   for (const cache::LayerLayout& layer : layout.layers()) {
     const auto group = static_cast<size_t>(layer.page_group.value());
@@ -138,6 +142,14 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
     arenas.bytes_per_token_ += static_cast<double>(page_bytes) /
                                static_cast<double>(layout.page_tokens());
     arenas.buffers_.push_back(std::move(arena));
+    KVASIR_ASSIGN_OR_RETURN(
+        kernels::DeviceBuffer host,
+        allocator->Allocate(
+            static_cast<size_t>(layer.page_bytes * arenas.host_pages_[group]),
+            kernels::MemoryTag::kHostPool,
+            {.alignment_bytes = cache::kRegionAlignmentBytes,
+             .prefault = true}));
+    arenas.host_buffers_.push_back(std::move(host));
   }
   for (size_t index = 0; index < layout.layers().size(); ++index) {
     const cache::LayerLayout& layer = layout.layers()[index];
@@ -194,12 +206,34 @@ absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {
   return absl::OkStatus();
 }
 
+absl::Status KvArenas::CheckHostPage(uint32_t page_group, int32_t page) const {
+  const int64_t count =
+      page_group < host_pages_.size() ? host_pages_[page_group] : 0;
+  if (page >= 0 && page < count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("page ", page, " of group ", page_group,
+                   " is outside of the host pool of ", count));
+}
+
+absl::Status KvArenas::CheckCopy(const kvasir::v1::PageCopy& copy) const {
+  if (copy.from_host() && copy.to_host()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("copy of page ", copy.from_page(), " to ", copy.to_page(),
+                     " within the host pool"));
+  }
+  const auto check = [&](bool host, int32_t page) {
+    return host ? CheckHostPage(copy.page_group(), page)
+                : CheckPage(copy.page_group(), page);
+  };
+  KVASIR_RETURN_IF_ERROR(check(copy.from_host(), copy.from_page()));
+  return check(copy.to_host(), copy.to_page());
+}
+
 absl::Status KvArenas::ListCopies(
     const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
     CopyList* list) const {
   for (const kvasir::v1::PageCopy& copy : copies) {
-    KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.from_page()));
-    KVASIR_RETURN_IF_ERROR(CheckPage(copy.page_group(), copy.to_page()));
+    KVASIR_RETURN_IF_ERROR(CheckCopy(copy));
   }
   list->pairs.clear();
   list->batches.clear();
@@ -209,32 +243,34 @@ absl::Status KvArenas::ListCopies(
     last.count =
         static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(last.count)));
     list->pairs.resize(static_cast<size_t>(last.first + last.count),
-                       kernels::PagePair{0, 0});
+                       kernels::PagePair{-1, -1});
   };
   for (int64_t group = 0; group < num_page_groups(); ++group) {
-    // Of the last batch.
-    absl::flat_hash_set<int32_t> read;
-    absl::flat_hash_set<int32_t> written;
+    // Of the last batch: pages, and whether they are the host pool's.
+    absl::flat_hash_set<std::pair<bool, int32_t>> read;
+    absl::flat_hash_set<std::pair<bool, int32_t>> written;
     bool is_open = false;
     for (const kvasir::v1::PageCopy& copy : copies) {
-      const kernels::PagePair pair{copy.from_page(), copy.to_page()};
-      if (copy.page_group() != static_cast<uint32_t>(group) ||
-          pair.from == pair.to) {
-        continue;
-      }
-      if (!is_open || written.contains(pair.from) ||
-          written.contains(pair.to) || read.contains(pair.to)) {
+      if (copy.page_group() != static_cast<uint32_t>(group)) continue;
+      const std::pair from(copy.from_host(), copy.from_page());
+      const std::pair to(copy.to_host(), copy.to_page());
+      if (from == to) continue;
+      const CopyKind kind = copy.to_host()     ? CopyKind::kToHost
+                            : copy.from_host() ? CopyKind::kFromHost
+                                               : CopyKind::kWithin;
+      if (!is_open || list->batches.back().kind != kind ||
+          written.contains(from) || written.contains(to) || read.contains(to)) {
         fill_up_last();
         list->batches.push_back(
-            {group, static_cast<int64_t>(list->pairs.size()), 0});
+            {group, kind, static_cast<int64_t>(list->pairs.size()), 0});
         read.clear();
         written.clear();
         is_open = true;
       }
       ++list->batches.back().count;
-      list->pairs.push_back(pair);
-      read.insert(pair.from);
-      written.insert(pair.to);
+      list->pairs.push_back({copy.from_page(), copy.to_page()});
+      read.insert(from);
+      written.insert(to);
     }
   }
   fill_up_last();
@@ -244,12 +280,14 @@ absl::Status KvArenas::ListCopies(
 absl::Status KvArenas::Copy(kernels::Stream& stream, const CopyBatch& batch,
                             kernels::DevicePtr<const kernels::PagePair> pairs,
                             kernels::Workspace& workspace) const {
-  for (const Layer& layer : layers_) {
-    if (layer.page_group != batch.page_group) continue;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (layers_[layer].page_group != batch.page_group) continue;
+    const kernels::DevicePtr<void> pool = buffers_[layer].data();
+    const kernels::DevicePtr<void> host = host_buffers_[layer].data();
     kernels::CopyPagesParams params;
-    const kernels::LatentPart& any = layer.key.front().latents;
-    params.arena = any.arena;  // the layer's, values included
-    params.page_bytes = any.page_bytes;
+    params.from = batch.kind == CopyKind::kFromHost ? host : pool;
+    params.to = batch.kind == CopyKind::kToHost ? host : pool;
+    params.page_bytes = layers_[layer].key.front().latents.page_bytes;
     params.pairs = pairs + batch.first;
     params.num_pairs = batch.count;
     KVASIR_RETURN_IF_ERROR(kernels::CopyPages(stream, params, workspace));

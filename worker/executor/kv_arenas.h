@@ -1,4 +1,5 @@
-// The bytes of the cache's pages: one arena per layer, as the layout says.
+// The bytes of the cache's pages: one arena per layer, as the layout says; and
+// those of the host pool, where images of sequences wait: one more per layer.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,9 @@
 
 namespace kvasir::worker {
 
-// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache", and the tables
-// behind the views.
+// Owns: arenas [N, page_bytes(layer)] under the tag "kv_cache", those of the
+// host pool [H, page_bytes(layer)] under "host_pool", and the tables behind the
+// views.
 // Threads: one at a time.
 class KvArenas {
  public:
@@ -54,13 +56,13 @@ class KvArenas {
   };
 
   // Ranges that lie in no page are the caller's to add to the views. `plan` is
-  // what the layout was made of, served by this build; `pages` by page group;
-  // memory is touched, so that the pool is really there. Layout's and
-  // allocator's errors.
-  static absl::StatusOr<KvArenas> Create(const plan::ResolvedPlan& plan,
-                                         const cache::PageLayout& layout,
-                                         const cache::PageCounts& pages,
-                                         kernels::DeviceAllocator* allocator);
+  // what the layout was made of, served by this build; `pages` by page group,
+  // as the host pool's (empty: there is none); memory is touched, so that the
+  // pools are really there. Layout's and allocator's errors.
+  static absl::StatusOr<KvArenas> Create(
+      const plan::ResolvedPlan& plan, const cache::PageLayout& layout,
+      const cache::PageCounts& pages, kernels::DeviceAllocator* allocator,
+      const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
   // Without repetitions: layers that are alike share one.
@@ -80,13 +82,16 @@ class KvArenas {
 
   // INVALID_ARGUMENT for a group or page that does not exist.
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
+  absl::Status CheckHostPage(uint32_t page_group, int32_t page) const;
 
   // Page copies of a step, cut into batches that one launch may do: no copy of
   // a batch reads or writes what another of it writes. How many batches there
   // are depends on the copies; each has a power of two of pairs, the last of
   // which copy nothing, so that few lists of batches differ.
+  enum class CopyKind : uint8_t { kWithin, kToHost, kFromHost };
   struct CopyBatch {
     int64_t page_group = 0;
+    CopyKind kind = CopyKind::kWithin;
     int64_t first = 0;  // in the pairs
     int64_t count = 0;
 
@@ -97,7 +102,7 @@ class KvArenas {
     std::vector<CopyBatch> batches;
   };
   // The batches one after the other do what `copies` do in their order. Host
-  // memory. CheckPage's errors.
+  // memory. CheckPage's errors; INVALID_ARGUMENT for one within the host pool.
   absl::Status ListCopies(
       const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
       CopyList* list) const;
@@ -111,13 +116,16 @@ class KvArenas {
  private:
   KvArenas() = default;
   int64_t RingOf(int64_t page_group, const cache::ExactRing& rows);
+  absl::Status CheckCopy(const kvasir::v1::PageCopy& copy) const;
 
   cache::PageCounts pages_;
   std::vector<int64_t> page_bytes_;  // by page group
   double bytes_per_token_ = 0;
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;
-  std::vector<kernels::DeviceBuffer> buffers_;
+  std::vector<kernels::DeviceBuffer> buffers_;       // by layer
+  cache::PageCounts host_pages_;                     // of each group; 0: none
+  std::vector<kernels::DeviceBuffer> host_buffers_;  // by layer
 };
 
 }  // namespace kvasir::worker

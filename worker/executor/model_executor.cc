@@ -75,8 +75,9 @@ absl::StatusOr<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(
     const Parts& parts, ModelWeights weights, ModelExecutorOptions options) {
   KVASIR_RETURN_IF_ERROR(CheckParts(parts, options));
   KVASIR_ASSIGN_OR_RETURN(
-      KvArenas arenas, KvArenas::Create(*parts.plan, *parts.layout, parts.pages,
-                                        &parts.device->allocator()));
+      KvArenas arenas,
+      KvArenas::Create(*parts.plan, *parts.layout, parts.pages,
+                       &parts.device->allocator(), parts.host_pages));
   std::unique_ptr<ModelExecutor> executor(new ModelExecutor(
       parts, std::move(weights), std::move(options), std::move(arenas)));
   KVASIR_RETURN_IF_ERROR(executor->CreateState());

@@ -84,6 +84,7 @@ class ModelExecutor final : public Executor {
     const plan::ResolvedPlan* plan = nullptr;
     const cache::PageLayout* layout = nullptr;
     cache::PageCounts pages;
+    cache::PageCounts host_pages;  // of the host pool; empty: none
     kernels::Device* device = nullptr;
     kernels::Stream* stream = nullptr;
     Collective* collective = nullptr;

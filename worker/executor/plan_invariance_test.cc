@@ -63,13 +63,19 @@ TEST_P(PlanInvarianceTest, PreemptionChangesNothing) {
   };
   for (const Pools& pools : {Pools{16, {10}}, {32, {7, 8}}, {64, {6, 8}}}) {
     int64_t preemptions = 0;
+    int64_t imports = 0;
     for (const int64_t pages : pools.pages) {
-      Worker worker =
-          MakeWorker({.page_tokens = pools.page_tokens, .pages = pages});
-      EXPECT_EQ(worker.Run(Requests()), alone_) << pools.page_tokens;
-      preemptions += worker.stats().preemptions;
+      for (const int64_t host_pages : {0, 64}) {
+        Worker worker = MakeWorker({.page_tokens = pools.page_tokens,
+                                    .pages = pages,
+                                    .host_pages = host_pages});
+        EXPECT_EQ(worker.Run(Requests()), alone_) << pools.page_tokens;
+        preemptions += worker.stats().preemptions - worker.stats().exports;
+        imports += worker.stats().imports;
+      }
     }
     EXPECT_GT(preemptions, 0) << "pages of " << pools.page_tokens;
+    EXPECT_GT(imports, 0) << "pages of " << pools.page_tokens;
   }
 }
 
@@ -127,12 +133,17 @@ TEST_P(PlanInvarianceTest, PreemptionBesideThePrefixIndexChangesNothing) {
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true}).Run(requests);
   int64_t preemptions = 0;
+  int64_t imports = 0;
   for (const int64_t pages : {10, 28}) {
-    Worker worker = MakeWorker({.pages = pages});
-    EXPECT_EQ(worker.Run(requests), alone) << pages << " pages";
-    preemptions += worker.stats().preemptions;
+    for (const int64_t host_pages : {0, 12}) {
+      Worker worker = MakeWorker({.pages = pages, .host_pages = host_pages});
+      EXPECT_EQ(worker.Run(requests), alone) << pages << " pages";
+      preemptions += worker.stats().preemptions;
+      imports += worker.stats().imports;
+    }
   }
   EXPECT_GT(preemptions, 0);
+  EXPECT_GT(imports, 0);
 }
 
 TEST_P(PlanInvarianceTest, ForksOfAPromptAreWhatItGivesAlone) {

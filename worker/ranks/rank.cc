@@ -85,12 +85,17 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
         "pages with granules of ", rank->layout_->granule_bytes(),
         " bytes on a device that wants ", rank->device_->page_granule_bytes()));
   }
-  rank->pages_ = options.pages;
-  if (rank->pages_.empty()) {
-    rank->pages_ = rank->layout_->PagesForBudget(
-        {.budget_bytes = options.kv_cache_bytes,
+  const auto pages_for = [&](int64_t bytes) {
+    return rank->layout_->PagesForBudget(
+        {.budget_bytes = bytes,
          .max_model_len = limits.max_model_len,
          .max_chunk_tokens = limits.max_batched_tokens});
+  };
+  rank->pages_ = options.pages;
+  if (rank->pages_.empty()) rank->pages_ = pages_for(options.kv_cache_bytes);
+  rank->host_pages_ = options.host_pages;
+  if (rank->host_pages_.empty()) {
+    rank->host_pages_ = pages_for(options.host_pool_bytes);
   }
   KVASIR_RETURN_IF_ERROR(rank->layout_->OneSequenceFits(
       rank->pages_, limits.max_model_len, limits.max_batched_tokens));
@@ -102,15 +107,16 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(
                   {.pool = rank->pool_.get(), .progress = options.progress}));
   rank->cache_id_ = CacheIdOf(resolved->source, spec, options.page_tokens,
                               weights.weights_id);
-  KVASIR_ASSIGN_OR_RETURN(rank->executor_,
-                          ModelExecutor::Create({.spec = &rank->spec_,
-                                                 .plan = resolved.get(),
-                                                 .layout = rank->layout_.get(),
-                                                 .pages = rank->pages_,
-                                                 .device = rank->device_.get(),
-                                                 .stream = rank->stream_.get(),
-                                                 .collective = collective},
-                                                std::move(weights), limits));
+  KVASIR_ASSIGN_OR_RETURN(
+      rank->executor_, ModelExecutor::Create({.spec = &rank->spec_,
+                                              .plan = resolved.get(),
+                                              .layout = rank->layout_.get(),
+                                              .pages = rank->pages_,
+                                              .host_pages = rank->host_pages_,
+                                              .device = rank->device_.get(),
+                                              .stream = rank->stream_.get(),
+                                              .collective = collective},
+                                             std::move(weights), limits));
   return rank;
 }
 

@@ -40,6 +40,10 @@ struct RankOptions {
   // when `pages` is given.
   int64_t kv_cache_bytes = 0;
   cache::PageCounts pages;
+  // The same of the host pool, where sequences wait as images; 0 and empty:
+  // there is none.
+  int64_t host_pool_bytes = 0;
+  cache::PageCounts host_pages;
   // All device memory together; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
@@ -91,6 +95,7 @@ class Rank {
   const plan::ResolvedPlan& plan() const { return *plan_->resolved; }
   const cache::PageLayout& layout() const { return *layout_; }
   const cache::PageCounts& pages() const { return pages_; }
+  const cache::PageCounts& host_pages() const { return host_pages_; }
   const kernels::DeviceAllocator& allocator() const {
     return device_->allocator();
   }
@@ -114,6 +119,7 @@ class Rank {
   SingleRank single_rank_;
   std::shared_ptr<const cache::PageLayout> layout_;
   cache::PageCounts pages_;
+  cache::PageCounts host_pages_;
   std::string cache_id_;
   std::unique_ptr<base::ThreadPool> pool_;
   std::unique_ptr<kernels::Device> device_;

@@ -80,6 +80,7 @@ FakeExecutor::FakeExecutor(FakeExecutorOptions options)
   for (const auto& group : options_.groups) {
     pages_.emplace_back(static_cast<size_t>(group.num_pages));
     for (Page& page : pages_.back()) page.slots.resize(options_.page_tokens);
+    host_pages_.emplace_back(static_cast<size_t>(group.host_pages));
   }
 }
 
@@ -130,6 +131,7 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
   for (const auto& copy : plan.page_copies()) {
+    if (copy.from_host() || copy.to_host()) continue;
     const auto group = static_cast<int32_t>(copy.page_group());
     DropBehindWindows(0, group, copy.to_page());
     if (pages_[copy.page_group()][static_cast<size_t>(copy.to_page())]
@@ -173,6 +175,7 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     }
   }
   for (const auto& copy : plan.page_copies()) {
+    if (copy.from_host() || copy.to_host()) continue;
     pages_[copy.page_group()][static_cast<size_t>(copy.to_page())].copied =
         false;
   }
@@ -201,6 +204,7 @@ absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
   if (copy.page_group() >= pages_.size()) {
     return absl::InvalidArgumentError("copy in an unknown page group");
   }
+  if (copy.from_host() || copy.to_host()) return CopyOverHost(copy);
   std::vector<Page>& pages = pages_[copy.page_group()];
   const auto count = static_cast<int32_t>(pages.size());
   if (copy.from_page() < 0 || copy.from_page() >= count || copy.to_page() < 0 ||
@@ -212,6 +216,37 @@ absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
   to.slots = pages[static_cast<size_t>(copy.from_page())].slots;
   to.copied = true;
   to.writer = 0;
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::CopyOverHost(const kvasir::v1::PageCopy& copy) {
+  const uint32_t g = copy.page_group();
+  const int32_t page_id = copy.to_host() ? copy.from_page() : copy.to_page();
+  const int32_t host_id = copy.to_host() ? copy.to_page() : copy.from_page();
+  const auto broken = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("copy of page ", page_id,
+                                                   " and page ", host_id,
+                                                   " of the host pool: ", why));
+  };
+  if (copy.to_host() && copy.from_host()) return broken("both ways");
+  if (page_id < 0 || page_id >= options_.groups[g].num_pages || host_id < 0 ||
+      host_id >= options_.groups[g].host_pages) {
+    return broken("outside of a pool");
+  }
+  Page& page = pages_[g][static_cast<size_t>(page_id)];
+  std::vector<Slot>& host = host_pages_[g][static_cast<size_t>(host_id)];
+  if (copy.to_host()) {
+    host = page.slots;
+    ++pages_to_host_;
+    return absl::OkStatus();
+  }
+  if (host.empty()) return broken("nothing went there");
+  DropBehindWindows(0, static_cast<int32_t>(g), page_id);
+  if (!page.held_by.empty()) return broken("a sequence holds it");
+  page.slots = host;
+  page.copied = true;
+  page.writer = 0;
+  ++pages_from_host_;
   return absl::OkStatus();
 }
 
@@ -386,7 +421,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
       return Broken(sequence_id, "writes slot ", slot, " of page ", page_id,
                     ", which sequence ", page.writer, " filled");
     }
-    if (!page.copied) page.slots.assign(options_.page_tokens, Slot());
+    if (slot == 0 || !page.copied) {
+      page.slots.assign(options_.page_tokens, Slot());
+    }
     page.writer = sequence_id;
     page.copied = false;
   }
@@ -402,7 +439,7 @@ void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
   const uint64_t window = options_.groups[g].sliding_window;
   if (window == 0) return;
   auto& held_by = pages_[g][static_cast<size_t>(page_id)].held_by;
-  if (held_by.size() == 1) return;
+  if (held_by.size() == 1 && held_by.contains(writer)) return;
   const std::vector<uint64_t> holders(held_by.begin(), held_by.end());
   for (uint64_t holder : holders) {
     if (holder == writer) continue;

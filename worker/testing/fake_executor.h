@@ -27,6 +27,7 @@ struct FakeExecutorOptions {
     uint32_t sliding_window = 0;  // 0: every key is read
     // A sequence's own: a ring of as many of its latest slots as they hold.
     int32_t side_pages = 0;
+    int32_t host_pages = 0;  // of the host pool
   };
   uint32_t page_tokens = 4;
   std::vector<PageGroup> groups;
@@ -49,6 +50,8 @@ struct FakeExecutorOptions {
 //   - what a query sees was written at that position, for the same prefix
 //   - a page is written by one sequence, from its first slot on or after a
 //     copy, while no other sequence's table names it
+//   - what comes from the host pool went there, and comes to a page that no
+//     live sequence holds
 //   - side pages are a sequence's own, told once, and hold its latest slots
 //   - batch limits; the sampled token stands in only one step later;
 //     histories are complete
@@ -64,6 +67,8 @@ class FakeExecutor final : public Executor {
   size_t live_sequences() const { return sequences_.size(); }
   uint32_t largest_batch_tokens() const { return largest_batch_tokens_; }
   uint32_t largest_batch_sequences() const { return largest_batch_seqs_; }
+  uint64_t pages_to_host() const { return pages_to_host_; }
+  uint64_t pages_from_host() const { return pages_from_host_; }
 
  private:
   struct Slot {
@@ -73,7 +78,9 @@ class FakeExecutor final : public Executor {
   };
   struct Page {
     uint64_t writer = 0;  // sequence that filled it last
-    bool copied = false;  // target of a copy: its writer may start inside
+    // Target of a copy: its writer may start inside, in the same step or, where
+    // it came from the host pool, later.
+    bool copied = false;
     std::vector<Slot> slots;
     absl::flat_hash_set<uint64_t> held_by;  // live tables that name it
   };
@@ -94,6 +101,7 @@ class FakeExecutor final : public Executor {
   absl::StatusOr<kvasir::v1::StepResult> Run(const kvasir::v1::StepPlan& plan);
   absl::Status Release(uint64_t sequence_id);
   absl::Status Copy(const kvasir::v1::PageCopy& copy);
+  absl::Status CopyOverHost(const kvasir::v1::PageCopy& copy);
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
   absl::Status ApplyDelta(uint64_t id, const kvasir::v1::BlockTableDelta& delta,
                           Table* table);
@@ -118,6 +126,8 @@ class FakeExecutor final : public Executor {
 
   const FakeExecutorOptions options_;
   std::vector<std::vector<Page>> pages_;  // [group][page]
+  // [group][page]; empty: nothing went there.
+  std::vector<std::vector<std::vector<Slot>>> host_pages_;
   absl::flat_hash_map<uint64_t, State> sequences_;
   absl::flat_hash_set<uint64_t> released_;
   std::optional<kvasir::v1::StepPlan> in_flight_;
@@ -125,6 +135,8 @@ class FakeExecutor final : public Executor {
   uint64_t tokens_run_ = 0;
   uint32_t largest_batch_tokens_ = 0;
   uint32_t largest_batch_seqs_ = 0;
+  uint64_t pages_to_host_ = 0;
+  uint64_t pages_from_host_ = 0;
 };
 
 // What the fake executor makes of a request, told without pages, batches or

@@ -94,6 +94,7 @@ void Worker::Start(const model::DecoderSpec& spec,
     };
   }
   options.pages.assign(windows.size(), conditions_.pages);
+  options.host_pages.assign(windows.size(), conditions_.host_pages);
   options.executor.max_model_len = conditions_.max_model_len;
   options.executor.max_num_seqs = conditions_.max_num_seqs;
   options.executor.max_batched_tokens = conditions_.max_batched_tokens;
@@ -102,7 +103,7 @@ void Worker::Start(const model::DecoderSpec& spec,
   KVASIR_EXPECT_OK(rank);
   rank_ = *std::move(rank);
   cache_ = std::make_unique<cache::KvCache>(cache::MakeKvCacheConfig(
-      rank_->layout(), rank_->pages(), rank_->cache_id()));
+      rank_->layout(), rank_->pages(), rank_->cache_id(), rank_->host_pages()));
   SchedulerOptions scheduler;
   scheduler.max_model_len = conditions_.max_model_len;
   scheduler.max_num_seqs = conditions_.max_num_seqs;
@@ -148,6 +149,9 @@ std::vector<Sample> Worker::SamplesOf(const Sinks& sinks) {
     }
   }
   EXPECT_EQ(scheduler_->Load().free_pages, scheduler_->Load().total_pages);
+  for (const cache::PageGroupStats& group : stats().groups) {
+    EXPECT_EQ(group.host_used_pages, 0);
+  }
   return samples;
 }
 

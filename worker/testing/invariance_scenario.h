@@ -24,6 +24,7 @@ struct Conditions {
   uint32_t max_batched_tokens = 64;
   // Token pages of each page group.
   int64_t pages = 256;
+  int64_t host_pages = 0;  // the same of the host pool
   bool one_at_a_time = false;
   bool deterministic = true;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;

@@ -138,12 +138,14 @@ void Scenario::RunLine(const Line& line) {
     fake_.groups[0].sliding_window =
         static_cast<uint32_t>(line.Number("window", 0));
     fake_.groups[0].side_pages = static_cast<int32_t>(line.Number("side", 0));
+    fake_.groups[0].host_pages = static_cast<int32_t>(line.Number("host", 0));
     return;
   }
   if (command == "group") {
     fake_.groups.push_back(
         {.num_pages = static_cast<int32_t>(line.Number("pages", 16)),
-         .sliding_window = static_cast<uint32_t>(line.Number("window", 0))});
+         .sliding_window = static_cast<uint32_t>(line.Number("window", 0)),
+         .host_pages = static_cast<int32_t>(line.Number("host", 0))});
     return;
   }
   if (command == "options") {
@@ -152,6 +154,8 @@ void Scenario::RunLine(const Line& line) {
         static_cast<uint32_t>(line.Number("batch", 16));
     options_.max_queue = static_cast<uint32_t>(line.Number("queue", 8));
     options_.max_model_len = static_cast<uint32_t>(line.Number("len", 64));
+    options_.copy_bytes_per_second = static_cast<double>(line.Number(
+        "copy_rate", static_cast<int64_t>(kAssumedCopyBytesPerSecond)));
     options_.queue_timeout = line.Time("timeout", absl::InfiniteDuration());
     if (line.arguments.contains("eos")) {
       options_.eos_token_ids = {static_cast<int32_t>(line.Number("eos", 0))};
@@ -201,7 +205,8 @@ void Scenario::Build() {
                              .sliding_window = group.sliding_window,
                              .side_pages_per_sequence = group.side_pages,
                              .page_bytes = 128,
-                             .payload_bytes = 128});
+                             .payload_bytes = 128,
+                             .num_host_pages = group.host_pages});
   }
   cache_ = std::make_unique<cache::KvCache>(config);
   executor_ = std::make_unique<FakeExecutor>(fake_);
@@ -296,6 +301,14 @@ void Scenario::CheckInvariants() {
   ASSERT_EQ(cache_->Stats().leaked_pages, 0);
 }
 
+int64_t Scenario::HostPages() const {
+  int64_t pages = 0;
+  for (const auto& group : cache_->Stats().groups) {
+    pages += group.host_used_pages;
+  }
+  return pages;
+}
+
 std::string Scenario::Names(bool running) const {
   std::vector<std::string> names;
   for (const SequenceSnapshot& sequence : scheduler_->Snapshot()) {
@@ -327,6 +340,12 @@ void Scenario::Expect(const Line& line) {
     EXPECT_EQ(last_plan_.empty() ? "none" : last_plan_, rest);
   } else if (what == "free") {
     EXPECT_EQ(absl::StrCat(scheduler_->Load().free_pages), rest);
+  } else if (what == "host") {
+    EXPECT_EQ(absl::StrCat(HostPages()), rest);
+  } else if (what == "moved") {
+    EXPECT_EQ(absl::StrCat(executor_->pages_to_host(), " ",
+                           executor_->pages_from_host()),
+              rest);
   } else if (what == "tails") {
     int64_t pages = 0;
     for (const auto& group : cache_->Stats().groups) pages += group.tail_pages;
@@ -353,6 +372,7 @@ void Scenario::Expect(const Line& line) {
     EXPECT_EQ(scheduler_->Load().queued_tokens, 0u);
     EXPECT_EQ(scheduler_->Load().free_pages, scheduler_->Load().total_pages);
     EXPECT_EQ(cache_->Stats().sequences, 0);
+    EXPECT_EQ(HostPages(), 0);
   } else {
     FAIL() << "no such expectation: " << what;
   }

@@ -1,8 +1,9 @@
 // A small language for scheduler tests: one command per line, `#` comments.
 //
-//   pool page_tokens=4 pages=16 side=0   the cache; before the first submit
-//   group pages=8 window=6               one more page group, with a window
-//   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7
+//   pool page_tokens=4 pages=16 side=0 host=0   the cache; before the first
+//                                        submit. Pages have 128 bytes
+//   group pages=8 window=6 host=0        one more page group, with a window
+//   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
 //          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
 //          logprobs=2 prompt_logprobs penalties attempt=1]
@@ -20,6 +21,8 @@
 //   expect tokens a 5                    tokens of sample 0 delivered so far
 //   expect tails 2                       pages of tails, over all groups
 //   expect cached a 8 | expect preempted a 2
+//   expect host 3                        pages of the host pool in use
+//   expect moved 4 3                     pages to the host pool, and from it
 //   expect idle                          nothing live, every page free
 //
 // Prompts are made from a text's name (the request's own, or text=): equal
@@ -84,6 +87,7 @@ class Scenario {
   void ExpectRefused(const Line& line);
   void ExpectOutput(const std::string& name);
   std::string Names(bool running) const;
+  int64_t HostPages() const;
   const Submitted& Of(const std::string& name) const;
 
   base::ManualClock clock_;

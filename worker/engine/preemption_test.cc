@@ -1,0 +1,53 @@
+#include "worker/engine/preemption.h"
+
+#include "gtest/gtest.h"
+
+namespace kvasir::worker {
+namespace {
+
+TEST(PreemptionTest, CopiesWhereBothWaysTakeLessThanAPrefill) {
+  // 2 * 500 / 1000 = one second, as the prefill of 100 tokens.
+  PreemptionCosts costs = {.image_bytes = 499,
+                           .recompute_tokens = 100,
+                           .copy_bytes_per_second = 1000,
+                           .prefill_tokens_per_second = 100};
+  EXPECT_EQ(ChoosePreemption(costs), Preemption::kCopy);
+  costs.image_bytes = 500;
+  EXPECT_EQ(ChoosePreemption(costs), Preemption::kRecompute);
+  costs.recompute_tokens = 101;
+  EXPECT_EQ(ChoosePreemption(costs), Preemption::kCopy);
+  costs.copy_bytes_per_second = 900;
+  EXPECT_EQ(ChoosePreemption(costs), Preemption::kRecompute);
+  costs.prefill_tokens_per_second = 80;
+  EXPECT_EQ(ChoosePreemption(costs), Preemption::kCopy);
+}
+
+TEST(PreemptionTest, NothingComputedIsNothingToCopy) {
+  EXPECT_EQ(ChoosePreemption({}), Preemption::kRecompute);
+}
+
+TEST(PreemptionTest, APlanThatEvictsIsCopiedAtAnyPrice) {
+  EXPECT_EQ(ChoosePreemption({.image_bytes = int64_t{1} << 50,
+                              .recompute_tokens = 1,
+                              .must_copy = true}),
+            Preemption::kCopy);
+}
+
+TEST(PrefillRateTest, IsAssumedUntilAStepTookTime) {
+  PrefillRate rate;
+  EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);
+  rate.Add(100, absl::ZeroDuration());
+  EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);
+  rate.Add(100, absl::Seconds(2));
+  EXPECT_EQ(rate.tokens_per_second(), 50);
+}
+
+TEST(PrefillRateTest, FollowsTheLatestSteps) {
+  PrefillRate rate;
+  rate.Add(100, absl::Seconds(1));
+  for (int i = 0; i < 200; ++i) rate.Add(300, absl::Seconds(1));
+  EXPECT_NEAR(rate.tokens_per_second(), 300, 1);
+}
+
+}  // namespace
+}  // namespace kvasir::worker
