@@ -221,6 +221,31 @@ CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
       ->type_name("BYTES");
 }
 
+CLI::Option* AddBytesOrAuto(CLI::App* app, const std::string& name,
+                            std::optional<int64_t>& value,
+                            const std::string& help) {
+  return app
+      ->add_option_function<std::string>(
+          name,
+          [&value, name](const std::string& text) {
+            int64_t parsed = 0;
+            if (text == "auto") {
+              value.reset();
+              return;
+            }
+            const absl::Status status = ParseBytes(text, &parsed);
+            if (!status.ok()) {
+              throw CLI::ValidationError(
+                  name, absl::StrCat(status.message(), ", or auto"));
+            }
+            value = parsed;
+          },
+          help)
+      ->envname(EnvironmentName(name))
+      ->default_str(value.has_value() ? ExactBytes(*value) : "auto")
+      ->type_name("BYTES|auto");
+}
+
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,
                          absl::Duration& value, const std::string& help) {
   return app

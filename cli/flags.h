@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -61,6 +62,11 @@ struct ByteRange {
 // Bytes as ParseBytes reads them.
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help, ByteRange range = {});
+
+// The same, or "auto": empty.
+CLI::Option* AddBytesOrAuto(CLI::App* app, const std::string& name,
+                            std::optional<int64_t>& value,
+                            const std::string& help);
 
 // A time with its unit: 500ms, 30s, 5m. Plain numbers are refused: of what?
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,

@@ -102,9 +102,9 @@ struct ConfiguredProgram {
 TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   ConfiguredProgram first;
   ASSERT_EQ(first.Parse({"serve", "--no-prefix-caching", "--deterministic",
-                         "--kv-cache-bytes", "24MiB", "--served-model-name",
-                         "a,b c", "--model", "a \"quoted\" folder, and more",
-                         "--watchdog", "90s"}),
+                         "--kv-cache-bytes", "24MiB", "--host-pool-bytes",
+                         "6MiB", "--served-model-name", "a,b c", "--model",
+                         "a \"quoted\" folder, and more", "--watchdog", "90s"}),
             kExitOk);
   const std::string printed = EffectiveConfig(*first.command);
   ConfiguredProgram second;
@@ -112,6 +112,7 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   EXPECT_FALSE(second.engine.prefix_caching);
   EXPECT_TRUE(second.model.deterministic);
   EXPECT_EQ(second.engine.kv_cache_bytes, 24 << 20);
+  EXPECT_EQ(second.engine.host_pool_bytes, 6 << 20);
   EXPECT_EQ(second.engine.watchdog, absl::Seconds(90));
   EXPECT_EQ(second.model.model, "a \"quoted\" folder, and more");
   EXPECT_THAT(second.router.served_model_names,
@@ -126,6 +127,7 @@ TEST(ConfigTest, DefaultsArePrintedAsTheyAre) {
   EXPECT_THAT(printed, HasSubstr("[serve]\n"));
   EXPECT_THAT(printed, HasSubstr("\nprefix-caching=true\n"));
   EXPECT_THAT(printed, HasSubstr("\nstream-buffer-bytes=\"16MiB\"\n"));
+  EXPECT_THAT(printed, HasSubstr("\nhost-pool-bytes=\"auto\"\n"));
   EXPECT_THAT(printed, HasSubstr("# served-model-name is not set\n"));
 }
 
@@ -157,6 +159,21 @@ TEST(FlagsTest, AStreamBufferHasBoundsSoThatNoClientIsSlowByIt) {
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 0"), kExitUsage);
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 63KiB"), kExitUsage);
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 2GiB"), kExitUsage);
+}
+
+TEST(FlagsTest, BytesThatMayBeChosenAreEmptyUntilTheyAreSaid) {
+  Program program;
+  std::optional<int64_t> bytes;
+  AddBytesOrAuto(&program.app, "--pool", bytes, "");
+  EXPECT_EQ(program.Parse(""), kExitOk);
+  EXPECT_EQ(bytes, std::nullopt);
+  EXPECT_EQ(program.Parse("--pool 0"), kExitOk);
+  EXPECT_EQ(bytes, 0);
+  EXPECT_EQ(program.Parse("--pool 3MiB"), kExitOk);
+  EXPECT_EQ(bytes, 3 << 20);
+  EXPECT_EQ(program.Parse("--pool auto"), kExitOk);
+  EXPECT_EQ(bytes, std::nullopt);
+  EXPECT_EQ(program.Parse("--pool much"), kExitUsage);
 }
 
 TEST(FlagsTest, DurationsNeedAUnitAndAreNotNegative) {

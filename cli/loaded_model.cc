@@ -35,21 +35,28 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
+absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     const LoadRequest& request, const cache::PageLayout& layout,
     int64_t weight_bytes) const {
   const int64_t available = base::ReadMachineLimits().available_bytes;
+  const int64_t left = std::max(int64_t{0}, available - weight_bytes);
+  const int64_t one =
+      layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
+  // Compared by division: the product may not fit into 64 bits.
+  const auto holds_all = [&](int64_t bytes) {
+    return bytes / request.max_num_seqs >= one;
+  };
   int64_t budget = request.kv_cache_bytes;
   if (budget == 0) {
-    const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-    const int64_t one =
-        layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
-    // Compared by division: the product may not fit into 64 bits.
-    budget = left / 2 / request.max_num_seqs < one ? left / 2
-                                                   : one * request.max_num_seqs;
+    budget = holds_all(left / 2) ? one * request.max_num_seqs : left / 2;
   }
+  const int64_t host_budget = request.host_pool_bytes.value_or(
+      holds_all(budget)
+          ? 0
+          : std::min(budget / 4, std::max(int64_t{0}, left - budget) / 2));
   KVASIR_RETURN_IF_ERROR(
       worker::CheckPoolFitsMemory({.pool_bytes = budget,
+                                   .host_pool_bytes = host_budget,
                                    .weight_bytes = weight_bytes,
                                    .available_bytes = available}));
   const cache::PageCounts pages =
@@ -58,7 +65,7 @@ absl::StatusOr<int64_t> LoadedModel::ChoosePoolBytes(
                              .max_chunk_tokens = request.max_batched_tokens});
   const absl::Status fits =
       layout.OneSequenceFits(pages, max_model_len_, request.max_batched_tokens);
-  if (fits.ok()) return budget;
+  if (fits.ok()) return PoolBytes{.pool = budget, .host_pool = host_budget};
   return absl::Status(
       fits.code(),
       absl::StrCat(fits.message(), " (the pool has ",
@@ -97,8 +104,10 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
                                 {.page_tokens = options.page_tokens}));
   options.layout = std::make_shared<cache::PageLayout>(std::move(layout));
   KVASIR_ASSIGN_OR_RETURN(
-      options.kv_cache_bytes,
+      const PoolBytes bytes,
       model->ChoosePoolBytes(request, *options.layout, weight_bytes));
+  options.kv_cache_bytes = bytes.pool;
+  options.host_pool_bytes = bytes.host_pool;
   options.memory_limit_bytes = base::ReadMachineLimits().memory_bytes;
   options.executor.max_model_len = model->max_model_len_;
   options.executor.max_num_seqs = request.max_num_seqs;
@@ -109,7 +118,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
       model->rank_,
       worker::Rank::Create(source.spec, source.served, weights.get(), options));
   cache::KvCacheConfig config = cache::MakeKvCacheConfig(
-      model->layout(), model->pages(), model->rank_->cache_id());
+      model->layout(), model->pages(), model->rank_->cache_id(),
+      model->rank_->host_pages());
   config.prefix_reuse = config.prefix_reuse && request.prefix_reuse;
   // The cache counts bytes that were allocated.
   for (size_t g = 0; g < config.groups.size(); ++g) {
@@ -131,6 +141,9 @@ int64_t LoadedModel::weight_bytes() const {
 }
 int64_t LoadedModel::kv_pool_bytes() const {
   return rank_->allocator().use(kernels::MemoryTag::kKvCache).bytes;
+}
+int64_t LoadedModel::host_pool_bytes() const {
+  return rank_->allocator().use(kernels::MemoryTag::kHostPool).bytes;
 }
 int64_t LoadedModel::workspace_bytes() const {
   return rank_->allocator().use(kernels::MemoryTag::kWorkspace).bytes;

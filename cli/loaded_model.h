@@ -26,6 +26,10 @@ struct LoadRequest {
   // 0: what max_num_seqs sequences of max_model_len need, at most half of the
   // memory that is left after the weights.
   int64_t kv_cache_bytes = 0;
+  // Empty: a quarter of the pool, at most half of what it leaves; none where
+  // max_num_seqs sequences of max_model_len fit the pool, for then none is ever
+  // preempted for its pages.
+  std::optional<int64_t> host_pool_bytes = 0;
   bool prefix_reuse = true;
   // In place of the options' plan: a benchmark's own.
   std::optional<kvasir::v1::KvPlan> plan;
@@ -63,15 +67,20 @@ class LoadedModel {
   // From the allocator's counters.
   int64_t weight_bytes() const;
   int64_t kv_pool_bytes() const;
+  int64_t host_pool_bytes() const;
   int64_t workspace_bytes() const;
 
  private:
   LoadedModel() = default;
   absl::Status ChooseLength(int64_t max_model_len);
+  struct PoolBytes {
+    int64_t pool = 0;
+    int64_t host_pool = 0;
+  };
   // `weight_bytes`: that will be held.
-  absl::StatusOr<int64_t> ChoosePoolBytes(const LoadRequest& request,
-                                          const cache::PageLayout& layout,
-                                          int64_t weight_bytes) const;
+  absl::StatusOr<PoolBytes> ChoosePoolBytes(const LoadRequest& request,
+                                            const cache::PageLayout& layout,
+                                            int64_t weight_bytes) const;
 
   ModelSource source_;
   int64_t max_model_len_ = 0;

@@ -97,6 +97,11 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
   AddBytes(app, "--kv-cache-bytes", options->kv_cache_bytes,
            "bytes of the KV cache pool, e.g. 2GiB; 0: half of what the cgroup "
            "leaves, at most what --max-num-seqs full sequences need");
+  AddBytesOrAuto(app, "--host-pool-bytes", options->host_pool_bytes,
+                 "bytes of host memory where sequences wait that lost their "
+                 "pages, to be copied back instead of computed again; 0: none; "
+                 "auto: a quarter of the pool, none where --max-num-seqs full "
+                 "sequences fit it");
   AddFlag(app, "--max-queue", options->max_queue,
           "requests that may wait; more are refused (RESOURCE_EXHAUSTED)")
       ->check(CLI::Range(0, 1 << 20));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct EngineFlags {
   int64_t max_num_seqs = 64;
   int64_t max_batched_tokens = 512;
   int64_t kv_cache_bytes = 0;  // 0: a share of the memory that is left
+  // Empty: a share of the pool's; 0: no host pool.
+  std::optional<int64_t> host_pool_bytes;
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
   int64_t default_max_tokens = 256;

@@ -22,10 +22,10 @@ namespace {
 
 constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
-// `before`: what the executor did to warm up, which is nobody's.
+// `before`: what was done to warm up, which is nobody's.
 worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
                              const worker::ExecutorTotals& totals,
-                             const worker::ExecutorTotals& before) {
+                             const WarmUp& before) {
   worker::CacheSample sample;
   for (const cache::PageGroupStats& group : stats.groups) {
     sample.free_pages += group.free_pages - group.cached_pages;
@@ -38,16 +38,19 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
     sample.unfilled_bytes += group.unfilled_bytes;
     sample.side_bytes += group.side_bytes;
     sample.side_unused_bytes += group.side_unused_bytes;
+    sample.host_used_bytes += group.host_used_bytes;
   }
+  sample.bytes_to_host = stats.bytes_exported - before.cache.bytes_exported;
+  sample.bytes_from_host = stats.bytes_imported - before.cache.bytes_imported;
   sample.leaked_pages = stats.leaked_pages;
   sample.logical_tokens = stats.logical_tokens;
   sample.prefix_query_tokens = stats.query_tokens;
   sample.prefix_hit_tokens = stats.hit_tokens;
   sample.window_pages_reclaimed = stats.pages_window_released;
   sample.reconstruction_flops =
-      totals.reconstruction_flops - before.reconstruction_flops;
-  sample.static_codes = totals.static_codes - before.static_codes;
-  sample.clamped_codes = totals.clamped_codes - before.clamped_codes;
+      totals.reconstruction_flops - before.executor.reconstruction_flops;
+  sample.static_codes = totals.static_codes - before.executor.static_codes;
+  sample.clamped_codes = totals.clamped_codes - before.executor.clamped_codes;
   return sample;
 }
 
@@ -62,6 +65,7 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
       .page_tokens = model.layout().page_tokens(),
       .total_pages = model.total_pages(),
       .kv_pool_bytes = model.kv_pool_bytes(),
+      .host_pool_bytes = model.host_pool_bytes(),
       .weight_bytes = model.weight_bytes(),
       .kv_bytes_per_token = model.kv_bytes_per_token(),
       .kv_fixed_bytes_per_sequence =
@@ -160,6 +164,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
                          .max_num_seqs = flags.max_num_seqs,
                          .max_batched_tokens = flags.max_batched_tokens,
                          .kv_cache_bytes = flags.kv_cache_bytes,
+                         .host_pool_bytes = flags.host_pool_bytes,
                          .prefix_reuse = flags.prefix_caching,
                          .progress = options.progress}));
   LoadedModel& model = *runtime->model_;
@@ -172,13 +177,17 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
 
   worker::EngineOptions engine = EngineOptionsOf(options, model);
   engine.observer = runtime->metrics_.get();
+  KVASIR_ASSIGN_OR_RETURN(const double copy_rate,
+                          model.rank().executor().MeasureCopyBytesPerSecond());
+  if (copy_rate > 0) engine.scheduler.copy_bytes_per_second = copy_rate;
   KVASIR_ASSIGN_OR_RETURN(
       runtime->engine_,
       worker::Engine::Create(std::move(engine), &model.cache(),
                              &model.rank().executor()));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
   // Nothing is sampled before the metrics hear of the load.
-  runtime->warm_up_ = model.rank().executor().totals();
+  runtime->warm_up_ = {.executor = model.rank().executor().totals(),
+                       .cache = model.cache().Stats()};
   runtime->engine_->SubscribeLoad(runtime->metrics_);
   worker::WorkerServerOptions server;
   server.listen = options.listen;
@@ -194,6 +203,7 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
        {"listen", runtime->server_->target()},
        {"weights", HumanBytes(static_cast<double>(model.weight_bytes()))},
        {"kv_pool", HumanBytes(static_cast<double>(model.kv_pool_bytes()))},
+       {"host_pool", HumanBytes(static_cast<double>(model.host_pool_bytes()))},
        {"kv_bytes_per_token", model.kv_bytes_per_token()},
        {"pages", model.total_pages()},
        {"invariance",

@@ -32,6 +32,12 @@ struct WorkerRuntimeOptions {
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
+// What executor and cache had done before the worker served.
+struct WarmUp {
+  worker::ExecutorTotals executor;
+  cache::KvCacheStats cache;
+};
+
 // Threads: Create, Drain and the destructor from one.
 class WorkerRuntime {
  public:
@@ -53,7 +59,7 @@ class WorkerRuntime {
   WorkerRuntime() = default;
   kvasir::v1::WorkerInfo Info(const WorkerRuntimeOptions& options) const;
 
-  worker::ExecutorTotals warm_up_;  // what the executor did before it served
+  WarmUp warm_up_;
   // Destroyed from last to first: listener, engine, model.
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;

@@ -136,6 +136,7 @@ def is_empty(server):
         and value("kvasir_num_requests_waiting") == 0
         and value("kvasir_kv_cache_used_pages") == 0
         and value("kvasir_cache_leaked_pages") == 0
+        and value("kvasir_host_pool_used_bytes") == 0
         and value("kvasir_router_inflight_requests") == 0
     )
 

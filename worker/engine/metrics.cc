@@ -116,6 +116,16 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       side_bytes_(AddGauge("kvasir_kv_cache_side_bytes",
                            "Bytes of held pages that are not for tokens: what "
                            "sequences keep beside (exact rows)")),
+      host_used_bytes_(
+          AddGauge("kvasir_host_pool_used_bytes",
+                   "Bytes of the host pool that hold preempted sequences")),
+      host_copied_(prometheus::BuildCounter()
+                       .Name("kvasir_host_pool_copied_bytes_total")
+                       .Help("Bytes of pages copied between the pool and the "
+                             "host pool, by direction (out, in)")
+                       .Register(*registry_)),
+      bytes_to_host_(host_copied_.Add({{"direction", "out"}})),
+      bytes_from_host_(host_copied_.Add({{"direction", "in"}})),
       prefix_queries_(
           AddCounter("kvasir_prefix_cache_query_tokens_total",
                      "Prompt tokens looked up in the prefix index")),
@@ -142,6 +152,15 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
           AddCounter("kvasir_generation_tokens_total", "Tokens sampled")),
       preemptions_(AddCounter("kvasir_num_preemptions_total",
                               "Sequences put back because pages ran out")),
+      preemptions_by_kind_(
+          prometheus::BuildCounter()
+              .Name("kvasir_preemptions_by_kind_total")
+              .Help("The same by what becomes of the cache: copy (to the host "
+                    "pool and back) or recompute")
+              .Register(*registry_)),
+      preemptions_by_copy_(preemptions_by_kind_.Add({{"kind", "copy"}})),
+      preemptions_by_recompute_(
+          preemptions_by_kind_.Add({{"kind", "recompute"}})),
       time_to_first_token_(AddHistogram("kvasir_time_to_first_token_seconds",
                                         "Arrival to first token",
                                         base::TimeToFirstTokenBuckets())),
@@ -223,6 +242,8 @@ void WorkerMetrics::AddConstants(const WorkerConstants& constants) {
       .Set(1);
   AddGauge("kvasir_kv_cache_pool_bytes", "Bytes allocated for pages")
       .Set(static_cast<double>(constants.kv_pool_bytes));
+  AddGauge("kvasir_host_pool_bytes", "Bytes allocated for preempted sequences")
+      .Set(static_cast<double>(constants.host_pool_bytes));
   AddGauge("kvasir_weight_bytes", "Bytes allocated for weights")
       .Set(static_cast<double>(constants.weight_bytes));
   AddGauge("kvasir_kv_cache_bytes_per_token",
@@ -258,6 +279,9 @@ void WorkerMetrics::OnStep(const StepStats& step) {
   step_tokens_.Observe(step.prefill_tokens + step.decode_sequences);
   generation_tokens_.Increment(step.sampled_tokens);
   preemptions_.Increment(step.preemptions);
+  preemptions_by_copy_.Increment(step.preemptions_by_copy);
+  preemptions_by_recompute_.Increment(step.preemptions -
+                                      step.preemptions_by_copy);
   for (const absl::Duration time : step.time_to_first_token) {
     time_to_first_token_.Observe(absl::ToDoubleSeconds(time));
   }
@@ -322,6 +346,9 @@ void WorkerMetrics::SetCache(bool at_rest) {
   unfilled_bytes_.Set(static_cast<double>(sample.unfilled_bytes));
   side_unused_bytes_.Set(static_cast<double>(sample.side_unused_bytes));
   side_bytes_.Set(static_cast<double>(sample.side_bytes));
+  host_used_bytes_.Set(static_cast<double>(sample.host_used_bytes));
+  RaiseTo(bytes_to_host_, sample.bytes_to_host);
+  RaiseTo(bytes_from_host_, sample.bytes_from_host);
   RaiseTo(prefix_queries_, sample.prefix_query_tokens);
   RaiseTo(prefix_hits_, sample.prefix_hit_tokens);
   RaiseTo(window_pages_reclaimed_, sample.window_pages_reclaimed);

@@ -35,6 +35,9 @@ struct CacheSample {
   int64_t unfilled_bytes = 0;          // of those: slots without a token
   int64_t side_bytes = 0;              // of those: side pages
   int64_t side_unused_bytes = 0;       // of those: what no layer uses
+  int64_t host_used_bytes = 0;         // of the host pool, by images
+  int64_t bytes_to_host = 0;           // since start
+  int64_t bytes_from_host = 0;         // since start
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
@@ -52,8 +55,9 @@ struct WorkerConstants {
   int64_t max_model_len = 0;
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
-  int64_t kv_pool_bytes = 0;  // from the allocator's counter
-  int64_t weight_bytes = 0;   // from the allocator's counter
+  int64_t kv_pool_bytes = 0;    // from the allocator's counter
+  int64_t host_pool_bytes = 0;  // from the allocator's counter
+  int64_t weight_bytes = 0;     // from the allocator's counter
   double kv_bytes_per_token = 0;
   double kv_fixed_bytes_per_sequence = 0;
   double kv_compression_ratio = 0;
@@ -120,6 +124,10 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Gauge& unfilled_bytes_;
   prometheus::Gauge& side_unused_bytes_;
   prometheus::Gauge& side_bytes_;
+  prometheus::Gauge& host_used_bytes_;
+  prometheus::Family<prometheus::Counter>& host_copied_;  // of the next two
+  prometheus::Counter& bytes_to_host_;
+  prometheus::Counter& bytes_from_host_;
   prometheus::Counter& prefix_queries_;
   prometheus::Counter& prefix_hits_;
   prometheus::Counter& window_pages_reclaimed_;
@@ -131,6 +139,9 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Counter& cached_tokens_;
   prometheus::Counter& generation_tokens_;
   prometheus::Counter& preemptions_;
+  prometheus::Family<prometheus::Counter>& preemptions_by_kind_;  // of the next
+  prometheus::Counter& preemptions_by_copy_;
+  prometheus::Counter& preemptions_by_recompute_;
   prometheus::Histogram& time_to_first_token_;
   prometheus::Histogram& inter_token_;
   prometheus::Histogram& end_to_end_;

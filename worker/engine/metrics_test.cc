@@ -27,6 +27,7 @@ class WorkerMetricsTest : public ::testing::Test {
              .page_tokens = 64,
              .total_pages = 10,
              .kv_pool_bytes = 12345,
+             .host_pool_bytes = 777,
              .layers = {{0, "key", "full", 256, "bf16"}}},
             [this] {
               ++samples_taken_;
@@ -81,6 +82,25 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreWhatWasSampled) {
         "kvasir_reconstruction_flops_total 1099511627776\n",
         "kvasir_kv_static_codes_total 500\n",
         "kvasir_kv_clamped_codes_total 3\n"}) {
+    EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
+        << line << text;
+  }
+}
+
+TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndTheHostPoolInBytes) {
+  metrics_.OnStep({.preemptions = 3, .preemptions_by_copy = 2});
+  sample_.host_used_bytes = 555;
+  sample_.bytes_to_host = 2000;
+  sample_.bytes_from_host = 1000;
+  metrics_.OnLoad({});
+  const std::string text = Text(*metrics_.registry());
+  for (const char* line :
+       {"kvasir_num_preemptions_total 3\n",
+        "kvasir_preemptions_by_kind_total{kind=\"copy\"} 2\n",
+        "kvasir_preemptions_by_kind_total{kind=\"recompute\"} 1\n",
+        "kvasir_host_pool_bytes 777\n", "kvasir_host_pool_used_bytes 555\n",
+        "kvasir_host_pool_copied_bytes_total{direction=\"out\"} 2000\n",
+        "kvasir_host_pool_copied_bytes_total{direction=\"in\"} 1000\n"}) {
     EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
         << line << text;
   }

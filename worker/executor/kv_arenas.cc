@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/device/read_back.h"
 #include "kernels/latents/ops.h"
 #include "plan/resolved_plan.h"
 
@@ -213,6 +214,55 @@ absl::Status KvArenas::CheckHostPage(uint32_t page_group, int32_t page) const {
   return absl::InvalidArgumentError(
       absl::StrCat("page ", page, " of group ", page_group,
                    " is outside of the host pool of ", count));
+}
+
+template <typename Visit>
+absl::Status KvArenas::ForHostPages(int64_t group,
+                                    absl::Span<const int32_t> pages,
+                                    size_t num_bytes,
+                                    const Visit& visit) const {
+  for (const int32_t page : pages) {
+    KVASIR_RETURN_IF_ERROR(CheckHostPage(static_cast<uint32_t>(group), page));
+  }
+  const size_t want =
+      pages.empty() ? 0 : pages.size() * static_cast<size_t>(page_bytes(group));
+  if (num_bytes != want) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(num_bytes, " bytes for ", pages.size(),
+                     " host pages of group ", group, ", want ", want));
+  }
+  size_t at = 0;
+  for (const int32_t page : pages) {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      if (layers_[layer].page_group != group) continue;
+      const int64_t bytes = layers_[layer].key.front().latents.page_bytes;
+      KVASIR_RETURN_IF_ERROR(visit(
+          (host_buffers_[layer].as<char>() + page * bytes).template as<void>(),
+          at, static_cast<size_t>(bytes)));
+      at += static_cast<size_t>(bytes);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status KvArenas::ReadHostPages(kernels::Stream& stream, int64_t group,
+                                     absl::Span<const int32_t> pages,
+                                     absl::Span<char> bytes) const {
+  return ForHostPages(
+      group, pages, bytes.size(),
+      [&](kernels::DevicePtr<void> from, size_t at, size_t count) {
+        return kernels::ReadBack(stream, bytes.data() + at, from, count);
+      });
+}
+
+absl::Status KvArenas::WriteHostPages(kernels::Stream& stream, int64_t group,
+                                      absl::Span<const int32_t> pages,
+                                      absl::Span<const char> bytes) const {
+  return ForHostPages(
+      group, pages, bytes.size(),
+      [&](kernels::DevicePtr<void> to, size_t at, size_t count) {
+        return kernels::Upload(stream, to, bytes.data() + at, count);
+      });
 }
 
 absl::Status KvArenas::CheckCopy(const kvasir::v1::PageCopy& copy) const {

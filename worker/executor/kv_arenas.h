@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "cache/layout.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"
@@ -84,6 +85,16 @@ class KvArenas {
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
   absl::Status CheckHostPage(uint32_t page_group, int32_t page) const;
 
+  // Host pages and bytes, page after page, each over the layers of its group:
+  // `bytes` has as many as that makes (INVALID_ARGUMENT). CheckHostPage's
+  // errors.
+  absl::Status ReadHostPages(kernels::Stream& stream, int64_t group,
+                             absl::Span<const int32_t> pages,
+                             absl::Span<char> bytes) const;
+  absl::Status WriteHostPages(kernels::Stream& stream, int64_t group,
+                              absl::Span<const int32_t> pages,
+                              absl::Span<const char> bytes) const;
+
   // Page copies of a step, cut into batches that one launch may do: no copy of
   // a batch reads or writes what another of it writes. How many batches there
   // are depends on the copies; each has a power of two of pairs, the last of
@@ -117,6 +128,10 @@ class KvArenas {
   KvArenas() = default;
   int64_t RingOf(int64_t page_group, const cache::ExactRing& rows);
   absl::Status CheckCopy(const kvasir::v1::PageCopy& copy) const;
+  // Calls visit(memory, offset in `num_bytes`, bytes) for each page and layer.
+  template <typename Visit>
+  absl::Status ForHostPages(int64_t group, absl::Span<const int32_t> pages,
+                            size_t num_bytes, const Visit& visit) const;
 
   cache::PageCounts pages_;
   std::vector<int64_t> page_bytes_;  // by page group

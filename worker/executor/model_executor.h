@@ -20,7 +20,9 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "cache/images/sequence_image.h"
 #include "cache/layout.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
@@ -117,6 +119,18 @@ class ModelExecutor final : public Executor {
   // Of the arenas, as allocated.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
+  // The pages of an image as the bytes behind its header (page_image.h), and
+  // back. The step that copied them out has been awaited, the one that copies
+  // them in has not been enqueued: FAILED_PRECONDITION while one is in flight.
+  absl::StatusOr<std::string> ReadImage(
+      const cache::SequenceImage& image) const;
+  // INVALID_ARGUMENT for a payload of another size.
+  absl::Status WriteImage(const cache::SequenceImage& image,
+                          absl::string_view payload);
+
+  // Of copies between the pool and the host pool, measured: before the first
+  // step, for it writes to host pages. 0 where there is no host pool.
+  absl::StatusOr<double> MeasureCopyBytesPerSecond();
   uint64_t last_step_id() const { return last_step_id_; }
   const ExecutorTotals& totals() const { return totals_; }
   // Of the last step.

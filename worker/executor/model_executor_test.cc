@@ -486,6 +486,16 @@ TEST(RankMemoryTest, APoolAboveWhatTheWeightsLeaveIsRefusedWithFlagAndNumbers) {
       CheckPoolFitsMemory(
           {.pool_bytes = 1, .weight_bytes = 3, .available_bytes = 2}),
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("at most 0")));
+  PoolMemory memory = {.pool_bytes = 600,
+                       .host_pool_bytes = 100,
+                       .weight_bytes = 300,
+                       .available_bytes = 1000};
+  KVASIR_EXPECT_OK(CheckPoolFitsMemory(memory));
+  memory.host_pool_bytes = int64_t{1} << 62;
+  EXPECT_THAT(CheckPoolFitsMemory(memory),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("take 300 and the KV cache 600; lower "
+                                 "--host-pool-bytes to at most 100")));
 }
 
 TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {

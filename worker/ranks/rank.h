@@ -55,15 +55,16 @@ struct RankOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Whether a pool fits beside the weights.
+// Whether the pools fit beside the weights.
 struct PoolMemory {
   int64_t pool_bytes = 0;
+  int64_t host_pool_bytes = 0;
   int64_t weight_bytes = 0;
   int64_t available_bytes = 0;  // MachineLimits's, before either is there
 };
 
-// RESOURCE_EXHAUSTED with the numbers and the flag when it does not: the pool
-// is touched at start, and more than there is would have the system kill the
+// RESOURCE_EXHAUSTED with the numbers and the flag when they do not: the pools
+// are touched at start, and more than there is would have the system kill the
 // process.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 

@@ -1,0 +1,256 @@
+#include "cache/images/page_image.h"
+
+#include <zlib.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "cache/cache_id.h"
+
+namespace kvasir::cache {
+namespace {
+
+// Numbers are little-endian, whatever the machine. On-disk and on-wire: a field
+// that comes or goes is a new version.
+constexpr absl::string_view kMagic = "KVASIRPG";
+constexpr int64_t kVersion = 1;
+constexpr size_t kIdBytes = 32;
+constexpr size_t kChecksumBytes = 4;
+
+class Writer {
+ public:
+  void Add(int64_t number, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i) {
+      out_.push_back(
+          static_cast<char>(static_cast<uint64_t>(number) >> (8 * i)));
+    }
+  }
+  void AddText(absl::string_view text) { absl::StrAppend(&out_, text); }
+  std::string& out() { return out_; }
+
+ private:
+  std::string out_;
+};
+
+// Takes fields off the front. After the first that is not there all are 0, and
+// `status` says so.
+class Reader {
+ public:
+  explicit Reader(absl::string_view bytes) : all_(bytes), left_(bytes) {}
+
+  absl::string_view Text(size_t bytes) {
+    if (!Has(bytes)) return {};
+    const absl::string_view text = left_.substr(0, bytes);
+    left_.remove_prefix(bytes);
+    return text;
+  }
+  // Of 8 bytes, numbers beyond int64 read as below 0, which no field allows.
+  int64_t Number(size_t bytes) {
+    uint64_t number = 0;
+    const absl::string_view text = Text(bytes);
+    for (size_t i = 0; i < text.size(); ++i) {
+      number |= uint64_t{static_cast<uint8_t>(text[i])} << (8 * i);
+    }
+    return static_cast<int64_t>(number);
+  }
+  absl::Status status() const {
+    if (sound_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("image: cut within its header, at byte ", all_.size()));
+  }
+  absl::string_view left() const { return left_; }
+  // What was read so far.
+  absl::string_view read() const {
+    return all_.substr(0, all_.size() - left_.size());
+  }
+
+ private:
+  bool Has(size_t bytes) {
+    sound_ = sound_ && left_.size() >= bytes;
+    return sound_;
+  }
+
+  const absl::string_view all_;
+  absl::string_view left_;
+  bool sound_ = true;
+};
+
+uint32_t Checksum(absl::string_view header, absl::string_view payload) {
+  uLong crc = crc32_z(0, nullptr, 0);
+  for (const absl::string_view part : {header, payload}) {
+    crc =
+        crc32_z(crc, reinterpret_cast<const Bytef*>(part.data()), part.size());
+  }
+  return static_cast<uint32_t>(crc);
+}
+
+template <typename... What>
+absl::Status Lies(const What&... what) {
+  return absl::InvalidArgumentError(absl::StrCat("image: ", what...));
+}
+
+// Of another process than ours.
+template <typename Have, typename Want>
+absl::Status CheckSame(absl::string_view field, const Have& have,
+                       const Want& want) {
+  if (have == want) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("image: ", field, " is ", have, ", want ", want));
+}
+
+absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
+  const std::string format_id(reader->Text(kIdBytes));
+  const std::string cache_id(reader->Text(kIdBytes));
+  const int64_t rank = reader->Number(4);
+  const int64_t size = reader->Number(4);
+  const int64_t page_tokens = reader->Number(4);
+  const int64_t num_groups = reader->Number(4);
+  KVASIR_RETURN_IF_ERROR(reader->status());
+  // The rank first: another one's pages have another format.
+  KVASIR_RETURN_IF_ERROR(CheckSame("number of ranks", size, format.shard.size));
+  KVASIR_RETURN_IF_ERROR(CheckSame("rank", rank, format.shard.rank));
+  KVASIR_RETURN_IF_ERROR(CheckSame("cache_id", cache_id, format.cache_id));
+  KVASIR_RETURN_IF_ERROR(
+      CheckSame("tokens of a page", page_tokens, format.page_tokens));
+  KVASIR_RETURN_IF_ERROR(
+      CheckSame("page format", format_id, format.page_format_id));
+  return CheckSame("number of page groups", num_groups,
+                   static_cast<int64_t>(format.page_bytes.size()));
+}
+
+// Leaves every number within kMaxSequenceTokens.
+absl::Status CheckGroup(size_t index, int64_t logical_tokens,
+                        int64_t page_tokens, const ImageGroupShape& group) {
+  const auto check = [&](absl::string_view field, int64_t value, int64_t most) {
+    if (value >= 0 && value <= most) return absl::OkStatus();
+    return Lies("group ", index, ": ", field, " is ", value, ", want 0 to ",
+                most);
+  };
+  KVASIR_RETURN_IF_ERROR(
+      check("physical tokens", group.physical_tokens, logical_tokens));
+  KVASIR_RETURN_IF_ERROR(
+      check("first page", group.first_page,
+            (logical_tokens - group.physical_tokens) / page_tokens));
+  KVASIR_RETURN_IF_ERROR(
+      check("side pages", group.num_side_pages, kMaxSequenceTokens));
+  const int64_t pages = (group.physical_tokens + page_tokens - 1) / page_tokens;
+  if (group.num_pages == pages) return absl::OkStatus();
+  return Lies("group ", index, ": ", group.num_pages, " pages for ",
+              group.physical_tokens, " slots, want ", pages);
+}
+
+}  // namespace
+
+ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id) {
+  ImageFormat format = {.page_format_id = PageFormatId(layout),
+                        .cache_id = std::move(cache_id),
+                        .shard = layout.shard(),
+                        .page_tokens = layout.page_tokens()};
+  for (const PageGroupLayout& group : layout.page_groups()) {
+    format.page_bytes.push_back(group.page_bytes);
+  }
+  return format;
+}
+
+int64_t ImagePayloadBytes(const ImageFormat& format, const ImageShape& shape) {
+  KVASIR_CHECK(shape.groups.size() == format.page_bytes.size());
+  int64_t bytes = 0;
+  for (size_t g = 0; g < shape.groups.size(); ++g) {
+    bytes += (shape.groups[g].num_pages + shape.groups[g].num_side_pages) *
+             format.page_bytes[g];
+  }
+  return bytes;
+}
+
+std::string ImageHeader(const ImageFormat& format, const ImageShape& shape,
+                        absl::string_view payload) {
+  KVASIR_CHECK(format.page_format_id.size() == kIdBytes &&
+               format.cache_id.size() == kIdBytes);
+  KVASIR_CHECK(ImagePayloadBytes(format, shape) ==
+               static_cast<int64_t>(payload.size()));
+  Writer header;
+  header.AddText(kMagic);
+  header.Add(kVersion, 4);
+  header.AddText(format.page_format_id);
+  header.AddText(format.cache_id);
+  header.Add(format.shard.rank, 4);
+  header.Add(format.shard.size, 4);
+  header.Add(format.page_tokens, 4);
+  header.Add(static_cast<int64_t>(shape.groups.size()), 4);
+  header.Add(shape.logical_tokens, 8);
+  for (size_t g = 0; g < shape.groups.size(); ++g) {
+    header.Add(format.page_bytes[g], 8);
+    header.Add(shape.groups[g].physical_tokens, 8);
+    header.Add(shape.groups[g].first_page, 4);
+    header.Add(shape.groups[g].num_pages, 4);
+    header.Add(shape.groups[g].num_side_pages, 4);
+  }
+  header.Add(static_cast<int64_t>(payload.size()), 8);
+  header.Add(Checksum(header.out(), payload), kChecksumBytes);
+  return std::move(header.out());
+}
+
+absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
+                                       const ImageFormat& format) {
+  Reader reader(image);
+  const absl::string_view magic = reader.Text(kMagic.size());
+  KVASIR_RETURN_IF_ERROR(reader.status());
+  if (magic != kMagic) return Lies("does not begin as one");
+  const int64_t version = reader.Number(4);
+  KVASIR_RETURN_IF_ERROR(reader.status());
+  KVASIR_RETURN_IF_ERROR(CheckSame("version", version, kVersion));
+  KVASIR_RETURN_IF_ERROR(CheckIdentity(format, &reader));
+  ParsedImage parsed;
+  parsed.shape.logical_tokens = reader.Number(8);
+  KVASIR_RETURN_IF_ERROR(reader.status());
+  if (parsed.shape.logical_tokens < 0 ||
+      parsed.shape.logical_tokens > kMaxSequenceTokens) {
+    return Lies("logical tokens are ", parsed.shape.logical_tokens,
+                ", want 0 to ", kMaxSequenceTokens);
+  }
+  int64_t payload_bytes = 0;
+  const auto most = static_cast<int64_t>(image.size());
+  for (size_t g = 0; g < format.page_bytes.size(); ++g) {
+    const int64_t page_bytes = reader.Number(8);
+    ImageGroupShape& group = parsed.shape.groups.emplace_back();
+    group.physical_tokens = reader.Number(8);
+    group.first_page = reader.Number(4);
+    group.num_pages = reader.Number(4);
+    group.num_side_pages = reader.Number(4);
+    KVASIR_RETURN_IF_ERROR(reader.status());
+    KVASIR_RETURN_IF_ERROR(CheckSame(absl::StrCat("page bytes of group ", g),
+                                     page_bytes, format.page_bytes[g]));
+    KVASIR_RETURN_IF_ERROR(
+        CheckGroup(g, parsed.shape.logical_tokens, format.page_tokens, group));
+    // By division: the product may not fit into 64 bits.
+    const int64_t pages = group.num_pages + group.num_side_pages;
+    if (pages > (most - payload_bytes) / page_bytes) {
+      return Lies("group ", g, ": ", pages, " pages of ", page_bytes,
+                  " bytes in an image of ", most);
+    }
+    payload_bytes += pages * page_bytes;
+  }
+  const int64_t said = reader.Number(8);
+  const absl::string_view header = reader.read();
+  const auto checksum = static_cast<uint32_t>(reader.Number(kChecksumBytes));
+  KVASIR_RETURN_IF_ERROR(reader.status());
+  if (said != payload_bytes) {
+    return Lies("says ", said, " bytes of pages, its page counts ",
+                payload_bytes);
+  }
+  parsed.payload = reader.left();
+  if (static_cast<int64_t>(parsed.payload.size()) != payload_bytes) {
+    return Lies(parsed.payload.size(), " bytes of pages, want ", payload_bytes);
+  }
+  if (const uint32_t have = Checksum(header, parsed.payload);
+      have != checksum) {
+    return absl::DataLossError(absl::StrCat("image: its checksum is ", have,
+                                            ", its header says ", checksum));
+  }
+  return parsed;
+}
+
+}  // namespace kvasir::cache

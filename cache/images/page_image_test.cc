@@ -1,0 +1,171 @@
+#include "cache/images/page_image.h"
+
+#include <zlib.h>
+
+#include <cstring>
+#include <string>
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+
+namespace kvasir::cache {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+ImageFormat Format() {
+  return {.page_format_id = std::string(32, 'f'),
+          .cache_id = std::string(32, 'c'),
+          .shard = {.rank = 1, .size = 4},
+          .page_tokens = 16,
+          .page_bytes = {100, 30}};
+}
+
+ImageShape Shape() {
+  return {.logical_tokens = 50, .groups = {{50, 0, 4, 1}, {18, 2, 2, 0}}};
+}
+
+std::string Image(const ImageFormat& format = Format(),
+                  const ImageShape& shape = Shape()) {
+  std::string payload(static_cast<size_t>(ImagePayloadBytes(format, shape)),
+                      '.');
+  for (size_t i = 0; i < payload.size(); ++i) {
+    payload[i] = static_cast<char>(i * 31);
+  }
+  return ImageHeader(format, shape, payload) + payload;
+}
+
+// Fields by their places in the header.
+constexpr size_t kVersion = 8;
+constexpr size_t kRank = 76;
+constexpr size_t kGroups = 88;
+constexpr size_t kLogical = 92;
+constexpr size_t kFirstGroup = 100;  // 28 bytes each
+constexpr size_t kPayloadBytes = kFirstGroup + 2 * 28;
+constexpr size_t kChecksum = kPayloadBytes + 8;
+
+// The image with a number in another field, and a checksum that fits.
+std::string With(size_t offset, uint64_t value, size_t bytes) {
+  std::string image = Image();
+  std::memcpy(image.data() + offset, &value, bytes);
+  uLong crc = crc32(0, reinterpret_cast<const Bytef*>(image.data()), kChecksum);
+  const size_t payload = kChecksum + 4;
+  crc = crc32(crc, reinterpret_cast<const Bytef*>(image.data()) + payload,
+              static_cast<uInt>(image.size() - payload));
+  std::memcpy(image.data() + kChecksum, &crc, 4);
+  return image;
+}
+
+void ExpectRefused(const std::string& image, absl::StatusCode code,
+                   const std::string& why) {
+  EXPECT_THAT(ParseImage(image, Format()), StatusIs(code, HasSubstr(why)));
+}
+
+TEST(PageImageTest, WhatWasWrittenIsRead) {
+  const std::string image = Image();
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ParsedImage parsed,
+                              ParseImage(image, Format()));
+  EXPECT_EQ(parsed.shape, Shape());
+  EXPECT_EQ(parsed.payload.size(), 560u);
+  EXPECT_EQ(parsed.payload, absl::string_view(image).substr(kChecksum + 4));
+}
+
+TEST(PageImageTest, OneWithoutTokensHasNoPages) {
+  const ImageShape empty = {.groups = {{}, {}}};
+  const std::string image = Image(Format(), empty);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ParsedImage parsed,
+                              ParseImage(image, Format()));
+  EXPECT_EQ(parsed.shape, empty);
+  EXPECT_TRUE(parsed.payload.empty());
+}
+
+TEST(PageImageTest, OneThatIsCutAnywhereIsRefused) {
+  const std::string image = Image();
+  for (size_t bytes = 0; bytes < image.size(); ++bytes) {
+    EXPECT_THAT(
+        ParseImage(absl::string_view(image).substr(0, bytes), Format()),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("image: ")))
+        << bytes;
+  }
+  ExpectRefused(image + "x", absl::StatusCode::kInvalidArgument,
+                "561 bytes of pages, want 560");
+}
+
+TEST(PageImageTest, AnyOtherBitIsRefused) {
+  const std::string image = Image();
+  for (size_t at = 0; at < image.size(); ++at) {
+    for (const int bit : {1, 64}) {
+      std::string other = image;
+      other[at] = static_cast<char>(other[at] ^ bit);
+      EXPECT_FALSE(ParseImage(other, Format()).ok()) << at;
+    }
+  }
+  std::string other = image;
+  other.back() ^= 1;
+  ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
+}
+
+TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
+  const auto refused = [](const ImageFormat& format, const std::string& why) {
+    ImageShape shape = Shape();
+    shape.groups.resize(format.page_bytes.size());
+    ExpectRefused(Image(format, shape), absl::StatusCode::kFailedPrecondition,
+                  why);
+  };
+  ImageFormat format = Format();
+  format.page_format_id = std::string(32, 'e');
+  refused(format, "page format is eeee");
+  format = Format();
+  format.cache_id[31] = 'd';
+  refused(format, "cache_id is cccccccccccccccccccccccccccccccd, want ccc");
+  format = Format();
+  format.shard = {.rank = 0, .size = 4};
+  refused(format, "rank is 0, want 1");
+  format.shard = {.rank = 1, .size = 2};
+  refused(format, "number of ranks is 2, want 4");
+  format = Format();
+  format.page_bytes.pop_back();
+  refused(format, "number of page groups is 1, want 2");
+  format = Format();
+  format.page_bytes[1] = 31;
+  refused(format, "page bytes of group 1 is 31, want 30");
+  format = Format();
+  format.page_tokens = 32;
+  refused(format, "tokens of a page is 32, want 16");
+  ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
+                "version is 2, want 1");
+  ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
+                "does not begin as one");
+  ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
+                "rank is 4294967295, want 1");
+  ExpectRefused(With(kGroups, 1u << 31, 4),
+                absl::StatusCode::kFailedPrecondition,
+                "number of page groups is 2147483648");
+}
+
+TEST(PageImageTest, SizesThatLieAreRefusedByName) {
+  const auto refused = [](const std::string& image, const std::string& why) {
+    ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
+  };
+  refused(With(kLogical, ~0ull, 8), "logical tokens are -1");
+  refused(With(kLogical, 1ull << 40, 8), "logical tokens are 1099511627776");
+  refused(With(kLogical, 49, 8),
+          "group 0: physical tokens is 50, want 0 to 49");
+  refused(With(kFirstGroup + 8, 1ull << 63, 8),
+          "group 0: physical tokens is -9223372036854775808");
+  refused(With(kFirstGroup + 16, 1, 4),
+          "group 0: first page is 1, want 0 to 0");
+  refused(With(kFirstGroup + 20, 5, 4),
+          "group 0: 5 pages for 50 slots, want 4");
+  refused(With(kFirstGroup + 24, ~0u, 4), "group 0: side pages is 4294967295");
+  refused(With(kFirstGroup + 24, 1u << 29, 4),
+          "group 0: 536870916 pages of 100 bytes in an image of");
+  refused(With(kFirstGroup + 24, 2, 4),
+          "says 560 bytes of pages, its page counts 660");
+  refused(With(kPayloadBytes, 561, 8),
+          "says 561 bytes of pages, its page counts 560");
+}
+
+}  // namespace
+}  // namespace kvasir::cache
