@@ -20,6 +20,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
   AddBenchAttention(group, exit_code);
   AddBenchCapacity(group, exit_code);
   AddBenchDecode(group, exit_code);
+  AddBenchPreemption(group, exit_code);
   AddBenchPrefill(group, exit_code);
   AddBenchRope(group, exit_code);
   AddBenchScheduler(group, exit_code);

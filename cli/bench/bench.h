@@ -11,6 +11,7 @@ namespace kvasir::cli {
 void AddBenchAttention(CLI::App* group, int* exit_code);
 void AddBenchCapacity(CLI::App* group, int* exit_code);
 void AddBenchDecode(CLI::App* group, int* exit_code);
+void AddBenchPreemption(CLI::App* group, int* exit_code);
 void AddBenchPrefill(CLI::App* group, int* exit_code);
 void AddBenchRope(CLI::App* group, int* exit_code);
 void AddBenchScheduler(CLI::App* group, int* exit_code);

@@ -27,6 +27,7 @@ FIGURES = {
     "capacity": ["pool_bytes", "sequence_tokens"],
     "attention": ["rows_with_target"],
     "decode": ["read_bandwidth_share", "batch8_speedup", "bytes_read_per_step"],
+    "preemption": ["prefill_over_copy", "crossing_tokens", "copy_bytes_per_second"],
     "prefill": ["prefill_tokens_per_second"],
     "rope": ["speedup_kept_50", "lookup_cost_kept_50"],
     "scheduler": ["step_us", "metadata_share"],
@@ -60,6 +61,16 @@ def test_prints_one_object_of_figures_by_name(command):
         assert report["figures"][name] > 0 or name in may_be_zero, name
     if command == "serve":
         assert "router_added_ms_p50" in report["spread"]
+
+
+def test_preemption_names_what_it_chose_for_each_length():
+    rows = bench("preemption", "--lengths", "16,64,128")["rows"]
+    whole = [row for row in rows if row["tokens"] == row["to_compute"]]
+    assert [row["tokens"] for row in whole] == [16, 64, 128]
+    # Pages of 64 slots.
+    assert whole[0]["image_bytes"] == whole[1]["image_bytes"] == whole[2]["image_bytes"] / 2
+    for row in rows:
+        assert row["right"] == ((row["chosen"] == "copy") == (row["copy_ms"] < row["prefill_ms"]))
 
 
 def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them():
