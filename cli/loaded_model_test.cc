@@ -7,21 +7,43 @@
 namespace kvasir::cli {
 namespace {
 
-// Flags to executor: pool size, weights and pages take what was resolved when
-// the model was opened.
-TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
+LoadRequest TinyRequest() {
   LoadRequest request;
   request.model.random_weights = true;
   request.model.shape = "kvasir-tiny";
   request.model.threads = 1;
   request.max_model_len = 64;
   request.max_batched_tokens = 32;
+  return request;
+}
+
+// Flags to executor: pool size, weights and pages take what was resolved when
+// the model was opened.
+TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
+  const LoadRequest request = TinyRequest();
   const int64_t resolved = plan::NumResolvedPlans();
   const int64_t programs = worker::NumAttentionPrograms();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto model, LoadedModel::Load(request));
   EXPECT_EQ(plan::NumResolvedPlans(), resolved + 1);
   EXPECT_EQ(worker::NumAttentionPrograms(), programs + 1);
   EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
+}
+
+TEST(LoadedModelTest, AHostPoolIsAQuarterOfAPoolThatDoesNotHoldAll) {
+  LoadRequest request = TinyRequest();
+  request.model.page_tokens = 16;
+  request.host_pool_bytes = std::nullopt;
+  request.max_num_seqs = 3;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto all, LoadedModel::Load(request));
+  EXPECT_EQ(all->host_pool_bytes(), 0) << "all fit: none is ever preempted";
+  request.kv_cache_bytes = all->kv_pool_bytes() / 3 * 2;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto some, LoadedModel::Load(request));
+  EXPECT_EQ(some->host_pool_bytes(), some->kv_pool_bytes() / 4);
+  EXPECT_EQ(some->cache().Stats().groups[0].host_bytes,
+            some->host_pool_bytes());
+  request.host_pool_bytes = 0;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto none, LoadedModel::Load(request));
+  EXPECT_EQ(none->host_pool_bytes(), 0);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int32_t kPages = 64;
+constexpr int32_t kHostPages = 32;
 
 // Holds steps back until it is opened, and says when one has arrived.
 class Gate {
@@ -95,7 +96,7 @@ class EngineTest : public ::testing::Test {
     options_.scheduler.max_queue = 4;
     options_.scheduler.vocab_size = 1000;
     fake_.page_tokens = 4;
-    fake_.groups = {{.num_pages = kPages}};
+    fake_.groups = {{.num_pages = kPages, .host_pages = kHostPages}};
     fake_.max_num_seqs = 8;
     fake_.max_batched_tokens = 32;
     fake_.during_step = [this](const kvasir::v1::StepPlan&) {
@@ -113,7 +114,8 @@ class EngineTest : public ::testing::Test {
     cache::KvCacheConfig config;
     config.page_tokens = 4;
     config.cache_id = "test";
-    config.groups = {{.num_pages = kPages}};
+    config.groups = {
+        {.num_pages = kPages, .page_bytes = 128, .num_host_pages = kHostPages}};
     cache_ = std::make_unique<cache::KvCache>(config);
     executor_ = std::make_unique<FakeExecutor>(fake_);
     auto engine = Engine::Create(options_, cache_.get(), executor_.get());
@@ -143,6 +145,7 @@ class EngineTest : public ::testing::Test {
   void ExpectNothingHeld() {
     EXPECT_EQ(cache_->Stats().sequences, 0);
     EXPECT_EQ(cache_->available_pages(cache::PageGroupId(0)), kPages);
+    EXPECT_EQ(cache_->Stats().groups[0].host_used_pages, 0);
     KVASIR_EXPECT_OK(cache_->CheckInvariants());
   }
 
@@ -329,6 +332,31 @@ TEST_F(EngineTest, DrainRefusesNewRequestsAndFinishesOldOnes) {
   gate_.Open();
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+}
+
+TEST_F(EngineTest, ADrainFinishesWhatWaitsInTheHostPool) {
+  options_.scheduler.max_queue = 8;
+  KVASIR_ASSERT_OK(Start());
+  std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
+  for (int i = 0; i < 8; ++i) {  // 16 pages each in the end
+    Request request = MakeRequest(absl::StrCat("r", i), 60);
+    request.sampling.set_ignore_eos(true);
+    all.emplace_back(request, std::make_shared<WaitableSink>());
+  }
+  gate_.Close();
+  for (auto& [request, sink] : all) {
+    KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  }
+  engine_->BeginDrain();
+  gate_.Open();
+  EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
+  for (auto& [request, sink] : all) {
+    EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
+  }
+  engine_->Stop();
+  EXPECT_GT(cache_->Stats().exports, 0);
+  EXPECT_GT(cache_->Stats().imports, 0);
+  ExpectNothingHeld();
 }
 
 TEST_F(EngineTest, StopEndsWhatRunsAndWaitsAsDraining) {

@@ -420,7 +420,7 @@ constexpr Case kHostPool[] = {
     step 7
     expect running a
     expect waiting b
-    expect host 4                     # 12 of the prompt, 2 sampled: 14 slots
+    expect host 4                     # 12 of the prompt, 3 of the output
     expect moved 4 0
     step 12
     expect waiting b

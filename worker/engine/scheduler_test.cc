@@ -1,5 +1,6 @@
 #include "worker/engine/scheduler.h"
 
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -395,6 +396,67 @@ TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("needs 17 pages of page group 0, which has "
                                  "16")));
+}
+
+// One runs, one waits in the host pool.
+constexpr char kOneInTheHostPool[] = R"(
+  pool pages=8 host=8
+  options len=32
+  submit a prompt=12 max=20
+  submit b prompt=12 max=20
+  step 7
+  expect waiting b
+  expect host 4
+)";
+
+TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreGivenBack) {
+  Scenario scenario;
+  scenario.Run(kOneInTheHostPool);
+  scenario.scheduler().RefuseAll(
+      {absl::UnavailableError("stopped"), RefusalReason::kRetryElsewhere});
+  scenario.Run(R"(
+    expect failed a=UNAVAILABLE b=UNAVAILABLE
+    expect idle
+  )");
+}
+
+TEST(SchedulerHostPoolTest, ImagesOfRequestsOfAFailedStepAreGivenBack) {
+  Scenario scenario;
+  scenario.Run(kOneInTheHostPool);
+  scenario.Run("schedule");
+  scenario.scheduler().FailAll(
+      {absl::InternalError("broken"), RefusalReason::kRetryElsewhere});
+  scenario.Run(R"(
+    expect failed a=INTERNAL b=INTERNAL
+    expect idle
+  )");
+}
+
+TEST(SchedulerHostPoolTest, WhatIsQueuedIsWhatIsLeftToRun) {
+  Scenario scenario;
+  scenario.Run(kOneInTheHostPool);
+  EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);
+  for (const SequenceSnapshot& each : scenario.scheduler().Snapshot()) {
+    EXPECT_EQ(each.computed_tokens, each.running ? 18u : 15u);
+  }
+  scenario.Run("run");
+}
+
+TEST(SchedulerHostPoolTest, ACopyRateOfNothingIsRefused) {
+  cache::KvCacheConfig config;
+  config.page_tokens = 4;
+  config.groups = {{.num_pages = 16}};
+  cache::KvCache cache(config);
+  base::ManualClock clock;
+  SchedulerOptions options;
+  options.max_model_len = 64;
+  options.vocab_size = 10;
+  for (const double rate : {0.0, -1.0, std::nan("")}) {
+    options.copy_bytes_per_second = rate;
+    EXPECT_THAT(Scheduler::Create(options, {.cache = &cache, .clock = &clock}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("copy_bytes_per_second")));
+  }
 }
 
 }  // namespace

@@ -54,6 +54,9 @@ TEST_P(BatchInvarianceTest, PreemptionChangesNothing) {
   Worker worker({.pages = 14}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
   EXPECT_GT(worker.stats().preemptions, 0);
+  Worker copying({.pages = 14, .host_pages = 9}, GetParam());
+  EXPECT_EQ(copying.Run(requests), Alone(requests));
+  EXPECT_GT(copying.stats().imports, 0);
 }
 
 TEST_P(BatchInvarianceTest, APrefixHitChangesNothing) {

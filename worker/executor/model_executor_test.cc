@@ -387,6 +387,65 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
+// A sequence's last page goes out, is taken by another's copy, and comes back
+// elsewhere, all in one step: in the order of the list.
+TEST(ModelExecutorTest, PagesGoToTheHostPoolAndComeBackInOneStep) {
+  RankOptions options = TinyOptions();
+  options.host_pages = {2};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
+  ModelExecutor& executor = rank->executor();
+  const std::vector<int32_t> prompt = Prompt(5, 20);  // a page and 4 slots
+  StepPlan plan;
+  plan.set_step_id(1);
+  SequenceStep* step = plan.add_sequences();
+  step->set_sequence_id(1);
+  auto* table = step->add_block_tables();
+  table->set_reset(true);
+  table->add_appended_pages(3);
+  table->add_appended_pages(8);
+  step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
+  step->set_num_tokens(20);
+  *step->mutable_sample() = GreedySample();
+  KVASIR_ASSERT_OK(executor.Execute(plan));
+
+  StepPlan next;
+  next.set_step_id(2);
+  next.add_released_sequences(1);
+  const auto add = [&next](int32_t from, bool from_host, int32_t to,
+                           bool to_host) {
+    auto* copy = next.add_page_copies();
+    copy->set_from_page(from);
+    copy->set_from_host(from_host);
+    copy->set_to_page(to);
+    copy->set_to_host(to_host);
+  };
+  add(3, false, 0, true);  // out
+  add(8, false, 1, true);
+  add(3, false, 8, false);  // both pages are written over
+  add(9, false, 3, false);
+  add(1, true, 9, false);  // and back, to others
+  add(8, false, 1, true);  // the host page is free by now
+  add(0, true, 8, false);
+  for (const uint64_t id : {uint64_t{2}, uint64_t{3}}) {
+    SequenceStep* more = next.add_sequences();
+    more->set_sequence_id(id);
+    auto* moved = more->add_block_tables();
+    moved->set_reset(true);
+    moved->add_appended_pages(8);
+    moved->add_appended_pages(id == 2 ? 9 : 4);
+    const auto ids = absl::MakeConstSpan(prompt).subspan(id == 2 ? 20 : 16);
+    more->mutable_token_ids()->Add(ids.begin(), ids.end());
+    more->add_token_ids(77);
+    more->set_num_tokens(static_cast<uint32_t>(more->token_ids_size()));
+    more->set_logical_start(id == 2 ? 20 : 16);
+    *more->mutable_sample() = GreedySample();
+    more->mutable_sample()->set_num_logprobs(2);
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result, executor.Execute(next));
+  EXPECT_EQ(result.sequences(0).token_id(), result.sequences(1).token_id());
+  EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
+}
+
 // Rows of one token would else fall into the same sets of a cache.
 TEST(LayerAttentionTest, FreshRowsOfGroupsAreNoPowerOfTwoApart) {
   kernels::LatentGroup group;
@@ -992,7 +1051,29 @@ INSTANTIATE_TEST_SUITE_P(
                      copy->set_from_page(1);
                      copy->set_to_page(1 << 20);
                    },
-                   "outside of the pool"}),
+                   "outside of the pool"},
+        BrokenPlan{"CopyToAHostPoolThatIsNotThere",
+                   [](StepPlan* p) {
+                     auto* copy = p->add_page_copies();
+                     copy->set_from_page(1);
+                     copy->set_to_page(0);
+                     copy->set_to_host(true);
+                   },
+                   "page 0 of group 0 is outside of the host pool of 0"},
+        BrokenPlan{"CopyFromOutsideTheHostPool",
+                   [](StepPlan* p) {
+                     auto* copy = p->add_page_copies();
+                     copy->set_from_page(-1);
+                     copy->set_from_host(true);
+                   },
+                   "page -1 of group 0 is outside of the host pool"},
+        BrokenPlan{"CopyWithinTheHostPool",
+                   [](StepPlan* p) {
+                     auto* copy = p->add_page_copies();
+                     copy->set_from_host(true);
+                     copy->set_to_host(true);
+                   },
+                   "within the host pool"}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace
