@@ -546,7 +546,9 @@ void LatentCache::MakeMetadata(int64_t pages) {
   const int64_t plane = metadata_.num_units * spec_.page_tokens * 4;
   metadata_.scores_offset = 64;
   metadata_.positions_offset = 64 + plane;
-  metadata_.page_bytes = 64 + 2 * plane;
+  metadata_.error_offset[kKeyError] = 64 + 2 * plane;
+  metadata_.error_offset[kValueError] = 64 + 2 * plane + plane / 4;
+  metadata_.page_bytes = 64 + 3 * plane;
   metadata_memory_.assign(static_cast<size_t>(pages * metadata_.page_bytes),
                           '\xff');
   metadata_.arena = metadata_memory_.data();
@@ -595,7 +597,7 @@ std::vector<double> LatentCache::ExpectedMass(const LatentAsk& ask,
           h / (spec_.num_heads / spec_.num_kv_heads))];
       const Weights weights = WeightsOf(ask, r, h);
       for (size_t i = 0; i < weights.shares.size(); ++i) {
-        mass[static_cast<size_t>(unit * tokens + weights.begin) + i] +=
+        mass[static_cast<size_t>(unit * tokens + weights.slots[i])] +=
             weights.shares[i];
       }
     }
@@ -792,27 +794,42 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
                                             int64_t head) const {
   const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
   const int64_t own = ask.start + row;
-  const int64_t begin =
-      std::max(ask.dead_pages * spec_.page_tokens,
-               spec_.window > 0 ? own + 1 - spec_.window : int64_t{0});
-  const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
+  const int32_t unit = spec_.unit_of_head.empty()
+                           ? 0
+                           : spec_.unit_of_head[static_cast<size_t>(kv_head)];
+  std::vector<int64_t> slots;
+  if (ask.slots_of_unit != nullptr) {
+    const std::vector<int32_t>& kept =
+        (*ask.slots_of_unit)[static_cast<size_t>(unit)];
+    slots.assign(kept.begin(), kept.end());
+  } else {
+    const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
+    for (int64_t s =
+             std::max(ask.dead_pages * spec_.page_tokens,
+                      spec_.window > 0 ? own + 1 - spec_.window : int64_t{0});
+         s < end; ++s) {
+      slots.push_back(s);
+    }
+  }
   const float* q =
       q_[static_cast<size_t>(ask.sequence)].data() + own * q_stride_;
   std::vector<double> weights;
-  for (int64_t s = begin; s < end; ++s) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int64_t s = slots[i];
+    const int64_t position = spec_.stored_positions ? s + 1000 * unit
+                             : ask.slots_of_unit != nullptr
+                                 ? static_cast<int64_t>(i)
+                                 : s;
     double score = 0.0;
     size_t rebuild = 0;
     for (size_t p = 0; p < spec_.keys.size(); ++p) {
-      const std::vector<double> key = KeyOf(
-          p, rebuild, kv_head, Read(p, kv_head, ask.sequence, own, s),
-          spec_.first_position + s +
-              (spec_.stored_positions
-                   ? 1000 * spec_.unit_of_head[static_cast<size_t>(kv_head)]
-                   : 0));
+      const std::vector<double> key =
+          KeyOf(p, rebuild, kv_head, Read(p, kv_head, ask.sequence, own, s),
+                spec_.first_position + position);
       if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
       const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
-      for (size_t i = 0; i < key.size(); ++i) {
-        score += static_cast<double>(from[i]) * key[i];
+      for (size_t c = 0; c < key.size(); ++c) {
+        score += static_cast<double>(from[c]) * key[c];
       }
     }
     weights.push_back(score * static_cast<double>(kScale));
@@ -822,7 +839,7 @@ LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
   double sum = 0.0;
   for (double& weight : weights) sum += weight = std::exp(weight - max);
   for (double& weight : weights) weight /= sum;
-  return {begin, std::move(weights)};
+  return {std::move(slots), std::move(weights)};
 }
 
 void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
@@ -841,8 +858,7 @@ void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
     for (size_t s = 0; s < weights.shares.size(); ++s) {
       const std::vector<double> value =
           ValueOf(lifted, kv_head,
-                  Read(p, kv_head, ask.sequence, own,
-                       weights.begin + static_cast<int64_t>(s)));
+                  Read(p, kv_head, ask.sequence, own, weights.slots[s]));
       for (size_t i = 0; i < value.size(); ++i) {
         to[i] += weights.shares[s] * value[i];
       }

@@ -74,6 +74,9 @@ struct LatentAsk {
   int64_t count;
   int64_t dead_pages = 0;  // the first ones of its table
   int64_t first_counted_row = 0;
+  // For the definition: the slots that all rows see of each unit, instead of
+  // those up to their own [U]; null: those.
+  const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 
 // A part with the tables and memory behind it.
@@ -202,6 +205,7 @@ class LatentCache {
   std::vector<double> ExpectedMass(const LatentAsk& ask, int64_t tokens) const;
   int64_t num_units() const { return metadata_.num_units; }
   const SlotMetadataArgs& metadata() const { return metadata_; }
+  const std::deque<TestPart>& parts() const { return parts_; }
 
   // The definition in float64, from what the cache holds. Columns that belong
   // to no head are NaN.
@@ -212,9 +216,8 @@ class LatentCache {
 
   int64_t PositionOf(int64_t position) const;
   void MakeMetadata(int64_t pages);
-  // Of the visible slots, from the first of them on, in float64.
   struct Weights {
-    int64_t begin;
+    std::vector<int64_t> slots;  // that are seen
     std::vector<double> shares;
   };
   Weights WeightsOf(const LatentAsk& ask, int64_t row, int64_t head) const;
