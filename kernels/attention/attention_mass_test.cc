@@ -17,10 +17,10 @@ using ::testing::HasSubstr;
 
 struct Streams {
   TestStream reference{1, CpuBackend::kReference, size_t{4} << 20};
-  TestStream one{1, CpuBackend::kSimd, size_t{12} << 20};
-  TestStream three{3, CpuBackend::kSimd, size_t{24} << 20};
+  TestStream one{1, CpuBackend::kSimd, size_t{4} << 20};
+  TestStream three{3, CpuBackend::kSimd, size_t{8} << 20};
   // More threads than units: long contexts are taken split by split.
-  TestStream many{16, CpuBackend::kSimd, size_t{96} << 20};
+  TestStream many{16, CpuBackend::kSimd, size_t{32} << 20};
 };
 Streams& SharedStreams() {
   static Streams streams;
@@ -106,7 +106,7 @@ TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
     }
     EXPECT_LT(WorstError(cache.Params(), expected, out), 5e-5);
     // Kept or scored twice: the same bits.
-    for (const int64_t room : {int64_t{0}, int64_t{1} << 18}) {
+    for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;
       LatentCache other(like, {1, 65, longest + 1}, 1);
