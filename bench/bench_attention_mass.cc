@@ -1,7 +1,7 @@
 // What eviction's bookkeeping costs, against the same op without it, in pairs:
 //  - decode: attention of 8 sequences of 8192 slots that adds mass, of weights
 //    that are kept, and of keys that are scored again;
-//  - prompts: a chunk of 512 rows behind 7680 slots, all of them counted and
+//  - prompts: a chunk of 512 rows behind 3584 slots, all of them counted and
 //    the last 64 (an observation window);
 //  - appending 512 tokens with positions and quantization errors.
 // A layer of 32 query heads over 8 KV heads of 128 dims, codes of 8 and 4 bits.
@@ -29,7 +29,7 @@ namespace {
 
 using kernels::DevicePtr;
 
-constexpr int kPairs = 15;
+constexpr int kPairs = 9;
 constexpr int64_t kHeads = 32;
 constexpr int64_t kKvHeads = 8;
 constexpr int64_t kDims = 128;
@@ -37,6 +37,7 @@ constexpr int64_t kPageTokens = 64;
 constexpr int64_t kSequences = 8;
 constexpr int64_t kContext = 8192;
 constexpr int64_t kChunk = 512;
+constexpr int64_t kPromptContext = 4096;
 constexpr int64_t kWindow = 64;
 constexpr int64_t kPages = kSequences * kContext / kPageTokens;
 
@@ -148,6 +149,7 @@ class Layer {
   // Rows of as many sequences; the last ones of their contexts.
   std::function<void()> Attend(int64_t num_sequences, int64_t num_rows,
                                const Mass& mass) {
+    const int64_t context = num_rows == 1 ? kContext : kPromptContext;
     kernels::AttentionKeyPart key;
     key.latents = key_part_;
     key.group_of_head = heads_.data();
@@ -180,7 +182,7 @@ class Layer {
       kernels::AttentionSequence& sequence = sequences->emplace_back();
       sequence.first_row = i * num_rows;
       sequence.num_rows = num_rows;
-      sequence.first_slot = kContext - num_rows;
+      sequence.first_slot = context - num_rows;
       sequence.first_counted_row = mass.first_counted_row;
       sequence.block_table =
           DevicePtr<const int32_t>(table_.data() + i * kContext / kPageTokens);
