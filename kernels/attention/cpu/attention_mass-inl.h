@@ -28,25 +28,27 @@ class MassWorker {
       : params_(grid.params()),
         grid_(grid),
         sequence_(*item.sequence),
-        unit_(*item.unit),
+        first_unit_(item.first_unit),
+        num_units_(item.num_units),
         split_(item.split),
         scratch_(scratch),
         tile_(tile) {}
 
   void Run() const {
     if (KeepsWeights(sequence_)) return AddKept();
+    const MassUnit& unit = UnitAt(first_unit_);
     for (int64_t query = sequence_.first_counted_row;
          query < sequence_.num_rows;) {
       const int64_t count =
-          std::min(unit_.tile_queries, sequence_.num_rows - query);
-      AddTile(query, count);
+          std::min(unit.tile_queries, sequence_.num_rows - query);
+      AddTile(unit, query, count);
       query += count;
     }
   }
 
  private:
-  const int64_t* heads() const {
-    return grid_.mass().heads.data() + unit_.first_head;
+  const MassUnit& UnitAt(int64_t index) const {
+    return grid_.mass().units[static_cast<size_t>(index)];
   }
 
   // Slots of the split that some of these rows sees.
@@ -63,33 +65,54 @@ class MassWorker {
     const int64_t num_heads = params_.num_heads;
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
+    const int64_t* heads = grid_.mass().heads.data();
+    // Of all heads; the tile's memory.
+    float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =
           kept + KeptBlockOffset(num_heads, visible, slots.begin);
-      AddRows(slots, unit_.num_heads, [&](int64_t i, float* factor) {
-        const int64_t head = heads()[i];
-        const float* total = grid_.MassTotalOf(sequence_.first_row, head);
-        *factor = Exp(from[num_heads * kBlock + head] - total[0]) * total[1];
-        return from + head * kBlock;
-      });
+      FindFactors(from + num_heads * kBlock, factors);
+      for (int64_t u = first_unit_; u < first_unit_ + num_units_; ++u) {
+        const MassUnit& unit = UnitAt(u);
+        const int64_t* of_unit = heads + unit.first_head;
+        AddRows(unit, slots, unit.num_heads, [&](int64_t i, float* factor) {
+          *factor = factors[of_unit[i]];
+          return from + of_unit[i] * kBlock;
+        });
+      }
     });
+  }
+  // [Hq], of the only row.
+  void FindFactors(const float* block_maxima, float* factors) const {
+    const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
+    const float* inverses = grid_.MassInversesOf(sequence_.first_row);
+    int64_t h = 0;
+    for (; h + kVecLanes <= params_.num_heads; h += kVecLanes) {
+      const Vec down =
+          hn::Sub(LoadFloats(block_maxima + h), LoadFloats(maxima + h));
+      hn::StoreU(hn::Mul(ExpVec(down), LoadFloats(inverses + h)), kFloats,
+                 factors + h);
+    }
+    for (; h < params_.num_heads; ++h) {
+      factors[h] = Exp(block_maxima[h] - maxima[h]) * inverses[h];
+    }
   }
 
   // Of queries [query, query + count).
-  void AddTile(int64_t query, int64_t count) const {
+  void AddTile(const MassUnit& unit, int64_t query, int64_t count) const {
     const VisibleRange slots = SlotsOf(query, count);
     if (slots.begin >= slots.end) return;
     const WeightSink sink = {tile_, tile_ + grid_.mass().tile.factors, query,
-                             unit_.num_heads};
-    const int64_t rows = count * unit_.num_heads;
+                             unit.num_heads};
+    const int64_t rows = count * unit.num_heads;
     std::fill_n(sink.factors, rows * kBlocksOfSplit, kUnseen);
-    for (int64_t s = 0; s < unit_.num_slices; ++s) {
-      const AttentionUnit unit = {
-          &sequence_, &grid_.slice(unit_.first_slice + s), query, count};
-      UnitWorker(grid_, unit, scratch_).WeighSplit(split_, sink);
+    for (int64_t s = 0; s < unit.num_slices; ++s) {
+      const AttentionUnit panels = {
+          &sequence_, &grid_.slice(unit.first_slice + s), query, count};
+      UnitWorker(grid_, panels, scratch_).WeighSplit(split_, sink);
     }
     ForBlocks(slots, [&](int64_t block, VisibleRange in_block) {
-      AddRows(in_block, rows, [&](int64_t i, float* factor) {
+      AddRows(unit, in_block, rows, [&](int64_t i, float* factor) {
         *factor = sink.factors[i * kBlocksOfSplit + block];
         return sink.weights + i * kAttentionSplitSlots + block * kBlock;
       });
@@ -109,12 +132,28 @@ class MassWorker {
   // Adds `count` rows to slots of one block, in order; row(i, factor) gives
   // the block's weights and what they are multiplied by.
   template <typename Row>
-  void AddRows(VisibleRange slots, int64_t count, const Row& row) const {
+  void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
+               const Row& row) const {
+    const int64_t in_page = slots.begin % params_.page_tokens;
+    if (slots.end - slots.begin == kBlock &&
+        in_page + kBlock <= params_.page_tokens) {
+      return AddToBlock(
+          count, row,
+          ScoresOf(params_.metadata, PageOf(slots.begin), unit.unit) + in_page);
+    }
     HWY_ALIGN float mass[kBlock] = {};
     float* const first = mass + slots.begin % kBlock;
-    ForMemory(slots, [&](const float* scores, int64_t at, int64_t run) {
+    ForMemory(unit, slots, [&](const float* scores, int64_t at, int64_t run) {
       std::copy_n(scores, run, first + at);
     });
+    AddToBlock(count, row, mass);
+    ForMemory(unit, slots, [&](float* scores, int64_t at, int64_t run) {
+      std::copy_n(first + at, run, scores);
+    });
+  }
+  template <typename Row>
+  static HWY_INLINE void AddToBlock(int64_t count, const Row& row,
+                                    float* mass) {
     // As many vectors at a time as stay in registers.
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
     constexpr int kHeld = kVecs < 8 ? kVecs : 8;
@@ -136,31 +175,32 @@ class MassWorker {
         hn::StoreU(sums[k], kFloats, mass + (v + k) * kVecLanes);
       }
     }
-    ForMemory(slots, [&](float* scores, int64_t at, int64_t run) {
-      std::copy_n(first + at, run, scores);
-    });
   }
 
   // Calls use(scores, first of them among the slots, count) for what lies side
   // by side.
   template <typename Use>
-  void ForMemory(VisibleRange slots, const Use& use) const {
+  void ForMemory(const MassUnit& unit, VisibleRange slots,
+                 const Use& use) const {
     const int64_t page_tokens = params_.page_tokens;
     for (int64_t s = slots.begin; s < slots.end;) {
       const int64_t in_page = s % page_tokens;
       const int64_t run = std::min(slots.end - s, page_tokens - in_page);
-      const int64_t page =
-          sequence_.block_table.device_address()[s / page_tokens];
-      use(ScoresOf(params_.metadata, page, unit_.unit) + in_page,
+      use(ScoresOf(params_.metadata, PageOf(s), unit.unit) + in_page,
           s - slots.begin, run);
       s += run;
     }
   }
 
+  int64_t PageOf(int64_t slot) const {
+    return sequence_.block_table.device_address()[slot / params_.page_tokens];
+  }
+
   const PagedAttentionArgs& params_;
   const AttentionGrid& grid_;
   const AttentionSequence& sequence_;
-  const MassUnit& unit_;
+  const int64_t first_unit_;
+  const int64_t num_units_;
   const int64_t split_;
   float* const scratch_;
   float* const tile_;

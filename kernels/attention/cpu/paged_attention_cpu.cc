@@ -66,15 +66,53 @@ HWY_EXPORT(ComputeSplit);
 HWY_EXPORT(MergeSplit);
 HWY_EXPORT(AddMassOfItem);
 
+// Memory of a thread.
+struct ThreadMemory {
+  ThreadMemory(const AttentionGrid& grid, float* all, int64_t thread)
+      : scratch(all + grid.scratch().floats * thread),
+        tile(grid.mass_memory() + grid.mass().tiles +
+             grid.mass().tile.floats * thread) {}
+  float* scratch;
+  float* tile;
+};
+
+// The weights of a sequence are kept, and all its units are done.
+void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
+                 const ThreadMemory& memory) {
+  const VisibleRange slots = CountedSlots(grid.params(), sequence);
+  MassItem item = {&sequence, 0, static_cast<int64_t>(grid.mass().units.size()),
+                   0};
+  for (item.split = slots.begin / kAttentionSplitSlots;
+       item.split * kAttentionSplitSlots < slots.end; ++item.split) {
+    HWY_DYNAMIC_DISPATCH(AddMassOfItem)
+    (grid, item, memory.scratch, memory.tile);
+  }
+}
+
 // Enough units for all threads: each is one thread's from beginning to end.
+// Mass of weights that are kept is added while they are near: by the thread
+// that computes the last unit of a sequence.
 void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
+  const bool adds_mass = grid.mass().any();
+  const AttentionGrid::Sequences sequences = grid.sequences();
+  for (int64_t i = 0; adds_mass && i < sequences.count; ++i) {
+    const AttentionSequence& sequence = sequences.data[i];
+    if (!KeepsWeights(sequence)) continue;
+    grid.MassPendingOf(sequence.first_row) = grid.CutOf(sequence).units();
+  }
   std::atomic<int64_t> next{0};
   stream.pool().Run([&](int thread) {
-    float* memory = scratch + grid.scratch().floats * thread;
+    const ThreadMemory memory(grid, scratch, thread);
     UnitCursor cursor(grid);
     AttentionUnit unit;
     while (cursor.MoveTo(next.fetch_add(1, std::memory_order_relaxed), &unit)) {
-      HWY_DYNAMIC_DISPATCH(ComputeUnit)(grid, unit, memory);
+      HWY_DYNAMIC_DISPATCH(ComputeUnit)(grid, unit, memory.scratch);
+      if (!adds_mass || !KeepsWeights(*unit.sequence)) continue;
+      std::atomic_ref<int64_t> pending(
+          grid.MassPendingOf(unit.sequence->first_row));
+      if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        AddKeptMass(grid, *unit.sequence, memory);
+      }
     }
   });
 }
@@ -136,18 +174,19 @@ class SplitRunner {
 };
 
 // When all rows' totals are known.
-void AddMass(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
+void AddMass(const AttentionGrid& grid, bool skips_kept, float* scratch,
+             CpuStream& stream) {
   const MassPlan& mass = grid.mass();
   MassItem any;
-  if (!MassCursor(grid.params(), mass).MoveTo(0, &any)) return;
+  if (!MassCursor(grid.params(), mass, skips_kept).MoveTo(0, &any)) return;
   std::atomic<int64_t> next{0};
   stream.pool().Run([&](int thread) {
-    float* memory = scratch + grid.scratch().floats * thread;
-    float* tile = grid.mass_memory() + mass.tiles + mass.tile.floats * thread;
-    MassCursor cursor(grid.params(), mass);
+    const ThreadMemory memory(grid, scratch, thread);
+    MassCursor cursor(grid.params(), mass, skips_kept);
     MassItem item;
     while (cursor.MoveTo(next.fetch_add(1, std::memory_order_relaxed), &item)) {
-      HWY_DYNAMIC_DISPATCH(AddMassOfItem)(grid, item, memory, tile);
+      HWY_DYNAMIC_DISPATCH(AddMassOfItem)
+      (grid, item, memory.scratch, memory.tile);
     }
   });
 }
@@ -170,7 +209,8 @@ void PagedAttentionSimd(const AttentionLaunchArgs& launch, float* scratch,
   } else {
     RunByUnits(grid, scratch, stream);
   }
-  if (grid.mass().any()) AddMass(grid, scratch, stream);
+  if (!grid.mass().any()) return;
+  AddMass(grid, !launch.takes_splits, scratch, stream);
 }
 
 }  // namespace kvasir::kernels

@@ -203,9 +203,10 @@ class PanelWorker {
             const int64_t to =
                 (unit_.QueryOf(r) - sink.first_query) * sink.num_heads +
                 grid_.mass().rank[static_cast<size_t>(head)];
-            const float* total = grid_.MassTotalOf(unit_.TokenRow(r), head);
+            const int64_t row = unit_.TokenRow(r);
             sink.factors[to * kBlocksOfSplit + b] =
-                Exp(maxima[r] - total[0]) * total[1];
+                Exp(maxima[r] - grid_.MassMaximaOf(row)[head]) *
+                grid_.MassInversesOf(row)[head];
             CopyRow(weights + r * kBlock,
                     sink.weights + to * kAttentionSplitSlots + b * kBlock);
           }
@@ -251,9 +252,9 @@ class PanelWorker {
 
   void Finish(const AttentionTotal& total) const {
     for (int64_t r = 0; grid_.mass().any() && r < unit_.count(); ++r) {
-      float* to = grid_.MassTotalOf(unit_.TokenRow(r), unit_.HeadOf(r));
-      to[0] = total.max[r];
-      to[1] = 1.0f / total.sum[r];
+      const int64_t row = unit_.TokenRow(r);
+      grid_.MassMaximaOf(row)[unit_.HeadOf(r)] = total.max[r];
+      grid_.MassInversesOf(row)[unit_.HeadOf(r)] = 1.0f / total.sum[r];
     }
     unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
       if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;

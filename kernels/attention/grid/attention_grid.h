@@ -261,9 +261,15 @@ class AttentionGrid {
   // Attention mass: nothing where it is not asked for.
   const MassPlan& mass() const { return mass_; }
   float* mass_memory() const { return mass_memory_; }
-  // Maximum and 1 / sum of a row's softmax.
-  float* MassTotalOf(int64_t row, int64_t head) const {
-    return mass_memory_ + mass_.totals + (row * params_.num_heads + head) * 2;
+  // Of a row's softmax [Hq]: maxima, 1 / sums.
+  float* MassMaximaOf(int64_t row) const {
+    return mass_memory_ + mass_.maxima + row * params_.num_heads;
+  }
+  int64_t& MassPendingOf(int64_t row) const {
+    return reinterpret_cast<int64_t*>(mass_memory_ + mass_.pending)[row];
+  }
+  float* MassInversesOf(int64_t row) const {
+    return mass_memory_ + mass_.inverses + row * params_.num_heads;
   }
   int64_t heads_per_kv() const { return heads_per_kv_; }
   // At least one row fits kAttentionScratchBytes.

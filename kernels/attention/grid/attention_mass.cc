@@ -12,17 +12,19 @@ bool MassCursor::MoveTo(int64_t index, MassItem* item) {
     const AttentionSequence& sequence = params_.sequences[sequence_];
     const VisibleRange slots = CountedSlots(params_, sequence);
     if (slots.begin >= slots.end) continue;
+    if (skips_kept_ && KeepsWeights(sequence)) continue;
     const int64_t first_split = slots.begin / kAttentionSplitSlots;
     const int64_t splits =
         (slots.end - 1) / kAttentionSplitSlots + 1 - first_split;
+    const int64_t together = KeepsWeights(sequence) ? num_units : 1;
+    const int64_t of_split = num_units / together;
     const int64_t here = index - first_;
-    if (here < splits * num_units) {
-      *item = {&sequence,
-               plan_.units.data() + static_cast<size_t>(here % num_units),
-               first_split + here / num_units};
+    if (here < splits * of_split) {
+      *item = {&sequence, here % of_split, together,
+               first_split + here / of_split};
       return true;
     }
-    first_ += splits * num_units;
+    first_ += splits * of_split;
   }
   return false;
 }
@@ -65,11 +67,16 @@ void AttentionGrid::PlanMass() {
     mass_.units.push_back(unit);
   }
   mass_.tile.factors = tile_rows * kAttentionSplitSlots;
-  mass_.tile.floats =
-      (mass_.tile.factors + tile_rows * kBlocksOfSplit + 15) / 16 * 16;
-  mass_.weights =
-      (params_.mass.most_rows * params_.num_heads * 2 + 15) / 16 * 16;
-  mass_.tiles = mass_.weights + (params_.mass.most_weights + 15) / 16 * 16;
+  // Or factors of all query heads.
+  const int64_t floats = std::max(
+      mass_.tile.factors + tile_rows * kBlocksOfSplit, params_.num_heads);
+  mass_.tile.floats = (floats + 15) / 16 * 16;
+  const int64_t totals =
+      (params_.mass.most_rows * params_.num_heads + 15) / 16 * 16;
+  mass_.inverses = totals;
+  mass_.weights = 2 * totals;
+  mass_.pending = mass_.weights + (params_.mass.most_weights + 15) / 16 * 16;
+  mass_.tiles = mass_.pending + (2 * params_.mass.most_rows + 15) / 16 * 16;
   mass_.floats = mass_.tiles + threads_ * mass_.tile.floats;
 }
 

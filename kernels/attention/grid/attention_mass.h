@@ -43,10 +43,14 @@ struct MassPlan {
   std::vector<int64_t> rank;   // [Hq]: place among its unit's
   MassTile tile;
   // Of the launch's memory, in floats.
-  int64_t totals = 0;   // [rows, Hq, 2]: maximum, 1 / sum
-  int64_t weights = 0;  // those that are kept
-  int64_t tiles = 0;    // [threads] of MassTile
-  int64_t floats = 0;   // of all
+  int64_t maxima = 0;    // [rows, Hq], of the softmax
+  int64_t inverses = 0;  // [rows, Hq]: 1 / its sum
+  int64_t weights = 0;   // those that are kept
+  // [rows] int64: units of the row's sequence that are still to be computed,
+  // if its weights are kept.
+  int64_t pending = 0;
+  int64_t tiles = 0;   // [threads] of MassTile
+  int64_t floats = 0;  // of all
 
   bool any() const { return !units.empty(); }
 };
@@ -74,24 +78,28 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// A split of a sequence's slots for one unit.
+// A split of a sequence's slots for one unit, or for all if weights are kept.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
-  const MassUnit* unit = nullptr;
+  int64_t first_unit = 0;  // in MassPlan::units
+  int64_t num_units = 0;
   int64_t split = 0;
 };
 
-// Walks over all items of a launch, in one fixed order.
+// Walks over all items of a launch, in one fixed order; maybe without those of
+// sequences whose weights are kept.
 class MassCursor {
  public:
-  MassCursor(const PagedAttentionArgs& params, const MassPlan& plan)
-      : params_(params), plan_(plan) {}
+  MassCursor(const PagedAttentionArgs& params, const MassPlan& plan,
+             bool skips_kept)
+      : params_(params), plan_(plan), skips_kept_(skips_kept) {}
   // Moves forward to item `index`; false when there are fewer.
   bool MoveTo(int64_t index, MassItem* item);
 
  private:
   const PagedAttentionArgs& params_;
   const MassPlan& plan_;
+  const bool skips_kept_;
   int64_t sequence_ = 0;
   int64_t first_ = 0;  // index of the sequence's first item
 };
