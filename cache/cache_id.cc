@@ -117,7 +117,13 @@ std::string PageFormatId(const PageLayout& layout) {
     AddSide(layer.key, &hasher);
     AddSide(layer.value, &hasher);
     AddRegion(layer.landmarks, &hasher);
-    AddRegion(layer.slot_metadata, &hasher);
+    const SlotMetadataLayout& slots = layer.slot_metadata;
+    AddRegion(slots.scores, &hasher);
+    if (slots.num_units == 0) continue;
+    hasher.Add(slots.num_units);
+    AddRegion(slots.positions, &hasher);
+    AddRegion(slots.key_errors, &hasher);
+    AddRegion(slots.value_errors, &hasher);
   }
   return hasher.Finish();
 }

@@ -254,6 +254,32 @@ int64_t UnitsOfRank(const plan::ResolvedEviction& eviction,
                        });
 }
 
+// Some latent of the side is stored in codes; those of a joint part are both
+// sides'.
+bool HasCodes(const plan::ResolvedSide& side) {
+  return std::any_of(
+      side.parts.begin(), side.parts.end(), [](const plan::ResolvedPart& part) {
+        return std::any_of(part.latents.begin(), part.latents.end(),
+                           [](const plan::ResolvedLatent& latent) {
+                             return !latent.runs.empty();
+                           });
+      });
+}
+
+SlotMetadataLayout LayOutSlotMetadata(const plan::ResolvedEviction& eviction,
+                                      const plan::ResolvedAttention& attention,
+                                      const LayerContext& c,
+                                      RegionCursor& cursor) {
+  SlotMetadataLayout layout;
+  layout.num_units = UnitsOfRank(eviction, c.kv_heads);
+  const int64_t slots = layout.num_units * c.format.page_tokens;
+  layout.scores = cursor.Take(slots, sizeof(float));
+  layout.positions = cursor.Take(slots, sizeof(uint32_t));
+  if (HasCodes(attention.key)) layout.key_errors = cursor.Take(slots, 1);
+  if (HasCodes(attention.value)) layout.value_errors = cursor.Take(slots, 1);
+  return layout;
+}
+
 absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
                              const LayerContext& c, int64_t layer_index,
                              RegionCursor& cursor, LayerLayout& layer,
@@ -298,8 +324,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   }
   if (resolved.eviction.has_value()) {
     layer.slot_metadata =
-        cursor.Take(page_tokens, UnitsOfRank(*resolved.eviction, kv_heads) *
-                                     plan::kEvictionUnitBytes);
+        LayOutSlotMetadata(*resolved.eviction, attention, context, cursor);
   }
   layer.page_bytes = cursor.bytes();
   layer.payload_bytes = cursor.payload_bytes();

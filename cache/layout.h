@@ -4,6 +4,7 @@
 //   page of one layer: | tile 0 | tile 1 ... | landmarks | slot metadata |
 //   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
 //                      | value parts ... |
+//   slot metadata:     | scores | positions | key errors | value errors |
 // A joint part's latents lie among the keys' and serve the values as well.
 //
 // What a layer reads of 64 slots lies in one run. Every region starts at a
@@ -117,14 +118,32 @@ struct SideLayout {
   int64_t exact_layer = 0;  // in whose arena the exact rows lie
 };
 
+// What eviction keeps of a page's slots: planes [units][slots of the page].
+// kernels::SlotMetadata has the addresses.
+struct SlotMetadataLayout {
+  int64_t num_units = 0;  // that have a head on the rank; 0: nothing is evicted
+  Region scores;          // attention mass, float32
+  Region positions;       // uint32
+  // Quantization errors, a logarithmic byte each (kernels::EncodeError); no
+  // slots where the side has no codes.
+  Region key_errors;
+  Region value_errors;
+
+  // Without padding.
+  int64_t size_bytes() const {
+    return scores.size_bytes() + positions.size_bytes() +
+           key_errors.size_bytes() + value_errors.size_bytes();
+  }
+};
+
 struct LayerLayout {
   PageGroupId page_group;
   SideLayout key;
   SideLayout value;
-  Region landmarks;        // one slot per chunk of the selection; else no slots
-  Region slot_metadata;    // positions and scores of eviction; else no slots
-  int64_t tile_bytes = 0;  // with padding; a multiple of the alignment
-  int64_t page_bytes = 0;  // likewise
+  Region landmarks;  // one slot per chunk of the selection; else no slots
+  SlotMetadataLayout slot_metadata;
+  int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
+  int64_t page_bytes = 0;     // likewise
   int64_t payload_bytes = 0;  // without padding
   // Beside the pages of tokens, per sequence: basis, mean, exact rows.
   int64_t sequence_bytes = 0;

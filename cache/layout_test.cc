@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "cache/layer_layout.h"
 #include "plan/plan.h"
 
 namespace kvasir::cache {
@@ -375,8 +376,51 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   EXPECT_EQ(layer.landmarks.num_slots, 2);
   EXPECT_EQ(layer.landmarks.slot_bytes, 2 * 64 * 2);
   // Two units of 10 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
-  EXPECT_EQ(layer.slot_metadata.slot_bytes, 10);
+  EXPECT_EQ(layer.slot_metadata.num_units, 1);
+  EXPECT_EQ(layer.slot_metadata.size_bytes(), 16 * (4 + 4 + 1));
   EXPECT_FALSE(layout.prefix_reusable());
+}
+
+TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesBehindTheTiles) {
+  const plan::AttentionShape shape = Shape(1, 4, 64);
+  KvPlan plan = PlanWithKey(shape, R"({
+      "full":{},"stored":"POST_ROPE",
+      "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
+  kvasir::v1::Eviction* eviction = plan.mutable_layers(0)->mutable_eviction();
+  eviction->set_budget(128);
+  eviction->set_recent(32);
+  eviction->set_every_tokens(16);
+  eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+  for (const std::vector<uint32_t>& heads :
+       {std::vector<uint32_t>{0}, {1}, {2, 3}}) {
+    eviction->add_units()->mutable_heads()->Add(heads.begin(), heads.end());
+  }
+  for (const int64_t page_tokens : {16, 64, 192}) {
+    const LayerLayout layer =
+        LayOut(plan, shape, PageTokens(page_tokens)).layer(0);
+    const SlotMetadataLayout& slots = layer.slot_metadata;
+    const int64_t tiles = (page_tokens + 63) / 64 * layer.tile_bytes;
+    EXPECT_EQ(slots.num_units, 3);
+    EXPECT_EQ(slots.scores, (Region{tiles, 4, 4, 3 * page_tokens}));
+    const int64_t words = AlignRegion(3 * page_tokens * 4);
+    EXPECT_EQ(slots.positions, (Region{tiles + words, 4, 4, 3 * page_tokens}));
+    EXPECT_EQ(slots.key_errors,
+              (Region{tiles + 2 * words, 1, 1, 3 * page_tokens}));
+    EXPECT_EQ(slots.value_errors, Region());  // values are numbers
+    EXPECT_EQ(layer.page_bytes,
+              tiles + 2 * words + AlignRegion(3 * page_tokens));
+    // Keys of 32 + 4 bytes and values of 128, and 9 bytes of each unit.
+    EXPECT_EQ(layer.payload_bytes,
+              page_tokens * (4 * (36 + 128) + 3 * (4 + 4 + 1)));
+  }
+  // A unit of heads 2 and 3 is whole on the second rank.
+  const LayerLayout rank =
+      LayOut(plan, shape, PageTokens(64), {.rank = 1, .size = 2}).layer(0);
+  EXPECT_EQ(rank.slot_metadata.num_units, 1);
+  plan.mutable_layers(0)->clear_eviction();
+  const LayerLayout without = LayOut(plan, shape, PageTokens(64)).layer(0);
+  EXPECT_EQ(without.slot_metadata.num_units, 0);
+  EXPECT_EQ(without.page_bytes, without.tile_bytes);
 }
 
 // Where exact rows lie, region by region of a side page.

@@ -33,6 +33,20 @@ class UnitRows {
   int64_t count() const { return unit_.rows(); }
   const AttentionSequence& sequence() const { return *unit_.sequence; }
 
+  int64_t QueryOf(int64_t r) const {
+    return unit_.query_begin +
+           (query_major_ ? r / unit_.slice->num_heads : r % unit_.num_queries);
+  }
+  int64_t HeadOf(int64_t r) const {
+    const int64_t index =
+        query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
+    return grid_.heads()[unit_.slice->first_head + index];
+  }
+  // Of q and out.
+  int64_t TokenRow(int64_t r) const {
+    return unit_.sequence->first_row + QueryOf(r);
+  }
+
   RowRange RowsOf(const HeadSpan& span) const {
     if (query_major_) return {0, count()};
     return {span.begin * unit_.num_queries, span.end * unit_.num_queries};
@@ -146,18 +160,6 @@ class UnitRows {
     }
   }
 
-  int64_t QueryOf(int64_t r) const {
-    return unit_.query_begin +
-           (query_major_ ? r / unit_.slice->num_heads : r % unit_.num_queries);
-  }
-  int64_t HeadOf(int64_t r) const {
-    const int64_t index =
-        query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
-    return grid_.heads()[unit_.slice->first_head + index];
-  }
-  int64_t TokenRow(int64_t r) const {
-    return unit_.sequence->first_row + QueryOf(r);
-  }
   // Of `slots`, those that a query reads so; empty if end <= begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {

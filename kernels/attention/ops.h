@@ -63,6 +63,10 @@ bool Fits(const PagedAttentionParams& shape);
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
+// Gives sequences of one row that adds mass places in a launch's room for
+// weights, as long as there is room; the others are scored twice.
+void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
+                  absl::Span<AttentionSequence> sequences);
 // `step`: of the sequences that `rows` has on the device; not looked at while
 // the workspace counts.
 absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,

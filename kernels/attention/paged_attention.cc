@@ -189,6 +189,32 @@ absl::Status CheckValues(const PagedAttentionParams& params,
   return absl::OkStatus();
 }
 
+absl::Status CheckMass(const PagedAttentionParams& params) {
+  const AttentionMass& mass = params.mass;
+  if (mass.most_rows < 0) {
+    return Refuse(kKernels.op, "rows with mass", 0, mass.most_rows);
+  }
+  if (mass.most_weights < 0) {
+    return Refuse(kKernels.op, "room for weights", 0, mass.most_weights);
+  }
+  const int64_t num_units = params.metadata.num_units;
+  if (num_units == 0) {
+    return mass.most_rows > 0 || mass.stored_positions
+               ? Refuse(kKernels.op, "units of metadata", 1, 0)
+               : absl::OkStatus();
+  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckSlotMetadata(kKernels.op, params.metadata, params.page_tokens));
+  for (int64_t j = 0; j < params.num_kv_heads; ++j) {
+    const int64_t unit =
+        params.unit_of_head == nullptr ? -1 : params.unit_of_head[j];
+    if (unit < 0 || unit >= num_units) {
+      return Invalid("unit of a head", 0, num_units - 1, unit);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
   if (params.num_kv_heads < 1 || params.num_heads < params.num_kv_heads ||
       params.num_heads % params.num_kv_heads != 0) {
@@ -206,6 +232,7 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
   if (params.num_value_parts < 1) {
     return Refuse(kKernels.op, "value parts", 1, params.num_value_parts);
   }
+  KVASIR_RETURN_IF_ERROR(CheckMass(params));
   KVASIR_RETURN_IF_ERROR(CheckExactSlots(params.key_exact));
   KVASIR_RETURN_IF_ERROR(CheckExactSlots(params.value_exact));
   for (int64_t p = 0; p < params.num_key_parts; ++p) {
@@ -321,6 +348,7 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
   prepared.parts_->ForPointers([&](const void* pointer) {
     device.CheckMemory(kKernels.op, DevicePtr<const void>(pointer));
   });
+  device.CheckMemory(kKernels.op, shape.metadata.arena);
   prepared.grid_ = std::make_unique<AttentionGrid>(args, device.num_threads());
   if (!prepared.grid_->fits()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -329,6 +357,24 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
   }
   prepared.one_thread_ = std::make_unique<AttentionGrid>(args, 1);
   return prepared;
+}
+
+void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
+                  absl::Span<AttentionSequence> sequences) {
+  int64_t next = 0;
+  for (AttentionSequence& sequence : sequences) {
+    sequence.weights_at = 0;
+    const bool keeps = KeepsWeights(sequence);
+    sequence.weights_at = -1;
+    if (!keeps) continue;
+    // Without looking at windows, which launches may have of their own.
+    const int64_t floats = BlocksOf({sequence.first_live_index * page_tokens,
+                                     sequence.first_slot + 1}) *
+                           KeptBlockFloats(num_heads);
+    if (floats > most_weights - next) continue;
+    sequence.weights_at = next;
+    next += floats;
+  }
 }
 
 absl::StatusOr<AttentionStep> DivideStep(
@@ -340,7 +386,8 @@ absl::StatusOr<AttentionStep> DivideStep(
         {"first_row", sequence.first_row},
         {"num_rows", sequence.num_rows},
         {"first_slot", sequence.first_slot},
-        {"first_live_index", sequence.first_live_index}};
+        {"first_live_index", sequence.first_live_index},
+        {"first_counted_row", sequence.first_counted_row}};
     for (const auto& [name, count] : counts) {
       if (count >= 0) continue;
       return absl::InvalidArgumentError(
@@ -353,6 +400,15 @@ absl::StatusOr<AttentionStep> DivideStep(
   AttentionStep step;
   step.work = grid.WorkOn(sequences.data(), count);
   step.takes_splits = TakesSplits(grid, {sequences.data(), count, step.work});
+  const PagedAttentionArgs& params = grid.params();
+  for (const AttentionSequence& sequence : sequences) {
+    step.rows = std::max(step.rows, sequence.first_row + sequence.num_rows);
+    if (!KeepsWeights(sequence)) continue;
+    step.weights =
+        std::max(step.weights, sequence.weights_at +
+                                   BlocksOf(VisibleSlots(params, sequence, 0)) *
+                                       KeptBlockFloats(params.num_heads));
+  }
   return step;
 }
 
@@ -366,11 +422,22 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
   Workspace::Scope scope(&workspace);
   const DevicePtr<float> scratch =
       workspace.Take<float>(grid.scratch().floats * grid.threads());
+  const DevicePtr<float> mass = workspace.Take<float>(grid.mass().floats);
   if (workspace.counting()) return absl::OkStatus();
   if (!workspace.status().ok()) return workspace.status();
+  if (grid.mass().any()) {
+    const AttentionMass& most = grid.params().mass;
+    if (step.rows > most.most_rows) {
+      return Invalid("rows with mass", 0, most.most_rows, step.rows);
+    }
+    if (step.weights > most.most_weights) {
+      return Invalid("room for weights", 0, most.most_weights, step.weights);
+    }
+  }
   grid.Bind({rows.q.device_address(),
              rows.out.device_address(),
-             {rows.sequences.device_address(), rows.num_sequences, step.work}});
+             {rows.sequences.device_address(), rows.num_sequences, step.work},
+             mass.device_address()});
   const AttentionLaunch launch = {&grid, step.takes_splits, rows.q, rows.out,
                                   rows.sequences};
   return Launch(kKernels, stream, launch, scratch);

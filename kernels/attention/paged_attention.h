@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/latents/latent_view.h"
+#include "kernels/latents/slot_metadata.h"
 #include "kernels/rowwise/rope.h"
 
 namespace kvasir::kernels {
@@ -31,6 +32,12 @@ struct AttentionSequence {
   // Pages of the sequence beside those of its tokens: exact rows of its sinks
   // and rings of exact windows.
   DevicePtr<const int32_t> side_pages;
+  // Rows before it add no attention mass; num_rows: none does.
+  int64_t first_counted_row = 0;
+  // Where the launch's room for weights keeps those of this sequence, of one
+  // row (PlaceWeights); below 0: nowhere, and keys are scored again for its
+  // mass. The same bits either way.
+  int64_t weights_at = -1;
 };
 
 // Of a side: the slots s < sinks and s > p - window that a query at slot p sees
@@ -185,12 +192,32 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 // chunks, batch, page size or threads. Slots that no row of a tile sees are
 // never read.
 //
-// Workspace does not depend on the context: at most kAttentionScratchBytes for
+// Attention mass, where it is asked for (AttentionMass): for every row from the
+// sequence's first_counted_row on and every query head, ascending, each visible
+// slot's score in the plane of the head's unit becomes
+//   S = fma(weight, Exp(block_max - max) * (1 / sum), S)
+// in one chain: weight = Exp(score - block_max), block_max the greatest score
+// of the split up to the slot's block, max and sum the softmax's in the end. It
+// is done when all rows' sums are known, so it is the same for any chunks.
+//
+// Workspace does not depend on the context (but for room that is asked for to
+// keep weights): at most kAttentionScratchBytes for
 // each thread and, where keys are rebuilt or values lifted, kRowStateBytes for
 // the queries and sums of its rows. Nothing rebuilt or decoded leaves it.
 //
 // Tables (parts, groups, columns) are host memory: Prepare copies parts, keeps
 // the rest, and a back end makes of them what its threads index.
+// What attention has to do with eviction.
+struct AttentionMass {
+  // Keys that are rotated when they are read turn by the position that their
+  // slot has in its head's unit, not by the sequence's.
+  bool stored_positions = false;
+  // Rows of a launch that may add mass; 0: none does.
+  int64_t most_rows = 0;
+  // Room for weights of sequences of one row, which need not be scored twice.
+  int64_t most_weights = 0;
+};
+
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart
@@ -211,7 +238,10 @@ struct PagedAttentionParamsIn {
   int64_t window = 0;  // slots that a query sees at most, its own included
   ExactSlots key_exact;
   ExactSlots value_exact;
-  DType dtype = DType::kF32;  // of q and out
+  DType dtype = DType::kF32;              // of q and out
+  SlotMetadataIn<Ptr> metadata;           // of the layer, if it may evict
+  const int32_t* unit_of_head = nullptr;  // [Hkv], with metadata
+  AttentionMass mass;
 };
 using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
 using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;
@@ -263,6 +293,8 @@ struct AttentionRows {
 struct AttentionStep {
   int64_t work = 0;           // slots read by rows
   bool takes_splits = false;  // threads take splits of contexts, not units
+  int64_t rows = 0;           // of q and out, up to the last one
+  int64_t weights = 0;        // floats up to the last that is kept
 };
 
 class AttentionGrid;

@@ -1,5 +1,7 @@
 #include "kernels/latents/kv_append.h"
 
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -10,8 +12,8 @@
 namespace kvasir::kernels {
 namespace {
 
-constexpr OpKernels<KvAppendParams> kKernels = {"kv_append", &KvAppendReference,
-                                                &KvAppendSimd};
+constexpr OpKernels<KvAppendParams, DevicePtr<float>> kKernels = {
+    "kv_append", &KvAppendReference, &KvAppendSimd};
 
 absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
                        int64_t device_granule) {
@@ -23,6 +25,13 @@ absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
     const int64_t end = side.column + group.column + group.width;
     if (shape.row_stride < end) {
       return Refuse(kKernels.op, "row_stride", end, shape.row_stride);
+    }
+    if (side.unit_of_group == nullptr) continue;
+    const int64_t unit = side.unit_of_group[g];
+    if (unit < 0 || unit >= shape.metadata.num_units) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(kKernels.op, ": group ", g, " is of unit ", unit,
+                       ", want 0 to ", shape.metadata.num_units - 1));
     }
   }
   return absl::OkStatus();
@@ -45,10 +54,42 @@ absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
   KVASIR_ASSIGN_OR_RETURN(const DevicePtr<const LatentGroup> moved,
                           tables->Add<LatentGroup>(groups));
   side.part.groups = moved.device_address();
+  if (side.unit_of_group == nullptr) return side;
+  KVASIR_ASSIGN_OR_RETURN(
+      const DevicePtr<const int32_t> units,
+      tables->Add<int32_t>(absl::MakeConstSpan(
+          side.unit_of_group, static_cast<size_t>(side.part.num_groups))));
+  side.unit_of_group = units.device_address();
   return side;
 }
 
 }  // namespace
+
+void StartSlotMetadata(const KvAppendArgs& params, int64_t token,
+                       float* scratch) {
+  std::fill_n(SquaredErrorsOf(params, token, 0, scratch),
+              params.metadata.num_units * kErrorSides, 0.0f);
+}
+
+void WriteSlotMetadata(const KvAppendArgs& params, int64_t token,
+                       float* scratch) {
+  const int64_t to = SlotOfToken(params, token);
+  if (to < 0) return;
+  const SlotMetadataArgs& metadata = params.metadata;
+  const int64_t page = to / params.page_tokens;
+  const int64_t slot = to % params.page_tokens;
+  for (int64_t unit = 0; unit < metadata.num_units; ++unit) {
+    ScoresOf(metadata, page, unit)[slot] = 0.0f;
+    PositionsOf(metadata, page, unit)[slot] =
+        static_cast<uint32_t>(params.positions[token]);
+    const float* squares = SquaredErrorsOf(params, token, unit, scratch);
+    for (int side = 0; side < kErrorSides; ++side) {
+      uint8_t* const errors = ErrorsOf(metadata, side, page, unit);
+      if (errors != nullptr)
+        errors[slot] = EncodeError(std::sqrt(squares[side]));
+    }
+  }
+}
 
 absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
                                          const KvAppendShape& shape,
@@ -57,6 +98,11 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
       CheckActivations(kKernels.op, device.kind(), shape.dtype));
   if (shape.page_tokens < 1) {
     return Refuse(kKernels.op, "page_tokens", 1, shape.page_tokens);
+  }
+  if (shape.metadata.num_units > 0) {
+    KVASIR_RETURN_IF_ERROR(
+        CheckSlotMetadata(kKernels.op, shape.metadata, shape.page_tokens));
+    device.CheckMemory(kKernels.op, shape.metadata.arena);
   }
   PreparedKvAppend prepared(&device);
   std::vector<KvAppendPart> moved;
@@ -75,6 +121,7 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   prepared.params.num_parts = static_cast<int64_t>(parts.size());
   prepared.params.row_stride = shape.row_stride;
   prepared.params.page_tokens = shape.page_tokens;
+  prepared.params.metadata = shape.metadata;
   prepared.params.dtype = shape.dtype;
   KVASIR_ASSIGN_OR_RETURN(prepared.params.parts,
                           prepared.tables.Add<KvAppendPart>(moved));
@@ -86,13 +133,23 @@ absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
   if (rows.num_tokens < 0) {
     return Refuse(kKernels.op, "tokens", 0, rows.num_tokens);
   }
+  const int64_t num_units = prepared.params.metadata.num_units;
+  Workspace::Scope scope(&workspace);
+  const DevicePtr<float> scratch =
+      workspace.Take<float>(rows.num_tokens * num_units * kErrorSides);
   if (workspace.counting()) return absl::OkStatus();
+  if (!workspace.status().ok()) return workspace.status();
+  if (num_units > 0 && rows.num_tokens > 0 && !rows.positions) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op, ": metadata of slots wants positions"));
+  }
   KvAppendParams params = prepared.params;
   params.rows = rows.rows;
   params.slots = rows.slots;
   params.num_tokens = rows.num_tokens;
   params.not_finite = rows.not_finite;
-  return Launch(kKernels, stream, params);
+  params.positions = rows.positions;
+  return Launch(kKernels, stream, params, scratch);
 }
 
 }  // namespace kvasir::kernels

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/latents/latent_view.h"
+#include "kernels/latents/slot_metadata.h"
 
 namespace kvasir::kernels {
 
@@ -28,6 +29,16 @@ namespace kvasir::kernels {
 // What is not finite counts as 0, and `not_finite` tells of it (numbers that
 // are no codes stay what they are); ranges end at the greatest finite number.
 // No stored range has a -0.
+//
+// Where the layer has metadata of slots, a token's score becomes 0 and its
+// position is written, for every unit, and for each side with a plane of errors
+//   EncodeError(sqrt(sum of (x - x')^2))
+// of the numbers x of all its latents that are coded, x' being what the codec
+// makes of them: fma(code, scale, minimum), or levels[code] * scale, or the
+// minimum of a channel of 0 bits. Of a latent, the sum is an FMA chain in 16
+// lanes, number i of a run in lane i % 16, over all runs, then TreeSum; those
+// of a unit's latents are added up part by part, group by group. Parts of
+// numbers add nothing.
 template <template <typename> class Ptr>
 struct KvAppendPartIn {
   int64_t column = 0;  // of its latents in a row
@@ -36,6 +47,10 @@ struct KvAppendPartIn {
   // what rounds to an end (below -1/2, or levels + 1/2 and above), is added to
   // it; null: not counted. Parts may share one.
   Ptr<int64_t> clamped = nullptr;
+  // The unit of each group [G], where the view's groups are, and the sides that
+  // its errors count for (a joint part: both); null: for none.
+  const int32_t* unit_of_group = nullptr;
+  bool errors_of[kErrorSides] = {false, false};
 };
 using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
@@ -46,6 +61,7 @@ struct KvAppendParamsIn {
   int64_t num_parts = 0;
   int64_t row_stride = 0;           // in elements
   int64_t page_tokens = 0;          // P
+  SlotMetadataIn<Ptr> metadata;     // of the layer, if it may evict
   Ptr<const float> rows = nullptr;  // [T, ...], rows row_stride apart
   // [T]: page * P + slot in the page; or null
   Ptr<const int64_t> slots = nullptr;
@@ -53,11 +69,13 @@ struct KvAppendParamsIn {
   // [T]; 1 is written for a token with a number to be coded that is not finite,
   // nothing for others. Null: not told. Float32, which ranks add up.
   Ptr<float> not_finite = nullptr;
+  // [T]: of the tokens; null without metadata. Stored in 32 bits.
+  Ptr<const int64_t> positions = nullptr;
   DType dtype = DType::kF32;  // of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
-    visit(parts, rows, slots, not_finite);
+    visit(parts, metadata.arena, rows, slots, not_finite, positions);
   }
 };
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
@@ -69,14 +87,30 @@ struct KvAppendRows {
   DevicePtr<const int64_t> slots;
   int64_t num_tokens = 0;
   DevicePtr<float> not_finite;
+  DevicePtr<const int64_t> positions;  // for layers with metadata of slots
 };
 
 inline int64_t SlotOfToken(const KvAppendArgs& params, int64_t token) {
   return params.slots != nullptr ? params.slots[token] : token;
 }
 
+// Sums of squared errors in an op's scratch: [T, U, 2], where there is
+// metadata.
+inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
+                              int64_t unit, float* scratch) {
+  return scratch + (token * params.metadata.num_units + unit) * kErrorSides;
+}
+// Starts what a token's slots have of metadata, and ends it when all parts are
+// in.
+void StartSlotMetadata(const KvAppendArgs& params, int64_t token,
+                       float* scratch);
+void WriteSlotMetadata(const KvAppendArgs& params, int64_t token,
+                       float* scratch);
+
 class CpuStream;
-void KvAppendReference(const KvAppendArgs& params, CpuStream& stream);
-void KvAppendSimd(const KvAppendArgs& params, CpuStream& stream);
+void KvAppendReference(const KvAppendArgs& params, float* scratch,
+                       CpuStream& stream);
+void KvAppendSimd(const KvAppendArgs& params, float* scratch,
+                  CpuStream& stream);
 
 }  // namespace kvasir::kernels

@@ -14,6 +14,7 @@
 #define HWY_TARGET_INCLUDE "kernels/latents/kv_append_cpu.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/simd/codes-inl.h"
 #include "kernels/simd/simd-inl.h"
 
 #ifndef KVASIR_KERNELS_KV_APPEND_ONCE_
@@ -26,6 +27,9 @@ inline constexpr int64_t kCodesAtOnce = 512;
 struct SlotAddresses {
   char* codes;
   char* params;
+  // [16], if errors are asked for: sums of what number i of a run is off by,
+  // squared, in lane i % 16.
+  float* errors;
 };
 
 // The range of a run, and of channels that have their own [count].
@@ -195,6 +199,46 @@ int64_t MakeStaticCodes(const float* from, int64_t count,
   return clamped;
 }
 
+// Adds the errors of `count` numbers to a slot's lanes, the first of them to
+// lane 0. decode(i, code): what the codec makes of number i, of vectors and of
+// floats.
+template <typename Decode>
+void AddErrors(const float* from, const uint8_t* codes, int64_t count,
+               float* errors, const Decode& decode) {
+  int64_t i = 0;
+  for (; i + kVecLanes <= count; i += kVecLanes) {
+    const Vec off =
+        hn::Sub(LoadCounted(from + i), decode(i, LoadFloats(codes + i)));
+    float* const lanes = errors + i % kLanes;
+    hn::StoreU(Fma(off, off, LoadFloats(lanes)), kFloats, lanes);
+  }
+  for (; i < count; ++i) {
+    const float off =
+        CountedAs(from[i]) - decode(i, static_cast<float>(codes[i]));
+    errors[i % kLanes] = std::fma(off, off, errors[i % kLanes]);
+  }
+}
+
+struct DecodeRange {
+  const CodeRange& range;
+  Vec operator()(int64_t, Vec code) const {
+    return Fma(code, Broadcast(range.scale), Broadcast(range.minimum));
+  }
+  float operator()(int64_t, float code) const {
+    return std::fma(code, range.scale, range.minimum);
+  }
+};
+struct DecodeStatic {
+  const StaticRanges& ranges;
+  Vec operator()(int64_t i, Vec code) const {
+    return Fma(code, LoadFloats(ranges.scale + i),
+               LoadFloats(ranges.minimum + i));
+  }
+  float operator()(int64_t i, float code) const {
+    return std::fma(code, ranges.scale[i], ranges.minimum[i]);
+  }
+};
+
 // The codes of one run by make(first channel of the run, count, codes).
 template <typename Make>
 void WriteRun(const CodeRun& run, const CodePlace& place, uint8_t* slot,
@@ -221,6 +265,9 @@ void AppendOwnRanges(const LatentGroup& group, const float* from,
     WriteRun(run, cursor.Next(run), bytes,
              [&](int64_t i, int64_t count, uint8_t* codes) {
                MakeCodes(from + run.begin + i, count, range, codes);
+               if (slot.errors == nullptr) return;
+               AddErrors(from + run.begin + i, codes, count, slot.errors,
+                         DecodeRange{range});
              });
   }
 }
@@ -232,7 +279,16 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
   int64_t clamped = 0;
   for (int64_t r = 0; r < group.num_runs; ++r) {
     const CodeRun& run = group.runs[r];
-    if (run.bits == 0) continue;
+    if (run.bits == 0) {
+      for (int64_t i = 0; slot.errors != nullptr && i < run.width; ++i) {
+        const int64_t channel = run.begin + i;
+        const float off = CountedAs(from[channel]) -
+                          part.static_minimum[group.column + channel];
+        float& lane = slot.errors[i % kLanes];
+        lane = std::fma(off, off, lane);
+      }
+      continue;
+    }
     const float levels = static_cast<float>((1 << run.bits) - 1);
     WriteRun(run, cursor.Next(run), bytes,
              [&](int64_t i, int64_t count, uint8_t* codes) {
@@ -241,6 +297,9 @@ int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
                    part.static_minimum + group.column + channel,
                    part.static_scale + group.column + channel, levels};
                clamped += MakeStaticCodes(from + channel, count, ranges, codes);
+               if (slot.errors == nullptr) return;
+               AddErrors(from + channel, codes, count, slot.errors,
+                         DecodeStatic{ranges});
              });
   }
   return clamped;
@@ -309,6 +368,19 @@ void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
   VisitDType(part.param_dtype, [&](auto type) {
     const auto scale = LengthScale<decltype(type)>(squares, level_squares);
     std::memcpy(slot.params, &scale, sizeof(scale));
+    if (slot.errors == nullptr) return;
+    // The scale is known only now: codes are made again.
+    HWY_ALIGN uint8_t codes[kCodesAtOnce];
+    for (int64_t first = 0; first < group.width; first += kCodesAtOnce) {
+      const int64_t count = std::min(kCodesAtOnce, group.width - first);
+      MakeLevelCodes(part, from + first, count, factor, codes);
+      for (int64_t i = 0; i < count; ++i) {
+        const float off =
+            CountedAs(from[first + i]) - part.levels[codes[i]] * ToFloat(scale);
+        float& lane = slot.errors[i % kLanes];
+        lane = std::fma(off, off, lane);
+      }
+    }
   });
 }
 static_assert(kCodesAtOnce % kLanes == 0);
@@ -355,7 +427,7 @@ bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
 
 // Returns how many codes of these rows were clamped.
 int64_t AppendRows(const KvAppendArgs& params, const KvAppendPartArgs& side,
-                   int64_t begin, int64_t end) {
+                   int64_t begin, int64_t end, float* scratch) {
   const LatentPartArgs& part = side.part;
   int64_t clamped = 0;
   for (int64_t g = 0; g < part.num_groups; ++g) {
@@ -369,15 +441,25 @@ int64_t AppendRows(const KvAppendArgs& params, const KvAppendPartArgs& side,
       const int64_t in_page = to % params.page_tokens;
       const float* from =
           params.rows + t * params.row_stride + side.column + group.column;
+      float errors[kLanes] = {};
       const SlotAddresses slot = {
           SlotAddress(part, group.codes, page, in_page),
-          SlotAddress(part, group.params, page, in_page)};
+          SlotAddress(part, group.params, page, in_page),
+          side.unit_of_group != nullptr ? errors : nullptr};
       if (group.num_runs == 0) {
         AppendNumbers(part.dtype, from, group.width, slot.codes);
         continue;
       }
       std::memset(slot.codes, 0, codes_bytes);
       clamped += AppendCodes(part, group, from, cursor, slot);
+      if (slot.errors != nullptr) {
+        const float error = TreeSum(errors);
+        float* const sums =
+            SquaredErrorsOf(params, t, side.unit_of_group[g], scratch);
+        for (int s = 0; s < kErrorSides; ++s) {
+          if (side.errors_of[s]) sums[s] = sums[s] + error;
+        }
+      }
       if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
         params.not_finite[t] = 1.0f;
       }
@@ -397,21 +479,29 @@ namespace {
 HWY_EXPORT(AppendRows);
 }  // namespace
 
-void KvAppendSimd(const KvAppendArgs& params, CpuStream& stream) {
+void KvAppendSimd(const KvAppendArgs& params, float* scratch,
+                  CpuStream& stream) {
+  const bool has_metadata = params.metadata.num_units > 0;
   int64_t numbers = 0;
   for (int64_t p = 0; p < params.num_parts; ++p) {
     numbers += RowWidth(params.parts[p].part);
   }
   ForRows(stream, params.num_tokens, numbers,
           [&](int64_t begin, int64_t end, int /*thread*/) {
+            for (int64_t t = begin; has_metadata && t < end; ++t) {
+              StartSlotMetadata(params, t, scratch);
+            }
             for (int64_t p = 0; p < params.num_parts; ++p) {
               const KvAppendPartArgs& side = params.parts[p];
-              const int64_t clamped =
-                  HWY_DYNAMIC_DISPATCH(AppendRows)(params, side, begin, end);
+              const int64_t clamped = HWY_DYNAMIC_DISPATCH(AppendRows)(
+                  params, side, begin, end, scratch);
               if (side.clamped == nullptr || clamped == 0) continue;
               // A sum of integers: the same in any order.
               std::atomic_ref<int64_t>(*side.clamped)
                   .fetch_add(clamped, std::memory_order_relaxed);
+            }
+            for (int64_t t = begin; has_metadata && t < end; ++t) {
+              WriteSlotMetadata(params, t, scratch);
             }
           });
 }

@@ -127,6 +127,51 @@ bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
   return true;
 }
 
+// What the codec makes of channel `c` of a latent, in run r of it.
+struct Decoded {
+  const LatentPartArgs& part;
+  const LatentGroup& group;
+  const Latent& latent;
+
+  float At(int64_t r, int64_t c, uint8_t code) const {
+    const auto stored = [&](int64_t index) {
+      return VisitDType(part.param_dtype, [&](auto type) {
+        std::memcpy(&type, latent.params + index * DTypeBytes(part.param_dtype),
+                    sizeof(type));
+        return ToFloat(type);
+      });
+    };
+    if (part.num_levels > 0) return part.levels[code] * stored(0);
+    if (part.static_scale == nullptr) {
+      return std::fma(static_cast<float>(code), stored(2 * r),
+                      stored(2 * r + 1));
+    }
+    const float minimum = part.static_minimum[group.column + c];
+    return group.runs[r].bits == 0
+               ? minimum
+               : std::fma(static_cast<float>(code),
+                          part.static_scale[group.column + c], minimum);
+  }
+};
+
+float SquaredError(const LatentPartArgs& part, const LatentGroup& group,
+                   const Latent& latent) {
+  std::vector<uint8_t> codes(static_cast<size_t>(group.width));
+  UnpackCodes(group, reinterpret_cast<const uint8_t*>(latent.codes),
+              codes.data());
+  const Decoded decoded = {part, group, latent};
+  float lanes[kLanes] = {};
+  for (int64_t r = 0; r < group.num_runs; ++r) {
+    for (int64_t i = 0; i < group.runs[r].width; ++i) {
+      const int64_t c = group.runs[r].begin + i;
+      const float error =
+          CountedAs(latent.from[c]) - decoded.At(r, c, codes[c]);
+      lanes[i % kLanes] = std::fma(error, error, lanes[i % kLanes]);
+    }
+  }
+  return TreeSum(lanes);
+}
+
 int64_t AppendLatent(const LatentPartArgs& part, const LatentGroup& group,
                      const Latent& latent) {
   if (group.num_runs == 0) {
@@ -157,7 +202,11 @@ void Store(const std::vector<char>& bytes, const LatentPartArgs& part,
 
 }  // namespace
 
-void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
+void KvAppendReference(const KvAppendArgs& params, float* scratch, CpuStream&) {
+  const bool has_metadata = params.metadata.num_units > 0;
+  for (int64_t t = 0; has_metadata && t < params.num_tokens; ++t) {
+    StartSlotMetadata(params, t, scratch);
+  }
   std::vector<char> codes;
   std::vector<char> ranges;
   for (int64_t p = 0; p < params.num_parts; ++p) {
@@ -176,6 +225,15 @@ void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
         ranges.resize(static_cast<size_t>(ParamsBytes(side.part, group)));
         clamped +=
             AppendLatent(side.part, group, {from, codes.data(), ranges.data()});
+        if (side.unit_of_group != nullptr && group.num_runs > 0) {
+          const float error = SquaredError(side.part, group,
+                                           {from, codes.data(), ranges.data()});
+          float* const sums =
+              SquaredErrorsOf(params, t, side.unit_of_group[g], scratch);
+          for (int s = 0; s < kErrorSides; ++s) {
+            if (side.errors_of[s]) sums[s] = sums[s] + error;
+          }
+        }
         Store(codes, side.part, group.codes, page, slot);
         Store(ranges, side.part, group.params, page, slot);
         if (params.not_finite != nullptr && !CodesAreOfFinite(group, from)) {
@@ -184,6 +242,9 @@ void KvAppendReference(const KvAppendArgs& params, CpuStream&) {
       }
     }
     if (side.clamped != nullptr) *side.clamped += clamped;
+  }
+  for (int64_t t = 0; has_metadata && t < params.num_tokens; ++t) {
+    WriteSlotMetadata(params, t, scratch);
   }
 }
 

@@ -1,5 +1,8 @@
 #include "kernels/latents/latent_check.h"
 
+#include <algorithm>
+
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/device/dispatch.h"
@@ -150,6 +153,47 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
     KVASIR_RETURN_IF_ERROR(CheckGroup(op, part, group, device_granule));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
+                               int64_t page_tokens) {
+  if (metadata.num_units < 1) {
+    return Refuse(op, "units of metadata", 1, metadata.num_units);
+  }
+  if (metadata.page_tokens != page_tokens || page_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": metadata of pages of ", metadata.page_tokens,
+                     " slots, want ", page_tokens));
+  }
+  struct Plane {
+    int64_t begin;
+    int64_t end;
+  };
+  absl::InlinedVector<Plane, 4> planes;
+  const auto add = [&](int64_t offset, int64_t number_bytes) {
+    planes.push_back(
+        {offset, offset + metadata.num_units * page_tokens * number_bytes});
+    return offset >= 0 && offset % number_bytes == 0 &&
+           metadata.page_bytes % number_bytes == 0 &&
+           planes.back().end <= metadata.page_bytes;
+  };
+  bool fit = add(metadata.scores_offset, sizeof(float)) &&
+             add(metadata.positions_offset, sizeof(uint32_t));
+  for (const int64_t offset : metadata.error_offset) {
+    if (offset >= 0) fit = fit && add(offset, 1);
+  }
+  std::sort(planes.begin(), planes.end(),
+            [](Plane a, Plane b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < planes.size(); ++i) {
+    fit = fit && planes[i].begin >= planes[i - 1].end;
+  }
+  if (fit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      op, ": planes of ", metadata.num_units,
+      " units overlap or leave a page of ", metadata.page_bytes,
+      " bytes: scores from ", metadata.scores_offset, ", positions from ",
+      metadata.positions_offset, ", errors from ", metadata.error_offset[0],
+      " and ", metadata.error_offset[1]));
 }
 
 }  // namespace kvasir::kernels

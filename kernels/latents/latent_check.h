@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/latents/latent_view.h"
+#include "kernels/latents/slot_metadata.h"
 
 namespace kvasir::kernels {
 
@@ -15,5 +16,10 @@ namespace kvasir::kernels {
 // names op, group, value and limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                              int64_t page_tokens, int64_t device_granule);
+
+// That of slot_metadata.h, for a layer with units: planes lie apart inside a
+// page of as many slots.
+absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
+                               int64_t page_tokens);
 
 }  // namespace kvasir::kernels

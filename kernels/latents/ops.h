@@ -55,11 +55,12 @@ absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
                       const HadamardRows& rows, Workspace& workspace);
 
 struct KvAppendShape {
-  int64_t row_stride = 0;     // in elements
-  int64_t page_tokens = 0;    // P
-  DType dtype = DType::kF32;  // of activations
+  int64_t row_stride = 0;      // in elements
+  int64_t page_tokens = 0;     // P
+  DType dtype = DType::kF32;   // of activations
+  SlotMetadata metadata = {};  // of the layer, if it may evict
 };
-// Groups and runs of the parts are host memory, and copied.
+// Groups, runs and units of the parts are host memory, and copied.
 absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
                                          const KvAppendShape& shape,
                                          absl::Span<const KvAppendPart> parts);

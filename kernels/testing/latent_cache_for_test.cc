@@ -432,6 +432,7 @@ LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
     }
   }
   MakeSidePages();
+  if (!spec.unit_of_head.empty()) MakeMetadata(pages);
   for (const PartSpec& part : spec.keys) AddPart(part, pages, true);
   for (const PartSpec& part : spec.values) AddPart(part, pages, false);
   WriteExact({}, 0);
@@ -476,9 +477,12 @@ std::vector<float> LatentCache::Attend(TestStream& test,
       sequence.positions = OnDevice(positions_[i].data());
     }
     sequence.side_pages = OnDevice(side_tables_[i].data());
+    sequence.first_counted_row = ask.first_counted_row;
     sequences.push_back(sequence);
     rows += ask.count;
   }
+  PlaceWeights(spec_.num_heads, spec_.kept_weights, spec_.page_tokens,
+               absl::MakeSpan(sequences));
   WriteExact(asks, rows);
   std::vector<float> out(static_cast<size_t>(rows * out_stride_), kPoison);
   PagedAttentionArgs params = Params();
@@ -525,7 +529,80 @@ PagedAttentionArgs LatentCache::Params() {
   params.window = spec_.window;
   params.key_exact = ExactOf(true);
   params.value_exact = ExactOf(false);
+  params.metadata = metadata_;
+  params.unit_of_head = spec_.unit_of_head.data();
+  params.mass.stored_positions = spec_.stored_positions;
+  if (spec_.adds_mass) {
+    for (const int64_t length : lengths_) params.mass.most_rows += length;
+    params.mass.most_weights = spec_.kept_weights;
+  }
   return params;
+}
+
+void LatentCache::MakeMetadata(int64_t pages) {
+  metadata_.page_tokens = spec_.page_tokens;
+  metadata_.num_units = 1 + *std::max_element(spec_.unit_of_head.begin(),
+                                              spec_.unit_of_head.end());
+  const int64_t plane = metadata_.num_units * spec_.page_tokens * 4;
+  metadata_.scores_offset = 64;
+  metadata_.positions_offset = 64 + plane;
+  metadata_.error_offset[kKeyError] = 64 + 2 * plane;
+  metadata_.error_offset[kValueError] = 64 + 2 * plane + plane / 4;
+  metadata_.page_bytes = 64 + 3 * plane;
+  metadata_memory_.assign(static_cast<size_t>(pages * metadata_.page_bytes),
+                          '\xff');
+  metadata_.arena = metadata_memory_.data();
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    for (int64_t s = 0; s < lengths_[i]; ++s) {
+      for (int64_t u = 0; u < metadata_.num_units; ++u) {
+        const int64_t page = PageOf(static_cast<int64_t>(i), s);
+        PositionsOf(metadata_, page, u)[s % spec_.page_tokens] =
+            static_cast<uint32_t>(
+                PositionOf(spec_.first_position + s + 1000 * u));
+      }
+    }
+  }
+  ClearMass();
+}
+
+// Slots behind a sequence's keep what nobody may touch.
+void LatentCache::ClearMass() {
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    for (int64_t s = 0; s < lengths_[i]; ++s) {
+      for (int64_t u = 0; u < metadata_.num_units; ++u) {
+        ScoresOf(metadata_, PageOf(static_cast<int64_t>(i), s),
+                 u)[s % spec_.page_tokens] = 0.0f;
+      }
+    }
+  }
+}
+
+std::vector<float> LatentCache::Mass(int64_t sequence, int64_t tokens) const {
+  std::vector<float> mass;
+  for (int64_t u = 0; u < metadata_.num_units; ++u) {
+    for (int64_t s = 0; s < tokens; ++s) {
+      mass.push_back(
+          ScoresOf(metadata_, PageOf(sequence, s), u)[s % spec_.page_tokens]);
+    }
+  }
+  return mass;
+}
+
+std::vector<double> LatentCache::ExpectedMass(const LatentAsk& ask,
+                                              int64_t tokens) const {
+  std::vector<double> mass(static_cast<size_t>(metadata_.num_units * tokens));
+  for (int64_t r = ask.first_counted_row; r < ask.count; ++r) {
+    for (int64_t h = 0; h < spec_.num_heads; ++h) {
+      const int64_t unit = spec_.unit_of_head[static_cast<size_t>(
+          h / (spec_.num_heads / spec_.num_kv_heads))];
+      const Weights weights = WeightsOf(ask, r, h);
+      for (size_t i = 0; i < weights.shares.size(); ++i) {
+        mass[static_cast<size_t>(unit * tokens + weights.slots[i])] +=
+            weights.shares[i];
+      }
+    }
+  }
+  return mass;
 }
 
 std::vector<double> LatentCache::Expected(const LatentAsk& ask) const {
@@ -713,28 +790,46 @@ std::vector<double> LatentCache::ValueOf(const TestLift* lift, int64_t kv_head,
   return value;
 }
 
-void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
-                              double* out) const {
+LatentCache::Weights LatentCache::WeightsOf(const LatentAsk& ask, int64_t row,
+                                            int64_t head) const {
   const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
   const int64_t own = ask.start + row;
-  const int64_t begin =
-      std::max(ask.dead_pages * spec_.page_tokens,
-               spec_.window > 0 ? own + 1 - spec_.window : int64_t{0});
-  const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
+  const int32_t unit = spec_.unit_of_head.empty()
+                           ? 0
+                           : spec_.unit_of_head[static_cast<size_t>(kv_head)];
+  std::vector<int64_t> slots;
+  if (ask.slots_of_unit != nullptr) {
+    const std::vector<int32_t>& kept =
+        (*ask.slots_of_unit)[static_cast<size_t>(unit)];
+    slots.assign(kept.begin(), kept.end());
+  } else {
+    const int64_t end = spec_.causal ? own + 1 : ask.start + ask.count;
+    for (int64_t s =
+             std::max(ask.dead_pages * spec_.page_tokens,
+                      spec_.window > 0 ? own + 1 - spec_.window : int64_t{0});
+         s < end; ++s) {
+      slots.push_back(s);
+    }
+  }
   const float* q =
       q_[static_cast<size_t>(ask.sequence)].data() + own * q_stride_;
   std::vector<double> weights;
-  for (int64_t s = begin; s < end; ++s) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int64_t s = slots[i];
+    const int64_t position = spec_.stored_positions ? s + 1000 * unit
+                             : ask.slots_of_unit != nullptr
+                                 ? static_cast<int64_t>(i)
+                                 : s;
     double score = 0.0;
     size_t rebuild = 0;
     for (size_t p = 0; p < spec_.keys.size(); ++p) {
       const std::vector<double> key =
           KeyOf(p, rebuild, kv_head, Read(p, kv_head, ask.sequence, own, s),
-                spec_.first_position + s);
+                spec_.first_position + position);
       if (parts_[p].spec.rebuild.dims > 0) ++rebuild;
       const float* from = q + parts_[p].columns[static_cast<size_t>(head)];
-      for (size_t i = 0; i < key.size(); ++i) {
-        score += static_cast<double>(from[i]) * key[i];
+      for (size_t c = 0; c < key.size(); ++c) {
+        score += static_cast<double>(from[c]) * key[c];
       }
     }
     weights.push_back(score * static_cast<double>(kScale));
@@ -743,6 +838,15 @@ void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
       weights.empty() ? 0.0 : *std::max_element(weights.begin(), weights.end());
   double sum = 0.0;
   for (double& weight : weights) sum += weight = std::exp(weight - max);
+  for (double& weight : weights) weight /= sum;
+  return {std::move(slots), std::move(weights)};
+}
+
+void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
+                              double* out) const {
+  const int64_t kv_head = head / (spec_.num_heads / spec_.num_kv_heads);
+  const int64_t own = ask.start + row;
+  const Weights weights = WeightsOf(ask, row, head);
   size_t lift = 0;
   for (size_t p = spec_.keys.size(); p < parts_.size(); ++p) {
     double* to = out + parts_[p].columns[static_cast<size_t>(head)];
@@ -751,11 +855,12 @@ void LatentCache::AddExpected(const LatentAsk& ask, int64_t row, int64_t head,
     std::fill_n(
         to, lifted != nullptr ? lifted->lift.dims : parts_[p].WidthOf(kv_head),
         0.0);
-    for (int64_t s = begin; s < end; ++s) {
+    for (size_t s = 0; s < weights.shares.size(); ++s) {
       const std::vector<double> value =
-          ValueOf(lifted, kv_head, Read(p, kv_head, ask.sequence, own, s));
+          ValueOf(lifted, kv_head,
+                  Read(p, kv_head, ask.sequence, own, weights.slots[s]));
       for (size_t i = 0; i < value.size(); ++i) {
-        to[i] += weights[static_cast<size_t>(s - begin)] / sum * value[i];
+        to[i] += weights.shares[s] * value[i];
       }
     }
   }

@@ -58,6 +58,13 @@ struct LatentSpec {
   int64_t value_exact = 0;
   int64_t exact_page_rows = 3;
   int64_t sinks = 0;  // exact rows of both sides
+  // Eviction units [Hkv]; none: no metadata of slots.
+  std::vector<int32_t> unit_of_head = {};
+  bool adds_mass = false;
+  int64_t kept_weights = 0;  // room, in floats
+  // Rebuilt keys turn by the positions in the metadata: those of unit u are
+  // 1000 u further on than the slots'.
+  bool stored_positions = false;
 };
 
 // What one sequence asks of a launch: new tokens after `start` cached ones.
@@ -66,6 +73,10 @@ struct LatentAsk {
   int64_t start;
   int64_t count;
   int64_t dead_pages = 0;  // the first ones of its table
+  int64_t first_counted_row = 0;
+  // For the definition: the slots that all rows see of each unit, instead of
+  // those up to their own [U]; null: those.
+  const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 
 // A part with the tables and memory behind it.
@@ -187,6 +198,15 @@ class LatentCache {
   // All but rows and sequences.
   PagedAttentionArgs Params();
 
+  // Attention mass of a sequence's slots [U, tokens]; sets it to zeros.
+  std::vector<float> Mass(int64_t sequence, int64_t tokens) const;
+  void ClearMass();
+  // What the counted rows of an ask add to it, in float64.
+  std::vector<double> ExpectedMass(const LatentAsk& ask, int64_t tokens) const;
+  int64_t num_units() const { return metadata_.num_units; }
+  const SlotMetadataArgs& metadata() const { return metadata_; }
+  const std::deque<TestPart>& parts() const { return parts_; }
+
   // The definition in float64, from what the cache holds. Columns that belong
   // to no head are NaN.
   std::vector<double> Expected(const LatentAsk& ask) const;
@@ -195,6 +215,12 @@ class LatentCache {
   static constexpr float kScale = 0.3f;
 
   int64_t PositionOf(int64_t position) const;
+  void MakeMetadata(int64_t pages);
+  struct Weights {
+    std::vector<int64_t> slots;  // that are seen
+    std::vector<double> shares;
+  };
+  Weights WeightsOf(const LatentAsk& ask, int64_t row, int64_t head) const;
   int64_t Pages(int64_t tokens) const;
   int64_t PageOf(int64_t sequence, int64_t token) const;
 
@@ -235,14 +261,16 @@ class LatentCache {
   std::deque<TestLift> lifts_;
   std::vector<AttentionKeyPartArgs> keys_;
   std::vector<AttentionValuePartArgs> values_;
+  SlotMetadataArgs metadata_;
+  std::vector<char> metadata_memory_;
   int64_t q_stride_ = 0;
   int64_t out_stride_ = 0;
   std::vector<std::vector<float>> q_;
 };
 
-// The worst error of a row's part of one head, as a share of what the definition
-// has there or, where that is less than usual, of what the part has on average;
-// endless where one of the two has a number and the other has none.
+// The worst error of a row's part of one head, as a share of what the
+// definition has there or, where that is less than usual, of what the part has
+// on average; endless where one of the two has a number and the other has none.
 double WorstError(const PagedAttentionArgs& params,
                   const std::vector<double>& expected,
                   const std::vector<float>& got);

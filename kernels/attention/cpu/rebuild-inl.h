@@ -414,9 +414,10 @@ class KeyRebuilder {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
     const bool known = grid_.holds_angles() && angles_part_ == part_index &&
-                       angles_step_ == first_step;
+                       angles_step_ == first_step &&
+                       angles_unit_ == PositionUnit(kv_head);
     Positions positions;
-    if (!known) FindPositions(&positions);
+    if (!known) FindPositions(kv_head, &positions);
     for (int64_t f = 0; f < rebuild.num_pairs; ++f) {
       const int64_t row = grid_.holds_angles() ? f * kBlock : 0;
       if (!known) {
@@ -428,6 +429,7 @@ class KeyRebuilder {
     }
     angles_part_ = part_index;
     angles_step_ = first_step;
+    angles_unit_ = PositionUnit(kv_head);
   }
 
   // Of the slots of the block; 0 where none is needed.
@@ -435,13 +437,25 @@ class KeyRebuilder {
     HWY_ALIGN uint32_t low[kBlock] = {};
     HWY_ALIGN uint32_t high[kBlock] = {};
   };
-  void FindPositions(Positions* positions) const {
+  // Whose slots have positions of their own; 0 where all have the same.
+  int64_t PositionUnit(int64_t kv_head) const {
+    return params_.mass.stored_positions ? params_.unit_of_head[kv_head] : 0;
+  }
+  uint64_t PositionOf(int64_t kv_head, int64_t slot) const {
+    if (params_.mass.stored_positions) {
+      const int64_t page =
+          sequence_.block_table.device_address()[slot / params_.page_tokens];
+      return PositionsOf(params_.metadata, page,
+                         PositionUnit(kv_head))[slot % params_.page_tokens];
+    }
+    return static_cast<uint64_t>(
+        sequence_.positions ? sequence_.positions.device_address()[slot]
+                            : slot);
+  }
+  void FindPositions(int64_t kv_head, Positions* positions) const {
     const BlockSlots& slots = loader_.slots();
     for (int64_t s = slots.begin; s < slots.end; ++s) {
-      const int64_t slot = loader_.block() + s;
-      const auto position = static_cast<uint64_t>(
-          sequence_.positions ? sequence_.positions.device_address()[slot]
-                              : slot);
+      const uint64_t position = PositionOf(kv_head, loader_.block() + s);
       positions->low[s] = static_cast<uint32_t>(position);
       positions->high[s] = static_cast<uint32_t>(position >> 32);
     }
@@ -484,6 +498,7 @@ class KeyRebuilder {
   bool holds_ = false;
   int64_t angles_part_ = -1;  // whose angles are there
   int64_t angles_step_ = 0;
+  int64_t angles_unit_ = 0;
 };
 
 }  // namespace HWY_NAMESPACE

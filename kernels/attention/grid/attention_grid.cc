@@ -104,6 +104,8 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
     AddChunks(params_.values[p].latents);
   }
   FindClusters();
+  num_head_slices_ = slices_.size() - num_cluster_slices_;
+  PlanMass();
   work_ = WorkOn(params_.sequences, params_.num_sequences);
 }
 
@@ -113,6 +115,7 @@ void AttentionGrid::Bind(const Rows& rows) {
   params_.sequences = rows.sequences.data;
   params_.num_sequences = rows.sequences.count;
   work_ = rows.sequences.work;
+  mass_memory_ = rows.mass;
 }
 
 int64_t AttentionGrid::WorkOn(const AttentionSequence* sequences,
@@ -679,8 +682,8 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
       makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
   Cut cut;
   cut.slices = slices_.data() + (by_head ? num_cluster_slices_ : 0);
-  cut.num_slices = static_cast<int64_t>(
-      by_head ? slices_.size() - num_cluster_slices_ : num_cluster_slices_);
+  cut.num_slices =
+      static_cast<int64_t>(by_head ? num_head_slices_ : num_cluster_slices_);
   const int64_t heads =
       std::min(max_rows_, by_head ? heads_per_kv_ : widest_cluster_);
   const int64_t queries = max_rows_ / heads;

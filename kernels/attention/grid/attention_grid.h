@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/attention/grid/attention_mass.h"
 #include "kernels/attention/paged_attention.h"
 #include "kernels/latents/code_pack.h"
 
@@ -180,6 +181,7 @@ class AttentionGrid {
     const float* q = nullptr;
     float* out = nullptr;
     Sequences sequences;
+    float* mass = nullptr;  // memory of mass().floats
   };
   // For the next launch.
   void Bind(const Rows& rows);
@@ -253,6 +255,22 @@ class AttentionGrid {
     return values_[static_cast<size_t>(part)];
   }
   const int64_t* heads() const { return heads_.data(); }
+  const HeadSlice& slice(int64_t index) const {
+    return slices_[static_cast<size_t>(index)];
+  }
+  // Attention mass: nothing where it is not asked for.
+  const MassPlan& mass() const { return mass_; }
+  float* mass_memory() const { return mass_memory_; }
+  // Of a row's softmax [Hq]: maxima, 1 / sums.
+  float* MassMaximaOf(int64_t row) const {
+    return mass_memory_ + mass_.maxima + row * params_.num_heads;
+  }
+  int64_t& MassPendingOf(int64_t row) const {
+    return reinterpret_cast<int64_t*>(mass_memory_ + mass_.pending)[row];
+  }
+  float* MassInversesOf(int64_t row) const {
+    return mass_memory_ + mass_.inverses + row * params_.num_heads;
+  }
   int64_t heads_per_kv() const { return heads_per_kv_; }
   // At least one row fits kAttentionScratchBytes.
   bool fits() const { return max_rows_ > 0; }
@@ -320,6 +338,7 @@ class AttentionGrid {
   void DescribeKey(int64_t index);
   void DescribeValue(int64_t index);
   void FindClusters();
+  void PlanMass();
   bool SharesAngles() const;
   void AddSets(const std::vector<std::vector<int64_t>>& clusters);
   int64_t WorkOf(const AttentionSequence& sequence) const;
@@ -372,6 +391,7 @@ class AttentionGrid {
   // Those of clusters; then, where tiles are made, those of single KV heads, or
   // else those of sets.
   size_t num_cluster_slices_ = 0;
+  size_t num_head_slices_ = 0;  // of single KV heads, or sets
   int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // query heads
   // Neighbouring clusters, in sets of nearly one size: side by side in a page
@@ -389,6 +409,8 @@ class AttentionGrid {
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
   std::vector<CodeLanes> lanes_;
+  MassPlan mass_;  // its slices are the last ones
+  float* mass_memory_ = nullptr;
 };
 
 // Walks over all units of a launch, in one fixed order.

@@ -326,7 +326,9 @@ class Row {
         out_(params.out + (sequence.first_row + row) * params.out_row_stride),
         slots_(VisibleSlots(params, sequence, row)) {}
 
-  void Attend() const;
+  void Attend();
+  // Behind it: adds the shares of the visible slots to their mass.
+  void AddMass() const;
 
  private:
   // What a slot's latent is read from, with the exact slots of its side.
@@ -356,9 +358,10 @@ class Row {
   }
 
   Partial EmptyPartial() const;
+  int64_t PositionOf(int64_t slot) const;
   float Score(int64_t slot) const;
-  void AddBlock(int64_t begin, int64_t end, Partial* partial) const;
-  Partial ComputeSplit(int64_t begin, int64_t end) const;
+  void AddBlock(int64_t begin, int64_t end, Partial* partial);
+  Partial ComputeSplit(int64_t begin, int64_t end);
   void Finish(const Partial& total) const;
 
   const PagedAttentionArgs& params_;
@@ -369,6 +372,15 @@ class Row {
   const float* const q_;
   float* const out_;
   const VisibleRange slots_;
+
+  // Of each visible slot; of the total.
+  struct Weight {
+    float weight;
+    float block_max;
+  };
+  std::vector<Weight> weights_;
+  float max_ = kLowest;
+  float sum_ = 0.0f;
 };
 
 Partial Row::EmptyPartial() const {
@@ -391,6 +403,18 @@ Partial Row::EmptyPartial() const {
   return partial;
 }
 
+int64_t Row::PositionOf(int64_t slot) const {
+  if (params_.mass.stored_positions) {
+    const int64_t page =
+        sequence_.block_table.device_address()[slot / params_.page_tokens];
+    return PositionsOf(
+        params_.metadata, page,
+        params_.unit_of_head[kv_head_])[slot % params_.page_tokens];
+  }
+  return sequence_.positions ? sequence_.positions.device_address()[slot]
+                             : slot;
+}
+
 float Row::Score(int64_t slot) const {
   float score = 0.0f;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -401,11 +425,8 @@ float Row::Score(int64_t slot) const {
     if (part.rebuild == nullptr) {
       dot = Dot(q, latent);
     } else {
-      const int64_t position = sequence_.positions
-                                   ? sequence_.positions.device_address()[slot]
-                                   : slot;
       const std::vector<float> key =
-          RebuildKey(*part.rebuild, kv_head_, latent, position);
+          RebuildKey(*part.rebuild, kv_head_, latent, PositionOf(slot));
       for (size_t i = 0; i < key.size(); ++i) {
         dot = std::fma(q[i], key[i], dot);
       }
@@ -416,7 +437,7 @@ float Row::Score(int64_t slot) const {
 }
 
 // Adds the slots [begin, end) of one block to the partial result.
-void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) const {
+void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) {
   float scores[kAttentionBlockSlots];
   float lanes[kLanes];
   std::fill_n(scores, kAttentionBlockSlots, kLowest);
@@ -446,9 +467,12 @@ void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) const {
     value.AddMinima(scores, latents, begin - block);
   }
   partial->max = max;
+  for (int64_t s = begin; s < end; ++s) {
+    weights_.push_back({scores[s - block], max});
+  }
 }
 
-Partial Row::ComputeSplit(int64_t begin, int64_t end) const {
+Partial Row::ComputeSplit(int64_t begin, int64_t end) {
   Partial part = EmptyPartial();
   while (begin < end) {
     const int64_t block_end = std::min(
@@ -492,7 +516,7 @@ void Row::Finish(const Partial& total) const {
   }
 }
 
-void Row::Attend() const {
+void Row::Attend() {
   Partial total = EmptyPartial();
   for (int64_t s = slots_.begin; s < slots_.end;) {
     const int64_t end = std::min(
@@ -501,6 +525,22 @@ void Row::Attend() const {
     s = end;
   }
   Finish(total);
+  max_ = total.max;
+  sum_ = total.sum;
+}
+
+void Row::AddMass() const {
+  const float inverse = 1.0f / sum_;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const int64_t slot = slots_.begin + static_cast<int64_t>(i);
+    const int64_t page =
+        sequence_.block_table.device_address()[slot / params_.page_tokens];
+    float& mass =
+        ScoresOf(params_.metadata, page,
+                 params_.unit_of_head[kv_head_])[slot % params_.page_tokens];
+    mass = std::fma(weights_[i].weight,
+                    Exp(weights_[i].block_max - max_) * inverse, mass);
+  }
 }
 
 }  // namespace
@@ -512,7 +552,11 @@ void PagedAttentionReference(const AttentionLaunchArgs& launch, float*,
     const AttentionSequence& sequence = params.sequences[i];
     for (int64_t r = 0; r < sequence.num_rows; ++r) {
       for (int64_t h = 0; h < params.num_heads; ++h) {
-        Row(params, sequence, r, h).Attend();
+        Row row(params, sequence, r, h);
+        row.Attend();
+        if (params.mass.most_rows > 0 && r >= sequence.first_counted_row) {
+          row.AddMass();
+        }
       }
     }
   }

@@ -1,0 +1,277 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/grid/attention_grid.h"
+#include "kernels/testing/latent_cache_for_test.h"
+#include "kernels/testing/latent_specs_for_test.h"
+
+namespace kvasir::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Streams {
+  TestStream reference{1, CpuBackend::kReference, size_t{4} << 20};
+  TestStream one{1, CpuBackend::kSimd, size_t{4} << 20};
+  TestStream three{3, CpuBackend::kSimd, size_t{8} << 20};
+  // More threads than units: long contexts are taken split by split.
+  TestStream many{16, CpuBackend::kSimd, size_t{32} << 20};
+};
+Streams& SharedStreams() {
+  static Streams streams;
+  return streams;
+}
+
+// Units: one for all heads, and heads in turn.
+std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
+  const auto count = static_cast<size_t>(num_kv_heads);
+  std::vector<std::vector<int32_t>> units = {std::vector<int32_t>(count, 0)};
+  if (count == 1) return units;
+  units.push_back(units[0]);
+  for (size_t j = 1; j < count; j += 2) units[1][j] = 1;
+  return units;
+}
+
+double WorstOf(const std::vector<double>& expected,
+               const std::vector<float>& got) {
+  EXPECT_EQ(expected.size(), got.size());
+  double error = 0;
+  double norm = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double off = expected[i] - static_cast<double>(got[i]);
+    error += off * off;
+    norm += expected[i] * expected[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
+
+TEST_P(AttentionMassTest, IsThatOfTheWeightsOnAllBackEnds) {
+  LatentSpec spec = GetParam();
+  spec.adds_mass = true;
+  bool rebuilds = false;
+  for (const auto* parts : {&spec.keys, &spec.values}) {
+    for (const PartSpec& part : *parts) {
+      rebuilds = rebuilds || part.rebuild.dims > 0 || part.lift_dims > 0;
+    }
+  }
+  const std::vector<std::vector<int32_t>> units = UnitsOf(spec.num_kv_heads);
+  for (const std::vector<int32_t>& unit_of_head : units) {
+    // Past a split once; rebuilt keys and lifted values take the reference
+    // long.
+    const int64_t longest = unit_of_head != units.back() ? 70
+                            : rebuilds                   ? 513
+                                                         : 530;
+    const std::vector<LatentAsk> asks = {
+        {.sequence = 0, .start = 0, .count = 1},
+        {.sequence = 1, .start = 40, .count = 25, .first_counted_row = 3},
+        {.sequence = 2, .start = longest, .count = 1}};
+    spec.unit_of_head = unit_of_head;
+    spec.stored_positions = true;
+    LatentCache cache(spec, {1, 65, longest + 1}, 1);
+    for (const LatentAsk& ask : asks) {
+      cache.Write(ask.sequence, 0, ask.start + ask.count);
+    }
+    const auto masses = [&] {
+      std::vector<std::vector<float>> all;
+      for (const LatentAsk& ask : asks) {
+        all.push_back(cache.Mass(ask.sequence, ask.start + ask.count));
+      }
+      return all;
+    };
+    Streams& streams = SharedStreams();
+    const std::vector<float> out = cache.Attend(streams.reference, asks);
+    const std::vector<std::vector<float>> truth = masses();
+    std::vector<double> expected;
+    for (size_t i = 0; i < asks.size(); ++i) {
+      EXPECT_LT(
+          WorstOf(cache.ExpectedMass(asks[i], asks[i].start + asks[i].count),
+                  truth[i]),
+          5e-5)
+          << i;
+      const std::vector<double> rows = cache.Expected(asks[i]);
+      expected.insert(expected.end(), rows.begin(), rows.end());
+    }
+    EXPECT_LT(WorstError(cache.Params(), expected, out), 5e-5);
+    // Kept or scored twice: the same bits.
+    for (const int64_t room : {0, 1 << 17}) {
+      LatentSpec like = spec;
+      like.kept_weights = room;
+      LatentCache other(like, {1, 65, longest + 1}, 1);
+      for (const LatentAsk& ask : asks) {
+        other.Write(ask.sequence, 0, ask.start + ask.count);
+      }
+      const auto expect_same = [&](TestStream& stream) {
+        other.ClearMass();
+        EXPECT_TRUE(SameBits(out, other.Attend(stream, asks)));
+        for (size_t i = 0; i < asks.size(); ++i) {
+          EXPECT_TRUE(SameBits(
+              truth[i],
+              other.Mass(asks[i].sequence, asks[i].start + asks[i].count)))
+              << i << " room " << room;
+        }
+      };
+      ForEachSimdTarget([&] {
+        expect_same(streams.one);
+        expect_same(streams.many);
+      });
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Specs, AttentionMassTest, ::testing::ValuesIn(Specs()),
+                         [](const auto& spec) {
+                           return std::string(spec.param.name);
+                         });
+
+struct Chunks {
+  LatentSpec spec;
+  std::vector<int32_t> unit_of_head;
+};
+
+class AttentionMassChunkingTest : public ::testing::TestWithParam<Chunks> {};
+
+// Whatever the chunks, the batch and the threads, and whether weights are kept;
+// with a window of the last rows, too.
+TEST_P(AttentionMassChunkingTest, ChunksDoNotChangeABit) {
+  constexpr int64_t kTokens = 140;
+  constexpr int64_t kFirstCounted = 11;
+  LatentSpec spec = GetParam().spec;
+  spec.unit_of_head = GetParam().unit_of_head;
+  spec.adds_mass = true;
+  spec.kept_weights = 1 << 16;
+  LatentCache whole(spec, {kTokens, 40}, 2);
+  whole.Write(0, 0, kTokens);
+  Streams& streams = SharedStreams();
+  whole.Attend(streams.one, {{.sequence = 0,
+                              .start = 0,
+                              .count = kTokens,
+                              .first_counted_row = kFirstCounted}});
+  const std::vector<float> expected = whole.Mass(0, kTokens);
+  for (const int64_t chunk : {1, 7, 64, 139}) {
+    LatentCache chunked(spec, {kTokens, 40}, 2);
+    chunked.Write(1, 0, 40);
+    for (int64_t t = 0; t < kTokens; t += chunk) {
+      const int64_t count = std::min(chunk, kTokens - t);
+      chunked.Write(0, t, t + count);
+      chunked.Attend(streams.three, {{.sequence = 1, .start = 30, .count = 10},
+                                     {.sequence = 0,
+                                      .start = t,
+                                      .count = count,
+                                      .first_counted_row = std::clamp<int64_t>(
+                                          kFirstCounted - t, 0, count)}});
+    }
+    EXPECT_TRUE(SameBits(expected, chunked.Mass(0, kTokens))) << chunk;
+  }
+}
+
+std::vector<Chunks> AllChunks() {
+  std::vector<Chunks> all;
+  LatentSpec window = Mixed();
+  window.window = 50;
+  LatentSpec lifted = Mixed();
+  lifted.values = {Lifted(Groups(Codes({96}, {4}, 48), {0, 0, 1, 1}), 32)};
+  LatentSpec wide = Mixed();
+  wide.num_heads = 200;
+  wide.keys = {Codes({24}, {3})};
+  for (const LatentSpec& spec :
+       {Mixed(), MixedExact(30, 45), WithSinks("", 9, MixedExact(30, 0)),
+        window, lifted, wide}) {
+    all.push_back({spec, {0, 0, 0, 0}});
+    all.push_back({spec, {0, 0, 1, 1}});
+    all.push_back({spec, {1, 0, 0, 1}});
+  }
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(All, AttentionMassChunkingTest,
+                         ::testing::ValuesIn(AllChunks()));
+
+TEST(AttentionMassRulesTest, RowsThatAreNotCountedAddNothing) {
+  LatentSpec spec = Mixed();
+  spec.unit_of_head = {0, 0, 1, 1};
+  spec.adds_mass = true;
+  LatentCache cache(spec, {50}, 2);
+  cache.Write(0, 0, 50);
+  cache.Attend(
+      SharedStreams().one,
+      {{.sequence = 0, .start = 10, .count = 40, .first_counted_row = 40}});
+  const std::vector<float> mass = cache.Mass(0, 50);
+  EXPECT_EQ(std::count(mass.begin(), mass.end(), 0.0f), 100);
+}
+
+TEST(AttentionMassRulesTest, OneRowOfAllHeadsAddsAsMuchAsThereAreHeads) {
+  LatentSpec spec = Mixed();
+  spec.unit_of_head = {0, 0, 1, 1};
+  spec.adds_mass = true;
+  LatentCache cache(spec, {90}, 2);
+  cache.Write(0, 0, 90);
+  cache.Attend(SharedStreams().one,
+               {{.sequence = 0, .start = 80, .count = 10}});
+  double sum = 0;
+  for (const float mass : cache.Mass(0, 90)) sum += static_cast<double>(mass);
+  EXPECT_NEAR(sum, 10 * 16, 1e-3);
+}
+
+TEST(AttentionMassRulesTest, PlacesWeightsAsLongAsThereIsRoom) {
+  const auto one = [](int64_t slots) {
+    return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
+  };
+  std::vector<AttentionSequence> sequences = {one(65), one(1000), one(64),
+                                              one(1)};
+  sequences[3].first_counted_row = 1;
+  sequences.push_back({.num_rows = 2, .first_slot = 7});
+  const int64_t block = KeptBlockFloats(4);
+  EXPECT_EQ(block, 4 * 65 + 12);
+  PlaceWeights(4, 3 * block, 16, absl::MakeSpan(sequences));
+  EXPECT_EQ(sequences[0].weights_at, 0);
+  EXPECT_EQ(sequences[1].weights_at, -1);
+  EXPECT_EQ(sequences[2].weights_at, 2 * block);
+  EXPECT_EQ(sequences[3].weights_at, -1);
+  EXPECT_EQ(sequences[4].weights_at, -1);
+}
+
+TEST(AttentionMassRulesTest, RefusesWhatDoesNotFit) {
+  LatentSpec spec = Mixed();
+  spec.unit_of_head = {0, 0, 1, 1};
+  spec.adds_mass = true;
+  LatentCache cache(spec, {50}, 2);
+  cache.Write(0, 0, 50);
+  TestStream test;
+  std::vector<float> q(50 * 4096);
+  std::vector<float> out(50 * 4096);
+  AttentionSequence sequence = {.num_rows = 3, .first_slot = 5};
+  const auto refusal = [&](auto change) {
+    PagedAttentionArgs params = cache.Params();
+    params.q = q.data();
+    params.out = out.data();
+    params.sequences = &sequence;
+    params.num_sequences = 1;
+    change(params);
+    return AttendOnDevice(test, params, test.workspace());
+  };
+  const auto invalid = [](const char* text) {
+    return base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  const std::vector<int32_t> beyond = {0, 0, 1, 2};
+  EXPECT_THAT(refusal([&](auto& p) { p.unit_of_head = beyond.data(); }),
+              invalid("unit of a head: want 0 to 1, have 2"));
+  EXPECT_THAT(refusal([](auto& p) { p.unit_of_head = nullptr; }),
+              invalid("unit of a head: want 0 to 1, have -1"));
+  EXPECT_THAT(refusal([](auto& p) { p.metadata.num_units = 0; }),
+              invalid("units of metadata: want at least 1, have 0"));
+  EXPECT_THAT(refusal([](auto& p) { p.mass.most_rows = 2; }),
+              invalid("rows with mass: want 0 to 2, have 3"));
+  sequence.num_rows = 1;
+  sequence.weights_at = 16;
+  EXPECT_THAT(refusal([](auto& p) { p.mass.most_weights = 1000; }),
+              invalid("room for weights: want 0 to 1000, have 1056"));
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

@@ -1,0 +1,738 @@
+// The rows of a unit at work on one thread, panel by panel, block by block. For
+// inclusion by *_cpu.cc.
+#if defined(KVASIR_KERNELS_UNIT_WORKER_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVASIR_KERNELS_UNIT_WORKER_INL_H_
+#undef KVASIR_KERNELS_UNIT_WORKER_INL_H_
+#else
+#define KVASIR_KERNELS_UNIT_WORKER_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/attention/attention_rows.h"
+#include "kernels/attention/cpu/code_tile-inl.h"
+#include "kernels/attention/cpu/latent_tile-inl.h"
+#include "kernels/attention/cpu/rebuild-inl.h"
+#include "kernels/attention/cpu/softmax-inl.h"
+#include "kernels/attention/cpu/value_sums-inl.h"
+#include "kernels/attention/grid/attention_grid.h"
+#include "kernels/linear/tile-inl.h"
+#include "kernels/simd/scalar_math.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvasir::kernels {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Weights of a unit's rows over a split, on their way to the mass of slots
+// (MassTile).
+struct WeightSink {
+  float* weights;       // [rows, 512]
+  float* factors;       // [rows, blocks of a split]
+  int64_t first_query;  // of row 0
+  int64_t num_heads;    // rows of a query
+};
+
+// What all panels of a unit share: a block's slots, and the keys and values
+// that are made of them.
+class BlockTiles {
+ public:
+  BlockTiles(const AttentionGrid& grid, const AttentionUnit& unit,
+             float* scratch)
+      : params_(grid.params()),
+        grid_(grid),
+        unit_(grid, unit),
+        loader_(grid, *unit.sequence, scratch),
+        rebuilder_(grid, *unit.sequence, scratch, &loader_),
+        lifter_(grid, scratch, &loader_) {}
+
+  BlockLoader& loader() { return loader_; }
+  KeyRebuilder& rebuilder() { return rebuilder_; }
+  ValueLifter& lifter() { return lifter_; }
+  // Nothing is made or asked for of values.
+  void SkipValues() { keys_only_ = true; }
+
+  // Slots that are read after those of the last call. Exact rows are few, and
+  // not asked for.
+  void LookAhead(VisibleRange slots) {
+    const VisibleRange keys =
+        unit_.ReadIn(ReadAs::kStored, params_.key_exact, slots);
+    for (int64_t p = 0; p < grid_.num_stored_keys(); ++p) {
+      AddSpans(params_.keys[p].latents, unit_.KeySpans(p), keys);
+    }
+    if (keys_only_) return;
+    const VisibleRange values =
+        unit_.ReadIn(ReadAs::kStored, params_.value_exact, slots);
+    for (int64_t p = 0; p < grid_.num_stored_values(); ++p) {
+      AddSpans(params_.values[p].latents, unit_.ValueSpans(p), values);
+    }
+  }
+
+  // Before the first block.
+  void Start() const {
+    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+      if (params_.keys[p].rebuild == nullptr) continue;
+      const AttentionGrid::Spans spans = unit_.KeySpans(p);
+      for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+        rebuilder_.HoldSums(p, *span);
+      }
+    }
+  }
+
+  // Makes the tiles of the slots that any panel needs, for all panels.
+  void Hold(int64_t block, VisibleRange needed) {
+    rebuilder_.set_holds(false);
+    lifter_.set_holds(false);
+    const ExactSlots& keys = params_.key_exact;
+    const ExactSlots& values = params_.value_exact;
+    const int64_t stored_keys = grid_.num_stored_keys();
+    const int64_t stored_values = grid_.num_stored_values();
+    HoldKeys({0, stored_keys}, block,
+             unit_.ReadIn(ReadAs::kStored, keys, needed));
+    HoldKeys({stored_keys, params_.num_key_parts}, block,
+             unit_.ExactIn(keys, needed));
+    if (!keys_only_) {
+      HoldValues({0, stored_values}, block,
+                 unit_.ReadIn(ReadAs::kStored, values, needed));
+      HoldValues({stored_values, params_.num_value_parts}, block,
+                 unit_.ExactIn(values, needed));
+    }
+    rebuilder_.set_holds(true);
+    lifter_.set_holds(true);
+  }
+
+ private:
+  // The groups of spans; neighbours may be of one.
+  void AddSpans(const LatentPartArgs& part, AttentionGrid::Spans spans,
+                VisibleRange slots) {
+    for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+      if (span != spans.begin && span[-1].group == span->group) continue;
+      loader_.AddAhead(part, part.groups[span->group], slots);
+    }
+  }
+
+  void HoldKeys(RowRange parts, int64_t block, VisibleRange slots) {
+    if (slots.begin >= slots.end) return;
+    loader_.StartBlock(block, slots);
+    rebuilder_.StartBlock();
+    for (int64_t p = parts.begin; p < parts.end; ++p) {
+      if (params_.keys[p].rebuild == nullptr) continue;
+      rebuilder_.Rebuild(p, *unit_.KeySpans(p).begin);
+    }
+  }
+  void HoldValues(RowRange parts, int64_t block, VisibleRange slots) {
+    if (slots.begin >= slots.end) return;
+    loader_.StartBlock(block, slots);
+    for (int64_t p = parts.begin; p < parts.end; ++p) {
+      if (params_.values[p].lift == nullptr) continue;
+      lifter_.Lift(p, *unit_.ValueSpans(p).begin);
+    }
+  }
+
+  const PagedAttentionArgs& params_;
+  const AttentionGrid& grid_;
+  const UnitRows unit_;
+  BlockLoader loader_;
+  KeyRebuilder rebuilder_;
+  ValueLifter lifter_;
+  bool keys_only_ = false;
+};
+
+// A panel at work on one thread. `state` is where its rows are kept.
+class PanelWorker {
+ public:
+  PanelWorker(const AttentionGrid& grid, const AttentionUnit& panel,
+              float* scratch, float* state, BlockTiles* tiles)
+      : params_(grid.params()),
+        grid_(grid),
+        unit_(grid, panel),
+        slots_(UnitSlots(params_, panel)),
+        scratch_(scratch),
+        state_(state),
+        loader_(tiles->loader()),
+        rebuilder_(tiles->rebuilder()),
+        kept_(KeepsWeights(*panel.sequence) ? grid.mass_memory() : nullptr),
+        values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
+
+  // Before the first block.
+  void LoadQueries() const {
+    for (int64_t p = 0; p < params_.num_key_parts; ++p) {
+      const AttentionGrid::Spans spans = unit_.KeySpans(p);
+      for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+        const RowRange rows = unit_.RowsOf(*span);
+        if (HoldsQueries(p)) CopyQueries(p, *span, 0, WidthOf(p, *span));
+        if (grid_.key(p).num_sums == 0) continue;
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
+          SumQueries(p, params_.keys[p].latents.groups[span->group], r);
+        }
+      }
+    }
+  }
+
+  void StartSplit() const {
+    const PanelState& at = grid_.state();
+    std::fill_n(state_ + at.out, unit_.count() * grid_.out_width(), 0.0f);
+    std::fill_n(state_ + at.out_minima, unit_.count() * grid_.minima_width(),
+                0.0f);
+    std::fill_n(state_ + at.max, unit_.count(), kNothing);
+    std::fill_n(state_ + at.sum, unit_.count(), 0.0f);
+  }
+  // Slots of the block that some row of the panel sees.
+  VisibleRange SlotsIn(int64_t block) const {
+    return {std::max(slots_.begin, block),
+            std::min(slots_.end, block + kBlock)};
+  }
+  void AddBlock(int64_t block, VisibleRange needed) {
+    Weigh(block, needed);
+    if (kept_ != nullptr) KeepWeights(block);
+    AddValues(block, needed);
+  }
+  // The block's weights alone, when the rows' totals are known.
+  void AddWeights(int64_t block, VisibleRange needed, const WeightSink& sink) {
+    Weigh(block, needed);
+    const float* weights = scratch_ + grid_.scratch().scores;
+    const float* maxima = state_ + grid_.state().max;
+    const int64_t b = block % kAttentionSplitSlots / kBlock;
+    unit_.ForVisible(
+        {0, unit_.count()}, block, [&](RowRange rows, VisibleRange) {
+          for (int64_t r = rows.begin; r < rows.end; ++r) {
+            const int64_t head = unit_.HeadOf(r);
+            const int64_t to =
+                (unit_.QueryOf(r) - sink.first_query) * sink.num_heads +
+                grid_.mass().rank[static_cast<size_t>(head)];
+            const int64_t row = unit_.TokenRow(r);
+            sink.factors[to * kBlocksOfSplit + b] =
+                Exp(maxima[r] - grid_.MassMaximaOf(row)[head]) *
+                grid_.MassInversesOf(row)[head];
+            CopyRow(weights + r * kBlock,
+                    sink.weights + to * kAttentionSplitSlots + b * kBlock);
+          }
+        });
+  }
+  void EndSplit() const { values_.EndSplit(); }
+
+  AttentionTotal Total() const {
+    return {state_ + grid_.state().total_max, state_ + grid_.state().total_sum};
+  }
+  void ClearTotal(const AttentionTotal& total) const {
+    std::fill_n(total.max, unit_.count(), kNothing);
+    std::fill_n(total.sum, unit_.count(), 0.0f);
+    unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
+      std::fill_n(unit_.OutOf(p, r), width, 0.0f);
+    });
+  }
+
+  // Adds the result of a split.
+  void Merge(const AttentionTotal& total) const {
+    const float* maxima = state_ + grid_.state().max;
+    const float* sums = state_ + grid_.state().sum;
+    float old_factor[kAttentionMaxRows];
+    float new_factor[kAttentionMaxRows];
+    bool any[kAttentionMaxRows];
+    for (int64_t r = 0; r < unit_.count(); ++r) {
+      any[r] = maxima[r] != kNothing || sums[r] != 0.0f;
+      if (!any[r]) continue;
+      const float max = total.max[r] > maxima[r] ? total.max[r] : maxima[r];
+      old_factor[r] = Exp(total.max[r] - max);
+      new_factor[r] = Exp(maxima[r] - max);
+      total.sum[r] =
+          std::fma(total.sum[r], old_factor[r], sums[r] * new_factor[r]);
+      total.max[r] = max;
+    }
+    unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
+      if (!any[r]) return;
+      const float* from = state_ + grid_.state().out + r * grid_.out_width() +
+                          grid_.value(p).out_offset;
+      MergeOut(from, width, old_factor[r], new_factor[r], unit_.OutOf(p, r));
+    });
+  }
+
+  void Finish(const AttentionTotal& total) const {
+    for (int64_t r = 0; grid_.mass().any() && r < unit_.count(); ++r) {
+      const int64_t row = unit_.TokenRow(r);
+      grid_.MassMaximaOf(row)[unit_.HeadOf(r)] = total.max[r];
+      grid_.MassInversesOf(row)[unit_.HeadOf(r)] = 1.0f / total.sum[r];
+    }
+    unit_.ForValueRows([&](int64_t p, int64_t width, int64_t r) {
+      if (total.sum[r] == 0.0f && total.max[r] == kNothing) return;
+      const LatentPartArgs& part = params_.values[p].latents;
+      const AttentionGrid::ValuePart& value = grid_.value(p);
+      float* out = unit_.OutOf(p, r);
+      if (value.fixed_ranges && !value.sums_weights && !value.lifted) {
+        const int64_t column = unit_.ValueGroup(p, r).column;
+        for (int64_t i = 0; i < width; ++i) {
+          out[i] = std::fma(out[i], part.static_scale[column + i],
+                            total.sum[r] * part.static_minimum[column + i]);
+        }
+      }
+      const Vec sum = Broadcast(total.sum[r]);
+      int64_t i = 0;
+      for (; i + kVecLanes <= width; i += kVecLanes) {
+        hn::StoreU(hn::Div(LoadFloats(out + i), sum), kFloats, out + i);
+      }
+      for (; i < width; ++i) out[i] = out[i] / total.sum[r];
+    });
+  }
+
+ private:
+  // ----- Queries.
+
+  int64_t WidthOf(int64_t p, const HeadSpan& span) const {
+    const AttentionKeyPartArgs& part = params_.keys[p];
+    return part.rebuild != nullptr ? part.rebuild->dims
+                                   : part.latents.groups[span.group].width;
+  }
+  bool HoldsQueries(int64_t p) const {
+    return grid_.key(p).held_width == grid_.key(p).width;
+  }
+  float* QueriesOf(int64_t p) const {
+    return state_ + grid_.state().q + grid_.key(p).q_offset;
+  }
+  float* SumsOf(int64_t p, int64_t r) const {
+    const AttentionGrid::KeyPart& part = grid_.key(p);
+    return state_ + grid_.state().query_sums + part.sums_offset +
+           r * part.num_sums;
+  }
+
+  // Numbers [first, first + width) of the rows of a span to the scratch, times
+  // the scales of static ranges.
+  void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
+                   int64_t width) const {
+    const AttentionKeyPartArgs& part = params_.keys[p];
+    const float* scale = nullptr;
+    if (part.rebuild == nullptr && part.latents.static_scale != nullptr) {
+      scale = part.latents.static_scale +
+              part.latents.groups[span.group].column + first;
+    }
+    const int64_t stride = grid_.key(p).held_width;
+    const RowRange rows = unit_.RowsOf(span);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+      const float* from = unit_.QueryRow(p, r) + first;
+      float* to = QueriesOf(p) + r * stride;
+      if (scale == nullptr) {
+        std::memcpy(to, from, static_cast<size_t>(width) * sizeof(float));
+      } else {
+        for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale[i];
+      }
+    }
+  }
+
+  // What a row's queries give with the minima.
+  void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
+    const LatentPartArgs& part = params_.keys[p].latents;
+    const float* q = unit_.QueryRow(p, r);
+    float* sums = SumsOf(p, r);
+    if (part.static_scale != nullptr) {
+      const float* minimum = part.static_minimum + group.column;
+      float sum = 0.0f;
+      for (int64_t c = 0; c < group.width; ++c) {
+        sum = std::fma(q[c], minimum[c], sum);
+      }
+      sums[0] = sum;
+      return;
+    }
+    for (int64_t run = 0; run < group.num_runs; ++run) {
+      const CodeRun& channels = group.runs[run];
+      float sum = 0.0f;
+      for (int64_t i = 0; i < channels.width; ++i) {
+        sum = sum + q[channels.begin + i];
+      }
+      sums[run] = sum;
+    }
+  }
+
+  // ----- Scores.
+
+  // Products of the rows' queries from channel `first` on with a part of the
+  // tile; b and depth are set by the caller.
+  TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
+    TileArgs args = {};
+    args.a = QueriesOf(p) + rows.begin * grid_.key(p).held_width + first;
+    args.a_stride = grid_.key(p).held_width;
+    args.b_stride = kBlock;
+    args.c = to + rows.begin * kBlock;
+    args.c_stride = kBlock;
+    return args;
+  }
+
+  void ScorePart(int64_t p, float* to) {
+    const AttentionKeyPartArgs& part = params_.keys[p];
+    const AttentionGrid::Spans spans = unit_.KeySpans(p);
+    if (part.rebuild != nullptr) {
+      for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
+        const RowRange rows = unit_.RowsOf(*span);
+        TileArgs args = ScoreArgs(p, rows, 0, to);
+        args.b = rebuilder_.Rebuild(p, *span);
+        args.depth = part.rebuild->dims;
+        Multiply<float>(args, rows.size(), kBlock);
+      }
+      return;
+    }
+    for (const HeadSpan* span = spans.begin; span != spans.end;) {
+      const HeadSpan* end = span + 1;
+      while (end != spans.end && end->group == span->group) ++end;
+      ScoreGroup(p, span, end, to);
+      span = end;
+    }
+  }
+
+  // Spans [begin, end) are of one group.
+  void ScoreGroup(int64_t p, const HeadSpan* begin, const HeadSpan* end,
+                  float* to) {
+    const LatentPartArgs& part = params_.keys[p].latents;
+    const LatentGroup& group = part.groups[begin->group];
+    const AttentionGrid::Chunks chunks =
+        grid_.chunks(grid_.key(p).first_group, begin->group);
+    const bool in_slots = group.num_runs > 0 && part.static_scale == nullptr;
+    int64_t num_rows = 0;
+    for (const HeadSpan* span = begin; span != end; ++span) {
+      num_rows += unit_.RowsOf(*span).size();
+    }
+    for (const LatentChunk* chunk = chunks.begin; chunk != chunks.end;
+         ++chunk) {
+      const bool in_registers =
+          num_rows <= MostRowsInRegisters(*chunk) && TakesKeyWords(p, *chunk);
+      if (in_registers) {
+        loader_.LoadKeyWords(part, group, *chunk);
+      } else {
+        loader_.LoadKeys(part, group, *chunk);
+      }
+      for (const HeadSpan* span = begin; span != end; ++span) {
+        int64_t first = chunk->begin;
+        if (!HoldsQueries(p)) {
+          CopyQueries(p, *span, chunk->begin, chunk->width);
+          first = 0;
+        }
+        const RowRange rows = unit_.RowsOf(*span);
+        if (in_slots) {
+          ScoreCodes(p, rows, *chunk, first, in_registers, to);
+          continue;
+        }
+        TileArgs args = ScoreArgs(p, rows, first, to);
+        args.b = loader_.tile();
+        args.depth = chunk->width;
+        args.accumulate = chunk->begin > 0;
+        if (in_registers) {
+          MultiplyWords(args, part, *chunk,
+                        {grid_.pieces(*chunk), chunk->num_pieces}, rows.size());
+          continue;
+        }
+        Multiply<float>(args, rows.size(), kBlock);
+      }
+    }
+    if (grid_.key(p).codes && !in_slots) {
+      for (const HeadSpan* span = begin; span != end; ++span) {
+        const RowRange rows = unit_.RowsOf(*span);
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
+          AddToRow(SumsOf(p, r)[0], to + r * kBlock);
+        }
+      }
+    }
+  }
+
+  static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
+    return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
+  }
+  // Whether words can be taken apart in registers.
+  bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
+    if (chunk.num_pieces == 0) {
+      const LatentPartArgs& part = params_.keys[p].latents;
+      return kTakesPairs && part.dtype == DType::kBf16 &&
+             grid_.exact(part) == nullptr;
+    }
+    return kTakesPairs;
+  }
+  struct Pieces {
+    const CodePiece* begin;
+    int64_t count;  // 0: bfloat16s
+  };
+  // Products with words that were loaded last; args.a is that of the chunk.
+  void MultiplyWords(const TileArgs& args, const LatentPartArgs& part,
+                     const LatentChunk& chunk, Pieces pieces, int64_t rows) {
+    if (pieces.count == 0) {
+      RunKeyPairs(rows,
+                  {chunk.width, loader_.key_pairs(), args.a, args.a_stride,
+                   args.c, args.c_stride, args.accumulate, loader_.ahead()});
+      return;
+    }
+    RunKeyCodes(rows,
+                {loader_.key_words(), pieces.begin, pieces.count, chunk.begin,
+                 LevelsOf(part), args.a, args.a_stride, args.c, args.c_stride,
+                 args.accumulate, loader_.ahead()});
+  }
+
+  // One chunk of codes with ranges in slots.
+  void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
+                  int64_t first, bool in_registers, float* to) {
+    float* raw = scratch_ + grid_.scratch().raw;
+    const CodePiece* pieces = grid_.pieces(chunk);
+    for (int64_t i = 0; i < chunk.num_pieces; ++i) {
+      const CodePiece& piece = pieces[i];
+      TileArgs args = ScoreArgs(p, rows, first, raw);
+      args.accumulate = !piece.starts_run;
+      if (in_registers) {
+        MultiplyWords(args, params_.keys[p].latents, chunk, {&piece, 1},
+                      rows.size());
+      } else {
+        const int64_t in_chunk = piece.begin - chunk.begin;
+        args.a += in_chunk;
+        args.b = loader_.tile() + in_chunk * kBlock;
+        args.depth = piece.width;
+        Multiply<float>(args, rows.size(), kBlock);
+      }
+      if (!piece.ends_run) continue;
+      for (int64_t r = rows.begin; r < rows.end; ++r) {
+        ApplyRange(raw + r * kBlock, loader_.scales(i), loader_.minima(i),
+                   SumsOf(p, r)[piece.run], piece.run == 0, to + r * kBlock);
+      }
+    }
+  }
+
+  // ----- One block.
+
+  // Scores of slots that the keys' parts from `first` on hold.
+  void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
+    loader_.StartBlock(block, slots);
+    rebuilder_.StartBlock();
+    float* part_scores = scratch_ + grid_.scratch().scores_part;
+    for (int64_t p = 0; p < grid_.num_stored_keys(); ++p) {
+      ScorePart(first + p, p == 0 ? to : part_scores);
+      if (p == 0) continue;
+      for (int64_t i = 0; i < unit_.count() * kBlock; i += kVecLanes) {
+        hn::StoreU(hn::Add(LoadFloats(to + i), LoadFloats(part_scores + i)),
+                   kFloats, to + i);
+      }
+    }
+  }
+
+  // Through the codec, and of exact rows where a row reads those.
+  void Score(int64_t block, VisibleRange needed) {
+    const ExactSlots& slots = params_.key_exact;
+    const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);
+    const VisibleRange exact = unit_.ExactIn(slots, needed);
+    const bool both = stored.begin < stored.end && exact.begin < exact.end;
+    float* scores = scratch_ + grid_.scratch().scores;
+    if (stored.begin < stored.end) ScoreSlots(block, stored, 0, scores);
+    if (exact.begin >= exact.end) return;
+    float* from = both ? scratch_ + grid_.scratch().scores_exact : scores;
+    ScoreSlots(block, exact, grid_.num_stored_keys(), from);
+    for (int64_t r = 0; both && r < unit_.count(); ++r) {
+      for (const ReadAs read : {ReadAs::kSinks, ReadAs::kWindow}) {
+        const VisibleRange own = unit_.OfBlock(read, slots, r, block);
+        if (own.begin >= own.end) continue;
+        std::copy(from + r * kBlock + own.begin, from + r * kBlock + own.end,
+                  scores + r * kBlock + own.begin);
+      }
+    }
+  }
+
+  // In the order of the slots.
+  void AddValues(int64_t block, VisibleRange needed) {
+    for (const ReadAs read :
+         {ReadAs::kSinks, ReadAs::kStored, ReadAs::kWindow}) {
+      const VisibleRange slots =
+          unit_.ReadIn(read, params_.value_exact, needed);
+      if (slots.begin >= slots.end) continue;
+      loader_.StartBlock(block, slots);
+      values_.AddBlock(read);
+    }
+  }
+
+  void Weigh(int64_t block, VisibleRange needed) {
+    Score(block, needed);
+    unit_.ForVisible({0, unit_.count()}, block,
+                     [&](RowRange rows, VisibleRange visible) {
+                       WeighScores(rows, visible);
+                     });
+  }
+
+  // Of a sequence of one row: a row is a head.
+  void KeepWeights(int64_t block) const {
+    const int64_t num_heads = params_.num_heads;
+    float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +
+                KeptBlockOffset(num_heads, slots_, block);
+    const float* weights = scratch_ + grid_.scratch().scores;
+    const float* maxima = state_ + grid_.state().max;
+    for (int64_t r = 0; r < unit_.count(); ++r) {
+      const int64_t head = unit_.HeadOf(r);
+      CopyRow(weights + r * kBlock, to + head * kBlock);
+      to[num_heads * kBlock + head] = maxima[r];
+    }
+  }
+  static void CopyRow(const float* from, float* to) {
+    for (int64_t s = 0; s < kBlock; s += kVecLanes) {
+      hn::StoreU(LoadFloats(from + s), kFloats, to + s);
+    }
+  }
+
+  // Scores become weights; what was summed before is brought to the new
+  // maxima.
+  void WeighScores(RowRange rows, VisibleRange visible) const {
+    const PanelState& at = grid_.state();
+    SoftmaxArgs args = {};
+    args.scores = scratch_ + grid_.scratch().scores;
+    args.max = state_ + at.max;
+    args.sum = state_ + at.sum;
+    args.scale = params_.scale;
+    args.visible = visible;
+    Softmax(args, rows, [&](int64_t r, float factor) {
+      Scale(factor, grid_.out_width(), state_ + at.out + r * grid_.out_width());
+      Scale(factor, grid_.minima_width(),
+            state_ + at.out_minima + r * grid_.minima_width());
+    });
+  }
+
+  // `count` is a multiple of 16.
+  static void Scale(float factor, int64_t count, float* numbers) {
+    const Vec factors = Broadcast(factor);
+    for (int64_t i = 0; i < count; i += kVecLanes) {
+      hn::StoreU(hn::Mul(LoadFloats(numbers + i), factors), kFloats,
+                 numbers + i);
+    }
+  }
+
+  static void MergeOut(const float* part, int64_t width, float old_factor,
+                       float new_factor, float* out) {
+    const Vec old_vec = Broadcast(old_factor);
+    const Vec new_vec = Broadcast(new_factor);
+    int64_t i = 0;
+    for (; i + kVecLanes <= width; i += kVecLanes) {
+      const Vec added = hn::Mul(LoadFloats(part + i), new_vec);
+      hn::StoreU(Fma(LoadFloats(out + i), old_vec, added), kFloats, out + i);
+    }
+    for (; i < width; ++i) {
+      out[i] = std::fma(out[i], old_factor, part[i] * new_factor);
+    }
+  }
+
+  const PagedAttentionArgs& params_;
+  const AttentionGrid& grid_;
+  const UnitRows unit_;
+  const VisibleRange slots_;
+  float* const scratch_;
+  float* const state_;
+  BlockLoader& loader_;
+  KeyRebuilder& rebuilder_;
+  float* const kept_;  // null: weights are not kept
+  ValueSums values_;
+};
+
+// A unit on one thread: of each block, what is made of it is made once, and
+// panel after panel passes over it.
+class UnitWorker {
+ public:
+  UnitWorker(const AttentionGrid& grid, const AttentionUnit& unit,
+             float* scratch)
+      : grid_(grid),
+        unit_(unit),
+        scratch_(scratch),
+        slots_(UnitSlots(grid.params(), unit)),
+        num_panels_(grid.PanelsOf(unit)),
+        tiles_(grid, unit, scratch),
+        first_(grid, grid.PanelOf(unit, 0), scratch, StateOf(0), &tiles_) {}
+
+  void Compute() {
+    ForPanels([](PanelWorker& panel) { panel.ClearTotal(panel.Total()); });
+    if (slots_.begin >= slots_.end) return;
+    Start(slots_.begin);
+    for (int64_t split = slots_.begin / kAttentionSplitSlots;
+         split * kAttentionSplitSlots < slots_.end; ++split) {
+      ComputeSplit(split, slots_.end);
+      ForPanels([](PanelWorker& panel) { panel.Merge(panel.Total()); });
+    }
+    ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
+  }
+
+  // Before the first split; it begins at a slot.
+  void Start(int64_t slot) {
+    tiles_.LookAhead(
+        {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});
+    tiles_.loader().ahead()->NextBlock();
+    tiles_.loader().ahead()->Read(0);
+    tiles_.Start();
+    ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
+  }
+
+  // Leaves the result over the slots of one split in the panels' states. The
+  // worker goes on until slot `read_next`.
+  void ComputeSplit(int64_t split, int64_t read_next) {
+    ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
+    ForBlocks(split, read_next,
+              [](PanelWorker& panel, int64_t block, VisibleRange needed) {
+                panel.AddBlock(block, needed);
+              });
+    ForPanels([](PanelWorker& panel) { panel.EndSplit(); });
+  }
+
+  // The weights of a split's slots alone.
+  void WeighSplit(int64_t split, const WeightSink& sink) {
+    if (FirstSlot(split) >= LastSlot(split)) return;
+    tiles_.SkipValues();
+    Start(FirstSlot(split));
+    ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
+    ForBlocks(split, LastSlot(split),
+              [&](PanelWorker& panel, int64_t block, VisibleRange needed) {
+                panel.AddWeights(block, needed, sink);
+              });
+  }
+
+  int64_t FirstSlot(int64_t split) const {
+    return std::max(slots_.begin, split * kAttentionSplitSlots);
+  }
+
+  const PanelWorker& first_panel() const { return first_; }
+
+ private:
+  int64_t LastSlot(int64_t split) const {
+    return std::min(slots_.end, (split + 1) * kAttentionSplitSlots);
+  }
+  // Calls add(panel, block, slots that it sees) for every block of a split.
+  template <typename Add>
+  void ForBlocks(int64_t split, int64_t read_next, const Add& add) {
+    const int64_t begin = FirstSlot(split);
+    const int64_t end = LastSlot(split);
+    for (int64_t block = begin / kBlock * kBlock; block < end;
+         block += kBlock) {
+      const VisibleRange slots = {std::max(begin, block),
+                                  std::min(end, block + kBlock)};
+      tiles_.LookAhead(
+          {slots.end, std::min({read_next, slots_.end, slots.end + kBlock})});
+      if (num_panels_ > 1) tiles_.Hold(block, slots);
+      ForPanels([&](PanelWorker& panel) {
+        const VisibleRange needed = panel.SlotsIn(block);
+        if (needed.begin < needed.end) add(panel, block, needed);
+      });
+      tiles_.loader().ahead()->NextBlock();
+    }
+  }
+  float* StateOf(int64_t panel) const {
+    return scratch_ + grid_.scratch().states + panel * grid_.state().floats;
+  }
+  template <typename Function>
+  void ForPanels(const Function& function) {
+    function(first_);
+    for (int64_t i = 1; i < num_panels_; ++i) {
+      PanelWorker panel(grid_, grid_.PanelOf(unit_, i), scratch_, StateOf(i),
+                        &tiles_);
+      function(panel);
+    }
+  }
+
+  const AttentionGrid& grid_;
+  const AttentionUnit unit_;
+  float* const scratch_;
+  const VisibleRange slots_;
+  const int64_t num_panels_;
+  BlockTiles tiles_;
+  PanelWorker first_;
+};
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvasir::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVASIR_KERNELS_UNIT_WORKER_INL_H_

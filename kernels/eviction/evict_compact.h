@@ -1,0 +1,53 @@
+// evict_compact: moves what slots hold that a sequence keeps to its first ones,
+// in order. C++17.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/eviction/evict_select.h"
+#include "kernels/latents/latent_view.h"
+
+namespace kvasir::kernels {
+
+// What slots of a unit have of one kind, codes of a group or a plane's numbers.
+template <template <typename> class Ptr>
+struct EvictRegionIn {
+  Ptr<void> arena = nullptr;  // [N, page_bytes]
+  int64_t page_bytes = 0;
+  int64_t tile_bytes = 0;
+  int64_t tile_slots = 0;
+  TileRegion region;
+  int64_t slot_bytes = 0;
+  int64_t unit = 0;
+};
+using EvictRegion = EvictRegionIn<DevicePtr>;
+using EvictRegionArgs = EvictRegionIn<LaunchPtr>;
+
+// For every eviction and region: slot i of to_table becomes slot
+// kept_slots[unit, i] of block_table, i ascending. Kept slots ascend, so in
+// place no slot is written before it was read. Slots from k on keep what they
+// held.
+template <template <typename> class Ptr>
+struct EvictCompactParamsIn {
+  Ptr<const EvictRegionIn<Ptr>> regions = nullptr;
+  int64_t num_regions = 0;
+  int64_t page_tokens = 0;  // P
+  Ptr<const Eviction> evictions = nullptr;
+  int64_t num_evictions = 0;
+  Ptr<const int32_t> kept_slots = nullptr;  // [U, k] of each
+
+  template <typename Visit>
+  void ForPointers(const Visit& visit) const {
+    visit(regions, evictions, kept_slots);
+  }
+};
+using EvictCompactParams = EvictCompactParamsIn<DevicePtr>;
+using EvictCompactArgs = EvictCompactParamsIn<LaunchPtr>;
+
+class CpuStream;
+// One thread, a slot at a time.
+void EvictCompactReference(const EvictCompactArgs& params, CpuStream& stream);
+// Regions by all threads, slots that stay side by side at once.
+void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream);
+
+}  // namespace kvasir::kernels
