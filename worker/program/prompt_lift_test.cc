@@ -295,12 +295,18 @@ TEST_P(PromptLiftScenarioTest, BatchPagesAndPreemptionChangeNoBit) {
                 ->Run(Requests()),
             alone);
   int64_t preemptions = 0;
+  int64_t imports = 0;
   for (const int64_t pages : {10, 12}) {  // side pages take some of them
-    const auto worker = MakeWorker({.pages = pages});
-    EXPECT_EQ(worker->Run(Requests()), alone) << pages;
-    preemptions += worker->stats().preemptions;
+    for (const int64_t host_pages : {0, 16}) {
+      const auto worker =
+          MakeWorker({.pages = pages, .host_pages = host_pages});
+      EXPECT_EQ(worker->Run(Requests()), alone) << pages;
+      preemptions += worker->stats().preemptions - worker->stats().exports;
+      imports += worker->stats().imports;
+    }
   }
   EXPECT_GT(preemptions, 0);
+  EXPECT_GT(imports, 0);
 }
 
 TEST_P(PromptLiftScenarioTest, APrefixHitOnPromptsChangesNoBit) {
