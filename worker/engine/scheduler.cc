@@ -216,6 +216,9 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = available;
+  // What an image lacks is known when it is brought back, and there is little
+  // more to a decode: behind a window, less than a prefill would hold.
+  if (sequence.image.has_value() && sequence.to_run() == 1) return true;
   // Pages it shares with others cost nothing. How many of the cached ones are
   // in use by others shows only when they have been taken: Start looks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(

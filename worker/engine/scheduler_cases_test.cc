@@ -549,6 +549,24 @@ constexpr Case kHostPool[] = {
     run
     expect output a b
 )"},
+    {"BehindAWindowAnImageNeedsLessThanAPrefill", R"(
+    pool pages=6 host=6 window=6
+    options seqs=2 len=32 batch=16
+    submit a prompt=16 max=14 prio=2 ignore_eos
+    submit b prompt=4 max=20 prio=0 ignore_eos
+    step 3
+    submit c prompt=15 max=1 prio=1   # takes a's seat, and its cached pages
+    step
+    expect finished c=length
+    expect running b
+    expect waiting a
+    expect host 2
+    expect free 4                     # a prefill would hold 5 at a time
+    step
+    expect plan b:1 a:1
+    run
+    expect output a b c
+)"},
     {"AnAbortGivesTheImageBack", R"(
     pool pages=8 host=8
     options seqs=1 len=32
