@@ -180,8 +180,13 @@ std::vector<Chunks> AllChunks() {
   LatentSpec wide = Mixed();
   wide.num_heads = 200;
   wide.keys = {Codes({24}, {3})};
+  LatentSpec pages = Mixed();
+  pages.page_tokens = 128;
+  for (auto* parts : {&pages.keys, &pages.values}) {
+    for (PartSpec& part : *parts) part.tile_slots = 64;
+  }
   for (const LatentSpec& spec :
-       {Mixed(), MixedExact(30, 45), WithSinks("", 9, MixedExact(30, 0)),
+       {Mixed(), pages, MixedExact(30, 45), WithSinks("", 9, MixedExact(30, 0)),
         window, lifted, wide}) {
     all.push_back({spec, {0, 0, 0, 0}});
     all.push_back({spec, {0, 0, 1, 1}});

@@ -42,6 +42,10 @@ class UnitRows {
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
     return grid_.heads()[unit_.slice->first_head + index];
   }
+  // Of a query's rows.
+  const int64_t* heads() const {
+    return grid_.heads() + unit_.slice->first_head;
+  }
   // Of q and out.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);

@@ -225,6 +225,35 @@ TEST(SlotMetadataTest, NumbersHaveNoError) {
   EXPECT_GT(ErrorsOf(metadata, kValueError, 0, 0)[1], 0);
 }
 
+// Keys and values are lifted from one latent.
+TEST(SlotMetadataTest, AJointPartsErrorsAreThoseOfBothSides) {
+  Sides sides({.widths = {24}, .bits = {3}}, {.widths = {24}, .bits = {8}});
+  std::vector<char> memory(kPages * 1152, '\x55');
+  SlotMetadataArgs metadata = Planes();
+  metadata.arena = memory.data();
+  std::vector<KvAppendPart> parts = {OnDevice(sides.Parts()[0])};
+  parts[0].errors_of[kValueError] = true;
+  TestStream simd;
+  const absl::StatusOr<PreparedKvAppend> prepared =
+      Prepare(simd.device(),
+              KvAppendShape{.row_stride = sides.width(),
+                            .page_tokens = kPageTokens,
+                            .metadata = OnDevice(metadata)},
+              parts);
+  KVASIR_EXPECT_OK(prepared);
+  const auto numbers = RandomFloats(sides.width(), 5);
+  const int64_t slot = 9;
+  KVASIR_EXPECT_OK(KvAppend(
+      simd.stream(), *prepared,
+      {OnDevice(numbers.data()), OnDevice(&slot), 1, {}, OnDevice(&slot)},
+      simd.workspace()));
+  for (int64_t unit = 0; unit < kUnits; ++unit) {
+    EXPECT_GT(ErrorsOf(metadata, kKeyError, 0, unit)[slot], 0);
+    EXPECT_EQ(ErrorsOf(metadata, kKeyError, 0, unit)[slot],
+              ErrorsOf(metadata, kValueError, 0, unit)[slot]);
+  }
+}
+
 TEST(SlotMetadataTest, RefusesWhatDoesNotFit) {
   Sides sides({.widths = {24}, .bits = {8}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152);

@@ -556,10 +556,15 @@ class PanelWorker {
                 KeptBlockOffset(num_heads, slots_, block);
     const float* weights = scratch_ + grid_.scratch().scores;
     const float* maxima = state_ + grid_.state().max;
+    const int64_t* heads = unit_.heads();
     for (int64_t r = 0; r < unit_.count(); ++r) {
-      const int64_t head = unit_.HeadOf(r);
-      CopyRow(weights + r * kBlock, to + head * kBlock);
-      to[num_heads * kBlock + head] = maxima[r];
+      CopyRow(weights + r * kBlock, to + heads[r] * kBlock);
+      // Where the next block will be kept: stores would wait for it.
+      const float* next = to + KeptBlockFloats(num_heads) + heads[r] * kBlock;
+      for (int64_t s = 0; s < kBlock; s += 16) {
+        __builtin_prefetch(next + s, 1, 2);
+      }
+      to[num_heads * kBlock + heads[r]] = maxima[r];
     }
   }
   static void CopyRow(const float* from, float* to) {

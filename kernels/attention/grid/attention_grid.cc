@@ -103,9 +103,9 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   for (int64_t p = 0; p < params_.num_value_parts; ++p) {
     AddChunks(params_.values[p].latents);
   }
-  FindClusters();
+  const std::vector<std::vector<int64_t>> clusters = FindClusters();
   num_head_slices_ = slices_.size() - num_cluster_slices_;
-  PlanMass();
+  PlanMass(clusters);
   work_ = WorkOn(params_.sequences, params_.num_sequences);
 }
 
@@ -517,7 +517,7 @@ bool AttentionGrid::SharesAngles() const {
 }
 
 // Heads that share a group in any part belong together.
-void AttentionGrid::FindClusters() {
+std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   const auto heads = static_cast<size_t>(params_.num_kv_heads);
   std::vector<size_t> root(heads);
   for (size_t j = 0; j < heads; ++j) root[j] = j;
@@ -564,8 +564,12 @@ void AttentionGrid::FindClusters() {
   }
   num_clusters_ = static_cast<int64_t>(clusters.size());
   num_cluster_slices_ = slices_.size();
-  if (!makes_tiles()) return AddSets(clusters);
+  if (!makes_tiles()) {
+    AddSets(clusters);
+    return clusters;
+  }
   for (int64_t j = 0; j < params_.num_kv_heads; ++j) AddSlices({j});
+  return clusters;
 }
 
 // Few rows are read for longer than they are computed: a block's latents come

@@ -337,8 +337,8 @@ class AttentionGrid {
   void DescribeParts();
   void DescribeKey(int64_t index);
   void DescribeValue(int64_t index);
-  void FindClusters();
-  void PlanMass();
+  std::vector<std::vector<int64_t>> FindClusters();
+  void PlanMass(const std::vector<std::vector<int64_t>>& clusters);
   bool SharesAngles() const;
   void AddSets(const std::vector<std::vector<int64_t>>& clusters);
   int64_t WorkOf(const AttentionSequence& sequence) const;

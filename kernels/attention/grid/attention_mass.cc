@@ -29,7 +29,8 @@ bool MassCursor::MoveTo(int64_t index, MassItem* item) {
   return false;
 }
 
-void AttentionGrid::PlanMass() {
+void AttentionGrid::PlanMass(
+    const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.mass.most_rows == 0) return;
   mass_.rank.resize(static_cast<size_t>(params_.num_heads));
   int64_t tile_rows = 0;
@@ -38,21 +39,26 @@ void AttentionGrid::PlanMass() {
     unit.unit = u;
     unit.first_head = static_cast<int64_t>(mass_.heads.size());
     unit.first_slice = static_cast<int64_t>(slices_.size());
-    std::vector<int64_t> kv_heads;
     for (int64_t j = 0; j < params_.num_kv_heads; ++j) {
       if (params_.unit_of_head[j] != u) continue;
-      kv_heads.push_back(j);
       for (int64_t h = j * heads_per_kv_; h < (j + 1) * heads_per_kv_; ++h) {
         mass_.rank[static_cast<size_t>(h)] = unit.num_heads++;
         mass_.heads.push_back(h);
       }
     }
-    if (kv_heads.empty()) continue;
-    if (makes_tiles()) {
+    if (unit.num_heads == 0) continue;
+    for (const std::vector<int64_t>& cluster : clusters) {
+      std::vector<int64_t> of_unit;
+      for (const int64_t j : cluster) {
+        if (params_.unit_of_head[j] == u) of_unit.push_back(j);
+      }
+      if (of_unit.empty()) continue;
+      if (!makes_tiles()) {
+        AddSlices(of_unit);
+        continue;
+      }
       // Tiles that are made serve many panels of one KV head.
-      for (const int64_t j : kv_heads) AddSlices({j});
-    } else {
-      AddSlices(kv_heads);
+      for (const int64_t j : of_unit) AddSlices({j});
     }
     unit.num_slices = static_cast<int64_t>(slices_.size()) - unit.first_slice;
     unit.tile_queries = std::max<int64_t>(1, kMassTileRows / unit.num_heads);
