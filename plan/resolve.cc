@@ -3,7 +3,6 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -451,6 +450,15 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
                                  const ResolvedAttention& attention,
                                  const ResolvedPlan& plan) {
   ResolvedEviction resolved;
+  resolved.sinks = eviction.sinks();
+  resolved.recent = eviction.recent();
+  resolved.scored = eviction.others() == kvasir::v1::Eviction::HITTERS;
+  resolved.lambda = static_cast<float>(eviction.lambda());
+  resolved.friendliness = eviction.half_friendliness() ? 0.5F : 1.0F;
+  resolved.decay =
+      eviction.decay() == 0 ? 1.0F : static_cast<float>(eviction.decay());
+  resolved.rolling = eviction.positions() == kvasir::v1::Eviction::ROLLING;
+  resolved.observation_window = eviction.observation_window();
   for (const auto& unit : eviction.units()) {
     resolved.units.push_back(Ascending(unit.heads()));
   }
@@ -496,15 +504,18 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// What two layers must agree on to hold the same tokens at any length.
-using HeldTokens =
-    std::tuple<int64_t, uint32_t, uint32_t, uint32_t, uint32_t, double>;
-
-HeldTokens HeldTokensOf(const kvasir::v1::Eviction& eviction,
-                        const LayerShape& shape) {
-  return {shape.sliding_window,    eviction.budget(),
-          eviction.sinks(),        eviction.recent(),
-          eviction.every_tokens(), eviction.budget_ratio()};
+// Sinks and recent slots are part of a budget: they count where a share of a
+// short prompt is less.
+EvictionCounts CountsOf(const LayerPlan& plan) {
+  if (!plan.has_eviction()) return {};
+  const kvasir::v1::Eviction& eviction = plan.eviction();
+  EvictionCounts counts{.budget_tokens = eviction.budget(),
+                        .budget_ratio = eviction.budget_ratio(),
+                        .every_tokens = eviction.every_tokens()};
+  if (counts.budget_tokens == 0) {
+    counts.least_tokens = int64_t{eviction.sinks()} + eviction.recent();
+  }
+  return counts;
 }
 
 }  // namespace
@@ -596,7 +607,8 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  std::map<HeldTokens, int> group_of;
+  // Layers of one key hold as many tokens at any length.
+  std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);
     ResolvedLayer layer;
@@ -611,24 +623,22 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
       resolved.attention.push_back(std::move(attention));
     }
     const LayerShape& layer_shape = shape.layers[static_cast<size_t>(l)];
-    const kvasir::v1::Eviction& eviction = from.eviction();  // zeros if absent
     const auto [group, is_new_group] =
-        group_of.try_emplace(HeldTokensOf(eviction, layer_shape),
+        group_of.try_emplace({layer_shape.sliding_window, CountsOf(from)},
                              static_cast<int>(resolved.page_groups.size()));
     layer.page_group = group->second;
     if (is_new_group) {
-      const bool bounded = eviction.budget_ratio() == 0;
       resolved.page_groups.push_back(
           {.sliding_window = layer_shape.sliding_window,
-           .eviction_budget_tokens = eviction.budget(),
-           .eviction_every_tokens = bounded ? eviction.every_tokens() : 0});
+           .eviction = CountsOf(from),
+           .layers = {}});
     }
     resolved.page_groups[static_cast<size_t>(layer.page_group)]
         .layers.push_back(l);
     if (from.has_eviction()) {
       layer.eviction = ResolveEviction(
-          eviction, resolved.attention[static_cast<size_t>(layer.attention)],
-          resolved);
+          from.eviction(),
+          resolved.attention[static_cast<size_t>(layer.attention)], resolved);
     }
     if (from.has_selection()) {
       layer.selection = ResolveSelection(from.selection(), shape.head_dim);
