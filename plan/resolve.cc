@@ -448,7 +448,7 @@ std::vector<std::vector<int64_t>> HalveUnits(
 
 ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
                                  const ResolvedAttention& attention,
-                                 const ResolvedPlan& plan) {
+                                 int64_t num_heads, int64_t heads_of_rank) {
   ResolvedEviction resolved;
   resolved.sinks = eviction.sinks();
   resolved.recent = eviction.recent();
@@ -463,7 +463,6 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
     resolved.units.push_back(Ascending(unit.heads()));
   }
   if (!resolved.units.empty()) return resolved;
-  const int64_t num_heads = plan.shape.num_kv_heads;
   resolved.units = FinestUnits(attention, num_heads);
   int64_t slot_bytes = 0;  // of the latents of all heads
   ForParts(attention, [&](const ResolvedPart& part) {
@@ -471,7 +470,7 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
       const bool own = part.space == Space::kFull &&
                        part.transform == Transform::kBasisSequence;
       slot_bytes += (part.CodesBytes(latent) + part.ParamsBytes(latent)) *
-                    (own ? num_heads / plan.kv_heads.count : 1);
+                    (own ? num_heads / heads_of_rank : 1);
     }
   });
   const auto are_cheap = [&] {
@@ -588,6 +587,16 @@ absl::StatusOr<ResolvedAttention> ResolveAttention(const LayerPlan& plan,
   return LayerResolver(shape, layer, shard, kv_heads).Resolve(plan);
 }
 
+absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
+    const LayerPlan& plan, const AttentionShape& shape, int64_t layer) {
+  if (!plan.has_eviction()) return std::nullopt;
+  KVASIR_ASSIGN_OR_RETURN(const ResolvedAttention attention,
+                          ResolveAttention(plan, shape, layer));
+  return LayerEviction{ResolveEviction(plan.eviction(), attention,
+                                       shape.num_kv_heads, shape.num_kv_heads),
+                       CountsOf(plan)};
+}
+
 absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
                                          const AttentionShape& shape,
                                          TpShard shard) {
@@ -638,7 +647,8 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
     if (from.has_eviction()) {
       layer.eviction = ResolveEviction(
           from.eviction(),
-          resolved.attention[static_cast<size_t>(layer.attention)], resolved);
+          resolved.attention[static_cast<size_t>(layer.attention)],
+          shape.num_kv_heads, resolved.kv_heads.count);
     }
     if (from.has_selection()) {
       layer.selection = ResolveSelection(from.selection(), shape.head_dim);

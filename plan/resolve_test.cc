@@ -452,6 +452,17 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
   EXPECT_EQ(other.friendliness, 0.5F);
   EXPECT_EQ(other.observation_window, 8);
   EXPECT_FALSE(other.scored);
+  // The same where a layer is looked at alone.
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::optional<LayerEviction> alone,
+      ResolveLayerEviction(plan.source.layers(2), shape, 2));
+  ASSERT_TRUE(alone.has_value());
+  EXPECT_EQ(alone->slots.units, other.units);
+  EXPECT_EQ(alone->counts, plan.page_groups[0].eviction);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::optional<LayerEviction> none,
+      ResolveLayerEviction(plan.source.layers(1), shape, 1));
+  EXPECT_FALSE(none.has_value());
 }
 
 TEST(ResolvedPlanTest, WhatHasNoMeaningIsNotResolved) {

@@ -245,6 +245,15 @@ absl::StatusOr<ResolvedAttention> ResolveAttention(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer, TpShard shard = {});
 
+// What one layer gives up; nothing: it does not evict. As above.
+struct LayerEviction {
+  ResolvedEviction slots;
+  EvictionCounts counts;
+};
+absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
+    const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
+    int64_t layer);
+
 // How many plans this process has resolved.
 int64_t NumResolvedPlans();
 

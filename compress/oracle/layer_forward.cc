@@ -13,12 +13,20 @@ namespace kvasir::compress {
 
 namespace {
 
+// What codes lose, for those who evict by it: sums of squares [B, T, Hkv], a
+// latent's at the first of its heads. Those of a joint part are the keys'.
+struct CodeErrors {
+  at::Tensor key;
+  at::Tensor value;
+};
+
 // What one call works on.
 struct Call {
   const LayerProgram& program;
   const TensorMap& tensors;
   Rotation rotation;  // of the call's positions
   LayerHooks hooks;
+  CodeErrors* errors = nullptr;  // null: nobody asks
 
   const model::DecoderSpec& spec() const { return program.spec; }
 
@@ -247,6 +255,37 @@ at::Tensor RoundExact(const Call& call, const ProgramPart& part,
   return latent + (rounded - latent).detach();
 }
 
+// To the errors of a side: of `heads` [B, T, H, d] one each.
+void AddHeadErrors(const Call& call, plan::Side side, const at::Tensor& exact,
+                   const at::Tensor& coded) {
+  if (call.errors == nullptr) return;
+  const at::Tensor squares = (coded - exact).detach().square().sum(-1);
+  at::Tensor& sum =
+      side == plan::Side::kKey ? call.errors->key : call.errors->value;
+  sum = sum.defined() ? sum + squares : squares;
+}
+
+void AddLatentErrors(const Call& call, plan::Side side, const ProgramPart& part,
+                     const at::Tensor& exact, const at::Tensor& coded) {
+  if (call.errors == nullptr || !part.coded) return;
+  const at::Tensor loss = (coded - exact).detach();
+  std::vector<at::Tensor> heads(
+      static_cast<size_t>(call.spec().num_kv_heads),
+      at::zeros({exact.size(0), exact.size(1)}, loss.options()));
+  for (size_t i = 0; i < part.latents.size(); ++i) {
+    const ProgramLatent& one = part.latents[i];
+    const at::Tensor squares =
+        loss.slice(-1, one.offset, one.offset + one.width()).square().sum(-1);
+    // A full space in one basis has one latent of all heads.
+    const auto first = static_cast<size_t>(one.heads[0]);
+    heads[first] = heads[first] + squares;
+  }
+  const at::Tensor squares = at::stack(heads, -1);
+  at::Tensor& sum =
+      side == plan::Side::kKey ? call.errors->key : call.errors->value;
+  sum = sum.defined() ? sum + squares : squares;
+}
+
 void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
   if (call.hooks.clamp_count == nullptr) return;
   call.hooks.clamp_count->codes += seen.codes;
@@ -383,6 +422,7 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
       KVASIR_ASSIGN_OR_RETURN(CacheTransform::Seen seen,
                               call.hooks.transform->Key(program.layer, before));
       AddClamps(call, seen);
+      AddHeadErrors(call, plan::Side::kKey, before, seen.values);
       before = std::move(seen.values);
     }
     if (observer != nullptr) observer->OnKey(program.layer, before);
@@ -402,6 +442,7 @@ absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent, PartLatents(call, part, x));
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
+  AddLatentErrors(call, side, part, latent, read.coded);
   if ((side == plan::Side::kKey ? call.program.key_exact
                                 : call.program.value_exact)
           .any()) {
@@ -427,6 +468,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
     // Observers have seen the keys: of what is stored for all tokens.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
+    unseen.errors = nullptr;
     KVASIR_ASSIGN_OR_RETURN(keys.exact, AssembleKey(unseen, exact));
     keys.seen = WithSinks(keys.seen, keys.exact, program.key_exact.sinks);
   }
@@ -468,6 +510,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
         CacheTransform::Seen seen,
         call.hooks.transform->Value(program.layer, values.seen));
     AddClamps(call, seen);
+    AddHeadErrors(call, plan::Side::kValue, values.seen, seen.values);
     values.exact = values.seen;
     values.exact_window = seen.exact_window;
     values.seen = std::move(seen.values);
@@ -529,14 +572,43 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
       CacheTransform::Seen seen,
       call.hooks.transform->RotatedKey(call.program.layer, keys.seen, query));
   AddClamps(call, seen);
+  AddHeadErrors(call, plan::Side::kKey, keys.seen, seen.values);
   keys.exact = keys.seen;
   keys.exact_window = seen.exact_window;
   keys.seen = std::move(seen.values);
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
+// Nothing: all tokens stay.
+std::optional<EvictionRule> EvictionOf(const Call& call) {
   const LayerProgram& program = call.program;
+  if (call.hooks.eviction != nullptr) {
+    return call.hooks.eviction->at(static_cast<size_t>(program.layer));
+  }
+  if (!program.eviction.has_value()) return std::nullopt;
+  return EvictionRule{.layer = *program.eviction};
+}
+
+at::Tensor Evict(const Call& call, const AttentionInputs& inputs,
+                 const EvictionRule& rule) {
+  EvictionInputs eviction{.rule = &rule,
+                          .key_error = call.errors->key,
+                          .value_error = call.errors->value};
+  if (LayerObserver* observer = call.hooks.observer) {
+    eviction.on_kept = [&](int64_t batch, int64_t unit, int64_t length,
+                           const std::vector<int64_t>& positions) {
+      observer->OnKept(call.program.layer, batch, unit, length, positions);
+    };
+  }
+  return EvictingAttention(inputs, eviction);
+}
+
+absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
+  const LayerProgram& program = asked.program;
+  const std::optional<EvictionRule> eviction = EvictionOf(asked);
+  CodeErrors errors;
+  Call call = asked;
+  if (eviction.has_value()) call.errors = &errors;
   if (call.hooks.observer != nullptr) {
     call.hooks.observer->OnAttentionInput(program.layer, x);
   }
@@ -560,7 +632,9 @@ absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
   inputs.near_value = std::move(values.exact);
   inputs.near_value_tokens = values.exact_window;
   inputs.sliding_window = program.sliding_window;
-  at::Tensor mixed = CausalAttention(inputs).flatten(2);
+  at::Tensor mixed = (eviction.has_value() ? Evict(call, inputs, *eviction)
+                                           : CausalAttention(inputs))
+                         .flatten(2);
   if (program.output_columns.defined()) {
     mixed = mixed.index_select(-1, program.output_columns);
   }

@@ -11,9 +11,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compress/oracle/evicting_attention.h"
 #include "compress/oracle/fake_quant.h"
 #include "compress/oracle/layer_program.h"
 #include "compress/oracle/tensor_map.h"
@@ -59,6 +62,11 @@ class LayerObserver {
   virtual bool WantsCodes() const { return false; }
   virtual void OnCodes(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                        int64_t /*latent*/, const CodedLatent& /*coded*/) {}
+  // What stays of a unit when `length` tokens of a sequence of the batch have
+  // been seen: as EvictionInputs::on_kept.
+  virtual void OnKept(int64_t /*layer*/, int64_t /*batch*/, int64_t /*unit*/,
+                      int64_t /*length*/,
+                      const std::vector<int64_t>& /*positions*/) {}
 };
 
 // Codes in ranges fixed before, and how many of them were clamped.
@@ -98,8 +106,14 @@ class CacheTransform {
   }
 };
 
+// What evicts in a model instead of its plan, or how; by layer. Layers without
+// a rule keep all tokens.
+using EvictionRules = std::vector<std::optional<EvictionRule>>;
+
 struct LayerHooks {
   LayerObserver* observer = nullptr;
+  // Null: as the plan says, all tokens of a sequence being its prompt.
+  const EvictionRules* eviction = nullptr;
   // For uncompressed models only.
   const CacheTransform* transform = nullptr;
   // False: latents are not coded, as if every codec were exact (and so
