@@ -8,17 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/oracle/attention_core.h"
+#include "compress/oracle/code_errors.h"
 
 namespace kvasir::compress {
 
 namespace {
-
-// What codes lose, for those who evict by it: sums of squares [B, T, Hkv], a
-// latent's at the first of its heads. Those of a joint part are the keys'.
-struct CodeErrors {
-  at::Tensor key;
-  at::Tensor value;
-};
 
 // What one call works on.
 struct Call {
@@ -52,37 +46,6 @@ struct Call {
     return at::linear(x, weight, bias);
   }
 };
-
-// Turns the first pairs of heads [B, T, H, W] by cos and sin [T, 1 or H, n],
-// and scales all of it; dims behind the pairs do not turn.
-struct Turn {
-  at::Tensor cos;
-  at::Tensor sin;
-  model::RopePairing pairing = model::RopePairing::kHalfSplit;
-  double scale = 1.0;
-};
-
-at::Tensor Rotate(const at::Tensor& heads, const Turn& turn) {
-  const int64_t pairs = turn.cos.size(-1);
-  const at::Tensor cos = turn.scale == 1.0 ? turn.cos : turn.cos * turn.scale;
-  const at::Tensor sin = turn.scale == 1.0 ? turn.sin : turn.sin * turn.scale;
-  std::vector<at::Tensor> pieces;
-  if (turn.pairing == model::RopePairing::kHalfSplit) {
-    const at::Tensor a = heads.slice(-1, 0, pairs);
-    const at::Tensor b = heads.slice(-1, pairs, 2 * pairs);
-    pieces = {a * cos - b * sin, b * cos + a * sin};
-  } else {
-    const at::Tensor a = heads.slice(-1, 0, 2 * pairs, 2);
-    const at::Tensor b = heads.slice(-1, 1, 2 * pairs, 2);
-    pieces = {
-        at::stack({a * cos - b * sin, b * cos + a * sin}, -1).flatten(-2)};
-  }
-  if (heads.size(-1) > 2 * pairs) {
-    const at::Tensor rest = heads.slice(-1, 2 * pairs);
-    pieces.push_back(turn.scale == 1.0 ? rest : rest * turn.scale);
-  }
-  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
-}
 
 // Of whole heads.
 Turn HeadTurn(const Call& call, double scale = 1.0) {
@@ -255,37 +218,6 @@ at::Tensor RoundExact(const Call& call, const ProgramPart& part,
   return latent + (rounded - latent).detach();
 }
 
-// To the errors of a side: of `heads` [B, T, H, d] one each.
-void AddHeadErrors(const Call& call, plan::Side side, const at::Tensor& exact,
-                   const at::Tensor& coded) {
-  if (call.errors == nullptr) return;
-  const at::Tensor squares = (coded - exact).detach().square().sum(-1);
-  at::Tensor& sum =
-      side == plan::Side::kKey ? call.errors->key : call.errors->value;
-  sum = sum.defined() ? sum + squares : squares;
-}
-
-void AddLatentErrors(const Call& call, plan::Side side, const ProgramPart& part,
-                     const at::Tensor& exact, const at::Tensor& coded) {
-  if (call.errors == nullptr || !part.coded) return;
-  const at::Tensor loss = (coded - exact).detach();
-  std::vector<at::Tensor> heads(
-      static_cast<size_t>(call.spec().num_kv_heads),
-      at::zeros({exact.size(0), exact.size(1)}, loss.options()));
-  for (size_t i = 0; i < part.latents.size(); ++i) {
-    const ProgramLatent& one = part.latents[i];
-    const at::Tensor squares =
-        loss.slice(-1, one.offset, one.offset + one.width()).square().sum(-1);
-    // A full space in one basis has one latent of all heads.
-    const auto first = static_cast<size_t>(one.heads[0]);
-    heads[first] = heads[first] + squares;
-  }
-  const at::Tensor squares = at::stack(heads, -1);
-  at::Tensor& sum =
-      side == plan::Side::kKey ? call.errors->key : call.errors->value;
-  sum = sum.defined() ? sum + squares : squares;
-}
-
 void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
   if (call.hooks.clamp_count == nullptr) return;
   call.hooks.clamp_count->codes += seen.codes;
@@ -422,7 +354,9 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
       KVASIR_ASSIGN_OR_RETURN(CacheTransform::Seen seen,
                               call.hooks.transform->Key(program.layer, before));
       AddClamps(call, seen);
-      AddHeadErrors(call, plan::Side::kKey, before, seen.values);
+      if (call.errors != nullptr) {
+        call.errors->AddHeads(plan::Side::kKey, seen.values - before);
+      }
       before = std::move(seen.values);
     }
     if (observer != nullptr) observer->OnKey(program.layer, before);
@@ -442,7 +376,9 @@ absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent, PartLatents(call, part, x));
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
-  AddLatentErrors(call, side, part, latent, read.coded);
+  if (call.errors != nullptr && part.coded) {
+    call.errors->AddLatents(side, part, read.coded - latent);
+  }
   if ((side == plan::Side::kKey ? call.program.key_exact
                                 : call.program.value_exact)
           .any()) {
@@ -510,7 +446,9 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
         CacheTransform::Seen seen,
         call.hooks.transform->Value(program.layer, values.seen));
     AddClamps(call, seen);
-    AddHeadErrors(call, plan::Side::kValue, values.seen, seen.values);
+    if (call.errors != nullptr) {
+      call.errors->AddHeads(plan::Side::kValue, seen.values - values.seen);
+    }
     values.exact = values.seen;
     values.exact_window = seen.exact_window;
     values.seen = std::move(seen.values);
@@ -572,7 +510,9 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
       CacheTransform::Seen seen,
       call.hooks.transform->RotatedKey(call.program.layer, keys.seen, query));
   AddClamps(call, seen);
-  AddHeadErrors(call, plan::Side::kKey, keys.seen, seen.values);
+  if (call.errors != nullptr) {
+    call.errors->AddHeads(plan::Side::kKey, seen.values - keys.seen);
+  }
   keys.exact = keys.seen;
   keys.exact_window = seen.exact_window;
   keys.seen = std::move(seen.values);
@@ -592,8 +532,8 @@ std::optional<EvictionRule> EvictionOf(const Call& call) {
 at::Tensor Evict(const Call& call, const AttentionInputs& inputs,
                  const EvictionRule& rule) {
   EvictionInputs eviction{.rule = &rule,
-                          .key_error = call.errors->key,
-                          .value_error = call.errors->value};
+                          .key_error = call.errors->key(),
+                          .value_error = call.errors->value()};
   if (LayerObserver* observer = call.hooks.observer) {
     eviction.on_kept = [&](int64_t batch, int64_t unit, int64_t length,
                            const std::vector<int64_t>& positions) {
@@ -606,7 +546,7 @@ at::Tensor Evict(const Call& call, const AttentionInputs& inputs,
 absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
   const LayerProgram& program = asked.program;
   const std::optional<EvictionRule> eviction = EvictionOf(asked);
-  CodeErrors errors;
+  CodeErrors errors(program.spec.num_kv_heads);
   Call call = asked;
   if (eviction.has_value()) call.errors = &errors;
   if (call.hooks.observer != nullptr) {
@@ -692,20 +632,6 @@ absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
 }
 
 }  // namespace
-
-Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
-                      const at::TensorOptions& options,
-                      int64_t first_position) {
-  const auto doubles = at::TensorOptions().dtype(at::kDouble);
-  const at::Tensor angle = at::outer(
-      at::arange(first_position, first_position + num_positions, doubles),
-      at::tensor(rope.frequencies, doubles));
-  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
-  const auto narrow = [&](const at::Tensor& table) {
-    return (table * rope.attention_factor).to(options.device(), type);
-  };
-  return {narrow(angle.cos()), narrow(angle.sin())};
-}
 
 absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,

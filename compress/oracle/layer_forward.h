@@ -19,25 +19,12 @@
 #include "compress/oracle/evicting_attention.h"
 #include "compress/oracle/fake_quant.h"
 #include "compress/oracle/layer_program.h"
+#include "compress/oracle/rotation.h"
 #include "compress/oracle/tensor_map.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
-
-// cos and sin of every pair at positions first .. first + T - 1, YaRN's
-// attention factor included. Angles are float64.
-struct Rotation {
-  at::Tensor cos;  // [T, rotary_dim / 2]
-  at::Tensor sin;
-
-  Rotation Slice(int64_t num_positions) const {
-    return {cos.slice(0, 0, num_positions), sin.slice(0, 0, num_positions)};
-  }
-};
-Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
-                      const at::TensorOptions& options,
-                      int64_t first_position = 0);
 
 // Sees what a layer computes on its way; all tensors are part of the autograd
 // graph and must not be changed. Calls of one layer come in this order.
