@@ -646,6 +646,13 @@ def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
     assert (third["budget"], third["recent"], third["lambda"]) == (400, 100, 0.7)
     assert made[1]["layers"][3]["key"] == made[2]["layers"][3]["key"]
 
+    art = tmp_path / "art"
+    compress("apply", "--quiet", "--model", TINY, "--plan", lorc, "--eviction", "streaming",
+             "--eviction-budget", 256, "--out", art)
+    applied = json.loads((art / "kv_plan.json").read_text())
+    assert applied["method"] == "lorc+streaming"
+    assert applied["layers"][0]["eviction"]["others"] == "LATEST"
+
     refused(compress(*plan, "q-hitter", "--keep", 0.5, ok=False), "--eviction-budget", code=2)
     refused(compress(*plan, "q-hitter", "--eviction-budget", "1.5", ok=False),
             "'1.5' is no eviction budget", code=2)
