@@ -167,14 +167,7 @@ StartResult KvCache::StartSequence(SequenceId id,
                                    absl::Span<const int32_t> token_ids,
                                    const StartOptions& options) {
   Sequence& added = AddSequence(id);
-  const int64_t prompt_tokens = options.prompt_tokens > 0
-                                    ? options.prompt_tokens
-                                    : static_cast<int64_t>(token_ids.size());
-  for (size_t g = 0; g < pools_.size(); ++g) {
-    if (!config_.groups[g].eviction.evicts()) continue;
-    added.groups[g].eviction =
-        EvictionSchedule(config_.groups[g].eviction, prompt_tokens);
-  }
+  ScheduleEvictions(token_ids, options, added);
   const Hit hit = FindPrefix(token_ids, options, &counts_.page_hashes);
   added.publishes = config_.prefix_reuse && options.publish_prefix;
   if (added.publishes) {

@@ -349,6 +349,8 @@ class KvCache {
   int64_t FirstVisiblePage(size_t group, int64_t num_pages) const;
   void TakePrefix(const Hit& hit, Sequence& out);
 
+  void ScheduleEvictions(absl::Span<const int32_t> token_ids,
+                         const StartOptions& options, Sequence& out) const;
   int64_t MissingPages(const Sequence& of, size_t group,
                        int64_t new_tokens) const;
   void AllocateMissing(Sequence& of, size_t group, int64_t new_tokens);

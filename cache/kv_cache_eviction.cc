@@ -8,6 +8,19 @@
 
 namespace kvasir::cache {
 
+void KvCache::ScheduleEvictions(absl::Span<const int32_t> token_ids,
+                                const StartOptions& options,
+                                Sequence& out) const {
+  const int64_t prompt_tokens = options.prompt_tokens > 0
+                                    ? options.prompt_tokens
+                                    : static_cast<int64_t>(token_ids.size());
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    const plan::EvictionCounts& counts = config_.groups[g].eviction;
+    if (!counts.evicts()) continue;
+    out.groups[g].eviction = EvictionSchedule(counts, prompt_tokens);
+  }
+}
+
 bool KvCache::eviction_due(SequenceId id) const {
   const Sequence& of = sequence(id);
   return std::any_of(

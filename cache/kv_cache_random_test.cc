@@ -484,6 +484,7 @@ class RandomRun {
     const SequenceId id(next_id_++);
     StartOptions options;
     options.publish_prefix = Below(8) != 0;
+    options.prompt_tokens = of.prompt;
     const ImageShape shape = image.shape;
     const int64_t before = FreePages();
     if (Below(8) != 0) {
@@ -662,7 +663,7 @@ TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
 }
 
 // Of each kind of group; scores in its pages, it is never found or shared.
-KvCacheConfig EvictingConfig(int64_t num_pages) {
+KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
   KvCacheConfig config = Config(
       {{.num_pages = num_pages,
         .eviction = {.budget_tokens = 7, .every_tokens = 3}},
@@ -673,7 +674,15 @@ KvCacheConfig EvictingConfig(int64_t num_pages) {
         .eviction = {
             .budget_ratio = 0.4, .least_tokens = 3, .every_tokens = 5}}});
   config.prefix_reuse = false;
+  for (auto& group : config.groups) group.num_host_pages = num_host_pages;
   return config;
+}
+
+TEST(KvCacheRandomTest, GroupsThatEvictGoToTheHostPoolAndComeBack) {
+  const Met met = RunSeeds({.config = EvictingConfig(24, 20)});
+  EXPECT_GT(met.slots_evicted, 0);
+  EXPECT_GT(met.exports, 0);
+  EXPECT_GT(met.imports, 0);
 }
 
 TEST(KvCacheRandomTest, GroupsThatEvict) {
@@ -691,7 +700,7 @@ TEST(KvCacheRandomTest, GroupsThatEvictFromATinyPool) {
 }
 
 TEST(KvCacheRandomTest, ALongRunOfGroupsThatEvict) {
-  RandomRun run({.seed = 15, .config = EvictingConfig(20)});
+  RandomRun run({.seed = 15, .config = EvictingConfig(20, 12)});
   run.Run(100000);
   EXPECT_GT(run.stats().slots_evicted, 1000);
 }
