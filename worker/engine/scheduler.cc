@@ -34,7 +34,7 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
 bool Evicts(const cache::KvCache& cache) {
   for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
-    if (cache.sequence_pages(group).eviction_every_tokens > 0) return true;
+    if (cache.sequence_pages(group).eviction.evicts()) return true;
   }
   return false;
 }

@@ -303,6 +303,13 @@ INSTANTIATE_TEST_SUITE_P(
               8,
               {{.num_pages = 24,
                 .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
+        Storm{"EvictsIntoAHostPool",
+              20,
+              32,
+              16,
+              {{.num_pages = 20,
+                .host_pages = 40,
+                .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
         // A quarter of what the longest sequence would take: 9 + 6 slots.
         Storm{"EvictsInAPoolForOne",
               17,
