@@ -39,6 +39,16 @@ void BlockTable::SetLengths(int64_t logical_tokens, int64_t next_slot) {
   next_slot_ = next_slot;
 }
 
+int64_t BlockTable::Compact(int64_t kept) {
+  KVASIR_CHECK(first_live_ == 0 && kept >= 1 && kept <= next_slot_);
+  const int64_t before = num_entries();
+  const int64_t entries = (kept + page_tokens_ - 1) / page_tokens_;
+  while (num_entries() > entries) entries_.pop_back();
+  next_slot_ = kept;
+  sent_entries_ = std::min(sent_entries_, entries);
+  return before - entries;
+}
+
 int64_t BlockTable::ReleaseFront(int64_t first_live) {
   KVASIR_CHECK(first_live <= num_entries() &&
                first_live * page_tokens_ <= next_slot_);

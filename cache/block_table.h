@@ -7,7 +7,7 @@
 //
 // next_slot is where the next token goes. Logical length counts tokens seen and
 // only grows; the physical length, next_slot - first_live * P, counts slots
-// held.
+// held. Where slots are evicted, next_slot falls behind the logical length.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,11 @@ class BlockTable {
   // an entry yet.
   void SetLengthsOf(const BlockTable& other);
   void SetLengths(int64_t logical_tokens, int64_t next_slot);
+
+  // Of the slots, the first `kept` hold all that stays (1 .. next_slot): the
+  // next token goes behind them, and entries behind them go. No entry may have
+  // been given up at the front. Returns how many pages went.
+  int64_t Compact(int64_t kept);
 
   // Gives up pages below `first_live` (no more than num_entries); those at or
   // above stay. Returns how many pages went.

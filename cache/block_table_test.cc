@@ -79,6 +79,29 @@ TEST_F(BlockTableTest, AnEmptyNewTableIsAnnouncedToo) {
   EXPECT_FALSE(Delta().reset());
 }
 
+// Slots were evicted: what was seen stays seen.
+TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
+  Append(3);
+  table_.Advance(10);
+  Delta();
+  EXPECT_EQ(table_.Compact(5), 1);
+  EXPECT_EQ(table_.logical_tokens(), 10);
+  EXPECT_EQ(table_.physical_tokens(), 5);
+  EXPECT_EQ(table_.num_entries(), 2);
+  EXPECT_EQ(table_.MissingEntries(3), 0);
+  EXPECT_EQ(table_.MissingEntries(4), 1);
+  Append(1);
+  table_.Advance(4);
+  EXPECT_EQ(table_.logical_tokens(), 14);
+  EXPECT_EQ(table_.next_slot(), 9);
+  // The executor dropped the entry with the eviction itself.
+  const kvasir::v1::BlockTableDelta delta = Delta();
+  EXPECT_FALSE(delta.reset());
+  EXPECT_EQ(delta.appended_pages_size(), 1);
+  EXPECT_EQ(table_.Compact(8), 1);
+  EXPECT_EQ(table_.Compact(8), 0);
+}
+
 TEST_F(BlockTableTest, GivesPagesUpFromTheTail) {
   Append(3);
   for (int32_t p = 0; p < 3; ++p) pool_.SetTag(PageId(p), p);

@@ -43,8 +43,7 @@ KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
         {.num_pages = pages[g],
          .sliding_window = group.sliding_window,
          .side_pages_per_sequence = group.side_pages_per_sequence,
-         .eviction_budget_tokens = group.eviction_budget_tokens,
-         .eviction_every_tokens = group.eviction_every_tokens,
+         .eviction = group.eviction,
          .page_bytes = group.page_bytes,
          .payload_bytes = group.payload_bytes,
          .side_payload_bytes = group.side_payload_bytes,
@@ -63,6 +62,8 @@ KvCache::KvCache(KvCacheConfig config, std::unique_ptr<PrefixHasher> hasher)
   for (const KvCacheConfig::Group& group : config_.groups) {
     KVASIR_CHECK(group.num_pages >= 1);
     host_pools_.push_back(std::make_unique<PagePool>(group.num_host_pages));
+    KVASIR_CHECK(!group.eviction.evicts() ||
+                 (group.sliding_window == 0 && !config_.prefix_reuse));
     pools_.push_back(std::make_unique<PagePool>(group.num_pages));
     pools.push_back(pools_.back().get());
     num_pages += group.num_pages;
@@ -166,6 +167,7 @@ StartResult KvCache::StartSequence(SequenceId id,
                                    absl::Span<const int32_t> token_ids,
                                    const StartOptions& options) {
   Sequence& added = AddSequence(id);
+  ScheduleEvictions(token_ids, options, added);
   const Hit hit = FindPrefix(token_ids, options, &counts_.page_hashes);
   added.publishes = config_.prefix_reuse && options.publish_prefix;
   if (added.publishes) {
@@ -212,8 +214,10 @@ int64_t KvCache::MissingPages(const Sequence& of, size_t group,
 }
 
 ReserveResult KvCache::Reserve(SequenceId id, int64_t new_tokens) {
-  KVASIR_CHECK(new_tokens >= 1);
+  KVASIR_CHECK(new_tokens >= 1 && !eviction_due(id));
   Sequence& of = sequence(id);
+  const std::optional<int64_t> next = next_eviction(id);
+  KVASIR_CHECK(!next || logical_tokens(id) + new_tokens <= *next);
   const bool has_tail_alone = HoldsTailAlone(of);
   bool takes_tail = false;
   for (size_t g = 0; g < pools_.size(); ++g) {
@@ -387,7 +391,6 @@ void KvCache::TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out) {
     GroupState& state = of.groups[g];
     counts_.table_entries_sent +=
         state.table.TakeDelta(group_id(g), out->mutable_block_tables());
-    KVASIR_CHECK(state.table.next_slot() == state.table.logical_tokens());
     out->add_physical_starts(static_cast<uint64_t>(state.table.next_slot()));
     if (state.side_pages.empty() || state.side_pages_sent) continue;
     // Side pages come with the first reservation, and so with a new table.
@@ -421,21 +424,29 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
   child.page_token_ids = parent.page_token_ids;
   if (parent.chain) child.chain = index_->Ref(parent.chain.node());
   for (size_t g = 0; g < pools_.size(); ++g) {
-    const GroupState& from = parent.groups[g];
-    GroupState& to = child.groups[g];
-    const int64_t full = from.table.next_slot() / config_.page_tokens;
-    to.table.AppendReleased(from.table.first_live());
-    for (int64_t i = from.table.first_live(); i < full; ++i) {
-      to.table.Append(pools_[g]->Share(from.table.page(i)));
+    if (config_.groups[g].eviction.evicts()) {
+      CopyPages(parent, g, child);
+    } else {
+      ForkPages(parent, g, child);
     }
-    to.table.SetLengthsOf(from.table);
-    if (from.table.next_slot() % config_.page_tokens == 0) continue;
-    const PageId last =
-        from.fork_page ? from.fork_page.page() : from.table.page(full);
-    to.fork_page = pools_[g]->Share(last);
   }
   ForkSidePages(parent, child);
   ++counts_.forks;
+}
+
+void KvCache::ForkPages(const Sequence& parent, size_t group, Sequence& child) {
+  const GroupState& from = parent.groups[group];
+  GroupState& to = child.groups[group];
+  const int64_t full = from.table.next_slot() / config_.page_tokens;
+  to.table.AppendReleased(from.table.first_live());
+  for (int64_t i = from.table.first_live(); i < full; ++i) {
+    to.table.Append(pools_[group]->Share(from.table.page(i)));
+  }
+  to.table.SetLengthsOf(from.table);
+  if (from.table.next_slot() % config_.page_tokens == 0) return;
+  const PageId last =
+      from.fork_page ? from.fork_page.page() : from.table.page(full);
+  to.fork_page = pools_[group]->Share(last);
 }
 
 void KvCache::Release(SequenceId id) {
@@ -515,8 +526,7 @@ SequencePages KvCache::sequence_pages(PageGroupId group) const {
   return {.page_tokens = config_.page_tokens,
           .side_pages = config.side_pages_per_sequence,
           .sliding_window = config.sliding_window,
-          .eviction_budget_tokens = config.eviction_budget_tokens,
-          .eviction_every_tokens = config.eviction_every_tokens};
+          .eviction = config.eviction};
 }
 
 }  // namespace kvasir::cache

@@ -4,9 +4,9 @@
 //
 // Life of a sequence:
 //
-//   StartSequence -> { Reserve -> TakeDeltas -> (the step runs) -> Commit }* ->
-//   Release, or Preempt and StartSequence again with all tokens so far, or
-//   Export to the host pool and Import from there.
+//   StartSequence -> { [Evict ->] Reserve -> TakeDeltas -> (the step runs) ->
+//   Commit }* -> Release, or Preempt and StartSequence again with all tokens so
+//   far, or Export to the host pool and Import from there.
 //
 //   slots:  |  released  |     held, committed      | reserved | rest of page |
 //           0      first_live * P              logical   logical + n
@@ -15,6 +15,11 @@
 // Where sequences own side pages (exact windows), a prefix is found as far as
 // a tail goes: a copy of the side pages of a sequence that had committed
 // exactly so much. tail_policy.h says where there are some.
+//
+// A group that evicts holds no more than EvictionSchedule says: a sequence's
+// steps end at next_eviction, and Evict comes before the step behind it. Scores
+// lie in pages, beside the slots, and change with every query: no two sequences
+// hold a page of such a group, none is published and none is found.
 #pragma once
 
 #include <cstdint>
@@ -47,9 +52,7 @@ struct KvCacheConfig {
     // Keys that a query sees at most, itself included; 0: all before it.
     int64_t sliding_window = 0;
     int64_t side_pages_per_sequence = 0;
-    // As in PageGroupLayout.
-    int64_t eviction_budget_tokens = 0;
-    int64_t eviction_every_tokens = 0;
+    plan::EvictionCounts eviction;
     // Of one page id over the group's layers; only for byte figures.
     int64_t page_bytes = 0;
     int64_t payload_bytes = 0;  // page_bytes without padding
@@ -61,7 +64,8 @@ struct KvCacheConfig {
   int64_t page_tokens = 0;    // P
   std::vector<Group> groups;  // by PageGroupId
   std::string cache_id;       // enters every prefix hash
-  // False: nothing is published and nothing is looked up.
+  // False: nothing is published and nothing is looked up; so where a group
+  // evicts.
   bool prefix_reuse = true;
 };
 
@@ -76,6 +80,9 @@ struct StartOptions {
   std::string salt;
   bool reuse_prefix = true;
   bool publish_prefix = true;
+  // Tokens that are the prompt, for eviction; 0: all. What was emitted before a
+  // preemption is no prompt.
+  int64_t prompt_tokens = 0;
 };
 
 struct StartResult {
@@ -145,6 +152,8 @@ struct KvCacheStats {
   int64_t pages_unpublished = 0;  // full pages not published: index full
   int64_t tails_published = 0;
   int64_t pages_window_released = 0;
+  int64_t slots_evicted = 0;
+  int64_t pages_reclaimed = 0;  // by evictions
   int64_t page_hashes = 0;
   int64_t table_entries_sent = 0;
   int64_t forks = 0;
@@ -184,7 +193,8 @@ class KvCache {
   // Makes slots [logical, logical + new_tokens) writable: allocates what is
   // missing, side pages (copies of the tail that was found) and the copy of a
   // fork's last page included. All or nothing; on refusal nothing changed.
-  // Replaces an earlier reservation that was not committed. new_tokens >= 1.
+  // Replaces an earlier reservation that was not committed. new_tokens >= 1,
+  // and none beyond next_eviction; no eviction is due (CHECK).
   ReserveResult Reserve(SequenceId id, int64_t new_tokens);
 
   // The step has written the reserved slots: `token_ids` are the tokens whose
@@ -193,12 +203,23 @@ class KvCache {
   // a sliding window, and ends the reservation. At most as many as reserved.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
+  // The sequence has come to a point where slots go, before its next step.
+  bool eviction_due(SequenceId id) const;
+  // Gives them up, in every group where it is due: tables end behind the slots
+  // that stay, and pages behind them are free at once, for whoever takes them
+  // writes behind the eviction in the same step. It always succeeds. No
+  // reservation is open (CHECK).
+  void Evict(SequenceId id);
+  // Tokens at which the sequence's next step ends at the latest; nothing: it
+  // never evicts.
+  std::optional<int64_t> next_eviction(SequenceId id) const;
+
   // Tells a step of the sequence's tables. Appends to block_tables what changed
   // since the last call: nothing where nothing did; the first deltas after
   // StartSequence or Fork are resets, later ones never: tables only grow at the
   // end and go at the front. Appends to physical_starts, for each group, where
   // the next token's slot lies: entry physical_start / P of the group's table.
-  // (A group that evicts will count less than logical tokens; none does.)
+  // Only where slots were evicted it is less than the logical tokens.
   void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out);
 
   // Appends the copies that the next step must do, in this order and before
@@ -206,11 +227,17 @@ class KvCache {
   void TakePageCopies(
       google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>* out);
 
+  // The evictions likewise: each says which of the copies come before it, so
+  // both are taken at the same time.
+  void TakeEvictions(
+      google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction>* out);
+
   // `child` (not live) shares the full pages of `parent`, which must have no
   // open reservation. A partly filled last page is copied when the child first
   // reserves; the parent goes on writing in its own: it only adds slots behind
-  // those that the child copies. Side pages are copied at once, for the parent
-  // writes over them: only where can_fork (CHECK).
+  // those that the child copies. Side pages and pages of groups that evict are
+  // copied at once, for the parent writes over them: only where can_fork
+  // (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
   // Forgets the sequence; its full pages stay findable until they are taken.
@@ -253,7 +280,8 @@ class KvCache {
   // Tokens committed, and the reserved ones after them.
   int64_t logical_tokens(SequenceId id) const;
   int64_t reserved_tokens(SequenceId id) const;
-  // Slots held for committed tokens: logical, less what a window gave up.
+  // Slots held for committed tokens: logical, less what a window gave up and
+  // what was evicted.
   int64_t physical_tokens(SequenceId id, PageGroupId group) const;
   // Pages that releasing the sequence would free (pages nobody else holds),
   // summed over the groups.
@@ -263,7 +291,7 @@ class KvCache {
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
   int64_t page_tokens() const { return config_.page_tokens; }
-  // There are pages for a copy of the parent's side pages.
+  // There are pages for copies of those that a fork does not share.
   bool can_fork(SequenceId parent) const;
   // Where a step of the sequence should end, should it reach that far, so that
   // a tail is published there; 0: anywhere.
@@ -321,6 +349,8 @@ class KvCache {
   int64_t FirstVisiblePage(size_t group, int64_t num_pages) const;
   void TakePrefix(const Hit& hit, Sequence& out);
 
+  void ScheduleEvictions(absl::Span<const int32_t> token_ids,
+                         const StartOptions& options, Sequence& out) const;
   int64_t MissingPages(const Sequence& of, size_t group,
                        int64_t new_tokens) const;
   void AllocateMissing(Sequence& of, size_t group, int64_t new_tokens);
@@ -340,6 +370,8 @@ class KvCache {
   void TakeOverTail(Sequence& of);
   void AllocateSidePages(Sequence& of, size_t group);
   void ForkSidePages(const Sequence& parent, Sequence& child);
+  void ForkPages(const Sequence& parent, size_t group, Sequence& child);
+  void CopyPages(const Sequence& parent, size_t group, Sequence& child);
   void PublishTail(Sequence& of);
   bool MakeRoomForTail(Sequence& of);
   std::vector<std::vector<PagePin>> AllocateTail();
@@ -362,6 +394,7 @@ class KvCache {
   std::unique_ptr<PrefixIndex> index_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<kvasir::v1::PageCopy> pending_copies_;
+  std::vector<kvasir::v1::SlotEviction> pending_evictions_;
   KvCacheStats counts_;  // without the gauges
 };
 

@@ -155,6 +155,7 @@ ReserveResult KvCache::Import(SequenceId id, SequenceImage* image,
   }
   Sequence& added = AddSequence(id);
   added.tails = image->tails;
+  ScheduleEvictions(token_ids, options, added);
   for (size_t g = 0; g < pools_.size(); ++g) {
     ImportPages(g, *image, found, &added);
   }
@@ -231,7 +232,12 @@ absl::Status KvCache::CheckShape(const ImageShape& shape) const {
     const int64_t first = FirstVisibleToken(config_.groups[g].sliding_window,
                                             shape.logical_tokens) /
                           config_.page_tokens;
-    // Nothing evicts: what is held is what the window has left.
+    if (config_.groups[g].eviction.evicts()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "image: page group ", g,
+          " evicts: what a sequence holds of it depends on its prompt, which "
+          "an image does not tell"));
+    }
     const int64_t slots = shape.logical_tokens - first * config_.page_tokens;
     const ImageGroupShape want = {
         .physical_tokens = slots,

@@ -13,12 +13,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "cache/eviction/eviction_schedule.h"
 #include "cache/kv_cache.h"
 
 namespace kvasir::cache {
 namespace {
 
 constexpr int64_t kPageTokens = 4;
+constexpr size_t kMostLive = 32;
 
 // Names everything by two bits: collisions all the time.
 class WeakHasher final : public PrefixHasher {
@@ -43,7 +45,9 @@ class WeakHasher final : public PrefixHasher {
 
 // Applies deltas and copies as an executor does. A slot's content is the hash
 // of all tokens up to it. Side pages are a ring of as many of the latest slots
-// as they hold: copied a step too early or too late, one differs.
+// as they hold: copied a step too early or too late, one differs. Which slots
+// an eviction leaves is drawn from what they hold, so that whoever evicts
+// something else, or in another order, is left with others.
 class SlotModel {
  public:
   explicit SlotModel(const KvCacheConfig& config) : config_(config) {
@@ -62,6 +66,33 @@ class SlotModel {
       to[copy.page_group()].at(Slot(copy.to_page(), s)) =
           from[copy.page_group()].at(Slot(copy.from_page(), s));
     }
+  }
+
+  void Evict(const kvasir::v1::SlotEviction& eviction) {
+    std::vector<uint64_t>& slots = slots_[eviction.page_group()];
+    const auto at = [&](uint64_t slot) -> uint64_t& {
+      const auto page = static_cast<int>(slot / kPageTokens);
+      return slots.at(
+          Slot(eviction.pages(page), static_cast<int64_t>(slot % kPageTokens)));
+    };
+    std::vector<uint64_t> held;
+    for (uint64_t s = 0; s < eviction.num_slots(); ++s) held.push_back(at(s));
+    const std::vector<uint64_t> kept =
+        Kept(std::move(held), eviction.kept_slots());
+    for (uint64_t s = 0; s < kept.size(); ++s) at(s) = kept[s];
+    const auto table = tables_.find(
+        {static_cast<int64_t>(eviction.sequence_id()), eviction.page_group()});
+    if (table == tables_.end()) return;
+    table->second.pages.resize((kept.size() + kPageTokens - 1) /
+                               static_cast<size_t>(kPageTokens));
+  }
+
+  // In their order, without those of the least contents.
+  static std::vector<uint64_t> Kept(std::vector<uint64_t> held, size_t kept) {
+    while (held.size() > kept) {
+      held.erase(std::min_element(held.begin(), held.end()));
+    }
+    return held;
   }
 
   void Apply(SequenceId id, const kvasir::v1::BlockTableDelta& delta) {
@@ -166,6 +197,9 @@ class RandomRun {
   struct Live {
     std::vector<int32_t> tokens;
     int64_t committed = 0;
+    int64_t prompt = 0;
+    // By group that evicts: what the slots must hold.
+    std::map<uint32_t, std::vector<uint64_t>> held;
   };
 
   int64_t Below(int64_t limit) {
@@ -178,6 +212,8 @@ class RandomRun {
   }
 
   void Operation() {
+    // In a long run as many end as start.
+    if (live_.size() > kMostLive) End(live_.begin()->first, &KvCache::Release);
     const int64_t choice = Below(100);
     if (live_.empty() || choice < 15) {
       Start();
@@ -203,11 +239,13 @@ class RandomRun {
     for (size_t i = 0; i < tokens.size(); ++i) {
       tokens[i] = Below(40) == 0 ? 7 : kind + static_cast<int32_t>(i % 5);
     }
-    Start(std::move(tokens));
+    const auto prompt = static_cast<int64_t>(tokens.size());
+    Start(std::move(tokens), prompt);
   }
 
-  void Start(std::vector<int32_t> tokens) {
+  void Start(std::vector<int32_t> tokens, int64_t prompt) {
     StartOptions options;
+    options.prompt_tokens = prompt;
     options.salt = Below(5) == 0 ? "other" : "";
     options.reuse_prefix = Below(8) != 0;
     options.publish_prefix = Below(8) != 0;
@@ -217,7 +255,27 @@ class RandomRun {
     EXPECT_EQ(started.cached_tokens, probed);
     EXPECT_LT(started.cached_tokens, static_cast<int64_t>(tokens.size()));
     EXPECT_EQ(started.cached_tokens % kPageTokens, 0);
-    live_[id.value()] = {std::move(tokens), started.cached_tokens};
+    live_[id.value()] = {std::move(tokens), started.cached_tokens, prompt, {}};
+    for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
+      if (Evicts(g)) live_[id.value()].held[g];
+    }
+  }
+
+  bool Evicts(uint32_t group) const {
+    return options_.config.groups[group].eviction.evicts();
+  }
+
+  void Evict(int64_t id) {
+    Live& of = live_[id];
+    cache_.Evict(SequenceId(id));
+    for (auto& [group, held] : of.held) {
+      const EvictionSchedule schedule(options_.config.groups[group].eviction,
+                                      of.prompt);
+      if (!schedule.IsPoint(of.committed)) continue;
+      held = SlotModel::Kept(std::move(held),
+                             static_cast<size_t>(schedule.kept_slots()));
+    }
+    Check();
   }
 
   // A step of a random batch: all reserve, then all deltas and copies are
@@ -231,7 +289,11 @@ class RandomRun {
       }
       const int64_t left =
           static_cast<int64_t>(of.tokens.size()) - of.committed;
+      if (cache_.eviction_due(SequenceId(id))) Evict(id);
       int64_t count = 1 + Below(left);
+      if (const auto next = cache_.next_eviction(SequenceId(id))) {
+        count = std::min(count, *next - of.committed);
+      }
       const int64_t cut = cache_.tail_cut(SequenceId(id));
       if (cut > of.committed && Below(2) == 0) {
         count = std::min(count, cut - of.committed);
@@ -255,7 +317,19 @@ class RandomRun {
     }
     google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
     cache_.TakePageCopies(&copies);
-    for (const auto& copy : copies) model_.Copy(copy);
+    google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction> evictions;
+    cache_.TakeEvictions(&evictions);
+    int next_eviction = 0;
+    for (int done = 0; done <= copies.size(); ++done) {
+      for (; next_eviction < evictions.size() &&
+             static_cast<int>(evictions[next_eviction].after_page_copies()) ==
+                 done;
+           ++next_eviction) {
+        model_.Evict(evictions[next_eviction]);
+      }
+      if (done < copies.size()) model_.Copy(copies[done]);
+    }
+    EXPECT_EQ(next_eviction, evictions.size());
     for (const auto& [id, count] : batch) {
       kvasir::v1::SequenceStep step;
       cache_.TakeDeltas(SequenceId(id), &step);
@@ -272,6 +346,8 @@ class RandomRun {
                                         static_cast<size_t>(of.committed),
                                         static_cast<size_t>(count)));
       of.committed += count;
+      // At times at once, at times before its next step.
+      if (cache_.eviction_due(SequenceId(id)) && Below(2) == 0) Evict(id);
       Check();
     }
   }
@@ -287,13 +363,19 @@ class RandomRun {
   }
 
   void Write(int64_t id, int64_t count) {
-    const Live& of = live_[id];
+    Live& of = live_[id];
     const std::vector<uint64_t> values = PrefixValues(of.tokens);
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
       for (int64_t p = of.committed; p < of.committed + count; ++p) {
-        model_.Write(SequenceId(id), g, p, values[static_cast<size_t>(p)]);
+        const uint64_t value = values[static_cast<size_t>(p)];
+        int64_t slot = p;
+        if (Evicts(g)) {
+          slot = static_cast<int64_t>(of.held[g].size());
+          of.held[g].push_back(value);
+        }
+        model_.Write(SequenceId(id), g, slot, value);
         if (model_.RingRows(g) == 0) continue;
-        *model_.InRing(SequenceId(id), g, p) = values[static_cast<size_t>(p)];
+        *model_.InRing(SequenceId(id), g, p) = value;
       }
     }
   }
@@ -318,7 +400,15 @@ class RandomRun {
   void ReadBack(int64_t id) {
     const Live& of = live_[id];
     const std::vector<uint64_t> values = PrefixValues(of.tokens);
+    for (const auto& [group, held] : of.held) {
+      for (size_t s = 0; s < held.size(); ++s) {
+        ASSERT_EQ(model_.Read(SequenceId(id), group, static_cast<int64_t>(s)),
+                  held[s])
+            << "sequence " << id << " group " << group << " slot " << s;
+      }
+    }
     for (uint32_t g = 0; g < options_.config.groups.size(); ++g) {
+      if (Evicts(g)) continue;
       const int64_t first = FirstVisibleToken(
           options_.config.groups[g].sliding_window, of.committed);
       for (int64_t p = first; p < of.committed; ++p) {
@@ -394,6 +484,7 @@ class RandomRun {
     const SequenceId id(next_id_++);
     StartOptions options;
     options.publish_prefix = Below(8) != 0;
+    options.prompt_tokens = of.prompt;
     const ImageShape shape = image.shape;
     const int64_t before = FreePages();
     if (Below(8) != 0) {
@@ -410,8 +501,9 @@ class RandomRun {
   void Restart() {
     const int64_t id = AnyLive();
     std::vector<int32_t> tokens = live_[id].tokens;
+    const int64_t prompt = live_[id].prompt;
     End(id, &KvCache::Preempt);
-    Start(std::move(tokens));
+    Start(std::move(tokens), prompt);
   }
 
   void Check() {
@@ -448,6 +540,8 @@ struct Met {
   int64_t tails = 0;
   int64_t exports = 0;
   int64_t imports = 0;
+  int64_t slots_evicted = 0;
+  int64_t forks = 0;
 };
 
 Met RunSeeds(Options options) {
@@ -466,6 +560,8 @@ Met RunSeeds(Options options) {
     met.tails += stats.tails_published;
     met.exports += stats.exports;
     met.imports += stats.imports;
+    met.slots_evicted += stats.slots_evicted;
+    met.forks += stats.forks;
   }
   return met;
 }
@@ -564,6 +660,49 @@ TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
   EXPECT_GT(met.exports, 0);
   EXPECT_GT(met.imports, 0);
   EXPECT_GT(met.tails, 0);
+}
+
+// Of each kind of group; scores in its pages, it is never found or shared.
+KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
+  KvCacheConfig config = Config(
+      {{.num_pages = num_pages,
+        .eviction = {.budget_tokens = 7, .every_tokens = 3}},
+       {.num_pages = 2 * num_pages},
+       {.num_pages = num_pages, .sliding_window = 6},
+       {.num_pages = num_pages,
+        .side_pages_per_sequence = 1,
+        .eviction = {
+            .budget_ratio = 0.4, .least_tokens = 3, .every_tokens = 5}}});
+  config.prefix_reuse = false;
+  for (auto& group : config.groups) group.num_host_pages = num_host_pages;
+  return config;
+}
+
+TEST(KvCacheRandomTest, GroupsThatEvictGoToTheHostPoolAndComeBack) {
+  const Met met = RunSeeds({.config = EvictingConfig(24, 20)});
+  EXPECT_GT(met.slots_evicted, 0);
+  EXPECT_GT(met.exports, 0);
+  EXPECT_GT(met.imports, 0);
+}
+
+TEST(KvCacheRandomTest, GroupsThatEvict) {
+  const Met met = RunSeeds({.config = EvictingConfig(24)});
+  EXPECT_GT(met.slots_evicted, 0);
+  EXPECT_GT(met.copied, 0);
+  EXPECT_GT(met.forks, 0);
+  EXPECT_GT(met.window_released, 0);
+}
+
+TEST(KvCacheRandomTest, GroupsThatEvictFromATinyPool) {
+  const Met met = RunSeeds({.config = EvictingConfig(9)});
+  EXPECT_GT(met.slots_evicted, 0);
+  EXPECT_GT(met.forks, 0);
+}
+
+TEST(KvCacheRandomTest, ALongRunOfGroupsThatEvict) {
+  RandomRun run({.seed = 15, .config = EvictingConfig(20, 12)});
+  run.Run(100000);
+  EXPECT_GT(run.stats().slots_evicted, 1000);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cache/block_table.h"
+#include "cache/eviction/eviction_schedule.h"
 #include "cache/kv_cache.h"
 #include "cache/tail_policy.h"
 
@@ -15,6 +16,7 @@ struct KvCache::GroupState {
   explicit GroupState(int64_t page_tokens) : table(page_tokens) {}
 
   BlockTable table;
+  EvictionSchedule eviction;
   std::vector<PagePin> side_pages;
   bool side_pages_sent = false;
   // Of one that has not reserved yet: what its side pages will be copies of.
@@ -23,6 +25,11 @@ struct KvCache::GroupState {
   // copy. The table ends before it.
   PagePin fork_page;
 
+  // Slots go before the next token comes.
+  bool EvictionDue() const {
+    return eviction.IsPoint(table.logical_tokens()) &&
+           table.next_slot() > eviction.kept_slots();
+  }
   bool CanTakeOver(const PagePool& pool) const {
     return static_cast<bool>(fork_page) &&
            pool.references(fork_page.page()) == 1;

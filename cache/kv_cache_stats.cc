@@ -101,6 +101,20 @@ absl::Status KvCache::CheckSequence(SequenceId id, const Sequence& of) const {
       return broken(g, "first live entry ", table.first_live(),
                     ", the first visible token is ", visible);
     }
+    if (config_.groups[g].eviction.evicts()) {
+      const int64_t slots = table.next_slot();
+      if (slots != state.eviction.SlotsAfter(logical) &&
+          !(state.EvictionDue() &&
+            slots == state.eviction.SlotsBefore(logical))) {
+        return broken(g, slots, " slots held for ", logical, " tokens, want ",
+                      state.eviction.SlotsAfter(logical));
+      }
+      for (int64_t i = 0; i < table.num_entries(); ++i) {
+        if (pools_[g]->references(table.page(i)) == 1) continue;
+        return broken(g, "evicts from page ", table.page(i).value(),
+                      ", which is another's too");
+      }
+    }
     for (const PagePin& side : state.side_pages) {
       if (pools_[g]->references(side.page()) == 1 &&
           pools_[g]->tag(side.page()) < 0) {

@@ -24,10 +24,13 @@ int64_t KvCache::available_pages(SequenceId id, PageGroupId group) const {
 bool KvCache::can_fork(SequenceId parent) const {
   const Sequence& of = sequence(parent);
   for (size_t g = 0; g < pools_.size(); ++g) {
-    if (static_cast<int64_t>(of.groups[g].side_pages.size()) >
-        pools_[g]->available_pages()) {
-      return false;
+    const GroupState& state = of.groups[g];
+    int64_t copies = static_cast<int64_t>(state.side_pages.size());
+    if (config_.groups[g].eviction.evicts()) {
+      copies += (state.table.next_slot() + config_.page_tokens - 1) /
+                config_.page_tokens;
     }
+    if (copies > pools_[g]->available_pages()) return false;
   }
   return true;
 }

@@ -86,8 +86,7 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     PageGroupLayout& group = layout.groups_.emplace_back();
     group.id = PageGroupId(static_cast<int32_t>(layout.groups_.size()) - 1);
     group.sliding_window = from.sliding_window;
-    group.eviction_budget_tokens = from.eviction_budget_tokens;
-    group.eviction_every_tokens = from.eviction_every_tokens;
+    group.eviction = from.eviction;
     group.layers = from.layers;
   }
   KVASIR_ASSIGN_OR_RETURN(layout.layers_,

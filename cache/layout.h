@@ -159,10 +159,7 @@ struct PageGroupLayout {
   PageGroupId id;
   // Keys that a query sees at most, itself included; 0: all before it.
   int64_t sliding_window = 0;
-  // Slots that eviction leaves a sequence, and how many tokens come between two
-  // evictions; 0, 0: nothing is evicted.
-  int64_t eviction_budget_tokens = 0;
-  int64_t eviction_every_tokens = 0;
+  plan::EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
   int64_t page_bytes = 0;       // of one page id, over all the group's layers
   int64_t payload_bytes = 0;
@@ -176,8 +173,7 @@ struct PageGroupLayout {
     return {.page_tokens = page_tokens,
             .side_pages = side_pages_per_sequence,
             .sliding_window = sliding_window,
-            .eviction_budget_tokens = eviction_budget_tokens,
-            .eviction_every_tokens = eviction_every_tokens};
+            .eviction = eviction};
   }
 };
 

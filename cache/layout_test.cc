@@ -328,12 +328,11 @@ TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
   const PageGroupId evicting = layout.layer(0).page_group;
   const PageGroupId keeping = layout.layer(1).page_group;
   EXPECT_EQ(layout.PagesHeld(evicting, 100, 64), 7);
-  EXPECT_EQ(layout.PagesHeld(evicting, 208, 64), 13);
-  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 64), 13);  // 128 + 16 + 64
-  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 1), 10);   // 128 + 16 + 1
+  EXPECT_EQ(layout.PagesHeld(evicting, 144, 64), 9);
+  EXPECT_EQ(layout.PagesHeld(evicting, 1 << 20, 64), 9);  // 128 + 16
   EXPECT_EQ(layout.PagesHeld(keeping, 1 << 20, 64), (1 << 20) / 16);
-  EXPECT_EQ(layout.BytesAtLength(1 << 20, 64) - layout.BytesAtLength(208, 64),
-            ((1 << 20) / 16 - 13) * layout.layer(1).page_bytes);
+  EXPECT_EQ(layout.BytesAtLength(1 << 20, 64) - layout.BytesAtLength(144, 64),
+            ((1 << 20) / 16 - 9) * layout.layer(1).page_bytes);
 }
 
 TEST(PageLayoutTest, KeptRopePairsAndCommutingRanksAreTwoNumbersEach) {

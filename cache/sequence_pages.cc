@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cache/eviction/eviction_schedule.h"
 
 namespace kvasir::cache {
 namespace {
@@ -22,12 +23,7 @@ int64_t SequencePages::Held(int64_t length_tokens, int64_t chunk_tokens) const {
   // A step writes one token at least and no more than there are.
   const int64_t chunk =
       std::clamp(chunk_tokens, int64_t{1}, std::max(int64_t{1}, length_tokens));
-  int64_t slots = length_tokens;
-  if (eviction_every_tokens > 0) {
-    slots =
-        std::min(slots, eviction_budget_tokens + eviction_every_tokens + chunk);
-  }
-  const int64_t all = CeilDiv(slots, page_tokens);
+  const int64_t all = CeilDiv(MostSlots(eviction, length_tokens), page_tokens);
   if (sliding_window == 0 || sliding_window > length_tokens) {
     return side_pages + all;
   }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "plan/resolved_plan.h"
+
 namespace kvasir::cache {
 
 // Keeps every product of the calculators inside int64.
@@ -20,17 +22,13 @@ struct SequencePages {
   int64_t side_pages = 0;
   // Keys that a query sees at most, itself included; 0: all before it.
   int64_t sliding_window = 0;
-  // Slots that eviction leaves, and how many tokens come between two
-  // evictions; 0, 0: nothing is evicted.
-  int64_t eviction_budget_tokens = 0;
-  int64_t eviction_every_tokens = 0;
+  plan::EvictionCounts eviction;
 
   // Pages held at most on the way to a length of `length_tokens` (0 ..
   // kMaxSequenceTokens, CHECK), side pages included, when it is written in
   // steps of at most `chunk_tokens` and gives up pages behind the window before
-  // each step. With eviction, a step may begin just before one is due: budget +
-  // every + chunk slots at most, from slot 0 on. A fork holds as many: the copy
-  // that it makes of a partly filled page takes that page's place.
+  // each step. With eviction, steps end where one is due. A fork holds as many:
+  // the copy that it makes of a partly filled page takes that page's place.
   int64_t Held(int64_t length_tokens, int64_t chunk_tokens) const;
 
   // Of them, those still to be had by a sequence that starts behind

@@ -23,8 +23,7 @@ BothAnswers Held(const PageGroupLayout& group, int64_t length, int64_t chunk) {
       {.num_pages = 1,
        .sliding_window = group.sliding_window,
        .side_pages_per_sequence = group.side_pages_per_sequence,
-       .eviction_budget_tokens = group.eviction_budget_tokens,
-       .eviction_every_tokens = group.eviction_every_tokens});
+       .eviction = group.eviction});
   const KvCache cache(config);
   return {group.sequence_pages(16).Held(length, chunk),
           cache.sequence_pages(kGroup).Held(length, chunk)};
@@ -54,15 +53,24 @@ TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
 // The cache counted 65,536 pages for it, the layout 13.
 TEST(SequencePagesTest, LayoutAndCacheCountEvictionAlike) {
   PageGroupLayout evicting;
-  evicting.eviction_budget_tokens = 128;
-  evicting.eviction_every_tokens = 16;
+  evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
   for (const auto& [length, chunk, want] :
-       {std::tuple{100, 64, 7}, std::tuple{208, 64, 13},
-        std::tuple{1 << 20, 64, 13}, std::tuple{1 << 20, 1, 10}}) {
+       {std::tuple{100, 64, 7}, std::tuple{144, 64, 9},
+        std::tuple{1 << 20, 64, 9}, std::tuple{1 << 20, 1, 9}}) {
     const BothAnswers have = Held(evicting, length, chunk);
     EXPECT_EQ(have.layout, want) << length << " " << chunk;
     EXPECT_EQ(have.cache, want) << length << " " << chunk;
   }
+}
+
+TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
+  const SequencePages pages = {
+      .page_tokens = 16,
+      .eviction = {
+          .budget_ratio = 0.25, .least_tokens = 36, .every_tokens = 32}};
+  EXPECT_EQ(pages.Held(64, 64), 4);
+  EXPECT_EQ(pages.Held(128, 64), 5);    // 36 and 32
+  EXPECT_EQ(pages.Held(4096, 64), 66);  // 1024 and 32
 }
 
 TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {

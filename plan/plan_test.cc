@@ -42,6 +42,12 @@ AttentionShape NoRope() {
   return shape;
 }
 
+AttentionShape SlidingWindow(int64_t tokens) {
+  AttentionShape shape = Shape();
+  shape.layers[0].sliding_window = tokens;
+  return shape;
+}
+
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 constexpr char kFullKey[] =
@@ -845,6 +851,14 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":1.5)"),
        Shape(),
        {"must be in 0..1, have 1.5"}},
+      {"lambda is no number",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,"lambda":"NaN")"),
+       Shape(),
+       {"must be in 0..1, have nan"}},
+      {"ratio is no number",
+       eviction(R"("budget_ratio":"NaN","recent":6,"every_tokens":1)"),
+       Shape(),
+       {"above 0 and at most 1, have 0 and nan"}},
       {"not a number",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,"decay":"NaN")"),
        Shape(),
@@ -858,6 +872,16 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
                    "positions":"ROLLING")"),
        Shape(),
        {"want keys stored PRE_ROPE"}},
+      {"others",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,
+                   "positions":"ORIGINAL","others":7)"),
+       Shape(),
+       {"want HITTERS or LATEST, have 7"}},
+      {"a sliding window",
+       eviction(R"("budget":8,"recent":6,"every_tokens":1,
+                   "positions":"ORIGINAL")"),
+       SlidingWindow(32),
+       {"layer 0 eviction: the layer sees a sliding window of 32 tokens"}},
       {"units",
        eviction(R"("budget":8,"recent":6,"every_tokens":1,
                    "positions":"ORIGINAL","units":[{"heads":[0,1,2]}])"),
@@ -872,10 +896,46 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
   plan->set_every_tokens(1);
   plan->set_positions(kvasir::v1::Eviction::ORIGINAL);
   for (uint32_t head = 0; head < 4; ++head) plan->add_units()->add_heads(head);
+  KvPlan one_basis = PlanOfKeys(
+      R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
+          "channel_static":{},"basis_static":{}}})");
+  *one_basis.mutable_layers(0)->mutable_eviction() = *plan;
   ExpectRefused({{"straddled",
                   straddled,
                   Shape(),
+                  {"heads that share a latent must share a unit"}},
+                 {"a basis of all heads",
+                  one_basis,
+                  Shape(),
                   {"heads that share a latent must share a unit"}}});
+}
+
+// Exact rows lie where their positions say.
+TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
+  KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
+      "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
+  exact.mutable_layers(0)->mutable_key()->set_exact_window(32);
+  exact.mutable_layers(0)->set_exact_sinks(4);
+  auto* eviction = exact.mutable_layers(0)->mutable_eviction();
+  eviction->set_budget(64);
+  eviction->set_sinks(4);
+  eviction->set_recent(32);
+  eviction->set_every_tokens(16);
+  eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+  KVASIR_EXPECT_OK(ValidatePlan(exact, Shape()));
+  KvPlan recent = exact;
+  recent.mutable_layers(0)->mutable_eviction()->set_recent(31);
+  KvPlan sinks = exact;
+  sinks.mutable_layers(0)->mutable_eviction()->set_sinks(3);
+  ExpectRefused({{"window",
+                  recent,
+                  Shape(),
+                  {"the exact_window of 32 tokens must stay: want recent >= "
+                   "32, have 31"}},
+                 {"sinks",
+                  sinks,
+                  Shape(),
+                  {"the 4 exact_sinks must stay: want sinks >= 4, have 3"}}});
 }
 
 TEST(PlanTest, RefusesSelectionThatCannotWork) {

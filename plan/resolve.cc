@@ -3,7 +3,6 @@
 #include <map>
 #include <numeric>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -449,13 +448,21 @@ std::vector<std::vector<int64_t>> HalveUnits(
 
 ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
                                  const ResolvedAttention& attention,
-                                 const ResolvedPlan& plan) {
+                                 int64_t num_heads, int64_t heads_of_rank) {
   ResolvedEviction resolved;
+  resolved.sinks = eviction.sinks();
+  resolved.recent = eviction.recent();
+  resolved.scored = eviction.others() == kvasir::v1::Eviction::HITTERS;
+  resolved.lambda = static_cast<float>(eviction.lambda());
+  resolved.friendliness = eviction.half_friendliness() ? 0.5F : 1.0F;
+  resolved.decay =
+      eviction.decay() == 0 ? 1.0F : static_cast<float>(eviction.decay());
+  resolved.rolling = eviction.positions() == kvasir::v1::Eviction::ROLLING;
+  resolved.observation_window = eviction.observation_window();
   for (const auto& unit : eviction.units()) {
     resolved.units.push_back(Ascending(unit.heads()));
   }
   if (!resolved.units.empty()) return resolved;
-  const int64_t num_heads = plan.shape.num_kv_heads;
   resolved.units = FinestUnits(attention, num_heads);
   int64_t slot_bytes = 0;  // of the latents of all heads
   ForParts(attention, [&](const ResolvedPart& part) {
@@ -463,7 +470,7 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
       const bool own = part.space == Space::kFull &&
                        part.transform == Transform::kBasisSequence;
       slot_bytes += (part.CodesBytes(latent) + part.ParamsBytes(latent)) *
-                    (own ? num_heads / plan.kv_heads.count : 1);
+                    (own ? num_heads / heads_of_rank : 1);
     }
   });
   const auto are_cheap = [&] {
@@ -496,15 +503,18 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// What two layers must agree on to hold the same tokens at any length.
-using HeldTokens =
-    std::tuple<int64_t, uint32_t, uint32_t, uint32_t, uint32_t, double>;
-
-HeldTokens HeldTokensOf(const kvasir::v1::Eviction& eviction,
-                        const LayerShape& shape) {
-  return {shape.sliding_window,    eviction.budget(),
-          eviction.sinks(),        eviction.recent(),
-          eviction.every_tokens(), eviction.budget_ratio()};
+// Sinks and recent slots are part of a budget: they count where a share of a
+// short prompt is less.
+EvictionCounts CountsOf(const LayerPlan& plan) {
+  if (!plan.has_eviction()) return {};
+  const kvasir::v1::Eviction& eviction = plan.eviction();
+  EvictionCounts counts{.budget_tokens = eviction.budget(),
+                        .budget_ratio = eviction.budget_ratio(),
+                        .every_tokens = eviction.every_tokens()};
+  if (counts.budget_tokens == 0) {
+    counts.least_tokens = int64_t{eviction.sinks()} + eviction.recent();
+  }
+  return counts;
 }
 
 }  // namespace
@@ -577,6 +587,16 @@ absl::StatusOr<ResolvedAttention> ResolveAttention(const LayerPlan& plan,
   return LayerResolver(shape, layer, shard, kv_heads).Resolve(plan);
 }
 
+absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
+    const LayerPlan& plan, const AttentionShape& shape, int64_t layer) {
+  if (!plan.has_eviction()) return std::nullopt;
+  KVASIR_ASSIGN_OR_RETURN(const ResolvedAttention attention,
+                          ResolveAttention(plan, shape, layer));
+  return LayerEviction{ResolveEviction(plan.eviction(), attention,
+                                       shape.num_kv_heads, shape.num_kv_heads),
+                       CountsOf(plan)};
+}
+
 absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
                                          const AttentionShape& shape,
                                          TpShard shard) {
@@ -596,7 +616,8 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  std::map<HeldTokens, int> group_of;
+  // Layers of one key hold as many tokens at any length.
+  std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);
     ResolvedLayer layer;
@@ -611,24 +632,23 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
       resolved.attention.push_back(std::move(attention));
     }
     const LayerShape& layer_shape = shape.layers[static_cast<size_t>(l)];
-    const kvasir::v1::Eviction& eviction = from.eviction();  // zeros if absent
     const auto [group, is_new_group] =
-        group_of.try_emplace(HeldTokensOf(eviction, layer_shape),
+        group_of.try_emplace({layer_shape.sliding_window, CountsOf(from)},
                              static_cast<int>(resolved.page_groups.size()));
     layer.page_group = group->second;
     if (is_new_group) {
-      const bool bounded = eviction.budget_ratio() == 0;
       resolved.page_groups.push_back(
           {.sliding_window = layer_shape.sliding_window,
-           .eviction_budget_tokens = eviction.budget(),
-           .eviction_every_tokens = bounded ? eviction.every_tokens() : 0});
+           .eviction = CountsOf(from),
+           .layers = {}});
     }
     resolved.page_groups[static_cast<size_t>(layer.page_group)]
         .layers.push_back(l);
     if (from.has_eviction()) {
       layer.eviction = ResolveEviction(
-          eviction, resolved.attention[static_cast<size_t>(layer.attention)],
-          resolved);
+          from.eviction(),
+          resolved.attention[static_cast<size_t>(layer.attention)],
+          shape.num_kv_heads, resolved.kv_heads.count);
     }
     if (from.has_selection()) {
       layer.selection = ResolveSelection(from.selection(), shape.head_dim);

@@ -407,16 +407,62 @@ TEST(ResolvedPlanTest, EvictionUnitsAreTheWholeModelsOnEveryRank) {
     ASSERT_TRUE(plan.layer(0).eviction.has_value());
     EXPECT_THAT(plan.layer(0).eviction->units,
                 ElementsAre(ElementsAre(0, 1, 2), ElementsAre(3)));
-    EXPECT_EQ(plan.page_groups[0].eviction_budget_tokens, 64);
+    EXPECT_EQ(plan.page_groups[0].eviction,
+              (EvictionCounts{.budget_tokens = 64, .every_tokens = 8}));
   }
 }
 
-TEST(ResolvedPlanTest, AShareOfThePromptBoundsNoPages) {
+TEST(ResolvedPlanTest, AShareOfThePromptIsNotBelowSinksAndRecent) {
   const ResolvedPlan plan = Resolve({Layer(
       kFullKey, kFullValue,
       R"(,"eviction":{"budget_ratio":0.5,"recent":16,"positions":"ORIGINAL",
-         "every_tokens":8})")});
-  EXPECT_EQ(plan.page_groups[0].eviction_every_tokens, 0);
+         "sinks":4,"every_tokens":8})")});
+  EXPECT_EQ(plan.page_groups[0].eviction,
+            (EvictionCounts{
+                .budget_ratio = 0.5, .least_tokens = 20, .every_tokens = 8}));
+}
+
+TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
+  constexpr char kTo64[] =
+      R"(,"eviction":{"budget":64,"recent":16,"positions":"ORIGINAL",
+         "every_tokens":8,"lambda":0.5)";
+  AttentionShape shape = Shape();
+  shape.layers.resize(3);
+  const ResolvedPlan plan = Resolve(
+      {Layer(kFullKey, kFullValue, absl::StrCat(kTo64, "}")),
+       Layer(kFullKey, kFullValue),
+       Layer(kFullKey, kFullValue,
+             absl::StrCat(kTo64,
+                          R"(,"sinks":4,"decay":0.5,"half_friendliness":true,
+                             "observation_window":8,"others":"LATEST"})"))},
+      shape);
+  // As many slots at any length: one group of pages.
+  ASSERT_EQ(plan.page_groups.size(), 2u);
+  EXPECT_THAT(plan.page_groups[0].layers, ElementsAre(0, 2));
+  EXPECT_EQ(plan.page_groups[1].eviction, EvictionCounts());
+  const ResolvedEviction& first = *plan.layer(0).eviction;
+  EXPECT_EQ(first.recent, 16);
+  EXPECT_EQ(first.lambda, 0.5F);
+  EXPECT_EQ(first.decay, 1.0F);
+  EXPECT_EQ(first.friendliness, 1.0F);
+  EXPECT_TRUE(first.scored);
+  const ResolvedEviction& other = *plan.layer(2).eviction;
+  EXPECT_EQ(other.sinks, 4);
+  EXPECT_EQ(other.decay, 0.5F);
+  EXPECT_EQ(other.friendliness, 0.5F);
+  EXPECT_EQ(other.observation_window, 8);
+  EXPECT_FALSE(other.scored);
+  // The same where a layer is looked at alone.
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::optional<LayerEviction> alone,
+      ResolveLayerEviction(plan.source.layers(2), shape, 2));
+  ASSERT_TRUE(alone.has_value());
+  EXPECT_EQ(alone->slots.units, other.units);
+  EXPECT_EQ(alone->counts, plan.page_groups[0].eviction);
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const std::optional<LayerEviction> none,
+      ResolveLayerEviction(plan.source.layers(1), shape, 1));
+  EXPECT_FALSE(none.has_value());
 }
 
 TEST(ResolvedPlanTest, WhatHasNoMeaningIsNotResolved) {

@@ -5,6 +5,7 @@
 // take it; only planners and those who write artifacts see the protobuf.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -160,11 +161,33 @@ struct ResolvedAttention {
 // received (4), and a logarithmic error each for key and value (1 + 1).
 inline constexpr int64_t kEvictionUnitBytes = 10;
 
+// Which slots a layer keeps.
 struct ResolvedEviction {
   // KV heads that give up the same tokens: the plan's units, or the finest that
   // no latent straddles, halved in number until their metadata is cheap. Of the
   // whole model, whatever a rank holds.
   std::vector<std::vector<int64_t>> units;
+  int64_t sinks = 0;
+  int64_t recent = 0;
+  bool scored = true;  // others stay by score; false: the latest ones
+  float lambda = 0;
+  float friendliness = 1;  // its factor: 1 or 0.5
+  float decay = 1;         // of the attention received, behind each eviction
+  bool rolling = false;    // positions are slots
+  // Last queries of a stretch of the prompt that count; 0: all.
+  int64_t observation_window = 0;
+};
+
+// How many slots stay of a sequence, and when the others go.
+struct EvictionCounts {
+  int64_t budget_tokens = 0;  // slots that stay; 0: a share of the prompt
+  double budget_ratio = 0;    // that share; then `least_tokens` at least
+  int64_t least_tokens = 0;
+  int64_t every_tokens = 0;  // 0: nothing is evicted
+
+  bool evicts() const { return every_tokens > 0; }
+  friend auto operator<=>(const EvictionCounts&,
+                          const EvictionCounts&) = default;
 };
 
 struct ResolvedSelection {
@@ -185,10 +208,7 @@ struct ResolvedLayer {
 // Layers that hold the same tokens at any length.
 struct ResolvedPageGroup {
   int64_t sliding_window = 0;  // 0: none
-  // Slots that eviction leaves a sequence, and how many tokens come between two
-  // evictions; 0, 0: nothing is evicted, or a share of the prompt is kept.
-  int64_t eviction_budget_tokens = 0;
-  int64_t eviction_every_tokens = 0;
+  EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
 };
 
@@ -224,6 +244,15 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
 absl::StatusOr<ResolvedAttention> ResolveAttention(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer, TpShard shard = {});
+
+// What one layer gives up; nothing: it does not evict. As above.
+struct LayerEviction {
+  ResolvedEviction slots;
+  EvictionCounts counts;
+};
+absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
+    const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
+    int64_t layer);
 
 // How many plans this process has resolved.
 int64_t NumResolvedPlans();

@@ -201,7 +201,10 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
   for (const auto* parts :
        {&plan.key().parts(), &plan.value().parts(), &plan.joint()}) {
     for (const Part& part : *parts) {
-      if (Straddles(part.low_rank().groups(), unit_of_head) ||
+      const bool one_basis = part.has_full() && units.size() > 1 &&
+                             (part.codec().has_basis_static() ||
+                              part.codec().has_basis_sequence());
+      if (one_basis || Straddles(part.low_rank().groups(), unit_of_head) ||
           Straddles(part.rope_low_rank().groups(), unit_of_head)) {
         return where.Refuse("heads that share a latent must share a unit");
       }
@@ -210,9 +213,33 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
   return absl::OkStatus();
 }
 
-absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
-                           const LayerFacts& facts) {
+// Rows that are kept exact lie by position: their tokens must all stay.
+absl::Status CheckExactTokensStay(const PlanPlace& where,
+                                  const LayerPlan& plan) {
   const Eviction& eviction = plan.eviction();
+  const uint32_t window =
+      std::max(plan.key().exact_window(), plan.value().exact_window());
+  if (eviction.recent() < window) {
+    return where.Refuse("the exact_window of ", window,
+                        " tokens must stay: want recent >= ", window, ", have ",
+                        eviction.recent());
+  }
+  if (eviction.sinks() < plan.exact_sinks()) {
+    return where.Refuse("the ", plan.exact_sinks(),
+                        " exact_sinks must stay: want sinks >= ",
+                        plan.exact_sinks(), ", have ", eviction.sinks());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
+                           const LayerFacts& facts, int64_t sliding_window) {
+  const Eviction& eviction = plan.eviction();
+  if (sliding_window > 0) {
+    return where.Refuse("the layer sees a sliding window of ", sliding_window,
+                        " tokens: what lies behind it is given up already, and "
+                        "what eviction kept of it would not be seen");
+  }
   if (eviction.recent() < 1) {
     return where.Refuse("a recent window is mandatory, have recent 0");
   }
@@ -238,16 +265,24 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
                         eviction.lambda(), " and ", eviction.decay());
   }
   if (eviction.positions() == Eviction::ROLLING) {
-    for (const Part& part : plan.key().parts()) {
-      if (part.stored() == kvasir::v1::POST_ROPE) {
-        return where.Refuse(
-            "ROLLING positions rotate keys anew: want keys stored PRE_ROPE");
+    for (const auto* parts : {&plan.key().parts(), &plan.joint()}) {
+      for (const Part& part : *parts) {
+        if (part.stored() == kvasir::v1::POST_ROPE) {
+          return where.Refuse(
+              "ROLLING positions rotate keys anew: want keys stored PRE_ROPE");
+        }
       }
     }
   } else if (eviction.positions() != Eviction::ORIGINAL) {
     return where.Refuse("positions: want ORIGINAL or ROLLING, have ",
                         static_cast<int>(eviction.positions()));
   }
+  if (eviction.others() != Eviction::HITTERS &&
+      eviction.others() != Eviction::LATEST) {
+    return where.Refuse("others: want HITTERS or LATEST, have ",
+                        static_cast<int>(eviction.others()));
+  }
+  KVASIR_RETURN_IF_ERROR(CheckExactTokensStay(where, plan));
   return CheckUnits(where, plan, facts);
 }
 
@@ -303,7 +338,8 @@ absl::Status ValidatePlan(const KvPlan& plan, const AttentionShape& shape) {
     KVASIR_RETURN_IF_ERROR(SidesChecker(l, layer, facts).Check());
     if (layer.has_eviction()) {
       KVASIR_RETURN_IF_ERROR(CheckEviction(
-          PlanPlace{.layer = l, .section = "eviction"}, layer, facts));
+          PlanPlace{.layer = l, .section = "eviction"}, layer, facts,
+          shape.layers[static_cast<size_t>(l)].sliding_window));
     }
     if (layer.has_selection()) {
       KVASIR_RETURN_IF_ERROR(

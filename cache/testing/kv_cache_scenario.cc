@@ -37,6 +37,8 @@ struct KvCacheScenario::Words {
       for (int32_t n = first; n <= last; ++n) numbers.push_back(n);
     } else if (absl::ConsumePrefix(&word, "salt=")) {
       options.salt = std::string(word);
+    } else if (absl::ConsumePrefix(&word, "prompt=")) {
+      KVASIR_CHECK(absl::SimpleAtoi(word, &options.prompt_tokens));
     } else if (word == "noreuse") {
       options.reuse_prefix = false;
     } else if (word == "nopublish") {
@@ -105,6 +107,7 @@ std::string KvCacheScenario::Do(absl::string_view command) {
     return "";
   }
   if (verb == "copies") return Copies();
+  if (verb == "evictions") return Evictions();
   if (verb == "pool") {
     const PageGroupStats stats =
         cache_.Stats().groups[static_cast<size_t>(words.group.value())];
@@ -165,6 +168,15 @@ std::string KvCacheScenario::Do(absl::string_view command) {
   if (verb == "pages") return Ids(cache_.Pages(of.id, words.group));
   if (verb == "side") return Ids(cache_.SidePages(of.id, words.group));
   if (verb == "cut") return absl::StrCat(cache_.tail_cut(of.id));
+  if (verb == "next") {
+    const std::optional<int64_t> next = cache_.next_eviction(of.id);
+    return next ? absl::StrCat(*next) : "never";
+  }
+  if (verb == "due") return cache_.eviction_due(of.id) ? "yes" : "no";
+  if (verb == "evict") {
+    cache_.Evict(of.id);
+    return "";
+  }
   if (verb == "delta") return Delta(of);
   if (verb == "lengths") {
     return absl::StrCat("logical ", cache_.logical_tokens(of.id), " physical ",
@@ -240,6 +252,31 @@ std::string KvCacheScenario::Delta(const Known& of) {
           absl::StrAppend(out, " side+", page);
         }
       });
+}
+
+std::string KvCacheScenario::Evictions() {
+  google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction> evictions;
+  cache_.TakeEvictions(&evictions);
+  return absl::StrJoin(
+      evictions, "; ",
+      [this](std::string* out, const kvasir::v1::SlotEviction& eviction) {
+        absl::StrAppend(
+            out, "g", eviction.page_group(), " ",
+            NameOf(SequenceId(static_cast<int64_t>(eviction.sequence_id()))),
+            "@", eviction.logical_tokens(), " ", eviction.num_slots(), ">",
+            eviction.kept_slots(), " in ",
+            absl::StrJoin(eviction.pages(), " "));
+        if (eviction.after_page_copies() > 0) {
+          absl::StrAppend(out, " after ", eviction.after_page_copies());
+        }
+      });
+}
+
+std::string KvCacheScenario::NameOf(SequenceId id) const {
+  for (const auto& [name, known] : known_) {
+    if (known.id == id) return name;
+  }
+  return "(gone)";
 }
 
 std::string KvCacheScenario::Copies() {

@@ -1,7 +1,7 @@
 // A small language for tests of KvCache: one command a line, what it must
 // answer behind "->", a comment behind "#". Invariants are checked after each.
 //
-//   start NAME TOKENS [salt=X] [noreuse] [nopublish] -> cached N
+//   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N] -> cached N
 //   probe TOKENS [salt=X]        -> cached N      (changes nothing)
 //   append NAME TOKENS           (tokens that were sampled: to be run later)
 //   reserve NAME N               -> ok  |  no gG want N free N
@@ -15,6 +15,11 @@
 //   pages NAME [gG]              -> ids from the first live entry on
 //   side NAME [gG]               -> ids
 //   cut NAME                     -> N             (where a step should end)
+//   next NAME                    -> N | never     (where it must end)
+//   due NAME                     -> yes | no
+//   evict NAME
+//   evictions                    -> gG NAME@TOKENS SLOTS>KEPT in ID ID after
+//                                   COPIES; ... (not after 0 copies)
 //   tails [gG]                   -> pages that they take
 //   delta NAME                   -> gG[ reset] live=N +ID +ID; ...
 //   copies                       -> gG FROM>TO; ...  (hN: the host pool's)
@@ -64,6 +69,8 @@ class KvCacheScenario {
   std::string Import(const std::string& name, const Words& words);
   std::string Delta(const Known& of);
   std::string Copies();
+  std::string Evictions();
+  std::string NameOf(SequenceId id) const;
 
   KvCache cache_;
   std::map<std::string, Known> known_;

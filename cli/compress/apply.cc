@@ -270,8 +270,11 @@ absl::Status RunApply(ApplyFlags& flags) {
     applied.plan = std::move(made.plan);
   } else {
     KVASIR_ASSIGN_OR_RETURN(applied.plan, ReadPlan(flags.plan, checkpoint));
-    flags.artifact.prediction =
-        ReadPredictionBeside(flags.plan, applied.plan, flags.calibration.quiet);
+    if (flags.method.eviction.empty()) {
+      flags.artifact.prediction = ReadPredictionBeside(flags.plan, applied.plan,
+                                                       flags.calibration.quiet);
+    }
+    KVASIR_RETURN_IF_ERROR(AddEviction(flags.method, checkpoint, applied.plan));
   }
   if (flags.dry_run) return PrintResult(flags, checkpoint, applied);
   KVASIR_ASSIGN_OR_RETURN(const compress::Decomposition decomposition,

@@ -16,6 +16,7 @@
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cli/compress/commands.h"
+#include "cli/eviction_flags.h"
 #include "cli/flags.h"
 #include "cli/known_models.h"
 #include "cli/progress.h"
@@ -23,6 +24,7 @@
 #include "compress/calibrate/calibration_sample.h"
 #include "compress/calibrate/token_stream.h"
 #include "compress/evaluate/baselines.h"
+#include "compress/evaluate/eviction_spec.h"
 #include "compress/runtime/cpu_setup.h"
 #include "compress/runtime/device.h"
 #include "model/checkpoint/checkpoint.h"
@@ -39,6 +41,9 @@ using compress::EvaluationRow;
 using compress::Evaluator;
 using compress::ReferenceDecoder;
 
+// A candidate as it is, among its evictions.
+constexpr char kNoEviction[] = "none";
+
 struct EvaluateFlags {
   std::string teacher;
   std::vector<std::string> candidates;
@@ -52,6 +57,9 @@ struct EvaluateFlags {
   bool repeat_test = false;
   int64_t repeats = 16;
   int64_t key_error_windows = 0;
+  std::vector<std::string> evictions = {kNoEviction};
+  std::vector<std::string> budgets = {"0.2"};
+  plan::EvictionSettings eviction;
   std::string json;
   std::string device = "auto";
   int threads = 1;
@@ -198,9 +206,7 @@ class EvaluateRun {
     for (const std::string& name : flags_.candidates) {
       EndLine();
       label_ = name;
-      KVASIR_ASSIGN_OR_RETURN(EvaluationRow row, EvaluateOne(name));
-      report_->rows.push_back(std::move(row));
-      KVASIR_RETURN_IF_ERROR(WriteReport());
+      KVASIR_RETURN_IF_ERROR(EvaluateOne(name));
     }
     return absl::OkStatus();
   }
@@ -213,9 +219,21 @@ class EvaluateRun {
   }
 
   // What would only be found after the teacher's pass, which takes long.
-  absl::Status CheckNames() const {
+  absl::Status CheckNames() {
     if (!flags_.json.empty()) {
       KVASIR_RETURN_IF_ERROR(compress::CheckWritable(flags_.json));
+    }
+    for (const std::string& name : flags_.evictions) {
+      if (name == kNoEviction) {
+        evictions_.push_back(std::nullopt);
+        continue;
+      }
+      for (const std::string& budget : flags_.budgets) {
+        KVASIR_ASSIGN_OR_RETURN(
+            evictions_.emplace_back(),
+            compress::ParseEvictionSpec(name, budget, flags_.eviction,
+                                        flags_.seed));
+      }
     }
     for (const std::string& name : flags_.candidates) {
       if (compress::IsBaselineName(name)) continue;
@@ -252,14 +270,14 @@ class EvaluateRun {
 
   void EndLine() { line_.reset(); }
 
-  absl::StatusOr<EvaluationRow> EvaluateOne(const std::string& name) {
+  absl::Status EvaluateOne(const std::string& name) {
     if (compress::IsBaselineName(name)) {
       KVASIR_ASSIGN_OR_RETURN(
           const compress::Baseline baseline,
           compress::MakeBaseline({.name = name,
                                   .decoder = teacher_.decoder.get(),
                                   .calibration_ids = calibration_ids_}));
-      return evaluator_->Evaluate(baseline.candidate);
+      return EvaluateEvictions(baseline.candidate);
     }
     KVASIR_ASSIGN_OR_RETURN(const compress::PlannedName planned,
                             compress::ParsePlannedName(name));
@@ -271,13 +289,35 @@ class EvaluateRun {
     KVASIR_ASSIGN_OR_RETURN(
         const Candidate candidate,
         compress::MakeCandidate(model->name, *model->decoder));
-    return evaluator_->Evaluate(candidate);
+    return EvaluateEvictions(candidate);
+  }
+
+  absl::Status EvaluateEvictions(const Candidate& candidate) {
+    for (const std::optional<compress::EvictionSpec>& spec : evictions_) {
+      EndLine();
+      if (!spec.has_value()) {
+        KVASIR_RETURN_IF_ERROR(AddRow(candidate));
+        continue;
+      }
+      KVASIR_ASSIGN_OR_RETURN(const compress::EvictingCandidate evicting,
+                              compress::Evicting(candidate, *spec));
+      label_ = evicting.candidate.model;
+      KVASIR_RETURN_IF_ERROR(AddRow(evicting.candidate));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddRow(const Candidate& candidate) {
+    KVASIR_ASSIGN_OR_RETURN(EvaluationRow row, evaluator_->Evaluate(candidate));
+    report_->rows.push_back(std::move(row));
+    return WriteReport();
   }
 
   const EvaluateFlags& flags_;
   at::Device device_ = at::kCPU;
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
+  std::vector<std::optional<compress::EvictionSpec>> evictions_;
   std::unique_ptr<Evaluator> evaluator_;
   std::optional<Evaluation> report_;  // once the teacher is measured
   std::string label_;
@@ -323,6 +363,15 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   add("--key-error-windows", flags->key_error_windows,
       "Windows whose keys are compared with the teacher's")
       ->check(AtLeast(0));
+  add("--eviction", flags->evictions,
+      "Evictions to measure on each candidate, a window being one prompt: "
+      "none, "
+      "q-hitter, h2o, streaming, recent or random")
+      ->delimiter(',');
+  add("--eviction-budget", flags->budgets,
+      "Slots that stay, each a row: a share of the window (0.2), or a number")
+      ->delimiter(',');
+  AddEvictionFlags(command, flags->eviction);
   add("--calibration-text", flags->calibration_text,
       "Text for the ranges of per-channel baselines");
   add("--calibration-tokens", flags->calibration_tokens, "Tokens of it")

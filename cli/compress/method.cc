@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "cli/eviction_flags.h"
 #include "cli/flags.h"
 #include "cli/model_source.h"
 #include "compress/methods/commuting.h"
@@ -23,6 +24,8 @@
 #include "compress/methods/rap.h"
 #include "compress/methods/svdq.h"
 #include "compress/oracle/attention_loader.h"
+#include "model/checkpoint/file.h"
+#include "model/shapes/attention_shape.h"
 
 namespace kvasir::cli {
 namespace {
@@ -213,6 +216,19 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
   return compress::PlanChannelCodes(request, options);
 }
 
+// All is the eviction's, which comes on top of every method's plan.
+absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
+                               const PlanRequest& request) {
+  if (flags.evict_from.empty()) {
+    return plan::FullRankPlan(model::AttentionShapeOf(request.spec),
+                              request.value_codec.dtype());
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::string text,
+      model::ReadSmallFile(flags.evict_from, plan::kMaxPlanJsonBytes));
+  return plan::ParsePlanJson(text, flags.evict_from);
+}
+
 // LoRC's planner does so by itself, for its keep counts inside those layers.
 absl::Status KeepOtherLayers(const MethodFlags& flags,
                              const PlanRequest& request, KvPlan& plan) {
@@ -263,6 +279,19 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
   return absl::OkStatus();
 }
 
+// The plan's own words for what was asked.
+std::string EvictionOptions(const MethodFlags& flags,
+                            const std::string& eviction) {
+  const plan::EvictionSettings& settings = flags.eviction_settings;
+  std::string options = absl::StrCat(
+      "--eviction ", eviction, " --eviction-budget ", flags.eviction_budget,
+      " --eviction-every ", settings.every_tokens);
+  if (settings.method == plan::EvictionMethod::kQHitter) {
+    absl::StrAppend(&options, " --eviction-lambda ", settings.lambda);
+  }
+  return options;
+}
+
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
@@ -283,6 +312,7 @@ constexpr Method kMethods[] = {
     {"svdq", Svdq, 8,
      "--key-bits with eight widths (8,4,4,4,2,2,0,0) and --value-bits"},
     {"channel", Channel, 8, "--average-bits and --value-bits"},
+    {kEvictionMethod, QHitter, 8, "--eviction-budget"},
 };
 
 const Method* FindMethod(const std::string& name) {
@@ -331,7 +361,8 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   names.push_back(kAutoMethod);
   add("--method", flags.method,
       "auto, which plans bits by predicted loss; palu, lorc, rap, commuting, "
-      "svdq; or the baselines uniform (Palu "
+      "svdq; q-hitter, which evicts tokens alone; or the baselines uniform "
+      "(Palu "
       "without a search) and channel (keys coded as they are)")
       ->check(OneOf(names))
       ->required(required);
@@ -412,6 +443,21 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
             "Keys after their rotation (svdq, channel)")
       ->group(kMethodGroup);
   AddAutoFlags(command, flags.automatic);
+  AddFlag(command, "--eviction", flags.eviction,
+          "Which tokens stay, on top of any method: q-hitter, h2o or streaming")
+      ->check(OneOf({"q-hitter", "h2o", "streaming"}))
+      ->group("Eviction");
+  AddFlag(command, "--eviction-budget", flags.eviction_budget,
+          "Slots that stay: a share of the prompt (0.2), or a number (256)")
+      ->check(Checked([](const std::string& text) {
+        return plan::ParseEvictionBudget(text).status();
+      }))
+      ->group("Eviction");
+  AddEvictionFlags(command, flags.eviction_settings);
+  AddFlag(command, "--evict-from", flags.evict_from,
+          "File of the plan that --method q-hitter puts eviction on (default: "
+          "whole keys and values)")
+      ->group("Eviction");
   add("--average-bits", flags.average_bits,
       "Channel: width of the codes of keys, averaged over layers")
       ->check(Between(1.0, 8.0));
@@ -428,6 +474,10 @@ void CheckMethodFlags(const MethodFlags& flags) {
   }
   const Method* method = FindMethod(flags.method);
   if (method == nullptr) return;
+  if (!flags.evict_from.empty() && flags.method != kEvictionMethod) {
+    throw CLI::ValidationError(
+        absl::StrCat("--evict-from is of --method ", kEvictionMethod));
+  }
   const int targets = (flags.keep ? 1 : 0) + (flags.kv_bytes_per_token ? 1 : 0);
   if (method->has_keep() && targets != 1) {
     throw CLI::ValidationError("give one of --keep and --kv-bytes-per-token");
@@ -435,7 +485,7 @@ void CheckMethodFlags(const MethodFlags& flags) {
   if (!method->has_keep() && targets > 0) {
     throw CLI::ValidationError(
         absl::StrCat("--method ", flags.method,
-                     ": its size is that of its bits: in place of ",
+                     " does not go by a share of numbers: in place of ",
                      flags.keep ? "--keep" : "--kv-bytes-per-token", " give ",
                      method->size_flags));
   }
@@ -445,6 +495,35 @@ void CheckMethodFlags(const MethodFlags& flags) {
         "--key-keep and --keep-values are of rap and commuting, not of ",
         flags.method));
   }
+}
+
+absl::Status AddEviction(const MethodFlags& flags,
+                         const model::Checkpoint& checkpoint, KvPlan& plan) {
+  const std::string eviction =
+      flags.method == kEvictionMethod && flags.eviction.empty()
+          ? kEvictionMethod
+          : flags.eviction;
+  if (eviction.empty()) return absl::OkStatus();
+  plan::EvictionSettings settings = flags.eviction_settings;
+  KVASIR_ASSIGN_OR_RETURN(settings.method, plan::ParseEvictionMethod(eviction));
+  KVASIR_ASSIGN_OR_RETURN(settings.budget,
+                          plan::ParseEvictionBudget(flags.eviction_budget));
+  const plan::AttentionShape shape = model::AttentionShapeOf(checkpoint.spec());
+  const bool replaces = std::any_of(
+      plan.layers().begin(), plan.layers().end(),
+      [](const kvasir::v1::LayerPlan& layer) { return layer.has_eviction(); });
+  KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(settings, shape, &plan));
+  KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(plan, shape));
+  // Another eviction gives way.
+  const std::string of_tokens = plan.method().substr(
+      0, replaces ? plan.method().rfind('+') : std::string::npos);
+  const bool alone = of_tokens.empty() || of_tokens == "full" ||
+                     plan::ParseEvictionMethod(of_tokens).ok();
+  plan.set_method(alone ? eviction : absl::StrCat(of_tokens, "+", eviction));
+  auto* options = plan.mutable_provenance()->mutable_options();
+  absl::StrAppend(options, options->empty() ? "" : " ",
+                  EvictionOptions(flags, eviction));
+  return absl::OkStatus();
 }
 
 CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags) {

@@ -13,6 +13,7 @@
 #include "cli/compress/calibration.h"
 #include "compress/methods/method.h"
 #include "model/checkpoint/checkpoint.h"
+#include "plan/eviction.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace CLI {
@@ -55,13 +56,27 @@ struct MethodFlags {
   bool post_rope = false;
   double average_bits = 4.0;
   AutoFlags automatic;
+  // All methods; empty: none. Method q-hitter is this alone.
+  std::string eviction;
+  std::string eviction_budget = "0.2";
+  plan::EvictionSettings eviction_settings;
+  std::string evict_from;  // q-hitter: file of a plan; empty: whole numbers
 };
+
+// Method that puts eviction on a plan, or on whole keys and values.
+inline constexpr char kEvictionMethod[] = "q-hitter";
 
 // `required`: a method must be given (else it may be read from a plan).
 void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required);
 
 // CLI::ValidationError for flags that contradict one another: wrong usage.
 void CheckMethodFlags(const MethodFlags& flags);
+
+// Puts the eviction of the flags, if any, on a plan of the model. Errors:
+// plan::ValidatePlan's.
+absl::Status AddEviction(const MethodFlags& flags,
+                         const model::Checkpoint& checkpoint,
+                         kvasir::v1::KvPlan& plan);
 
 // What the method's planner reads of a calibration.
 CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags);

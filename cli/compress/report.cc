@@ -130,6 +130,20 @@ absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
     absl::StrAppendFormat(&text, "fixed per sequence    %s\n",
                           HumanBytes(static_cast<double>(bytes.per_sequence)));
   }
+  for (const plan::ResolvedPageGroup& group : of.plan.page_groups) {
+    const plan::EvictionCounts& eviction = group.eviction;
+    if (!eviction.evicts()) continue;
+    const std::string budget =
+        eviction.budget_tokens > 0
+            ? absl::StrCat(eviction.budget_tokens, " slots")
+            : absl::StrFormat("%g %% of the prompt, %d slots at least",
+                              100.0 * eviction.budget_ratio,
+                              eviction.least_tokens);
+    absl::StrAppendFormat(&text,
+                          "kept tokens           %s, in %d layers; evictions "
+                          "come every %d tokens\n",
+                          budget, group.layers.size(), eviction.every_tokens);
+  }
   absl::StrAppend(&text,
                   "\nlayer side   method                     rank  bits        "
                   "     bytes/token\n");

@@ -365,7 +365,8 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   const int64_t repeats = options_.repeat.tests;
   std::vector<Score> scores(static_cast<size_t>(num_windows_ + repeats));
   ClampCount clamps;
-  const LayerHooks hooks{.transform = candidate.transform,
+  const LayerHooks hooks{.eviction = candidate.eviction,
+                         .transform = candidate.transform,
                          .clamp_count = &clamps};
   KVASIR_RETURN_IF_ERROR(ForEachWindow(
       candidate.model, num_windows_ + repeats, [&](int64_t i) -> absl::Status {

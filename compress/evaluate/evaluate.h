@@ -58,12 +58,13 @@ struct EvaluateOptions {
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
-// What is compared. The decoder (and transform) outlive the call.
+// What is compared. The decoder (and transform, and rules) outlive the call.
 struct Candidate {
   std::string model;
   std::string method;
   const ReferenceDecoder* decoder = nullptr;
   const CacheTransform* transform = nullptr;
+  const EvictionRules* eviction = nullptr;  // null: as the plan says
   double keep = 1.0;  // share of the numbers that a full cache holds
   // Tokens that stay exact beside codes, the most of any layer: first and
   // latest ones of a sequence.

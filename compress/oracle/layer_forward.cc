@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/oracle/attention_core.h"
+#include "compress/oracle/code_errors.h"
 
 namespace kvasir::compress {
 
@@ -19,6 +20,7 @@ struct Call {
   const TensorMap& tensors;
   Rotation rotation;  // of the call's positions
   LayerHooks hooks;
+  CodeErrors* errors = nullptr;  // null: nobody asks
 
   const model::DecoderSpec& spec() const { return program.spec; }
 
@@ -44,37 +46,6 @@ struct Call {
     return at::linear(x, weight, bias);
   }
 };
-
-// Turns the first pairs of heads [B, T, H, W] by cos and sin [T, 1 or H, n],
-// and scales all of it; dims behind the pairs do not turn.
-struct Turn {
-  at::Tensor cos;
-  at::Tensor sin;
-  model::RopePairing pairing = model::RopePairing::kHalfSplit;
-  double scale = 1.0;
-};
-
-at::Tensor Rotate(const at::Tensor& heads, const Turn& turn) {
-  const int64_t pairs = turn.cos.size(-1);
-  const at::Tensor cos = turn.scale == 1.0 ? turn.cos : turn.cos * turn.scale;
-  const at::Tensor sin = turn.scale == 1.0 ? turn.sin : turn.sin * turn.scale;
-  std::vector<at::Tensor> pieces;
-  if (turn.pairing == model::RopePairing::kHalfSplit) {
-    const at::Tensor a = heads.slice(-1, 0, pairs);
-    const at::Tensor b = heads.slice(-1, pairs, 2 * pairs);
-    pieces = {a * cos - b * sin, b * cos + a * sin};
-  } else {
-    const at::Tensor a = heads.slice(-1, 0, 2 * pairs, 2);
-    const at::Tensor b = heads.slice(-1, 1, 2 * pairs, 2);
-    pieces = {
-        at::stack({a * cos - b * sin, b * cos + a * sin}, -1).flatten(-2)};
-  }
-  if (heads.size(-1) > 2 * pairs) {
-    const at::Tensor rest = heads.slice(-1, 2 * pairs);
-    pieces.push_back(turn.scale == 1.0 ? rest : rest * turn.scale);
-  }
-  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
-}
 
 // Of whole heads.
 Turn HeadTurn(const Call& call, double scale = 1.0) {
@@ -383,6 +354,9 @@ absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
       KVASIR_ASSIGN_OR_RETURN(CacheTransform::Seen seen,
                               call.hooks.transform->Key(program.layer, before));
       AddClamps(call, seen);
+      if (call.errors != nullptr) {
+        call.errors->AddHeads(plan::Side::kKey, seen.values - before);
+      }
       before = std::move(seen.values);
     }
     if (observer != nullptr) observer->OnKey(program.layer, before);
@@ -402,6 +376,9 @@ absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent, PartLatents(call, part, x));
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
+  if (call.errors != nullptr && part.coded) {
+    call.errors->AddLatents(side, part, read.coded - latent);
+  }
   if ((side == plan::Side::kKey ? call.program.key_exact
                                 : call.program.value_exact)
           .any()) {
@@ -427,6 +404,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
     // Observers have seen the keys: of what is stored for all tokens.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
+    unseen.errors = nullptr;
     KVASIR_ASSIGN_OR_RETURN(keys.exact, AssembleKey(unseen, exact));
     keys.seen = WithSinks(keys.seen, keys.exact, program.key_exact.sinks);
   }
@@ -468,6 +446,9 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
         CacheTransform::Seen seen,
         call.hooks.transform->Value(program.layer, values.seen));
     AddClamps(call, seen);
+    if (call.errors != nullptr) {
+      call.errors->AddHeads(plan::Side::kValue, seen.values - values.seen);
+    }
     values.exact = values.seen;
     values.exact_window = seen.exact_window;
     values.seen = std::move(seen.values);
@@ -529,14 +510,45 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
       CacheTransform::Seen seen,
       call.hooks.transform->RotatedKey(call.program.layer, keys.seen, query));
   AddClamps(call, seen);
+  if (call.errors != nullptr) {
+    call.errors->AddHeads(plan::Side::kKey, seen.values - keys.seen);
+  }
   keys.exact = keys.seen;
   keys.exact_window = seen.exact_window;
   keys.seen = std::move(seen.values);
   return absl::OkStatus();
 }
 
-absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
+// Nothing: all tokens stay.
+std::optional<EvictionRule> EvictionOf(const Call& call) {
   const LayerProgram& program = call.program;
+  if (call.hooks.eviction != nullptr) {
+    return call.hooks.eviction->at(static_cast<size_t>(program.layer));
+  }
+  if (!program.eviction.has_value()) return std::nullopt;
+  return EvictionRule{.layer = *program.eviction};
+}
+
+at::Tensor Evict(const Call& call, const AttentionInputs& inputs,
+                 const EvictionRule& rule) {
+  EvictionInputs eviction{.rule = &rule,
+                          .key_error = call.errors->key(),
+                          .value_error = call.errors->value()};
+  if (LayerObserver* observer = call.hooks.observer) {
+    eviction.on_kept = [&](int64_t batch, int64_t unit, int64_t length,
+                           const std::vector<int64_t>& positions) {
+      observer->OnKept(call.program.layer, batch, unit, length, positions);
+    };
+  }
+  return EvictingAttention(inputs, eviction);
+}
+
+absl::StatusOr<at::Tensor> Attend(const Call& asked, const at::Tensor& x) {
+  const LayerProgram& program = asked.program;
+  const std::optional<EvictionRule> eviction = EvictionOf(asked);
+  CodeErrors errors(program.spec.num_kv_heads);
+  Call call = asked;
+  if (eviction.has_value()) call.errors = &errors;
   if (call.hooks.observer != nullptr) {
     call.hooks.observer->OnAttentionInput(program.layer, x);
   }
@@ -560,7 +572,9 @@ absl::StatusOr<at::Tensor> Attend(const Call& call, const at::Tensor& x) {
   inputs.near_value = std::move(values.exact);
   inputs.near_value_tokens = values.exact_window;
   inputs.sliding_window = program.sliding_window;
-  at::Tensor mixed = CausalAttention(inputs).flatten(2);
+  at::Tensor mixed = (eviction.has_value() ? Evict(call, inputs, *eviction)
+                                           : CausalAttention(inputs))
+                         .flatten(2);
   if (program.output_columns.defined()) {
     mixed = mixed.index_select(-1, program.output_columns);
   }
@@ -618,20 +632,6 @@ absl::StatusOr<at::Tensor> LayerNormalize(const Call& call,
 }
 
 }  // namespace
-
-Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
-                      const at::TensorOptions& options,
-                      int64_t first_position) {
-  const auto doubles = at::TensorOptions().dtype(at::kDouble);
-  const at::Tensor angle = at::outer(
-      at::arange(first_position, first_position + num_positions, doubles),
-      at::tensor(rope.frequencies, doubles));
-  const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
-  const auto narrow = [&](const at::Tensor& table) {
-    return (table * rope.attention_factor).to(options.device(), type);
-  };
-  return {narrow(angle.cos()), narrow(angle.sin())};
-}
 
 absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,

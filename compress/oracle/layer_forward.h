@@ -11,30 +11,20 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "compress/oracle/evicting_attention.h"
 #include "compress/oracle/fake_quant.h"
 #include "compress/oracle/layer_program.h"
+#include "compress/oracle/rotation.h"
 #include "compress/oracle/tensor_map.h"
 #include "model/shapes/decoder_spec.h"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
-
-// cos and sin of every pair at positions first .. first + T - 1, YaRN's
-// attention factor included. Angles are float64.
-struct Rotation {
-  at::Tensor cos;  // [T, rotary_dim / 2]
-  at::Tensor sin;
-
-  Rotation Slice(int64_t num_positions) const {
-    return {cos.slice(0, 0, num_positions), sin.slice(0, 0, num_positions)};
-  }
-};
-Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
-                      const at::TensorOptions& options,
-                      int64_t first_position = 0);
 
 // Sees what a layer computes on its way; all tensors are part of the autograd
 // graph and must not be changed. Calls of one layer come in this order.
@@ -59,6 +49,11 @@ class LayerObserver {
   virtual bool WantsCodes() const { return false; }
   virtual void OnCodes(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                        int64_t /*latent*/, const CodedLatent& /*coded*/) {}
+  // What stays of a unit when `length` tokens of a sequence of the batch have
+  // been seen: as EvictionInputs::on_kept.
+  virtual void OnKept(int64_t /*layer*/, int64_t /*batch*/, int64_t /*unit*/,
+                      int64_t /*length*/,
+                      const std::vector<int64_t>& /*positions*/) {}
 };
 
 // Codes in ranges fixed before, and how many of them were clamped.
@@ -98,8 +93,14 @@ class CacheTransform {
   }
 };
 
+// What evicts in a model instead of its plan, or how; by layer. Layers without
+// a rule keep all tokens.
+using EvictionRules = std::vector<std::optional<EvictionRule>>;
+
 struct LayerHooks {
   LayerObserver* observer = nullptr;
+  // Null: as the plan says, all tokens of a sequence being its prompt.
+  const EvictionRules* eviction = nullptr;
   // For uncompressed models only.
   const CacheTransform* transform = nullptr;
   // False: latents are not coded, as if every codec were exact (and so

@@ -983,10 +983,16 @@ TEST(LayerForwardTest, GradientsReachEveryFactor) {
 TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
   const Layer layer = MakeLayer(kShapes[0]);
   kvasir::v1::LayerPlan plan = FullPlan(layer);
-  plan.mutable_eviction();
+  plan.mutable_selection();
   EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("layer 0: eviction")));
+                       HasSubstr("layer 0: the reference decoder does not "
+                                 "apply selection")));
+  plan.clear_selection();
+  plan.mutable_eviction()->set_positions(kvasir::v1::Eviction::ROLLING);
+  EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("does not apply rolling positions")));
   plan.clear_eviction();
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();

@@ -365,13 +365,18 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   const model::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(layer)];
   program.rotates = layer_spec.rope && spec.rope.rotary_dim > 0;
   program.sliding_window = layer_spec.sliding_window;
-  if (plan.has_eviction() || plan.has_selection()) {
-    return absl::UnimplementedError(
-        absl::StrCat("layer ", layer,
-                     ": eviction and selection depend on a whole sequence: "
-                     "the reference decoder does not apply them"));
-  }
+  const auto unserved = [layer](const char* what) {
+    return absl::UnimplementedError(absl::StrCat(
+        "layer ", layer, ": the reference decoder does not apply ", what));
+  };
+  if (plan.has_selection()) return unserved("selection");
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
+  KVASIR_ASSIGN_OR_RETURN(program.eviction,
+                          plan::ResolveLayerEviction(plan, shape, layer));
+  if (program.eviction.has_value() && program.eviction->slots.rolling &&
+      program.rotates) {
+    return unserved("rolling positions");
+  }
   KVASIR_ASSIGN_OR_RETURN(const plan::ResolvedAttention attention,
                           plan::ResolveAttention(plan, shape, layer));
   KVASIR_ASSIGN_OR_RETURN(plan::AttentionTensors tensors,

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,7 @@ struct LayerProgram {
   };
   ExactTokens key_exact;
   ExactTokens value_exact;
+  std::optional<plan::LayerEviction> eviction;
 
   // q_proj's rows are not those of the base model: some key part folds.
   bool query_is_folded = false;
@@ -108,7 +110,8 @@ struct LayerProgram {
 // The program of one layer. `plan` null: the uncompressed layer, nothing coded.
 // The plan was accepted by plan::ValidatePlan.
 // Errors: Unimplemented for what the reference decoder does not apply
-//   (ANCHORED, eviction, selection, sequence ranges), naming layer and side;
+//   (ANCHORED, rolling positions, selection, sequence ranges), naming layer and
+//   side;
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).
 absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               const kvasir::v1::LayerPlan* plan,

@@ -626,3 +626,57 @@ def test_single_layers_are_compressed_and_the_others_stay_whole(compress, tmp_pa
     assert spaces == [["full"], ["low_rank"], ["full"], ["full"], ["low_rank"], ["full"]]
     plan.unlink()
     refused(compress(*only, "6", ok=False), "--only-layers: layer 6 is not in 0..5")
+
+
+def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
+    whole, lorc, both = (tmp_path / f"{name}.json" for name in ("whole", "lorc", "both"))
+    plan = ["plan", "--quiet", "--model", TINY, "--method"]
+    done = compress(*plan, "q-hitter", "--eviction-budget", 0.3, "--out", whole)
+    assert "30 % of the prompt, 68 slots at least" in done.stdout
+    compress(*plan, "lorc", "--keep", 0.5, "--ranks", "uniform", "--key-bits", 4, "--value-bits", 4,
+             "--exact-window", 96, "--eviction", "h2o", "--eviction-budget", 256, "--out", lorc)
+    compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-budget", 400,
+             "--eviction-lambda", 0.7, "--out", both)
+    made = [json.loads(path.read_text()) for path in (whole, lorc, both)]
+    assert [plan["method"] for plan in made] == ["q-hitter", "lorc+h2o", "lorc+q-hitter"]
+    first, second, third = (plan["layers"][0]["eviction"] for plan in made)
+    assert first["budget_ratio"] == 0.3
+    # What the plan keeps exact stays.
+    assert (second["budget"], second["recent"], second["lambda"]) == (256, 96, 1)
+    assert (third["budget"], third["recent"], third["lambda"]) == (400, 100, 0.7)
+    assert made[1]["layers"][3]["key"] == made[2]["layers"][3]["key"]
+
+    art = tmp_path / "art"
+    compress("apply", "--quiet", "--model", TINY, "--plan", lorc, "--eviction", "streaming",
+             "--eviction-budget", 256, "--out", art)
+    applied = json.loads((art / "kv_plan.json").read_text())
+    assert applied["method"] == "lorc+streaming"
+    assert applied["layers"][0]["eviction"]["others"] == "LATEST"
+
+    refused(compress(*plan, "q-hitter", "--keep", 0.5, ok=False), "--eviction-budget", code=2)
+    refused(compress(*plan, "q-hitter", "--eviction-budget", "1.5", ok=False),
+            "'1.5' is no eviction budget", code=2)
+    refused(compress(*plan, "lorc", "--keep", 0.5, "--evict-from", lorc, ok=False),
+            "--evict-from is of --method q-hitter", code=2)
+    refused(compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-recent", 64, ok=False),
+            "layer 0 eviction", "want recent >= 96, have 64")
+
+
+def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
+    out = tmp_path / "result.json"
+    done = compress("evaluate", "--quiet", "--teacher", TINY, "per-token:k4,v4", "--text",
+                    TINY / "evaluation.txt", "--windows", 2, "--window-tokens", 128, "--eviction",
+                    "none,q-hitter,h2o,streaming,recent,random", "--eviction-budget", "0.25,128",
+                    "--eviction-recent", 16, "--eviction-every", 16, "--json", out)
+    rows = {row["model"]: row["kl_nats"] for row in json.loads(out.read_text())["rows"]}
+    evictions = ("q-hitter", "h2o", "streaming", "recent", "random")
+    assert list(rows) == ["per-token:k4,v4"] + [
+        f"per-token:k4,v4 + {name} {budget}" for name in evictions for budget in ("0.25", "128")]
+    none = rows["per-token:k4,v4"]
+    for name in evictions:
+        # A budget of the whole window evicts nothing.
+        assert rows[f"per-token:k4,v4 + {name} 128"] == pytest.approx(none, rel=1e-4)
+        assert rows[f"per-token:k4,v4 + {name} 0.25"] != pytest.approx(none, rel=1e-3)
+    assert "random 0.25" in done.stdout
+    refused(compress("evaluate", "--teacher", TINY, "per-token:k4,v4", "--text",
+                     TINY / "evaluation.txt", "--eviction", "lru", ok=False), "'lru' is no eviction")

@@ -87,7 +87,9 @@ const kvasir::v1::StepPlan& PlanBuilder::Build(uint64_t step_id,
   plan_.mutable_released_sequences()->Add(released_.begin(), released_.end());
   released_.clear();
   plan_.mutable_page_copies()->Clear();
+  plan_.mutable_evictions()->Clear();
   cache->TakePageCopies(plan_.mutable_page_copies());
+  cache->TakeEvictions(plan_.mutable_evictions());
 
   const auto count = static_cast<int>(planned_.size());
   while (plan_.sequences_size() > count) {

@@ -9,6 +9,12 @@ std::string DumpPlan(const kvasir::v1::StepPlan& plan) {
       absl::StrCat("step ", plan.step_id(), ": ", plan.sequences_size(),
                    " sequences, ", plan.released_sequences_size(),
                    " released, ", plan.page_copies_size(), " page copies\n");
+  for (const auto& eviction : plan.evictions()) {
+    absl::StrAppend(&out, "  sequence ", eviction.sequence_id(), " at ",
+                    eviction.logical_tokens(), ", group ",
+                    eviction.page_group(), ": keeps ", eviction.kept_slots(),
+                    " of ", eviction.num_slots(), " slots\n");
+  }
   for (const auto& step : plan.sequences()) {
     absl::StrAppend(&out, "  sequence ", step.sequence_id(), ": ",
                     step.num_tokens(), " tokens at ", step.logical_start(),

@@ -23,6 +23,7 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   cache::StartOptions options;
   options.salt = state.request.cache_salt;
   options.publish_prefix = state.request.use_prefix_cache;
+  options.prompt_tokens = state.prompt_tokens();
   // Logits are wanted for every token of the prompt: all of them must run.
   options.reuse_prefix =
       state.request.use_prefix_cache &&
@@ -33,7 +34,7 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
 bool Evicts(const cache::KvCache& cache) {
   for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
-    if (cache.sequence_pages(group).eviction_every_tokens > 0) return true;
+    if (cache.sequence_pages(group).eviction.evicts()) return true;
   }
   return false;
 }
@@ -300,6 +301,14 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
   if (want == 0) return true;  // the budget is spent
+  // And one must end where slots are given up, before the next one begins.
+  if (deps_.cache->eviction_due(sequence->cache_id())) {
+    deps_.cache->Evict(sequence->cache_id());
+  }
+  if (const auto next = deps_.cache->next_eviction(sequence->cache_id())) {
+    want = static_cast<uint32_t>(
+        std::min(int64_t{want}, *next - sequence->computed));
+  }
   const uint32_t num_tokens = Grow(*sequence, want, victims_from);
   if (num_tokens == 0) return false;
 

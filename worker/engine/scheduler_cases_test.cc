@@ -24,6 +24,82 @@ std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
+// 6 slots stay at multiples of 4 and at a prompt's end.
+constexpr Case kEvictions[] = {
+    {"StepsEndWhereSlotsGo", R"(
+    pool pages=12 keep=6 every=4
+    options batch=64
+    submit a prompt=18 max=6 ignore_eos
+    step
+    expect plan a:8
+    step
+    expect plan a:4
+    expect evicted 2
+    step
+    expect plan a:4
+    expect evicted 6
+    step
+    expect plan a:2                   # the prompt's end
+    expect evicted 10
+    step
+    expect plan a:1
+    expect evicted 12
+    run
+    expect evicted 14                 # at 20; what ends at 23 is left
+    expect output a
+)"},
+    {"ATinyPoolServesAPromptOfFourTimesItsSize", R"(
+    pool pages=3 keep=6 every=4       # 12 slots
+    options batch=64 len=64
+    submit a prompt=48 max=8 ignore_eos
+    run
+    expect output a
+    expect preempted a 0
+)"},
+    {"ManyShareAPoolThatHoldsWhatStays", R"(
+    pool pages=9 keep=6 every=4
+    options seqs=3 batch=16 len=64
+    submit a prompt=40 max=9 ignore_eos
+    submit b prompt=33 max=9 ignore_eos
+    submit c prompt=7 max=20 ignore_eos
+    run
+    expect output a b c
+    expect preempted a 0
+)"},
+    {"WhoIsPreemptedPassesTheSamePointsAgain", R"(
+    pool pages=16 keep=6 every=4      # and a group that keeps all
+    group pages=10
+    options seqs=2 batch=16 len=40
+    submit low prompt=14 max=16 prio=1 ignore_eos
+    step 6
+    submit high prompt=20 max=10 ignore_eos
+    run
+    expect preempted low 2
+    expect output low high
+)"},
+    {"SamplesForkWithTheirOwnPages", R"(
+    pool pages=24 keep=6 every=4
+    options seqs=4 batch=32
+    submit a prompt=19 max=9 n=3 temp=1 ignore_eos
+    run
+    expect output a
+)"},
+    {"AbortedBetweenAnEvictionAndItsStep", R"(
+    pool pages=12 keep=6 every=4
+    options batch=64
+    submit a prompt=18 max=6
+    submit b prompt=20 max=6 ignore_eos
+    step 2
+    schedule
+    abort a
+    apply
+    run
+    expect output b
+)"},
+};
+INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
+                         ::testing::ValuesIn(kEvictions), CaseName);
+
 // A sequence's latest rows lie in side pages; prefixes are found as far as a
 // copy of them goes.
 constexpr Case kTails[] = {

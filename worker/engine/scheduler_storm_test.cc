@@ -49,8 +49,12 @@ class StormTest : public ::testing::TestWithParam<Storm> {
       config.groups.push_back({.num_pages = group.num_pages,
                                .sliding_window = group.sliding_window,
                                .side_pages_per_sequence = group.side_pages,
+                               .eviction = group.eviction,
                                .page_bytes = 64,
                                .num_host_pages = group.host_pages});
+      if (!group.eviction.evicts()) continue;
+      config.prefix_reuse = false;
+      evictions_.push_back(group.eviction);
     }
     cache_ = std::make_unique<cache::KvCache>(config);
     SchedulerOptions options;
@@ -69,8 +73,10 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   uint32_t Below(uint32_t n) { return static_cast<uint32_t>(random_() % n); }
 
   FakeModelLimits Limits() const {
-    return {
-        .vocab_size = kVocab, .max_model_len = kMaxLen, .eos_token_ids = {3}};
+    return {.vocab_size = kVocab,
+            .max_model_len = kMaxLen,
+            .eos_token_ids = {3},
+            .evictions = evictions_};
   }
 
   Request RandomRequest(int index) {
@@ -190,6 +196,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   std::unique_ptr<cache::KvCache> cache_;
   std::unique_ptr<FakeExecutor> executor_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::vector<plan::EvictionCounts> evictions_;
   std::vector<Sent> sent_;
   int refused_ = 0;
 };
@@ -220,12 +227,13 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
   EXPECT_EQ(scheduler_->num_queued(), 0u);
   const cache::KvCacheStats stats = cache_->Stats();
   EXPECT_EQ(stats.sequences, 0);
-  EXPECT_GT(stats.hit_tokens, 0);
+  EXPECT_EQ(stats.hit_tokens > 0, evictions_.empty());
+  EXPECT_EQ(stats.slots_evicted > 0, !evictions_.empty());
   bool has_side_pages = false;
   for (const auto& group : GetParam().groups) {
     has_side_pages |= group.side_pages > 0;
   }
-  EXPECT_EQ(stats.tails_published > 0, has_side_pages);
+  EXPECT_EQ(stats.tails_published > 0, has_side_pages && evictions_.empty());
   // Storms with a host pool are of pools that run out.
   EXPECT_EQ(stats.exports > 0, GetParam().groups[0].host_pages > 0);
   EXPECT_EQ(stats.imports > 0, GetParam().groups[0].host_pages > 0);
@@ -288,7 +296,48 @@ INSTANTIATE_TEST_SUITE_P(
                {.num_pages = 40,
                 .sliding_window = 7,
                 .side_pages = 3,
-                .host_pages = 24}}}),
+                .host_pages = 24}}},
+        Storm{"Evicts",
+              16,
+              16,
+              8,
+              {{.num_pages = 24,
+                .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
+        Storm{"EvictsIntoAHostPool",
+              20,
+              32,
+              16,
+              {{.num_pages = 20,
+                .host_pages = 40,
+                .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
+        // A quarter of what the longest sequence would take: 9 + 6 slots.
+        Storm{"EvictsInAPoolForOne",
+              17,
+              16,
+              4,
+              {{.num_pages = 4,
+                .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
+        Storm{"EvictsASmallShareInSmallChunks",
+              18,
+              5,
+              5,
+              {{.num_pages = 40,
+                .eviction = {.budget_ratio = 0.3,
+                             .least_tokens = 2,
+                             .every_tokens = 1}}}},
+        Storm{"EvictsBesideOthers",
+              19,
+              16,
+              8,
+              {{.num_pages = 60},
+               {.num_pages = 40, .sliding_window = 7},
+               {.num_pages = 30,
+                .side_pages = 1,
+                .eviction = {.budget_tokens = 12, .every_tokens = 8}},
+               {.num_pages = 30,
+                .eviction = {.budget_ratio = 0.5,
+                             .least_tokens = 4,
+                             .every_tokens = 5}}}}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
 }  // namespace

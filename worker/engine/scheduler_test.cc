@@ -448,11 +448,11 @@ TEST(SchedulerHostPoolTest, APlanThatEvictsIsCopiedHoweverSlowly) {
     cache::KvCacheConfig config;
     config.page_tokens = 4;
     config.prefix_reuse = every == 0;
-    config.groups = {{.num_pages = 8,
-                      .eviction_budget_tokens = every,
-                      .eviction_every_tokens = every,
-                      .page_bytes = 128,
-                      .num_host_pages = 8}};
+    config.groups = {
+        {.num_pages = 8,
+         .eviction = {.budget_tokens = every, .every_tokens = every},
+         .page_bytes = 128,
+         .num_host_pages = 8}};
     cache::KvCache cache(config);
     FakeExecutor executor({.groups = {{.num_pages = 8, .host_pages = 8}}});
     base::ManualClock clock;

@@ -1,10 +1,12 @@
 #include "worker/testing/fake_executor.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "cache/eviction/eviction_schedule.h"
 
 namespace kvasir::worker {
 namespace {
@@ -67,6 +69,53 @@ int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
   return token;
 }
 
+// Which slots of those that hold these prefixes stay: the last one, and the
+// others by what they hold, in their order. Indices, ascending.
+std::vector<size_t> KeptOf(const std::vector<uint64_t>& prefix_hashes,
+                           size_t kept) {
+  std::vector<size_t> slots(prefix_hashes.size());
+  std::iota(slots.begin(), slots.end(), size_t{0});
+  while (slots.size() > kept) {
+    slots.erase(std::min_element(
+        slots.begin(), slots.end() - 1, [&](size_t a, size_t b) {
+          return Mix(3, prefix_hashes[a]) < Mix(3, prefix_hashes[b]);
+        }));
+  }
+  return slots;
+}
+
+uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
+  return Mix(held_hash, prefix_hash);
+}
+
+// What a sequence of the model holds in a page group that evicts.
+class HeldPrefixes {
+ public:
+  HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
+      : schedule_(counts, prompt_tokens) {}
+
+  void Add(uint64_t prefix_hash) {
+    if (schedule_.IsPoint(length_)) {
+      const std::vector<uint64_t> all = std::exchange(held_, {});
+      for (const size_t slot :
+           KeptOf(all, static_cast<size_t>(schedule_.kept_slots()))) {
+        held_.push_back(all[slot]);
+      }
+    }
+    held_.push_back(prefix_hash);
+    ++length_;
+  }
+  uint64_t AddTo(uint64_t held_hash) const {
+    for (const uint64_t hash : held_) held_hash = AddHeld(held_hash, hash);
+    return held_hash;
+  }
+
+ private:
+  const cache::EvictionSchedule schedule_;
+  std::vector<uint64_t> held_;
+  int64_t length_ = 0;
+};
+
 template <typename... Args>
 absl::Status Broken(uint64_t sequence_id, const Args&... args) {
   return absl::InvalidArgumentError(
@@ -110,9 +159,7 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   for (uint64_t id : plan.released_sequences()) {
     KVASIR_RETURN_IF_ERROR(Release(id));
   }
-  for (const auto& copy : plan.page_copies()) {
-    KVASIR_RETURN_IF_ERROR(Copy(copy));
-  }
+  KVASIR_RETURN_IF_ERROR(CopyAndEvict(plan));
   if (plan.sequences_size() > static_cast<int>(options_.max_num_seqs)) {
     return absl::InvalidArgumentError(
         absl::StrCat(plan.sequences_size(), " sequences in a step"));
@@ -200,6 +247,120 @@ absl::Status FakeExecutor::Release(uint64_t sequence_id) {
   return absl::OkStatus();
 }
 
+absl::Status FakeExecutor::CopyAndEvict(const StepPlan& plan) {
+  int done = 0;
+  for (const auto& eviction : plan.evictions()) {
+    const auto copies = static_cast<int>(eviction.after_page_copies());
+    if (copies < done || copies > plan.page_copies_size()) {
+      return Broken(eviction.sequence_id(), "evicts behind ", copies,
+                    " copies, ", done, " of ", plan.page_copies_size(),
+                    " are done");
+    }
+    for (; done < copies; ++done) {
+      KVASIR_RETURN_IF_ERROR(Copy(plan.page_copies(done)));
+    }
+    KVASIR_RETURN_IF_ERROR(Evict(eviction));
+  }
+  for (; done < plan.page_copies_size(); ++done) {
+    KVASIR_RETURN_IF_ERROR(Copy(plan.page_copies(done)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::CheckEviction(
+    const kvasir::v1::SlotEviction& eviction) const {
+  const uint64_t id = eviction.sequence_id();
+  const uint32_t g = eviction.page_group();
+  if (g >= pages_.size() || !Evicts(g)) {
+    return Broken(id, "evicts from page group ", g);
+  }
+  const uint64_t slots = eviction.num_slots();
+  if (eviction.kept_slots() < 1 || eviction.kept_slots() >= slots ||
+      slots > eviction.logical_tokens()) {
+    return Broken(id, "keeps ", eviction.kept_slots(), " of ", slots,
+                  " slots at ", eviction.logical_tokens(), " tokens");
+  }
+  const uint64_t pages =
+      (slots + options_.page_tokens - 1) / options_.page_tokens;
+  if (static_cast<uint64_t>(eviction.pages_size()) != pages) {
+    return Broken(id, "evicts from ", eviction.pages_size(), " pages, want ",
+                  pages);
+  }
+  for (const int32_t page : eviction.pages()) {
+    if (page < 0 || page >= options_.groups[g].num_pages) {
+      return Broken(id, "evicts from page ", page, " of group ", g);
+    }
+  }
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return absl::OkStatus();
+  const Table& table = it->second.tables[g];
+  if (table.num_slots != slots ||
+      it->second.length != eviction.logical_tokens() ||
+      !std::equal(eviction.pages().begin(), eviction.pages().end(),
+                  table.pages.begin())) {
+    return Broken(id, "evicts of ", slots, " slots at ",
+                  eviction.logical_tokens(), " tokens; its table holds ",
+                  table.num_slots, " at ", it->second.length);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeExecutor::Evict(const kvasir::v1::SlotEviction& eviction) {
+  KVASIR_RETURN_IF_ERROR(CheckEviction(eviction));
+  const uint64_t id = eviction.sequence_id();
+  const uint32_t g = eviction.page_group();
+  std::vector<Slot*> slots;
+  std::vector<uint64_t> hashes;
+  for (uint64_t s = 0; s < eviction.num_slots(); ++s) {
+    const int32_t page =
+        eviction.pages(static_cast<int>(s / options_.page_tokens));
+    Slot& slot =
+        pages_[g][static_cast<size_t>(page)].slots[s % options_.page_tokens];
+    if (!slot.written ||
+        (!slots.empty() && slot.position <= slots.back()->position)) {
+      return Broken(id, "evicts of slot ", s, " in page ", page,
+                    ", which is not the next one written");
+    }
+    slots.push_back(&slot);
+    hashes.push_back(slot.prefix_hash);
+  }
+  if (slots.back()->position + 1 != eviction.logical_tokens()) {
+    return Broken(id, "evicts at ", eviction.logical_tokens(),
+                  " tokens, the last slot holds ", slots.back()->position);
+  }
+  const std::vector<size_t> kept =
+      KeptOf(hashes, static_cast<size_t>(eviction.kept_slots()));
+  for (size_t s = 0; s < slots.size(); ++s) {
+    *slots[s] = s < kept.size() ? *slots[kept[s]] : Slot();
+  }
+  const auto it = sequences_.find(id);
+  if (it == sequences_.end()) return absl::OkStatus();
+  Table& table = it->second.tables[g];
+  table.num_slots = eviction.kept_slots();
+  const uint64_t entries =
+      (table.num_slots + options_.page_tokens - 1) / options_.page_tokens;
+  while (table.pages.size() > entries) {
+    pages_[g][static_cast<size_t>(table.pages.back())].held_by.erase(id);
+    table.pages.pop_back();
+  }
+  return absl::OkStatus();
+}
+
+uint64_t FakeExecutor::HeldHash(const State& state) const {
+  uint64_t hash = 0;
+  for (size_t g = 0; g < state.tables.size(); ++g) {
+    if (!Evicts(g)) continue;
+    const Table& table = state.tables[g];
+    for (uint64_t s = 0; s < table.num_slots; ++s) {
+      const int32_t page = table.pages[s / options_.page_tokens];
+      hash = AddHeld(hash, pages_[g][static_cast<size_t>(page)]
+                               .slots[s % options_.page_tokens]
+                               .prefix_hash);
+    }
+  }
+  return hash;
+}
+
 absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
   if (copy.page_group() >= pages_.size()) {
     return absl::InvalidArgumentError("copy in an unknown page group");
@@ -262,6 +423,10 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
   }
   if (is_new) {
     state->length = step.logical_start();
+    for (int g = 0; g < step.physical_starts_size(); ++g) {
+      if (static_cast<size_t>(g) >= state->tables.size()) break;
+      state->tables[static_cast<size_t>(g)].num_slots = step.physical_starts(g);
+    }
     return absl::OkStatus();
   }
   if (step.logical_start() != state->length) {
@@ -357,9 +522,16 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
                                      uint64_t* prefix_hash) {
   const uint64_t id = step.sequence_id();
   if (step.num_tokens() == 0) return Broken(id, "no tokens");
-  for (const uint64_t start : step.physical_starts()) {
-    if (start != step.logical_start()) {
-      return Broken(id, "physical start ", start);
+  for (size_t g = 0; g < state->tables.size(); ++g) {
+    const auto group = static_cast<int>(g);
+    const uint64_t start = group < step.physical_starts_size()
+                               ? step.physical_starts(group)
+                               : step.logical_start();
+    const uint64_t want =
+        Evicts(g) ? state->tables[g].num_slots : step.logical_start();
+    if (start != want) {
+      return Broken(id, "physical start ", start, " of group ", g, ", want ",
+                    want);
     }
   }
   std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
@@ -389,7 +561,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
     *prefix_hash = Extend(*prefix_hash, token, state->length);
     for (size_t g = 0; g < state->tables.size(); ++g) {
       KVASIR_RETURN_IF_ERROR(Write(id, static_cast<int32_t>(g),
-                                   state->tables[g], state->length,
+                                   &state->tables[g], state->length,
                                    *prefix_hash));
       if (state->tables[g].side_pages.empty()) continue;
       RingSlot(g, state->tables[g], state->length) = {true, state->length,
@@ -401,15 +573,17 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
 }
 
 absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
-                                 const Table& table, uint64_t position,
+                                 Table* table, uint64_t position,
                                  uint64_t prefix_hash) {
-  const uint64_t index = position / options_.page_tokens;
-  const uint64_t slot = position % options_.page_tokens;
-  if (index < table.first_live || index >= table.pages.size()) {
+  const uint64_t place =
+      Evicts(static_cast<size_t>(group)) ? table->num_slots++ : position;
+  const uint64_t index = place / options_.page_tokens;
+  const uint64_t slot = place % options_.page_tokens;
+  if (index < table->first_live || index >= table->pages.size()) {
     return Broken(sequence_id, "position ", position, " lies outside table ",
-                  table.first_live, "..", table.pages.size());
+                  table->first_live, "..", table->pages.size());
   }
-  const int32_t page_id = table.pages[index];
+  const int32_t page_id = table->pages[index];
   Page& page = pages_[static_cast<size_t>(group)][static_cast<size_t>(page_id)];
   DropBehindWindows(sequence_id, group, page_id);
   if (page.held_by.size() != 1) {
@@ -417,11 +591,14 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
                   page.held_by.size(), " sequences hold");
   }
   if (page.writer != sequence_id) {
-    if (slot != 0 && !page.copied) {
+    // A fork may run long after the copies of its pages (writer 0).
+    const bool own_copy =
+        page.copied || (page.writer == 0 && Evicts(static_cast<size_t>(group)));
+    if (slot != 0 && !own_copy) {
       return Broken(sequence_id, "writes slot ", slot, " of page ", page_id,
                     ", which sequence ", page.writer, " filled");
     }
-    if (slot == 0 || !page.copied) {
+    if (slot == 0 || !own_copy) {
       page.slots.assign(options_.page_tokens, Slot());
     }
     page.writer = sequence_id;
@@ -457,6 +634,17 @@ void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
 absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
     uint64_t sequence_id, int32_t group, const Table& table,
     uint64_t position) const {
+  const auto g = static_cast<size_t>(group);
+  if (Evicts(g)) {
+    for (uint64_t s = table.num_slots; s-- > 0;) {
+      const int32_t page = table.pages[s / options_.page_tokens];
+      const Slot& slot =
+          pages_[g][static_cast<size_t>(page)].slots[s % options_.page_tokens];
+      if (slot.written && slot.position == position) return &slot;
+    }
+    return Broken(sequence_id, "group ", group, " does not hold position ",
+                  position);
+  }
   const uint64_t index = position / options_.page_tokens;
   if (index < table.first_live || index >= table.pages.size()) {
     return Broken(sequence_id, "reads position ", position, " outside table ",
@@ -477,6 +665,7 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
 absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
                                         const State& state) const {
   for (size_t g = 0; g < state.tables.size(); ++g) {
+    if (Evicts(g)) continue;  // what is held is part of what is sampled
     const uint64_t window = options_.groups[g].sliding_window;
     const uint64_t first =
         window == 0 || window >= state.length ? 0 : state.length - window;
@@ -528,8 +717,8 @@ absl::Status FakeExecutor::Sample(const SequenceStep& step,
                   .sample_index = sample.sample_index(),
                   .position = sample.position(),
                   .history_hash = penalties ? state->history_hash : 0};
-  const int32_t token =
-      DrawToken(prefix_hash, draw, sample.banned_ids(), options_.vocab_size);
+  const int32_t token = DrawToken(Mix(prefix_hash, HeldHash(*state)), draw,
+                                  sample.banned_ids(), options_.vocab_size);
   if (penalties) state->history_hash = CountOutput(state->history_hash, token);
   state->last_sampled = token;
   state->sampled_step = last_step_;
@@ -561,12 +750,21 @@ std::vector<int32_t> FakeContinuation(const Request& request,
   uint64_t history_hash = 0;
   uint64_t length = 0;
   uint64_t num_output = 0;
-  for (int32_t token : request.prompt.ToIds()) {
+  std::vector<HeldPrefixes> held;
+  for (const plan::EvictionCounts& counts : limits.evictions) {
+    held.emplace_back(counts,
+                      static_cast<int64_t>(request.prompt.size_tokens()));
+  }
+  const auto run = [&](int32_t token) {
     prefix_hash = Extend(prefix_hash, token, length++);
+    for (HeldPrefixes& group : held) group.Add(prefix_hash);
+  };
+  for (int32_t token : request.prompt.ToIds()) {
+    run(token);
     history_hash = CountPrompt(history_hash, token);
   }
   for (int32_t token : request.emitted.ToIds()) {
-    prefix_hash = Extend(prefix_hash, token, length++);
+    run(token);
     history_hash = CountOutput(history_hash, token);
     ++num_output;
   }
@@ -579,10 +777,12 @@ std::vector<int32_t> FakeContinuation(const Request& request,
                     .history_hash = penalties ? history_hash : 0};
     const std::vector<int32_t> banned =
         num_output < p.min_tokens() ? stop : std::vector<int32_t>();
+    uint64_t held_hash = 0;
+    for (const HeldPrefixes& group : held) held_hash = group.AddTo(held_hash);
     const int32_t token =
-        DrawToken(prefix_hash, draw, banned, limits.vocab_size);
+        DrawToken(Mix(prefix_hash, held_hash), draw, banned, limits.vocab_size);
     output.push_back(token);
-    prefix_hash = Extend(prefix_hash, token, length++);
+    run(token);
     history_hash = CountOutput(history_hash, token);
     ++num_output;
     if (std::find(stop.begin(), stop.end(), token) != stop.end()) break;

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "plan/resolved_plan.h"
 #include "worker/engine/request.h"
 #include "worker/executor/executor.h"
 
@@ -28,6 +29,7 @@ struct FakeExecutorOptions {
     // A sequence's own: a ring of as many of its latest slots as they hold.
     int32_t side_pages = 0;
     int32_t host_pages = 0;  // of the host pool
+    plan::EvictionCounts eviction;
   };
   uint32_t page_tokens = 4;
   std::vector<PageGroup> groups;
@@ -52,6 +54,8 @@ struct FakeExecutorOptions {
 //     copy, while no other sequence's table names it
 //   - what comes from the host pool went there, and comes to a page that no
 //     live sequence holds
+//   - slots are evicted of tables as the executor knows them, all of them
+//     written, and some stay; tokens follow behind these
 //   - side pages are a sequence's own, told once, and hold its latest slots
 //   - batch limits; the sampled token stands in only one step later;
 //     histories are complete
@@ -88,6 +92,7 @@ class FakeExecutor final : public Executor {
     std::vector<int32_t> pages;
     uint32_t first_live = 0;
     std::vector<int32_t> side_pages;
+    uint64_t num_slots = 0;  // where slots are evicted; else as many as tokens
   };
   struct State {
     std::vector<Table> tables;
@@ -100,14 +105,23 @@ class FakeExecutor final : public Executor {
 
   absl::StatusOr<kvasir::v1::StepResult> Run(const kvasir::v1::StepPlan& plan);
   absl::Status Release(uint64_t sequence_id);
+  // In their order among one another.
+  absl::Status CopyAndEvict(const kvasir::v1::StepPlan& plan);
   absl::Status Copy(const kvasir::v1::PageCopy& copy);
   absl::Status CopyOverHost(const kvasir::v1::PageCopy& copy);
+  absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
+  absl::Status CheckEviction(const kvasir::v1::SlotEviction& eviction) const;
+  bool Evicts(size_t group) const {
+    return options_.groups[group].eviction.evicts();
+  }
+  // All that the sequence's evicting tables hold.
+  uint64_t HeldHash(const State& state) const;
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
   absl::Status ApplyDelta(uint64_t id, const kvasir::v1::BlockTableDelta& delta,
                           Table* table);
   absl::Status RunTokens(const kvasir::v1::SequenceStep& step, State* state,
                          uint64_t* prefix_hash);
-  absl::Status Write(uint64_t sequence_id, int32_t group, const Table& table,
+  absl::Status Write(uint64_t sequence_id, int32_t group, Table* table,
                      uint64_t position, uint64_t prefix_hash);
   absl::Status ApplySidePages(uint64_t id,
                               const kvasir::v1::BlockTableDelta& delta,
@@ -145,6 +159,8 @@ struct FakeModelLimits {
   int32_t vocab_size = 1000;
   uint32_t max_model_len = 0;
   std::vector<int32_t> eos_token_ids;
+  // Of page groups that evict.
+  std::vector<plan::EvictionCounts> evictions;
 };
 std::vector<int32_t> FakeContinuation(const Request& request,
                                       uint32_t sample_index,

@@ -130,6 +130,21 @@ void Scenario::Run(std::string_view script) {
   }
 }
 
+plan::EvictionCounts Scenario::EvictionOf(const Line& line) {
+  return {.budget_tokens = line.Number("keep", 0),
+          .every_tokens = line.Number("every", 0)};
+}
+
+FakeModelLimits Scenario::Limits() const {
+  FakeModelLimits limits = {.vocab_size = options_.vocab_size,
+                            .max_model_len = options_.max_model_len,
+                            .eos_token_ids = options_.eos_token_ids};
+  for (const auto& group : fake_.groups) {
+    if (group.eviction.evicts()) limits.evictions.push_back(group.eviction);
+  }
+  return limits;
+}
+
 void Scenario::RunLine(const Line& line) {
   const std::string& command = line.words[0];
   if (command == "pool") {
@@ -139,13 +154,15 @@ void Scenario::RunLine(const Line& line) {
         static_cast<uint32_t>(line.Number("window", 0));
     fake_.groups[0].side_pages = static_cast<int32_t>(line.Number("side", 0));
     fake_.groups[0].host_pages = static_cast<int32_t>(line.Number("host", 0));
+    fake_.groups[0].eviction = EvictionOf(line);
     return;
   }
   if (command == "group") {
     fake_.groups.push_back(
         {.num_pages = static_cast<int32_t>(line.Number("pages", 16)),
          .sliding_window = static_cast<uint32_t>(line.Number("window", 0)),
-         .host_pages = static_cast<int32_t>(line.Number("host", 0))});
+         .host_pages = static_cast<int32_t>(line.Number("host", 0)),
+         .eviction = EvictionOf(line)});
     return;
   }
   if (command == "options") {
@@ -204,9 +221,11 @@ void Scenario::Build() {
     config.groups.push_back({.num_pages = group.num_pages,
                              .sliding_window = group.sliding_window,
                              .side_pages_per_sequence = group.side_pages,
+                             .eviction = group.eviction,
                              .page_bytes = 128,
                              .payload_bytes = 128,
                              .num_host_pages = group.host_pages});
+    config.prefix_reuse = config.prefix_reuse && !group.eviction.evicts();
   }
   cache_ = std::make_unique<cache::KvCache>(config);
   executor_ = std::make_unique<FakeExecutor>(fake_);
@@ -256,11 +275,7 @@ void Scenario::Submit(const Line& line) {
   sampling.set_ignore_eos(has("ignore_eos"));
   if (const int64_t emitted = line.Number("emitted", 0); emitted > 0) {
     // What an uninterrupted run would have delivered so far.
-    std::vector<int32_t> ids =
-        FakeContinuation(request, 0,
-                         {.vocab_size = options_.vocab_size,
-                          .max_model_len = options_.max_model_len,
-                          .eos_token_ids = options_.eos_token_ids});
+    std::vector<int32_t> ids = FakeContinuation(request, 0, Limits());
     ASSERT_GE(static_cast<int64_t>(ids.size()), emitted);
     ids.resize(static_cast<size_t>(emitted));
     request.emitted = proto::TokenBytes::Adopt(std::move(ids));
@@ -350,6 +365,8 @@ void Scenario::Expect(const Line& line) {
     int64_t pages = 0;
     for (const auto& group : cache_->Stats().groups) pages += group.tail_pages;
     EXPECT_EQ(absl::StrCat(pages), rest);
+  } else if (what == "evicted") {
+    EXPECT_EQ(absl::StrCat(cache_->Stats().slots_evicted), rest);
   } else if (what == "finished" || what == "failed") {
     ExpectEnds(line);
   } else if (what == "refused") {
@@ -409,10 +426,7 @@ void Scenario::ExpectOutput(const std::string& name) {
   const Submitted& entry = Of(name);
   for (uint32_t i = 0; i < entry.request.sampling.n(); ++i) {
     EXPECT_EQ(entry.sink->samples()[i].tokens,
-              FakeContinuation(entry.request, i,
-                               {.vocab_size = options_.vocab_size,
-                                .max_model_len = options_.max_model_len,
-                                .eos_token_ids = options_.eos_token_ids}))
+              FakeContinuation(entry.request, i, Limits()))
         << name << "#" << i;
   }
 }

@@ -3,6 +3,8 @@
 //   pool page_tokens=4 pages=16 side=0 host=0   the cache; before the first
 //                                        submit. Pages have 128 bytes
 //   group pages=8 window=6 host=0        one more page group, with a window
+//     keep=6 every=4                     of either: slots that stay at each
+//                                        eviction, and how often one comes
 //   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
 //          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
@@ -23,6 +25,7 @@
 //   expect cached a 8 | expect preempted a 2
 //   expect host 3                        pages of the host pool in use
 //   expect moved 4 3                     pages to the host pool, and from it
+//   expect evicted 12                    slots, over all groups
 //   expect idle                          nothing live, every page free
 //
 // Prompts are made from a text's name (the request's own, or text=): equal
@@ -75,6 +78,7 @@ class Scenario {
     Refusal refusal;
   };
 
+  static plan::EvictionCounts EvictionOf(const Line& line);
   static Line Parse(std::string_view text);
   void RunLine(const Line& line);
   void Build();
@@ -88,6 +92,7 @@ class Scenario {
   void ExpectOutput(const std::string& name);
   std::string Names(bool running) const;
   int64_t HostPages() const;
+  FakeModelLimits Limits() const;
   const Submitted& Of(const std::string& name) const;
 
   base::ManualClock clock_;

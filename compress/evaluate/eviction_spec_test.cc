@@ -1,0 +1,205 @@
+#include "compress/evaluate/eviction_spec.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "compress/evaluate/baselines.h"
+#include "compress/testing/test_decoder.h"
+#include "model/shapes/attention_shape.h"
+#include "plan/plan.h"
+
+namespace kvasir::compress {
+namespace {
+
+using ::kvasir::base::StatusIs;
+using ::testing::HasSubstr;
+
+constexpr plan::EvictionSettings kTiny = {
+    .sinks = 1, .recent = 2, .every_tokens = 2};
+
+EvictionSpec Spec(const std::string& name, const std::string& budget,
+                  const plan::EvictionSettings& settings = kTiny) {
+  absl::StatusOr<EvictionSpec> spec =
+      ParseEvictionSpec(name, budget, settings, 7);
+  KVASIR_EXPECT_OK(spec);
+  return spec.ok() ? *spec : EvictionSpec();
+}
+
+at::Tensor Ids(int64_t tokens) {
+  at::manual_seed(1);
+  return at::randint(0, 31, {2, tokens}, at::kLong);
+}
+
+// What stays of each layer, sequence, unit and length.
+class Recorder final : public LayerObserver {
+ public:
+  using Place = std::array<int64_t, 4>;
+  void OnKept(int64_t layer, int64_t batch, int64_t unit, int64_t length,
+              const std::vector<int64_t>& positions) override {
+    kept[{layer, batch, unit, length}] = positions;
+  }
+  std::map<Place, std::vector<int64_t>> kept;
+};
+
+struct Ran {
+  at::Tensor hidden;
+  std::map<Recorder::Place, std::vector<int64_t>> kept;
+};
+
+Ran Execute(const Candidate& candidate) {
+  const at::NoGradGuard no_grad;
+  Recorder recorder;
+  const auto hidden = candidate.decoder->LastHidden(
+      Ids(24), {.observer = &recorder,
+                .eviction = candidate.eviction,
+                .transform = candidate.transform});
+  KVASIR_EXPECT_OK(hidden);
+  return {hidden.ok() ? *hidden : at::Tensor(), std::move(recorder.kept)};
+}
+
+TEST(EvictionSpecTest, NamesAndBudgets) {
+  EXPECT_EQ(Spec("q-hitter", "0.2").name, "q-hitter 0.2");
+  EXPECT_EQ(Spec("recent", "8").settings.sinks, 0u);
+  EXPECT_EQ(Spec("random", "8").lot, 7u);
+  EXPECT_THAT(ParseEvictionSpec("lru", "8", kTiny, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want q-hitter, h2o or streaming; to be "
+                                 "measured also recent or random")));
+  EXPECT_THAT(ParseEvictionSpec("h2o", "two", kTiny, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no eviction budget")));
+}
+
+TEST(EvictionSpecTest, ABudgetOfTheWholeWindowChangesNothing) {
+  const ReferenceDecoder decoder = TestDecoder();
+  const Candidate whole = *MakeCandidate("whole", decoder);
+  const auto evicting = Evicting(whole, Spec("h2o", "24"));
+  KVASIR_ASSERT_OK(evicting);
+  EXPECT_EQ(evicting->candidate.model, "whole + h2o 24");
+  const Ran ran = Execute(evicting->candidate);
+  EXPECT_TRUE(ran.kept.empty());
+  EXPECT_LT((ran.hidden - Execute(whole).hidden).abs().max().item<double>(),
+            1e-4);
+}
+
+TEST(EvictionSpecTest, TokensUpToTheBudgetAreAsTheyWere) {
+  const ReferenceDecoder decoder = TestDecoder();
+  const Candidate whole = *MakeCandidate("whole", decoder);
+  for (const char* name :
+       {"q-hitter", "h2o", "streaming", "recent", "random"}) {
+    SCOPED_TRACE(name);
+    const auto evicting = Evicting(whole, Spec(name, "6"));
+    KVASIR_ASSERT_OK(evicting);
+    const Ran ran = Execute(evicting->candidate);
+    for (const auto& [place, positions] : ran.kept) {
+      EXPECT_EQ(positions.size(), 6u);
+    }
+    EXPECT_FALSE(ran.kept.empty());
+    const at::Tensor off =
+        (ran.hidden - Execute(whole).hidden).abs().amax(c10::IntArrayRef{0, 2});
+    EXPECT_LT(off.slice(0, 0, 8).max().item<double>(), 1e-4);
+    EXPECT_GT(off.slice(0, 8).min().item<double>(), 1e-4);
+  }
+}
+
+TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
+  const ReferenceDecoder decoder = TestDecoder();
+  const auto recent =
+      Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
+  KVASIR_ASSERT_OK(recent);
+  const Ran ran = Execute(recent->candidate);
+  EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
+}
+
+// Of Q-Hitter without attention, the tokens stay whose codes lose least; and
+// what the plan says is what is put on top of it.
+TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
+  const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
+  kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
+  for (auto& layer : *plan.mutable_layers()) {
+    auto* codec = layer.mutable_key()->mutable_parts(0)->mutable_codec();
+    codec->mutable_bits()->add_schedule(2);
+    codec->mutable_per_token();
+    codec->set_param_dtype(kvasir::v1::F16);
+  }
+  const ReferenceDecoder coded = TestDecoder(1, plan);
+  plan::EvictionSettings settings = kTiny;
+  settings.lambda = 0;
+  settings.every_tokens = 24;
+  settings.recent = 1;
+  settings.sinks = 0;
+  const EvictionSpec spec = Spec("q-hitter", "9", settings);
+  const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
+  KVASIR_ASSERT_OK(evicting);
+  // The prompt's end is no point that a token sees; one token more is.
+  const at::NoGradGuard no_grad;
+  (*evicting->rules)[0]->prompt_tokens = 20;
+  Recorder recorder;
+  KVASIR_ASSERT_OK(coded.LastHidden(
+      Ids(24), {.observer = &recorder, .eviction = evicting->rules.get()}));
+  const std::vector<int64_t>& have = recorder.kept.at({0, 0, 0, 20});
+
+  struct Latents final : LayerObserver {
+    void OnLatent(int64_t layer, plan::Side side, int,
+                  const at::Tensor& latent) override {
+      if (layer == 0 && side == plan::Side::kKey) seen = latent;
+    }
+    at::Tensor seen;
+  } latents;
+  KVASIR_ASSERT_OK(coded.LastHidden(Ids(24), {.observer = &latents}));
+  const LatentCodec& codec = coded.program(0).key[0].latents[0].codec;
+  const auto& unit = (*evicting->rules)[0]->layer.slots.units[0];
+  std::vector<std::pair<double, int64_t>> losses;
+  for (int64_t t = 0; t < 19; ++t) {
+    double squares = 0;
+    for (const int64_t head : unit) {
+      const int64_t width = codec.stored_width;
+      const at::Tensor x =
+          latents.seen[0][t].slice(0, head * width, (head + 1) * width);
+      squares +=
+          (CodeLatent(codec, x)->values - x).square().sum().item<double>();
+    }
+    losses.emplace_back(std::sqrt(squares), t);
+  }
+  std::sort(losses.begin(), losses.end());
+  std::vector<int64_t> want = {19};
+  for (int i = 0; i < 8; ++i)
+    want.push_back(losses[static_cast<size_t>(i)].second);
+  std::sort(want.begin(), want.end());
+  EXPECT_EQ(have, want);
+
+  kvasir::v1::KvPlan evicts = plan;
+  KVASIR_ASSERT_OK(
+      plan::ApplyEviction(Spec("q-hitter", "9").settings, shape, &evicts));
+  const ReferenceDecoder planned = TestDecoder(1, evicts);
+  const auto on_top =
+      Evicting(*MakeCandidate("coded", coded), Spec("q-hitter", "9"));
+  KVASIR_ASSERT_OK(on_top);
+  const Ran by_plan = Execute(*MakeCandidate("planned", planned));
+  EXPECT_FALSE(by_plan.kept.empty());
+  EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
+}
+
+TEST(EvictionSpecTest, BaselinesEvictToo) {
+  const ReferenceDecoder decoder = TestDecoder();
+  const auto baseline =
+      MakeBaseline({.name = "per-token:k2,v2", .decoder = &decoder});
+  KVASIR_ASSERT_OK(baseline);
+  plan::EvictionSettings by_codes = kTiny;
+  by_codes.lambda = 0.25;
+  const auto q_hitter =
+      Evicting(baseline->candidate, Spec("q-hitter", "8", by_codes));
+  const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
+  KVASIR_ASSERT_OK(q_hitter);
+  KVASIR_ASSERT_OK(h2o);
+  // What codes lose makes a difference.
+  EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
+}
+
+}  // namespace
+}  // namespace kvasir::compress

@@ -1,0 +1,37 @@
+// RoPE of heads of any width.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+
+#include "model/shapes/decoder_spec.h"
+
+namespace kvasir::compress {
+
+// cos and sin of every pair at positions first .. first + T - 1, YaRN's
+// attention factor included. Angles are float64.
+struct Rotation {
+  at::Tensor cos;  // [T, rotary_dim / 2]
+  at::Tensor sin;
+
+  Rotation Slice(int64_t num_positions) const {
+    return {cos.slice(0, 0, num_positions), sin.slice(0, 0, num_positions)};
+  }
+};
+Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
+                      const at::TensorOptions& options,
+                      int64_t first_position = 0);
+
+// Turns the first pairs of heads [B, T, H, W] by cos and sin [T, 1 or H, n],
+// and scales all of it; dims behind the pairs do not turn.
+struct Turn {
+  at::Tensor cos;
+  at::Tensor sin;
+  model::RopePairing pairing = model::RopePairing::kHalfSplit;
+  double scale = 1.0;
+};
+
+at::Tensor Rotate(const at::Tensor& heads, const Turn& turn);
+
+}  // namespace kvasir::compress

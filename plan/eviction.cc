@@ -1,0 +1,90 @@
+#include "plan/eviction.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::plan {
+namespace {
+
+using kvasir::v1::Eviction;
+using kvasir::v1::LayerPlan;
+
+constexpr uint32_t kSinks = 4;
+constexpr uint32_t kRecent = 64;
+constexpr uint32_t kRecentPart = 4;  // of a budget in slots
+
+uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
+  if (settings.recent.has_value()) return *settings.recent;
+  const uint32_t tokens = settings.budget.tokens;
+  const uint32_t recent =
+      tokens > 0 ? std::max(tokens / kRecentPart, 1U) : kRecent;
+  return std::max(
+      {recent, layer.key().exact_window(), layer.value().exact_window()});
+}
+
+}  // namespace
+
+absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name) {
+  if (name == "q-hitter") return EvictionMethod::kQHitter;
+  if (name == "h2o") return EvictionMethod::kH2o;
+  if (name == "streaming") return EvictionMethod::kStreaming;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", name, "' is no eviction: want q-hitter, h2o or streaming"));
+}
+
+absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
+  EvictionBudget budget;
+  if (absl::SimpleAtoi(text, &budget.tokens) && budget.tokens > 1) {
+    return budget;
+  }
+  budget.tokens = 0;
+  // No cache of one slot keeps sinks and recent tokens: 1 is the whole prompt.
+  if (absl::SimpleAtod(text, &budget.ratio) && budget.ratio > 0 &&
+      budget.ratio <= 1) {
+    return budget;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text,
+                   "' is no eviction budget: want slots (256) or a share of "
+                   "the prompt above 0 and at most 1 (0.2)"));
+}
+
+absl::Status ApplyEviction(const EvictionSettings& settings,
+                           const AttentionShape& shape,
+                           kvasir::v1::KvPlan* plan) {
+  bool any = false;
+  for (int l = 0; l < plan->layers_size(); ++l) {
+    LayerPlan* layer = plan->mutable_layers(l);
+    layer->clear_eviction();
+    if (l >= shape.num_layers() ||
+        shape.layers[static_cast<size_t>(l)].sliding_window > 0) {
+      continue;
+    }
+    any = true;
+    Eviction* eviction = layer->mutable_eviction();
+    eviction->set_budget(settings.budget.tokens);
+    eviction->set_budget_ratio(settings.budget.ratio);
+    eviction->set_sinks(
+        settings.sinks.value_or(std::max(kSinks, layer->exact_sinks())));
+    eviction->set_recent(RecentOf(settings, *layer));
+    eviction->set_lambda(
+        settings.method == EvictionMethod::kQHitter ? settings.lambda : 1.0);
+    eviction->set_decay(settings.decay);
+    eviction->set_positions(settings.rolling ? Eviction::ROLLING
+                                             : Eviction::ORIGINAL);
+    eviction->set_every_tokens(settings.every_tokens);
+    eviction->set_observation_window(settings.observation_window);
+    eviction->set_half_friendliness(settings.half_friendliness);
+    eviction->set_others(settings.method == EvictionMethod::kStreaming
+                             ? Eviction::LATEST
+                             : Eviction::HITTERS);
+  }
+  if (any) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "no layer can evict: every one sees a sliding window of tokens, behind "
+      "which they are given up already");
+}
+
+}  // namespace kvasir::plan

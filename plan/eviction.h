@@ -1,0 +1,56 @@
+// Eviction on top of any plan: what "q-hitter at 20 %" comes to in every layer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "plan/attention_shape.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
+
+namespace kvasir::plan {
+
+// Which slots stay beside sinks and recent ones.
+enum class EvictionMethod {
+  kQHitter,    // by attention received and friendliness to quantization
+  kH2o,        // by attention received alone
+  kStreaming,  // the latest ones
+};
+// "q-hitter", "h2o" or "streaming"; INVALID_ARGUMENT lists them.
+absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
+
+// Slots that stay: a number, or a share of the prompt; one of them is 0.
+struct EvictionBudget {
+  uint32_t tokens = 0;
+  double ratio = 0;
+};
+// "0.2": a fifth of the prompt; "256": slots. INVALID_ARGUMENT for what is
+// neither a share above 0 and at most 1 nor a whole number.
+absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text);
+
+// What is not said gets the default that stands behind it.
+struct EvictionSettings {
+  EvictionMethod method = EvictionMethod::kQHitter;
+  EvictionBudget budget = {.ratio = 0.2};
+  std::optional<uint32_t> sinks;   // 4; the plan's exact sinks where more
+  std::optional<uint32_t> recent;  // 64, or a quarter of a budget in slots; the
+                                   // plan's exact window where more
+  double lambda = 0.5;             // of q-hitter
+  double decay = 1;
+  uint32_t every_tokens = 128;
+  uint32_t observation_window = 0;
+  bool half_friendliness = false;
+  bool rolling = false;
+};
+
+// Sets the eviction of every layer without a sliding window; one that was there
+// gives way. INVALID_ARGUMENT when all layers have one. The plan is not judged:
+// ValidatePlan says what of it makes no sense.
+absl::Status ApplyEviction(const EvictionSettings& settings,
+                           const AttentionShape& shape,
+                           kvasir::v1::KvPlan* plan);
+
+}  // namespace kvasir::plan

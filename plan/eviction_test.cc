@@ -1,0 +1,112 @@
+#include "plan/eviction.h"
+
+#include "base/status_matchers.h"
+#include "plan/plan.h"
+#include "plan/resolved_plan.h"
+
+namespace kvasir::plan {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+
+AttentionShape Shape(int64_t layers) {
+  AttentionShape shape;
+  shape.num_heads = shape.num_kv_heads = 4;
+  shape.head_dim = 64;
+  shape.rotary_dim = 64;
+  shape.layers.resize(static_cast<size_t>(layers));
+  return shape;
+}
+
+TEST(EvictionTest, ABudgetIsANumberOfSlotsOrAShare) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget slots,
+                              ParseEvictionBudget("256"));
+  EXPECT_EQ(slots.tokens, 256u);
+  EXPECT_EQ(slots.ratio, 0);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget share,
+                              ParseEvictionBudget("0.2"));
+  EXPECT_EQ(share.tokens, 0u);
+  EXPECT_EQ(share.ratio, 0.2);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget all,
+                              ParseEvictionBudget("1"));
+  EXPECT_EQ(all.ratio, 1);
+  for (const char* wrong : {"", "0", "-3", "1.5", "nan", "half", "0.2x"}) {
+    EXPECT_THAT(ParseEvictionBudget(wrong),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("is no eviction budget")))
+        << wrong;
+  }
+}
+
+TEST(EvictionTest, MethodsHaveNames) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionMethod h2o,
+                              ParseEvictionMethod("h2o"));
+  EXPECT_EQ(h2o, EvictionMethod::kH2o);
+  EXPECT_THAT(ParseEvictionMethod("lru"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want q-hitter, h2o or streaming")));
+}
+
+TEST(EvictionTest, AnyPlanMayEvict) {
+  AttentionShape shape = Shape(3);
+  shape.layers[1].sliding_window = 32;
+  kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
+  KVASIR_ASSERT_OK(ApplyEviction({}, shape, &plan));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ResolvedPlan resolved,
+                              ResolvePlan(plan, shape));
+  EXPECT_FALSE(resolved.layer(1).eviction.has_value());
+  EXPECT_EQ(resolved.page_groups[0].eviction,
+            (EvictionCounts{
+                .budget_ratio = 0.2, .least_tokens = 68, .every_tokens = 128}));
+  EXPECT_EQ(resolved.layer(2).eviction->lambda, 0.5F);
+  EXPECT_TRUE(resolved.layer(2).eviction->scored);
+
+  // Another one takes its place.
+  KVASIR_ASSERT_OK(ApplyEviction({.method = EvictionMethod::kStreaming,
+                                  .budget = {.tokens = 256},
+                                  .every_tokens = 16},
+                                 shape, &plan));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ResolvedPlan streaming,
+                              ResolvePlan(plan, shape));
+  EXPECT_EQ(streaming.page_groups[0].eviction,
+            (EvictionCounts{.budget_tokens = 256, .every_tokens = 16}));
+  EXPECT_EQ(streaming.layer(0).eviction->recent, 64);
+  EXPECT_FALSE(streaming.layer(0).eviction->scored);
+}
+
+// What a plan keeps exact lies by position, and must stay.
+TEST(EvictionTest, TokensThatAreKeptExactStay) {
+  const AttentionShape shape = Shape(1);
+  kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
+  auto* codec =
+      plan.mutable_layers(0)->mutable_key()->mutable_parts(0)->mutable_codec();
+  codec->mutable_bits()->add_schedule(4);
+  codec->mutable_per_token();
+  codec->set_param_dtype(kvasir::v1::F16);
+  ASSERT_TRUE(SetExactTokens({.sinks = 8, .window = 128}, &plan));
+  KVASIR_ASSERT_OK(
+      ApplyEviction({.method = EvictionMethod::kH2o}, shape, &plan));
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ResolvedPlan resolved,
+                              ResolvePlan(plan, shape));
+  EXPECT_EQ(resolved.layer(0).eviction->recent, 128);
+  EXPECT_EQ(resolved.layer(0).eviction->sinks, 8);
+  EXPECT_EQ(resolved.layer(0).eviction->lambda, 1.0F);
+  // Not against what was asked for.
+  KVASIR_ASSERT_OK(ApplyEviction({.recent = 64}, shape, &plan));
+  EXPECT_THAT(ValidatePlan(plan, shape),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("want recent >= 128, have 64")));
+}
+
+TEST(EvictionTest, LayersWithWindowsAloneAreRefused) {
+  AttentionShape shape = Shape(1);
+  shape.layers[0].sliding_window = 32;
+  kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
+  EXPECT_THAT(ApplyEviction({}, shape, &plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no layer can evict")));
+}
+
+}  // namespace
+}  // namespace kvasir::plan
