@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -66,6 +67,28 @@ absl::Status SpreadGroups(const Groups& groups, int64_t heads,
   return absl::OkStatus();
 }
 
+// The channels of a group, one by one, as those of `count` heads: each pair's
+// stay as many for a head as they are.
+RopeLowRankSpace::Group ForHeads(const RopeLowRankSpace::Group& group,
+                                 int64_t count) {
+  absl::flat_hash_map<uint32_t, int64_t> ranks;
+  for (const uint32_t pair : group.pairs()) ++ranks[pair];
+  absl::flat_hash_map<uint32_t, int64_t> seen;
+  RopeLowRankSpace::Group spread;
+  for (const uint32_t pair : group.pairs()) {
+    const int64_t rank = ranks[pair];
+    const int64_t wanted = std::max<int64_t>(
+        1, (2 * rank * count + group.heads_size()) / (2 * group.heads_size()));
+    const int64_t before = seen[pair]++;
+    for (int64_t i = before * wanted / rank; i < (before + 1) * wanted / rank;
+         ++i) {
+      spread.add_pairs(pair);
+      spread.add_rank_per_pair(1);
+    }
+  }
+  return spread;
+}
+
 absl::Status SpreadPart(int64_t heads, Part* part) {
   if (part->has_full()) return absl::OkStatus();
   const Part from = *part;
@@ -94,18 +117,27 @@ absl::Status SpreadPart(int64_t heads, Part* part) {
                        part->mutable_codec());
   }
   const auto& groups = from.rope_low_rank().groups();
-  if (!from.has_rope_low_rank() || groups.size() != HeadsOf(groups)) {
-    return Unimplemented();
+  for (const RopeLowRankSpace::Group& group : groups) {
+    const auto& ranks = group.rank_per_pair();
+    // As planners write them; others have ranks of their own.
+    if (group.heads_size() == 0 || group.pairs().empty() ||
+        std::any_of(ranks.begin(), ranks.end(),
+                    [](uint32_t rank) { return rank != 1; })) {
+      return Unimplemented();
+    }
   }
+  if (!from.has_rope_low_rank() || groups.empty()) return Unimplemented();
   part->mutable_rope_low_rank()->clear_groups();
-  return SpreadGroups(
-      groups, heads,
-      [&](const RopeLowRankSpace::Group& group, int64_t first, int64_t count) {
-        RopeLowRankSpace::Group* to =
-            part->mutable_rope_low_rank()->add_groups();
-        *to = group;
-        set_heads(first, count, to);
-      });
+  const auto make = [&](const RopeLowRankSpace::Group& group, int64_t first,
+                        int64_t count) {
+    RopeLowRankSpace::Group* to = part->mutable_rope_low_rank()->add_groups();
+    *to = ForHeads(group, count);
+    set_heads(first, count, to);
+  };
+  KVASIR_RETURN_IF_ERROR(SpreadGroups(groups, heads, make));
+  return StretchRuns(2 * groups[0].pairs_size(),
+                     2 * part->rope_low_rank().groups(0).pairs_size(),
+                     part->mutable_codec());
 }
 
 // Whole heads do not say how many there are.

@@ -1,5 +1,6 @@
 #include "cli/bench/spread_plan.h"
 
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -94,6 +95,43 @@ TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
   for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
     EXPECT_EQ(after.PayloadBytesPerToken(1, side),
               2 * before.PayloadBytesPerToken(0, side));
+  }
+}
+
+// Three channels of each pair, for three heads.
+TEST(SpreadPlanTest, KeysOfAllHeadsThatCommuteHaveAsManyChannelsForAHead) {
+  kvasir::v1::KvPlan plan = PlanWith(kAllHeads, kAllHeads);
+  for (auto& layer : *plan.mutable_layers()) {
+    kvasir::v1::Part* key = layer.mutable_key()->mutable_parts(0);
+    auto* group = key->mutable_rope_low_rank()->mutable_groups(0);
+    key->mutable_rope_low_rank()->mutable_groups()->DeleteSubrange(1, 2);
+    *group = {};
+    for (uint32_t head = 0; head < 3; ++head) {
+      group->add_heads(head);
+      for (uint32_t pair = 0; pair < 8; ++pair) {
+        group->add_pairs((pair + head) % 8);
+        group->add_rank_per_pair(1);
+      }
+    }
+    for (auto& run : *key->mutable_codec()->mutable_bits()->mutable_runs()) {
+      run.set_channels(24);
+    }
+  }
+  for (const int64_t heads : {2, 4, 6}) {
+    const plan::AttentionShape shape = ShapeOf(2, heads);
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread, SpreadPlan(plan, shape));
+    const auto& group =
+        spread.layers(0).key().parts(0).rope_low_rank().groups(0);
+    EXPECT_EQ(group.heads_size(), heads);
+    for (uint32_t pair = 0; pair < 8; ++pair) {
+      EXPECT_EQ(std::count(group.pairs().begin(), group.pairs().end(), pair),
+                heads);
+    }
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const auto layout,
+        cache::PageLayout::Create(spread, shape, {.page_tokens = 64}));
+    EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kKey),
+              static_cast<double>(heads * 16 * (5 + 2) / 2) / 8);
   }
 }
 
