@@ -200,7 +200,8 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
       "what the model takes)")
       ->check(AtLeast(0));
   add("--windows", flags.windows,
-      "Lengths of the exact window to choose from (default: 0,8,16,32,64,128,256)")
+      "Lengths of the exact window to choose from (default: "
+      "0,8,16,32,64,128,256)")
       ->delimiter(',')
       ->check(AtLeast(0));
   add("--kappa", flags.kappa,
