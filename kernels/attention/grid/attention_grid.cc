@@ -129,6 +129,12 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
+  // Behind these are those of mass, which divide nothing.
+  const auto end = [](const AttentionGrid& grid) {
+    return grid.slices_.begin() +
+           static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
+                                       grid.num_head_slices_);
+  };
   const auto same_sets = [](const ClusterSets& a, const ClusterSets& b) {
     return a.size == b.size && a.first_slice == b.first_slice &&
            a.num_slices == b.num_slices;
@@ -142,8 +148,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
          num_cluster_slices_ == other.num_cluster_slices_ &&
          num_clusters_ == other.num_clusters_ &&
          widest_cluster_ == other.widest_cluster_ &&
-         std::equal(slices_.begin(), slices_.end(), other.slices_.begin(),
-                    other.slices_.end(), same_slices) &&
+         std::equal(slices_.begin(), end(*this), other.slices_.begin(),
+                    end(other), same_slices) &&
          std::equal(sets_.begin(), sets_.end(), other.sets_.begin(),
                     other.sets_.end(), same_sets);
 }

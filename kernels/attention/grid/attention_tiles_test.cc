@@ -130,6 +130,12 @@ TEST(AttentionGridTest, LayersOfOneShapeDivideAlike) {
   const PagedAttentionArgs like = other.Params();
   EXPECT_TRUE(AttentionGrid(params, 2).DividesAs(AttentionGrid(like, 2)));
   EXPECT_FALSE(AttentionGrid(params, 2).DividesAs(AttentionGrid(like, 3)));
+  LatentSpec evicts = spec;
+  evicts.adds_mass = true;
+  evicts.unit_of_head = {0, 0, 1, 1};
+  LatentCache mass(evicts, {1}, 4);
+  const PagedAttentionArgs adds = mass.Params();
+  EXPECT_TRUE(AttentionGrid(params, 2).DividesAs(AttentionGrid(adds, 2)));
   LatentSpec window = spec;
   window.window = 100;
   LatentCache windowed(window, {1}, 4);
