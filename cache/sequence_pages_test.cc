@@ -19,6 +19,7 @@ struct BothAnswers {
 BothAnswers Held(const PageGroupLayout& group, int64_t length, int64_t chunk) {
   KvCacheConfig config;
   config.page_tokens = 16;
+  config.prefix_reuse = !group.eviction.evicts();
   config.groups.push_back(
       {.num_pages = 1,
        .sliding_window = group.sliding_window,
