@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
@@ -71,9 +71,9 @@ absl::Status SpreadGroups(const Groups& groups, int64_t heads,
 // stay as many for a head as they are.
 RopeLowRankSpace::Group ForHeads(const RopeLowRankSpace::Group& group,
                                  int64_t count) {
-  absl::flat_hash_map<uint32_t, int64_t> ranks;
+  std::map<uint32_t, int64_t> ranks;
   for (const uint32_t pair : group.pairs()) ++ranks[pair];
-  absl::flat_hash_map<uint32_t, int64_t> seen;
+  std::map<uint32_t, int64_t> seen;
   RopeLowRankSpace::Group spread;
   for (const uint32_t pair : group.pairs()) {
     const int64_t rank = ranks[pair];
