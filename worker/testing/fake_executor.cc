@@ -177,8 +177,16 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  for (const auto& copy : plan.page_copies()) {
-    if (copy.from_host() || copy.to_host()) continue;
+  // The last copy into a page says what it is: what comes from the host pool is
+  // published at once, and may be shared in the same step.
+  absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
+  for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
+    const auto& copy = plan.page_copies(i);
+    if (copy.to_host() ||
+        !written.insert({copy.page_group(), copy.to_page()}).second ||
+        copy.from_host()) {
+      continue;
+    }
     const auto group = static_cast<int32_t>(copy.page_group());
     DropBehindWindows(0, group, copy.to_page());
     if (pages_[copy.page_group()][static_cast<size_t>(copy.to_page())]
