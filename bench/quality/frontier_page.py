@@ -310,7 +310,7 @@ def part(run: Run) -> str:
         "out over a window. Those of baselines are without the padding of pages. "
         f"*Bits a number* is all of that over {settings.NUMBERS_PER_TOKEN} numbers.",
         "- *Exact*: so many first and latest tokens as bf16. A planned row keeps the "
-        "first 4, if it does not say otherwise.",
+        "first 4 and a window of the planner's choice, if it does not say otherwise.",
         "- The planner calibrates on the four built-in domains; methods of papers on "
         f"{settings.CALIBRATION_TOKENS} tokens of the same texts; seed "
         f"{settings.SEED}.",
