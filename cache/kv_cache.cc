@@ -21,6 +21,13 @@ bool HasSidePages(const KvCacheConfig& config) {
                      });
 }
 
+bool Observes(const KvCacheConfig& config) {
+  return std::any_of(config.groups.begin(), config.groups.end(),
+                     [](const KvCacheConfig::Group& group) {
+                       return group.eviction.observation_window > 0;
+                     });
+}
+
 std::unique_ptr<PrefixHasher> OrKeyedHash(std::unique_ptr<PrefixHasher> hasher,
                                           const std::string& cache_id) {
   return hasher != nullptr ? std::move(hasher) : MakePrefixHasher(cache_id);
@@ -55,6 +62,7 @@ KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
 KvCache::KvCache(KvCacheConfig config, std::unique_ptr<PrefixHasher> hasher)
     : config_(std::move(config)),
       has_side_pages_(HasSidePages(config_)),
+      observes_(Observes(config_)),
       hasher_(OrKeyedHash(std::move(hasher), config_.cache_id)) {
   KVASIR_CHECK(!config_.groups.empty() && config_.page_tokens >= 1);
   std::vector<PagePool*> pools;
@@ -167,7 +175,9 @@ StartResult KvCache::StartSequence(SequenceId id,
                                    absl::Span<const int32_t> token_ids,
                                    const StartOptions& options) {
   Sequence& added = AddSequence(id);
-  ScheduleEvictions(token_ids, options, added);
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    added.groups[g].eviction = ScheduleOf(g, token_ids, options);
+  }
   const Hit hit = FindPrefix(token_ids, options, &counts_.page_hashes);
   added.publishes = config_.prefix_reuse && options.publish_prefix;
   if (added.publishes) {
@@ -230,10 +240,14 @@ ReserveResult KvCache::Reserve(SequenceId id, int64_t new_tokens) {
       takes_tail = true;
       continue;
     }
+    const BlockTable& table = of.groups[g].table;
+    const int64_t entries =
+        table.num_entries() + have + table.MissingEntries(new_tokens) - want;
     return {.ok = false,
             .group = group_id(g),
             .want_pages = want,
-            .free_pages = have};
+            .free_pages = have,
+            .fits_tokens = entries * config_.page_tokens - table.next_slot()};
   }
   if (takes_tail) TakeOverTail(of);
   for (size_t g = 0; g < pools_.size(); ++g) {
@@ -392,6 +406,11 @@ void KvCache::TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out) {
     counts_.table_entries_sent +=
         state.table.TakeDelta(group_id(g), out->mutable_block_tables());
     out->add_physical_starts(static_cast<uint64_t>(state.table.next_slot()));
+    if (observes_) {
+      const int64_t begin = state.table.logical_tokens();
+      out->add_first_counted(static_cast<uint64_t>(
+          state.eviction.FirstCounted(begin, begin + of.reserved_tokens)));
+    }
     if (state.side_pages.empty() || state.side_pages_sent) continue;
     // Side pages come with the first reservation, and so with a new table.
     kvasir::v1::BlockTableDelta* delta =

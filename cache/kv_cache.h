@@ -33,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/strong_id.h"
+#include "cache/eviction/eviction_schedule.h"
 #include "cache/images/sequence_image.h"
 #include "cache/layout.h"
 #include "cache/page_pool.h"
@@ -98,6 +99,8 @@ struct ReserveResult {
   PageGroupId group;
   int64_t want_pages = 0;
   int64_t free_pages = 0;
+  // Of a reservation: for how many tokens the group has pages; below 1: none.
+  int64_t fits_tokens = 0;
 
   explicit operator bool() const { return ok; }
 };
@@ -219,7 +222,9 @@ class KvCache {
   // StartSequence or Fork are resets, later ones never: tables only grow at the
   // end and go at the front. Appends to physical_starts, for each group, where
   // the next token's slot lies: entry physical_start / P of the group's table.
-  // Only where slots were evicted it is less than the logical tokens.
+  // Only where slots were evicted it is less than the logical tokens. And to
+  // first_counted, where some group has an observation window: the step has the
+  // tokens that are reserved.
   void TakeDeltas(SequenceId id, kvasir::v1::SequenceStep* out);
 
   // Appends the copies that the next step must do, in this order and before
@@ -349,8 +354,8 @@ class KvCache {
   int64_t FirstVisiblePage(size_t group, int64_t num_pages) const;
   void TakePrefix(const Hit& hit, Sequence& out);
 
-  void ScheduleEvictions(absl::Span<const int32_t> token_ids,
-                         const StartOptions& options, Sequence& out) const;
+  EvictionSchedule ScheduleOf(size_t group, absl::Span<const int32_t> token_ids,
+                              const StartOptions& options) const;
   int64_t MissingPages(const Sequence& of, size_t group,
                        int64_t new_tokens) const;
   void AllocateMissing(Sequence& of, size_t group, int64_t new_tokens);
@@ -388,6 +393,7 @@ class KvCache {
 
   const KvCacheConfig config_;
   const bool has_side_pages_;
+  const bool observes_;  // some group has an observation window
   const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
   std::vector<std::unique_ptr<PagePool>> host_pools_;

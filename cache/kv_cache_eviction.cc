@@ -8,17 +8,14 @@
 
 namespace kvasir::cache {
 
-void KvCache::ScheduleEvictions(absl::Span<const int32_t> token_ids,
-                                const StartOptions& options,
-                                Sequence& out) const {
-  const int64_t prompt_tokens = options.prompt_tokens > 0
-                                    ? options.prompt_tokens
-                                    : static_cast<int64_t>(token_ids.size());
-  for (size_t g = 0; g < pools_.size(); ++g) {
-    const plan::EvictionCounts& counts = config_.groups[g].eviction;
-    if (!counts.evicts()) continue;
-    out.groups[g].eviction = EvictionSchedule(counts, prompt_tokens);
-  }
+EvictionSchedule KvCache::ScheduleOf(size_t group,
+                                     absl::Span<const int32_t> token_ids,
+                                     const StartOptions& options) const {
+  const plan::EvictionCounts& counts = config_.groups[group].eviction;
+  if (!counts.evicts()) return {};
+  return EvictionSchedule(counts, options.prompt_tokens > 0
+                                      ? options.prompt_tokens
+                                      : static_cast<int64_t>(token_ids.size()));
 }
 
 bool KvCache::eviction_due(SequenceId id) const {

@@ -138,8 +138,27 @@ TEST(KvCacheEvictionTest, ARestartPassesTheSamePoints) {
     evict A
     next A               -> 8
     preempt A
-    start A 1..12        -> cached 0
-    next A               -> 8
+    start A 1..12 prompt=7 -> cached 0
+    next A               -> 7
+  )");
+}
+
+// It asked for a page behind slots that go before anything is written.
+TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsWhereItCameFrom) {
+  KvCacheScenario test(
+      Config({{.num_pages = 3,
+               .eviction = {.budget_tokens = 8, .every_tokens = 4},
+               .num_host_pages = 3}}));
+  test.Run(R"(
+    start a 1..20
+    step a 12      -> ok
+    due a          -> yes
+    export a       -> ok
+    import a       -> ok
+    evict a
+    append a 21
+    step a 4       -> ok
+    release a
   )");
 }
 

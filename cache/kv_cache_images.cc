@@ -132,7 +132,11 @@ ReserveResult KvCache::Import(SequenceId id, SequenceImage* image,
   const std::vector<PrefixNodeId> found = FindPages(committed, options);
   for (size_t g = 0; g < pools_.size(); ++g) {
     const ImageGroupShape& group = shape.groups[g];
-    const bool is_full = group.physical_tokens % config_.page_tokens == 0;
+    const EvictionSchedule eviction = ScheduleOf(g, token_ids, options);
+    // What is evicted first leaves room in the last page.
+    const bool is_full = group.physical_tokens % config_.page_tokens == 0 &&
+                         !(eviction.IsPoint(shape.logical_tokens) &&
+                           group.physical_tokens > eviction.kept_slots());
     auto want = static_cast<int64_t>(image->pages[g].size());
     int64_t have = pools_[g]->available_pages();
     if (runs_more && is_full) ++want;
@@ -155,7 +159,9 @@ ReserveResult KvCache::Import(SequenceId id, SequenceImage* image,
   }
   Sequence& added = AddSequence(id);
   added.tails = image->tails;
-  ScheduleEvictions(token_ids, options, added);
+  for (size_t g = 0; g < pools_.size(); ++g) {
+    added.groups[g].eviction = ScheduleOf(g, token_ids, options);
+  }
   for (size_t g = 0; g < pools_.size(); ++g) {
     ImportPages(g, *image, found, &added);
   }
@@ -260,6 +266,12 @@ absl::Status KvCache::CheckShape(const ImageShape& shape) const {
 
 absl::StatusOr<SequenceImage> KvCache::TakeImagePages(const ImageShape& shape) {
   KVASIR_RETURN_IF_ERROR(CheckShape(shape));
+  for (const kvasir::v1::PageCopy& copy : pending_copies_) {
+    if (!copy.from_host() && !copy.to_host()) continue;
+    return absl::FailedPreconditionError(
+        "image: the next step copies pages of the host pool, which may be "
+        "these");
+  }
   SequenceImage image;
   image.shape = shape;
   if (AllocateHostPages(&image)) return image;

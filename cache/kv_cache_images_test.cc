@@ -241,6 +241,24 @@ TEST(KvCacheImagesTest, OneThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
+// They would be read, or written over, by the step that has not run yet.
+TEST(KvCacheImagesTest, NoPagesForAnImageFromElsewhereWhileCopiesAreListed) {
+  KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
+  const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
+  const auto refuses = [&] {
+    return test.cache().TakeImagePages(shape).status().code() ==
+           absl::StatusCode::kFailedPrecondition;
+  };
+  test.Run("start a 1..8 nopublish\nstep a 8 -> ok\nexport a -> ok\nforget a");
+  EXPECT_TRUE(refuses());
+  test.Run("copies -> g0 0>h0; g0 1>h1");
+  EXPECT_FALSE(refuses());
+  test.Run("start b 1..8 nopublish\nstep b 8 -> ok\nexport b -> ok");
+  test.Run("copies -> g0 0>h0; g0 1>h1\nimport b -> ok");
+  EXPECT_TRUE(refuses());
+  test.Run("release b");
+}
+
 TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
   KvCache cache(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 5},

@@ -458,7 +458,6 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
   resolved.decay =
       eviction.decay() == 0 ? 1.0F : static_cast<float>(eviction.decay());
   resolved.rolling = eviction.positions() == kvasir::v1::Eviction::ROLLING;
-  resolved.observation_window = eviction.observation_window();
   for (const auto& unit : eviction.units()) {
     resolved.units.push_back(Ascending(unit.heads()));
   }
@@ -510,7 +509,8 @@ EvictionCounts CountsOf(const LayerPlan& plan) {
   const kvasir::v1::Eviction& eviction = plan.eviction();
   EvictionCounts counts{.budget_tokens = eviction.budget(),
                         .budget_ratio = eviction.budget_ratio(),
-                        .every_tokens = eviction.every_tokens()};
+                        .every_tokens = eviction.every_tokens(),
+                        .observation_window = eviction.observation_window()};
   if (counts.budget_tokens == 0) {
     counts.least_tokens = int64_t{eviction.sinks()} + eviction.recent();
   }

@@ -429,7 +429,8 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
   AttentionShape shape = Shape();
   shape.layers.resize(3);
   const ResolvedPlan plan = Resolve(
-      {Layer(kFullKey, kFullValue, absl::StrCat(kTo64, "}")),
+      {Layer(kFullKey, kFullValue,
+             absl::StrCat(kTo64, R"(,"observation_window":8})")),
        Layer(kFullKey, kFullValue),
        Layer(kFullKey, kFullValue,
              absl::StrCat(kTo64,
@@ -439,6 +440,7 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
   // As many slots at any length: one group of pages.
   ASSERT_EQ(plan.page_groups.size(), 2u);
   EXPECT_THAT(plan.page_groups[0].layers, ElementsAre(0, 2));
+  EXPECT_EQ(plan.page_groups[0].eviction.observation_window, 8);
   EXPECT_EQ(plan.page_groups[1].eviction, EvictionCounts());
   const ResolvedEviction& first = *plan.layer(0).eviction;
   EXPECT_EQ(first.recent, 16);
@@ -450,7 +452,6 @@ TEST(ResolvedPlanTest, WhichTokensStayIsALayersOwn) {
   EXPECT_EQ(other.sinks, 4);
   EXPECT_EQ(other.decay, 0.5F);
   EXPECT_EQ(other.friendliness, 0.5F);
-  EXPECT_EQ(other.observation_window, 8);
   EXPECT_FALSE(other.scored);
   // The same where a layer is looked at alone.
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -174,8 +174,6 @@ struct ResolvedEviction {
   float friendliness = 1;  // its factor: 1 or 0.5
   float decay = 1;         // of the attention received, behind each eviction
   bool rolling = false;    // positions are slots
-  // Last queries of a stretch of the prompt that count; 0: all.
-  int64_t observation_window = 0;
 };
 
 // How many slots stay of a sequence, and when the others go.
@@ -184,6 +182,8 @@ struct EvictionCounts {
   double budget_ratio = 0;    // that share; then `least_tokens` at least
   int64_t least_tokens = 0;
   int64_t every_tokens = 0;  // 0: nothing is evicted
+  // Last queries of a stretch of the prompt whose attention counts; 0: all.
+  int64_t observation_window = 0;
 
   bool evicts() const { return every_tokens > 0; }
   friend auto operator<=>(const EvictionCounts&,

@@ -22,7 +22,9 @@ int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length) {
 
 EvictionSchedule::EvictionSchedule(const plan::EvictionCounts& counts,
                                    int64_t prompt_tokens)
-    : prompt_(prompt_tokens), every_(counts.every_tokens) {
+    : prompt_(prompt_tokens),
+      every_(counts.every_tokens),
+      window_(counts.observation_window) {
   KVASIR_CHECK(prompt_tokens >= 1);
   if (counts.evicts()) kept_ = KeptSlots(counts, prompt_tokens);
 }
@@ -56,14 +58,14 @@ int64_t EvictionSchedule::SlotsAfter(int64_t length) const {
   return last == 0 ? length : kept_ + length - last;
 }
 
-int64_t EvictionSchedule::FirstCounted(int64_t begin, int64_t end,
-                                       int64_t window) const {
-  KVASIR_CHECK(begin < end && end <= prompt_);
-  if (window == 0) return begin;
+int64_t EvictionSchedule::FirstCounted(int64_t begin, int64_t end) const {
+  KVASIR_CHECK(begin < end);
+  if (window_ == 0 || begin >= prompt_) return begin;
+  KVASIR_CHECK(end <= prompt_);
   // The point that the last of the queries comes before.
   const std::optional<int64_t> next = NextPoint(end - 1);
   const int64_t until = std::min(next.value_or(prompt_), prompt_);
-  return std::clamp(until - window, begin, end);
+  return std::clamp(until - window_, begin, end);
 }
 
 }  // namespace kvasir::cache

@@ -56,10 +56,11 @@ class EvictionSchedule {
 
   int64_t kept_slots() const { return kept_; }
 
-  // First of the prompt's queries [begin, end) that give attention that counts
-  // under an observation window: of those before a point or the prompt's end,
-  // the last `window`; 0: all. No point lies inside (begin, end).
-  int64_t FirstCounted(int64_t begin, int64_t end, int64_t window) const;
+  // First of the queries [begin, end) that give attention that counts: with an
+  // observation window, of the prompt's before a point or its end the last that
+  // it has room for; else all. No point lies inside (begin, end), nor does the
+  // prompt's end.
+  int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:
   // The greatest point that is not above `length`; 0: none.
@@ -67,6 +68,7 @@ class EvictionSchedule {
 
   int64_t prompt_ = 0;
   int64_t every_ = 0;  // 0: nothing is evicted
+  int64_t window_ = 0;
   int64_t kept_ = 0;
 };
 

@@ -73,15 +73,21 @@ TEST(EvictionScheduleTest, AShareIsOfThePromptAndNotBelowSinksAndRecent) {
 }
 
 TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
-  const EvictionSchedule schedule(kEight, 18);  // points 12, 16, 18
-  EXPECT_EQ(schedule.FirstCounted(0, 12, 0), 0);
-  EXPECT_EQ(schedule.FirstCounted(0, 12, 3), 9);
-  EXPECT_EQ(schedule.FirstCounted(0, 7, 3), 7);  // none
-  EXPECT_EQ(schedule.FirstCounted(7, 12, 3), 9);
-  EXPECT_EQ(schedule.FirstCounted(12, 16, 9), 12);
-  EXPECT_EQ(schedule.FirstCounted(16, 18, 1), 17);
+  const auto with_window = [](int64_t window, int64_t prompt_tokens = 18) {
+    EvictionCounts counts = kEight;
+    counts.observation_window = window;
+    return EvictionSchedule(counts, prompt_tokens);
+  };
+  // Points 12, 16, 18.
+  EXPECT_EQ(with_window(0).FirstCounted(0, 12), 0);
+  EXPECT_EQ(with_window(3).FirstCounted(0, 12), 9);
+  EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // none
+  EXPECT_EQ(with_window(3).FirstCounted(7, 12), 9);
+  EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
+  EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
+  EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output
   // The end of a prompt that nothing is evicted of.
-  EXPECT_EQ(EvictionSchedule(kEight, 6).FirstCounted(0, 6, 2), 4);
+  EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 
 // Tokens come one by one, and whoever has more than stay at a multiple of E or

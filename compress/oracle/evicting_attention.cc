@@ -151,8 +151,7 @@ class UnitRun {
   void AddMass(const at::Tensor& weights, int64_t first, int64_t end) {
     int64_t counted = first;
     if (first < prompt_) {
-      counted = schedule_.FirstCounted(first, std::min(end, prompt_),
-                                       rule_.observation_window);
+      counted = schedule_.FirstCounted(first, std::min(end, prompt_));
     }
     const std::vector<float> mass = Floats(
         weights.slice(2, counted - first).sum(c10::IntArrayRef{0, 1, 2}));

@@ -89,7 +89,7 @@ at::Tensor TokenByToken(const AttentionInputs& in,
           const at::Tensor weights =
               at::softmax(at::mv(at::stack(keys), query[t][q]), 0);
           out[t][q].copy_(at::mv(at::stack(values).t(), weights));
-          const int64_t window = rule.layer.slots.observation_window;
+          const int64_t window = rule.layer.counts.observation_window;
           if (window > 0 && t < prompt) {
             // The next time that slots go, or the prompt's end.
             int64_t until = t + 1;
@@ -138,7 +138,7 @@ TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
         in,
         {.rule = &rule, .key_error = key_error, .value_error = value_error});
     rule.layer.slots.decay = 0.5F;
-    rule.layer.slots.observation_window = 3;
+    rule.layer.counts.observation_window = 3;
     ExpectTokenByToken(in, {.rule = &rule, .key_error = key_error});
     rule.layer.slots.scored = false;
     ExpectTokenByToken(in, {.rule = &rule});

@@ -32,6 +32,9 @@ struct AttentionSequence {
   // Pages of the sequence beside those of its tokens: exact rows of its sinks
   // and rings of exact windows.
   DevicePtr<const int32_t> side_pages;
+  // Slots that were evicted: with as many more, the slots behind the sinks
+  // would have the places of their exact rows.
+  int64_t evicted = 0;
   // Rows before it add no attention mass; num_rows: none does.
   int64_t first_counted_row = 0;
   // Where the launch's room for weights keeps those of this sequence, of one
@@ -57,10 +60,12 @@ struct ExactSlots {
   bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
-  int64_t RowOf(int64_t slot) const {
-    return slot < sinks
-               ? slot
-               : sinks + (slot - sinks) % (num_pages * page_rows - sinks);
+  // `evicted`: AttentionSequence's. What is evicted lies between sinks and
+  // window.
+  int64_t RowOf(int64_t slot, int64_t evicted) const {
+    return slot < sinks ? slot
+                        : sinks + (slot + evicted - sinks) %
+                                      (num_pages * page_rows - sinks);
   }
 };
 

@@ -325,6 +325,27 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
   }
 }
 
+// Exact rows lie where the tokens' positions say, slots elsewhere.
+TEST(LatentExactRowsTest, AreFoundBehindEvictedSlots) {
+  std::vector<float> first;
+  for (const int64_t evicted : {0, 1, 33, 1000}) {
+    LatentSpec spec =
+        WithWindows(OfHeads(4, 2, Codes({32}, {4}), Codes({32}, {8})));
+    spec.sinks = 3;
+    spec.evicted = evicted;
+    LatentCache cache(spec, {700, 90}, 3);
+    cache.Write(0, 0, 700);
+    cache.Write(1, 0, 90);
+    const std::vector<LatentAsk> asks = {{0, 690, 10}, {1, 89, 1}};
+    Streams& streams = SharedStreams();
+    for (TestStream* const stream : {&streams.reference, &streams.three}) {
+      const std::vector<float> out = cache.Attend(*stream, asks);
+      if (first.empty()) first = out;
+      EXPECT_TRUE(SameBits(first, out)) << evicted;
+    }
+  }
+}
+
 LatentSpec InTiles(LatentSpec spec, int64_t slots, int64_t granule_bytes) {
   for (auto* side : {&spec.keys, &spec.values}) {
     for (PartSpec& part : *side) {

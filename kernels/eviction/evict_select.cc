@@ -214,7 +214,7 @@ absl::StatusOr<EvictionStep> CheckEvictions(
     if (!(eviction.decay > 0.0f && eviction.decay <= 1.0f)) {
       return refuse("decay", "above 0", 1, eviction.decay);
     }
-    if (eviction.first_kept < 0) {
+    if (eviction.first_kept < 0 || eviction.first_kept > kMostSlots) {
       return refuse("first kept slot", 0, kMostSlots, eviction.first_kept);
     }
     step.most_slots = std::max(step.most_slots, eviction.num_slots);

@@ -477,6 +477,7 @@ std::vector<float> LatentCache::Attend(TestStream& test,
       sequence.positions = OnDevice(positions_[i].data());
     }
     sequence.side_pages = OnDevice(side_tables_[i].data());
+    sequence.evicted = spec_.evicted;
     sequence.first_counted_row = ask.first_counted_row;
     sequences.push_back(sequence);
     rows += ask.count;
@@ -673,7 +674,7 @@ void LatentCache::WriteExact(const std::vector<LatentAsk>& asks,
     for (const LatentAsk& ask : asks) {
       for (int64_t t = 0; t < ask.start; ++t) {
         if (!exact.Has(ask.start, t)) continue;
-        const int64_t row = exact.RowOf(t);
+        const int64_t row = exact.RowOf(t, spec_.evicted);
         const int64_t page = exact.first_page + row / exact.page_rows;
         part.WriteExact(part.exact.ring,
                         side_tables_[static_cast<size_t>(ask.sequence)]

@@ -57,7 +57,8 @@ struct LatentSpec {
   int64_t key_exact = 0;     // windows of exact rows
   int64_t value_exact = 0;
   int64_t exact_page_rows = 3;
-  int64_t sinks = 0;  // exact rows of both sides
+  int64_t sinks = 0;    // exact rows of both sides
+  int64_t evicted = 0;  // of every sequence; moves its exact rows
   // Eviction units [Hkv]; none: no metadata of slots.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;

@@ -113,6 +113,7 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   out->set_sequence_id(planned.sequence_id);
   out->mutable_block_tables()->Clear();
   out->mutable_physical_starts()->Clear();
+  out->mutable_first_counted()->Clear();
   cache->TakeDeltas(sequence.cache_id(), out);
 
   // Only the very next step may leave the token to the executor: one that sat

@@ -9,7 +9,6 @@ constexpr double kDecay = 0.95;
 }  // namespace
 
 Preemption ChoosePreemption(const PreemptionCosts& costs) {
-  if (costs.must_copy) return Preemption::kCopy;
   const double copy_seconds =
       2 * static_cast<double>(costs.image_bytes) / costs.copy_bytes_per_second;
   const double prefill_seconds = static_cast<double>(costs.recompute_tokens) /

@@ -17,12 +17,11 @@ enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
   int64_t image_bytes = 0;  // one way
-  // To be prefilled again: what is in the cache, less what would be found.
+  // To be prefilled again: all that was seen, evicted tokens too, less what
+  // would be found.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;
-  // Prefilling all tokens again does not give the same cache: the plan evicts.
-  bool must_copy = false;
 };
 
 // Copies where way out and way back take less time than prefilling.

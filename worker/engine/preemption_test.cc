@@ -26,13 +26,6 @@ TEST(PreemptionTest, NothingComputedIsNothingToCopy) {
   EXPECT_EQ(ChoosePreemption({}), Preemption::kRecompute);
 }
 
-TEST(PreemptionTest, APlanThatEvictsIsCopiedAtAnyPrice) {
-  EXPECT_EQ(ChoosePreemption({.image_bytes = int64_t{1} << 50,
-                              .recompute_tokens = 1,
-                              .must_copy = true}),
-            Preemption::kCopy);
-}
-
 TEST(PrefillRateTest, IsAssumedUntilAStepTookTime) {
   PrefillRate rate;
   EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);

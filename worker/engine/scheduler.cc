@@ -31,14 +31,6 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   return options;
 }
 
-bool Evicts(const cache::KvCache& cache) {
-  for (int64_t g = 0; g < cache.num_page_groups(); ++g) {
-    const cache::PageGroupId group(static_cast<int32_t>(g));
-    if (cache.sequence_pages(group).eviction.evicts()) return true;
-  }
-  return false;
-}
-
 absl::Status CheckOptions(const SchedulerOptions& o,
                           const cache::KvCache& cache) {
   if (o.max_model_len < 2) {
@@ -93,10 +85,7 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(
 }
 
 Scheduler::Scheduler(const SchedulerOptions& options, const SchedulerDeps& deps)
-    : options_(options),
-      deps_(deps),
-      admission_({}, options.max_queue),
-      evicts_(Evicts(*deps.cache)) {
+    : options_(options), deps_(deps), admission_({}, options.max_queue) {
   running_.reserve(options.max_num_seqs);
 }
 
@@ -336,18 +325,14 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
 
 uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
                          size_t victims_from) {
-  const int64_t page_tokens = deps_.cache->page_tokens();
-  const int64_t slack =
-      (page_tokens - sequence.computed % page_tokens) % page_tokens;
   while (true) {
     int64_t tokens = want;
     while (tokens > 0) {
       const cache::ReserveResult reserved =
           deps_.cache->Reserve(sequence.cache_id(), tokens);
       if (reserved) return static_cast<uint32_t>(tokens);
-      // What the free pages hold; less where the last page must be copied.
-      const int64_t fits = reserved.free_pages * page_tokens + slack;
-      tokens = fits < tokens ? fits : tokens / 2;
+      // Groups may fall short one after the other.
+      tokens = std::min(reserved.fits_tokens, tokens - 1);
     }
     if (running_.size() <= victims_from) return 0;
     Preempt(running_.back());
@@ -380,8 +365,8 @@ bool Scheduler::ShouldCopy(const Sequence& sequence) const {
                   sequence.computed -
                   (finds_shared ? deps_.cache->SharedTokens(id) : 0),
               .copy_bytes_per_second = options_.copy_bytes_per_second,
-              .prefill_tokens_per_second = prefill_rate_.tokens_per_second(),
-              .must_copy = evicts_}) == Preemption::kCopy;
+              .prefill_tokens_per_second =
+                  prefill_rate_.tokens_per_second()}) == Preemption::kCopy;
 }
 
 void Scheduler::ForkIfReady(Sequence* leader) {

@@ -168,7 +168,6 @@ class Scheduler {
   const SchedulerOptions options_;
   const SchedulerDeps deps_;
   const Admission admission_;
-  const bool evicts_;  // some page group does
 
   // By request id: its attempts, mostly one.
   absl::flat_hash_map<std::string, std::vector<std::unique_ptr<RequestState>>>

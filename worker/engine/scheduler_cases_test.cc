@@ -48,6 +48,21 @@ constexpr Case kEvictions[] = {
     expect evicted 14                 # at 20; what ends at 23 is left
     expect output a
 )"},
+    // Room was counted from logical tokens: b was preempted for nothing.
+    {"WhatIsLeftOfALastPageIsUsedFirst", R"(
+    pool pages=4 keep=6 every=4
+    options batch=64
+    submit a prompt=30 max=1 ignore_eos
+    submit b prompt=7 max=2 ignore_eos
+    step
+    expect plan a:8 b:7
+    step
+    expect plan a:2 b:1               # slots 6 and 7 of the page that it has
+    run
+    expect preempted b 0
+    expect output a
+    expect output b
+)"},
     {"ATinyPoolServesAPromptOfFourTimesItsSize", R"(
     pool pages=3 keep=6 every=4       # 12 slots
     options batch=64 len=64

@@ -442,44 +442,6 @@ TEST(SchedulerHostPoolTest, WhatIsQueuedIsWhatIsLeftToRun) {
   scenario.Run("run");
 }
 
-// One whose plan evicts would keep other tokens when it is prefilled again.
-TEST(SchedulerHostPoolTest, APlanThatEvictsIsCopiedHoweverSlowly) {
-  for (const int64_t every : {0, 1 << 20}) {
-    cache::KvCacheConfig config;
-    config.page_tokens = 4;
-    config.prefix_reuse = every == 0;
-    config.groups = {
-        {.num_pages = 8,
-         .eviction = {.budget_tokens = every, .every_tokens = every},
-         .page_bytes = 128,
-         .num_host_pages = 8}};
-    cache::KvCache cache(config);
-    FakeExecutor executor({.groups = {{.num_pages = 8, .host_pages = 8}}});
-    base::ManualClock clock;
-    SchedulerOptions options;
-    options.max_model_len = 32;
-    options.vocab_size = 1000;
-    options.copy_bytes_per_second = 1;
-    KVASIR_ASSERT_OK_AND_ASSIGN(
-        const auto scheduler,
-        Scheduler::Create(options, {.cache = &cache, .clock = &clock}));
-    for (const char* name : {"a", "b"}) {
-      Request request;
-      request.request_id = name;
-      request.prompt = proto::TokenBytes::Adopt(FakePrompt(name, 12, 1000));
-      request.sampling.set_max_tokens(20);
-      KVASIR_ASSERT_OK(
-          scheduler->Add(request, std::make_shared<RecordingSink>()).status);
-    }
-    while (const kvasir::v1::StepPlan* plan = scheduler->Schedule()) {
-      KVASIR_ASSERT_OK_AND_ASSIGN(const auto result, executor.Execute(*plan));
-      KVASIR_ASSERT_OK(scheduler->Apply(result));
-    }
-    EXPECT_GT(cache.Stats().preemptions, 0);
-    EXPECT_EQ(cache.Stats().exports, every > 0 ? 1 : 0);
-  }
-}
-
 TEST(SchedulerHostPoolTest, ACopyRateOfNothingIsRefused) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;

@@ -1,6 +1,7 @@
 #include "worker/executor/decoder.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -63,6 +64,7 @@ absl::StatusOr<Decoder> Decoder::Create(const Parts& parts,
   decoder.hadamard_ = std::make_unique<kernels::HadamardTables>(device);
   KVASIR_RETURN_IF_ERROR(decoder.CreateLayers(device, steps));
   decoder.FindStepKinds();
+  decoder.parts_.plan = nullptr;
   return decoder;
 }
 
@@ -81,21 +83,26 @@ absl::Status Decoder::CreateLayers(kernels::Device* device,
       tables_.Add(rope_steps));
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const auto index = static_cast<size_t>(layer);
+    const std::optional<plan::ResolvedEviction>& eviction =
+        parts_.plan->layer(layer).eviction;
     KVASIR_ASSIGN_OR_RETURN(
         LayerAttention attention,
-        LayerAttention::Create({.device = device,
-                                .spec = parts_.spec,
-                                .layer = layer,
-                                .weights = &parts_.weights->layers[index],
-                                .arena = &parts_.arenas->layers()[index],
-                                .rings = &parts_.arenas->rings(),
-                                .rope_steps = rope_steps,
-                                .device_rope_steps = device_rope_steps,
-                                .hadamard = hadamard_.get(),
-                                .fresh = {fresh_.as<char>(), parts_.max_tokens},
-                                .page_tokens = parts_.page_tokens,
-                                .profile = parts_.profile,
-                                .clamped_codes = parts_.clamped_codes}));
+        LayerAttention::Create(
+            {.device = device,
+             .spec = parts_.spec,
+             .layer = layer,
+             .weights = &parts_.weights->layers[index],
+             .arena = &parts_.arenas->layers()[index],
+             .rings = &parts_.arenas->rings(),
+             .rope_steps = rope_steps,
+             .device_rope_steps = device_rope_steps,
+             .hadamard = hadamard_.get(),
+             .fresh = {fresh_.as<char>(), parts_.max_tokens},
+             .eviction = eviction.has_value() ? &*eviction : nullptr,
+             .mass = parts_.mass,
+             .page_tokens = parts_.page_tokens,
+             .profile = parts_.profile,
+             .clamped_codes = parts_.clamped_codes}));
     attention_.push_back(std::move(attention));
   }
   return absl::OkStatus();

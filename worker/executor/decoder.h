@@ -15,8 +15,8 @@
 #include "kernels/latents/hadamard_tables.h"
 #include "kernels/rowwise/norm.h"
 #include "model/shapes/decoder_spec.h"
+#include "worker/executor/attention/layer_attention.h"
 #include "worker/executor/kv_arenas.h"
-#include "worker/executor/layer_attention.h"
 #include "worker/executor/step_profile.h"
 #include "worker/ranks/collective.h"
 #include "worker/weights/weights.h"
@@ -55,7 +55,9 @@ class Decoder {
     const KvArenas* arenas = nullptr;
     Collective* collective = nullptr;
     int64_t page_tokens = 0;
-    int64_t max_tokens = 0;          // of a step
+    int64_t max_tokens = 0;                    // of a step
+    const plan::ResolvedPlan* plan = nullptr;  // only while it is created
+    MassRoom mass;
     StepProfile* profile = nullptr;  // or null
     // LayerAttention::Parts
     kernels::DevicePtr<int64_t> clamped_codes;
@@ -77,6 +79,13 @@ class Decoder {
                    HiddenStates* out, kernels::Workspace& workspace) const;
 
   // LayerAttention's.
+  absl::Status Evict(kernels::Stream& stream, int64_t layer,
+                     const kernels::EvictionRows& rows,
+                     const kernels::EvictionStep& step,
+                     kernels::Workspace& workspace) const {
+    return attention_[static_cast<size_t>(layer)].Evict(stream, rows, step,
+                                                        workspace);
+  }
   LayerAttention::SlotWork WorkOn(
       int64_t layer, absl::Span<const kernels::AttentionSequence> sequences,
       absl::Span<const SequenceRows> rows) const {
@@ -90,6 +99,7 @@ class Decoder {
                          kernels::Workspace& workspace) const;
 
   const model::DecoderSpec& spec() const { return *parts_.spec; }
+  const MassRoom& mass_room() const { return parts_.mass; }
   const kernels::PackedMatrix& head() const { return parts_.weights->head; }
   StepProfile* profile() const { return parts_.profile; }
 

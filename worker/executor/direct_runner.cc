@@ -27,13 +27,61 @@ DirectRunner::DirectRunner(Executor* executor, const cache::PageLayout* layout,
 
 DirectRunner::~DirectRunner() = default;
 
+cache::EvictionSchedule DirectRunner::ScheduleOf(const Sequence& sequence,
+                                                 size_t group) const {
+  const plan::EvictionCounts& counts = layout_->page_groups()[group].eviction;
+  return counts.evicts() && sequence.prompt > 0
+             ? cache::EvictionSchedule(counts, sequence.prompt)
+             : cache::EvictionSchedule();
+}
+
+void DirectRunner::Start(int64_t num_tokens, Sequence* sequence) const {
+  if (sequence->prompt == 0) {
+    sequence->prompt = sequence->length > 0 ? sequence->length : num_tokens;
+  }
+  sequence->tables.resize(free_.size());
+  for (size_t group = 0; group < free_.size(); ++group) {
+    Table& table = sequence->tables[group];
+    table.eviction = ScheduleOf(*sequence, group);
+    table.slots = table.eviction.SlotsAfter(sequence->length);
+  }
+}
+
+void DirectRunner::Evict(uint64_t sequence_id, Sequence* sequence,
+                         StepPlan* plan) {
+  const int64_t page_tokens = layout_->page_tokens();
+  for (size_t group = 0; group < free_.size(); ++group) {
+    Table& table = sequence->tables[group];
+    const int64_t kept = table.eviction.kept_slots();
+    if (!table.eviction.IsPoint(sequence->length) || table.slots <= kept) {
+      continue;
+    }
+    kvasir::v1::SlotEviction* const eviction = plan->add_evictions();
+    eviction->set_sequence_id(sequence_id);
+    eviction->set_page_group(static_cast<uint32_t>(group));
+    eviction->mutable_pages()->Add(table.pages.begin(), table.pages.end());
+    eviction->set_num_slots(static_cast<uint64_t>(table.slots));
+    eviction->set_kept_slots(static_cast<uint64_t>(kept));
+    eviction->set_logical_tokens(static_cast<uint64_t>(sequence->length));
+    table.slots = kept;
+    while (static_cast<int64_t>(table.pages.size()) * page_tokens >=
+           kept + page_tokens) {
+      free_[group].push_back(table.pages.back());
+      table.pages.pop_back();
+    }
+  }
+}
+
 absl::Status DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
                                     SequenceStep* out) {
   const int64_t page_tokens = layout_->page_tokens();
-  const int64_t wanted =
-      (sequence->length + num_tokens + page_tokens - 1) / page_tokens;
   for (size_t group = 0; group < free_.size(); ++group) {
     Table& table = sequence->tables[group];
+    const int64_t wanted =
+        (table.slots + num_tokens + page_tokens - 1) / page_tokens;
+    out->add_physical_starts(static_cast<uint64_t>(table.slots));
+    out->add_first_counted(static_cast<uint64_t>(table.eviction.FirstCounted(
+        sequence->length, sequence->length + num_tokens)));
     BlockTableDelta* const delta = out->add_block_tables();
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
@@ -84,9 +132,17 @@ absl::StatusOr<StepResult> DirectRunner::Run(
   plan.set_step_id(last_step_id_ + 1);
   for (const DirectStep& step : steps) {
     Sequence& sequence = sequences_[step.sequence_id];
-    sequence.tables.resize(free_.size());
     const int64_t num_tokens =
         std::max<int64_t>(1, static_cast<int64_t>(step.token_ids.size()));
+    if (sequence.tables.empty()) Start(num_tokens, &sequence);
+    const auto point = next_eviction(step.sequence_id);
+    if (point && sequence.length + num_tokens > *point) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sequence ", step.sequence_id, ": a step of ",
+                       num_tokens, " tokens behind ", sequence.length,
+                       ", slots are evicted at ", *point));
+    }
+    Evict(step.sequence_id, &sequence, &plan);
     SequenceStep* const out = plan.add_sequences();
     out->set_sequence_id(step.sequence_id);
     KVASIR_RETURN_IF_ERROR(AddPages(num_tokens, &sequence, out));
@@ -108,6 +164,7 @@ absl::StatusOr<StepResult> DirectRunner::Run(
     Sequence& sequence = sequences_[step.sequence_id()];
     sequence.known = true;
     sequence.length += step.num_tokens();
+    for (Table& table : sequence.tables) table.slots += step.num_tokens();
     GiveUpBehindWindow(&sequence);
   }
   for (int i = 0; i < result.sequences_size(); ++i) {
@@ -125,6 +182,27 @@ absl::StatusOr<StepResult> DirectRunner::Run(
 
 void DirectRunner::StartAt(uint64_t sequence_id, int64_t length) {
   sequences_[sequence_id].length = length;
+}
+
+void DirectRunner::SetPrompt(uint64_t sequence_id, int64_t prompt_tokens) {
+  sequences_[sequence_id].prompt = prompt_tokens;
+}
+
+std::optional<int64_t> DirectRunner::next_eviction(uint64_t sequence_id) const {
+  const auto found = sequences_.find(sequence_id);
+  if (found == sequences_.end()) return std::nullopt;
+  std::optional<int64_t> next;
+  for (size_t group = 0; group < free_.size(); ++group) {
+    const Sequence& sequence = found->second;
+    std::optional<int64_t> point =
+        ScheduleOf(sequence, group).NextPoint(sequence.length);
+    // Tokens of a step are all of the prompt, or none is.
+    if (point && sequence.length < sequence.prompt) {
+      point = std::min(*point, sequence.prompt);
+    }
+    if (point && (!next || *point < *next)) next = point;
+  }
+  return next;
 }
 
 void DirectRunner::Release(uint64_t sequence_id) {

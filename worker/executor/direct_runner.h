@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "cache/eviction/eviction_schedule.h"
 #include "cache/layout.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/executor.h"
@@ -40,13 +41,20 @@ class DirectRunner {
   ~DirectRunner();
 
   // One step, prompts before output. A sequence begins with its first mention,
-  // at position 0.
+  // at position 0. INVALID_ARGUMENT for tokens beyond next_eviction.
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 
   // The sequence begins after `length` tokens whose slots hold what somebody
   // else wrote there, or anything. Before its first step.
   void StartAt(uint64_t sequence_id, int64_t length);
+
+  // Of a sequence whose slots are evicted: tokens that are its prompt. Before
+  // its first step; else they are those of StartAt, or of its first step.
+  void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
+  // Where its next step ends at the latest; nothing: anywhere. It may begin
+  // with that step.
+  std::optional<int64_t> next_eviction(uint64_t sequence_id) const;
 
   // The executor forgets it with the next step; its pages are free at once.
   void Release(uint64_t sequence_id);
@@ -59,16 +67,24 @@ class DirectRunner {
 
  private:
   struct Table {
+    cache::EvictionSchedule eviction;
     std::vector<int32_t> pages;
+    int64_t slots = 0;
     int64_t first_live = 0;
     std::vector<int32_t> side_pages;
   };
   struct Sequence {
     int64_t length = 0;
+    int64_t prompt = 0;  // 0: not told
     bool known = false;  // to the executor
     std::vector<Table> tables;
   };
 
+  cache::EvictionSchedule ScheduleOf(const Sequence& sequence,
+                                     size_t group) const;
+  void Start(int64_t num_tokens, Sequence* sequence) const;
+  void Evict(uint64_t sequence_id, Sequence* sequence,
+             kvasir::v1::StepPlan* plan);
   absl::Status AddPages(int64_t num_tokens, Sequence* sequence,
                         kvasir::v1::SequenceStep* out);
   void GiveUpBehindWindow(Sequence* sequence);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -106,6 +107,65 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   return part;
 }
 
+// The units of a layer that have a head on the rank, by head of the model.
+class RankUnits {
+ public:
+  RankUnits(const plan::ResolvedEviction& eviction, plan::HeadRange heads) {
+    for (const std::vector<int64_t>& unit : eviction.units) {
+      const bool is_here =
+          std::any_of(unit.begin(), unit.end(),
+                      [heads](int64_t head) { return heads.Contains(head); });
+      if (!is_here) continue;
+      for (const int64_t head : unit) unit_of_head_[head] = count_;
+      ++count_;
+    }
+  }
+  int32_t UnitOf(int64_t head) const { return unit_of_head_.at(head); }
+
+ private:
+  absl::flat_hash_map<int64_t, int32_t> unit_of_head_;
+  int32_t count_ = 0;
+};
+
+void AddUnits(const plan::ResolvedPlan& plan,
+              const plan::ResolvedEviction& eviction,
+              const cache::LayerLayout& layout, KvArenas::Layer* layer) {
+  const RankUnits units(eviction, plan.kv_heads);
+  for (int64_t head = 0; head < plan.kv_heads.count; ++head) {
+    layer->unit_of_head.push_back(units.UnitOf(plan.kv_heads.first + head));
+  }
+  for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
+    const std::vector<cache::PartLayout>& parts = layout.side(side).parts;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      KvArenas::Part& part =
+          (side == plan::Side::kKey ? layer->key : layer->value)[p];
+      // No group straddles units.
+      for (const cache::GroupLayout& group : parts[p].groups) {
+        part.unit_of_group.push_back(units.UnitOf(group.heads.front()));
+      }
+    }
+  }
+}
+
+kernels::SlotMetadata MetadataView(const cache::PageLayout& layout,
+                                   const cache::LayerLayout& layer,
+                                   kernels::DevicePtr<void> arena) {
+  const cache::SlotMetadataLayout& from = layer.slot_metadata;
+  kernels::SlotMetadata metadata;
+  metadata.arena = arena;
+  metadata.page_bytes = layer.page_bytes;
+  metadata.page_tokens = layout.page_tokens();
+  metadata.num_units = from.num_units;
+  metadata.scores_offset = from.scores.offset_bytes;
+  metadata.positions_offset = from.positions.offset_bytes;
+  const auto errors = [](const cache::Region& region) {
+    return region.num_slots == 0 ? int64_t{-1} : region.offset_bytes;
+  };
+  metadata.error_offset[kernels::kKeyError] = errors(from.key_errors);
+  metadata.error_offset[kernels::kValueError] = errors(from.value_errors);
+  return metadata;
+}
+
 }  // namespace
 
 absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
@@ -116,6 +176,7 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
   KvArenas arenas;
   arenas.pages_ = pages;
   arenas.page_bytes_.resize(pages.size());
+  arenas.evicts_.resize(pages.size());
   arenas.host_pages_ = host_pages;
   arenas.host_pages_.resize(pages.size());
   if (pages.size() != layout.page_groups().size() ||
@@ -180,6 +241,12 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
     }
     out.key_ring = arenas.RingOf(out.page_group, layer.key.exact);
     out.value_ring = arenas.RingOf(out.page_group, layer.value.exact);
+    const auto& eviction = plan.layer(static_cast<int64_t>(index)).eviction;
+    if (eviction.has_value()) {
+      arenas.evicts_[static_cast<size_t>(out.page_group)] = true;
+      AddUnits(plan, *eviction, layer, &out);
+      out.metadata = MetadataView(layout, layer, arenas.buffers_[index].data());
+    }
     arenas.layers_.push_back(std::move(out));
   }
   return arenas;
@@ -279,14 +346,12 @@ absl::Status KvArenas::CheckCopy(const kvasir::v1::PageCopy& copy) const {
   return check(copy.to_host(), copy.to_page());
 }
 
-absl::Status KvArenas::ListCopies(
-    const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
+absl::Status KvArenas::AddCopies(
+    absl::Span<const kvasir::v1::PageCopy* const> copies,
     CopyList* list) const {
-  for (const kvasir::v1::PageCopy& copy : copies) {
-    KVASIR_RETURN_IF_ERROR(CheckCopy(copy));
+  for (const kvasir::v1::PageCopy* const copy : copies) {
+    KVASIR_RETURN_IF_ERROR(CheckCopy(*copy));
   }
-  list->pairs.clear();
-  list->batches.clear();
   const auto fill_up_last = [list] {
     if (list->batches.empty()) return;
     CopyBatch& last = list->batches.back();
@@ -300,7 +365,8 @@ absl::Status KvArenas::ListCopies(
     absl::flat_hash_set<std::pair<bool, int32_t>> read;
     absl::flat_hash_set<std::pair<bool, int32_t>> written;
     bool is_open = false;
-    for (const kvasir::v1::PageCopy& copy : copies) {
+    for (const kvasir::v1::PageCopy* const each : copies) {
+      const kvasir::v1::PageCopy& copy = *each;
       if (copy.page_group() != static_cast<uint32_t>(group)) continue;
       const std::pair from(copy.from_host(), copy.from_page());
       const std::pair to(copy.to_host(), copy.to_page());

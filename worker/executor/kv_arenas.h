@@ -14,6 +14,7 @@
 #include "kernels/device/workspace.h"
 #include "kernels/latents/copy_pages.h"
 #include "kernels/latents/latent_view.h"
+#include "kernels/latents/slot_metadata.h"
 #include "plan/resolved_plan.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 
@@ -40,6 +41,8 @@ class KvArenas {
     // Rows in side pages, where the side has exact ones.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;
+    // [groups], where the layer evicts: in Layer::metadata.
+    std::vector<int32_t> unit_of_group;
   };
   // Exact rows that lie alike in the side pages of a page group.
   struct Ring {
@@ -54,6 +57,9 @@ class KvArenas {
     std::vector<Part> value;
     int64_t key_ring = -1;  // in rings(); below 0: no exact rows
     int64_t value_ring = -1;
+    // Where the layer evicts; else without units.
+    kernels::SlotMetadata metadata;
+    std::vector<int32_t> unit_of_head;  // [Hkv] of the rank
   };
 
   // Ranges that lie in no page are the caller's to add to the views. `plan` is
@@ -71,6 +77,11 @@ class KvArenas {
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {
     return static_cast<int64_t>(pages_.size());
+  }
+
+  // Whether layers of the group give up slots.
+  bool evicts(int64_t group) const {
+    return evicts_[static_cast<size_t>(group)];
   }
 
   // Bytes that were allocated for one token's slots in every layer.
@@ -111,12 +122,17 @@ class KvArenas {
   struct CopyList {
     std::vector<kernels::PagePair> pairs;
     std::vector<CopyBatch> batches;
+
+    void Clear() {
+      pairs.clear();
+      batches.clear();
+    }
   };
-  // The batches one after the other do what `copies` do in their order. Host
-  // memory. CheckPage's errors; INVALID_ARGUMENT for one within the host pool.
-  absl::Status ListCopies(
-      const google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy>& copies,
-      CopyList* list) const;
+  // Adds batches that one after the other do what `copies` do in their order.
+  // Host memory. CheckPage's errors; INVALID_ARGUMENT for one within the host
+  // pool.
+  absl::Status AddCopies(absl::Span<const kvasir::v1::PageCopy* const> copies,
+                         CopyList* list) const;
 
   // Enqueues one batch over all layers of its page group; `pairs` are those of
   // the whole list, on the device.
@@ -135,6 +151,7 @@ class KvArenas {
 
   cache::PageCounts pages_;
   std::vector<int64_t> page_bytes_;  // by page group
+  std::vector<bool> evicts_;         // likewise
   double bytes_per_token_ = 0;
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;

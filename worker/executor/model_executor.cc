@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/attention/grid/attention_mass.h"
 #include "kernels/device/read_back.h"
 #include "plan/resolved_plan.h"
 #include "worker/program/prompt_lift.h"
@@ -66,7 +67,7 @@ ModelExecutor::ModelExecutor(const Parts& parts, ModelWeights weights,
                   std::min(options_.max_logprobs, parts.spec->vocab_size)},
       weights_(std::move(weights)),
       arenas_(std::move(arenas)),
-      batch_(limits_, arenas_),
+      batch_(limits_, arenas_, parts.plan->query_heads.count),
       blob_(&parts.device->allocator()) {}
 
 ModelExecutor::~ModelExecutor() = default;
@@ -120,6 +121,8 @@ absl::Status ModelExecutor::CreateDecoder() {
                        .collective = parts_.collective,
                        .page_tokens = parts_.layout->page_tokens(),
                        .max_tokens = options_.max_batched_tokens,
+                       .plan = parts_.plan,
+                       .mass = RoomForMass(),
                        .profile = options_.profile,
                        .clamped_codes = clamped_codes},
                       parts_.device));
@@ -136,6 +139,20 @@ absl::Status ModelExecutor::CreateDecoder() {
   }
   FindLikeLayers();
   return absl::OkStatus();
+}
+
+MassRoom ModelExecutor::RoomForMass() const {
+  // Of one launch at a time. Who finds no room has keys scored twice.
+  constexpr int64_t kMostWeights = (int64_t{32} << 20) / sizeof(float);
+  MassRoom room;
+  room.most_rows = options_.max_batched_tokens;
+  const int64_t blocks =
+      options_.max_model_len / kernels::kAttentionBlockSlots + 1;
+  room.most_weights =
+      std::min(kMostWeights,
+               options_.max_num_seqs * blocks *
+                   kernels::KeptBlockFloats(parts_.plan->query_heads.count));
+  return room;
 }
 
 void ModelExecutor::FindLikeLayers() {
@@ -164,6 +181,8 @@ absl::Status ModelExecutor::CreateTable() {
   KVASIR_ASSIGN_OR_RETURN(SequenceTable table,
                           SequenceTable::Create(std::move(limits), &arenas_));
   table_ = std::make_unique<SequenceTable>(std::move(table));
+  evictions_ = std::make_unique<SlotEvictions>(*parts_.plan, arenas_,
+                                               options_.max_model_len);
   return absl::OkStatus();
 }
 
@@ -190,6 +209,8 @@ absl::Status ModelExecutor::PlanWorkspace() {
   largest.bucket.padded = largest.sizes;
   largest.groups.resize(staged_.groups.size());
   largest.ring_slots.resize(staged_.ring_slots.size());
+  const std::vector<EvictionBatch> evictions = evictions_->LargestBatches();
+  largest.bucket.evictions.assign(evictions.begin(), evictions.end());
   Workspace counter = Workspace::Counting();
   KVASIR_RETURN_IF_ERROR(Launch(largest, counter));
   KVASIR_ASSIGN_OR_RETURN(workspace_memory_,

@@ -3,7 +3,8 @@
 //
 //   Stage    plan -> SequenceTable (deltas, checks) -> StepBatch (host arrays)
 //            -> StepBlob -> one upload
-//   Launch   page copies -> Decoder (layers) -> StepOutput (head, sampler);
+//   Launch   page copies and evictions -> Decoder (layers) -> StepOutput (head,
+//   sampler);
 //            enqueues only: it allocates nothing and reads nothing back, and
 //            steps of one StepBucket launch the same ops at the same addresses
 //            (until a step's blob outgrows its memory, which moves it)
@@ -32,6 +33,7 @@
 #include "worker/executor/executor.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/sequence_table.h"
+#include "worker/executor/slot_evictions.h"
 #include "worker/executor/step_batch.h"
 #include "worker/executor/step_layout.h"
 #include "worker/executor/step_output.h"
@@ -177,6 +179,7 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateState();
   absl::Status CreateDecoder();
+  MassRoom RoomForMass() const;
   void FindLikeLayers();
   absl::Status CreateTable();
   absl::Status PlanWorkspace();
@@ -185,6 +188,7 @@ class ModelExecutor final : public Executor {
   // Stage.
   absl::Status Stage(const kvasir::v1::StepPlan& plan);
   absl::Status ApplyPlan(const kvasir::v1::StepPlan& plan);
+  absl::Status ListMoves(const kvasir::v1::StepPlan& plan);
   absl::Status PrepareSample(const kvasir::v1::SequenceStep& step,
                              SequenceTable::Sequence* sequence,
                              kernels::SampleRow* row);
@@ -208,7 +212,7 @@ class ModelExecutor final : public Executor {
 
   // Launch. With a counting workspace only its size.
   absl::Status Launch(const StagedStep& step, kernels::Workspace& workspace);
-  absl::Status CopyPages(const StagedStep& step, kernels::Workspace& workspace);
+  absl::Status MovePages(const StagedStep& step, kernels::Workspace& workspace);
   absl::Status GatherIds(const StagedStep& step,
                          kernels::DevicePtr<int32_t> ids,
                          kernels::Workspace& workspace);
@@ -275,6 +279,7 @@ class ModelExecutor final : public Executor {
   std::unique_ptr<SequenceTable> table_;
   StepBatch batch_;
   KvArenas::CopyList copies_;
+  std::unique_ptr<SlotEvictions> evictions_;
   StepBlob blob_;
   StagedStep staged_;
   bool in_flight_ = false;

@@ -87,7 +87,8 @@ absl::StatusOr<double> ModelExecutor::MeasureCopyBytesPerSecond() {
     copy->set_to_host(true);
   }
   KvArenas::CopyList list;
-  KVASIR_RETURN_IF_ERROR(arenas_.ListCopies(copies, &list));
+  KVASIR_RETURN_IF_ERROR(arenas_.AddCopies(
+      {copies.data(), static_cast<size_t>(copies.size())}, &list));
   const size_t pair_bytes = list.pairs.size() * sizeof(kernels::PagePair);
   KVASIR_ASSIGN_OR_RETURN(const kernels::DeviceBuffer pairs,
                           parts_.device->allocator().Allocate(

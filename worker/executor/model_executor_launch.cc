@@ -1,4 +1,4 @@
-// Launch: a staged step enqueued, from page copies to sampled tokens.
+// Launch: a staged step enqueued, from page moves to sampled tokens.
 #include <algorithm>
 #include <vector>
 
@@ -33,7 +33,7 @@ kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
 
 absl::Status ModelExecutor::Launch(const StagedStep& step,
                                    Workspace& workspace) {
-  KVASIR_RETURN_IF_ERROR(CopyPages(step, workspace));
+  KVASIR_RETURN_IF_ERROR(MovePages(step, workspace));
   if (step.sizes.tokens == 0) return absl::OkStatus();
   TokenBatch tokens;
   tokens.num_tokens = step.sizes.tokens;
@@ -64,13 +64,25 @@ absl::Status ModelExecutor::Launch(const StagedStep& step,
   return RunSamples(step, hidden, workspace);
 }
 
-absl::Status ModelExecutor::CopyPages(const StagedStep& step,
+absl::Status ModelExecutor::MovePages(const StagedStep& step,
                                       Workspace& workspace) {
-  for (const KvArenas::CopyBatch& batch : step.bucket.copies) {
-    KVASIR_RETURN_IF_ERROR(
-        arenas_.Copy(*parts_.stream, batch, step.copies, workspace));
+  size_t evicted = 0;
+  const auto evict = [&](size_t copied) {
+    const auto& batches = step.bucket.evictions;
+    for (; evicted < batches.size() &&
+           batches[evicted].copy_batches == static_cast<int64_t>(copied);
+         ++evicted) {
+      KVASIR_RETURN_IF_ERROR(evictions_->Run(
+          *parts_.stream, *decoder_, batches[evicted], evicted, workspace));
+    }
+    return absl::OkStatus();
+  };
+  for (size_t i = 0; i < step.bucket.copies.size(); ++i) {
+    KVASIR_RETURN_IF_ERROR(evict(i));
+    KVASIR_RETURN_IF_ERROR(arenas_.Copy(*parts_.stream, step.bucket.copies[i],
+                                        step.copies, workspace));
   }
-  return absl::OkStatus();
+  return evict(step.bucket.copies.size());
 }
 
 // Ids from the plan and from the last sample come together on the device.

@@ -30,7 +30,8 @@ absl::Status ModelExecutor::Stage(const StepPlan& plan) {
   staged_.bucket = BucketOfBatch();
   PlaceResults(&staged_);
   // A plan may do nothing but release sequences, or copy pages beside it.
-  if (staged_.sizes.tokens == 0 && copies_.pairs.empty()) {
+  if (staged_.sizes.tokens == 0 && copies_.pairs.empty() &&
+      evictions_->batches().empty()) {
     return absl::OkStatus();
   }
   blob_.StartCounting();
@@ -52,13 +53,41 @@ absl::Status ModelExecutor::ApplyPlan(const StepPlan& plan) {
                             table_->Release(id));
     if (penalties != nullptr) idle_penalties_.push_back(std::move(penalties));
   }
-  KVASIR_RETURN_IF_ERROR(arenas_.ListCopies(plan.page_copies(), &copies_));
-  return batch_.Build(
+  KVASIR_RETURN_IF_ERROR(ListMoves(plan));
+  KVASIR_RETURN_IF_ERROR(batch_.Build(
       plan, table_.get(),
       [this](const SequenceStep& step, SequenceTable::Sequence* sequence,
              kernels::SampleRow* row) {
         return PrepareSample(step, sequence, row);
-      });
+      }));
+  batch_.PlaceWeights(decoder_->mass_room().most_weights,
+                      table_->limits().page_tokens);
+  return absl::OkStatus();
+}
+
+// Evictions come between copies, which may read what they leave and write where
+// they took from.
+absl::Status ModelExecutor::ListMoves(const StepPlan& plan) {
+  copies_.Clear();
+  evictions_->Clear();
+  const absl::Span<const kvasir::v1::PageCopy* const> copies(
+      plan.page_copies().data(), static_cast<size_t>(plan.page_copies_size()));
+  size_t done = 0;
+  for (const kvasir::v1::SlotEviction& eviction : plan.evictions()) {
+    const size_t before = eviction.after_page_copies();
+    if (before < done || before > copies.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "step plan: sequence ", eviction.sequence_id(), ": evicts behind ",
+          before, " page copies, want ", done, " to ", copies.size()));
+    }
+    KVASIR_RETURN_IF_ERROR(
+        arenas_.AddCopies(copies.subspan(done, before - done), &copies_));
+    done = before;
+    KVASIR_RETURN_IF_ERROR(table_->Evict(eviction));
+    KVASIR_RETURN_IF_ERROR(evictions_->Add(
+        eviction, static_cast<int64_t>(copies_.batches.size())));
+  }
+  return arenas_.AddCopies(copies.subspan(done), &copies_);
 }
 
 absl::Status ModelExecutor::PrepareSample(const SequenceStep& step,
@@ -115,6 +144,8 @@ StepBucket ModelExecutor::BucketOfBatch() const {
   StepBucket bucket;
   bucket.padded = PadSizes(batch_.sizes(), limits_, output_->logits_rows());
   bucket.copies.assign(copies_.batches.begin(), copies_.batches.end());
+  bucket.evictions.assign(evictions_->batches().begin(),
+                          evictions_->batches().end());
   if (lifts_prompts_) {
     bucket.has_prompts = batch_.has_prompts();
     bucket.output_runs = batch_.output_runs();
@@ -131,6 +162,7 @@ void ModelExecutor::Pack() {
   };
   constexpr int64_t kNoSlot = -1;
   staged_.copies = blob_.Add(absl::MakeConstSpan(copies_.pairs));
+  evictions_->Pack(&blob_);
   staged_.ids = add(batch_.ids(), padded.tokens, int32_t{0});
   staged_.token_sources =
       add(batch_.token_sources(), padded.tokens, int32_t{0});
@@ -139,6 +171,10 @@ void ModelExecutor::Pack() {
   for (size_t group = 0; group < staged_.groups.size(); ++group) {
     staged_.groups[group].slots =
         add(batch_.groups()[group].slots, padded.tokens, kNoSlot);
+    if (arenas_.evicts(static_cast<int64_t>(group))) {
+      staged_.groups[group].slot_positions =
+          add(batch_.groups()[group].slot_positions, padded.tokens, int64_t{0});
+    }
     SequencePlaces& places = sequences[group];
     places.all = blob_.Take<kernels::AttentionSequence>(padded.sequences);
     places.output = blob_.Take<kernels::AttentionSequence>(

@@ -963,8 +963,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "sequence 2: is of a prompt and comes behind output"},
         BrokenPlan{"PhysicalPastLogical",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
-                   "physical start 21 of page group 0: want the logical start "
-                   "20"},
+                   "physical start 21 of page group 0: want 20 to 20"},
         BrokenPlan{"PhysicalBehindLogical",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 4); },
                    "physical start 4 of page group 0"},

@@ -44,9 +44,14 @@ absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
                                 absl::FunctionRef<void(int64_t tokens)> held) {
   Loss loss;
   const auto num_inputs = static_cast<int64_t>(ids.size()) - 1;
-  for (int64_t start = 0; start < num_inputs; start += chunk) {
+  runner->SetPrompt(sequence_id, num_inputs);
+  for (int64_t start = 0; start < num_inputs;
+       start = runner->length(sequence_id)) {
     const auto first = static_cast<size_t>(start);
-    const auto count = static_cast<size_t>(std::min(chunk, num_inputs - start));
+    const int64_t point =
+        runner->next_eviction(sequence_id).value_or(num_inputs);
+    const auto count = static_cast<size_t>(
+        std::min({chunk, num_inputs - start, point - start}));
     const DirectStep step = {.sequence_id = sequence_id,
                              .token_ids = ids.subspan(first, count),
                              .target_ids = ids.subspan(first + 1, count)};

@@ -11,10 +11,17 @@ namespace {
 
 using kvasir::v1::BlockTableDelta;
 using kvasir::v1::SequenceStep;
+using kvasir::v1::SlotEviction;
 
 absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
   return absl::InvalidArgumentError(
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
+}
+
+// Where the slot of the step's first token lies in the group's table.
+uint64_t PhysicalStart(const SequenceStep& step, int group) {
+  return step.physical_starts().empty() ? step.logical_start()
+                                        : step.physical_starts(group);
 }
 
 absl::Status WrittenTwice(size_t group, int32_t page) {
@@ -185,36 +192,111 @@ absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
                                   step.num_tokens(),
                                   " are past the maximum length ", limit));
   }
-  // Tables keep their indices when a window gives pages up, so slots are
-  // counted by logical positions; nothing is served that compacts them.
-  const auto& starts = step.physical_starts();
-  const auto groups = static_cast<int>(sequence.tables.size());
-  if (!starts.empty() && starts.size() != groups) {
-    return Wrong(
-        id, absl::StrCat(starts.size(), " physical starts, want ", groups));
-  }
-  for (int group = 0; group < starts.size(); ++group) {
-    if (starts[group] == step.logical_start()) continue;
-    return Wrong(
-        id, absl::StrCat("physical start ", starts[group], " of page group ",
-                         group, ": want the logical start ",
-                         step.logical_start(), ", another is not served"));
-  }
   if (!sequence.is_fresh &&
       static_cast<int64_t>(step.logical_start()) != sequence.length) {
     return Wrong(id, absl::StrCat("starts at ", step.logical_start(), ", want ",
                                   sequence.length));
   }
+  return CheckStarts(step, sequence);
+}
+
+// Tables keep their indices when a window gives pages up: only evictions take
+// slots from between others.
+absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
+                                        const Sequence& sequence) const {
+  const uint64_t id = step.sequence_id();
+  const auto groups = static_cast<int>(sequence.tables.size());
+  const auto check_count = [&](int have, const char* what) {
+    return have == 0 || have == groups
+               ? absl::OkStatus()
+               : Wrong(id, absl::StrCat(have, " ", what, ", want ", groups));
+  };
+  KVASIR_RETURN_IF_ERROR(
+      check_count(step.physical_starts_size(), "physical starts"));
+  KVASIR_RETURN_IF_ERROR(
+      check_count(step.first_counted_size(), "first counted tokens"));
+  for (int group = 0; group < groups; ++group) {
+    const bool evicts = arenas_->evicts(group);
+    const uint64_t start = PhysicalStart(step, group);
+    const uint64_t most = step.logical_start();
+    const uint64_t least =
+        !evicts ? most
+        : sequence.is_fresh
+            ? std::min<uint64_t>(most, 1)
+            : static_cast<uint64_t>(
+                  sequence.tables[static_cast<size_t>(group)].slots);
+    const uint64_t greatest = evicts && !sequence.is_fresh ? least : most;
+    if (start < least || start > greatest) {
+      return Wrong(id, absl::StrCat("physical start ", start, " of page group ",
+                                    group, ": want ", least, " to ", greatest));
+    }
+    if (step.first_counted_size() > 0 &&
+        step.first_counted(group) > most + step.num_tokens()) {
+      return Wrong(
+          id, absl::StrCat("first counted token ", step.first_counted(group),
+                           " of page group ", group, ", want ",
+                           most + step.num_tokens(), " at most"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
+  const uint64_t id = eviction.sequence_id();
+  const uint32_t group = eviction.page_group();
+  const auto wrong = [&](const auto&... what) {
+    return Wrong(id,
+                 absl::StrCat("eviction in page group ", group, ": ", what...));
+  };
+  if (group >= side_pages_.size() || !arenas_->evicts(group)) {
+    return wrong("it gives up no slots");
+  }
+  const uint64_t slots = eviction.num_slots();
+  const uint64_t kept = eviction.kept_slots();
+  const auto page_tokens = static_cast<uint64_t>(limits_.page_tokens);
+  const uint64_t most =
+      std::min(eviction.logical_tokens(),
+               static_cast<uint64_t>(max_pages_) * page_tokens);
+  if (slots > most || kept < 1 || kept >= slots) {
+    return wrong("keeps ", kept, " of ", slots, " slots, want 1 to ",
+                 "fewer than there are, and of these ", most, " at most");
+  }
+  const auto entries = [page_tokens](uint64_t count) {
+    return (count + page_tokens - 1) / page_tokens;
+  };
+  if (static_cast<uint64_t>(eviction.pages_size()) != entries(slots)) {
+    return wrong(eviction.pages_size(), " pages, want ", entries(slots));
+  }
+  for (const int32_t page : eviction.pages()) {
+    const absl::Status status = arenas_->CheckPage(group, page);
+    if (!status.ok()) return wrong(status.message());
+  }
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) return absl::OkStatus();
+  Table& table = found->second.tables[group];
+  if (static_cast<uint64_t>(table.slots) != slots ||
+      static_cast<uint64_t>(found->second.length) !=
+          eviction.logical_tokens() ||
+      table.pages.size() < entries(slots) ||
+      !std::equal(eviction.pages().begin(), eviction.pages().end(),
+                  table.pages.begin())) {
+    return wrong(slots, " slots at ", eviction.logical_tokens(),
+                 " tokens; its table has ", table.slots, " at ",
+                 found->second.length, ", or other pages");
+  }
+  table.slots = static_cast<int64_t>(kept);
+  table.pages.resize(entries(kept));
   return absl::OkStatus();
 }
 
 absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
                                        const Sequence& sequence) {
   const uint64_t id = step.sequence_id();
-  const int64_t start = static_cast<int64_t>(step.logical_start());
-  const int64_t end = start + step.num_tokens();
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const Table& table = sequence.tables[group];
+    const auto start =
+        static_cast<int64_t>(PhysicalStart(step, static_cast<int>(group)));
+    const int64_t end = start + step.num_tokens();
     const int64_t covered =
         static_cast<int64_t>(table.pages.size()) * limits_.page_tokens;
     if (end > covered) {
@@ -265,17 +347,22 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
   KVASIR_RETURN_IF_ERROR(CheckPositions(step, *sequence));
   KVASIR_RETURN_IF_ERROR(CheckSlots(step, *sequence));
   sequence->is_fresh = false;
+  for (size_t group = 0; group < sequence->tables.size(); ++group) {
+    sequence->tables[group].slots =
+        static_cast<int64_t>(PhysicalStart(step, static_cast<int>(group))) +
+        step.num_tokens();
+  }
   sequence->length =
       static_cast<int64_t>(step.logical_start()) + step.num_tokens();
   return sequence;
 }
 
 int64_t SequenceTable::SlotOf(const Sequence& sequence, int64_t group,
-                              int64_t position) const {
+                              int64_t slot) const {
   const Table& table = sequence.tables[static_cast<size_t>(group)];
-  const int64_t index = position / limits_.page_tokens;
+  const int64_t index = slot / limits_.page_tokens;
   return table.pages[static_cast<size_t>(index)] * limits_.page_tokens +
-         position % limits_.page_tokens;
+         slot % limits_.page_tokens;
 }
 
 }  // namespace kvasir::worker

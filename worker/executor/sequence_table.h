@@ -40,6 +40,8 @@ class SequenceTable {
  public:
   struct Table {
     std::vector<int32_t> pages;
+    // That are written: as many as tokens but where slots were evicted.
+    int64_t slots = 0;
     int64_t first_live = 0;
     std::vector<int32_t> side_pages;
   };
@@ -65,14 +67,17 @@ class SequenceTable {
     written_pages_.clear();
   }
 
+  // Checks an eviction, and takes it from its sequence's table, if it has one:
+  // its pages end with the kept slots.
+  absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
+
   // Applies the step's deltas and checks that its tokens have slots, that what
   // they see is live, and that they follow what was written before. The
   // pointer is valid until the next call.
   absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
-  // Slot of a token in its group's arenas: page * P + slot in the page.
-  int64_t SlotOf(const Sequence& sequence, int64_t group,
-                 int64_t position) const;
+  // A slot of the sequence in its group's arenas: page * P + slot in the page.
+  int64_t SlotOf(const Sequence& sequence, int64_t group, int64_t slot) const;
 
   int64_t size() const { return static_cast<int64_t>(sequences_.size()); }
   const SequenceTableLimits& limits() const { return limits_; }
@@ -91,6 +96,9 @@ class SequenceTable {
   absl::Status TakeSidePage(size_t group, int32_t page);
   absl::Status CheckPositions(const kvasir::v1::SequenceStep& step,
                               const Sequence& sequence) const;
+  // Where the step's slots begin in each group.
+  absl::Status CheckStarts(const kvasir::v1::SequenceStep& step,
+                           const Sequence& sequence) const;
   absl::Status CheckSlots(const kvasir::v1::SequenceStep& step,
                           const Sequence& sequence);
   absl::Status AddWrittenPage(size_t group, int32_t page);

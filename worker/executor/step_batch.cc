@@ -112,6 +112,7 @@ void StepBatch::Clear() {
   output_runs_ = 0;
   for (Group& group : groups_) {
     group.slots.clear();
+    group.slot_positions.clear();
     group.sequences.clear();
     group.tables.clear();
   }
@@ -166,8 +167,7 @@ absl::Status StepBatch::Add(const SequenceStep& step, SequenceTable* table,
                           table->Apply(step));
   const int64_t first_row = static_cast<int64_t>(ids_.size());
   KVASIR_RETURN_IF_ERROR(AddTokens(step, *sequence));
-  AddAttention(*table, *sequence, first_row,
-               static_cast<int64_t>(step.logical_start()));
+  AddAttention(step, *table, *sequence, first_row);
   Output output;
   output.sequence_id = step.sequence_id();
   output.num_rows = static_cast<int64_t>(ids_.size()) - first_row;
@@ -228,16 +228,24 @@ void StepBatch::AddHistory(absl::Span<const int32_t> ids, bool clear,
   history_ids_.insert(history_ids_.end(), ids.begin(), ids.end());
 }
 
-void StepBatch::AddAttention(const SequenceTable& table,
+void StepBatch::AddAttention(const SequenceStep& step,
+                             const SequenceTable& table,
                              const SequenceTable::Sequence& sequence,
-                             int64_t first_row, int64_t start) {
+                             int64_t first_row) {
   const int64_t num_rows = static_cast<int64_t>(ids_.size()) - first_row;
+  const auto start = static_cast<int64_t>(step.logical_start());
   for (size_t group = 0; group < groups_.size(); ++group) {
     kernels::AttentionSequence attention;
     attention.first_row = first_row;
     attention.num_rows = num_rows;
-    attention.first_slot = start;
     const SequenceTable::Table& pages = sequence.tables[group];
+    attention.first_slot = pages.slots - num_rows;
+    attention.evicted = start - attention.first_slot;
+    if (step.first_counted_size() > 0) {
+      const auto counted =
+          static_cast<int64_t>(step.first_counted(static_cast<int>(group)));
+      attention.first_counted_row = std::max<int64_t>(0, counted - start);
+    }
     attention.first_live_index = pages.first_live;
     groups_[group].sequences.push_back(attention);
     Group::Tables& tables = groups_[group].tables.emplace_back();
@@ -246,11 +254,23 @@ void StepBatch::AddAttention(const SequenceTable& table,
       tables.side_pages = AddTable(pages.side_pages);
     }
     for (int64_t i = 0; i < num_rows; ++i) {
-      groups_[group].slots.push_back(
-          table.SlotOf(sequence, static_cast<int64_t>(group), start + i));
+      groups_[group].slots.push_back(table.SlotOf(
+          sequence, static_cast<int64_t>(group), attention.first_slot + i));
+    }
+    if (!arenas_.evicts(static_cast<int64_t>(group))) continue;
+    for (int64_t i = 0; i < num_rows; ++i) {
+      groups_[group].slot_positions.push_back(attention.first_slot + i);
     }
   }
   AddRings(sequence, start, num_rows);
+}
+
+void StepBatch::PlaceWeights(int64_t most_weights, int64_t page_tokens) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (!arenas_.evicts(static_cast<int64_t>(group))) continue;
+    kernels::PlaceWeights(num_heads_, most_weights, page_tokens,
+                          absl::MakeSpan(groups_[group].sequences));
+  }
 }
 
 // Sinks and the last tokens of a window stay; what came between them would fall

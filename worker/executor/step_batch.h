@@ -12,7 +12,7 @@
 #include "kernels/attention/paged_attention.h"
 #include "kernels/sampling/sample.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
-#include "worker/executor/layer_attention.h"
+#include "worker/executor/attention/layer_attention.h"
 #include "worker/executor/sequence_table.h"
 #include "worker/executor/step_layout.h"
 
@@ -28,6 +28,8 @@ class StepBatch {
  public:
   struct Group {
     std::vector<int64_t> slots;  // [T]
+    // Slots of the tokens in their sequences; only where slots are evicted. [T]
+    std::vector<int64_t> slot_positions;
     // [B], in the order of rows(). Pointers to tables are null: where a
     // sequence's begin in tables(), the list beside it says.
     std::vector<kernels::AttentionSequence> sequences;
@@ -65,8 +67,11 @@ class StepBatch {
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
 
-  StepBatch(StepLimits limits, const KvArenas& arenas)
+  // `num_heads`: of the rank's queries. The arenas outlive it.
+  StepBatch(StepLimits limits, const KvArenas& arenas, int64_t num_heads)
       : limits_(limits),
+        arenas_(arenas),
+        num_heads_(num_heads),
         rings_(arenas.rings()),
         groups_(static_cast<size_t>(arenas.num_page_groups())),
         ring_slots_(rings_.size()) {}
@@ -74,6 +79,8 @@ class StepBatch {
   // Applies the plan's sequences to the table and lays out their tokens.
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
                      PrepareSample prepare);
+  // kernels::PlaceWeights of the groups that evict, behind Build.
+  void PlaceWeights(int64_t most_weights, int64_t page_tokens);
   // For PrepareSample. Nothing is to do for no ids that clear nothing.
   void AddHistory(absl::Span<const int32_t> ids, bool clear,
                   kernels::DevicePtr<int32_t> counts);
@@ -119,9 +126,9 @@ class StepBatch {
   absl::Status AddTokens(const kvasir::v1::SequenceStep& step,
                          const SequenceTable::Sequence& sequence);
   int64_t AddTable(absl::Span<const int32_t> pages);
-  void AddAttention(const SequenceTable& table,
-                    const SequenceTable::Sequence& sequence, int64_t first_row,
-                    int64_t start);
+  void AddAttention(const kvasir::v1::SequenceStep& step,
+                    const SequenceTable& table,
+                    const SequenceTable::Sequence& sequence, int64_t first_row);
   void AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                 int64_t num_rows);
   absl::Status AddTargets(const kvasir::v1::SequenceStep& step,
@@ -131,6 +138,8 @@ class StepBatch {
                          PrepareSample prepare);
 
   const StepLimits limits_;
+  const KvArenas& arenas_;
+  const int64_t num_heads_;
   const std::vector<KvArenas::Ring> rings_;
   std::vector<int32_t> ids_;
   std::vector<int32_t> token_sources_;

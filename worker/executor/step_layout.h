@@ -36,6 +36,18 @@ struct StepSizes {
 };
 StepSizes LargestStep(const StepLimits& limits);
 
+// Evictions of one page group that are done side by side, in launches for each
+// of its layers.
+struct EvictionBatch {
+  int64_t page_group = 0;
+  int64_t copy_batches = 0;  // of the step's page copies that come before
+  int64_t first = 0;         // among the step's evictions
+  int64_t count = 0;
+  int64_t kept_slots = 0;  // numbers of their lists
+
+  friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
+};
+
 // What a step's list of launches depends on, the places of its numbers in blob
 // and results, and those of its workspaces. Steps of one bucket differ in the
 // numbers that are uploaded, and in which rows of the padded ones are true: the
@@ -46,6 +58,7 @@ struct StepBucket {
   // Launches of page copies for each layer of a group. Their pairs are padded
   // with pairs that copy nothing, and all of them are launched.
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
+  absl::InlinedVector<EvictionBatch, 2> evictions;
   // Where prompts lift latents, they and output are launched apart: whether
   // there are prompts, and how often rows of output follow others.
   bool has_prompts = false;

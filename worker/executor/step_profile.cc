@@ -4,8 +4,9 @@ namespace kvasir::worker {
 
 const char* StepPartName(StepPart part) {
   static constexpr std::array<const char*, kNumStepParts> kNames = {
-      "rest",   "projections", "rotation", "append", "lifts", "attention",
-      "output", "mlp",         "norms",    "sum",    "head",  "sampling"};
+      "rest",      "projections", "rotation", "append", "lifts",
+      "attention", "eviction",    "output",   "mlp",    "norms",
+      "sum",       "head",        "sampling"};
   return kNames[static_cast<size_t>(part)];
 }
 

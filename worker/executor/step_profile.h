@@ -21,14 +21,15 @@ enum class StepPart : uint8_t {
   // sums of latents, Hadamard transforms.
   kLifts,
   kAttention,
-  kOutput,  // of attention
+  kEviction,  // at a point; attention's share of scoring is attention's
+  kOutput,    // of attention
   kMlp,
   kNorms,
   kSum,  // over tensor-parallel ranks
   kHead,
   kSampling,
 };
-inline constexpr size_t kNumStepParts = 12;
+inline constexpr size_t kNumStepParts = 13;
 const char* StepPartName(StepPart part);
 
 // Is told which part of a step is enqueued from here on. How time is taken is

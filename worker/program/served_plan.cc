@@ -68,14 +68,31 @@ absl::Status CheckAttention(const plan::ResolvedAttention& attention,
   return absl::OkStatus();
 }
 
-absl::Status CheckTokens(const plan::ResolvedLayer& resolved, int64_t layer) {
-  if (!resolved.eviction.has_value() && !resolved.selection.has_value()) {
+absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
+                         const plan::ResolvedPlan& plan, int64_t layer) {
+  if (resolved.selection.has_value()) {
+    return absl::UnimplementedError(
+        absl::StrCat("layer ", layer,
+                     ": the plan asks for selection; this build reads every "
+                     "token that is kept"));
+  }
+  if (!resolved.eviction.has_value() || plan.shard.size == 1) {
     return absl::OkStatus();
   }
-  return absl::UnimplementedError(
-      absl::StrCat("layer ", layer, ": the plan asks for ",
-                   resolved.eviction.has_value() ? "eviction" : "selection",
-                   "; this build keeps and reads every token"));
+  // A rank sees the attention of its own queries alone.
+  const int64_t each = plan.shape.num_kv_heads / plan.shard.size;
+  for (const std::vector<int64_t>& unit : resolved.eviction->units) {
+    const bool is_split =
+        each == 0 || std::any_of(unit.begin(), unit.end(), [&](int64_t head) {
+          return head / each != unit.front() / each;
+        });
+    if (!is_split) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        "layer ", layer, ": a unit of eviction of ", unit.size(),
+        " KV heads lies on several of ", plan.shard.size,
+        " tensor-parallel ranks, which this build does not serve"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -85,7 +102,7 @@ absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     const ServeOptions& options) {
   for (int64_t layer = 0; layer < plan->num_layers(); ++layer) {
     KVASIR_RETURN_IF_ERROR(CheckAttention(plan->attention_of(layer), layer));
-    KVASIR_RETURN_IF_ERROR(CheckTokens(plan->layer(layer), layer));
+    KVASIR_RETURN_IF_ERROR(CheckTokens(plan->layer(layer), *plan, layer));
   }
   auto served = std::make_shared<ServedPlan>();
   for (int64_t layer = 0; layer < plan->num_layers(); ++layer) {

@@ -35,7 +35,8 @@ struct ServeOptions {
 
 // All plans are served but for
 //   - what depends on a whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
-//     eviction, selection);
+//     selection);
+//   - units of eviction that lie on several ranks;
 //   - ANCHORED keys;
 //   - low_rank keys stored POST_ROPE, for which no tensors are defined;
 //   - rope_low_rank keys stored PRE_ROPE whose groups are of unlike width;

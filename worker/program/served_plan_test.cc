@@ -230,10 +230,6 @@ std::vector<NotServed> NotServedCases() {
            4, 8,
            R"("uses":[{"at_runtime":{}}],"stored":"POST_ROPE",)" + numbers)),
        "low_rank space of keys stored POST_ROPE"},
-      {"Eviction", Keys(kFullKey, R"(,"eviction":{"budget":64,"recent":16,
-                         "positions":"ORIGINAL","every_tokens":8})"),
-       "layer 1: the plan asks for eviction; this build keeps and reads every "
-       "token"},
       {"Selection", Keys(kFullKey, R"(,"selection":{"chunk_slots":8,"budget":64,
                          "landmark_codec":{"dtype":"BF16"}})"),
        "layer 1: the plan asks for selection"},

@@ -1,6 +1,5 @@
 #include "worker/testing/invariance_scenario.h"
 
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -80,8 +79,7 @@ std::vector<Sample> Worker::RunAndAbortOdd(
 
 void Worker::Start(const model::DecoderSpec& spec,
                    const kvasir::v1::KvPlan& plan, WeightSource* source) {
-  std::set<int64_t> windows;  // each is a page group
-  for (const auto& layer : spec.layers) windows.insert(layer.sliding_window);
+  const size_t num_groups = Resolved(plan, spec).page_groups.size();
   RankOptions options = TinyOptions();
   options.num_threads = conditions_.threads;
   options.deterministic = conditions_.deterministic;
@@ -93,8 +91,8 @@ void Worker::Start(const model::DecoderSpec& spec,
       return std::make_unique<kernels::GranuleDevice>(pool, granule, limit);
     };
   }
-  options.pages.assign(windows.size(), conditions_.pages);
-  options.host_pages.assign(windows.size(), conditions_.host_pages);
+  options.pages.assign(num_groups, conditions_.pages);
+  options.host_pages.assign(num_groups, conditions_.host_pages);
   options.executor.max_model_len = conditions_.max_model_len;
   options.executor.max_num_seqs = conditions_.max_num_seqs;
   options.executor.max_batched_tokens = conditions_.max_batched_tokens;

@@ -235,7 +235,11 @@ kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
                           const std::string& dtype) {
   std::string layer = absl::StrCat(R"({"key":{"parts":[)", plan_case.key,
                                    R"(]},"value":{"parts":[)", plan_case.value,
-                                   R"(]},"joint":[)", plan_case.joint, "]}");
+                                   R"(]},"joint":[)", plan_case.joint, "]");
+  if (!plan_case.eviction.empty()) {
+    absl::StrAppend(&layer, R"(,"eviction":)", plan_case.eviction);
+  }
+  layer += "}";
   for (size_t at = layer.find('$'); at != std::string::npos;
        at = layer.find('$')) {
     layer.replace(at, 1, dtype);

@@ -25,6 +25,8 @@ struct PlanCase {
   std::string joint = "";  // instead of both sides' parts
   // The first layer is whole and has no exact rows: others' lie in its arena.
   bool first_whole = false;
+  // Of the layers that are not whole: {"budget":20, ...}; empty: none.
+  std::string eviction = "";
 };
 
 namespace plan_cases {

@@ -722,7 +722,7 @@ class BlockLoader {
                         sequence_.first_row + fresh);
         continue;
       }
-      const int64_t row = slots.RowOf(s);
+      const int64_t row = slots.RowOf(s, sequence_.evicted);
       const int64_t page = slots.first_page + row / slots.page_rows;
       found_.codes[i] = SlotAddress(
           *exact.ring, exact.ring->groups[index].codes,

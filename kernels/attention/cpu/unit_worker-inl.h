@@ -154,7 +154,9 @@ class PanelWorker {
         state_(state),
         loader_(tiles->loader()),
         rebuilder_(tiles->rebuilder()),
-        kept_(KeepsWeights(*panel.sequence) ? grid.mass_memory() : nullptr),
+        kept_(grid.mass().any() && KeepsWeights(*panel.sequence)
+                  ? grid.mass_memory()
+                  : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
   // Before the first block.

@@ -344,7 +344,7 @@ class Row {
     if (fresh >= 0) {
       return {rows, rows.groups[group], 0, sequence_.first_row + fresh};
     }
-    const int64_t row = exact.RowOf(slot);
+    const int64_t row = exact.RowOf(slot, sequence_.evicted);
     const int64_t page = exact.first_page + row / exact.page_rows;
     return {rows, rows.groups[group],
             sequence_.side_pages.device_address()[page], row % exact.page_rows};

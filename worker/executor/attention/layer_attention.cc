@@ -1,8 +1,9 @@
-#include "worker/executor/layer_attention.h"
+#include "worker/executor/attention/layer_attention.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/linear/ops.h"
 #include "kernels/rowwise/ops.h"
@@ -87,7 +88,7 @@ absl::Status LayerAttention::Run(Stream& stream, const AttentionInput& input,
       MakeLatents(stream, plan.value, parts_.weights->value, rows, workspace));
   KVASIR_RETURN_IF_ERROR(Hadamard(stream, value_.hadamard, rows, workspace));
   kernels::KvAppendRows appended = {rows.row, input.group.slots, t,
-                                    input.not_finite};
+                                    input.not_finite, input.positions};
   KVASIR_RETURN_IF_ERROR(Append(stream, append_, appended, workspace));
   appended = {rows.row, nullptr, t};
   KVASIR_RETURN_IF_ERROR(Append(stream, append_fresh_, appended, workspace));
@@ -129,7 +130,8 @@ absl::Status LayerAttention::RotateRows(Stream& stream,
     KVASIR_RETURN_IF_ERROR(
         kernels::Rope(stream, turn.rope,
                       {rows.row + turn.query_column, rows.row + turn.key_column,
-                       input.positions, rows.num_tokens},
+                       rolling_ ? input.group.slot_positions : input.positions,
+                       rows.num_tokens},
                       workspace));
   }
   return absl::OkStatus();
@@ -231,6 +233,17 @@ absl::Status LayerAttention::Attend(Stream& stream, const AttentionInput& input,
     KVASIR_RETURN_IF_ERROR(attend(prompt_launch_.get()));
   }
   return attend(launch_.get());
+}
+
+absl::Status LayerAttention::Evict(Stream& stream,
+                                   const kernels::EvictionRows& rows,
+                                   const kernels::EvictionStep& step,
+                                   Workspace& workspace) const {
+  const StepPartScope part_of_step(parts_.profile, stream, StepPart::kEviction);
+  KVASIR_CHECK(eviction_.has_value());
+  KVASIR_RETURN_IF_ERROR(
+      kernels::EvictSelect(stream, *eviction_, rows, step, workspace));
+  return kernels::EvictCompact(stream, *eviction_, rows, workspace);
 }
 
 absl::Status LayerAttention::LiftSums(Stream& stream,

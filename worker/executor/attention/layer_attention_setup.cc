@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "worker/executor/layer_attention.h"
+#include "worker/executor/attention/layer_attention.h"
 #include "worker/program/attention_flops.h"
 #include "worker/program/prompt_lift.h"
 
@@ -114,6 +114,7 @@ absl::Status LayerAttention::PrepareAll() {
   KVASIR_RETURN_IF_ERROR(MakeValue());
   PlaceExact();
   KVASIR_RETURN_IF_ERROR(PrepareAppends());
+  KVASIR_RETURN_IF_ERROR(PrepareEviction());
   const bool apart = LiftsPrompts(program());
   KVASIR_ASSIGN_OR_RETURN(
       launch_, MakeLaunch(apart ? LaunchedRows::kOutput : LaunchedRows::kAll));
@@ -121,6 +122,7 @@ absl::Status LayerAttention::PrepareAll() {
     KVASIR_ASSIGN_OR_RETURN(prompt_launch_, MakeLaunch(LaunchedRows::kPrompts));
   }
   parts_.rope_steps = {};  // only now
+  parts_.eviction = nullptr;
   return absl::OkStatus();
 }
 
@@ -384,9 +386,12 @@ void LayerAttention::PlaceExact() {
 
 kernels::KvAppendPart LayerAttention::Appended(
     size_t part, const kernels::LatentPart& to) const {
-  return {is_key(part) ? program().key[part].latent_column
-                       : program().value.latent_column,
-          to, parts_.clamped_codes};
+  kernels::KvAppendPart appended;
+  appended.column = is_key(part) ? program().key[part].latent_column
+                                 : program().value.latent_column;
+  appended.part = to;
+  appended.clamped = parts_.clamped_codes;
+  return appended;
 }
 
 absl::Status LayerAttention::PrepareAppends() {
@@ -396,7 +401,13 @@ absl::Status LayerAttention::PrepareAppends() {
   std::vector<kernels::KvAppendPart> value_ring;
   for (size_t p = 0; p < num_parts(); ++p) {
     if (!is_key(p) && program().joint) continue;
-    all.push_back(Appended(p, is_key(p) ? keys_[p].latents : value_.latents));
+    kernels::KvAppendPart& appended = all.emplace_back(
+        Appended(p, is_key(p) ? keys_[p].latents : value_.latents));
+    if (evicts()) {
+      appended.unit_of_group = UnitOfGroup(p).data();
+      appended.errors_of[kernels::kKeyError] = is_key(p);
+      appended.errors_of[kernels::kValueError] = !is_key(p) || program().joint;
+    }
     if (exact_[p].fresh_groups.empty()) continue;
     fresh.push_back(Appended(p, exact_[p].rows.fresh));
     (is_key(p) ? key_ring : value_ring)
@@ -404,18 +415,20 @@ absl::Status LayerAttention::PrepareAppends() {
   }
   const auto prepare =
       [this](const std::vector<kernels::KvAppendPart>& parts,
-             int64_t page_tokens,
-             std::optional<kernels::PreparedKvAppend>* out) -> absl::Status {
+             int64_t page_tokens, std::optional<kernels::PreparedKvAppend>* out,
+             const kernels::SlotMetadata& metadata = {}) -> absl::Status {
     if (parts.empty()) return absl::OkStatus();
     KVASIR_ASSIGN_OR_RETURN(
         *out, kernels::Prepare(
                   *parts_.device,
                   kernels::KvAppendShape{.row_stride = program().row_columns,
-                                         .page_tokens = page_tokens},
+                                         .page_tokens = page_tokens,
+                                         .metadata = metadata},
                   parts));
     return absl::OkStatus();
   };
-  KVASIR_RETURN_IF_ERROR(prepare(all, parts_.page_tokens, &append_));
+  KVASIR_RETURN_IF_ERROR(
+      prepare(all, parts_.page_tokens, &append_, parts_.arena->metadata));
   // All rows of a step in one page.
   KVASIR_RETURN_IF_ERROR(
       prepare(fresh, parts_.fresh.max_tokens, &append_fresh_));
@@ -423,6 +436,21 @@ absl::Status LayerAttention::PrepareAppends() {
       key_ring, ExactSlotsOf(parts_.arena->key_ring).page_rows, &keep_keys_));
   return prepare(value_ring, ExactSlotsOf(parts_.arena->value_ring).page_rows,
                  &keep_values_);
+}
+
+absl::Status LayerAttention::PrepareEviction() {
+  if (!evicts()) return absl::OkStatus();
+  rolling_ = parts_.eviction->rolling;
+  std::vector<kernels::EvictPart> parts;
+  for (size_t p = 0; p < num_parts(); ++p) {
+    if (!is_key(p) && program().joint) continue;
+    parts.push_back(
+        {is_key(p) ? keys_[p].latents : value_.latents, UnitOfGroup(p).data()});
+  }
+  KVASIR_ASSIGN_OR_RETURN(
+      eviction_,
+      kernels::Prepare(*parts_.device, parts_.arena->metadata, parts));
+  return absl::OkStatus();
 }
 
 kernels::ExactSlots LayerAttention::ExactSlotsOf(int64_t ring) const {
@@ -492,6 +520,15 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       parts_.spec->layers[static_cast<size_t>(parts_.layer)].sliding_window;
   shape.key_exact = ExactSlotsOf(parts_.arena->key_ring);
   shape.value_exact = ExactSlotsOf(parts_.arena->value_ring);
+  if (evicts()) {
+    shape.metadata = parts_.arena->metadata;
+    shape.unit_of_head = parts_.arena->unit_of_head.data();
+    shape.mass.stored_positions = !rolling_;
+    if (parts_.eviction->scored) {
+      shape.mass.most_rows = parts_.mass.most_rows;
+      shape.mass.most_weights = parts_.mass.most_weights;
+    }
+  }
   KVASIR_ASSIGN_OR_RETURN(kernels::PreparedAttention attention,
                           kernels::Prepare(*parts_.device, shape));
   return std::make_unique<Launch>(

@@ -16,9 +16,11 @@
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
+#include "kernels/eviction/ops.h"
 #include "kernels/latents/ops.h"
 #include "kernels/rowwise/ops.h"
 #include "model/shapes/decoder_spec.h"
+#include "plan/resolved_plan.h"
 #include "worker/executor/kv_arenas.h"
 #include "worker/executor/step_profile.h"
 #include "worker/program/attention_program.h"
@@ -29,6 +31,9 @@ namespace kvasir::worker {
 // What attention needs to know in one page group.
 struct AttentionBatch {
   kernels::DevicePtr<const int64_t> slots;  // [T]
+  // Slots of the tokens in their sequences, which are the positions of layers
+  // whose positions roll. [T]
+  kernels::DevicePtr<const int64_t> slot_positions;
   // [B], prompts first: on the device, and on the host, where it is divided
   // (not looked at while the workspace counts).
   kernels::DevicePtr<const kernels::AttentionSequence> sequences;
@@ -66,6 +71,12 @@ struct AttentionInput {
   absl::Span<const kernels::AttentionStep> steps;
 };
 
+// What layers that evict take for the attention mass of slots.
+struct MassRoom {
+  int64_t most_rows = 0;     // of a step
+  int64_t most_weights = 0;  // kernels::AttentionMass
+};
+
 // What the exact rows of a step's own tokens lie in, of one layer at a time.
 struct FreshRows {
   kernels::DevicePtr<char> memory;
@@ -89,6 +100,9 @@ class LayerAttention {
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
     FreshRows fresh;
+    // Which slots the layer gives up; null: none. Only while it is prepared.
+    const plan::ResolvedEviction* eviction = nullptr;
+    MassRoom mass;
     int64_t page_tokens = 0;
     StepProfile* profile = nullptr;  // or null
     // Codes that static ranges clamped are added to it.
@@ -118,6 +132,12 @@ class LayerAttention {
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
+
+  // Of a layer that evicts: what slots stay, and their latents to the front.
+  // kernels::EvictSelect's and kernels::EvictCompact's.
+  absl::Status Evict(kernels::Stream& stream, const kernels::EvictionRows& rows,
+                     const kernels::EvictionStep& step,
+                     kernels::Workspace& workspace) const;
 
   // One, or one of prompts and one of output. They stay where they are.
   std::vector<Launch*> launches() const;
@@ -195,6 +215,7 @@ class LayerAttention {
       bool transposed, std::optional<kernels::PreparedHadamard>* out);
   void PlaceExact();
   absl::Status PrepareAppends();
+  absl::Status PrepareEviction();
   // Of prompts, with their lifts, or of output.
   absl::StatusOr<std::unique_ptr<Launch>> MakeLaunch(LaunchedRows rows) const;
 
@@ -230,6 +251,11 @@ class LayerAttention {
   kernels::KvAppendPart Appended(size_t part,
                                  const kernels::LatentPart& to) const;
   kernels::ExactSlots ExactSlotsOf(int64_t ring) const;
+  bool evicts() const { return parts_.arena->metadata.num_units > 0; }
+  const std::vector<int32_t>& UnitOfGroup(size_t part) const {
+    return is_key(part) ? parts_.arena->key[part].unit_of_group
+                        : parts_.arena->value.front().unit_of_group;
+  }
   // What comes out of attention, row by row: absorbed sums of latents, or
   // values where they are lifted, before attention or behind it.
   struct Sums {
@@ -262,6 +288,8 @@ class LayerAttention {
   // Puts what later steps read as exact rows into the side pages.
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
+  std::optional<kernels::PreparedEviction> eviction_;
+  bool rolling_ = false;  // positions are slots
   std::unique_ptr<Launch> launch_;
   std::unique_ptr<Launch> prompt_launch_;  // null: prompts lift nothing
 };
