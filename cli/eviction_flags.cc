@@ -1,10 +1,52 @@
 #include "cli/eviction_flags.h"
 
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "cli/flags.h"
+#include "plan/plan.h"
 
 namespace kvasir::cli {
+namespace {
 
-void AddEvictionFlags(CLI::App* command, plan::EvictionSettings& settings) {
+// The plan's own words for what was asked.
+std::string OptionsOf(const EvictionFlags& flags,
+                      const plan::EvictionSettings& settings) {
+  std::string options =
+      absl::StrCat("--eviction ", flags.method, " --eviction-budget ",
+                   flags.budget, " --eviction-every ", settings.every_tokens);
+  if (settings.method == plan::EvictionMethod::kQHitter) {
+    absl::StrAppend(&options, " --eviction-lambda ", settings.lambda);
+  }
+  return options;
+}
+
+}  // namespace
+
+void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan) {
+  AddFlag(command, "--eviction", flags.method,
+          of_plan
+              ? "Give up tokens, with any plan: h2o keeps those that were "
+                "attended to most, q-hitter weighs that against what their "
+                "codes lose, streaming keeps the first and the latest. For "
+                "texts longer than the cache, or more of them than it holds; "
+                "what needs a token that went is answered without it, and no "
+                "prefix is reused (docs/guide.md has what it costs)"
+              : "Which tokens stay, on top of any method: q-hitter, h2o or "
+                "streaming")
+      ->check(CLI::IsMember({"q-hitter", "h2o", "streaming"}))
+      ->group("Eviction");
+  AddFlag(command, "--eviction-budget", flags.budget,
+          "Slots that stay: a share of the prompt (0.2), or a number (256)")
+      ->check(Checked([](const std::string& text) {
+        return plan::ParseEvictionBudget(text).status();
+      }))
+      ->group("Eviction");
+  AddEvictionSettings(command, flags.settings);
+}
+
+void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
   const auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help)->group("Eviction");
   };
@@ -28,6 +70,42 @@ void AddEvictionFlags(CLI::App* command, plan::EvictionSettings& settings) {
   AddSwitch(command, "--eviction-half-friendliness", settings.half_friendliness,
             "Friendliness counts half, as in the code of Q-Hitter's authors")
       ->group("Eviction");
+}
+
+absl::Status CheckEvictionIsUsed(const EvictionFlags& flags) {
+  if (!flags.method.empty() || flags == EvictionFlags()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "--eviction-budget and the like say how --eviction evicts: give that, "
+      "too");
+}
+
+absl::Status PutEviction(const EvictionFlags& flags,
+                         const plan::AttentionShape& shape,
+                         kvasir::v1::KvPlan* plan) {
+  if (flags.method.empty()) return absl::OkStatus();
+  plan::EvictionSettings settings = flags.settings;
+  KVASIR_ASSIGN_OR_RETURN(settings.method,
+                          plan::ParseEvictionMethod(flags.method));
+  KVASIR_ASSIGN_OR_RETURN(settings.budget,
+                          plan::ParseEvictionBudget(flags.budget));
+  const bool replaces = std::any_of(
+      plan->layers().begin(), plan->layers().end(),
+      [](const kvasir::v1::LayerPlan& layer) { return layer.has_eviction(); });
+  KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(settings, shape, plan));
+  KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
+  // Another eviction gives way.
+  const std::string of_tokens = plan->method().substr(
+      0, replaces ? plan->method().rfind('+') : std::string::npos);
+  const bool alone = of_tokens.empty() || of_tokens == "full" ||
+                     plan::ParseEvictionMethod(of_tokens).ok();
+  plan->set_method(alone ? flags.method
+                         : absl::StrCat(of_tokens, "+", flags.method));
+  auto* options = plan->mutable_provenance()->mutable_options();
+  absl::StrAppend(options, options->empty() ? "" : " ",
+                  OptionsOf(flags, settings));
+  return absl::OkStatus();
 }
 
 }  // namespace kvasir::cli

@@ -1,8 +1,12 @@
-// Flags of eviction that all commands have who put it on top of a plan; method
-// and budget are the command's own.
+// Flags that put eviction on top of a plan, of all commands that take one.
 #pragma once
 
+#include <string>
+
+#include "absl/status/status.h"
+#include "plan/attention_shape.h"
 #include "plan/eviction.h"
+#include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace CLI {
 class App;
@@ -10,6 +14,27 @@ class App;
 
 namespace kvasir::cli {
 
-void AddEvictionFlags(CLI::App* command, plan::EvictionSettings& settings);
+struct EvictionFlags {
+  std::string method;  // empty: the plan stays as it is
+  std::string budget = "0.2";
+  plan::EvictionSettings settings;  // its method and budget are not read
+
+  bool operator==(const EvictionFlags&) const = default;
+};
+
+// `of_plan`: comes on top of a plan that is there; else of one that is made.
+void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan);
+
+// All but method and budget, for a command with words of its own for these.
+void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings);
+
+// INVALID_ARGUMENT for flags that nothing reads without --eviction.
+absl::Status CheckEvictionIsUsed(const EvictionFlags& flags);
+
+// Puts the eviction of the flags, if any, on a plan of such a model, in place
+// of the plan's own, and names it in the plan. Errors: plan::ValidatePlan's.
+absl::Status PutEviction(const EvictionFlags& flags,
+                         const plan::AttentionShape& shape,
+                         kvasir::v1::KvPlan* plan);
 
 }  // namespace kvasir::cli

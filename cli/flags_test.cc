@@ -11,6 +11,7 @@
 namespace kvasir::cli {
 namespace {
 
+using base::StatusIs;
 using ::testing::HasSubstr;
 
 // Parses "--x ..." as the arguments of a fresh program.
@@ -104,7 +105,9 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   ASSERT_EQ(first.Parse({"serve", "--no-prefix-caching", "--deterministic",
                          "--kv-cache-bytes", "24MiB", "--host-pool-bytes",
                          "6MiB", "--served-model-name", "a,b c", "--model",
-                         "a \"quoted\" folder, and more", "--watchdog", "90s"}),
+                         "a \"quoted\" folder, and more", "--watchdog", "90s",
+                         "--eviction", "h2o", "--eviction-budget", "256",
+                         "--eviction-sinks", "8"}),
             kExitOk);
   const std::string printed = EffectiveConfig(*first.command);
   ConfiguredProgram second;
@@ -114,16 +117,59 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   EXPECT_EQ(second.engine.kv_cache_bytes, 24 << 20);
   EXPECT_EQ(second.engine.host_pool_bytes, 6 << 20);
   EXPECT_EQ(second.engine.watchdog, absl::Seconds(90));
+  EXPECT_EQ(second.model.eviction, first.model.eviction);
+  EXPECT_EQ(second.model.eviction.method, "h2o");
+  EXPECT_EQ(second.model.eviction.settings.sinks, 8u);
   EXPECT_EQ(second.model.model, "a \"quoted\" folder, and more");
   EXPECT_THAT(second.router.served_model_names,
               ::testing::ElementsAre("a", "b c"));
   EXPECT_EQ(EffectiveConfig(*second.command), printed);
 }
 
+TEST(EvictionFlagsTest, WhatNothingReadsIsRefused) {
+  for (const std::vector<const char*>& flag :
+       {std::vector<const char*>{"--eviction-budget", "256"},
+        {"--eviction-recent", "32"},
+        {"--eviction-lambda", "0.25"},
+        {"--eviction-half-friendliness"}}) {
+    ConfiguredProgram program;
+    std::vector<const char*> arguments = {"serve"};
+    arguments.insert(arguments.end(), flag.begin(), flag.end());
+    ASSERT_EQ(program.Parse(arguments), kExitOk);
+    EXPECT_THAT(CheckFlagsAreUsed(program.model),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("how --eviction evicts")))
+        << flag[0];
+  }
+  ConfiguredProgram program;
+  ASSERT_EQ(program.Parse({"serve", "--eviction", "streaming",
+                           "--eviction-recent", "32"}),
+            kExitOk);
+  KVASIR_EXPECT_OK(CheckFlagsAreUsed(program.model));
+  EXPECT_THAT(CheckFlagsAreUsed(program.model, "127.0.0.1:8001"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("evicts as it was started")));
+}
+
+TEST(EvictionFlagsTest, NamesAndSizesOfNoEvictionAreWrongUsage) {
+  for (const std::vector<const char*>& flag :
+       {std::vector<const char*>{"--eviction", "lru"},
+        {"--eviction-budget", "1.5"},
+        {"--eviction-every", "0"},
+        {"--eviction-lambda", "nan"}}) {
+    ConfiguredProgram program;
+    EXPECT_EQ(program.Parse({"serve", flag[0], flag[1]}), kExitUsage)
+        << flag[0];
+  }
+}
+
 TEST(ConfigTest, DefaultsArePrintedAsTheyAre) {
   ConfiguredProgram program;
   ASSERT_EQ(program.Parse({"serve"}), kExitOk);
   const std::string printed = EffectiveConfig(*program.command);
+  ConfiguredProgram second;
+  ASSERT_EQ(second.ParseFile(printed), kExitOk) << printed;
+  KVASIR_EXPECT_OK(CheckFlagsAreUsed(second.model));
   EXPECT_THAT(printed, HasSubstr("[serve]\n"));
   EXPECT_THAT(printed, HasSubstr("\nprefix-caching=true\n"));
   EXPECT_THAT(printed, HasSubstr("\nstream-buffer-bytes=\"16MiB\"\n"));

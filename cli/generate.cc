@@ -70,12 +70,12 @@ int Generate(GenerateFlags flags) {
         " asks a server, --model or --random-weights runs a model here: give "
         "one of them")));
   }
-  const absl::Status shape = CheckShapeIsUsed(flags.model);
-  if (!shape.ok()) return Report(shape);
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
     flags.endpoint = "127.0.0.1:8001";
   }
+  const absl::Status used = CheckFlagsAreUsed(flags.model, flags.endpoint);
+  if (!used.ok()) return Report(used);
   if (flags.request.prompt == "-") {
     flags.request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   }

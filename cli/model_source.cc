@@ -190,6 +190,8 @@ absl::StatusOr<ModelSource> OpenModelSource(
     KVASIR_ASSIGN_OR_RETURN(plan, ChoosePlan(options, source));
   }
   plan::ClampExactRows(source.spec.max_position_embeddings, &*plan);
+  KVASIR_RETURN_IF_ERROR(PutEviction(
+      options.eviction, model::AttentionShapeOf(source.spec), &*plan));
   KVASIR_RETURN_IF_ERROR(source.SetPlan(*plan));
   if (use == PlanUse::kRun) {
     KVASIR_ASSIGN_OR_RETURN(

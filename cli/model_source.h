@@ -45,7 +45,8 @@ enum class PlanUse {
 
 // Opens what the flags name; reads headers, no weights. The plan is --kv-plan,
 // else the folder's kv_plan.json, else the full-rank plan in --kv-dtype.
-// `plan` is used in place of any of these.
+// `plan` is used in place of any of these. The flags' eviction, if any, comes
+// on top.
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt);

@@ -49,9 +49,19 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
   AddSwitch(app, "--deterministic", options->deterministic,
             "the same bits whatever the prefix cache holds: prompts lift no "
             "latents, and are slower where KV heads share them");
+  AddEvictionFlags(app, options->eviction, /*of_plan=*/true);
 }
 
-absl::Status CheckShapeIsUsed(const ModelOptions& options) {
+absl::Status CheckFlagsAreUsed(const ModelOptions& options,
+                               const std::string& endpoint) {
+  KVASIR_RETURN_IF_ERROR(CheckEvictionIsUsed(options.eviction));
+  if (!endpoint.empty() && !options.eviction.method.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--eviction ", options.eviction.method,
+                     " is of a model that is run "
+                     "here: the server at ",
+                     endpoint, " evicts as it was started"));
+  }
   if (options.shape.empty() || options.random_weights) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "--shape ", options.shape, " is read with --random-weights alone: give ",
@@ -59,7 +69,7 @@ absl::Status CheckShapeIsUsed(const ModelOptions& options) {
 }
 
 absl::Status CheckModelOptions(const ModelOptions& options) {
-  KVASIR_RETURN_IF_ERROR(CheckShapeIsUsed(options));
+  KVASIR_RETURN_IF_ERROR(CheckFlagsAreUsed(options));
   if (options.random_weights) {
     if (!options.model.empty()) {
       return absl::InvalidArgumentError(

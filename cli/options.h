@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "cli/eviction_flags.h"
 
 namespace CLI {
 class App;
@@ -26,6 +27,7 @@ struct ModelOptions {
   uint64_t weights_seed = 1;
   std::string kv_plan;            // overrides the folder's kv_plan.json
   std::string kv_dtype = "auto";  // of the full-rank plan: auto, f32, f16, bf16
+  EvictionFlags eviction;         // over whatever plan it is
   int64_t page_tokens = 64;
   int threads = 0;             // 0: what the cgroup allows
   bool deterministic = false;  // RankOptions'
@@ -34,8 +36,10 @@ struct ModelOptions {
 CLI::Validator ShapeName();
 void AddModelFlags(CLI::App* app, ModelOptions* options);
 
-// INVALID_ARGUMENT for a --shape that nothing would read.
-absl::Status CheckShapeIsUsed(const ModelOptions& options);
+// INVALID_ARGUMENT for a --shape, or flags of eviction, that nothing would
+// read. `endpoint`: of the server that is asked in place of a model, if one is.
+absl::Status CheckFlagsAreUsed(const ModelOptions& options,
+                               const std::string& endpoint = "");
 // One of --model and --random-weights --shape.
 absl::Status CheckModelOptions(const ModelOptions& options);
 // The same as a parse error (CLI::ValidationError), for a command's callback:

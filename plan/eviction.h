@@ -26,6 +26,8 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 struct EvictionBudget {
   uint32_t tokens = 0;
   double ratio = 0;
+
+  bool operator==(const EvictionBudget&) const = default;
 };
 // "0.2": a fifth of the prompt; "256": slots. INVALID_ARGUMENT for what is
 // neither a share above 0 and at most 1 nor a whole number.
@@ -44,6 +46,8 @@ struct EvictionSettings {
   uint32_t observation_window = 0;
   bool half_friendliness = false;
   bool rolling = false;
+
+  bool operator==(const EvictionSettings&) const = default;
 };
 
 // Sets the eviction of every layer without a sliding window; one that was there

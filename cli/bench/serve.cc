@@ -290,7 +290,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
     UseQuick<int64_t>(flags.bench, "--latency-prompt-tokens", 64,
                       &flags.latency_prompt_tokens);
   }
-  KVASIR_RETURN_IF_ERROR(CheckShapeIsUsed(flags.model));
+  KVASIR_RETURN_IF_ERROR(CheckFlagsAreUsed(flags.model, flags.endpoint));
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
     flags.model.random_weights = true;

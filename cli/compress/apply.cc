@@ -270,7 +270,7 @@ absl::Status RunApply(ApplyFlags& flags) {
     applied.plan = std::move(made.plan);
   } else {
     KVASIR_ASSIGN_OR_RETURN(applied.plan, ReadPlan(flags.plan, checkpoint));
-    if (flags.method.eviction.empty()) {
+    if (flags.method.eviction.method.empty()) {
       flags.artifact.prediction = ReadPredictionBeside(flags.plan, applied.plan,
                                                        flags.calibration.quiet);
     }

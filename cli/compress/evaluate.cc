@@ -371,7 +371,7 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   add("--eviction-budget", flags->budgets,
       "Slots that stay, each a row: a share of the window (0.2), or a number")
       ->delimiter(',');
-  AddEvictionFlags(command, flags->eviction);
+  AddEvictionSettings(command, flags->eviction);
   add("--calibration-text", flags->calibration_text,
       "Text for the ranges of per-channel baselines");
   add("--calibration-tokens", flags->calibration_tokens, "Tokens of it")

@@ -13,7 +13,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "cli/eviction_flags.h"
 #include "cli/flags.h"
 #include "cli/model_source.h"
 #include "compress/methods/commuting.h"
@@ -279,19 +278,6 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
   return absl::OkStatus();
 }
 
-// The plan's own words for what was asked.
-std::string EvictionOptions(const MethodFlags& flags,
-                            const std::string& eviction) {
-  const plan::EvictionSettings& settings = flags.eviction_settings;
-  std::string options = absl::StrCat(
-      "--eviction ", eviction, " --eviction-budget ", flags.eviction_budget,
-      " --eviction-every ", settings.every_tokens);
-  if (settings.method == plan::EvictionMethod::kQHitter) {
-    absl::StrAppend(&options, " --eviction-lambda ", settings.lambda);
-  }
-  return options;
-}
-
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
@@ -443,17 +429,7 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
             "Keys after their rotation (svdq, channel)")
       ->group(kMethodGroup);
   AddAutoFlags(command, flags.automatic);
-  AddFlag(command, "--eviction", flags.eviction,
-          "Which tokens stay, on top of any method: q-hitter, h2o or streaming")
-      ->check(OneOf({"q-hitter", "h2o", "streaming"}))
-      ->group("Eviction");
-  AddFlag(command, "--eviction-budget", flags.eviction_budget,
-          "Slots that stay: a share of the prompt (0.2), or a number (256)")
-      ->check(Checked([](const std::string& text) {
-        return plan::ParseEvictionBudget(text).status();
-      }))
-      ->group("Eviction");
-  AddEvictionFlags(command, flags.eviction_settings);
+  AddEvictionFlags(command, flags.eviction, /*of_plan=*/false);
   AddFlag(command, "--evict-from", flags.evict_from,
           "File of the plan that --method q-hitter puts eviction on (default: "
           "whole keys and values)")
@@ -499,31 +475,12 @@ void CheckMethodFlags(const MethodFlags& flags) {
 
 absl::Status AddEviction(const MethodFlags& flags,
                          const model::Checkpoint& checkpoint, KvPlan& plan) {
-  const std::string eviction =
-      flags.method == kEvictionMethod && flags.eviction.empty()
-          ? kEvictionMethod
-          : flags.eviction;
-  if (eviction.empty()) return absl::OkStatus();
-  plan::EvictionSettings settings = flags.eviction_settings;
-  KVASIR_ASSIGN_OR_RETURN(settings.method, plan::ParseEvictionMethod(eviction));
-  KVASIR_ASSIGN_OR_RETURN(settings.budget,
-                          plan::ParseEvictionBudget(flags.eviction_budget));
-  const plan::AttentionShape shape = model::AttentionShapeOf(checkpoint.spec());
-  const bool replaces = std::any_of(
-      plan.layers().begin(), plan.layers().end(),
-      [](const kvasir::v1::LayerPlan& layer) { return layer.has_eviction(); });
-  KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(settings, shape, &plan));
-  KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(plan, shape));
-  // Another eviction gives way.
-  const std::string of_tokens = plan.method().substr(
-      0, replaces ? plan.method().rfind('+') : std::string::npos);
-  const bool alone = of_tokens.empty() || of_tokens == "full" ||
-                     plan::ParseEvictionMethod(of_tokens).ok();
-  plan.set_method(alone ? eviction : absl::StrCat(of_tokens, "+", eviction));
-  auto* options = plan.mutable_provenance()->mutable_options();
-  absl::StrAppend(options, options->empty() ? "" : " ",
-                  EvictionOptions(flags, eviction));
-  return absl::OkStatus();
+  EvictionFlags eviction = flags.eviction;
+  if (flags.method == kEvictionMethod && eviction.method.empty()) {
+    eviction.method = kEvictionMethod;
+  }
+  return PutEviction(eviction, model::AttentionShapeOf(checkpoint.spec()),
+                     &plan);
 }
 
 CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags) {

@@ -11,9 +11,9 @@
 #include "absl/status/statusor.h"
 #include "cli/compress/auto_method.h"
 #include "cli/compress/calibration.h"
+#include "cli/eviction_flags.h"
 #include "compress/methods/method.h"
 #include "model/checkpoint/checkpoint.h"
-#include "plan/eviction.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace CLI {
@@ -57,9 +57,7 @@ struct MethodFlags {
   double average_bits = 4.0;
   AutoFlags automatic;
   // All methods; empty: none. Method q-hitter is this alone.
-  std::string eviction;
-  std::string eviction_budget = "0.2";
-  plan::EvictionSettings eviction_settings;
+  EvictionFlags eviction;
   std::string evict_from;  // q-hitter: file of a plan; empty: whole numbers
 };
 

@@ -101,7 +101,7 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
   }
   KVASIR_RETURN_IF_ERROR(AddEviction(method, checkpoint, made.plan));
   // What the planner foretells is the loss of a cache that keeps its tokens.
-  if (!method.eviction.empty()) made.prediction.reset();
+  if (!method.eviction.method.empty()) made.prediction.reset();
   auto* provenance = made.plan.mutable_provenance();
   provenance->set_tool_version(absl::StrCat("kvasir-compress ", kVersion));
   provenance->set_seed(calibration.seed);

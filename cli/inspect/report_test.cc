@@ -439,6 +439,56 @@ TEST(OpenModelSourceTest, APlanThatIsOnlyLookedAtNeedNotBeServed) {
   std::filesystem::remove(path);
 }
 
+TEST(OpenModelSourceTest, FlagsPutEvictionOnAnyPlan) {
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  options.eviction.method = "h2o";
+  options.eviction.budget = "0.5";
+  for (const char* preset : {"", "dense-bf16", "rotated-4bit"}) {
+    options.kv_plan = preset;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const ModelSource source,
+                                OpenModelSource(options, PlanUse::kLook));
+    for (const auto& layer : source.plan->source.layers()) {
+      EXPECT_EQ(layer.eviction().budget_ratio(), 0.5) << preset;
+      EXPECT_EQ(layer.eviction().lambda(), 1) << preset;
+    }
+    EXPECT_THAT(source.plan->source.method(), HasSubstr("h2o")) << preset;
+  }
+}
+
+TEST(OpenModelSourceTest, EvictionOfFlagsReplacesThePlansOwn) {
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  options.eviction.method = "q-hitter";
+  options.eviction.budget = "256";
+  KVASIR_ASSERT_OK_AND_ASSIGN(const ModelSource first,
+                              OpenModelSource(options, PlanUse::kLook));
+  EXPECT_EQ(first.plan->source.method(), "q-hitter");
+  options.eviction.method = "streaming";
+  options.eviction.budget = "0.25";
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const ModelSource second,
+      OpenModelSource(options, PlanUse::kLook, first.plan->source));
+  EXPECT_EQ(second.plan->source.method(), "streaming");
+  EXPECT_EQ(second.plan->page_groups[0].eviction.budget_tokens, 0);
+  EXPECT_EQ(second.plan->page_groups[0].eviction.budget_ratio, 0.25);
+}
+
+TEST(OpenModelSourceTest, EvictionWithoutAMeaningIsRefusedWithTheReason) {
+  ModelOptions options;
+  options.random_weights = true;
+  options.shape = "kvasir-tiny";
+  options.eviction.method = "h2o";
+  options.eviction.budget = "64";
+  options.eviction.settings.recent = 100;
+  EXPECT_THAT(OpenModelSource(options, PlanUse::kLook),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the budget of 64 slots is below sinks + "
+                                 "recent = 104")));
+}
+
 TEST(OpenModelSourceTest, ExactTokensEndAtTheModelsLength) {
   ModelOptions options;
   options.random_weights = true;
