@@ -84,6 +84,9 @@ struct StartOptions {
   // Tokens that are the prompt, for eviction; 0: all. What was emitted before a
   // preemption is no prompt.
   int64_t prompt_tokens = 0;
+  // By page group, in place of the config's counts; empty: these. A group whose
+  // config does not evict keeps to that.
+  absl::Span<const plan::EvictionCounts> evictions;
 };
 
 struct StartResult {
@@ -155,6 +158,7 @@ struct KvCacheStats {
   int64_t pages_unpublished = 0;  // full pages not published: index full
   int64_t tails_published = 0;
   int64_t pages_window_released = 0;
+  int64_t evictions = 0;  // of a sequence in a group
   int64_t slots_evicted = 0;
   int64_t pages_reclaimed = 0;  // by evictions
   int64_t page_hashes = 0;

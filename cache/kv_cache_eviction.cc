@@ -11,7 +11,12 @@ namespace kvasir::cache {
 EvictionSchedule KvCache::ScheduleOf(size_t group,
                                      absl::Span<const int32_t> token_ids,
                                      const StartOptions& options) const {
-  const plan::EvictionCounts& counts = config_.groups[group].eviction;
+  KVASIR_CHECK(options.evictions.empty() ||
+               options.evictions.size() == pools_.size());
+  if (!config_.groups[group].eviction.evicts()) return {};
+  const plan::EvictionCounts& counts = options.evictions.empty()
+                                           ? config_.groups[group].eviction
+                                           : options.evictions[group];
   if (!counts.evicts()) return {};
   return EvictionSchedule(counts, options.prompt_tokens > 0
                                       ? options.prompt_tokens
@@ -57,6 +62,7 @@ void KvCache::Evict(SequenceId id) {
     eviction.set_logical_tokens(
         static_cast<uint64_t>(state.table.logical_tokens()));
     pending_evictions_.push_back(std::move(eviction));
+    ++counts_.evictions;
     counts_.slots_evicted += slots - kept;
     counts_.pages_reclaimed += state.table.Compact(kept);
     if (kept % page_tokens == 0) continue;

@@ -72,6 +72,33 @@ TEST(KvCacheEvictionTest, APromptOfFourTimesThePoolFits) {
   )");
 }
 
+TEST(KvCacheEvictionTest, ASequenceMayHaveCountsOfItsOwn) {
+  KvCacheScenario scenario(
+      Config({{.num_pages = 9, .eviction = kSix}, {.num_pages = 9}}));
+  scenario.Run(R"(
+    start A 1..12 keep=8 -> cached 0
+    start B 1..12 keep=all -> cached 0
+    next A               -> 12
+    next B               -> never
+    step A 12            -> ok
+    step B 12            -> ok
+    evict A
+    evictions            -> g0 A@12 12>8 in 0 1 2
+    due B                -> no
+    lengths A            -> logical 12 physical 8
+    lengths A g1         -> logical 12 physical 12
+    lengths B            -> logical 12 physical 12
+    append A 13..16
+    preempt A
+    start A 1..16 keep=8 prompt=12 -> cached 0
+    next A               -> 12           # as before
+    release A
+    release B
+    pool                 -> used 0 free 9 cached 0
+  )");
+  EXPECT_EQ(scenario.cache().Stats().evictions, 1);
+}
+
 // Scores lie in pages and change with every query.
 TEST(KvCacheEvictionTest, AForkCopiesAllPagesOfGroupsThatEvict) {
   KvCacheScenario scenario(

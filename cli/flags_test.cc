@@ -102,12 +102,27 @@ struct ConfiguredProgram {
 
 TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   ConfiguredProgram first;
-  ASSERT_EQ(first.Parse({"serve", "--no-prefix-caching", "--deterministic",
-                         "--kv-cache-bytes", "24MiB", "--host-pool-bytes",
-                         "6MiB", "--served-model-name", "a,b c", "--model",
-                         "a \"quoted\" folder, and more", "--watchdog", "90s",
-                         "--eviction", "h2o", "--eviction-budget", "256",
-                         "--eviction-sinks", "8"}),
+  ASSERT_EQ(first.Parse({"serve",
+                         "--no-prefix-caching",
+                         "--deterministic",
+                         "--kv-cache-bytes",
+                         "24MiB",
+                         "--host-pool-bytes",
+                         "6MiB",
+                         "--served-model-name",
+                         "a,b c",
+                         "--model",
+                         "a \"quoted\" folder, and more",
+                         "--watchdog",
+                         "90s",
+                         "--eviction",
+                         "h2o",
+                         "--eviction-budget",
+                         "256",
+                         "--eviction-sinks",
+                         "8",
+                         "--eviction-min-budget",
+                         "0.1"}),
             kExitOk);
   const std::string printed = EffectiveConfig(*first.command);
   ConfiguredProgram second;
@@ -119,6 +134,7 @@ TEST(ConfigTest, ThePrintedConfigurationReadBackIsTheSame) {
   EXPECT_EQ(second.engine.watchdog, absl::Seconds(90));
   EXPECT_EQ(second.model.eviction, first.model.eviction);
   EXPECT_EQ(second.model.eviction.method, "h2o");
+  EXPECT_EQ(second.engine.eviction_min_budget, "0.1");
   EXPECT_EQ(second.model.eviction.settings.sinks, 8u);
   EXPECT_EQ(second.model.model, "a \"quoted\" folder, and more");
   EXPECT_THAT(second.router.served_model_names,
@@ -155,6 +171,7 @@ TEST(EvictionFlagsTest, NamesAndSizesOfNoEvictionAreWrongUsage) {
   for (const std::vector<const char*>& flag :
        {std::vector<const char*>{"--eviction", "lru"},
         {"--eviction-budget", "1.5"},
+        {"--eviction-min-budget", "none"},
         {"--eviction-every", "0"},
         {"--eviction-lambda", "nan"}}) {
     ConfiguredProgram program;

@@ -136,6 +136,10 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--repetition-penalty", flags->request.repetition_penalty,
           "1 is off")
       ->check(Above(0));
+  AddFlag(command, "--request-eviction-budget", flags->request.eviction_budget,
+          "the request's eviction_budget, where the plan evicts: slots that "
+          "stay (256), a share of the prompt (0.2), or none to evict nothing")
+      ->group("Eviction");
   CLI::Option* seed =
       AddFlag(command, "--seed", flags->request.seed, "default: random");
   command->add_option("--stop", flags->request.stop,

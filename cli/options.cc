@@ -120,6 +120,17 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
   AddFlag(app, "--default-max-tokens", options->default_max_tokens,
           "output tokens where a request does not say")
       ->check(CLI::Range(1, 1 << 24));
+  AddFlag(app, "--eviction-min-budget", options->eviction_min_budget,
+          "where the plan evicts: the least that a request may ask for by its "
+          "parameter eviction_budget, in slots (256) or as a share of its "
+          "prompt (0.1); plan: what the plan keeps. For more it may always "
+          "ask")
+      ->check(Checked([](const std::string& text) {
+        return text == "plan" ? absl::OkStatus()
+                              : plan::ParseEvictionBudget(text).status();
+      }))
+      ->type_name("BUDGET|plan")
+      ->group("Eviction");
   app->add_flag("--prefix-caching,!--no-prefix-caching",
                 options->prefix_caching, "reuse pages of equal prefixes")
       ->envname(EnvironmentName("--prefix-caching"))

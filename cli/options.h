@@ -56,6 +56,8 @@ struct EngineFlags {
   int64_t max_queue = 1024;
   absl::Duration queue_timeout = absl::Minutes(5);
   int64_t default_max_tokens = 256;
+  // The least that a request may ask for; "plan": what the plan keeps.
+  std::string eviction_min_budget = "plan";
   bool prefix_caching = true;
   absl::Duration watchdog = absl::Minutes(2);
 };

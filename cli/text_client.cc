@@ -47,6 +47,9 @@ std::string SamplingJson(const TextRequest& request) {
                       {"ignore_eos", request.ignore_eos}};
   if (request.has_seed) json["seed"] = request.seed;
   if (!request.stop.empty()) json["stop"] = request.stop;
+  if (!request.eviction_budget.empty()) {
+    json["eviction_budget"] = request.eviction_budget;
+  }
   return json.dump();
 }
 

@@ -29,6 +29,7 @@ struct TextRequest {
   bool has_seed = false;
   bool ignore_eos = false;
   std::vector<std::string> stop;
+  std::string eviction_budget;  // empty: what the served plan keeps
 };
 
 struct TextResult {

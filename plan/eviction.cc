@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace kvasir::plan {
@@ -32,23 +31,6 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name) {
   if (name == "streaming") return EvictionMethod::kStreaming;
   return absl::InvalidArgumentError(absl::StrCat(
       "'", name, "' is no eviction: want q-hitter, h2o or streaming"));
-}
-
-absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
-  EvictionBudget budget;
-  if (absl::SimpleAtoi(text, &budget.tokens) && budget.tokens > 1) {
-    return budget;
-  }
-  budget.tokens = 0;
-  // No cache of one slot keeps sinks and recent tokens: 1 is the whole prompt.
-  if (absl::SimpleAtod(text, &budget.ratio) && budget.ratio > 0 &&
-      budget.ratio <= 1) {
-    return budget;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text,
-                   "' is no eviction budget: want slots (256) or a share of "
-                   "the prompt above 0 and at most 1 (0.2)"));
 }
 
 absl::Status ApplyEviction(const EvictionSettings& settings,

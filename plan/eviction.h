@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "plan/attention_shape.h"
+#include "proto/eviction_budget.h"
 #include "proto/kvasir/v1/kv_plan.pb.h"
 
 namespace kvasir::plan {
@@ -22,16 +23,8 @@ enum class EvictionMethod {
 // "q-hitter", "h2o" or "streaming"; INVALID_ARGUMENT lists them.
 absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 
-// Slots that stay: a number, or a share of the prompt; one of them is 0.
-struct EvictionBudget {
-  uint32_t tokens = 0;
-  double ratio = 0;
-
-  bool operator==(const EvictionBudget&) const = default;
-};
-// "0.2": a fifth of the prompt; "256": slots. INVALID_ARGUMENT for what is
-// neither a share above 0 and at most 1 nor a whole number.
-absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text);
+using proto::EvictionBudget;
+using proto::ParseEvictionBudget;
 
 // What is not said gets the default that stands behind it.
 struct EvictionSettings {

@@ -19,26 +19,6 @@ AttentionShape Shape(int64_t layers) {
   return shape;
 }
 
-TEST(EvictionTest, ABudgetIsANumberOfSlotsOrAShare) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget slots,
-                              ParseEvictionBudget("256"));
-  EXPECT_EQ(slots.tokens, 256u);
-  EXPECT_EQ(slots.ratio, 0);
-  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget share,
-                              ParseEvictionBudget("0.2"));
-  EXPECT_EQ(share.tokens, 0u);
-  EXPECT_EQ(share.ratio, 0.2);
-  KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget all,
-                              ParseEvictionBudget("1"));
-  EXPECT_EQ(all.ratio, 1);
-  for (const char* wrong : {"", "0", "-3", "1.5", "nan", "half", "0.2x"}) {
-    EXPECT_THAT(ParseEvictionBudget(wrong),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("is no eviction budget")))
-        << wrong;
-  }
-}
-
 TEST(EvictionTest, MethodsHaveNames) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionMethod h2o,
                               ParseEvictionMethod("h2o"));

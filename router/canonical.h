@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/eviction_budget.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/refusal.h"
 #include "proto/sampling.h"
@@ -42,6 +43,9 @@ struct CanonicalRequest {
   // How long it may wait before its first step, after which it ends with
   // DEADLINE_EXCEEDED; zero: the operator's default, a refusal.
   absl::Duration queue_timeout = absl::ZeroDuration();
+  // Slots that stay of what evicts; absent: as the served plan says. Judged by
+  // the worker.
+  std::optional<proto::EvictionBudget> eviction_budget;
   // Lower runs first.
   int32_t priority = 0;
   // W3C trace context as received, empty if none.

@@ -18,6 +18,7 @@ struct KvCacheScenario::Words {
   std::vector<int32_t> numbers;  // ranges written out
   std::vector<std::string> names;
   PageGroupId group{0};
+  int64_t keep = -1;  // slots that stay; 0: all
   StartOptions options;
 
   explicit Words(absl::string_view text) {
@@ -39,6 +40,9 @@ struct KvCacheScenario::Words {
       options.salt = std::string(word);
     } else if (absl::ConsumePrefix(&word, "prompt=")) {
       KVASIR_CHECK(absl::SimpleAtoi(word, &options.prompt_tokens));
+    } else if (absl::ConsumePrefix(&word, "keep=")) {
+      keep = word == "all" ? 0 : -1;
+      KVASIR_CHECK(keep == 0 || absl::SimpleAtoi(word, &keep));
     } else if (word == "noreuse") {
       options.reuse_prefix = false;
     } else if (word == "nopublish") {
@@ -195,8 +199,16 @@ KvCacheScenario::Known& KvCacheScenario::Get(const std::string& name) {
 std::string KvCacheScenario::Start(const std::string& name,
                                    const Words& words) {
   Known added{SequenceId(next_id_++), words.numbers};
+  StartOptions options = words.options;
+  std::vector<plan::EvictionCounts> evictions;
+  for (int32_t g = 0; words.keep >= 0 && g < cache_.num_page_groups(); ++g) {
+    evictions.push_back(cache_.sequence_pages(PageGroupId(g)).eviction);
+    evictions.back().budget_tokens = words.keep;
+    if (words.keep == 0) evictions.back() = {};
+  }
+  options.evictions = evictions;
   added.committed =
-      cache_.StartSequence(added.id, added.tokens, words.options).cached_tokens;
+      cache_.StartSequence(added.id, added.tokens, options).cached_tokens;
   KVASIR_CHECK(known_.emplace(name, added).second);
   return absl::StrCat("cached ", added.committed);
 }

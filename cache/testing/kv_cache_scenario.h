@@ -1,7 +1,8 @@
 // A small language for tests of KvCache: one command a line, what it must
 // answer behind "->", a comment behind "#". Invariants are checked after each.
 //
-//   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N] -> cached N
+//   start NAME TOKENS [salt=X] [noreuse] [nopublish] [prompt=N]
+//         [keep=N|all]           -> cached N      (slots that stay)
 //   probe TOKENS [salt=X]        -> cached N      (changes nothing)
 //   append NAME TOKENS           (tokens that were sampled: to be run later)
 //   reserve NAME N               -> ok  |  no gG want N free N

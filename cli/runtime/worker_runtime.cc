@@ -92,6 +92,9 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
   engine.scheduler.eos_token_ids = model.source().spec.eos_token_ids;
   engine.scheduler.vocab_size =
       static_cast<int32_t>(model.source().spec.vocab_size);
+  engine.scheduler.eviction = worker::EvictionLimitsOf(*model.source().plan);
+  const auto least = plan::ParseEvictionBudget(flags.eviction_min_budget);
+  if (least.ok()) engine.scheduler.eviction.min_budget = *least;
   engine.limits.vocab_size = engine.scheduler.vocab_size;
   engine.limits.max_model_len = engine.scheduler.max_model_len;
   engine.watchdog = flags.watchdog;
@@ -176,6 +179,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       });
 
   worker::EngineOptions engine = EngineOptionsOf(options, model);
+  KVASIR_RETURN_IF_ERROR(
+      worker::CheckEvictionLimits(engine.scheduler.eviction));
   engine.observer = runtime->metrics_.get();
   KVASIR_ASSIGN_OR_RETURN(const double copy_rate,
                           model.rank().executor().MeasureCopyBytesPerSecond());

@@ -104,6 +104,11 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   call.head.set_cache_salt(request.cache_salt);
   *call.head.mutable_sampling() = request.sampling;
   call.head.set_priority(request.priority);
+  if (request.eviction_budget.has_value()) {
+    auto* const budget = call.head.mutable_eviction_budget();
+    budget->set_slots(request.eviction_budget->tokens);
+    budget->set_share(request.eviction_budget->ratio);
+  }
   if (const auto left = flow_.QueueTimeoutLeft(absl::Now())) {
     // Rounded up: 0 would stand for the worker's own default.
     const int64_t left_ms =

@@ -199,6 +199,7 @@ TEST_F(RequestRouterTest, TheWorkerGetsThePromptItselfAndAlwaysASeed) {
   EXPECT_NE(call.head.sampling().seed(), 0u);
   EXPECT_EQ(call.head.sampling().max_tokens(), 97u) << "what 100 leaves";
   EXPECT_EQ(call.head.priority(), -2);
+  EXPECT_FALSE(call.head.has_eviction_budget());
   EXPECT_EQ(call.head.traceparent(), "00-trace");
   EXPECT_EQ(call.head.cache_salt(), "salt");
   EXPECT_EQ(call.head.tenant(), "tenant");
@@ -230,6 +231,23 @@ TEST_F(RequestRouterTest, AFullWorkerMeansAnotherIsAsked) {
   KVASIR_EXPECT_OK(sink->Wait());
   EXPECT_EQ(log_.records()[0].attempts, 2u);
   EXPECT_EQ(log_.records()[0].replica, "w1");
+}
+
+TEST_F(RequestRouterTest, EveryWorkerHearsTheRequestsEvictionBudget) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  CanonicalRequest request = NewRequest();
+  request.eviction_budget = {.ratio = 0.5};
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, std::move(request));
+  const auto first = WaitForAttempt(0);
+  EXPECT_EQ(first->call().head.eviction_budget().share(), 0.5);
+  first->End(proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full"));
+  const auto second = WaitForAttempt(1);
+  EXPECT_EQ(second->call().head.eviction_budget().share(), 0.5);
+  EXPECT_EQ(second->call().head.eviction_budget().slots(), 0u);
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
 }
 
 TEST_F(RequestRouterTest, ThePromptGoesToEachWorkerFromWhereItLies) {

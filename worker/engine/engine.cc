@@ -157,6 +157,13 @@ absl::Status ThreadedEngine::Init() {
   limits.vocab_size = options_.scheduler.vocab_size;
   limits.max_model_len = options_.scheduler.max_model_len;
   limits.token_masks = options_.token_masks != nullptr;
+  limits.eviction = options_.scheduler.eviction;
+  std::vector<EvictionLimits::Group>& groups = limits.eviction.groups;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const cache::PageGroupId group(static_cast<int32_t>(g));
+    groups[g].pages = cache_->sequence_pages(group);
+    groups[g].num_pages = cache_->num_pages(group);
+  }
   limits.max_n = std::min(limits.max_n, options_.scheduler.max_num_seqs);
   admission_.emplace(limits, options_.scheduler.max_queue);
   // Submit holds the queue's bound, synchronously; the scheduler's must let a

@@ -38,8 +38,8 @@ struct StallReport {
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create sets vocab_size, max_model_len and token_masks from the rest, and
-  // max_n to at most max_num_seqs.
+  // Create sets vocab_size, max_model_len, eviction and token_masks from the
+  // rest, and max_n to at most max_num_seqs.
   RequestLimits limits;
   // A step takes at most so long while there is work; zero: no watchdog.
   absl::Duration watchdog = absl::Seconds(60);

@@ -114,8 +114,11 @@ class EngineTest : public ::testing::Test {
     cache::KvCacheConfig config;
     config.page_tokens = 4;
     config.cache_id = "test";
-    config.groups = {
-        {.num_pages = kPages, .page_bytes = 128, .num_host_pages = kHostPages}};
+    config.groups = {{.num_pages = kPages,
+                      .eviction = fake_.groups[0].eviction,
+                      .page_bytes = 128,
+                      .num_host_pages = kHostPages}};
+    config.prefix_reuse = !config.groups[0].eviction.evicts();
     cache_ = std::make_unique<cache::KvCache>(config);
     executor_ = std::make_unique<FakeExecutor>(fake_);
     auto engine = Engine::Create(options_, cache_.get(), executor_.get());
@@ -159,6 +162,49 @@ class EngineTest : public ::testing::Test {
   std::unique_ptr<FakeExecutor> executor_;
   std::unique_ptr<Engine> engine_;
 };
+
+TEST_F(EngineTest, ARequestHasTheEvictionBudgetThatItMayHave) {
+  fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
+  options_.scheduler.eviction.groups = {
+      {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
+  KVASIR_ASSERT_OK(Start());
+  const auto sink = std::make_shared<WaitableSink>(1);
+  Request request = MakeRequest("less", 20);
+  request.eviction_budget = {.tokens = 7};
+  EXPECT_THAT(engine_->Submit(request, sink).status,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("eviction_budget is 7 and keeps 7 slots")));
+  request.request_id = "more";
+  request.eviction_budget = {.tokens = 12};
+  KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  sink->AwaitEnd();
+  EXPECT_EQ(sink->samples()[0].tokens,
+            FakeContinuation(request, 0,
+                             {.vocab_size = 1000,
+                              .max_model_len = 64,
+                              .eviction = options_.scheduler.eviction}));
+  engine_->Stop();
+  ExpectNothingHeld();
+}
+
+TEST_F(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineLives) {
+  fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
+  options_.scheduler.max_model_len = 4 * kPages + 9;
+  options_.scheduler.eviction.groups = {
+      {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
+  KVASIR_ASSERT_OK(Start());
+  Request request = MakeRequest("r", 4 * kPages);
+  request.eviction_budget = {.ratio = 1};
+  const auto sink = std::make_shared<WaitableSink>(1);
+  EXPECT_THAT(engine_->Submit(request, sink).status,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("pages of page group 0, want at most its")));
+  request.sampling.set_max_tokens(4);
+  KVASIR_ASSERT_OK(engine_->Submit(request, sink).status);
+  sink->AwaitEnd();
+  engine_->Stop();
+  ExpectNothingHeld();
+}
 
 TEST_F(EngineTest, StreamsTheTokensOfEverySample) {
   KVASIR_ASSERT_OK(Start());

@@ -1,5 +1,6 @@
 #include "worker/engine/request.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -150,7 +151,15 @@ absl::Status ValidateRequest(const Request& request,
         absl::StrCat("token_mask is \"", request.sampling.token_mask(),
                      "\", but this worker has no token masks"));
   }
-  return CheckTokens(request, limits);
+  KVASIR_RETURN_IF_ERROR(CheckTokens(request, limits));
+  if (!request.eviction_budget.has_value()) return absl::OkStatus();
+  const auto prompt = static_cast<int64_t>(request.prompt.size_tokens());
+  return CheckEvictionBudget(
+      *request.eviction_budget,
+      {.prompt_tokens = prompt,
+       .total_tokens = std::min(prompt + int64_t{request.sampling.max_tokens()},
+                                int64_t{limits.max_model_len})},
+      limits.eviction);
 }
 
 }  // namespace kvasir::worker

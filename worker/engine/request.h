@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "proto/eviction_budget.h"
 #include "proto/sampling.h"
 #include "proto/token_bytes.h"
+#include "worker/engine/eviction_limits.h"
 
 namespace kvasir::worker {
 
@@ -28,6 +31,8 @@ struct Request {
   // again. Only with n = 1.
   proto::TokenBytes emitted;
   kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
+  // In place of what the served plan keeps; a ratio of 1: nothing is evicted.
+  std::optional<proto::EvictionBudget> eviction_budget;
   int32_t priority = 0;  // lower runs first
   absl::Time deadline = absl::InfiniteFuture();
   // May wait so long before its first step; zero: the engine's default.
@@ -48,6 +53,7 @@ struct RequestLimits {
   uint32_t max_stop_token_ids = 256;
   uint32_t max_request_id_bytes = 256;
   bool token_masks = false;  // a TokenMaskProvider is there
+  EvictionLimits eviction;
 };
 
 // INVALID_ARGUMENT naming the field, its value and the limit; UNIMPLEMENTED for

@@ -199,6 +199,30 @@ INSTANTIATE_TEST_SUITE_P(
                 "n is 2, want 1 with emitted tokens"}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
+TEST(ValidateRequestTest, AnEvictionBudgetIsJudgedByThePromptsLength) {
+  Request r = Good();
+  r.eviction_budget = {.tokens = 2};
+  EXPECT_THAT(ValidateRequest(r, Limits()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("eviction_budget is 2, but the served plan "
+                                 "evicts nothing")));
+  RequestLimits limits = Limits();
+  limits.eviction.groups = {
+      {.pages = {.page_tokens = 4,
+                 .eviction = {.budget_ratio = 0.5, .every_tokens = 1}},
+       .least_slots = 1,
+       .num_pages = 8}};
+  KVASIR_EXPECT_OK(ValidateRequest(r, limits));
+  r.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(20, 1));
+  EXPECT_THAT(
+      ValidateRequest(r, limits),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("keeps 2 slots at 20 prompt tokens, want at least "
+                         "10")));
+  r.eviction_budget.reset();
+  KVASIR_EXPECT_OK(ValidateRequest(r, limits));
+}
+
 TEST(ValidateRequestTest, TokenMaskNeedsAProvider) {
   Request r = Good();
   r.sampling.set_token_mask("json");

@@ -24,6 +24,7 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   options.salt = state.request.cache_salt;
   options.publish_prefix = state.request.use_prefix_cache;
   options.prompt_tokens = state.prompt_tokens();
+  options.evictions = state.evictions;
   // Logits are wanted for every token of the prompt: all of them must run.
   options.reuse_prefix =
       state.request.use_prefix_cache &&
@@ -193,7 +194,7 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
 // Room for all its tokens and one more, not just for a first chunk: a sequence
 // that is preempted in the middle of its prefill has worked for nothing.
 bool Scheduler::HasRoomFor(const Sequence& sequence) {
-  if (running_.empty() || PagesSuffice(sequence.tokens.size() + 1, 0)) {
+  if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
   }
   // Looking for its prefix hashes the whole prompt: not in every step, but when
@@ -213,21 +214,30 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   // in use by others shows only when they have been taken: Start looks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
-  return cached > 0 && PagesSuffice(sequence.tokens.size() + 1, cached);
+  return cached > 0 && PagesSuffice(sequence, cached);
 }
 
-bool Scheduler::PagesSuffice(uint64_t tokens, int64_t found_tokens,
-                             const Sequence* started) const {
-  const auto length =
-      static_cast<int64_t>(std::min<uint64_t>(tokens, options_.max_model_len));
+cache::SequencePages Scheduler::PagesOf(const RequestState& state,
+                                        cache::PageGroupId group) const {
+  cache::SequencePages pages = deps_.cache->sequence_pages(group);
+  if (!state.evictions.empty()) {
+    pages.eviction = state.evictions[static_cast<size_t>(group.value())];
+  }
+  return pages;
+}
+
+bool Scheduler::PagesSuffice(const Sequence& sequence, int64_t found_tokens,
+                             bool is_started) const {
+  const auto length = static_cast<int64_t>(
+      std::min<uint64_t>(sequence.tokens.size() + 1, options_.max_model_len));
   for (int64_t g = 0; g < deps_.cache->num_page_groups(); ++g) {
     const cache::PageGroupId group(static_cast<int32_t>(g));
     const int64_t available =
-        started != nullptr
-            ? deps_.cache->available_pages(started->cache_id(), group)
-            : deps_.cache->available_pages(group);
-    if (deps_.cache->sequence_pages(group).Missing(
-            length, options_.max_batched_tokens, found_tokens) > available) {
+        is_started ? deps_.cache->available_pages(sequence.cache_id(), group)
+                   : deps_.cache->available_pages(group);
+    if (PagesOf(*sequence.request, group)
+            .Missing(length, options_.max_batched_tokens, found_tokens) >
+        available) {
       return false;
     }
   }
@@ -254,8 +264,8 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
 bool Scheduler::StartAnew(Sequence* sequence) {
   const cache::StartResult started = deps_.cache->StartSequence(
       sequence->cache_id(), sequence->tokens, StartOptionsOf(*sequence));
-  if (!running_.empty() && !PagesSuffice(sequence->tokens.size() + 1,
-                                         started.cached_tokens, sequence)) {
+  if (!running_.empty() && !PagesSuffice(*sequence, started.cached_tokens,
+                                         /*is_started=*/true)) {
     deps_.cache->Release(sequence->cache_id());
     return false;
   }

@@ -115,9 +115,13 @@ class Scheduler {
   // of strictly lower priority at `victims_from` and behind.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // `found_tokens`: of a prefix, whose pages `started` has; null: not started.
-  bool PagesSuffice(uint64_t tokens, int64_t found_tokens,
-                    const Sequence* started = nullptr) const;
+  // What a sequence of the request takes of a page group.
+  cache::SequencePages PagesOf(const RequestState& state,
+                               cache::PageGroupId group) const;
+  // For its tokens and one more; `found_tokens`: of a prefix, whose pages it
+  // has once it is started.
+  bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
+                    bool is_started = false) const;
   // From its image, if it has one. False when it does not fit after all;
   // nothing has changed then.
   bool Start(Sequence* sequence, absl::Time now);

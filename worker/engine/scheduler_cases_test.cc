@@ -99,6 +99,86 @@ constexpr Case kEvictions[] = {
     run
     expect output a
 )"},
+    {"ARequestKeepsWhatItAskedFor", R"(
+    pool pages=40 keep=6 every=4
+    options batch=64
+    submit a prompt=18 max=6 budget=12 ignore_eos
+    step
+    expect plan a:16                  # nothing goes before there are 12
+    step
+    expect plan a:2
+    expect evicted 4
+    submit b prompt=18 max=6 budget=1 ignore_eos
+    step
+    expect evicted 6                  # of a, at its prompt's end
+    run
+    expect evicted 8                  # a's at 20; b's never
+    expect output a b
+)"},
+    {"AShareIsOfThePrompt", R"(
+    pool pages=40 keep=6 every=4
+    options batch=64
+    submit a prompt=20 max=2 budget=0.5 ignore_eos
+    step
+    expect plan a:12
+    step
+    expect plan a:4
+    expect evicted 2                  # 10 stay
+    run
+    expect output a
+)"},
+    {"PagesAreCountedWithTheRequestsOwnBudget", R"(
+    pool pages=9 keep=6 every=4       # 3 for what the plan keeps
+    options seqs=3 batch=64 len=64
+    submit a prompt=20 max=8 budget=1 ignore_eos
+    submit b prompt=20 max=8 ignore_eos
+    step
+    expect running a b
+    submit c prompt=28 max=8 budget=1 ignore_eos
+    step
+    expect waiting c                  # 8 pages
+    run
+    expect preempted a 0
+    expect preempted b 0
+    expect preempted c 0
+    expect output a b c
+)"},
+    {"WhoIsPreemptedKeepsItsBudget", R"(
+    pool pages=16 keep=6 every=4 host=8
+    group pages=10 host=8
+    options seqs=2 batch=16 len=40
+    submit low prompt=14 max=16 prio=1 budget=9 ignore_eos
+    step 6
+    submit high prompt=22 max=8 ignore_eos
+    run
+    expect preempted low 2
+    expect output low high
+)"},
+    {"WhoIsComputedAgainKeepsItsBudget", R"(
+    pool pages=16 keep=6 every=4
+    group pages=10
+    options seqs=2 batch=16 len=40
+    submit low prompt=14 max=16 prio=1 budget=0.7 ignore_eos
+    step 6
+    submit high prompt=22 max=8 budget=8 ignore_eos
+    run
+    expect preempted low 2
+    expect output low high
+)"},
+    {"WhatIsResumedElsewhereKeepsItsBudget", R"(
+    pool pages=40 keep=6 every=4
+    options batch=64
+    submit a prompt=18 max=12 emitted=7 budget=10 ignore_eos attempt=1
+    run
+    expect output a
+)"},
+    {"SamplesOfARequestKeepItsBudget", R"(
+    pool pages=40 keep=6 every=4
+    options batch=64
+    submit a prompt=18 max=9 n=3 temp=1 budget=10 ignore_eos
+    run
+    expect output a
+)"},
     {"AbortedBetweenAnEvictionAndItsStep", R"(
     pool pages=12 keep=6 every=4
     options batch=64

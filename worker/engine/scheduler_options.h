@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "worker/engine/eviction_limits.h"
 #include "worker/engine/preemption.h"
 
 namespace kvasir::worker {
@@ -21,6 +22,8 @@ struct SchedulerOptions {
   absl::Duration queue_timeout = absl::InfiniteDuration();
   // Between the pool and the host pool, as measured.
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
+  // What requests may say of eviction; empty groups: nothing.
+  EvictionLimits eviction;
   std::vector<int32_t> eos_token_ids;
   int32_t vocab_size = 0;
 };

@@ -114,6 +114,9 @@ void Scheduler::InitRequest(RequestState* state, absl::Time now) const {
   state->max_total_tokens = std::min<uint64_t>(
       uint64_t{state->prompt_tokens()} + sampling.max_tokens(),
       options_.max_model_len);
+  if (request.eviction_budget.has_value()) {
+    state->evictions = EvictionsOf(*request.eviction_budget, options_.eviction);
+  }
 
   state->samples.resize(sampling.n());
   state->unfinished = sampling.n();

@@ -52,16 +52,21 @@ class StormTest : public ::testing::TestWithParam<Storm> {
                                .eviction = group.eviction,
                                .page_bytes = 64,
                                .num_host_pages = group.host_pages});
-      if (!group.eviction.evicts()) continue;
-      config.prefix_reuse = false;
-      evictions_.push_back(group.eviction);
+      eviction_.groups.push_back({.pages = {.page_tokens = fake.page_tokens,
+                                            .side_pages = group.side_pages,
+                                            .eviction = group.eviction},
+                                  .least_slots = 1,
+                                  .num_pages = group.num_pages});
+      if (group.eviction.evicts()) config.prefix_reuse = false;
     }
+    eviction_.min_budget = {.tokens = 2};
     cache_ = std::make_unique<cache::KvCache>(config);
     SchedulerOptions options;
     options.max_model_len = kMaxLen;
     options.max_num_seqs = storm.max_num_seqs;
     options.max_batched_tokens = storm.max_batched_tokens;
     options.max_queue = kMaxQueue;
+    options.eviction = eviction_;
     options.vocab_size = kVocab;
     options.eos_token_ids = {3};
     auto scheduler =
@@ -76,7 +81,27 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     return {.vocab_size = kVocab,
             .max_model_len = kMaxLen,
             .eos_token_ids = {3},
-            .evictions = evictions_};
+            .eviction = eviction_};
+  }
+
+  // None where the engine would refuse it, and now and then.
+  std::optional<proto::EvictionBudget> RandomBudget(const Request& request) {
+    proto::EvictionBudget budget;
+    if (Below(2) == 0) {
+      budget.tokens = 2 + Below(20);
+    } else {
+      budget.ratio = (1 + Below(10)) / 10.0;
+    }
+    const auto prompt = static_cast<int64_t>(request.prompt.size_tokens());
+    const absl::Status status = CheckEvictionBudget(
+        budget,
+        {.prompt_tokens = prompt,
+         .total_tokens = std::min<int64_t>(
+             prompt + request.sampling.max_tokens(), kMaxLen)},
+        eviction_);
+    if (!status.ok() || Below(3) == 0) return std::nullopt;
+    ++budgets_;
+    return budget;
   }
 
   Request RandomRequest(int index) {
@@ -95,6 +120,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     sampling.set_max_tokens(1 + Below(24));
     sampling.set_min_tokens(Below(4) == 0 ? Below(sampling.max_tokens()) : 0);
     sampling.set_ignore_eos(Below(2) == 0);
+    if (eviction_.evicts()) request.eviction_budget = RandomBudget(request);
     if (Below(3) == 0) {
       sampling.add_stop_token_ids(static_cast<int32_t>(Below(kVocab)));
     }
@@ -196,9 +222,10 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   std::unique_ptr<cache::KvCache> cache_;
   std::unique_ptr<FakeExecutor> executor_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::vector<plan::EvictionCounts> evictions_;
+  EvictionLimits eviction_;
   std::vector<Sent> sent_;
   int refused_ = 0;
+  int budgets_ = 0;  // requests with an eviction budget of their own
 };
 
 TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
@@ -227,13 +254,14 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageComesBack) {
   EXPECT_EQ(scheduler_->num_queued(), 0u);
   const cache::KvCacheStats stats = cache_->Stats();
   EXPECT_EQ(stats.sequences, 0);
-  EXPECT_EQ(stats.hit_tokens > 0, evictions_.empty());
-  EXPECT_EQ(stats.slots_evicted > 0, !evictions_.empty());
+  EXPECT_EQ(stats.hit_tokens > 0, !eviction_.evicts());
+  EXPECT_EQ(stats.slots_evicted > 0, eviction_.evicts());
+  EXPECT_EQ(budgets_ > kRequests / 20, eviction_.evicts());
   bool has_side_pages = false;
   for (const auto& group : GetParam().groups) {
     has_side_pages |= group.side_pages > 0;
   }
-  EXPECT_EQ(stats.tails_published > 0, has_side_pages && evictions_.empty());
+  EXPECT_EQ(stats.tails_published > 0, has_side_pages && !eviction_.evicts());
   // Storms with a host pool are of pools that run out.
   EXPECT_EQ(stats.exports > 0, GetParam().groups[0].host_pages > 0);
   EXPECT_EQ(stats.imports > 0, GetParam().groups[0].host_pages > 0);

@@ -89,6 +89,8 @@ struct RequestState {
   // By token id: the wire's map has no order, a step plan has one.
   std::vector<std::pair<int32_t, float>> logit_bias;
   uint64_t max_total_tokens = 0;  // prompt and output: whichever limit is first
+  // By page group, where the request has a budget of its own; else empty.
+  std::vector<plan::EvictionCounts> evictions;
 
   bool started = false;  // had its first step
   absl::Time start_by;   // queue timeout

@@ -53,6 +53,10 @@ absl::StatusOr<Request> ToRequest(const kvasir::v1::GenerateRequest& from,
   KVASIR_ASSIGN_OR_RETURN(
       to.emitted, ToTokens("emitted_token_ids", from.emitted_token_ids()));
   to.sampling = from.sampling();
+  if (from.has_eviction_budget()) {
+    to.eviction_budget = {.tokens = from.eviction_budget().slots(),
+                          .ratio = from.eviction_budget().share()};
+  }
   to.priority = from.priority();
   to.deadline = deadline;
   to.queue_timeout = absl::Milliseconds(from.queue_timeout_ms());

@@ -25,6 +25,7 @@ TEST(ConvertTest, EveryFieldOfARequestArrives) {
   from.set_emitted_token_ids(std::string("\1\0\0\0", 4));
   from.set_priority(-3);
   from.set_queue_timeout_ms(1500);
+  from.mutable_eviction_budget()->set_share(0.25);
   kvasir::v1::SamplingParams* params = from.mutable_sampling();
   params->set_temperature(0.5f);
   params->set_top_p(0.9f);
@@ -54,10 +55,22 @@ TEST(ConvertTest, EveryFieldOfARequestArrives) {
   EXPECT_THAT(to.emitted.ToIds(), ElementsAre(1));
   EXPECT_EQ(to.priority, -3);
   EXPECT_EQ(to.queue_timeout, absl::Milliseconds(1500));
+  EXPECT_EQ(to.eviction_budget, (proto::EvictionBudget{.ratio = 0.25}));
   EXPECT_EQ(to.deadline, deadline);
   EXPECT_TRUE(
       google::protobuf::util::MessageDifferencer::Equals(to.sampling, *params))
       << to.sampling.DebugString();
+}
+
+TEST(ConvertTest, ABudgetOfSlotsArrivesAndNoneIsNone) {
+  kvasir::v1::GenerateRequest from;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Request none,
+                              ToRequest(from, absl::InfiniteFuture()));
+  EXPECT_FALSE(none.eviction_budget.has_value());
+  from.mutable_eviction_budget()->set_slots(256);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Request slots,
+                              ToRequest(from, absl::InfiniteFuture()));
+  EXPECT_EQ(slots.eviction_budget, (proto::EvictionBudget{.tokens = 256}));
 }
 
 TEST(ConvertTest, HalfATokenIdIsRefusedWithTheFieldsName) {

@@ -759,8 +759,14 @@ std::vector<int32_t> FakeContinuation(const Request& request,
   uint64_t length = 0;
   uint64_t num_output = 0;
   std::vector<HeldPrefixes> held;
-  for (const plan::EvictionCounts& counts : limits.evictions) {
-    held.emplace_back(counts,
+  const auto own = request.eviction_budget.has_value()
+                       ? EvictionsOf(*request.eviction_budget, limits.eviction)
+                       : std::vector<plan::EvictionCounts>();
+  for (size_t g = 0; g < limits.eviction.groups.size(); ++g) {
+    const plan::EvictionCounts& plans =
+        limits.eviction.groups[g].pages.eviction;
+    if (!plans.evicts()) continue;
+    held.emplace_back(own.empty() ? plans : own[g],
                       static_cast<int64_t>(request.prompt.size_tokens()));
   }
   const auto run = [&](int32_t token) {

@@ -159,8 +159,7 @@ struct FakeModelLimits {
   int32_t vocab_size = 1000;
   uint32_t max_model_len = 0;
   std::vector<int32_t> eos_token_ids;
-  // Of page groups that evict.
-  std::vector<plan::EvictionCounts> evictions;
+  EvictionLimits eviction;
 };
 std::vector<int32_t> FakeContinuation(const Request& request,
                                       uint32_t sample_index,

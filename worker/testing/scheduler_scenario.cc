@@ -136,13 +136,10 @@ plan::EvictionCounts Scenario::EvictionOf(const Line& line) {
 }
 
 FakeModelLimits Scenario::Limits() const {
-  FakeModelLimits limits = {.vocab_size = options_.vocab_size,
-                            .max_model_len = options_.max_model_len,
-                            .eos_token_ids = options_.eos_token_ids};
-  for (const auto& group : fake_.groups) {
-    if (group.eviction.evicts()) limits.evictions.push_back(group.eviction);
-  }
-  return limits;
+  return {.vocab_size = options_.vocab_size,
+          .max_model_len = options_.max_model_len,
+          .eos_token_ids = options_.eos_token_ids,
+          .eviction = options_.eviction};
 }
 
 void Scenario::RunLine(const Line& line) {
@@ -226,6 +223,8 @@ void Scenario::Build() {
                              .payload_bytes = 128,
                              .num_host_pages = group.host_pages});
     config.prefix_reuse = config.prefix_reuse && !group.eviction.evicts();
+    options_.eviction.groups.push_back(
+        {.pages = {.eviction = group.eviction}, .least_slots = 1});
   }
   cache_ = std::make_unique<cache::KvCache>(config);
   executor_ = std::make_unique<FakeExecutor>(fake_);
@@ -246,6 +245,11 @@ void Scenario::Submit(const Line& line) {
       line.Argument("text", name),
       static_cast<size_t>(line.Number("prompt", 4)), options_.vocab_size));
   request.priority = static_cast<int32_t>(line.Number("prio", 0));
+  if (line.arguments.contains("budget")) {
+    const auto budget = proto::ParseEvictionBudget(line.Argument("budget", ""));
+    ASSERT_TRUE(budget.ok()) << budget.status();
+    request.eviction_budget = *budget;
+  }
   request.queue_timeout = line.Time("queue_timeout", absl::ZeroDuration());
   if (line.arguments.contains("deadline")) {
     request.deadline =

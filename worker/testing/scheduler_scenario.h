@@ -8,7 +8,8 @@
 //   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
 //          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
-//          logprobs=2 prompt_logprobs penalties attempt=1]
+//          logprobs=2 prompt_logprobs penalties attempt=1
+//          budget=0.5]                    slots that stay, in place of keep
 //   schedule | apply | step [N] | run    plan; execute and apply; both; to the
 //                                        end, at most 10000 steps
 //   abort a | advance 3s

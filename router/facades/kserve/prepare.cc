@@ -71,6 +71,7 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
   prepared.prompt = context.prompt;
   prepared.sampling = request.sampling;
   prepared.seed = request.seed;
+  prepared.eviction_budget = request.eviction_budget;
   prepared.priority = request.priority;
   prepared.queue_timeout = request.queue_timeout;
   prepared.answer =

@@ -21,6 +21,7 @@ struct PreparedRequest {
   proto::TokenBytes prompt;
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
+  std::optional<proto::EvictionBudget> eviction_budget;
   int32_t priority = 0;
   absl::Duration queue_timeout;
   std::unique_ptr<KserveAnswer> answer;

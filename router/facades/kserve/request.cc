@@ -181,6 +181,8 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
       KVASIR_ASSIGN_OR_RETURN(const int64_t timeout_us,
                               IntParam(name, value, kMaxTimeoutUs));
       out->queue_timeout = absl::Microseconds(timeout_us);
+    } else if (name == "eviction_budget") {
+      KVASIR_RETURN_IF_ERROR(ApplyEvictionBudget(value, out));
     } else if (name == "sequence_id" || name == "sequence_start" ||
                name == "sequence_end") {
       return NotBuilt(absl::StrCat("parameter '", name,
@@ -190,12 +192,12 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Parameters beside Triton's own mean something only to the vLLM schema
+// Parameters beside those of every schema mean something only to the vLLM one
 // without a sampling_parameters tensor.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {
-    if (!IsTritonParameter(name)) {
+    if (!IsRequestParameter(name)) {
       return NotBuilt(absl::StrCat("request parameter '", name,
                                    "' beside tensors that set the sampling"));
     }

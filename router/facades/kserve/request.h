@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "proto/eviction_budget.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "proto/token_bytes.h"
@@ -64,6 +65,7 @@ struct KserveRequest {
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   int32_t priority = 0;
+  std::optional<proto::EvictionBudget> eviction_budget;
   absl::Duration queue_timeout = absl::ZeroDuration();
 
   std::vector<std::string> stop_strings;

@@ -274,6 +274,50 @@ TEST(KserveRequestTest, TritonParametersAreUnderstood) {
   EXPECT_THAT(Parse(builder), StatusIs(kNotBuilt, HasSubstr("sequence_id")));
 }
 
+TEST(KserveRequestTest, AnEvictionBudgetIsAParameterOfEverySchema) {
+  using proto::EvictionBudget;
+  for (InferRequestBuilder builder :
+       {InferRequestBuilder().Text("text_input", "hi"), TrtText(),
+        TrtTokens()}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest without, Parse(builder));
+    EXPECT_FALSE(without.eviction_budget.has_value());
+    builder.Parameter("eviction_budget").set_string_param("0.2");
+    KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest share, Parse(builder));
+    EXPECT_EQ(share.eviction_budget, EvictionBudget{.ratio = 0.2});
+    builder.Parameter("eviction_budget").set_double_param(0.25);
+    KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest number, Parse(builder));
+    EXPECT_EQ(number.eviction_budget, EvictionBudget{.ratio = 0.25});
+    builder.Parameter("eviction_budget").set_int64_param(256);
+    KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest slots, Parse(builder));
+    EXPECT_EQ(slots.eviction_budget, EvictionBudget{.tokens = 256});
+    builder.Parameter("eviction_budget").set_string_param("none");
+    KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest none, Parse(builder));
+    EXPECT_EQ(none.eviction_budget, EvictionBudget{.ratio = 1});
+    builder.Parameter("eviction_budget").set_bool_param(true);
+    EXPECT_THAT(Parse(builder),
+                StatusIs(kInvalid, HasSubstr("'eviction_budget': want slots")));
+  }
+}
+
+TEST(KserveRequestTest, AnEvictionBudgetMayStandInTheSamplingParameters) {
+  for (const char* text : {"1", "\"1\"", "\"none\""}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(
+        const KserveRequest request,
+        ParseJson(absl::StrCat(R"({"eviction_budget": )", text, "}")));
+    EXPECT_EQ(request.eviction_budget, proto::EvictionBudget{.ratio = 1});
+  }
+  for (const char* wrong : {"0", "-3", "1.5", "\"half\"", "[1]", "true"}) {
+    EXPECT_THAT(ParseJson(absl::StrCat(R"({"eviction_budget": )", wrong, "}")),
+                StatusIs(kInvalid, HasSubstr("'eviction_budget': want slots")))
+        << wrong;
+  }
+  InferRequestBuilder twice;
+  twice.Text("text_input", "hi");
+  twice.Text("sampling_parameters", R"({"eviction_budget": 256})");
+  twice.Parameter("eviction_budget").set_int64_param(256);
+  EXPECT_THAT(Parse(twice), StatusIs(kInvalid, HasSubstr("one of them")));
+}
+
 TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
   for (const char* name : {"timeout", "priority", "Streaming"}) {
     InferRequestBuilder text = TrtText();

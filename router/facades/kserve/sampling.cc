@@ -20,6 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr char kEvictionBudget[] = "eviction_budget";
+
 constexpr int kMaxShownBytes = 60;
 // Integers beyond it are not exact in a double.
 constexpr double kMaxExactInteger = 9007199254740992.0;
@@ -249,6 +251,31 @@ absl::Status SetSeed(const std::string& name, const Json& value,
   return absl::OkStatus();
 }
 
+absl::Status SetEvictionBudget(const std::string& name, const Json& value,
+                               KserveRequest* request) {
+  if (request->eviction_budget.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter '", name,
+                     "' is in the request and in its sampling: want "
+                     "one of them"));
+  }
+  const std::string text =
+      value.is_string() ? value.get<std::string>() : Shown(value);
+  if (text == "none") {
+    request->eviction_budget = {.ratio = 1};
+    return absl::OkStatus();
+  }
+  const auto budget = proto::ParseEvictionBudget(text);
+  if (!budget.ok()) {
+    return ValueError(name,
+                      "slots that stay (256), a share of the prompt above 0 "
+                      "(0.2), or none to evict nothing",
+                      value);
+  }
+  request->eviction_budget = *budget;
+  return absl::OkStatus();
+}
+
 absl::Status SetIgnoreEos(const std::string& name, const Json& value,
                           KserveRequest* request) {
   KVASIR_ASSIGN_OR_RETURN(const bool ignore, AsBool(name, value));
@@ -275,6 +302,7 @@ const std::map<std::string, Setter>& Setters() {
       {"bad_words", Words(&KserveRequest::bad_words)},
       {"logit_bias", SetLogitBias},
       {"ignore_eos", SetIgnoreEos},
+      {kEvictionBudget, SetEvictionBudget},
       {"include_stop_str_in_output", Flag(&KserveRequest::include_stop_string)},
       {"skip_special_tokens", Flag(&KserveRequest::skip_special_tokens)},
   };
@@ -367,17 +395,23 @@ absl::Status ApplySamplingParameters(
     KserveRequest* request) {
   Json object = Json::object();
   for (const auto& [name, parameter] : parameters) {
-    if (!IsTritonParameter(name)) object[name] = ParameterValue(parameter);
+    if (!IsRequestParameter(name)) object[name] = ParameterValue(parameter);
   }
   return ApplyObject(object, request);
 }
 
-bool IsTritonParameter(const std::string& name) {
+absl::Status ApplyEvictionBudget(const inference::InferParameter& parameter,
+                                 KserveRequest* request) {
+  return SetEvictionBudget(kEvictionBudget, ParameterValue(parameter), request);
+}
+
+bool IsRequestParameter(const std::string& name) {
   static const char* const kNames[] = {
       "priority",           "timeout",
       "sequence_id",        "sequence_start",
       "sequence_end",       "Streaming",
       "binary_data_output", "triton_enable_empty_final_response",
+      kEvictionBudget,
   };
   for (const char* known : kNames) {
     if (name == known) return true;

@@ -21,14 +21,20 @@ inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 absl::Status ApplySamplingJson(const std::string& json_text,
                                KserveRequest* request);
 
-// The same from the request's parameters, without those that Triton itself
-// defines (IsTritonParameter).
+// The same from the request's parameters, without those that every schema has
+// (IsRequestParameter).
 absl::Status ApplySamplingParameters(
     const google::protobuf::Map<std::string, inference::InferParameter>&
         parameters,
     KserveRequest* request);
 
-// priority, timeout, Streaming, triton_enable_empty_final_response, ...
-bool IsTritonParameter(const std::string& name);
+// The request's parameter eviction_budget, whatever its schema: a number or a
+// string.
+absl::Status ApplyEvictionBudget(const inference::InferParameter& parameter,
+                                 KserveRequest* request);
+
+// Those that Triton itself defines (priority, timeout, Streaming, ...), and
+// eviction_budget.
+bool IsRequestParameter(const std::string& name);
 
 }  // namespace kvasir::router

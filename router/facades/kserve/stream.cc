@@ -287,6 +287,7 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
   request.prompt = std::move(prepared.prompt);
   request.sampling = std::move(prepared.sampling);
   request.seed = prepared.seed;
+  request.eviction_budget = prepared.eviction_budget;
   request.priority = prepared.priority;
   request.queue_timeout = prepared.queue_timeout;
   KVASIR_ASSIGN_OR_RETURN(

@@ -150,7 +150,8 @@ TEST_F(KserveStreamTest, RequestReachesTheRouterAndItsTokensTheClient) {
   call.traceparent = "00-abc";
   call.deadline = absl::FromUnixSeconds(5);
   Start(call);
-  Send(Vllm("a").Text("sampling_parameters", R"({"max_tokens": 4})"));
+  Send(Vllm("a").Text("sampling_parameters",
+                      R"({"max_tokens": 4, "eviction_budget": 256})"));
   EXPECT_EQ(sink_.reads, 1);
   const CanonicalRequest& request = Engine(0)->request();
   EXPECT_EQ(request.model, "tiny");
@@ -160,6 +161,7 @@ TEST_F(KserveStreamTest, RequestReachesTheRouterAndItsTokensTheClient) {
   EXPECT_EQ(request.traceparent, "00-abc");
   EXPECT_EQ(request.deadline, absl::FromUnixSeconds(5));
   EXPECT_EQ(request.sampling.max_tokens(), 4u);
+  EXPECT_EQ(request.eviction_budget, proto::EvictionBudget{.tokens = 256});
   EXPECT_THAT(request.prompt.ToIds(), ElementsAre('h', 'i'));
   Engine(0)->Emit("x");
   RunWrites();

@@ -1,0 +1,28 @@
+// How many slots stay of a sequence that gives some up, as plans, flags and
+// requests say it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace kvasir::proto {
+
+// A number of slots, or a share of the prompt; one of them is 0.
+struct EvictionBudget {
+  uint32_t tokens = 0;
+  double ratio = 0;
+
+  bool operator==(const EvictionBudget&) const = default;
+};
+
+// "0.2": a fifth of the prompt; "256": slots. INVALID_ARGUMENT for what is
+// neither a share above 0 and at most 1 nor a whole number.
+absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text);
+
+// What is parsed to it.
+std::string EvictionBudgetText(const EvictionBudget& budget);
+
+}  // namespace kvasir::proto
