@@ -47,6 +47,10 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   sample.prefix_query_tokens = stats.query_tokens;
   sample.prefix_hit_tokens = stats.hit_tokens;
   sample.window_pages_reclaimed = stats.pages_window_released;
+  sample.evictions = stats.evictions - before.cache.evictions;
+  sample.slots_evicted = stats.slots_evicted - before.cache.slots_evicted;
+  sample.eviction_pages_reclaimed =
+      stats.pages_reclaimed - before.cache.pages_reclaimed;
   sample.reconstruction_flops =
       totals.reconstruction_flops - before.executor.reconstruction_flops;
   sample.static_codes = totals.static_codes - before.executor.static_codes;

@@ -134,6 +134,14 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
       window_pages_reclaimed_(
           AddCounter("kvasir_window_pages_reclaimed_total",
                      "Pages given back because a sliding window passed them")),
+      evictions_(AddCounter("kvasir_evictions_total",
+                            "Times that a sequence gave up slots of a group "
+                            "of layers")),
+      slots_evicted_(AddCounter("kvasir_evicted_slots_total",
+                                "Slots that were given up so")),
+      eviction_pages_reclaimed_(
+          AddCounter("kvasir_eviction_pages_reclaimed_total",
+                     "Pages given back because slots were evicted")),
       reconstruction_flops_(
           AddCounter("kvasir_reconstruction_flops_total",
                      "Operations that lifted and rotated cached keys where "
@@ -352,6 +360,9 @@ void WorkerMetrics::SetCache(bool at_rest) {
   RaiseTo(prefix_queries_, sample.prefix_query_tokens);
   RaiseTo(prefix_hits_, sample.prefix_hit_tokens);
   RaiseTo(window_pages_reclaimed_, sample.window_pages_reclaimed);
+  RaiseTo(evictions_, sample.evictions);
+  RaiseTo(slots_evicted_, sample.slots_evicted);
+  RaiseTo(eviction_pages_reclaimed_, sample.eviction_pages_reclaimed);
   RaiseTo(reconstruction_flops_, sample.reconstruction_flops);
   RaiseTo(static_codes_, sample.static_codes);
   RaiseTo(clamped_codes_, sample.clamped_codes);

@@ -41,9 +41,13 @@ struct CacheSample {
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
-  double reconstruction_flops = 0;     // since start
-  int64_t static_codes = 0;            // since start
-  int64_t clamped_codes = 0;           // since start, of those
+  // Since start: of a sequence in a page group; what went; pages given back.
+  int64_t evictions = 0;
+  int64_t slots_evicted = 0;
+  int64_t eviction_pages_reclaimed = 0;
+  double reconstruction_flops = 0;  // since start
+  int64_t static_codes = 0;         // since start
+  int64_t clamped_codes = 0;        // since start, of those
 };
 
 // What does not change after start.
@@ -131,6 +135,9 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   prometheus::Counter& prefix_queries_;
   prometheus::Counter& prefix_hits_;
   prometheus::Counter& window_pages_reclaimed_;
+  prometheus::Counter& evictions_;
+  prometheus::Counter& slots_evicted_;
+  prometheus::Counter& eviction_pages_reclaimed_;
   prometheus::Counter& reconstruction_flops_;
   prometheus::Counter& static_codes_;
   prometheus::Counter& clamped_codes_;

@@ -106,6 +106,24 @@ TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndTheHostPoolInBytes) {
   }
 }
 
+TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsAndPages) {
+  sample_.logical_tokens = 1000;
+  sample_.physical_tokens = 300;
+  sample_.evictions = 4;
+  sample_.slots_evicted = 700;
+  sample_.eviction_pages_reclaimed = 11;
+  metrics_.OnLoad({});
+  const std::string text = Text(*metrics_.registry());
+  for (const char* line :
+       {"kvasir_kv_cache_logical_tokens 1000\n",
+        "kvasir_kv_cache_physical_tokens 300\n", "kvasir_evictions_total 4\n",
+        "kvasir_evicted_slots_total 700\n",
+        "kvasir_eviction_pages_reclaimed_total 11\n"}) {
+    EXPECT_NE(text.find(std::string("\n") + line), std::string::npos)
+        << line << text;
+  }
+}
+
 TEST_F(WorkerMetricsTest, BusyStepsSampleTheCacheNowAndThenAndRestAlways) {
   const LoadSnapshot busy = {.running = 1};
   for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});
