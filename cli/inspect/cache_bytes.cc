@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cache/eviction/eviction_schedule.h"
+
 namespace kvasir::cli {
 namespace {
 
@@ -66,7 +68,9 @@ CacheBytes<int64_t> BytesOfSequence(const cache::PageLayout& layout,
     const int64_t pages =
         layout.PagesHeld(group.id, length_tokens, chunk_tokens) -
         group.side_pages_per_sequence;
-    const int64_t slots = std::min(length_tokens, pages * layout.page_tokens());
+    const int64_t slots =
+        std::min(cache::MostSlots(group.eviction, length_tokens),
+                 pages * layout.page_tokens());
     bytes.key_codes += slots * parts.key_codes;
     bytes.value_codes += slots * parts.value_codes;
     bytes.parameters += slots * parts.parameters;

@@ -16,6 +16,7 @@ ordered_json CurveJson(const std::vector<ReportLength>& curve) {
   for (const ReportLength& at : curve) {
     json.push_back({{"tokens", at.tokens},
                     {"kv_bytes", at.cache.total()},
+                    {"kv_bytes_without_eviction", at.not_evicted_bytes},
                     {"dense_kv_bytes", at.dense_bytes}});
   }
   return json;

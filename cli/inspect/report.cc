@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,11 +40,39 @@ int64_t AllTokens(int64_t tokens, int64_t bytes_per_token) {
              : bytes;
 }
 
-ReportLength AtLength(const cache::PageLayout& layout, const DenseBytes& dense,
+// Of the plan, and of one that is the same but keeps every slot, where there
+// is one.
+struct Layouts {
+  cache::PageLayout own;
+  std::optional<cache::PageLayout> keeps_all;
+};
+
+absl::StatusOr<Layouts> LayOut(const plan::ResolvedPlan& plan,
+                               const cache::PageFormat& format) {
+  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout own,
+                          cache::PageLayout::Create(plan, format));
+  Layouts layouts{.own = std::move(own)};
+  if (std::none_of(plan.page_groups.begin(), plan.page_groups.end(),
+                   [](const auto& group) { return group.eviction.evicts(); })) {
+    return layouts;
+  }
+  kvasir::v1::KvPlan source = plan.source;
+  for (auto& layer : *source.mutable_layers()) layer.clear_eviction();
+  KVASIR_ASSIGN_OR_RETURN(
+      layouts.keeps_all,
+      cache::PageLayout::Create(source, plan.shape, format, plan.shard));
+  return layouts;
+}
+
+ReportLength AtLength(const Layouts& layouts, const DenseBytes& dense,
                       const ReportOptions& options, int64_t tokens) {
   ReportLength at;
   at.tokens = tokens;
-  at.cache = BytesOfSequence(layout, tokens, options.max_batched_tokens);
+  at.cache = BytesOfSequence(layouts.own, tokens, options.max_batched_tokens);
+  if (layouts.keeps_all.has_value()) {
+    at.not_evicted_bytes =
+        layouts.keeps_all->BytesAtLength(tokens, options.max_batched_tokens);
+  }
   at.dense_bytes = AllTokens(tokens, dense.own);
   at.dense_bf16_bytes = AllTokens(tokens, dense.bf16);
   return at;
@@ -59,8 +88,7 @@ std::vector<int64_t> DefaultLengths(int64_t most) {
 }
 
 // From 0 to `most` tokens.
-std::vector<ReportLength> Curve(const cache::PageLayout& layout,
-                                const DenseBytes& dense,
+std::vector<ReportLength> Curve(const Layouts& layouts, const DenseBytes& dense,
                                 const ReportOptions& options, int64_t most) {
   std::vector<ReportLength> curve;
   int64_t last = -1;
@@ -68,10 +96,69 @@ std::vector<ReportLength> Curve(const cache::PageLayout& layout,
     const int64_t tokens =
         most / kCurveSteps * step + most % kCurveSteps * step / kCurveSteps;
     if (tokens > last)
-      curve.push_back(AtLength(layout, dense, options, tokens));
+      curve.push_back(AtLength(layouts, dense, options, tokens));
     last = tokens;
   }
   return curve;
+}
+
+ReportEviction EvictionOf(const plan::ResolvedPlan& plan, int64_t index,
+                          const cache::PageLayout& layout) {
+  const plan::ResolvedLayer& layer = plan.layer(index);
+  const plan::ResolvedEviction& rule = *layer.eviction;
+  return {
+      .counts =
+          plan.page_groups[static_cast<size_t>(layer.page_group)].eviction,
+      .method = !rule.scored       ? "streaming"
+                : rule.lambda == 1 ? "h2o"
+                                   : "q-hitter",
+      .sinks = rule.sinks,
+      .recent = rule.recent,
+      .lambda = rule.lambda,
+      .decay = rule.decay,
+      .units = static_cast<int64_t>(rule.units.size()),
+      .metadata_bytes_per_slot =
+          static_cast<double>(layout.layer(index).slot_metadata.size_bytes()) /
+          static_cast<double>(layout.page_tokens())};
+}
+
+bool EvictAlike(const ReportEviction& a, const ReportEviction& b) {
+  const auto rule = [](const ReportEviction& of) {
+    return std::tie(of.counts, of.method, of.sinks, of.recent, of.lambda,
+                    of.decay, of.units, of.metadata_bytes_per_slot);
+  };
+  return rule(a) == rule(b);
+}
+
+std::vector<ReportEviction> EvictionsOf(const plan::ResolvedPlan& plan,
+                                        const cache::PageLayout& layout) {
+  std::vector<ReportEviction> evictions;
+  for (int64_t index = 0; index < plan.num_layers(); ++index) {
+    if (!plan.layer(index).eviction.has_value()) continue;
+    ReportEviction own = EvictionOf(plan, index, layout);
+    auto alike = std::find_if(
+        evictions.begin(), evictions.end(),
+        [&own](const ReportEviction& one) { return EvictAlike(one, own); });
+    if (alike == evictions.end()) {
+      alike = evictions.insert(alike, std::move(own));
+    }
+    alike->layers.push_back(index);
+  }
+  return evictions;
+}
+
+ordered_json ToJson(const ReportEviction& eviction) {
+  return {{"layers", eviction.layers},
+          {"method", eviction.method},
+          {"budget_slots", eviction.counts.budget_tokens},
+          {"budget_share", eviction.counts.budget_ratio},
+          {"sinks", eviction.sinks},
+          {"recent", eviction.recent},
+          {"every_tokens", eviction.counts.every_tokens},
+          {"lambda", eviction.lambda},
+          {"decay", eviction.decay},
+          {"units", eviction.units},
+          {"metadata_bytes_per_slot", eviction.metadata_bytes_per_slot}};
 }
 
 template <typename T>
@@ -220,6 +307,26 @@ void AppendBytes(const InspectReport& report, std::string* out) {
       flops.reconstruction);
 }
 
+void AppendEvictions(const InspectReport& report, std::string* out) {
+  for (const ReportEviction& eviction : report.evictions) {
+    const plan::EvictionCounts& counts = eviction.counts;
+    const std::string kept =
+        counts.budget_tokens > 0
+            ? absl::StrCat(counts.budget_tokens, " slots stay")
+            : absl::StrFormat("%g %% of the prompt stays, %d slots at least",
+                              100.0 * counts.budget_ratio, counts.least_tokens);
+    absl::StrAppendFormat(
+        out,
+        "eviction              %s in %d layer%s: %s (%d sinks and %d recent "
+        "among them); slots go every %d tokens\n"
+        "  metadata            %d unit%s a layer, %.1f bytes of a slot\n",
+        eviction.method, eviction.layers.size(),
+        eviction.layers.size() == 1 ? "" : "s", kept, eviction.sinks,
+        eviction.recent, counts.every_tokens, eviction.units,
+        eviction.units == 1 ? "" : "s", eviction.metadata_bytes_per_slot);
+  }
+}
+
 // First and latest tokens.
 std::string ExactText(const LayerSideSummary& row) {
   return row.exact_sinks + row.exact_window == 0
@@ -288,9 +395,9 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
   report.provenance = source.plan->source.provenance();
   report.weights_fit = source.weights_fit;
   KVASIR_ASSIGN_OR_RETURN(
-      const cache::PageLayout layout,
-      cache::PageLayout::Create(*source.plan,
-                                {.page_tokens = options.page_tokens}));
+      const Layouts layouts,
+      LayOut(*source.plan, {.page_tokens = options.page_tokens}));
+  const cache::PageLayout& layout = layouts.own;
   const auto served =
       worker::ServePlan(source.plan, {.lift_prompts = !options.deterministic});
   if (!served.ok() && !absl::IsUnimplemented(served.status())) {
@@ -323,15 +430,21 @@ absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
       std::min(report.max_positions, cache::kMaxSequenceTokens);
   for (const int64_t length :
        options.lengths.empty() ? DefaultLengths(most) : options.lengths) {
-    report.at_length.push_back(AtLength(layout, report.dense, options, length));
+    report.at_length.push_back(
+        AtLength(layouts, report.dense, options, length));
   }
-  report.curve = Curve(layout, report.dense, options, most);
+  report.curve = Curve(layouts, report.dense, options, most);
+  report.evictions = EvictionsOf(*source.plan, layout);
   return report;
 }
 
 ordered_json ReportToJson(const InspectReport& report) {
   ordered_json layers = ordered_json::array();
   for (const ReportSide& side : report.sides) layers.push_back(ToJson(side));
+  ordered_json evictions = ordered_json::array();
+  for (const ReportEviction& eviction : report.evictions) {
+    evictions.push_back(ToJson(eviction));
+  }
   ordered_json at_length = ordered_json::array();
   for (const ReportLength& length : report.at_length) {
     const int64_t bytes = length.cache.total();
@@ -341,6 +454,9 @@ ordered_json ReportToJson(const InspectReport& report) {
          {"weights_and_kv_bytes",
           report.weights.bytes > 0 ? ordered_json(report.weights.bytes + bytes)
                                    : ordered_json(nullptr)},
+         {"kv_bytes_without_eviction",
+          report.evictions.empty() ? ordered_json(nullptr)
+                                   : ordered_json(length.not_evicted_bytes)},
          {"dense_kv_bytes", length.dense_bytes},
          {"dense_bf16_kv_bytes", length.dense_bf16_bytes},
          {"components", ToJson(length.cache)}});
@@ -396,6 +512,7 @@ ordered_json ReportToJson(const InspectReport& report) {
       {"prediction", report.prediction.has_value()
                          ? PredictionToJson(*report.prediction)
                          : ordered_json(nullptr)},
+      {"evictions", evictions},
       {"at_length", at_length},
       {"layers", layers}};
   return told;
@@ -405,14 +522,21 @@ std::string ReportToText(const InspectReport& report) {
   std::string out;
   AppendHead(report, &out);
   AppendBytes(report, &out);
+  AppendEvictions(report, &out);
   AppendTable(report, &out);
-  absl::StrAppendFormat(&out, "\n%20s  %-12s  %-12s  %s\n",
-                        "tokens of a sequence", "KV bytes", report.dense.name(),
+  const bool evicts = !report.evictions.empty();
+  const auto kept_all = [evicts](const std::string& text) {
+    return evicts ? absl::StrFormat("%-15s  ", text) : std::string();
+  };
+  absl::StrAppendFormat(&out, "\n%20s  %-12s  %s%-12s  %s\n",
+                        "tokens of a sequence", "KV bytes",
+                        kept_all("nothing evicted"), report.dense.name(),
                         report.weights.bytes > 0 ? "weights + KV" : "");
   for (const ReportLength& length : report.at_length) {
     absl::StrAppendFormat(
-        &out, "%20d  %-12s  %-12s  %s\n", length.tokens,
-        Human(length.cache.total()), Human(length.dense_bytes),
+        &out, "%20d  %-12s  %s%-12s  %s\n", length.tokens,
+        Human(length.cache.total()), kept_all(Human(length.not_evicted_bytes)),
+        Human(length.dense_bytes),
         report.weights.bytes > 0
             ? Human(report.weights.bytes + length.cache.total())
             : "");

@@ -39,6 +39,22 @@ struct ReportLength {
   CacheBytes<int64_t> cache;
   int64_t dense_bytes = 0;  // of whole keys and values in the model's own type
   int64_t dense_bf16_bytes = 0;
+  int64_t not_evicted_bytes = 0;  // if all slots stayed; 0: they do
+};
+
+// What layers give up that evict alike.
+struct ReportEviction {
+  std::vector<int64_t> layers;
+  plan::EvictionCounts counts;
+  std::string method;  // "q-hitter", "h2o", "streaming"
+  int64_t sinks = 0;
+  int64_t recent = 0;
+  float lambda = 0;
+  float decay = 0;
+  // Sets of KV heads that give up the same tokens, and what all of them note
+  // down of a slot; of one layer.
+  int64_t units = 0;
+  double metadata_bytes_per_slot = 0;
 };
 
 struct InspectReport {
@@ -72,8 +88,9 @@ struct InspectReport {
   // Of the same model, uncompressed, in the type of `dense`.
   WeightSizes dense_weights;
 
-  std::vector<ReportSide> sides;  // key and value of each layer in turn
-  int64_t dense_side_flops = 0;   // per query token and slot
+  std::vector<ReportSide> sides;          // key and value of each layer in turn
+  int64_t dense_side_flops = 0;           // per query token and slot
+  std::vector<ReportEviction> evictions;  // empty: every slot stays
   std::vector<ReportLength> at_length;
   std::vector<ReportLength> curve;  // from 0 to max_positions
 

@@ -232,6 +232,56 @@ TEST(InspectReportTest, ThePlanIsComparedWithTheModelsOwnType) {
   EXPECT_EQ(bf16.RatioText(layout.marginal_bytes_per_token()), "0.500");
 }
 
+TEST(InspectReportTest, MemoryIsToldWithAndWithoutEviction) {
+  const ModelSource evicting = SourceWith(
+      kFullKey, kFullValue,
+      R"(,"eviction":{"budget_ratio":0.25,"sinks":4,"recent":32,"lambda":1,
+          "decay":1,"positions":"ORIGINAL","every_tokens":16})");
+  const InspectReport report = ReportOf(evicting);
+  const InspectReport whole = ReportOf(SourceWith(kFullKey, kFullValue));
+  ASSERT_EQ(report.evictions.size(), 1u);
+  const ReportEviction& eviction = report.evictions[0];
+  EXPECT_EQ(eviction.layers, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(eviction.method, "h2o");
+  EXPECT_EQ(eviction.metadata_bytes_per_slot * 2, report.token.annotations);
+  EXPECT_GE(eviction.metadata_bytes_per_slot,
+            static_cast<double>(eviction.units) * (4 + 4));
+  for (size_t i = 0; i < report.at_length.size(); ++i) {
+    const ReportLength& at = report.at_length[i];
+    EXPECT_EQ(at.not_evicted_bytes, whole.at_length[i].cache.total())
+        << at.tokens << ": no metadata either";
+    EXPECT_EQ(whole.at_length[i].not_evicted_bytes, 0);
+  }
+  const ReportLength& longest = report.at_length.back();
+  ASSERT_EQ(longest.tokens, 512);
+  // 128 stay, and 16 between two evictions.
+  const cache::PageLayout layout = LayoutOf(evicting);
+  EXPECT_EQ(longest.cache.total(), 9 * layout.page_groups()[0].page_bytes);
+  const auto json = ReportToJson(report);
+  EXPECT_EQ(json["evictions"][0]["budget_share"], 0.25);
+  EXPECT_EQ(json["at_length"][2]["kv_bytes_without_eviction"],
+            longest.not_evicted_bytes);
+  EXPECT_TRUE(ReportToJson(whole)["at_length"][2]["kv_bytes_without_eviction"]
+                  .is_null());
+  const std::string text = ReportToText(report);
+  EXPECT_THAT(text, HasSubstr("eviction              h2o in 2 layers: 25 % of "
+                              "the prompt stays, 36 slots at least (4 sinks "
+                              "and 32 recent among them); slots go every 16 "
+                              "tokens"));
+  EXPECT_THAT(text, HasSubstr("bytes of a slot"));
+  EXPECT_THAT(text, HasSubstr("nothing evicted"));
+  EXPECT_THAT(ReportToText(whole), Not(HasSubstr("evict")));
+}
+
+TEST(InspectReportTest, SlotsThatWentAreNotCountedAsCodes) {
+  const cache::PageLayout layout = LayoutOf(WithEverything());
+  const CacheBytes<double> token = BytesOfToken(layout);
+  // 128 that stay and 16 more: 9 whole pages.
+  const CacheBytes<int64_t> bytes = BytesOfSequence(layout, 500, 32);
+  EXPECT_EQ(static_cast<double>(bytes.value_codes), 144 * token.value_codes);
+  EXPECT_EQ(bytes.unfilled, 0);
+}
+
 TEST(InspectReportTest, SaysWhatIsNotServed) {
   const InspectReport served =
       ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
