@@ -19,6 +19,7 @@ std::string OptionsOf(const EvictionFlags& flags,
   if (settings.method == plan::EvictionMethod::kQHitter) {
     absl::StrAppend(&options, " --eviction-lambda ", settings.lambda);
   }
+  if (settings.rolling) absl::StrAppend(&options, " --eviction-rolling");
   return options;
 }
 
@@ -69,6 +70,11 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
       "Last queries before an eviction that count in a prompt (0: all)");
   AddSwitch(command, "--eviction-half-friendliness", settings.half_friendliness,
             "Friendliness counts half, as in the code of Q-Hitter's authors")
+      ->group("Eviction");
+  AddSwitch(command, "--eviction-rolling", settings.rolling,
+            "Positions count the slots that stay, not the tokens seen: for "
+            "texts beyond the model's own length. Keys are rotated when they "
+            "are read")
       ->group("Eviction");
 }
 

@@ -23,6 +23,7 @@ struct GenerateFlags {
   std::string endpoint;
   ModelOptions model;
   TextRequest request;
+  bool stream_forever = false;
   bool json = false;
 };
 
@@ -79,10 +80,20 @@ int Generate(GenerateFlags flags) {
   if (flags.request.prompt == "-") {
     flags.request.prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
   }
+  if (flags.stream_forever) {
+    if (!flags.endpoint.empty()) {
+      return Report(absl::InvalidArgumentError(absl::StrCat(
+          "--stream-forever runs a model here, with --model: the server at ",
+          flags.endpoint, " ends at its max_model_len")));
+    }
+    flags.request.ignore_eos = true;
+    flags.request.max_tokens = kEndlessTokens;
+  }
   std::unique_ptr<EphemeralServer> server;
   if (flags.endpoint.empty()) {
-    auto started = EphemeralServer::Start(flags.model, flags.request.prompt,
-                                          flags.request.max_tokens);
+    auto started =
+        EphemeralServer::Start(flags.model, flags.request.prompt,
+                               flags.request.max_tokens, flags.stream_forever);
     if (!started.ok()) return Report(started.status());
     server = *std::move(started);
     flags.endpoint = server->endpoint();
@@ -146,6 +157,10 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
                       "text that ends the output; several");
   AddSwitch(command, "--ignore-eos", flags->request.ignore_eos,
             "go on past the end-of-text token");
+  AddSwitch(command, "--stream-forever", flags->stream_forever,
+            "go on until it is stopped, in memory that stays the same; the "
+            "plan must evict down to a number of slots (--eviction streaming "
+            "--eviction-budget 1024 --eviction-rolling)");
   AddSwitch(command, "--json", flags->json, "print one JSON object at the end");
   command->callback([flags, seed, exit_code] {
     flags->request.has_seed = seed->count() > 0;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
+#include "cache/eviction/eviction_schedule.h"
 #include "cli/units.h"
 #include "worker/weights/weight_source.h"
 
@@ -27,9 +28,22 @@ absl::StatusOr<std::unique_ptr<worker::WeightSource>> OpenWeights(
 absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   const int64_t own = source_.spec.max_position_embeddings;
   if (max_model_len > own) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-model-len ", max_model_len, " is more than the ",
-                     own, " positions of ", source_.name));
+    // An endless text is one where few of its tokens stay.
+    int64_t held = 0;
+    for (const plan::ResolvedPageGroup& group : source_.plan->page_groups) {
+      held =
+          std::max(held, group.eviction.evicts()
+                             ? cache::MostSlots(group.eviction, max_model_len)
+                             : max_model_len);
+    }
+    if (held > own || source_.spec.learned_positions) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--max-model-len ", max_model_len, " is more than the ", own,
+          " positions of ", source_.name,
+          held == max_model_len
+              ? ""
+              : absl::StrCat(", and so are the ", held, " slots that stay")));
+    }
   }
   max_model_len_ = max_model_len > 0 ? max_model_len : own;
   return absl::OkStatus();

@@ -16,6 +16,7 @@
 #include "cli/loaded_model.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/units.h"
 #include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
 
@@ -30,6 +31,8 @@ struct PerplexityFlags {
   int64_t window = 512;
   int64_t chunk = 0;
   int64_t max_windows = 0;
+  bool stream = false;
+  int64_t passes = 1;
   bool json = false;
 };
 
@@ -43,7 +46,7 @@ struct Encoded {
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
-  if (flags.window > source.spec.max_position_embeddings) {
+  if (!flags.stream && flags.window > source.spec.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--window ", flags.window, " is over the limit of the model, ",
         source.spec.max_position_embeddings, " tokens"));
@@ -68,6 +71,15 @@ absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> prefix,
                           tokenizer->Encode("", {.add_special_tokens = true}));
   if (!prefix.empty()) encoded.bos = prefix.front();
+  if (flags.stream) {
+    const Encoded once = encoded;
+    for (int64_t pass = 1; pass < flags.passes; ++pass) {
+      encoded.ids.insert(encoded.ids.end(), once.ids.begin(), once.ids.end());
+      encoded.bytes.insert(encoded.bytes.end(), once.bytes.begin(),
+                           once.bytes.end());
+    }
+    return encoded;
+  }
   const int64_t own = flags.window - (encoded.bos.has_value() ? 1 : 0);
   if (flags.max_windows > 0 && own > 0 &&
       static_cast<int64_t>(encoded.ids.size()) > flags.max_windows * own) {
@@ -77,14 +89,47 @@ absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
+// A stream is told pass by pass, or in tenths of its one pass.
+int64_t PartsOf(const PerplexityFlags& flags) {
+  if (!flags.stream) return 1;
+  return flags.passes > 1 ? flags.passes : 10;
+}
+
+nlohmann::ordered_json PartsJson(const worker::PerplexityResult& result) {
+  auto parts = nlohmann::ordered_json::array();
+  for (const worker::PerplexityPart& part : result.parts) {
+    parts.push_back(
+        {{"nats_per_token", part.nats / static_cast<double>(part.tokens)},
+         {"tokens", part.tokens},
+         {"kv_held_bytes", part.held_bytes},
+         {"allocated_bytes", part.allocated_bytes}});
+  }
+  return parts;
+}
+
+void PrintParts(const worker::PerplexityResult& result, const char* name) {
+  std::printf("%-6s     tokens  nats/token    pages held    allocated\n", name);
+  int number = 0;
+  for (const worker::PerplexityPart& part : result.parts) {
+    std::printf("%6d %10lld  %10.4f  %12s %12s\n", ++number,
+                static_cast<long long>(part.tokens),
+                part.nats / static_cast<double>(part.tokens),
+                HumanBytes(static_cast<double>(part.held_bytes)).c_str(),
+                HumanBytes(static_cast<double>(part.allocated_bytes)).c_str());
+  }
+}
+
 absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckWindow(flags));
   KVASIR_ASSIGN_OR_RETURN(const Encoded text, EncodeText(flags));
+  const int64_t window = flags.stream ? static_cast<int64_t>(text.ids.size()) +
+                                            (text.bos.has_value() ? 1 : 0)
+                                      : flags.window;
   const int64_t chunk =
-      flags.chunk > 0 ? flags.chunk : std::min<int64_t>(flags.window, 512);
+      flags.chunk > 0 ? flags.chunk : std::min<int64_t>(window, 512);
   KVASIR_ASSIGN_OR_RETURN(const auto model,
                           LoadedModel::Load({.model = flags.model,
-                                             .max_model_len = flags.window,
+                                             .max_model_len = window,
                                              .max_num_seqs = 1,
                                              .max_batched_tokens = chunk,
                                              .prefix_reuse = false}));
@@ -92,9 +137,10 @@ absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
                     "tokens", !flags.json);
   return worker::Perplexity(&model->rank(),
                             {.token_ids = text.ids, .token_bytes = text.bytes},
-                            {.window_tokens = flags.window,
+                            {.window_tokens = window,
                              .chunk_tokens = chunk,
                              .bos_token_id = text.bos,
+                             .parts = PartsOf(flags),
                              .progress = [&progress](int64_t done, int64_t) {
                                progress.Update(done);
                              }});
@@ -104,7 +150,7 @@ absl::Status Run(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const worker::PerplexityResult result,
                           Measure(flags));
   if (flags.json) {
-    const nlohmann::ordered_json json{
+    nlohmann::ordered_json json{
         {"perplexity", result.perplexity},
         {"nats_per_byte", result.nats_per_byte},
         {"tokens", result.tokens},
@@ -116,6 +162,7 @@ absl::Status Run(const PerplexityFlags& flags) {
         {"kv_pool_pages", result.kv_pool_pages},
         {"kv_held_tokens", result.kv_held_tokens},
         {"kv_held_bytes", result.kv_held_bytes}};
+    if (flags.stream) json["parts"] = PartsJson(result);
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }
@@ -129,6 +176,7 @@ absl::Status Run(const PerplexityFlags& flags) {
       static_cast<long long>(result.tokens),
       static_cast<long long>(result.bytes), result.kv_bytes_per_token,
       result.kv_compression_ratio);
+  if (flags.stream) PrintParts(result, flags.passes > 1 ? "pass" : "tenth");
   return absl::OkStatus();
 }
 
@@ -153,11 +201,23 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--max-windows", flags->max_windows,
           "stop after so many windows; 0: the whole text")
       ->check(CLI::Range(0, 1 << 30));
+  AddSwitch(command, "--stream", flags->stream,
+            "the whole text as one sequence, of any length: what the plan does "
+            "not evict must be a number of slots (--eviction-budget 256)");
+  AddFlag(command, "--passes", flags->passes,
+          "with --stream: the text so many times over, each told apart")
+      ->check(CLI::Range(1, 1 << 20));
   AddSwitch(command, "--json", flags->json, "print one JSON object");
   command->callback([flags, exit_code] {
     if (flags->model.random_weights) {
       throw CLI::ValidationError("--random-weights",
                                  "a text needs a tokenizer: give --model DIR");
+    }
+    if (flags->passes > 1 && !flags->stream) {
+      throw CLI::ValidationError("--passes", "is read with --stream alone");
+    }
+    if (flags->stream && flags->max_windows > 0) {
+      throw CLI::ValidationError("--max-windows", "a stream is one window");
     }
     RequireModel(flags->model);
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);

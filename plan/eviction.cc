@@ -23,6 +23,17 @@ uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
       {recent, layer.key().exact_window(), layer.value().exact_window()});
 }
 
+// Whole keys may as well be rotated when they are read; ranges that were
+// measured of rotated ones may not.
+void StoreBeforeRope(LayerPlan* layer) {
+  for (kvasir::v1::Part& part : *layer->mutable_key()->mutable_parts()) {
+    if (part.has_full() && part.stored() == kvasir::v1::POST_ROPE &&
+        !part.codec().has_channel_static()) {
+      part.set_stored(kvasir::v1::PRE_ROPE);
+    }
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name) {
@@ -45,6 +56,7 @@ absl::Status ApplyEviction(const EvictionSettings& settings,
       continue;
     }
     any = true;
+    if (settings.rolling) StoreBeforeRope(layer);
     Eviction* eviction = layer->mutable_eviction();
     eviction->set_budget(settings.budget.tokens);
     eviction->set_budget_ratio(settings.budget.ratio);

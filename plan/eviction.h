@@ -38,6 +38,8 @@ struct EvictionSettings {
   uint32_t every_tokens = 128;
   uint32_t observation_window = 0;
   bool half_friendliness = false;
+  // Positions are slots: keys are rotated when they are read, and those of a
+  // whole space are stored so.
   bool rolling = false;
 
   bool operator==(const EvictionSettings&) const = default;

@@ -82,7 +82,8 @@ DrainOutcome ServeStack::Drain(absl::Duration deadline) {
 }
 
 absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
-    const ModelOptions& model, const std::string& prompt, int64_t max_tokens) {
+    const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
+    bool endless) {
   base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);
   ServeStackOptions options;
   options.model = model;
@@ -103,8 +104,8 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
                           options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
   // A prompt that is too long is refused with the model's own length.
-  options.engine.max_model_len = std::min<int64_t>(
-      spec.max_position_embeddings,
+  options.engine.max_model_len = std::min(
+      endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   KVASIR_ASSIGN_OR_RETURN(server->folder_, MakePrivateFolder());

@@ -45,14 +45,20 @@ class ServeStack {
   std::unique_ptr<RouterRuntime> router_;
 };
 
+// Of a text that goes on until somebody stops it: a year at four tokens a
+// second.
+inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
+
 // A server for one request of text, on a Unix socket of its own. Quiet but for
 // warnings.
 class EphemeralServer {
  public:
   // The page pool holds the prompt and `max_tokens` more, not the model's whole
-  // length. NOT_FOUND for a model without tokenizer.
+  // length; where they are `endless`, what of them stays, which is then to be
+  // less. NOT_FOUND for a model without tokenizer.
   static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
-      const ModelOptions& model, const std::string& prompt, int64_t max_tokens);
+      const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
+      bool endless);
   ~EphemeralServer();
   const std::string& endpoint() const { return stack_->router().target(); }
 

@@ -141,13 +141,22 @@ absl::Status ModelExecutor::CreateDecoder() {
   return absl::OkStatus();
 }
 
+int64_t ModelExecutor::MostSlots() const {
+  int64_t pages = 0;
+  for (int64_t group = 0; group < arenas_.num_page_groups(); ++group) {
+    if (!arenas_.evicts(group)) continue;
+    pages = std::max(pages, arenas_.num_pages()[static_cast<size_t>(group)]);
+  }
+  return std::min(options_.max_model_len,
+                  pages * parts_.layout->page_tokens());
+}
+
 MassRoom ModelExecutor::RoomForMass() const {
   // Of one launch at a time. Who finds no room has keys scored twice.
   constexpr int64_t kMostWeights = (int64_t{32} << 20) / sizeof(float);
   MassRoom room;
   room.most_rows = options_.max_batched_tokens;
-  const int64_t blocks =
-      options_.max_model_len / kernels::kAttentionBlockSlots + 1;
+  const int64_t blocks = MostSlots() / kernels::kAttentionBlockSlots + 1;
   room.most_weights =
       std::min(kMostWeights,
                options_.max_num_seqs * blocks *
@@ -182,7 +191,7 @@ absl::Status ModelExecutor::CreateTable() {
                           SequenceTable::Create(std::move(limits), &arenas_));
   table_ = std::make_unique<SequenceTable>(std::move(table));
   evictions_ = std::make_unique<SlotEvictions>(*parts_.plan, arenas_,
-                                               options_.max_model_len);
+                                               MostSlots());
   return absl::OkStatus();
 }
 
@@ -194,12 +203,17 @@ absl::Status ModelExecutor::ReserveBlob() {
   blob_.StartCounting();
   Pack();
   const SequenceTableLimits& limits = table_->limits();
-  const int64_t pages = limits.max_model_len / limits.page_tokens + 1;
-  for (const int64_t side_pages : limits.side_pages) {
+  const int64_t longest = limits.max_model_len / limits.page_tokens + 1;
+  int64_t most_pages = 0;
+  for (size_t group = 0; group < limits.side_pages.size(); ++group) {
+    const int64_t pages = std::min(longest, arenas_.num_pages()[group]);
+    most_pages = std::max(most_pages, pages);
     blob_.Take<kernels::PagePair>(2 * limits.max_sequences);  // padded
-    blob_.Take<int32_t>(limits.max_sequences * (pages + side_pages));
+    blob_.Take<int32_t>(limits.max_sequences *
+                        (pages + limits.side_pages[group]));
   }
-  blob_.Take<int32_t>(limits.max_model_len);
+  blob_.Take<int32_t>(
+      std::min(limits.max_model_len, most_pages * limits.page_tokens));
   return blob_.StartPacking();
 }
 

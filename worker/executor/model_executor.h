@@ -180,6 +180,8 @@ class ModelExecutor final : public Executor {
   absl::Status CreateState();
   absl::Status CreateDecoder();
   MassRoom RoomForMass() const;
+  // Of a sequence that evicts; where texts are endless, far below its length.
+  int64_t MostSlots() const;
   void FindLikeLayers();
   absl::Status CreateTable();
   absl::Status PlanWorkspace();

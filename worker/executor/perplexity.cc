@@ -12,11 +12,6 @@
 namespace kvasir::worker {
 namespace {
 
-struct Loss {
-  double nats = 0;
-  int64_t tokens = 0;
-};
-
 // Bytes of pages that are not in the pool now.
 int64_t HeldBytes(Rank& rank, const DirectRunner& runner) {
   int64_t bytes = 0;
@@ -37,12 +32,14 @@ void CountPool(Rank& rank, PerplexityResult* result) {
   for (const int64_t pages : rank.pages()) result->kv_pool_pages += pages;
 }
 
-// Loss of ids[1..] of one window, each after those before it. The last id is
-// only a target: nothing follows it. `held` hears of every step.
-absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
-                                absl::Span<const int32_t> ids, int64_t chunk,
-                                absl::FunctionRef<void(int64_t tokens)> held) {
-  Loss loss;
+// Scores ids[1..] of one window, each after those before it. The last id is
+// only a target: nothing follows it. `scored` hears of every step: the first of
+// its tokens and what each lost.
+absl::Status ScoreWindow(
+    DirectRunner* runner, uint64_t sequence_id, absl::Span<const int32_t> ids,
+    int64_t chunk,
+    absl::FunctionRef<void(int64_t first, absl::Span<const float> logprobs)>
+        scored) {
   const auto num_inputs = static_cast<int64_t>(ids.size()) - 1;
   runner->SetPrompt(sequence_id, num_inputs);
   for (int64_t start = 0; start < num_inputs;
@@ -57,14 +54,10 @@ absl::StatusOr<Loss> WindowLoss(DirectRunner* runner, uint64_t sequence_id,
                              .target_ids = ids.subspan(first + 1, count)};
     KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::StepResult result,
                             runner->Run(absl::MakeConstSpan(&step, 1)));
-    for (const float logprob : result.sequences(0).target_logprobs()) {
-      loss.nats -= static_cast<double>(logprob);
-      ++loss.tokens;
-    }
-    held(start + static_cast<int64_t>(count));
+    scored(start, result.sequences(0).target_logprobs());
   }
   runner->Release(sequence_id);
-  return loss;
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptions(const TokenizedText& text,
@@ -87,7 +80,24 @@ absl::Status CheckOptions(const TokenizedText& text,
         absl::StrCat("perplexity: chunk: want 1 to ", limits.max_batched_tokens,
                      " tokens, have ", options.chunk_tokens));
   }
+  if (options.parts < 1 || options.parts >= options.window_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: parts of a window: want 1 to ",
+                     options.window_tokens - 1, ", have ", options.parts));
+  }
   return absl::OkStatus();
+}
+
+// Adds what a step's tokens, from the first on, lost in a window of so many.
+void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
+                std::vector<PerplexityPart>* parts) {
+  const auto num_parts = static_cast<int64_t>(parts->size());
+  for (const float logprob : logprobs) {
+    PerplexityPart& part =
+        (*parts)[static_cast<size_t>(first++ * num_parts / tokens)];
+    part.nats -= static_cast<double>(logprob);
+    ++part.tokens;
+  }
 }
 
 }  // namespace
@@ -105,7 +115,7 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
                       rank->executor().last_step_id());
 
   PerplexityResult result;
-  double nats = 0;
+  result.parts.resize(static_cast<size_t>(options.parts));
   const auto total = static_cast<int64_t>(text.token_ids.size());
   std::vector<int32_t> ids;
   uint64_t sequence_id = 0;
@@ -115,20 +125,31 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
     ids.clear();
     if (has_bos) ids.push_back(*options.bos_token_id);
     ids.insert(ids.end(), first, first + count);
-    KVASIR_ASSIGN_OR_RETURN(
-        const Loss loss,
-        WindowLoss(&runner, ++sequence_id, ids, chunk, [&](int64_t tokens) {
-          const int64_t bytes = HeldBytes(*rank, runner);
-          if (bytes < result.kv_held_bytes) return;
-          result.kv_held_bytes = bytes;
-          result.kv_held_tokens = std::max(result.kv_held_tokens, tokens);
-        }));
-    nats += loss.nats;
-    result.tokens += loss.tokens;
+    const auto inputs = static_cast<int64_t>(ids.size()) - 1;
+    const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {
+      AddToParts(from, logprobs, inputs, &result.parts);
+      const int64_t done = from + static_cast<int64_t>(logprobs.size());
+      PerplexityPart& part =
+          result
+              .parts[static_cast<size_t>((done - 1) * options.parts / inputs)];
+      part.held_bytes = HeldBytes(*rank, runner);
+      part.allocated_bytes = rank->allocator().total_use().bytes;
+      if (options.progress) options.progress(start + done, total);
+      if (part.held_bytes < result.kv_held_bytes) return;
+      result.kv_held_bytes = part.held_bytes;
+      result.kv_held_tokens = std::max(result.kv_held_tokens, done);
+    };
+    KVASIR_RETURN_IF_ERROR(
+        ScoreWindow(&runner, ++sequence_id, ids, chunk, scored));
     for (int64_t i = start + (has_bos ? 0 : 1); i < start + count; ++i) {
       result.bytes += text.token_bytes[static_cast<size_t>(i)];
     }
     if (options.progress) options.progress(start + count, total);
+  }
+  double nats = 0;
+  for (const PerplexityPart& part : result.parts) {
+    nats += part.nats;
+    result.tokens += part.tokens;
   }
   // The executor forgets the last window too.
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -20,15 +21,28 @@ struct TokenizedText {
 };
 
 struct PerplexityOptions {
-  // Tokens of a window, the one put before it included. Windows follow one
-  // another without overlap; each is a sequence of its own.
+  // Tokens of a window, the one put before it included; at most the executor's
+  // max_model_len. Windows follow one another without overlap; each is a
+  // sequence of its own.
   int64_t window_tokens = 0;
   // Tokens of a step; 0: as many as a step takes.
   int64_t chunk_tokens = 0;
   // Put before each window, where the tokenizer begins texts with one. Without
   // it a window's first token has no context and is not scored.
   std::optional<int32_t> bos_token_id;
+  // Equal runs of each window's tokens whose losses are told apart.
+  int64_t parts = 1;
   std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;
+};
+
+// Of a run of tokens in every window.
+struct PerplexityPart {
+  double nats = 0;
+  int64_t tokens = 0;
+  // When the last of them had run: pages taken from the pool, and all that the
+  // rank has allocated.
+  int64_t held_bytes = 0;
+  int64_t allocated_bytes = 0;
 };
 
 // Of the tokens that were scored.
@@ -47,6 +61,7 @@ struct PerplexityResult {
   // pages taken from the pool.
   int64_t kv_held_tokens = 0;
   int64_t kv_held_bytes = 0;
+  std::vector<PerplexityPart> parts;
 };
 
 // INVALID_ARGUMENT for a window or chunk out of the executor's limits, or a
