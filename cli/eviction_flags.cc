@@ -89,21 +89,30 @@ absl::Status CheckEvictionIsUsed(const EvictionFlags& flags) {
 
 absl::Status PutEviction(const EvictionFlags& flags,
                          const plan::AttentionShape& shape,
-                         kvasir::v1::KvPlan* plan) {
+                         kvasir::v1::KvPlan* plan,
+                         const std::vector<int>& others) {
   if (flags.method.empty()) return absl::OkStatus();
   plan::EvictionSettings settings = flags.settings;
   KVASIR_ASSIGN_OR_RETURN(settings.method,
                           plan::ParseEvictionMethod(flags.method));
   KVASIR_ASSIGN_OR_RETURN(settings.budget,
                           plan::ParseEvictionBudget(flags.budget));
-  const bool replaces = std::any_of(
-      plan->layers().begin(), plan->layers().end(),
-      [](const kvasir::v1::LayerPlan& layer) { return layer.has_eviction(); });
+  const auto evicts = [](const kvasir::v1::KvPlan& of) {
+    return std::any_of(of.layers().begin(), of.layers().end(),
+                       [](const auto& layer) { return layer.has_eviction(); });
+  };
+  const kvasir::v1::KvPlan before = *plan;
   KVASIR_RETURN_IF_ERROR(plan::ApplyEviction(settings, shape, plan));
+  for (const int l : others) *plan->mutable_layers(l) = before.layers(l);
+  if (!evicts(*plan)) {
+    return absl::InvalidArgumentError(
+        "no layer that is to evict can: each sees a sliding window of tokens, "
+        "behind which they are given up already");
+  }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
   // Another eviction gives way.
   const std::string of_tokens = plan->method().substr(
-      0, replaces ? plan->method().rfind('+') : std::string::npos);
+      0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
   const bool alone = of_tokens.empty() || of_tokens == "full" ||
                      plan::ParseEvictionMethod(of_tokens).ok();
   plan->set_method(alone ? flags.method

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "plan/attention_shape.h"
@@ -32,9 +33,12 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings);
 absl::Status CheckEvictionIsUsed(const EvictionFlags& flags);
 
 // Puts the eviction of the flags, if any, on a plan of such a model, in place
-// of the plan's own, and names it in the plan. Errors: plan::ValidatePlan's.
+// of the plan's own, and names it in the plan. `others`: layers that stay as
+// they are. Errors: plan::ValidatePlan's, and INVALID_ARGUMENT where no layer
+// is left that can evict.
 absl::Status PutEviction(const EvictionFlags& flags,
                          const plan::AttentionShape& shape,
-                         kvasir::v1::KvPlan* plan);
+                         kvasir::v1::KvPlan* plan,
+                         const std::vector<int>& others = {});
 
 }  // namespace kvasir::cli

@@ -215,12 +215,35 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
   return compress::PlanChannelCodes(request, options);
 }
 
+// Keys and values as they are, in these codecs.
+kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
+                                 const Codec& key, const Codec& value) {
+  kvasir::v1::LayerPlan whole;
+  *whole.mutable_key()->add_parts() =
+      compress::FullPart(request.spec, layer, plan::Side::kKey, key);
+  *whole.mutable_value()->add_parts() =
+      compress::FullPart(request.spec, layer, plan::Side::kValue, value);
+  return whole;
+}
+
 // All is the eviction's, which comes on top of every method's plan.
 absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
                                const PlanRequest& request) {
   if (flags.evict_from.empty()) {
-    return plan::FullRankPlan(model::AttentionShapeOf(request.spec),
-                              request.value_codec.dtype());
+    KvPlan plan = plan::FullRankPlan(model::AttentionShapeOf(request.spec),
+                                     kvasir::v1::BF16);
+    for (int l = 0; l < plan.layers_size(); ++l) {
+      *plan.mutable_layers(l) =
+          WholeLayer(request, l, request.key_codec, request.value_codec);
+    }
+    std::vector<std::string> given;
+    for (const auto& [flag, bits] :
+         {std::pair("--key-bits", flags.key_bits),
+          std::pair("--value-bits", flags.value_bits)}) {
+      if (bits != "auto") given.push_back(absl::StrCat(flag, " ", bits));
+    }
+    plan.mutable_provenance()->set_options(absl::StrJoin(given, " "));
+    return plan;
   }
   KVASIR_ASSIGN_OR_RETURN(
       const std::string text,
@@ -228,12 +251,11 @@ absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
   return plan::ParsePlanJson(text, flags.evict_from);
 }
 
-// LoRC's planner does so by itself, for its keep counts inside those layers.
-absl::Status KeepOtherLayers(const MethodFlags& flags,
-                             const PlanRequest& request, KvPlan& plan) {
-  if (flags.only_layers.empty() || flags.method == "lorc") {
-    return absl::OkStatus();
-  }
+// The layers that --only-layers does not list.
+absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
+                                             const KvPlan& plan) {
+  std::vector<int> others;
+  if (flags.only_layers.empty()) return others;
   const std::set<int64_t> only(flags.only_layers.begin(),
                                flags.only_layers.end());
   if (*only.rbegin() >= plan.layers_size()) {
@@ -242,14 +264,23 @@ absl::Status KeepOtherLayers(const MethodFlags& flags,
                      plan.layers_size() - 1));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
-    if (only.contains(l)) continue;
-    kvasir::v1::LayerPlan whole;
-    for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
-      *(side == plan::Side::kKey ? whole.mutable_key() : whole.mutable_value())
-           ->add_parts() =
-          compress::FullPart(request.spec, l, side, request.value_codec);
-    }
-    *plan.mutable_layers(l) = std::move(whole);
+    if (!only.contains(l)) others.push_back(l);
+  }
+  return others;
+}
+
+// LoRC's planner does so by itself, for its keep counts inside those layers. A
+// plan that is there keeps them as they are.
+absl::Status KeepOtherLayers(const MethodFlags& flags,
+                             const PlanRequest& request, KvPlan& plan) {
+  if (flags.method == "lorc" || !flags.evict_from.empty()) {
+    return absl::OkStatus();
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> others,
+                          OtherLayers(flags, plan));
+  for (const int l : others) {
+    *plan.mutable_layers(l) =
+        WholeLayer(request, l, request.value_codec, request.value_codec);
   }
   return absl::OkStatus();
 }
@@ -286,6 +317,8 @@ struct Method {
   int64_t rank_multiple;
   // What says the size where ranks do not go by --keep; empty: they do.
   const char* size_flags;
+  // Keys have a codec of the method's own making.
+  bool codes_keys = false;
 
   bool has_keep() const { return size_flags[0] == '\0'; }
 };
@@ -296,8 +329,8 @@ constexpr Method kMethods[] = {
     {"rap", Rap, 2, ""},
     {"commuting", Commuting, 2, ""},
     {"svdq", Svdq, 8,
-     "--key-bits with eight widths (8,4,4,4,2,2,0,0) and --value-bits"},
-    {"channel", Channel, 8, "--average-bits and --value-bits"},
+     "--key-bits with eight widths (8,4,4,4,2,2,0,0) and --value-bits", true},
+    {"channel", Channel, 8, "--average-bits and --value-bits", true},
     {kEvictionMethod, QHitter, 8, "--eviction-budget"},
 };
 
@@ -440,7 +473,27 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
 }
 
 void CheckMethodFlags(const MethodFlags& flags) {
+  if (!flags.evict_from.empty()) {
+    if (flags.method != kEvictionMethod) {
+      throw CLI::ValidationError(
+          absl::StrCat("--evict-from is of --method ", kEvictionMethod));
+    }
+    if (flags.key_bits != "auto" || flags.value_bits != "auto") {
+      throw CLI::ValidationError(
+          "--key-bits and --value-bits are not read with --evict-from, whose "
+          "plan has codes of its own");
+    }
+  }
   if (flags.method == kAutoMethod) {
+    if (!flags.only_layers.empty()) {
+      throw CLI::ValidationError("--only-layers: --method auto plans all");
+    }
+    if (!flags.eviction.method.empty() && flags.kv_bytes_per_token) {
+      throw CLI::ValidationError(absl::StrCat(
+          "--method auto: --kv-bytes-per-token does not count what --eviction "
+          "keeps of a slot: plan without it, and put it on top with --method ",
+          kEvictionMethod, " --evict-from"));
+    }
     if (flags.keep || (!flags.kv_bytes_per_token && !flags.automatic.max_kl)) {
       throw CLI::ValidationError(
           "--method auto: give --kv-bytes-per-token, --max-kl or both");
@@ -450,10 +503,6 @@ void CheckMethodFlags(const MethodFlags& flags) {
   }
   const Method* method = FindMethod(flags.method);
   if (method == nullptr) return;
-  if (!flags.evict_from.empty() && flags.method != kEvictionMethod) {
-    throw CLI::ValidationError(
-        absl::StrCat("--evict-from is of --method ", kEvictionMethod));
-  }
   const int targets = (flags.keep ? 1 : 0) + (flags.kv_bytes_per_token ? 1 : 0);
   if (method->has_keep() && targets != 1) {
     throw CLI::ValidationError("give one of --keep and --kv-bytes-per-token");
@@ -479,8 +528,10 @@ absl::Status AddEviction(const MethodFlags& flags,
   if (flags.method == kEvictionMethod && eviction.method.empty()) {
     eviction.method = kEvictionMethod;
   }
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> others,
+                          OtherLayers(flags, plan));
   return PutEviction(eviction, model::AttentionShapeOf(checkpoint.spec()),
-                     &plan);
+                     &plan, others);
 }
 
 CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags) {
@@ -517,10 +568,9 @@ absl::StatusOr<KvPlan> MakePlan(
   request.tp = flags.tp;
   request.rank_multiple = flags.rank_multiple.value_or(method->rank_multiple);
   const kvasir::v1::DataType weights = OwnCacheType(checkpoint);
-  // SVDq and channel codes make the codec of keys themselves.
   KVASIR_ASSIGN_OR_RETURN(
       request.key_codec,
-      CodecOf(method->has_keep() ? flags.key_bits : "auto", weights));
+      CodecOf(method->codes_keys ? "auto" : flags.key_bits, weights));
   KVASIR_ASSIGN_OR_RETURN(request.value_codec,
                           CodecOf(flags.value_bits, weights));
   auto plan_for = [&](double keep) -> absl::StatusOr<KvPlan> {

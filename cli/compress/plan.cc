@@ -93,10 +93,13 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
   } else {
     KVASIR_ASSIGN_OR_RETURN(
         made.plan, compress::CatchTorch([&] {
-          return MakePlan(method, checkpoint, inputs.calibration(),
-                          [&](const kvasir::v1::KvPlan& candidate) {
-                            return BytesPerToken(candidate, checkpoint.spec());
-                          });
+          return MakePlan(
+              method, checkpoint, inputs.calibration(),
+              [&](kvasir::v1::KvPlan candidate) -> absl::StatusOr<double> {
+                KVASIR_RETURN_IF_ERROR(
+                    AddEviction(method, checkpoint, candidate));
+                return BytesPerToken(candidate, checkpoint.spec());
+              });
         }));
   }
   KVASIR_RETURN_IF_ERROR(AddEviction(method, checkpoint, made.plan));
@@ -104,7 +107,8 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
   if (!method.eviction.method.empty()) made.prediction.reset();
   auto* provenance = made.plan.mutable_provenance();
   provenance->set_tool_version(absl::StrCat("kvasir-compress ", kVersion));
-  provenance->set_seed(calibration.seed);
+  // Of the weights, which another plan's eviction leaves as they are.
+  if (method.evict_from.empty()) provenance->set_seed(calibration.seed);
   if (inputs.calibration() != nullptr) {
     provenance->set_calibration_id(inputs.calibration()->id);
   }

@@ -662,6 +662,61 @@ def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
             "layer 0 eviction", "want recent >= 96, have 64")
 
 
+def test_eviction_alone_codes_keys_and_values_as_asked(compress, tmp_path):
+    out = tmp_path / "plan.json"
+    plan = ["plan", "--quiet", "--model", TINY, "--method", "q-hitter", "--out", out]
+    for flags, key, value in ((["--value-bits", 4], None, 4), (["--key-bits", 2], 2, None),
+                              (["--key-bits", 8, "--value-bits", 4], 8, 4)):
+        compress(*plan, *flags)
+        made = json.loads(out.read_text())
+        layer = made["layers"][3]
+        for side, bits in (("key", key), ("value", value)):
+            codec, = (part["codec"] for part in layer[side]["parts"])
+            assert codec.get("bits", {}).get("schedule") == (bits and [bits])
+        assert "full" in layer["key"]["parts"][0] and layer["eviction"]["budget_ratio"] == 0.2
+        assert " ".join(map(str, flags)) in made["provenance"]["options"]
+    refused(compress(*plan, "--evict-from", out, "--value-bits", 4, ok=False),
+            "--key-bits and --value-bits are not read with --evict-from", code=2)
+
+
+def test_bytes_of_a_token_count_what_eviction_keeps_of_it(compress, tmp_path):
+    plan = ["plan", "--quiet", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token",
+            2048, "--eviction", "q-hitter", "--json"]
+    assert 1900 < json.loads(compress(*plan).stdout)["kv_bytes_per_token"] <= 2048
+    refused(compress("plan", "--model", TINY, "--method", "auto", "--kv-bytes-per-token", 2048,
+                     "--eviction", "h2o", ok=False), "--evict-from", code=2)
+
+
+def test_only_the_layers_that_are_listed_evict(compress, tmp_path):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    plan = ["plan", "--quiet", "--model", TINY, "--method"]
+    compress(*plan, "uniform", "--keep", 0.5, "--eviction", "h2o", "--only-layers", "1,4", "--seed",
+             7, "--out", first)
+    layers = json.loads(first.read_text())["layers"]
+    assert [l for l, layer in enumerate(layers) if "eviction" in layer] == [1, 4]
+    # Other layers of a plan that is there stay as they are, and so does its seed.
+    compress(*plan, "q-hitter", "--evict-from", first, "--eviction-lambda", 0.7, "--only-layers",
+             "4,5", "--out", second)
+    made = json.loads(second.read_text())
+    assert [layer.get("eviction", {}).get("lambda") for layer in made["layers"]] == [
+        None, 1, None, None, 0.7, 0.7]
+    assert [layer["key"] for layer in made["layers"]] == [layer["key"] for layer in layers]
+    assert int(made["provenance"]["seed"]) == 7
+    refused(compress("apply", "--quiet", "--model", TINY, "--plan", first, "--eviction", "h2o",
+                     "--only-layers", 6, "--dry-run", ok=False), "layer 6 is not in 0..5")
+    refused(compress(*plan, "auto", "--max-kl", 0.1, "--only-layers", 1, ok=False),
+            "--only-layers", code=2)
+
+
+def test_evict_from_is_refused_where_nothing_reads_it(compress, tmp_path):
+    made = tmp_path / "plan.json"
+    compress("plan", "--quiet", "--model", TINY, "--method", "q-hitter", "--out", made)
+    for flags in (["apply", "--plan", made, "--out", tmp_path / "art"],
+                  ["plan", "--method", "auto", "--max-kl", 0.1]):
+        refused(compress(*flags, "--model", TINY, "--evict-from", made, ok=False),
+                "--evict-from is of --method q-hitter", code=2)
+
+
 def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
     out = tmp_path / "result.json"
     done = compress("evaluate", "--quiet", "--teacher", TINY, "per-token:k4,v4", "--text",
