@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "bench/paired.h"
 #include "cli/bench/bench.h"
@@ -54,6 +55,13 @@ class PreemptionBench {
                            .host_pool_bytes = flags.host_pool_bytes,
                            .prefix_reuse = false,
                            .stretch_positions = true}));
+    const int64_t need = bench->ImageBytes(longest);
+    if (need > bench->model_->host_pool_bytes()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--host-pool-bytes ", flags.host_pool_bytes, ": a sequence of ",
+          longest, " tokens has ", need, " bytes of pages, of which ",
+          bench->model_->host_pool_bytes(), " fit"));
+    }
     return bench;
   }
 
@@ -189,6 +197,7 @@ absl::StatusOr<BenchReport> RunPreemption(PreemptionFlags flags) {
       KVASIR_ASSIGN_OR_RETURN(
           const Measured measured,
           Measure(flags.bench, length, tokens, bench.get()));
+      const bench::PairedRatio ratio = RatioOf(measured.prefill, measured.copy);
       const double copy = Quantile(measured.copy, 0.5);
       const double prefill = Quantile(measured.prefill, 0.5);
       if (tokens == length) {
@@ -196,7 +205,7 @@ absl::StatusOr<BenchReport> RunPreemption(PreemptionFlags flags) {
           rate.Add(tokens, absl::Seconds(seconds));
         }
         crossing = copy * rate.tokens_per_second();
-        whole = RatioOf(measured.prefill, measured.copy);
+        whole = ratio;
       }
       const bool copies =
           ChoosePreemption({.image_bytes = bytes,
@@ -207,7 +216,6 @@ absl::StatusOr<BenchReport> RunPreemption(PreemptionFlags flags) {
       const bool is_right = copies == (copy < prefill);
       right += is_right ? 1 : 0;
       ++choices;
-      const bench::PairedRatio ratio = RatioOf(measured.prefill, measured.copy);
       report.AddRow({{"tokens", length},
                      {"to_compute", tokens},
                      {"image_bytes", bytes},

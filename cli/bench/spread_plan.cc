@@ -89,8 +89,9 @@ RopeLowRankSpace::Group ForHeads(const RopeLowRankSpace::Group& group,
   return spread;
 }
 
-absl::Status SpreadPart(int64_t heads, Part* part) {
+absl::Status SpreadPart(const plan::AttentionShape& shape, Part* part) {
   if (part->has_full()) return absl::OkStatus();
+  const int64_t heads = shape.num_kv_heads;
   const Part from = *part;
   const auto set_heads = [](int64_t first, int64_t count, auto* group) {
     group->clear_heads();
@@ -101,8 +102,11 @@ absl::Status SpreadPart(int64_t heads, Part* part) {
   if (from.has_low_rank()) {
     const auto& groups = from.low_rank().groups();
     for (const RankGroup& group : groups) {
-      if (group.rank() > 0 && group.heads_size() > 0) continue;
-      return absl::InvalidArgumentError("a group has no heads or no rank");
+      const int64_t most = group.heads_size() * shape.head_dim;
+      if (group.rank() > 0 && group.rank() <= most) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a group of ", group.heads_size(), " heads: want a rank ", "of 1 to ",
+          most, ", have ", group.rank()));
     }
     part->mutable_low_rank()->clear_groups();
     const auto make = [&](const RankGroup& group, int64_t first,
@@ -172,9 +176,8 @@ absl::StatusOr<KvPlan> SpreadPlan(const KvPlan& plan,
   }
   KVASIR_RETURN_IF_ERROR(ForParts(&spread, [&](Part* part) {
     const int64_t heads = HeadsOf(*part);
-    return heads == 0 || heads == shape.num_kv_heads
-               ? absl::OkStatus()
-               : SpreadPart(shape.num_kv_heads, part);
+    return heads == 0 || heads == shape.num_kv_heads ? absl::OkStatus()
+                                                     : SpreadPart(shape, part);
   }));
   return spread;
 }

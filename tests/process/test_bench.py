@@ -73,6 +73,14 @@ def test_preemption_names_what_it_chose_for_each_length():
         assert row["right"] == ((row["chosen"] == "copy") == (row["copy_ms"] < row["prefill_ms"]))
 
 
+def test_preemption_refuses_a_host_pool_of_less_than_the_longest_sequence():
+    done = run("bench", "preemption", "--quick", "--lengths", "64,128", "--host-pool-bytes",
+               1 << 19, check=False)
+    assert done.returncode == 1
+    # Two pages of 64 slots of 6144 bytes.
+    assert "--host-pool-bytes 524288: a sequence of 128 tokens has 786432 bytes" in done.stderr
+
+
 def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them():
     report = bench("decode")
     # The tiny model's step is far below the last-level cache.
