@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,28 +72,36 @@ struct LoadedModel {
   std::unique_ptr<ReferenceDecoder> decoder;
 };
 
-absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
-                                      at::Device device) {
-  KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
-                          model::Checkpoint::Open(name.folder));
+// The plan in a folder, if it has one, with the name's own exact tokens.
+absl::StatusOr<std::optional<kvasir::v1::KvPlan>> PlanOf(
+    const compress::PlannedName& name, const model::Checkpoint& checkpoint) {
   std::optional<kvasir::v1::KvPlan> plan;
   if (checkpoint.kv_plan_json().has_value()) {
     KVASIR_ASSIGN_OR_RETURN(
         plan, plan::ParsePlanJson(*checkpoint.kv_plan_json(),
                                   absl::StrCat(name.folder, "/kv_plan.json")));
   }
-  std::string shown = checkpoint.name();
   if (!name.settings.empty()) {
     if (!plan.has_value() || !plan::SetExactTokens(name.exact, &*plan)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "sinks= and window= keep tokens exact beside codes, and ",
           name.folder, " has none"));
     }
-    absl::StrAppend(&shown, ":", name.settings);
   }
   if (plan.has_value()) {
     plan::ClampExactRows(checkpoint.spec().max_position_embeddings, &*plan);
   }
+  return plan;
+}
+
+absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
+                                      at::Device device) {
+  KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
+                          model::Checkpoint::Open(name.folder));
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<kvasir::v1::KvPlan> plan,
+                          PlanOf(name, checkpoint));
+  std::string shown = checkpoint.name();
+  if (!name.settings.empty()) absl::StrAppend(&shown, ":", name.settings);
   KVASIR_ASSIGN_OR_RETURN(
       ReferenceDecoder decoder,
       ReferenceDecoder::Load(checkpoint, plan, {.device = device}));
@@ -147,6 +156,9 @@ void PrintRow(const EvaluationRow& row) {
   if (row.key_error.has_value()) {
     absl::PrintF("  (keys off by %.4f)", row.key_error->relative);
   }
+  if (row.evicts.has_value()) {
+    absl::PrintF("  (%.0f bytes a window)", row.kv_bytes_per_sequence);
+  }
   if (row.exact_sinks + row.exact_window > 0) {
     absl::PrintF("  (exact: %d first, %d latest tokens, %d bytes a sequence)",
                  row.exact_sinks, row.exact_window,
@@ -199,6 +211,7 @@ class EvaluateRun {
         calibration_ids_,
         CalibrationIds(flags_, *tokenizer, *teacher_.decoder));
     compress::SetBlasThreads(1);
+    KVASIR_RETURN_IF_ERROR(MakeBaselines());
     label_ = teacher_.name;
     KVASIR_ASSIGN_OR_RETURN(
         evaluator_, Evaluator::Create(teacher, std::move(text), Options()));
@@ -239,13 +252,59 @@ class EvaluateRun {
       if (compress::IsBaselineName(name)) continue;
       KVASIR_ASSIGN_OR_RETURN(const compress::PlannedName planned,
                               compress::ParsePlannedName(name));
-      const absl::Status status =
-          model::Checkpoint::Open(planned.folder).status();
-      if (status.ok()) continue;
-      return absl::Status(
-          status.code(),
-          absl::StrCat(name, ": ", status.message(), "; baselines begin with ",
-                       compress::BaselineMethods()));
+      const absl::StatusOr<model::Checkpoint> checkpoint =
+          model::Checkpoint::Open(planned.folder);
+      if (!checkpoint.ok()) {
+        return absl::Status(
+            checkpoint.status().code(),
+            absl::StrCat(name, ": ", checkpoint.status().message(),
+                         "; baselines begin with ",
+                         compress::BaselineMethods()));
+      }
+      KVASIR_RETURN_IF_ERROR(Named(name, CheckEvictions(planned, *checkpoint)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckEvictions(const compress::PlannedName& name,
+                              const model::Checkpoint& checkpoint) const {
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<kvasir::v1::KvPlan> plan,
+                            PlanOf(name, checkpoint));
+    const plan::AttentionShape shape =
+        model::AttentionShapeOf(checkpoint.spec());
+    for (const std::optional<compress::EvictionSpec>& spec : evictions_) {
+      if (!spec.has_value()) continue;
+      KVASIR_RETURN_IF_ERROR(Named(
+          spec->name, compress::EvictingPlan(*spec, plan, {}, shape).status()));
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status Named(const std::string& name,
+                            const absl::Status& status) {
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat(name, ": ", status.message()));
+  }
+
+  // They stand on the teacher, and are judged before its pass likewise.
+  absl::Status MakeBaselines() {
+    for (const std::string& name : flags_.candidates) {
+      if (!compress::IsBaselineName(name) || baselines_.contains(name)) {
+        continue;
+      }
+      KVASIR_ASSIGN_OR_RETURN(
+          compress::Baseline baseline,
+          compress::MakeBaseline({.name = name,
+                                  .decoder = teacher_.decoder.get(),
+                                  .calibration_ids = calibration_ids_}));
+      for (const std::optional<compress::EvictionSpec>& spec : evictions_) {
+        if (!spec.has_value()) continue;
+        KVASIR_RETURN_IF_ERROR(
+            Named(absl::StrCat(name, ": ", spec->name),
+                  compress::Evicting(baseline.candidate, *spec).status()));
+      }
+      baselines_.emplace(name, std::move(baseline));
     }
     return absl::OkStatus();
   }
@@ -272,20 +331,12 @@ class EvaluateRun {
 
   absl::Status EvaluateOne(const std::string& name) {
     if (compress::IsBaselineName(name)) {
-      KVASIR_ASSIGN_OR_RETURN(
-          const compress::Baseline baseline,
-          compress::MakeBaseline({.name = name,
-                                  .decoder = teacher_.decoder.get(),
-                                  .calibration_ids = calibration_ids_}));
-      return EvaluateEvictions(baseline.candidate);
+      return EvaluateEvictions(baselines_.at(name).candidate);
     }
     KVASIR_ASSIGN_OR_RETURN(const compress::PlannedName planned,
                             compress::ParsePlannedName(name));
-    absl::StatusOr<LoadedModel> model = LoadModel(planned, device_);
-    if (!model.ok()) {
-      return absl::Status(model.status().code(),
-                          absl::StrCat(name, ": ", model.status().message()));
-    }
+    const absl::StatusOr<LoadedModel> model = LoadModel(planned, device_);
+    KVASIR_RETURN_IF_ERROR(Named(name, model.status()));
     KVASIR_ASSIGN_OR_RETURN(
         const Candidate candidate,
         compress::MakeCandidate(model->name, *model->decoder));
@@ -318,6 +369,7 @@ class EvaluateRun {
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
+  std::map<std::string, compress::Baseline> baselines_;  // by name
   std::unique_ptr<Evaluator> evaluator_;
   std::optional<Evaluation> report_;  // once the teacher is measured
   std::string label_;

@@ -9,6 +9,7 @@
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "cli/units.h"
+#include "compress/evaluate/held_tokens.h"
 #include "model/shapes/attention_shape.h"
 #include "nlohmann/json.hpp"
 #include "plan/resolved_plan.h"
@@ -169,7 +170,9 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
                       {"bits", side.bits},
                       {"bytes_per_token", side.bytes_per_token}});
   }
-  return nlohmann::ordered_json{
+  // As one prompt of the longest length is held.
+  const int64_t tokens = base.spec().max_position_embeddings;
+  nlohmann::ordered_json json{
       {"method", plan.method()},
       {"options", plan.provenance().options()},
       {"kept_numbers", bytes.kept_numbers},
@@ -179,6 +182,10 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
       {"kv_fixed_bytes_per_sequence", bytes.per_sequence},
       {"static_range_bytes", bytes.static_ranges},
       {"static_basis_bytes", bytes.static_bases},
+      {"sequence_tokens", tokens},
+      {"kv_bytes_per_sequence",
+       bytes.per_token * compress::SlotsOfPrompt(of.layout, tokens) +
+           static_cast<double>(bytes.per_sequence)},
       {"dense_type", plan::DataTypeName(dense.type)},
       {"dense_bytes_per_token", dense.own},
       {"dense_bf16_bytes_per_token", dense.bf16},
@@ -186,6 +193,10 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
        static_cast<double>(dense.own) / bytes.per_token},
       {"kv_compression_ratio_bf16", of.layout.compression_ratio()},
       {"layers", layers}};
+  if (const auto evicts = compress::SummarizeEviction(plan, of.layout)) {
+    json["eviction"] = compress::EvictionJson(*evicts, tokens);
+  }
+  return json;
 }
 
 }  // namespace kvasir::cli

@@ -74,7 +74,25 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields) {
+// Files of before it was told have no evictions.
+absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
+                      EvaluationRow* row) {
+  const auto tokens = static_cast<double>(window_tokens);
+  KVASIR_ASSIGN_OR_RETURN(const double held,
+                          fields.NumberIn("kv_bytes_per_sequence", 0, kNoLimit,
+                                          row->kv_bytes_per_token * tokens));
+  row->kv_bytes_per_seen_token = held / tokens;
+  if (fields.Find("eviction") == nullptr) return absl::OkStatus();
+  KVASIR_ASSIGN_OR_RETURN(const nlohmann::json* const eviction,
+                          Child(fields, "eviction", /*array=*/false));
+  KVASIR_ASSIGN_OR_RETURN(
+      row->eviction,
+      Text(JsonFields(*eviction, fields.where() + ": eviction"), "method"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields,
+                                      int64_t window_tokens) {
   EvaluationRow row;
   KVASIR_ASSIGN_OR_RETURN(row.model, Text(fields, "model"));
   KVASIR_ASSIGN_OR_RETURN(row.method, Text(fields, "method"));
@@ -104,6 +122,7 @@ absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields) {
                           fields.NumberIn("repeat_nats_per_token", 0, kNoLimit,
                                           row.nats_per_token));
   KVASIR_RETURN_IF_ERROR(ReadInterval(fields, &row));
+  KVASIR_RETURN_IF_ERROR(ReadHeld(fields, window_tokens, &row));
   return row;
 }
 
@@ -143,7 +162,8 @@ absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
   }
   for (size_t i = 0; i < rows->size(); ++i) {
     const JsonFields row((*rows)[i], absl::StrCat(where, ": rows[", i, "]"));
-    KVASIR_ASSIGN_OR_RETURN(EvaluationRow read, ReadRow(row));
+    KVASIR_ASSIGN_OR_RETURN(EvaluationRow read,
+                            ReadRow(row, evaluation.window_tokens));
     evaluation.rows.push_back(std::move(read));
   }
   return evaluation;

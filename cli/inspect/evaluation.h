@@ -26,6 +26,10 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0;
   double kv_payload_bytes_per_token = 0;
   double fixed_bytes_per_sequence = 0;
+  // What is held of a window that was read, over its tokens: what makes rows
+  // comparable that give tokens up, or keep some exact.
+  double kv_bytes_per_seen_token = 0;
+  std::string eviction;  // its method; empty: all tokens stay
   double nats_per_token = 0;
   double nats_per_byte = 0;
   double perplexity = 0;  // infinite where the file has null

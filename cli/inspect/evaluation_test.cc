@@ -71,6 +71,27 @@ TEST(EvaluationTest, OnlyTheRepetitionMayBeMissing) {
   }
 }
 
+TEST(EvaluationTest, BytesOfARowThatEvictsAreThoseOfTheSlotsThatStay) {
+  json evicts = Good();
+  json& row = evicts["rows"][0];
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation before,
+                              ParseEvaluation(evicts.dump(), "r"));
+  EXPECT_EQ(before.rows[0].kv_bytes_per_seen_token, 3072);
+  EXPECT_EQ(before.rows[0].eviction, "");
+  row["kv_bytes_per_sequence"] = 128 * 3072;
+  row["eviction"] = {{"method", "h2o"}, {"kept_slots", 128}};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation evaluation,
+                              ParseEvaluation(evicts.dump(), "r"));
+  EXPECT_EQ(evaluation.rows[0].kv_bytes_per_seen_token, 768);
+  EXPECT_EQ(evaluation.rows[0].eviction, "h2o");
+  for (const json& bad : {json(7), json::object()}) {
+    row["eviction"] = bad;
+    EXPECT_THAT(ParseEvaluation(evicts.dump(), "r.json"),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("rows[0]"), HasSubstr("eviction"))));
+  }
+}
+
 TEST(EvaluationTest, WhatWasInfiniteIsNull) {
   json infinite = Good();
   infinite["rows"][0]["perplexity"] = nullptr;

@@ -32,6 +32,8 @@ ordered_json EvaluationJson(const Evaluation& evaluation) {
          {"keep", row.keep},
          {"kv_bytes_per_token", row.kv_bytes_per_token},
          {"kv_payload_bytes_per_token", row.kv_payload_bytes_per_token},
+         {"kv_bytes_per_seen_token", row.kv_bytes_per_seen_token},
+         {"eviction", row.eviction},
          {"added_nats_per_token", row.added_nats_per_token},
          {"added_ci95", {row.added_low, row.added_high}},
          {"perplexity", row.perplexity},

@@ -67,9 +67,12 @@ absl::StatusOr<Candidate> MakeCandidate(std::string model,
   const kvasir::v1::KvPlan plan = decoder.plan().has_value()
                                       ? *decoder.plan()
                                       : FullRankPlan(shape, kvasir::v1::BF16);
-  KVASIR_ASSIGN_OR_RETURN(const cache::PageLayout layout,
+  KVASIR_ASSIGN_OR_RETURN(cache::PageLayout made,
                           cache::PageLayout::Create(plan, shape, {}));
   Candidate candidate;
+  candidate.layout = std::make_shared<cache::PageLayout>(std::move(made));
+  candidate.evicts = SummarizeEviction(plan, *candidate.layout);
+  const cache::PageLayout& layout = *candidate.layout;
   candidate.model = std::move(model);
   candidate.method = plan.method();
   candidate.decoder = &decoder;
@@ -361,6 +364,12 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   row.kv_bytes_per_token = candidate.kv_bytes_per_token;
   row.kv_payload_bytes_per_token = candidate.kv_payload_bytes_per_token;
   row.fixed_bytes_per_sequence = candidate.fixed_bytes_per_sequence;
+  row.kv_bytes_per_sequence =
+      row.kv_bytes_per_token *
+          SlotsOfPrompt(*(candidate.layout ? candidate : teacher_).layout,
+                        options_.window_tokens) +
+      static_cast<double>(row.fixed_bytes_per_sequence);
+  row.evicts = candidate.evicts;
 
   const int64_t repeats = options_.repeat.tests;
   std::vector<Score> scores(static_cast<size_t>(num_windows_ + repeats));
@@ -436,6 +445,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
               {"kv_bytes_per_token", row.kv_bytes_per_token},
               {"kv_payload_bytes_per_token", row.kv_payload_bytes_per_token},
               {"fixed_bytes_per_sequence", row.fixed_bytes_per_sequence},
+              {"kv_bytes_per_sequence", row.kv_bytes_per_sequence},
               {"nats_per_token", row.nats_per_token},
               {"nats_per_byte", row.nats_per_byte},
               {"perplexity", row.perplexity},
@@ -447,6 +457,9 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
                                         ? Json(*row.repeat_nats_per_token)
                                         : Json(nullptr);
     json["clamp_rate"] = row.clamp_rate;
+    if (row.evicts.has_value()) {
+      json["eviction"] = EvictionJson(*row.evicts, evaluation.window_tokens);
+    }
     if (row.key_error.has_value()) {
       json["key_error"] = row.key_error->relative;
       json["key_error_predicted"] = row.key_error->predicted.has_value()

@@ -13,6 +13,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache/layout.h"
+#include "compress/evaluate/held_tokens.h"
 #include "compress/evaluate/key_error.h"
 #include "compress/oracle/layer_forward.h"
 #include "compress/oracle/reference_decoder.h"
@@ -73,6 +75,9 @@ struct Candidate {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
+  // Says which tokens are held; null: as many as of the teacher.
+  std::shared_ptr<const cache::PageLayout> layout;
+  std::optional<EvictionSummary> evicts;
 };
 
 // A model on its own, with bytes by cache::PageLayout. An uncompressed one is a
@@ -89,6 +94,9 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
+  // Of a window that was read as one prompt: of the slots that stay.
+  double kv_bytes_per_sequence = 0.0;
+  std::optional<EvictionSummary> evicts;
   double nats_per_token = 0.0;
   double nats_per_byte = 0.0;
   double perplexity = 0.0;

@@ -349,14 +349,15 @@ TEST(EvaluateTest, TheReportHasTheAgreedFields) {
                                    "kv_bytes_per_token", "window_nats"));
   keys.clear();
   for (const auto& [key, value] : json["rows"][0].items()) keys.push_back(key);
-  EXPECT_THAT(keys,
-              testing::ElementsAre(
-                  "model", "method", "keep", "exact_sinks", "exact_window",
-                  "kv_bytes_per_token", "kv_payload_bytes_per_token",
-                  "fixed_bytes_per_sequence", "nats_per_token", "nats_per_byte",
-                  "perplexity", "added_nats_per_token", "added_ci95",
-                  "top1_agreement", "kl_nats", "repeat_nats_per_token",
-                  "clamp_rate", "window_nats", "window_kl"));
+  EXPECT_THAT(
+      keys,
+      testing::ElementsAre(
+          "model", "method", "keep", "exact_sinks", "exact_window",
+          "kv_bytes_per_token", "kv_payload_bytes_per_token",
+          "fixed_bytes_per_sequence", "kv_bytes_per_sequence", "nats_per_token",
+          "nats_per_byte", "perplexity", "added_nats_per_token", "added_ci95",
+          "top1_agreement", "kl_nats", "repeat_nats_per_token", "clamp_rate",
+          "window_nats", "window_kl"));
   EXPECT_EQ(json["windows"], 5);
   EXPECT_EQ(json["rows"][0]["window_nats"].size(), 5u);
 }

@@ -4,13 +4,17 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "compress/evaluate/baselines.h"
 #include "compress/testing/test_decoder.h"
 #include "model/shapes/attention_shape.h"
+#include "nlohmann/json.hpp"
 #include "plan/plan.h"
 
 namespace kvasir::compress {
@@ -183,6 +187,116 @@ TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   const Ran by_plan = Execute(*MakeCandidate("planned", planned));
   EXPECT_FALSE(by_plan.kept.empty());
   EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
+}
+
+// Whole keys and values in codes, with exact tokens beside them.
+kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
+  kvasir::v1::KvPlan plan =
+      plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F32);
+  for (auto& layer : *plan.mutable_layers()) {
+    for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {
+      auto* codec = side->mutable_parts(0)->mutable_codec();
+      codec->mutable_bits()->add_schedule(4);
+      codec->mutable_per_token();
+      codec->set_param_dtype(kvasir::v1::F16);
+    }
+  }
+  EXPECT_TRUE(plan::SetExactTokens(exact, &plan));
+  return plan;
+}
+
+TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
+  const ReferenceDecoder decoder = TestDecoder(1, CodedPlan({.sinks = 3}));
+  const auto recent =
+      Evicting(*MakeCandidate("coded", decoder), Spec("recent", "6"));
+  KVASIR_ASSERT_OK(recent);
+  const Ran ran = Execute(recent->candidate);
+  EXPECT_EQ(ran.kept.at({0, 1, 0, 10}),
+            (std::vector<int64_t>{0, 1, 2, 7, 8, 9}));
+}
+
+// As a plan's own exact tokens do: rows of both are to be compared.
+TEST(EvictionSpecTest, ABaselinesExactTokensAreTheLeastThatStay) {
+  const ReferenceDecoder decoder = TestDecoder();
+  for (const auto& [exact, sinks, recent] :
+       {std::tuple("sinks=2,window=8", 4, 64),
+        std::tuple("sinks=6,window=80", 6, 80)}) {
+    const std::string name = absl::StrCat("per-token:k4,v4,", exact);
+    SCOPED_TRACE(name);
+    const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
+    KVASIR_ASSERT_OK(baseline);
+    const auto& candidate = baseline->candidate;
+    const auto evicting = Evicting(candidate, Spec("h2o", "0.5", {}));
+    KVASIR_ASSERT_OK(evicting);
+    EXPECT_EQ((*evicting->rules)[0]->layer.slots.sinks, sinks);
+    EXPECT_EQ((*evicting->rules)[0]->layer.slots.recent, recent);
+
+    const ReferenceDecoder coded = TestDecoder(
+        1,
+        CodedPlan({.sinks = static_cast<uint32_t>(candidate.exact_sinks),
+                   .window = static_cast<uint32_t>(candidate.exact_window)}));
+    const auto planned =
+        Evicting(*MakeCandidate("coded", coded), Spec("h2o", "0.5", {}));
+    KVASIR_ASSERT_OK(planned);
+    EXPECT_EQ((*planned->rules)[0]->layer.slots.sinks, sinks);
+    EXPECT_EQ((*planned->rules)[0]->layer.slots.recent, recent);
+    EXPECT_THAT(
+        Evicting(candidate, Spec("h2o", "0.5", {.recent = 7})).status(),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("recent >= 8")))
+        << name;
+  }
+}
+
+// Side pages are pages of the layers, which eviction's planes make larger.
+TEST(EvictionSpecTest, FixedBytesAreThoseOfPagesWithPlanes) {
+  const plan::ExactTokens exact = {.sinks = 1, .window = 2};
+  kvasir::v1::KvPlan evicts = CodedPlan(exact);
+  KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,
+                                       model::AttentionShapeOf(TestSpec()),
+                                       &evicts));
+  const ReferenceDecoder own = TestDecoder(1, evicts);
+  const ReferenceDecoder coded = TestDecoder(1, CodedPlan(exact));
+  const Candidate planned = *MakeCandidate("planned", own);
+  const Candidate before = *MakeCandidate("coded", coded);
+  const auto evicting = Evicting(before, Spec("h2o", "0.5"));
+  KVASIR_ASSERT_OK(evicting);
+  EXPECT_EQ(evicting->candidate.fixed_bytes_per_sequence,
+            planned.fixed_bytes_per_sequence);
+  EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
+}
+
+TEST(EvictionSpecTest, ACandidateSaysWhatItSaves) {
+  plan::EvictionSettings settings = kTiny;
+  settings.lambda = 0.25;
+  const ReferenceDecoder decoder = TestDecoder();
+  const Candidate whole = *MakeCandidate("whole", decoder);
+  EXPECT_FALSE(whole.evicts.has_value());
+  EXPECT_EQ(SlotsOfPrompt(*whole.layout, 24), 24);
+  const auto json = [&](const char* name, const char* budget) {
+    const auto evicting = Evicting(whole, Spec(name, budget, settings));
+    KVASIR_EXPECT_OK(evicting);
+    const nlohmann::ordered_json told =
+        EvictionJson(*evicting->candidate.evicts, 24);
+    EXPECT_EQ(SlotsOfPrompt(*evicting->candidate.layout, 24),
+              told["kept_slots"]);
+    return told;
+  };
+  EXPECT_EQ(json("q-hitter", "0.25"),
+            nlohmann::ordered_json::parse(R"({"method": "q-hitter",
+                "budget": 0.25, "kept_slots": 6, "sinks": 1, "recent": 2,
+                "lambda": 0.25})"));
+  EXPECT_EQ(json("random", "9")["method"], "random");
+  EXPECT_EQ(json("recent", "9")["sinks"], 0);
+  EXPECT_EQ(json("streaming", "9")["kept_slots"], 9);
+  // What a plan says of itself.
+  kvasir::v1::KvPlan evicts = CodedPlan({.sinks = 1});
+  KVASIR_ASSERT_OK(plan::ApplyEviction(
+      Spec("h2o", "9").settings, model::AttentionShapeOf(TestSpec()), &evicts));
+  const ReferenceDecoder planned = TestDecoder(1, evicts);
+  const Candidate own = *MakeCandidate("own", planned);
+  ASSERT_TRUE(own.evicts.has_value());
+  EXPECT_EQ(own.evicts->method, "h2o");
+  EXPECT_EQ(SlotsOfPrompt(*own.layout, 24), 9);
 }
 
 TEST(EvictionSpecTest, BaselinesEvictToo) {

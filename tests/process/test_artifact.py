@@ -190,6 +190,22 @@ def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, dra
     assert len(re.findall(r'class="line" d="M[\d.]+ [\d.]+" stroke', quality)) == 3
 
 
+def test_the_page_draws_evictions_at_the_bytes_that_stay(artifact, evaluation, tmp_path):
+    path, content = evaluation
+    whole, = content["rows"]
+    fewer = dict(whole, kv_bytes_per_token=104, kv_bytes_per_sequence=128 * 104,
+                 eviction={"method": "h2o", "kept_slots": 128})
+    content["rows"] = [whole, fewer]
+    path.write_text(json.dumps(content))
+    page = tmp_path / "page.html"
+    run("inspect", artifact, "--html", page, "--evaluation", path)
+    html = draw_by_script(page)
+    assert "100 KV bytes per token, 100 of a window" in html
+    assert "104 KV bytes per token, 26 of a window" in html
+    # Methods of their own, so that no line joins them.
+    assert "palu &lt;4&gt;, " in html and "palu &lt;4&gt; + h2o, " in html
+
+
 @pytest.fixture
 def prediction(artifact):
     """What a planner has written beside the plan."""

@@ -605,12 +605,35 @@ def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     refused(compress(*evaluate, ok=False), "candidate", code=2)
 
 
+def test_evictions_are_judged_before_the_teachers_pass(compress, tmp_path):
+    evaluate = ["evaluate", "--quiet", "--teacher", TINY, "--text", TINY / "evaluation.txt",
+                "--windows", 2, "--window-tokens", 64]
+    done = compress(*evaluate, TINY, "per-token:k4,v4,window=32", "--eviction", "none,h2o",
+                    "--eviction-recent", 16, ok=False)
+    refused(done, "per-token:k4,v4,window=32: h2o 0.2", "want sinks >= 0 and recent >= 32")
+    assert done.stdout == ""
+    art = tmp_path / "art"
+    compress("apply", "--quiet", "--model", TINY, "--method", "q-hitter", "--key-bits", 4,
+             "--exact-sinks", 6, "--out", art)
+    done = compress(*evaluate, TINY, art, "--eviction", "recent,streaming", "--eviction-sinks", 4,
+                    ok=False)
+    refused(done, f"{art}: streaming 0.2", "want sinks >= 6, have 4")
+    assert done.stdout == ""
+    done = compress(*evaluate, TINY, "per-token:k99", ok=False)
+    refused(done, "per-token:k99")
+    assert done.stdout == ""
+
+
 def test_what_was_evaluated_before_a_failure_is_written(compress, tmp_path):
     out = tmp_path / "result.json"
-    done = compress("evaluate", "--teacher", TINY, "per-token:k4,v4", "per-token:k99", "--text",
+    short = tmp_path / "short"
+    shutil.copytree(TINY, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    done = compress("evaluate", "--teacher", TINY, "per-token:k4,v4", short, "--text",
                     TINY / "evaluation.txt", "--windows", 2, "--window-tokens", 64, "--json", out,
                     ok=False)
-    refused(done, "per-token:k99")
+    refused(done, "has a context of 64 tokens")
     row, = json.loads(out.read_text())["rows"]
     assert row["model"] == "per-token:k4,v4"
     assert sum(row["window_kl"]) / 2 == pytest.approx(row["kl_nats"])
@@ -641,6 +664,11 @@ def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
     assert [plan["method"] for plan in made] == ["q-hitter", "lorc+h2o", "lorc+q-hitter"]
     first, second, third = (plan["layers"][0]["eviction"] for plan in made)
     assert first["budget_ratio"] == 0.3
+    report = json.loads(compress(*plan, "q-hitter", "--eviction-budget", 0.3, "--json").stdout)
+    assert report["eviction"] == {"method": "q-hitter", "budget": 0.3, "kept_slots": round(
+        0.3 * report["sequence_tokens"]), "sinks": 4, "recent": 64, "lambda": 0.5}
+    assert report["kv_bytes_per_sequence"] == pytest.approx(
+        report["eviction"]["kept_slots"] * report["kv_bytes_per_token"])
     # What the plan keeps exact stays.
     assert (second["budget"], second["recent"], second["lambda"]) == (256, 96, 1)
     assert (third["budget"], third["recent"], third["lambda"]) == (400, 100, 0.7)
@@ -723,7 +751,8 @@ def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
                     TINY / "evaluation.txt", "--windows", 2, "--window-tokens", 128, "--eviction",
                     "none,q-hitter,h2o,streaming,recent,random", "--eviction-budget", "0.25,128",
                     "--eviction-recent", 16, "--eviction-every", 16, "--json", out)
-    rows = {row["model"]: row["kl_nats"] for row in json.loads(out.read_text())["rows"]}
+    told = json.loads(out.read_text())["rows"]
+    rows = {row["model"]: row["kl_nats"] for row in told}
     evictions = ("q-hitter", "h2o", "streaming", "recent", "random")
     assert list(rows) == ["per-token:k4,v4"] + [
         f"per-token:k4,v4 + {name} {budget}" for name in evictions for budget in ("0.25", "128")]
@@ -733,5 +762,15 @@ def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
         assert rows[f"per-token:k4,v4 + {name} 128"] == pytest.approx(none, rel=1e-4)
         assert rows[f"per-token:k4,v4 + {name} 0.25"] != pytest.approx(none, rel=1e-3)
     assert "random 0.25" in done.stdout
+    # What they save: a slot takes what it took, and fewer stay.
+    saved = {row["model"]: row for row in told}
+    whole = saved["per-token:k4,v4"]
+    assert "eviction" not in whole
+    assert whole["kv_bytes_per_sequence"] == 128 * whole["kv_bytes_per_token"]
+    fewer = saved["per-token:k4,v4 + h2o 0.25"]
+    assert fewer["eviction"] == {"method": "h2o", "budget": 0.25, "kept_slots": 32, "sinks": 4,
+                                 "recent": 16, "lambda": 1}
+    assert fewer["kv_bytes_per_sequence"] == 32 * whole["kv_bytes_per_token"]
+    assert saved["per-token:k4,v4 + recent 128"]["eviction"]["budget"] == 128
     refused(compress("evaluate", "--teacher", TINY, "per-token:k4,v4", "--text",
                      TINY / "evaluation.txt", "--eviction", "lru", ok=False), "'lru' is no eviction")
