@@ -85,13 +85,6 @@ TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
       KVASIR_EXPECT_OK(
           worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
-      // Codes of a few bits stand behind exact first and latest tokens.
-      const bool rotated = preset.name.starts_with("rotated-");
-      for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
-        EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
-        EXPECT_EQ(layer.key().exact_window(), rotated ? 28u : 0u);
-        EXPECT_EQ(layer.value().exact_window(), rotated ? 28u : 0u);
-      }
     }
   }
 }

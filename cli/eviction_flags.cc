@@ -10,7 +10,7 @@
 namespace kvasir::cli {
 namespace {
 
-// The plan's own words for what was asked.
+// The plan's own words for what was asked, and for what decides without.
 std::string OptionsOf(const EvictionFlags& flags,
                       const plan::EvictionSettings& settings) {
   std::string options =
@@ -20,6 +20,18 @@ std::string OptionsOf(const EvictionFlags& flags,
     absl::StrAppend(&options, " --eviction-lambda ", settings.lambda);
   }
   if (settings.rolling) absl::StrAppend(&options, " --eviction-rolling");
+  const auto given = [&](const char* flag, auto value) {
+    absl::StrAppend(&options, " ", flag, " ", value);
+  };
+  if (settings.sinks) given("--eviction-sinks", *settings.sinks);
+  if (settings.recent) given("--eviction-recent", *settings.recent);
+  if (settings.decay != 1) given("--eviction-decay", settings.decay);
+  if (settings.observation_window > 0) {
+    given("--eviction-observation-window", settings.observation_window);
+  }
+  if (settings.half_friendliness) {
+    absl::StrAppend(&options, " --eviction-half-friendliness");
+  }
   return options;
 }
 
@@ -65,6 +77,7 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
       ->check(Between(0.0, 1.0));
   add("--eviction-decay", settings.decay,
       "What is left of attention received behind each eviction")
+      ->check(Above(0))
       ->check(Between(0.0, 1.0));
   add("--eviction-observation-window", settings.observation_window,
       "Last queries before an eviction that count in a prompt (0: all)");

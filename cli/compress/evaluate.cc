@@ -2,6 +2,7 @@
 // teacher, and what their caches take.
 #include "compress/evaluate/evaluate.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/status_macros.h"
@@ -59,7 +61,7 @@ struct EvaluateFlags {
   int64_t repeats = 16;
   int64_t key_error_windows = 0;
   std::vector<std::string> evictions = {kNoEviction};
-  std::vector<std::string> budgets = {"0.2"};
+  std::vector<std::string> budgets = {EvictionFlags().budget};
   plan::EvictionSettings eviction;
   std::string json;
   std::string device = "auto";
@@ -435,8 +437,16 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   AddDeviceFlag(command, flags->device);
   add("--threads", flags->threads, "CPU threads")->check(Above(0));
   AddSwitch(command, "--quiet", flags->quiet, "No progress");
-  command->callback(
-      [flags, exit_code] { Report(EvaluateRun(*flags).Run(), exit_code); });
+  command->callback([flags, exit_code] {
+    if (std::all_of(flags->evictions.begin(), flags->evictions.end(),
+                    [](const auto& name) { return name == kNoEviction; })) {
+      const absl::Status used =
+          CheckEvictionIsUsed({.budget = absl::StrJoin(flags->budgets, ","),
+                               .settings = flags->eviction});
+      if (!used.ok()) throw CLI::ValidationError(std::string(used.message()));
+    }
+    Report(EvaluateRun(*flags).Run(), exit_code);
+  });
 }
 
 }  // namespace kvasir::cli

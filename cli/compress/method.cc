@@ -473,6 +473,10 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
 }
 
 void CheckMethodFlags(const MethodFlags& flags) {
+  const absl::Status used = CheckEvictionIsUsed(flags.eviction);
+  if (!used.ok() && flags.method != kEvictionMethod) {
+    throw CLI::ValidationError(std::string(used.message()));
+  }
   if (!flags.evict_from.empty()) {
     if (flags.method != kEvictionMethod) {
       throw CLI::ValidationError(

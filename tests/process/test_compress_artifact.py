@@ -743,6 +743,29 @@ def test_evict_from_is_refused_where_nothing_reads_it(compress, tmp_path):
                   ["plan", "--method", "auto", "--max-kl", 0.1]):
         refused(compress(*flags, "--model", TINY, "--evict-from", made, ok=False),
                 "--evict-from is of --method q-hitter", code=2)
+        for unread in ("--eviction-budget", "--eviction-lambda"):
+            refused(compress(*flags, "--model", TINY, unread, 0.3, ok=False),
+                    "say how --eviction evicts", code=2)
+    refused(compress("evaluate", "--teacher", TINY, TINY, "--text", TINY / "evaluation.txt",
+                     "--eviction-recent", 16, ok=False), "say how --eviction evicts", code=2)
+
+
+def test_a_plan_says_all_settings_of_eviction_that_were_given(compress, tmp_path):
+    out = tmp_path / "plan.json"
+    plan = ["plan", "--quiet", "--model", TINY, "--method", "q-hitter", "--out", out]
+    given = ("--eviction q-hitter --eviction-budget 256 --eviction-every 64 --eviction-lambda 0.25 "
+             "--eviction-sinks 2 --eviction-recent 32 --eviction-decay 0.5 "
+             "--eviction-observation-window 48 --eviction-half-friendliness")
+    compress(*plan, *given.split())
+    assert json.loads(out.read_text())["provenance"]["options"] == given
+    compress(*plan)
+    assert "decay" not in json.loads(out.read_text())["provenance"]["options"]
+
+
+def test_a_decay_of_0_is_no_decay(compress):
+    # In a plan 0 is unset, and all stays.
+    refused(compress("plan", "--model", TINY, "--method", "q-hitter", "--eviction-decay", 0,
+                     ok=False), "--eviction-decay", code=2)
 
 
 def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
