@@ -5,6 +5,8 @@
 //    the last 64 (an observation window);
 //  - appending 512 tokens with positions and quantization errors.
 // A layer of 32 query heads over 8 KV heads of 128 dims, codes of 8 and 4 bits.
+// --quick: a smoke test, whose figures mean nothing. bench/performance.sh runs
+// it.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -29,17 +31,22 @@ namespace {
 
 using kernels::DevicePtr;
 
-constexpr int kPairs = 9;
 constexpr int64_t kHeads = 32;
 constexpr int64_t kKvHeads = 8;
 constexpr int64_t kDims = 128;
 constexpr int64_t kPageTokens = 64;
 constexpr int64_t kSequences = 8;
-constexpr int64_t kContext = 8192;
-constexpr int64_t kChunk = 512;
-constexpr int64_t kPromptContext = 4096;
-constexpr int64_t kWindow = 64;
-constexpr int64_t kPages = kSequences * kContext / kPageTokens;
+
+struct Sizes {
+  int pairs = 9;
+  int64_t context = 8192;  // of each sequence that decodes
+  int64_t chunk = 512;
+  int64_t prompt_context = 4096;  // the chunk included
+  int64_t window = 64;            // of observation
+
+  int64_t pages() const { return kSequences * context / kPageTokens; }
+};
+constexpr Sizes kQuick = {2, 128, 64, 128, 16};
 
 std::vector<float> Numbers(int64_t count, uint32_t seed) {
   std::mt19937 engine(seed);
@@ -52,8 +59,8 @@ std::vector<float> Numbers(int64_t count, uint32_t seed) {
 // One layer's arena: keys, values, planes for a unit of each KV head.
 class Layer {
  public:
-  Layer(base::ThreadPool* pool, int bits)
-      : device_(pool), stream_(device_.MakeStream()) {
+  Layer(base::ThreadPool* pool, int bits, const Sizes& sizes)
+      : sizes_(sizes), device_(pool), stream_(device_.MakeStream()) {
     run_ = {0, kDims, bits};
     int64_t offset = 0;
     const auto place = [&offset](kernels::TileRegion* region, int64_t bytes) {
@@ -79,7 +86,7 @@ class Layer {
     metadata_.error_offset[0] = tile_bytes + kKvHeads * kPageTokens * 8;
     metadata_.error_offset[1] = tile_bytes + kKvHeads * kPageTokens * 9;
     metadata_.page_bytes = tile_bytes + kKvHeads * kPageTokens * 10;
-    arena_.resize(static_cast<size_t>(kPages * metadata_.page_bytes));
+    arena_.resize(static_cast<size_t>(sizes_.pages() * metadata_.page_bytes));
     metadata_.arena = DevicePtr<char>(arena_.data());
     for (const bool key : {true, false}) {
       kernels::LatentPart& part = key ? key_part_ : value_part_;
@@ -93,13 +100,14 @@ class Layer {
     for (int32_t j = 0; j < kKvHeads; ++j) heads_.push_back(j);
     for (int64_t h = 0; h < kHeads; ++h) columns_.push_back(h * kDims);
     layer_unit_.assign(kKvHeads, 0);
-    table_.resize(kPages);
+    table_.resize(sizes_.pages());
     std::iota(table_.begin(), table_.end(), 0);
     std::shuffle(table_.begin(), table_.end(), std::mt19937(1));
-    q_ = Numbers(kChunk * kHeads * kDims, 2);
+    q_ = Numbers(sizes_.chunk * kHeads * kDims, 2);
     out_.resize(q_.size());
-    rows_ = Numbers(kChunk * 2 * kKvHeads * kDims, 3);
-    for (int64_t first = 0; first < kPages * kPageTokens; first += kChunk) {
+    rows_ = Numbers(sizes_.chunk * 2 * kKvHeads * kDims, 3);
+    for (int64_t first = 0; first < sizes_.pages() * kPageTokens;
+         first += sizes_.chunk) {
       Append(kernels::SlotMetadata(), first)();
     }
   }
@@ -114,7 +122,7 @@ class Layer {
   // One launch over a chunk of slots.
   std::function<void()> Append(const kernels::SlotMetadata& metadata,
                                int64_t first) {
-    slots_.resize(kChunk);
+    slots_.resize(sizes_.chunk);
     std::iota(slots_.begin(), slots_.end(), first);
     std::vector<kernels::KvAppendPart> parts(2);
     for (const bool key : {true, false}) {
@@ -134,8 +142,8 @@ class Layer {
             parts));
     const kernels::KvAppendRows rows = {
         DevicePtr<const float>(rows_.data()),
-        DevicePtr<const int64_t>(slots_.data()), kChunk, DevicePtr<float>(),
-        DevicePtr<const int64_t>(slots_.data())};
+        DevicePtr<const int64_t>(slots_.data()), sizes_.chunk,
+        DevicePtr<float>(), DevicePtr<const int64_t>(slots_.data())};
     return Ready([this, prepared, rows](kernels::Workspace& workspace) {
       return kernels::KvAppend(*stream_, *prepared, rows, workspace);
     });
@@ -149,7 +157,8 @@ class Layer {
   // Rows of as many sequences; the last ones of their contexts.
   std::function<void()> Attend(int64_t num_sequences, int64_t num_rows,
                                const Mass& mass) {
-    const int64_t context = num_rows == 1 ? kContext : kPromptContext;
+    const int64_t context =
+        num_rows == 1 ? sizes_.context : sizes_.prompt_context;
     kernels::AttentionKeyPart key;
     key.latents = key_part_;
     key.group_of_head = heads_.data();
@@ -174,7 +183,8 @@ class Layer {
       shape.unit_of_head = UnitsOf(shape.metadata);
       shape.mass.most_rows = num_sequences * num_rows;
       shape.mass.most_weights =
-          mass.keeps_weights ? num_sequences * kContext * (kHeads + 1) : 0;
+          mass.keeps_weights ? num_sequences * sizes_.context * (kHeads + 1)
+                             : 0;
     }
     auto sequences =
         std::make_shared<std::vector<kernels::AttentionSequence>>();
@@ -184,8 +194,8 @@ class Layer {
       sequence.num_rows = num_rows;
       sequence.first_slot = context - num_rows;
       sequence.first_counted_row = mass.first_counted_row;
-      sequence.block_table =
-          DevicePtr<const int32_t>(table_.data() + i * kContext / kPageTokens);
+      sequence.block_table = DevicePtr<const int32_t>(
+          table_.data() + i * sizes_.context / kPageTokens);
     }
     kernels::PlaceWeights(kHeads, shape.mass.most_weights, kPageTokens,
                           absl::MakeSpan(*sequences));
@@ -221,6 +231,7 @@ class Layer {
     };
   }
 
+  const Sizes sizes_;
   kernels::CpuDevice device_;
   std::unique_ptr<kernels::Stream> stream_;
   kernels::CodeRun run_;
@@ -241,13 +252,13 @@ class Layer {
 };
 
 // What `with` takes more than `without`, as a share of it.
-nlohmann::json Share(const std::function<void()>& with,
+nlohmann::json Share(int pairs, const std::function<void()>& with,
                      const std::function<void()>& without) {
   with();
   without();
   std::vector<double> more;
   std::vector<double> base;
-  for (int pair = 0; pair < kPairs; ++pair) {
+  for (int pair = 0; pair < pairs; ++pair) {
     more.push_back(SecondsOf(with));
     base.push_back(SecondsOf(without));
   }
@@ -258,32 +269,36 @@ nlohmann::json Share(const std::function<void()>& with,
           {"without_ms", Quantile(base, 0.5) * 1e3}};
 }
 
-nlohmann::json Run() {
+nlohmann::json Run(const Sizes& sizes) {
   const base::MachineLimits machine = base::ReadMachineLimits();
   base::ThreadPool pool(machine.cpus);
   nlohmann::json result;
   result["machine"] = {{"cpu", base::CpuModelName()},
                        {"instructions", kernels::CpuTargetName()},
                        {"threads", pool.num_threads()}};
+  result["rows"] = nlohmann::json::array();
   for (const int bits : {8, 4}) {
-    Layer layer(&pool, bits);
-    nlohmann::json& of_bits = result[std::to_string(bits) + " bits"];
+    Layer layer(&pool, bits, sizes);
+    const int64_t chunk = sizes.chunk;
     const auto append = layer.Append({}, 0);
     const auto decode = layer.Attend(kSequences, 1, {});
-    const auto prompt = layer.Attend(1, kChunk, {});
+    const auto prompt = layer.Attend(1, chunk, {});
     for (const int64_t units : {int64_t{1}, kKvHeads}) {
-      nlohmann::json& of_units =
-          of_bits[units == 1 ? "unit: layer" : "unit: KV head"];
-      of_units["decode, kept weights"] =
-          Share(layer.Attend(kSequences, 1, {units, true}), decode);
-      of_units["decode, scored again"] =
-          Share(layer.Attend(kSequences, 1, {units}), decode);
-      of_units["prompt, all rows"] =
-          Share(layer.Attend(1, kChunk, {units}), prompt);
-      of_units["prompt, last 64 rows"] = Share(
-          layer.Attend(1, kChunk, {units, false, kChunk - kWindow}), prompt);
-      of_units["append"] =
-          Share(layer.Append(layer.metadata(units), 0), append);
+      const auto add = [&](const char* what, const std::function<void()>& with,
+                           const std::function<void()>& without) {
+        nlohmann::json row = Share(sizes.pairs, with, without);
+        row["bits"] = bits;
+        row["unit"] = units == 1 ? "layer" : "KV head";
+        row["what"] = what;
+        result["rows"].push_back(std::move(row));
+      };
+      add("decode, kept weights", layer.Attend(kSequences, 1, {units, true}),
+          decode);
+      add("decode, scored again", layer.Attend(kSequences, 1, {units}), decode);
+      add("prompt, all rows", layer.Attend(1, chunk, {units}), prompt);
+      add("prompt, last rows",
+          layer.Attend(1, chunk, {units, false, chunk - sizes.window}), prompt);
+      add("append", layer.Append(layer.metadata(units), 0), append);
     }
   }
   return result;
@@ -292,7 +307,16 @@ nlohmann::json Run() {
 }  // namespace
 }  // namespace kvasir::bench
 
-int main() {
-  std::printf("%s\n", kvasir::bench::Run().dump(2).c_str());
+int main(int argc, char** argv) {
+  const bool quick = argc == 2 && std::string(argv[1]) == "--quick";
+  if (argc > 1 && !quick) {
+    std::fprintf(stderr, "usage: bench_attention_mass [--quick]\n");
+    return 2;
+  }
+  using kvasir::bench::Sizes;
+  std::printf("%s\n",
+              kvasir::bench::Run(quick ? kvasir::bench::kQuick : Sizes())
+                  .dump(2)
+                  .c_str());
   return 0;
 }

@@ -21,12 +21,14 @@ class Run:
     command: tuple
     pairs: int = 9
     quick: tuple = ()  # in place of sizes that no test has the time for
+    program: str = ""  # in place of `kvasir bench`: one of bench/
 
 
 PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
          "palu-50-g4,palu-50-g1-4bit,palu-50-g4-4bit,palu-50-g4-2bit")
 RUNS = [
     Run("decode", ("decode", "--breakdown"), 15),
+    Run("preemption", ("preemption",)),
     Run("prefill", ("prefill",), 15),
     Run("rope", ("rope",), 15),
     Run("scheduler", ("scheduler",)),
@@ -36,6 +38,7 @@ RUNS = [
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
+    Run("attention_mass", (), program="bench_attention_mass"),
     # What has no latents of several heads, and so needs no lift to be fast.
     Run("attention_prefill_deterministic",
         ("attention", "--prefill", "--deterministic", "--method",
@@ -47,12 +50,16 @@ RUNS = [
 
 
 def arguments_of(run: Run, quick: bool) -> list[str]:
+    if run.program:
+        return [run.program, *(["--quick"] if quick else [])]
     if quick:
         return ["bench", *(run.quick or run.command), "--json", "--quick"]
     return ["bench", *run.command, "--json", "--pairs", str(run.pairs)]
 
 
-def kvasir(binary: Path, arguments) -> dict:
+def measured(binary: Path, run: Run, arguments) -> dict:
+    if run.program:
+        binary, arguments = binary.parent / "bench" / run.program, arguments[1:]
     done = subprocess.run([binary, *arguments], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -80,9 +87,9 @@ def measure(options) -> None:
         again = options.fresh or run.name in options.only
         if not again and is_there(file, source):
             continue
-        print(f"bench {' '.join(run.command)}", file=sys.stderr)
+        print(f"bench {' '.join(run.command) or run.name}", file=sys.stderr)
         part = file.with_suffix(".part")
-        report = kvasir(options.kvasir, arguments) | {"run": source}
+        report = measured(options.kvasir, run, arguments) | {"run": source}
         part.write_text(json.dumps(report, indent=1) + "\n")
         part.rename(file)
     file = options.results / "llama_cpp.json"

@@ -55,7 +55,8 @@ def machine(results) -> str:
     for name in ("attention", "decode", "prefill"):
         if name in results:
             m = results[name]["machine"]
-            days = sorted(report["machine"]["time"][:10] for report in results.values())
+            days = sorted(report["machine"]["time"][:10] for report in results.values()
+                          if "time" in report["machine"])
             span = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
             cache = (f"last-level cache {m['llc_bytes'] / 2**20:.0f} MiB" if m["llc_bytes"]
                      else "no cache size told")
@@ -88,7 +89,7 @@ def figure_rows(name, report):
 def figures(results) -> str:
     rows = []
     told = []
-    for name in ("decode", "prefill", "rope", "scheduler", "serve", "load", "capacity"):
+    for name in ("decode", "preemption", "prefill", "rope", "scheduler", "serve", "load", "capacity"):
         if name in results:
             rows += figure_rows(name, results[name])
         if name in results and name != "capacity":  # has a section
@@ -163,6 +164,14 @@ def attention_prefill_deterministic(results) -> str:
     return attention_prefill(results, "attention_prefill_deterministic")
 
 
+def attention_mass(results) -> str:
+    return table(
+        ["codes", "unit", "op", "without, ms", "more", "spread", ""],
+        [[f"{row['bits']} bits", row["unit"], row["what"], number(row["without_ms"]),
+          f"{100 * row['share']:.1f} %", f"{100 * row['spread']:.1f} %",
+          "undecided" if row["undecided"] else ""] for row in results["attention_mass"]["rows"]])
+
+
 def decode_plans(results) -> str:
     report = results["decode_plans"]
     rows = report["rows"]
@@ -222,7 +231,7 @@ def capacity(results) -> str:
 
 SECTIONS = {
     "machine": machine, "figures": figures, "attention": attention,
-    "attention_prefill": attention_prefill,
+    "attention_prefill": attention_prefill, "attention_mass": attention_mass,
     "attention_prefill_deterministic": attention_prefill_deterministic,
     "decode_plans": decode_plans, "breakdown": breakdown,
     "llama_cpp": llama_cpp, "capacity": capacity,

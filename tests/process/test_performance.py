@@ -37,7 +37,7 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
         assert found in told
     assert "{{" not in text
     for found in ("| palu-50-g4-3bit | 96 |", "`step_us`", "`rows_", "rap-50-4bit", "undecided",
-                  "| MB/sequence |"):
+                  "| MB/sequence |", "`right_choices`", "| 4 bits | KV head | append |"):
         assert (found in text) == (found != "`rows_"), found  # counts have no target
     # What is there is not measured again, what is of another binary is.
     rope, scheduler = (tmp_path / "results" / f"{name}.json" for name in ("rope", "scheduler"))
