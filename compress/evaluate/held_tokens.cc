@@ -4,6 +4,7 @@
 
 #include "cache/eviction/eviction_schedule.h"
 #include "nlohmann/json.hpp"
+#include "plan/eviction.h"
 
 namespace kvasir::compress {
 namespace {
@@ -16,6 +17,15 @@ int64_t SlotsOf(const cache::PageGroupLayout& group, int64_t prompt_tokens) {
       .SlotsAfter(prompt_tokens);
 }
 
+// The plan's name ends with it ("lorc+h2o"), if it was not written by hand.
+std::string MethodOf(const kvasir::v1::KvPlan& plan,
+                     const kvasir::v1::Eviction& eviction) {
+  const std::string last = plan.method().substr(plan.method().rfind('+') + 1);
+  if (plan::ParseEvictionMethod(last).ok()) return last;
+  if (eviction.others() == kvasir::v1::Eviction::LATEST) return "streaming";
+  return eviction.lambda() == 1 ? "h2o" : "q-hitter";
+}
+
 }  // namespace
 
 std::optional<EvictionSummary> SummarizeEviction(
@@ -23,11 +33,8 @@ std::optional<EvictionSummary> SummarizeEviction(
   for (int l = 0; l < plan.layers_size(); ++l) {
     if (!plan.layers(l).has_eviction()) continue;
     const kvasir::v1::Eviction& eviction = plan.layers(l).eviction();
-    const bool scored = eviction.others() == kvasir::v1::Eviction::HITTERS;
     return EvictionSummary{
-        .method = !scored                  ? "streaming"
-                  : eviction.lambda() == 1 ? "h2o"
-                                           : "q-hitter",
+        .method = MethodOf(plan, eviction),
         .counts = layout.page_group(layout.layer(l).page_group).eviction,
         .sinks = eviction.sinks(),
         .recent = eviction.recent(),

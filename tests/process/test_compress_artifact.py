@@ -664,9 +664,10 @@ def test_eviction_comes_on_top_of_any_plan(compress, tmp_path):
     assert [plan["method"] for plan in made] == ["q-hitter", "lorc+h2o", "lorc+q-hitter"]
     first, second, third = (plan["layers"][0]["eviction"] for plan in made)
     assert first["budget_ratio"] == 0.3
-    report = json.loads(compress(*plan, "q-hitter", "--eviction-budget", 0.3, "--json").stdout)
+    report = json.loads(compress(*plan, "q-hitter", "--eviction-budget", 0.3, "--eviction-lambda",
+                                 1, "--json").stdout)
     assert report["eviction"] == {"method": "q-hitter", "budget": 0.3, "kept_slots": round(
-        0.3 * report["sequence_tokens"]), "sinks": 4, "recent": 64, "lambda": 0.5}
+        0.3 * report["sequence_tokens"]), "sinks": 4, "recent": 64, "lambda": 1}
     assert report["kv_bytes_per_sequence"] == pytest.approx(
         report["eviction"]["kept_slots"] * report["kv_bytes_per_token"])
     # What the plan keeps exact stays.
