@@ -276,7 +276,8 @@ class KvCache {
   // finds are shared, the others are the sequence's own, and are found from now
   // on. `token_ids` are its committed ones, and may be more: then there must be
   // pages for one of them, too. Empties the image; on refusal nothing changed.
-  // The image must be of this cache's host pool.
+  // The image must be of this cache's host pool, and `options` those of the
+  // start: prompt and evictions decide which slots it holds.
   ReserveResult Import(SequenceId id, SequenceImage* image,
                        absl::Span<const int32_t> token_ids,
                        const StartOptions& options);

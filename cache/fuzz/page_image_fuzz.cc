@@ -11,6 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using kvasir::cache::ImageFormat;
   const ImageFormat format = {.page_format_id = std::string(32, 'f'),
                               .cache_id = std::string(32, 'c'),
+                              .numerics_id = "n",
                               .shard = {.rank = 1, .size = 4},
                               .page_tokens = 16,
                               .page_bytes = {100, 30}};

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -16,7 +17,7 @@ namespace {
 // Numbers are little-endian, whatever the machine. On-disk and on-wire: a field
 // that comes or goes is a new version.
 constexpr absl::string_view kMagic = "KVASIRPG";
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr size_t kIdBytes = 32;
 constexpr size_t kChecksumBytes = 4;
 
@@ -93,17 +94,32 @@ absl::Status Lies(const What&... what) {
 }
 
 // Of another process than ours.
-template <typename Have, typename Want>
-absl::Status CheckSame(absl::string_view field, const Have& have,
-                       const Want& want) {
+absl::Status CheckSame(absl::string_view field, int64_t have, int64_t want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("image: ", field, " is ", have, ", want ", want));
+}
+absl::Status CheckSame(absl::string_view field, absl::string_view have,
+                       absl::string_view want) {
+  if (have == want) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("image: ", field, " is ", absl::CHexEscape(have), ", want ",
+                   absl::CHexEscape(want)));
+}
+
+// An id of at most kIdBytes, with zeros behind it.
+std::string Padded(std::string id) {
+  id.resize(kIdBytes);
+  return id;
+}
+absl::string_view WithoutPadding(absl::string_view id) {
+  return id.substr(0, id.find_last_not_of('\0') + 1);
 }
 
 absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
   const std::string format_id(reader->Text(kIdBytes));
   const std::string cache_id(reader->Text(kIdBytes));
+  const absl::string_view numerics_id = WithoutPadding(reader->Text(kIdBytes));
   const int64_t rank = reader->Number(4);
   const int64_t size = reader->Number(4);
   const int64_t page_tokens = reader->Number(4);
@@ -113,6 +129,8 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
   KVASIR_RETURN_IF_ERROR(CheckSame("number of ranks", size, format.shard.size));
   KVASIR_RETURN_IF_ERROR(CheckSame("rank", rank, format.shard.rank));
   KVASIR_RETURN_IF_ERROR(CheckSame("cache_id", cache_id, format.cache_id));
+  KVASIR_RETURN_IF_ERROR(
+      CheckSame("numerics_id", numerics_id, format.numerics_id));
   KVASIR_RETURN_IF_ERROR(
       CheckSame("tokens of a page", page_tokens, format.page_tokens));
   KVASIR_RETURN_IF_ERROR(
@@ -144,9 +162,11 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
 
 }  // namespace
 
-ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id) {
+ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id,
+                          std::string numerics_id) {
   ImageFormat format = {.page_format_id = PageFormatId(layout),
                         .cache_id = std::move(cache_id),
+                        .numerics_id = std::move(numerics_id),
                         .shard = layout.shard(),
                         .page_tokens = layout.page_tokens()};
   for (const PageGroupLayout& group : layout.page_groups()) {
@@ -168,7 +188,8 @@ int64_t ImagePayloadBytes(const ImageFormat& format, const ImageShape& shape) {
 std::string ImageHeader(const ImageFormat& format, const ImageShape& shape,
                         absl::string_view payload) {
   KVASIR_CHECK(format.page_format_id.size() == kIdBytes &&
-               format.cache_id.size() == kIdBytes);
+               format.cache_id.size() == kIdBytes &&
+               format.numerics_id.size() <= kIdBytes);
   KVASIR_CHECK(ImagePayloadBytes(format, shape) ==
                static_cast<int64_t>(payload.size()));
   Writer header;
@@ -176,6 +197,7 @@ std::string ImageHeader(const ImageFormat& format, const ImageShape& shape,
   header.Add(kVersion, 4);
   header.AddText(format.page_format_id);
   header.AddText(format.cache_id);
+  header.AddText(Padded(format.numerics_id));
   header.Add(format.shard.rank, 4);
   header.Add(format.shard.size, 4);
   header.Add(format.page_tokens, 4);

@@ -3,8 +3,9 @@
 // over the group's layers. Whatever such bytes say is checked before it is
 // used.
 //
-//   | magic, version | format, cache id, rank | lengths, page counts | checksum
-//   | | pages of group 0 | side pages of group 0 | pages of group 1 | ...
+//   | magic, version | format, cache id, numerics id, rank | lengths, page
+//   counts | checksum | | pages of group 0 | side pages of group 0 | pages of
+//   group 1 | ...
 //
 // Pure: names no page of a pool and reads no page's content.
 #pragma once
@@ -25,17 +26,22 @@ namespace kvasir::cache {
 struct ImageFormat {
   std::string page_format_id;  // PageFormatId
   std::string cache_id;        // CacheId
+  // Of the arithmetic that goes on with it, at most 32 bytes: another one gives
+  // other bits.
+  std::string numerics_id;
   plan::TpShard shard;
   int64_t page_tokens = 0;          // P
   std::vector<int64_t> page_bytes;  // of one page id, by PageGroupId
 };
-ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id);
+ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id,
+                          std::string numerics_id);
 
 // Bytes of the pages of such an image.
 int64_t ImagePayloadBytes(const ImageFormat& format, const ImageShape& shape);
 
 // The header of an image: the image is it and `payload` behind it. CHECKs that
-// the payload has as many bytes as the shape says, and both ids 32 characters.
+// the payload has as many bytes as the shape says, and the first two ids 32
+// characters.
 std::string ImageHeader(const ImageFormat& format, const ImageShape& shape,
                         absl::string_view payload);
 
@@ -46,7 +52,8 @@ struct ParsedImage {
 // What KvCache::TakeImagePages and the executor may be given. Errors name the
 // field, its value and what is wanted:
 //   INVALID_ARGUMENT     no image, cut, longer than it says, sizes that lie
-//   FAILED_PRECONDITION  of another version, page format, cache or rank
+//   FAILED_PRECONDITION  of another version, page format, cache,
+//                        arithmetic or rank
 //   DATA_LOSS            the bytes are not those that were written
 absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
                                        const ImageFormat& format);

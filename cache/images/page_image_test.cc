@@ -17,6 +17,7 @@ using ::testing::HasSubstr;
 ImageFormat Format() {
   return {.page_format_id = std::string(32, 'f'),
           .cache_id = std::string(32, 'c'),
+          .numerics_id = "n",
           .shard = {.rank = 1, .size = 4},
           .page_tokens = 16,
           .page_bytes = {100, 30}};
@@ -38,10 +39,10 @@ std::string Image(const ImageFormat& format = Format(),
 
 // Fields by their places in the header.
 constexpr size_t kVersion = 8;
-constexpr size_t kRank = 76;
-constexpr size_t kGroups = 88;
-constexpr size_t kLogical = 92;
-constexpr size_t kFirstGroup = 100;  // 28 bytes each
+constexpr size_t kRank = 108;
+constexpr size_t kGroups = 120;
+constexpr size_t kLogical = 124;
+constexpr size_t kFirstGroup = 132;  // 28 bytes each
 constexpr size_t kPayloadBytes = kFirstGroup + 2 * 28;
 constexpr size_t kChecksum = kPayloadBytes + 8;
 
@@ -117,6 +118,9 @@ TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
   format.page_format_id = std::string(32, 'e');
   refused(format, "page format is eeee");
   format = Format();
+  format.numerics_id = "m";
+  refused(format, "numerics_id is m, want n");
+  format = Format();
   format.cache_id[31] = 'd';
   refused(format, "cache_id is cccccccccccccccccccccccccccccccd, want ccc");
   format = Format();
@@ -133,8 +137,8 @@ TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
   format = Format();
   format.page_tokens = 32;
   refused(format, "tokens of a page is 32, want 16");
-  ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
-                "version is 2, want 1");
+  ExpectRefused(With(kVersion, 3, 4), absl::StatusCode::kFailedPrecondition,
+                "version is 3, want 2");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
                 "does not begin as one");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,

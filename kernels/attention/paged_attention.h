@@ -151,6 +151,17 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
                               : part.latents.groups[group].width;
 }
 
+// What attention has to do with eviction.
+struct AttentionMass {
+  // Keys that are rotated when they are read turn by the position that their
+  // slot has in its head's unit, not by the sequence's.
+  bool stored_positions = false;
+  // Rows of a launch, of which any may add mass; 0: none does.
+  int64_t most_rows = 0;
+  // Room for weights of sequences of one row, which need not be scored twice.
+  int64_t most_weights = 0;
+};
+
 // For row r of a sequence, at slot p = first_slot + r, and query head h of KV
 // head j = h / (Hq / Hkv):
 //   visible slots s: s <= p, s > p - window if window > 0, live (see above);
@@ -208,21 +219,12 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 // Workspace does not depend on the context (but for room that is asked for to
 // keep weights): at most kAttentionScratchBytes for
 // each thread and, where keys are rebuilt or values lifted, kRowStateBytes for
-// the queries and sums of its rows. Nothing rebuilt or decoded leaves it.
+// the queries and sums of its rows. Nothing rebuilt or decoded leaves it. With
+// mass, a tile of weights more for each thread (kMassTileRows rows of a split)
+// and two numbers for each head of most_rows.
 //
 // Tables (parts, groups, columns) are host memory: Prepare copies parts, keeps
 // the rest, and a back end makes of them what its threads index.
-// What attention has to do with eviction.
-struct AttentionMass {
-  // Keys that are rotated when they are read turn by the position that their
-  // slot has in its head's unit, not by the sequence's.
-  bool stored_positions = false;
-  // Rows of a launch that may add mass; 0: none does.
-  int64_t most_rows = 0;
-  // Room for weights of sequences of one row, which need not be scored twice.
-  int64_t most_weights = 0;
-};
-
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart

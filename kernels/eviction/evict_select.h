@@ -37,9 +37,9 @@ struct Eviction {
 // finite counts as 0. float32, in the order that is written.
 //
 // A unit is judged by itself, where public code takes least and greatest over
-// all heads of a layer: so the number of ranks never changes what is kept, and
-// a unit whose mass is spread evenly does not lose its own order beside one
-// with a heavy sink.
+// all heads of a layer: so the number of ranks does not change what is kept,
+// where none holds part of a unit's heads, and a unit whose mass is spread
+// evenly does not lose its own order beside one with a heavy sink.
 //
 // kept_slots receives sinks, the chosen ones and the recent ones, ascending.
 // Then the mass of all n slots is multiplied by `decay`, if that is not 1.

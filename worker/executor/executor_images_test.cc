@@ -51,7 +51,8 @@ class Replica {
     cache_ = std::make_unique<cache::KvCache>(
         cache::MakeKvCacheConfig(rank_->layout(), rank_->pages(),
                                  rank_->cache_id(), rank_->host_pages()));
-    format_ = cache::ImageFormatOf(rank_->layout(), rank_->cache_id());
+    format_ = cache::ImageFormatOf(rank_->layout(), rank_->cache_id(),
+                                   rank_->executor().numerics_id());
   }
 
   // A prompt of this text, and greedy tokens behind it.

@@ -147,8 +147,7 @@ int64_t ModelExecutor::MostSlots() const {
     if (!arenas_.evicts(group)) continue;
     pages = std::max(pages, arenas_.num_pages()[static_cast<size_t>(group)]);
   }
-  return std::min(options_.max_model_len,
-                  pages * parts_.layout->page_tokens());
+  return std::min(options_.max_model_len, pages * parts_.layout->page_tokens());
 }
 
 MassRoom ModelExecutor::RoomForMass() const {
@@ -190,8 +189,8 @@ absl::Status ModelExecutor::CreateTable() {
   KVASIR_ASSIGN_OR_RETURN(SequenceTable table,
                           SequenceTable::Create(std::move(limits), &arenas_));
   table_ = std::make_unique<SequenceTable>(std::move(table));
-  evictions_ = std::make_unique<SlotEvictions>(*parts_.plan, arenas_,
-                                               MostSlots());
+  evictions_ =
+      std::make_unique<SlotEvictions>(*parts_.plan, arenas_, MostSlots());
   return absl::OkStatus();
 }
 
