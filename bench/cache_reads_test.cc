@@ -1,6 +1,7 @@
 #include "bench/cache_reads.h"
 
 #include "base/status_matchers.h"
+#include "plan/eviction.h"
 #include "plan/plan.h"
 
 namespace kvasir::bench {
@@ -18,10 +19,11 @@ class CacheReadsTest : public testing::Test {
     plan_ = plan::FullRankPlan(shape_, kvasir::v1::BF16);
   }
 
-  double Read(int64_t length_tokens) const {
+  double Read(int64_t length_tokens, int64_t prompt_tokens = 0) const {
     const auto layout = cache::PageLayout::Create(plan_, shape_, {});
     KVASIR_EXPECT_OK(layout.status());
-    return layout.ok() ? CacheBytesRead(*layout, length_tokens) : -1;
+    return layout.ok() ? CacheBytesRead(*layout, length_tokens, prompt_tokens)
+                       : -1;
   }
 
   plan::AttentionShape shape_;
@@ -52,6 +54,20 @@ TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
   plan_.mutable_layers(0)->set_exact_sinks(4);
   EXPECT_DOUBLE_EQ(Read(1000), 1000 * (72 + 3 * 256) + 36 * (256 - 72));
   EXPECT_DOUBLE_EQ(Read(34), 34 * 4 * 256);
+}
+
+TEST_F(CacheReadsTest, SlotsThatWentAreNotRead) {
+  KVASIR_ASSERT_OK(plan::ApplyEviction(
+      {.budget = {.ratio = 0.25}, .every_tokens = 100}, shape_, &plan_));
+  // Keys and values of two layers, and what is noted down of each slot.
+  const auto layout = cache::PageLayout::Create(plan_, shape_, {});
+  KVASIR_ASSERT_OK(layout.status());
+  const double token = layout->marginal_payload_bytes_per_token();
+  EXPECT_GT(token, 2 * 2 * 256);
+  EXPECT_DOUBLE_EQ(Read(1001, 1000), 251 * token);
+  EXPECT_DOUBLE_EQ(Read(1060, 1000), 310 * token);
+  EXPECT_DOUBLE_EQ(Read(200, 1000), 200 * token);
+  EXPECT_DOUBLE_EQ(Read(1001), 1001 * token) << "nothing went";
 }
 
 }  // namespace

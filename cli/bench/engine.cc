@@ -46,8 +46,13 @@ int32_t BenchEngine::RandomToken() {
 absl::Status BenchEngine::Prefill(uint64_t sequence_id, int64_t num_tokens) {
   std::vector<int32_t> ids(static_cast<size_t>(num_tokens));
   for (int32_t& id : ids) id = RandomToken();
-  for (int64_t done = 0; done < num_tokens; done += max_batched_tokens_) {
-    const int64_t count = std::min(max_batched_tokens_, num_tokens - done);
+  prompt_tokens_ = num_tokens;
+  runner_->SetPrompt(sequence_id, num_tokens);
+  for (int64_t done = 0, count = 0; done < num_tokens; done += count) {
+    const int64_t end =
+        std::min(done + max_batched_tokens_,
+                 runner_->next_eviction(sequence_id).value_or(num_tokens));
+    count = std::min(end, num_tokens) - done;
     worker::DirectStep step;
     step.sequence_id = sequence_id;
     step.token_ids = absl::MakeConstSpan(ids).subspan(
@@ -81,6 +86,7 @@ absl::Status BenchEngine::FillWithRandomLatents(int64_t count,
 }
 
 absl::Status BenchEngine::Restart(int64_t count, int64_t num_tokens) {
+  prompt_tokens_ = num_tokens;
   for (int64_t i = 1; i <= count; ++i) {
     runner_->Release(static_cast<uint64_t>(i));
     runner_->StartAt(static_cast<uint64_t>(i), num_tokens);
@@ -98,8 +104,8 @@ absl::Status BenchEngine::Decode(int64_t count) {
     steps[i].token_ids = absl::MakeConstSpan(&ids[i], 1);
     steps[i].sample = worker::GreedySample();
     steps[i].output = true;
-    kv_bytes +=
-        bench::CacheBytesRead(model_->layout(), runner_->length(i + 1) + 1);
+    kv_bytes += bench::CacheBytesRead(
+        model_->layout(), runner_->length(i + 1) + 1, prompt_tokens_);
   }
   KVASIR_RETURN_IF_ERROR(runner_->Run(steps).status());
   kv_bytes_read_ += static_cast<int64_t>(kv_bytes);

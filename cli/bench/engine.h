@@ -68,6 +68,7 @@ class BenchEngine {
   std::unique_ptr<LoadedModel> model_;
   std::unique_ptr<worker::DirectRunner> runner_;
   int64_t max_batched_tokens_ = 0;
+  int64_t prompt_tokens_ = 0;  // of the latest sequences
   int64_t kv_bytes_read_ = 0;
   uint64_t random_ = 1;
 };

@@ -69,12 +69,15 @@ class PreemptionBench {
   absl::StatusOr<double> Prefill(int64_t length, int64_t tokens) {
     worker::DirectRunner runner(&executor(), &model_->layout(), model_->pages(),
                                 executor().last_step_id());
+    runner.SetPrompt(kSequence, length);
     if (tokens < length) runner.StartAt(kSequence, length - tokens);
     const std::vector<int32_t> ids(static_cast<size_t>(max_batched_tokens_), 7);
     absl::Status status;
     const double seconds = SecondsOf([&] {
       for (int64_t left = tokens; left > 0 && status.ok();) {
-        const int64_t count = std::min(left, max_batched_tokens_);
+        const int64_t until = runner.next_eviction(kSequence).value_or(length);
+        const int64_t count =
+            std::min({left, max_batched_tokens_, until - (length - left)});
         worker::DirectStep step;
         step.sequence_id = kSequence;
         step.token_ids =
