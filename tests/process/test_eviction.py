@@ -83,12 +83,13 @@ def test_a_plan_that_evicts_nothing_takes_no_budget(whole):
         refused(whole, "but the served plan evicts nothing", eviction_budget=budget)
 
 
-def test_no_budget_may_outgrow_the_pool():
-    # 128 that stay and 64 more are 3 pages of 64; whole, the prompt takes 10.
-    with serve(*EVICTS, "--kv-cache-bytes", "3MiB", "--host-pool-bytes", 0) as server:
+def test_a_prompt_of_three_times_the_pool_is_served_and_no_budget_may_outgrow_it():
+    # 128 that stay and 64 more are 3 pages of 64: all that there are. The prompt takes 10.
+    with serve(*EVICTS, "--kv-cache-bytes", "1200KiB", "--host-pool-bytes", 0) as server:
+        assert sum(server.metric(f"kvasir_kv_cache_{kind}_pages") for kind in ("free", "used")) == 3
         with serve(*EVICTS) as roomy:
             assert answer(server) == answer(roomy)
-        refused(server, "pages of page group 0, want at most its", eviction_budget="none")
+        refused(server, "pages of page group 0, want at most its 3", eviction_budget="none")
         assert answer(server, SHORT, eviction_budget="none") == answer(server, SHORT)
 
 
@@ -98,17 +99,19 @@ def test_no_budget_may_outgrow_the_pool():
     ("5MiB", ["--eviction", "streaming", "--eviction-budget", "0.3"]),
 ], ids=["h2o", "rotated-q-hitter", "streaming"])
 def test_many_in_a_small_pool_are_answered_as_alone(pool, flags):
-    prompts = [TEXT[i * 300:i * 300 + 1500] for i in range(6)]
+    # Some have budgets of their own.
+    budgets = [None, 160, "0.5", None, "0.4", 192]
+
+    def one(server, i):
+        return answer(server, TEXT[i * 300:i * 300 + 1500], max_tokens=80,
+                      eviction_budget=budgets[i])
 
     def answers(server):
-        def one(prompt):
-            return answer(server, prompt, max_tokens=120)
-
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            return list(threads.map(one, prompts))
+        with ThreadPoolExecutor(len(budgets)) as threads:
+            return list(threads.map(lambda i: one(server, i), range(len(budgets))))
 
     with serve(*flags) as server:
-        want = [answer(server, prompt, max_tokens=120) for prompt in prompts]
+        want = [one(server, i) for i in range(len(budgets))]
         assert answers(server) == want
     for host_pool in ("0", "16MiB"):
         with serve(*flags, "--kv-cache-bytes", pool, "--host-pool-bytes", host_pool,
