@@ -157,7 +157,7 @@ def test_a_method_that_is_none_is_refused_with_the_list():
     assert done.returncode == 1 and "magic" in done.stderr and "palu-50-g4-3bit" in done.stderr
 
 
-PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "output", "mlp",
+PARTS = {"rest", "projections", "rotation", "append", "lifts", "attention", "eviction", "output", "mlp",
          "norms", "sum", "head", "sampling"}
 
 
@@ -165,7 +165,19 @@ def test_the_breakdown_of_a_step_is_whole():
     row = bench("decode", "--breakdown")["rows"][1]
     assert set(row["breakdown"]) == PARTS
     assert abs(sum(row["breakdown"].values()) - 1) < 1e-9
-    assert all(row["breakdown"][part] > 0 for part in PARTS - {"lifts", "sum"})
+    assert all(row["breakdown"][part] > 0 for part in PARTS - {"lifts", "sum", "eviction"})
+
+
+def test_decode_reads_and_evicts_what_is_left():
+    def row(*flags):
+        return bench("decode", "--breakdown", "--context", "256", "--steps", "16", *flags)["rows"][1]
+
+    whole = row()
+    evicting = row("--eviction", "streaming", "--eviction-budget", "32", "--eviction-every", "8")
+    assert whole["breakdown"]["eviction"] == 0 < evicting["breakdown"]["eviction"]
+    weights = bench("decode")["figures"]["weight_bytes"]
+    # 32 to 40 slots of 256 and more, with some bytes noted down of each.
+    assert 0.1 < (evicting["bytes_per_step"] - weights) / (whole["bytes_per_step"] - weights) < 0.25
 
 
 def test_decode_compares_plans_with_the_dense_cache():
