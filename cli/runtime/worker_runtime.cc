@@ -97,6 +97,8 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
   engine.scheduler.vocab_size =
       static_cast<int32_t>(model.source().spec.vocab_size);
   engine.scheduler.eviction = worker::EvictionLimitsOf(*model.source().plan);
+  engine.scheduler.eviction.max_slots =
+      model.source().spec.max_position_embeddings;
   const auto least = plan::ParseEvictionBudget(flags.eviction_min_budget);
   if (least.ok()) engine.scheduler.eviction.min_budget = *least;
   engine.limits.vocab_size = engine.scheduler.vocab_size;

@@ -113,6 +113,13 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
         CheckKept(budget, length.prompt_tokens, group, limits.min_budget));
     cache::SequencePages pages = group.pages;
     pages.eviction = CountsOf(budget, group);
+    const int64_t most = cache::MostSlots(pages.eviction, length.total_tokens);
+    if (limits.max_slots > 0 && most > limits.max_slots) {
+      return Wrong(budget, ", with which prompt and output of ",
+                   length.total_tokens, " tokens hold ", most,
+                   " slots, want at most the ", limits.max_slots,
+                   " positions of the model");
+    }
     // A group that evicts has no window: chunks do not matter.
     const int64_t need = pages.Held(length.total_tokens, length.total_tokens);
     if (need <= group.num_pages) continue;

@@ -24,6 +24,9 @@ struct EvictionLimits {
   // The operator's: requests may keep no less; or as little as the plan does,
   // where that is less. Empty: what the plan keeps.
   std::optional<proto::EvictionBudget> min_budget;
+  // Positions that the model knows: no sequence may hold more slots, though it
+  // may see more tokens. 0: no bound.
+  int64_t max_slots = 0;
 
   bool evicts() const;
 };

@@ -146,6 +146,20 @@ TEST(EvictionLimitsTest, ABudgetThatOutgrowsThePoolIsRefused) {
   ExpectRefused(limits, Budget("449"), 9000, "take 31 pages of page group 2");
 }
 
+// Texts may be longer than the model knows positions, where few tokens stay.
+TEST(EvictionLimitsTest, NoBudgetHoldsMoreThanTheModelsPositions) {
+  EvictionLimits limits = Limits();
+  limits.max_slots = 512;
+  limits.min_budget = Budget("2");
+  KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("448"), {400, 9000}, limits));
+  KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("1"), {400, 512}, limits));
+  EXPECT_THAT(CheckEvictionBudget(Budget("1"), {400, 513}, limits),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("hold 513 slots, want at most the 512 "
+                                 "positions of the model")));
+  ExpectRefused(limits, Budget("449"), 8900, "hold 513 slots");
+}
+
 TEST(EvictionLimitsTest, WhatIsNoBudgetIsRefused) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (const EvictionBudget& wrong :
