@@ -254,18 +254,6 @@ int64_t UnitsOfRank(const plan::ResolvedEviction& eviction,
                        });
 }
 
-// Some latent of the side is stored in codes; those of a joint part are both
-// sides'.
-bool HasCodes(const plan::ResolvedSide& side) {
-  return std::any_of(
-      side.parts.begin(), side.parts.end(), [](const plan::ResolvedPart& part) {
-        return std::any_of(part.latents.begin(), part.latents.end(),
-                           [](const plan::ResolvedLatent& latent) {
-                             return !latent.runs.empty();
-                           });
-      });
-}
-
 SlotMetadataLayout LayOutSlotMetadata(const plan::ResolvedEviction& eviction,
                                       const plan::ResolvedAttention& attention,
                                       const LayerContext& c,
@@ -275,8 +263,10 @@ SlotMetadataLayout LayOutSlotMetadata(const plan::ResolvedEviction& eviction,
   const int64_t slots = layout.num_units * c.format.page_tokens;
   layout.scores = cursor.Take(slots, sizeof(float));
   layout.positions = cursor.Take(slots, sizeof(uint32_t));
-  if (HasCodes(attention.key)) layout.key_errors = cursor.Take(slots, 1);
-  if (HasCodes(attention.value)) layout.value_errors = cursor.Take(slots, 1);
+  if (attention.key.has_codes()) layout.key_errors = cursor.Take(slots, 1);
+  if (attention.value.has_codes()) {
+    layout.value_errors = cursor.Take(slots, 1);
+  }
   return layout;
 }
 

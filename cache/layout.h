@@ -124,8 +124,8 @@ struct SlotMetadataLayout {
   int64_t num_units = 0;  // that have a head on the rank; 0: nothing is evicted
   Region scores;          // attention mass, float32
   Region positions;       // uint32
-  // Quantization errors, a logarithmic byte each (kernels::EncodeError); no
-  // slots where the side has no codes.
+  // Quantization errors, a logarithmic byte each (base::EncodeError); no slots
+  // where the side has no codes.
   Region key_errors;
   Region value_errors;
 

@@ -11,6 +11,7 @@
 #include "base/status_matchers.h"
 #include "cache/layer_layout.h"
 #include "plan/plan.h"
+#include "plan/resolved_plan.h"
 
 namespace kvasir::cache {
 namespace {
@@ -374,7 +375,7 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   EXPECT_EQ(layer.sequence_bytes, 32 * 2 * 64 * 2);
   EXPECT_EQ(layer.landmarks.num_slots, 2);
   EXPECT_EQ(layer.landmarks.slot_bytes, 2 * 64 * 2);
-  // Two units of 10 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
+  // Two units of 9 bytes are over 5 % of 2 * (32 + 4) + 256: the layer is one.
   EXPECT_EQ(layer.slot_metadata.num_units, 1);
   EXPECT_EQ(layer.slot_metadata.size_bytes(), 16 * (4 + 4 + 1));
   EXPECT_FALSE(layout.prefix_reusable());
@@ -420,6 +421,41 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesBehindTheTiles) {
   const LayerLayout without = LayOut(plan, shape, PageTokens(64)).layer(0);
   EXPECT_EQ(without.slot_metadata.num_units, 0);
   EXPECT_EQ(without.page_bytes, without.tile_bytes);
+}
+
+// A side of numbers has no errors: a unit is as cheap as it lies in the arena.
+TEST(PageLayoutTest, SlotMetadataTakesWhatThePlanCountsOfAUnit) {
+  const plan::AttentionShape shape = Shape(1, 2, 64);
+  const std::string codes =
+      R"("codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"})";
+  const std::string numbers = R"("codec":{"dtype":"BF16"})";
+  for (const bool coded_keys : {false, true}) {
+    for (const bool coded_values : {false, true}) {
+      const auto side = [&](const char* stored, bool coded) {
+        return absl::StrCat(R"({"full":{},"stored":")", stored, R"(",)",
+                            coded ? codes : numbers, "}");
+      };
+      KvPlan plan = PlanWithKey(shape, side("POST_ROPE", coded_keys));
+      *plan.mutable_layers(0)->mutable_value() =
+          PlanWithKey(shape, side("NO_ROPE", coded_values)).layers(0).key();
+      auto* eviction = plan.mutable_layers(0)->mutable_eviction();
+      eviction->set_budget(128);
+      eviction->set_recent(32);
+      eviction->set_every_tokens(16);
+      eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
+      for (const uint32_t head : {0u, 1u}) {
+        eviction->add_units()->add_heads(head);
+      }
+      const PageLayout layout = LayOut(plan, shape, PageTokens(64));
+      const auto resolved = plan::ResolvePlan(plan, shape);
+      KVASIR_ASSERT_OK(resolved);
+      const int64_t unit_bytes =
+          plan::EvictionUnitBytes(resolved->attention_of(0));
+      EXPECT_EQ(unit_bytes, 8 + (coded_keys ? 1 : 0) + (coded_values ? 1 : 0));
+      EXPECT_EQ(layout.layer(0).slot_metadata.size_bytes(),
+                64 * 2 * unit_bytes);
+    }
+  }
 }
 
 // Where exact rows lie, region by region of a side page.

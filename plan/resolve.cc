@@ -472,9 +472,10 @@ ResolvedEviction ResolveEviction(const kvasir::v1::Eviction& eviction,
                     (own ? num_heads / heads_of_rank : 1);
     }
   });
+  const int64_t unit_bytes = EvictionUnitBytes(attention);
   const auto are_cheap = [&] {
     const auto units = static_cast<int64_t>(resolved.units.size());
-    return units * kEvictionUnitBytes * 100 < slot_bytes * kUnitMetadataPercent;
+    return units * unit_bytes * 100 < slot_bytes * kUnitMetadataPercent;
   };
   while (resolved.units.size() > 1 && !are_cheap()) {
     resolved.units = HalveUnits(resolved.units);
@@ -553,6 +554,19 @@ bool ResolvedPart::Holds(const ResolvedLatent& latent,
       space == Space::kFull && transform == Transform::kBasisSequence;
   return own || std::any_of(latent.heads.begin(), latent.heads.end(),
                             [rank](int64_t h) { return rank.Contains(h); });
+}
+
+bool ResolvedSide::has_codes() const {
+  return std::any_of(parts.begin(), parts.end(), [](const ResolvedPart& part) {
+    return std::any_of(
+        part.latents.begin(), part.latents.end(),
+        [](const ResolvedLatent& latent) { return !latent.runs.empty(); });
+  });
+}
+
+int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
+  return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
+         (attention.value.has_codes() ? 1 : 0);
 }
 
 int64_t ResolvedPart::CodesBytes(const ResolvedLatent& latent) const {

@@ -346,13 +346,13 @@ Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
   return plan.layer(0).eviction->units;
 }
 
-// A slot of H heads of d dims has 4 H d bytes, a unit 10: under 5 % are less
-// than H d / 50 units.
+// A slot of H heads of d dims has 4 H d bytes, a unit of numbers 8: under 5 %
+// are less than H d / 40 units.
 TEST(ResolvedPlanTest, UnitsOfDearMetadataAreHalvedUntilTheyAreCheap) {
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
-    EXPECT_EQ(UnitsOfHeads(8, 52, shard),
+    EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
-    EXPECT_EQ(UnitsOfHeads(8, 50, shard),  // 5 % are too many
+    EXPECT_EQ(UnitsOfHeads(8, 40, shard),  // 5 % are too many
               (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 16, shard), (Units{{0, 1, 2, 3}, {4, 5, 6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 8, shard), (Units{{0, 1, 2, 3, 4, 5, 6, 7}}));

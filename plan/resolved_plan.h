@@ -144,6 +144,9 @@ struct ResolvedSide {
   // exact beside the codes.
   int64_t exact_window = 0;
   int64_t exact_sinks = 0;
+
+  // Some latent is stored in codes; those of a joint part are both sides'.
+  bool has_codes() const;
 };
 
 // What layers that are alike share.
@@ -158,8 +161,8 @@ struct ResolvedAttention {
 };
 
 // What an eviction unit keeps of a slot: position (4 bytes), attention mass
-// received (4), and a logarithmic error each for key and value (1 + 1).
-inline constexpr int64_t kEvictionUnitBytes = 10;
+// received (4), and a logarithmic error (1) for each side that has codes.
+int64_t EvictionUnitBytes(const ResolvedAttention& attention);
 
 // Which slots a layer keeps.
 struct ResolvedEviction {

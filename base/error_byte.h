@@ -1,0 +1,45 @@
+// Quantization errors as they lie beside a slot: the caches of the server and
+// the oracle compare the same numbers. C++17.
+#pragma once
+
+#include <cstdint>
+
+namespace kvasir::base {
+
+// An error as a byte: 0 stands for 0, code c for 2^((c - 1) / 6 - 24), from the
+// least number of float16 to 2^18.3. The nearest code in the logarithm, so an
+// error in that range comes back within a factor of 2^(1/12) (6 %); smaller
+// ones become 1, greater ones and NaN 255. Monotone, and the same on every
+// machine: comparisons alone.
+inline constexpr int kErrorStepsPerOctave = 6;
+inline constexpr int kErrorLeastExponent = -24;
+
+inline uint8_t EncodeError(float error) {
+  // 2^(1/12), 2^(3/12), ...: borders between the codes of an octave.
+  constexpr float kBorders[kErrorStepsPerOctave] = {
+      1.0594631f, 1.1892071f, 1.3348398f, 1.4983071f, 1.6817929f, 1.8877486f};
+  if (error == 0.0f) return 0;
+  if (!(error < 0x1p19f)) return 255;
+  if (!(error >= 0x1p-24f)) return 1;
+  int exponent = kErrorLeastExponent;
+  float power = 0x1p-24f;
+  while (error >= 2.0f * power) {
+    power = 2.0f * power;
+    ++exponent;
+  }
+  int code = 1 + (exponent - kErrorLeastExponent) * kErrorStepsPerOctave;
+  for (const float border : kBorders) code += error >= border * power ? 1 : 0;
+  return static_cast<uint8_t>(code < 255 ? code : 255);
+}
+
+inline float DecodeError(uint8_t code) {
+  // 2^(i / 6)
+  constexpr float kSteps[kErrorStepsPerOctave] = {
+      1.0f, 1.1224620f, 1.2599210f, 1.4142135f, 1.5874011f, 1.7817974f};
+  if (code == 0) return 0.0f;
+  const int octave = (code - 1) / kErrorStepsPerOctave;
+  const float step = kSteps[(code - 1) % kErrorStepsPerOctave];
+  return step * static_cast<float>(int64_t{1} << octave) * 0x1p-24f;
+}
+
+}  // namespace kvasir::base
