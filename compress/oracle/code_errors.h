@@ -22,7 +22,7 @@ class CodeErrors {
   void AddHeads(plan::Side side, const at::Tensor& lost);
 
   // Sums of squares [B, T, Hkv], a latent's at the first of its heads;
-  // undefined: nothing is coded. Those of a joint part are the keys'.
+  // undefined: nothing is coded.
   const at::Tensor& key() const { return key_; }
   const at::Tensor& value() const { return value_; }
 

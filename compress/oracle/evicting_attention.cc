@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/error_byte.h"
 #include "base/philox.h"
 #include "cache/eviction/eviction_schedule.h"
 #include "compress/oracle/slot_choice.h"
@@ -92,12 +93,17 @@ class UnitRun {
     return heads;
   }
 
-  // [T]; empty: nothing is coded.
+  // [T], as a cache holds them; empty: nothing is coded.
   std::vector<float> ErrorsOf(const at::Tensor& squares) const {
     if (!squares.defined()) return {};
     const at::Tensor index =
         Positions(rule_.units[static_cast<size_t>(unit_)], squares.device());
-    return Floats(squares[batch_].index_select(1, index).sum(1).sqrt());
+    std::vector<float> errors =
+        Floats(squares[batch_].index_select(1, index).sum(1).sqrt());
+    for (float& error : errors) {
+      error = base::DecodeError(base::EncodeError(error));
+    }
+    return errors;
   }
 
   // Queries [first, end) see the slots that stayed and the tokens from `begin`
@@ -113,22 +119,27 @@ class UnitRun {
     const int64_t share = heads_.query.size(1);
     const std::vector<int64_t> by_query = {kv_heads, share, rows,
                                            slots.size(0)};
+    // Own tokens lie behind those that stayed.
+    const int64_t behind = static_cast<int64_t>(positions_.size()) - begin;
     const at::Tensor query =
-        heads_.query.slice(2, first, end)
+        Moved(heads_.query.slice(2, first, end), own.squeeze(1),
+              own.squeeze(1) + behind)
             .reshape({kv_heads, share * rows, heads_.query.size(3)});
     const auto held = [&slots](const at::Tensor& heads) {
       return heads.index_select(1, slots);
     };
+    const at::Tensor places = at::arange(slots.size(0), slots.options());
+    const auto held_key = [&](const at::Tensor& heads) {
+      return Moved(held(heads), slots, places).transpose(1, 2);
+    };
     const auto near = [&](int64_t tokens) {
       return slots.unsqueeze(0).gt(own - tokens);
     };
-    at::Tensor scores =
-        at::bmm(query, held(heads_.key).transpose(1, 2)).view(by_query);
+    at::Tensor scores = at::bmm(query, held_key(heads_.key)).view(by_query);
     if (heads_.near_key.defined()) {
       scores = at::where(
           near(inputs_.near_key_tokens),
-          at::bmm(query, held(heads_.near_key).transpose(1, 2)).view(by_query),
-          scores);
+          at::bmm(query, held_key(heads_.near_key)).view(by_query), scores);
     }
     const at::Tensor weights =
         at::softmax(scores.masked_fill(slots.unsqueeze(0).gt(own),
@@ -146,6 +157,14 @@ class UnitRun {
       mixed = at::bmm(weights.view(by_row), held(heads_.value));
     }
     return mixed.view({kv_heads, share, rows, -1});
+  }
+
+  // Where rolling positions say so; `heads` as EvictionInputs::move has them.
+  at::Tensor Moved(const at::Tensor& heads, const at::Tensor& from,
+                   const at::Tensor& to) const {
+    if (!rule_.rolling) return heads;
+    return eviction_.move(heads, rule_.units[static_cast<size_t>(unit_)], from,
+                          to);
   }
 
   void AddMass(const at::Tensor& weights, int64_t first, int64_t end) {
@@ -214,6 +233,7 @@ class UnitRun {
 at::Tensor EvictingAttention(const AttentionInputs& inputs,
                              const EvictionInputs& eviction) {
   KVASIR_CHECK(inputs.sliding_window == 0);
+  KVASIR_CHECK(!eviction.rule->layer.slots.rolling || eviction.move);
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);
   const auto& units = eviction.rule->layer.slots.units;

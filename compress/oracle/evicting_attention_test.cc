@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/error_byte.h"
 #include "cache/testing/eviction_reference.h"
 #include "gtest/gtest.h"
 
@@ -62,7 +63,7 @@ at::Tensor TokenByToken(const AttentionInputs& in,
       float sum = 0;
       if (!squares.defined()) return sum;
       for (const int64_t head : heads) sum += squares[0][t][head].item<float>();
-      return std::sqrt(sum);
+      return base::DecodeError(base::EncodeError(std::sqrt(sum)));
     };
     for (int64_t t = 0; t < length; ++t) {
       const bool went = !held.Append(error(eviction.key_error, t),
@@ -143,6 +144,30 @@ TEST(EvictingAttentionTest, IsThePolicyTokenByToken) {
     rule.layer.slots.scored = false;
     ExpectTokenByToken(in, {.rule = &rule});
   }
+}
+
+// Errors 2 % apart lie in one byte: the lower slot stays, and not the one that
+// lost least.
+TEST(EvictingAttentionTest, ErrorsAreWhatTheirByteHolds) {
+  AttentionInputs in = Inputs(1, 12);
+  EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);
+  rule.layer.slots.sinks = 0;
+  rule.layer.slots.recent = 2;
+  rule.layer.slots.lambda = 0;
+  rule.prompt_tokens = 11;
+  const auto squares = [](float error) { return error * error / kHeads; };
+  at::Tensor key_error = at::full({1, 12, kHeads}, squares(8));
+  key_error[0][3].fill_(squares(1.02F));
+  key_error[0][5].fill_(squares(1.01F));
+  key_error[0][7].fill_(squares(1.0F));
+  std::vector<int64_t> kept;
+  EvictionInputs eviction{.rule = &rule, .key_error = key_error};
+  eviction.on_kept = [&kept](int64_t, int64_t, int64_t,
+                             const std::vector<int64_t>& positions) {
+    kept = positions;
+  };
+  EvictingAttention(in, eviction);
+  EXPECT_EQ(kept, (std::vector<int64_t>{3, 5, 9, 10}));
 }
 
 TEST(EvictingAttentionTest, ExactTokensAreAmongThoseThatStay) {

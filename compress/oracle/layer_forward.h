@@ -33,10 +33,11 @@ class LayerObserver {
   virtual ~LayerObserver() = default;
   // Input of the q, k and v projections, after the norm: [B, T, M].
   virtual void OnAttentionInput(int64_t /*layer*/, const at::Tensor& /*x*/) {}
-  // Queries and keys [B, T, H, D] before and after their rotation, and values:
-  // as rebuilt from what the plan stores. Queries not where q_proj is folded,
-  // keys before their rotation not where they are stored after it, no key or
-  // value whose lift is folded away.
+  // Queries and keys [B, T, H, D] before and after their rotation (by the
+  // positions of their tokens, rolling or not), and values: as rebuilt from
+  // what the plan stores. Queries not where q_proj is folded, keys before their
+  // rotation not where they are stored after it, no key or value whose lift is
+  // folded away.
   virtual void OnQuery(int64_t /*layer*/, const at::Tensor& /*query*/) {}
   virtual void OnKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnRotatedKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}

@@ -4,9 +4,11 @@
 #include "compress/oracle/layer_forward.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -123,6 +125,23 @@ kvasir::v1::LayerPlan FullPlan(const Layer& layer) {
   key->set_stored(layer.pairs() > 0 ? kvasir::v1::POST_ROPE
                                     : kvasir::v1::NO_ROPE);
   return plan;
+}
+
+// A token at every step, positions those of slots; heads by themselves or all
+// together.
+kvasir::v1::Eviction Rolling(const Layer& layer, bool together = false) {
+  kvasir::v1::Eviction eviction;
+  eviction.set_budget(4);
+  eviction.set_sinks(1);
+  eviction.set_recent(1);
+  eviction.set_lambda(1);
+  eviction.set_every_tokens(1);
+  eviction.set_positions(kvasir::v1::Eviction::ROLLING);
+  for (int64_t h = 0; h < layer.spec.num_kv_heads; ++h) {
+    if (h == 0 || !together) eviction.add_units();
+    eviction.mutable_units()->rbegin()->add_heads(static_cast<uint32_t>(h));
+  }
+  return eviction;
 }
 
 absl::StatusOr<at::Tensor> Attention(const Layer& layer,
@@ -402,14 +421,24 @@ class LatentCounter : public LayerObserver {
   int codes = 0;
 };
 
-// Whatever the codec and the window, it is read as one latent of each side
-// would be, and coded once.
+// Whatever the codec, the window and what evicts (what its codes lose counts
+// for both sides), it is read as one latent of each side would be, and coded
+// once.
 TEST_P(IdentityTest, OneLatentOfBothIsTwoAlikeAndCodedOnce) {
-  for (const bool ranges : {false, true}) {
+  for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
+           {false, false}, {true, false}, {false, true}}) {
     Layer joint = layer_;
     kvasir::v1::LayerPlan plan;
     for (auto* side : {plan.mutable_key(), plan.mutable_value()}) {
       side->set_exact_window(3);
+    }
+    if (evicts) {
+      kvasir::v1::Eviction* eviction = plan.mutable_eviction();
+      eviction->set_budget(5);
+      eviction->set_recent(3);
+      eviction->set_lambda(0.5);
+      eviction->set_every_tokens(1);
+      eviction->set_positions(kvasir::v1::Eviction::ORIGINAL);
     }
     kvasir::v1::LayerPlan two = plan;
     kvasir::v1::Part* part = plan.add_joint();
@@ -676,8 +705,89 @@ TEST_P(RotatingIdentityTest, CommutingLatentsAreAFullKeyWhicheverComesFirst) {
         low[absl::StrCat("q_proj.", name)] = at::cat(rows);
       }
       ExpectSame(Attention(low, &plan), Attention(full, nullptr));
+      if (stored != kvasir::v1::PRE_ROPE) continue;
+      kvasir::v1::LayerPlan whole = FullPlan(layer_);
+      whole.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
+      for (kvasir::v1::LayerPlan* rolls : {&plan, &whole}) {
+        *rolls->mutable_eviction() = Rolling(layer_, /*together=*/true);
+      }
+      ExpectSame(Attention(low, &plan), Attention(full, &whole));
     }
   }
+}
+
+// What stays of a unit at each length.
+class KeptRecorder : public LayerObserver {
+ public:
+  void OnQuery(int64_t, const at::Tensor& x) override { query = x; }
+  void OnKey(int64_t, const at::Tensor& x) override { key = x; }
+  void OnValue(int64_t, const at::Tensor& x) override { value = x; }
+  void OnKept(int64_t, int64_t batch, int64_t unit, int64_t length,
+              const Indices& positions) override {
+    kept[{batch, unit, length}] = positions;
+  }
+
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+  std::map<std::array<int64_t, 3>, Indices> kept;
+};
+
+// Token by token in float64: of all tokens those that a unit holds are looked
+// at, a key and its query turned by the places that they have among them.
+TEST_P(RotatingIdentityTest, RollingPositionsAreThoseOfSlots) {
+  kvasir::v1::LayerPlan plan = FullPlan(layer_);
+  plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
+  *plan.mutable_eviction() = Rolling(layer_);
+  KeptRecorder seen;
+  const auto have = Attention(layer_, &plan, {.observer = &seen});
+  KVASIR_ASSERT_OK(have);
+  EXPECT_FALSE(seen.kept.empty());
+  const model::DecoderSpec& spec = layer_.spec;
+  const Rotation rotation =
+      MakeRotation(spec.rope, kLength, at::TensorOptions().dtype(at::kDouble));
+  const auto turned = [&](const at::Tensor& head, int64_t slot) {
+    return Rotate(head.to(at::kDouble).view({1, 1, 1, -1}),
+                  {rotation.cos.slice(0, slot, slot + 1).unsqueeze(1),
+                   rotation.sin.slice(0, slot, slot + 1).unsqueeze(1),
+                   spec.rope.pairing})
+        .flatten();
+  };
+  at::Tensor mixed =
+      at::zeros({2, kLength, spec.num_heads, spec.head_dim}, at::kDouble);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+      Indices held;
+      for (int64_t t = 0; t < kLength; ++t) {
+        // Heads are units of their own.
+        const auto stayed = seen.kept.find({b, head, t});
+        if (stayed != seen.kept.end()) held = stayed->second;
+        held.push_back(t);
+        const auto slots = static_cast<int64_t>(held.size());
+        std::vector<at::Tensor> keys;
+        std::vector<at::Tensor> values;
+        for (int64_t s = 0; s < slots; ++s) {
+          const int64_t p = held[static_cast<size_t>(s)];
+          keys.push_back(turned(seen.key[b][p][head], s));
+          values.push_back(seen.value[b][p][head].to(at::kDouble));
+        }
+        for (int64_t q = head * layer_.share(); q < (head + 1) * layer_.share();
+             ++q) {
+          const at::Tensor scores =
+              at::mv(at::stack(keys), turned(seen.query[b][t][q], slots - 1));
+          const at::Tensor weights = at::softmax(
+              scores / std::sqrt(static_cast<double>(spec.head_dim)), 0);
+          mixed[b][t][q].copy_(at::mv(at::stack(values).t(), weights));
+        }
+      }
+    }
+  }
+  at::Tensor want =
+      at::matmul(mixed.flatten(2), layer_["o_proj.weight"].to(at::kDouble).t());
+  if (layer_.tensors.count("self_attn.o_proj.bias") > 0) {
+    want = want + layer_["o_proj.bias"];
+  }
+  ExpectSame(have->to(at::kDouble), want);
 }
 
 // Several parts: commuting latents for what rotates, a low-rank latent that is
@@ -989,11 +1099,6 @@ TEST(LayerForwardTest, RefusesByNameWhatItDoesNotApply) {
                        HasSubstr("layer 0: the reference decoder does not "
                                  "apply selection")));
   plan.clear_selection();
-  plan.mutable_eviction()->set_positions(kvasir::v1::Eviction::ROLLING);
-  EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("does not apply rolling positions")));
-  plan.clear_eviction();
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();
   codec->mutable_basis_sequence();

@@ -373,10 +373,6 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
   KVASIR_ASSIGN_OR_RETURN(program.eviction,
                           plan::ResolveLayerEviction(plan, shape, layer));
-  if (program.eviction.has_value() && program.eviction->slots.rolling &&
-      program.rotates) {
-    return unserved("rolling positions");
-  }
   KVASIR_ASSIGN_OR_RETURN(const plan::ResolvedAttention attention,
                           plan::ResolveAttention(plan, shape, layer));
   KVASIR_ASSIGN_OR_RETURN(plan::AttentionTensors tensors,

@@ -110,8 +110,7 @@ struct LayerProgram {
 // The program of one layer. `plan` null: the uncompressed layer, nothing coded.
 // The plan was accepted by plan::ValidatePlan.
 // Errors: Unimplemented for what the reference decoder does not apply
-//   (ANCHORED, rolling positions, selection, sequence ranges), naming layer and
-//   side;
+//   (ANCHORED, selection, sequence ranges), naming layer and side;
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).
 absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               const kvasir::v1::LayerPlan* plan,
