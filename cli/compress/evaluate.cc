@@ -59,6 +59,8 @@ struct EvaluateFlags {
   int64_t window_tokens = 512;
   bool repeat_test = false;
   int64_t repeats = 16;
+  int64_t repeat_tokens = 0;
+  int64_t filler_tokens = 0;
   int64_t key_error_windows = 0;
   std::vector<std::string> evictions = {kNoEviction};
   std::vector<std::string> budgets = {EvictionFlags().budget};
@@ -318,7 +320,13 @@ class EvaluateRun {
       options.min_windows = flags_.windows;
       options.max_windows = flags_.windows;
     }
-    options.repeat.tests = flags_.repeat_test ? flags_.repeats : 0;
+    if (flags_.repeat_test) {
+      options.repeat = {.tests = flags_.repeats,
+                        .passage_tokens = flags_.repeat_tokens,
+                        .filler_tokens = flags_.filler_tokens};
+    } else {
+      options.repeat.tests = 0;
+    }
     options.key_error_windows = flags_.key_error_windows;
     options.threads = compress::ThreadsFor(device_, flags_.threads);
     options.progress = [this](int64_t done, int64_t total) {
@@ -414,6 +422,12 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
             "Also the loss on a passage's second copy, far from its first");
   add("--repeats", flags->repeats, "Passages of the repeat test")
       ->check(Above(0));
+  add("--repeat-tokens", flags->repeat_tokens,
+      "Tokens of such a passage (0: 128, or what the model takes)")
+      ->check(AtLeast(0));
+  add("--filler-tokens", flags->filler_tokens,
+      "Tokens between its copies (0: 512, or what the model takes)")
+      ->check(AtLeast(0));
   add("--key-error-windows", flags->key_error_windows,
       "Windows whose keys are compared with the teacher's")
       ->check(AtLeast(0));

@@ -414,6 +414,7 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
     double nats = 0.0;
     for (size_t i = teacher_nats_.size(); i < scores.size(); ++i) {
       nats += scores[i].nats / static_cast<double>(repeats);
+      row.repeat_nats.push_back(scores[i].nats);
     }
     row.repeat_nats_per_token = nats;
   }
@@ -468,6 +469,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
     }
     json["window_nats"] = row.window_nats;
     json["window_kl"] = row.window_kl;
+    json["repeat_nats"] = row.repeat_nats;
     rows.push_back(std::move(json));
   }
   const Json json{

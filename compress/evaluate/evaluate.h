@@ -113,6 +113,7 @@ struct EvaluationRow {
   std::optional<KeyError> key_error;
   std::vector<double> window_nats;  // per token
   std::vector<double> window_kl;    // KL(teacher || model), per token
+  std::vector<double> repeat_nats;  // per token of each second copy
 };
 
 struct Evaluation {

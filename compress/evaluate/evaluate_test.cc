@@ -167,6 +167,7 @@ TEST(EvaluateTest, TheRepeatTestScoresTheSecondCopyAlone) {
       *row->repeat_nats_per_token,
       PlainLoss(bench.decoder, ids, static_cast<int64_t>(ids.size()) - 5),
       1e-5);
+  EXPECT_EQ(row->repeat_nats, std::vector{*row->repeat_nats_per_token});
 }
 
 TEST(EvaluateTest, RepeatSizesFitTheContextByDefault) {
@@ -357,7 +358,7 @@ TEST(EvaluateTest, TheReportHasTheAgreedFields) {
           "fixed_bytes_per_sequence", "kv_bytes_per_sequence", "nats_per_token",
           "nats_per_byte", "perplexity", "added_nats_per_token", "added_ci95",
           "top1_agreement", "kl_nats", "repeat_nats_per_token", "clamp_rate",
-          "window_nats", "window_kl"));
+          "window_nats", "window_kl", "repeat_nats"));
   EXPECT_EQ(json["windows"], 5);
   EXPECT_EQ(json["rows"][0]["window_nats"].size(), 5u);
 }
