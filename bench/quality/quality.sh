@@ -3,11 +3,14 @@
 # evaluates every row of the settings, judges the claims. An interrupted run goes on
 # where it was.
 #
-#   bench/quality/quality.sh                    both models
+#   bench/quality/quality.sh                    all of it
 #   bench/quality/quality.sh smollm2            the first part of the page, from
 #                                               frontier_settings.py: up to three hours
 #                                               on 2 cores (models/fetch smollm2 first)
 #   bench/quality/quality.sh smollm2 --budget quick       fewer rows, about 40 minutes
+#   bench/quality/quality.sh eviction           the part about eviction on SmolLM2, from
+#                                               eviction_settings.py: some hours
+#   bench/quality/quality.sh eviction --budget quick      fewer rows, about 30 minutes
 #   bench/quality/quality.sh tiny               the built-in model, from
 #                                               quality_settings.py: about two hours
 #   bench/quality/quality.sh tiny --only palu_bits        one table, printed; docs stay
@@ -17,9 +20,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 case ${1:-} in
-  smollm2 | tiny) models=("$1"); shift ;;
-  '') models=(smollm2 tiny) ;;
-  *) echo "usage: bench/quality/quality.sh [smollm2|tiny [options]]" >&2; exit 2 ;;
+  smollm2 | eviction | tiny) parts=("$1"); shift ;;
+  '') parts=(smollm2 eviction tiny) ;;
+  *) echo "usage: bench/quality/quality.sh [smollm2|eviction|tiny [options]]" >&2
+     exit 2 ;;
 esac
 case " $* " in *' --help '* | *' -h '* | *' --tool '*) ;; *)
   cmake --preset release -DKVASIR_BUILD_TESTS=OFF >/dev/null
@@ -27,9 +31,10 @@ case " $* " in *' --help '* | *' -h '* | *' --tool '*) ;; *)
   ;;
 esac
 export PYTHONDONTWRITEBYTECODE=1
-for model in "${models[@]}"; do
-  case $model in
+for part in "${parts[@]}"; do
+  case $part in
     smollm2) python3 bench/quality/frontier.py "$@" ;;
+    eviction) python3 bench/quality/eviction.py "$@" ;;
     tiny) python3 bench/quality/quality.py "$@" ;;
   esac
 done

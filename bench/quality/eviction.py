@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""Measures on SmolLM2 what it costs to give up tokens, by method, budget and bits,
+and writes its part of docs/quality.md. Called by bench/quality/quality.sh.
+
+What was measured is kept in the work folder, a file for each row and text, named by
+the program, the model, the text and the row: an interrupted run goes on."""
+
+import argparse
+import datetime
+import json
+import pathlib
+import shutil
+import subprocess
+import time
+
+import eviction_page as page
+import eviction_settings as settings
+import quality_page
+from eviction_settings import Row
+from frontier import (ROOT, Passage, Pending, default_model, digest, file_digest,
+                      tell, write)
+
+
+def commands(rows: list[Row]) -> list[list[Row]]:
+    """Rows that one call of `evaluate` gives, in its order: those of each have the
+    same options, and are some caches by some methods by some budgets."""
+    found: dict[tuple, list[Row]] = {}
+    by_cache: dict[tuple, dict[tuple, list[Row]]] = {}
+    for row in rows:
+        by_cache.setdefault((row.options, row.cache), {}).setdefault(
+            (row.method,), []).append(row)
+    for (options, _), methods in by_cache.items():
+        # Methods of one cache that have the same budgets.
+        alike: dict[tuple, list[Row]] = {}
+        for (method,), own in methods.items():
+            budgets = tuple(row.budget for row in own)
+            alike.setdefault(budgets, []).extend(own)
+        for budgets, own in alike.items():
+            names = tuple(dict.fromkeys(row.method for row in own))
+            found.setdefault((options, names, budgets), []).extend(own)
+    return list(found.values())
+
+
+class Study:
+    def __init__(self, args: argparse.Namespace):
+        self.tool = args.tool.resolve()
+        self.model = args.model.resolve()
+        self.domains = args.domains.resolve()
+        self.work = args.work.resolve()
+        self.threads = args.threads
+        self.budget = settings.BUDGETS[args.budget]
+        self.results = self.work / "results"
+        self.results.mkdir(parents=True, exist_ok=True)
+        self.pending = Pending(self.work)
+        self.pending.keep()
+        self.identity = digest(*map(file_digest, (
+            self.tool, self.model / "model.safetensors")))
+        self.last_measured = 0.0  # seconds of the epoch
+
+    def passage(self, name: str, windows: int, tokens: int, repeats: int = 0
+                ) -> Passage:
+        """The beginnings of the held-out texts, one after the other: so much that
+        each has as many windows."""
+        texts = len(settings.DOMAINS)
+        per_text = (settings.BYTES_PER_WINDOW * max(windows, texts) * tokens //
+                    settings.TOKENS // texts)
+        if repeats:
+            per_text = 1 << 30  # passages and fillers from all there is
+        pieces = [(self.domains / "evaluation" / f"{domain}.txt").read_bytes()
+                  [:per_text] for domain in settings.DOMAINS]
+        path = self.work / f"{name}.txt"
+        write(path, "\n\n".join(piece.decode("utf-8", "ignore")
+                                for piece in pieces))
+        return Passage(name, path, tokens, windows, repeats)
+
+    def run(self, *command) -> None:
+        done = subprocess.run([str(self.tool), *map(str, command)],
+                              stdout=subprocess.DEVNULL)
+        if done.returncode != 0:
+            raise SystemExit(f"failed: {self.tool.name} "
+                             f"{' '.join(map(str, command))}")
+
+    def artifact(self, cache: settings.Cache) -> pathlib.Path:
+        """Made once, by the plan as it is."""
+        plan = json.dumps(cache.plan())
+        folder = self.work / "artifacts" / digest(self.identity, plan)
+        if not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            path, part = folder.with_suffix(".json"), folder.with_suffix(".part")
+            write(path, plan)
+            if part.exists():
+                shutil.rmtree(part)
+            self.run("apply", "--link-base", "--model", self.model, "--plan", path,
+                     "--out", part)
+            part.rename(folder)
+        return folder
+
+    def candidate(self, cache: settings.Cache) -> str:
+        if cache.dense:
+            return str(self.model)
+        folder = self.artifact(cache)
+        return f"{folder}:{cache.exact}" if cache.exact else str(folder)
+
+    def path(self, row: Row, passage: Passage) -> pathlib.Path:
+        name = digest(self.identity, row.cache.plan(), row.cache.exact, row.method,
+                      row.budget, row.options, settings.SEED, passage.name,
+                      file_digest(passage.path), passage.tokens, passage.windows,
+                      passage.repeats, settings.PASSAGE_TOKENS,
+                      settings.FILLER_TOKENS)
+        return self.results / f"{name}.json"
+
+    def evaluate(self, rows: list[Row], passage: Passage) -> None:
+        names = list(dict.fromkeys(row.method for row in rows))
+        budgets = list(dict.fromkeys(row.budget for row in rows))
+        caches = list(dict.fromkeys(row.cache for row in rows))
+        in_order = [Row(cache, name, budget, rows[0].weight, rows[0].recent)
+                    for cache in caches for name in names for budget in budgets]
+        command = ["evaluate", "--teacher", self.model, "--text", passage.path,
+                   "--windows", passage.windows, "--window-tokens", passage.tokens,
+                   "--seed", settings.SEED, *rows[0].options,
+                   "--eviction", ",".join(names), "--json", self.pending.report]
+        if self.threads:
+            command += ["--threads", self.threads]
+        if names != ["none"]:
+            command += ["--eviction-budget",
+                        ",".join(f"{budget:g}" for budget in budgets)]
+        if passage.repeats:
+            command += ["--repeat-test", "--repeats", passage.repeats,
+                        "--repeat-tokens", settings.PASSAGE_TOKENS,
+                        "--filler-tokens", settings.FILLER_TOKENS]
+        candidates = [self.candidate(cache) for cache in caches]
+        self.pending.begin([self.path(row, passage) for row in in_order])
+        try:
+            self.run(*command, *candidates)
+        finally:
+            self.pending.keep()
+
+    def measure(self, rows: list[Row], passage: Passage, only_known: bool
+                ) -> page.Found:
+        todo = [row for row in rows if not self.path(row, passage).exists()]
+        begin, all_rows = time.monotonic(), len(todo)
+        for command in [] if only_known else commands(todo):
+            self.evaluate(command, passage)
+            todo = [row for row in todo if row not in command]
+            speed = (time.monotonic() - begin) / (all_rows - len(todo))
+            tell(f"{passage.name}: {len(todo)} of {all_rows} rows left; about "
+                 f"{len(todo) * speed / 60:.0f} minutes")
+        found: page.Found = {}
+        for row in rows:
+            path = self.path(row, passage)
+            if not path.exists():
+                continue
+            self.last_measured = max(self.last_measured, path.stat().st_mtime)
+            told = json.loads(path.read_text())
+            found[row] = page.Measured(
+                told["row"]["window_kl"], told["row"]["window_nats"],
+                told["teacher"]["window_nats"], told["row"]["repeat_nats"],
+                told["row"]["kv_bytes_per_token"], told["row"]["top1_agreement"])
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tool", type=pathlib.Path,
+                        default=ROOT / "build" / "release" / "kvasir-compress")
+    parser.add_argument("--model", type=pathlib.Path, default=default_model())
+    parser.add_argument("--domains", type=pathlib.Path,
+                        default=ROOT / "compress" / "calibrate" / "domains",
+                        help="the folder whose evaluation/ has the held-out texts")
+    parser.add_argument("--work", type=pathlib.Path,
+                        default=ROOT / "build" / "eviction")
+    parser.add_argument("--budget", choices=settings.BUDGETS, default="full",
+                        help="full: every row, some hours on 2 cores; quick: fewer "
+                        "rows and windows, about 30 minutes")
+    parser.add_argument("--known", action="store_true",
+                        help="measure nothing: the page of what is there")
+    parser.add_argument("--threads", type=int, help="of evaluate (default: all)")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
+    args = parser.parse_args()
+    for path in (args.tool, args.model / "model.safetensors", args.domains):
+        if not path.exists():
+            parser.error(f"no {path}" + ("; models/fetch smollm2 gets it"
+                                         if args.model in path.parents else ""))
+    study = Study(args)
+    budget = study.budget
+    windows = study.measure(
+        budget.of(settings.ROWS),
+        study.passage("windows", budget.windows, settings.TOKENS), args.known)
+    far = study.measure(
+        budget.of(settings.FAR),
+        study.passage("copies", settings.SHORT_WINDOWS, settings.SHORT_TOKENS,
+                      budget.copies), args.known)
+    long = study.measure(
+        budget.of(settings.LONG_ROWS),
+        study.passage("long", budget.long_windows, settings.LONG), args.known)
+    run = page.Run(
+        budget=budget, windows=windows, far=far, long=long,
+        version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
+                               capture_output=True).stdout.strip(),
+        date=datetime.date.fromtimestamp(study.last_measured).isoformat())
+    quality_page.write_part(args.out / "quality.md", "eviction", page.part(run))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""What bench/quality/eviction.py measures and expects of eviction on SmolLM2. Rows,
+claims and budgets are fixed before a run, as those of frontier_settings.py are.
+
+A row is a cache, what evicts from it, and how many of a prompt's slots stay; a
+window of the text is one prompt."""
+
+import functools
+import statistics
+from dataclasses import dataclass, field
+
+MODEL = "smollm2"
+LAYERS = 30
+DOMAINS = ("books", "encyclopedia", "code", "dialogue")
+SEED = 42  # of the lots of `random`
+ERROR_RATE = 0.05  # of a family of claims (Holm's procedure)
+
+TOKENS, LONG = 2048, 8192  # of a window
+# Of every held-out text, for each window of TOKENS tokens that is taken of it; more
+# than that in all.
+BYTES_PER_WINDOW = 8500
+# A passage, another text, the passage again.
+PASSAGE_TOKENS, FILLER_TOKENS = 600, 800
+# Windows that `evaluate` wants all the same.
+SHORT_TOKENS, SHORT_WINDOWS = 128, 2
+
+
+@functools.cache
+def normal_levels(bits: int) -> list[float]:
+    """As plan::LloydMaxLevels: what a standard normal number is rounded to with the
+    least mean square error."""
+    normal = statistics.NormalDist()
+    levels = [normal.inv_cdf((i + 0.5) / 2**bits) for i in range(2**bits)]
+    for _ in range(2000):
+        edges = [-40.0, *((a + b) / 2 for a, b in zip(levels, levels[1:])), 40.0]
+        means = [(normal.pdf(a) - normal.pdf(b)) / (normal.cdf(b) - normal.cdf(a))
+                 for a, b in zip(edges, edges[1:])]
+        moved = max(abs(a - b) for a, b in zip(levels, means))
+        levels = means
+        if moved < 1e-12:
+            break
+    return levels
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Whole keys and values: 4 and 3 bits as `--kv-plan rotated-4bit` has them,
+    without its exact tokens, 8 as `dense-8bit`; 16: numbers."""
+    key_bits: int
+    value_bits: int
+    exact: str = ""  # tokens kept exact all the same: "sinks=4,window=28"
+
+    @property
+    def name(self) -> str:
+        bits = (f"{self.key_bits} bits" if self.key_bits == self.value_bits else
+                f"keys {self.key_bits}, values {self.value_bits} bits")
+        return bits + (", 4 + 28 exact" if self.exact else "")
+
+    @property
+    def dense(self) -> bool:
+        return self.key_bits == self.value_bits == 16
+
+    def plan(self) -> dict:
+        """A kv_plan.json."""
+        def side(bits, stored):
+            if bits == 16:
+                codec = {"dtype": "BF16"}
+            else:
+                codec = {"bits": {"schedule": [bits]}, "param_dtype": "F16"}
+                codec |= {"per_token": {}} if bits == 8 else {
+                    "per_token_norm": {"levels": normal_levels(bits)},
+                    "hadamard_online": {}}
+            return {"parts": [{"full": {}, "stored": stored, "codec": codec}]}
+        return {"schema_version": 1, "base_model": MODEL, "method": "rotated",
+                "layers": LAYERS * [{"key": side(self.key_bits, "POST_ROPE"),
+                                     "value": side(self.value_bits, "NO_ROPE")}]}
+
+
+@dataclass(frozen=True)
+class Row:
+    cache: Cache
+    method: str  # of evaluate's --eviction
+    budget: float = 0.0  # share of the window that stays; 0: all
+    weight: float = 0.5  # lambda of q-hitter
+    recent: int = 64
+    # Measured under the small budget, too.
+    quick: bool = field(default=False, compare=False)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of the whole command."""
+        return ("--eviction-lambda", f"{self.weight:g}",
+                "--eviction-recent", str(self.recent))
+
+    @property
+    def shown(self) -> str:
+        words = {"none": "all tokens", "recent": "recent only",
+                 "streaming": "sinks + recent", "random": "random", "h2o": "H2O",
+                 "q-hitter": f"Q-Hitter, λ = {self.weight:g}"}[self.method]
+        return words + (f", {self.recent} recent" if self.recent != 64 else "")
+
+    @property
+    def name(self) -> str:
+        kept = f" {100 * self.budget:g} %" if self.budget else ""
+        return f"{self.cache.name}: {self.shown}{kept}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """KL(left) <= KL(right)."""
+    family: str
+    left: Row
+    right: Row
+
+    @property
+    def text(self) -> str:
+        return (f"{self.left.cache.name}, {100 * self.left.budget:g} %: "
+                f"{self.left.shown} ≤ {self.right.shown}")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of it is measured."""
+    name: str
+    windows: int  # of TOKENS tokens, as many of each text
+    copies: int  # of far passages
+    long_windows: int
+    all_rows: bool
+
+    def of(self, rows: list[Row]) -> list[Row]:
+        return [row for row in rows if self.all_rows or row.quick]
+
+
+FULL = Budget("full", 12, 8, 4, True)
+QUICK = Budget("quick", 4, 3, 2, False)
+BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
+
+DENSE = Cache(16, 16)
+CODES = {bits: Cache(bits, bits) for bits in (8, 4, 3)}
+SERVED = Cache(4, 4, "sinks=4,window=28")
+KEYS, VALUES = Cache(4, 16), Cache(16, 4)  # codes of one side alone
+BASELINES = ("recent", "streaming", "random")
+METHODS = (*BASELINES, "h2o", "q-hitter")
+SHARES = (0.5, 0.2, 0.1)
+
+
+def matrix() -> list[Row]:
+    """Caches by methods by budgets; codes alone, too. Without codes Q-Hitter is
+    H2O."""
+    rows = []
+    for cache in (CODES[4], CODES[3], DENSE, CODES[8]):
+        quick_codes = cache in (CODES[4], CODES[3])
+        if not cache.dense:
+            rows.append(Row(cache, "none", quick=quick_codes))
+        for share in SHARES:
+            for method in METHODS:
+                if cache.dense and method == "q-hitter":
+                    continue
+                quick = share in (0.5, 0.2) and (
+                    quick_codes or cache.dense and method == "h2o")
+                rows.append(Row(cache, method, share, quick=quick))
+    return rows
+
+
+MATRIX = matrix()
+SERVED_ROWS = [Row(SERVED, "none"), *(
+    Row(SERVED, method, share) for share in (0.5, 0.2)
+    for method in ("streaming", "h2o", "q-hitter"))]
+SWEEP = [Row(CODES[4], "q-hitter", 0.2, weight=weight, quick=weight in (0.75, 0.95))
+         for weight in (0.0, 0.25, 0.75, 0.9, 0.95, 0.99)]
+SPLIT = [Row(CODES[4], "h2o", 0.2, recent=recent, quick=recent in (16, 256))
+         for recent in (16, 128, 256, 384)]
+SIDES = [Row(cache, method, 0.2, quick=True) for cache in (KEYS, VALUES)
+         for method in ("h2o", "q-hitter")]
+ROWS = [*MATRIX, *SIDES, *SERVED_ROWS, *SWEEP, *SPLIT]
+
+FAR = [Row(CODES[4], "none", quick=True), *(
+    Row(CODES[4], method, share, quick=method != "recent")
+    for share in (0.5, 0.2) for method in METHODS)]
+
+LONG_ROWS = [Row(CODES[4], "none"), *(
+    Row(CODES[4], method, share, quick=method != "q-hitter" and share == 0.2)
+    for share, methods in ((0.2, ("streaming", "h2o", "q-hitter")),
+                           (0.5, ("h2o", "q-hitter"))) for method in methods)]
+
+CLAIMS = [Claim(family, Row(CODES[bits], left, share),
+                Row(CODES[bits], right, share))
+          for family, left, right in (
+              ("q-hitter", "q-hitter", "h2o"),
+              ("recent", "h2o", "recent"), ("recent", "q-hitter", "recent"),
+              ("sinks", "h2o", "streaming"), ("sinks", "q-hitter", "streaming"))
+          for bits in (4, 3) for share in SHARES]
