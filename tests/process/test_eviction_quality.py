@@ -1,0 +1,159 @@
+"""bench/quality/eviction.py: rows, calls of `evaluate`, resuming and the page, on a
+stand-in for kvasir-compress that answers at once."""
+
+import json
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench/quality"))
+
+import eviction  # noqa: E402
+import eviction_page as page  # noqa: E402
+import eviction_settings as settings  # noqa: E402
+import quality_page  # noqa: E402
+from eviction_settings import CODES, DENSE, Row  # noqa: E402
+
+STAND_IN = '''#!{python}
+import hashlib, json, pathlib, sys
+if sys.argv[1] == "--version":
+    print("0.0")
+    sys.exit(0)
+here = pathlib.Path(__file__).parent
+with (here / "calls.txt").open("a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+def flag(name, default=None):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+if sys.argv[1] == "apply":
+    out = pathlib.Path(flag("--out"))
+    out.mkdir()
+    (out / "kv_plan.json").write_text(pathlib.Path(flag("--plan")).read_text())
+    sys.exit(0)
+windows, copies = int(flag("--windows")), int(flag("--repeats", 0))
+report = {{"teacher": {{"window_nats": [3.0] * windows}}, "rows": []}}
+names = [arg for arg in sys.argv[2:] if arg.startswith("/") and "/texts/" not in arg
+         and (pathlib.Path(arg.partition(":")[0]) / "kv_plan.json").exists()]
+names += [flag("--teacher")] * (sys.argv.count(flag("--teacher")) - 1)
+for name in names:
+    for method in flag("--eviction").split(","):
+        for budget in flag("--eviction-budget", "0").split(","):
+            if (here / "fail.txt").exists() and method == "h2o":
+                sys.exit("stopped")
+            kl = {{"none": 0.1, "q-hitter": 0.5, "h2o": 0.2}}.get(method, 0.3)
+            report["rows"].append({{
+                "model": f"{{method}} {{budget}}", "kv_bytes_per_token": 100.0,
+                "window_kl": [kl * (1 + 0.01 * i * i) for i in range(windows)],
+                "window_nats": [3 + kl] * windows, "top1_agreement": 0.9,
+                "repeat_nats": [kl + i for i in range(copies)]}})
+            pathlib.Path(flag("--json")).write_text(json.dumps(report))
+'''
+
+
+@pytest.fixture
+def bench(tmp_path):
+    tool = tmp_path / "tool"
+    tool.write_text(STAND_IN.format(python=sys.executable))
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    model, texts, docs = (tmp_path / name for name in ("model", "texts", "docs"))
+    for folder in (model, texts / "evaluation", docs):
+        folder.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"weights")
+    for name in settings.DOMAINS:
+        (texts / "evaluation" / f"{name}.txt").write_text(name + " held out")
+    (docs / "quality.md").write_text(
+        f"# Title\n\n{quality_page.BEGIN.format('eviction')}\n{quality_page.END}\n")
+
+    class Bench:
+        folder = tmp_path
+
+        def run(self, *options):
+            return subprocess.run(
+                [sys.executable, ROOT / "bench/quality/eviction.py", "--tool", tool,
+                 "--model", model, "--domains", texts, "--work", tmp_path / "work",
+                 "--out", docs, "--budget", "quick", *options],
+                capture_output=True, text=True, timeout=60)
+
+        def evaluations(self):
+            log = tmp_path / "calls.txt"
+            lines = log.read_text().splitlines() if log.exists() else []
+            log.unlink(missing_ok=True)
+            return [call for line in lines
+                    if (call := json.loads(line))[0] == "evaluate"]
+
+        def page(self):
+            return (docs / "quality.md").read_text()
+
+    return Bench()
+
+
+@pytest.mark.parametrize("budget", settings.BUDGETS.values())
+def test_every_row_is_in_one_call_whose_rows_come_in_its_order(budget):
+    for rows in (settings.ROWS, settings.FAR, settings.LONG_ROWS):
+        rows = budget.of(rows)
+        assert len(set(rows)) == len(rows)
+        calls = eviction.commands(rows)
+        assert sorted(map(repr, rows)) == sorted(repr(r) for c in calls for r in c)
+        for call in calls:
+            assert len({row.options for row in call}) == 1
+            methods, budgets, caches = ({get(row) for row in call} for get in (
+                lambda r: r.method, lambda r: r.budget, lambda r: r.cache))
+            assert len(call) == len(methods) * len(budgets) * len(caches)
+
+
+def test_levels_are_those_of_maxs_table():
+    assert settings.normal_levels(2) == pytest.approx(
+        [-1.510, -0.4528, 0.4528, 1.510], abs=1e-3)
+    assert settings.normal_levels(4)[-1] == pytest.approx(2.733, abs=1e-3)
+
+
+def test_a_run_writes_its_part_and_a_second_one_measures_nothing(bench):
+    done = bench.run()
+    assert done.returncode == 0, done.stderr
+    assert bench.evaluations()
+    text = bench.page()
+    # Told apart by method: Q-Hitter is worse here, H2O better than recent only.
+    assert "| 4 bits, 50 %: Q-Hitter, λ = 0.5 ≤ H2O | q-hitter | 0.51" in text
+    assert text.count("**does not hold**") >= 4
+    assert "| 4 bits | 20 % | H2O | 100 | 0.2" in text
+    assert "| 4 bits | all | – | 100 | 0.1" in text
+    assert "rows so far" not in text
+    again = bench.run()
+    assert again.returncode == 0 and not bench.evaluations()
+    assert bench.page() == text
+
+
+def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
+    (bench.folder / "fail.txt").touch()
+    assert bench.run().returncode != 0
+    first = len(bench.evaluations())
+    (bench.folder / "fail.txt").unlink()
+    known = bench.run("--known")
+    assert known.returncode == 0, known.stderr
+    assert "rows so far" in bench.page() and not bench.evaluations()
+    # Rows that came before the failure are not asked for again.
+    assert bench.run().returncode == 0
+    asked = [call[call.index("--eviction") + 1] for call in bench.evaluations()]
+    assert first == 2 and "none" not in asked[0]
+    assert not any("recent" in names and "h2o" in names for names in asked[:1])
+
+
+def test_without_codes_q_hitter_is_h2o_and_is_not_measured():
+    assert not any(row.cache == DENSE and row.method == "q-hitter"
+                   for row in settings.ROWS)
+    assert Row(CODES[4], "h2o", 0.2, quick=True) == Row(CODES[4], "h2o", 0.2)
+
+
+def test_a_claim_is_judged_by_its_ratio_and_a_familys_size():
+    def rows(kl):
+        return page.Measured([kl * (1 + 0.01 * i * i) for i in range(6)], [3.0] * 6,
+                             [3.0] * 6, [], 100, 0.9)
+    found = {}
+    for bits in (4, 3):
+        found[Row(CODES[bits], "h2o", 0.2)] = rows(0.2)
+        found[Row(CODES[bits], "q-hitter", 0.2)] = rows(0.1 if bits == 4 else 0.3)
+    verdicts = [one.verdict for one in page.judge(found)]
+    assert verdicts == ["holds", "**does not hold**"]
