@@ -183,13 +183,12 @@ def main() -> None:
                                          if args.model in path.parents else ""))
     study = Study(args)
     budget = study.budget
-    windows = study.measure(
-        budget.of(settings.ROWS),
-        study.passage("windows", budget.windows, settings.TOKENS), args.known)
-    far = study.measure(
-        budget.of(settings.FAR),
-        study.passage("copies", settings.SHORT_WINDOWS, settings.SHORT_TOKENS,
-                      budget.copies), args.known)
+    passage = study.passage("windows", budget.windows, settings.TOKENS)
+    copies = study.passage("copies", settings.SHORT_WINDOWS, settings.SHORT_TOKENS,
+                           budget.copies)
+    windows = study.measure(budget.of(settings.MATRIX), passage, args.known)
+    far = study.measure(budget.of(settings.FAR), copies, args.known)
+    windows |= study.measure(budget.of(settings.OTHERS), passage, args.known)
     long = study.measure(
         budget.of(settings.LONG_ROWS),
         study.passage("long", budget.long_windows, settings.LONG), args.known)

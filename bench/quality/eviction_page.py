@@ -153,7 +153,7 @@ def part(run: Run) -> str:
     teacher = stats.interval(first.teacher_nats)
     note = quality_page.notes().get("eviction")
     asked = sum(len(run.budget.of(rows)) for rows in (
-        settings.ROWS, settings.FAR, settings.LONG_ROWS))
+        settings.MATRIX, settings.FAR, settings.OTHERS, settings.LONG_ROWS))
     have = len(run.windows) + len(run.far) + len(run.long)
     lines = [
         "## Eviction on SmolLM2-135M-Instruct", "",

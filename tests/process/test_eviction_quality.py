@@ -92,7 +92,8 @@ def bench(tmp_path):
 
 @pytest.mark.parametrize("budget", settings.BUDGETS.values())
 def test_every_row_is_in_one_call_whose_rows_come_in_its_order(budget):
-    for rows in (settings.ROWS, settings.FAR, settings.LONG_ROWS):
+    for rows in (settings.MATRIX + settings.OTHERS, settings.FAR,
+                 settings.LONG_ROWS):
         rows = budget.of(rows)
         assert len(set(rows)) == len(rows)
         calls = eviction.commands(rows)
@@ -143,7 +144,7 @@ def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
 
 def test_without_codes_q_hitter_is_h2o_and_is_not_measured():
     assert not any(row.cache == DENSE and row.method == "q-hitter"
-                   for row in settings.ROWS)
+                   for row in settings.MATRIX + settings.OTHERS)
     assert Row(CODES[4], "h2o", 0.2, quick=True) == Row(CODES[4], "h2o", 0.2)
 
 
