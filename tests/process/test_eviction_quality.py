@@ -41,7 +41,7 @@ names += [flag("--teacher")] * (sys.argv.count(flag("--teacher")) - 1)
 for name in names:
     for method in flag("--eviction").split(","):
         for budget in flag("--eviction-budget", "0").split(","):
-            if (here / "fail.txt").exists() and method == "h2o":
+            if (here / "fail.txt").exists() and method == "streaming":
                 sys.exit("stopped")
             kl = {{"none": 0.1, "q-hitter": 0.5, "h2o": 0.2}}.get(method, 0.3)
             report["rows"].append({{
@@ -139,7 +139,7 @@ def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
     assert bench.run().returncode == 0
     asked = [call[call.index("--eviction") + 1] for call in bench.evaluations()]
     assert first == 2 and "none" not in asked[0]
-    assert not any("recent" in names and "h2o" in names for names in asked[:1])
+    assert not any("h2o" in names and "streaming" in names for names in asked[:1])
 
 
 def test_without_codes_q_hitter_is_h2o_and_is_not_measured():
