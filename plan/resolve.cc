@@ -558,15 +558,8 @@ bool ResolvedPart::Holds(const ResolvedLatent& latent,
 
 bool ResolvedSide::has_codes() const {
   return std::any_of(parts.begin(), parts.end(), [](const ResolvedPart& part) {
-    return std::any_of(
-        part.latents.begin(), part.latents.end(),
-        [](const ResolvedLatent& latent) { return !latent.runs.empty(); });
+    return part.range != RangeKind::kNone;
   });
-}
-
-int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
-  return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
-         (attention.value.has_codes() ? 1 : 0);
 }
 
 int64_t ResolvedPart::CodesBytes(const ResolvedLatent& latent) const {

@@ -162,7 +162,10 @@ struct ResolvedAttention {
 
 // What an eviction unit keeps of a slot: position (4 bytes), attention mass
 // received (4), and a logarithmic error (1) for each side that has codes.
-int64_t EvictionUnitBytes(const ResolvedAttention& attention);
+inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
+  return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
+         (attention.value.has_codes() ? 1 : 0);
+}
 
 // Which slots a layer keeps.
 struct ResolvedEviction {

@@ -1,6 +1,5 @@
 #include "compress/oracle/layer_forward.h"
 
-#include <array>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "base/status_macros.h"
 #include "compress/oracle/attention_core.h"
 #include "compress/oracle/code_errors.h"
+#include "compress/oracle/move_heads.h"
 
 namespace kvasir::compress {
 
@@ -534,50 +534,6 @@ std::optional<EvictionRule> EvictionOf(const Call& call) {
   return EvictionRule{.layer = *program.eviction};
 }
 
-// EvictionInputs::move of what AssembleKey and MakeQueries give. Rotations add
-// up: by a position less, by another more.
-at::Tensor MoveHeads(const Call& call, const at::Tensor& heads,
-                     const std::vector<int64_t>& unit, const at::Tensor& from,
-                     const at::Tensor& to) {
-  const LayerProgram& program = call.program;
-  const auto [cos_from, sin_from, cos_to, sin_to] =
-      std::array<at::Tensor, 4>{call.rotation.cos.index_select(0, from),
-                                call.rotation.sin.index_select(0, from),
-                                call.rotation.cos.index_select(0, to),
-                                call.rotation.sin.index_select(0, to)};
-  // The tables' factor (YaRN) is in heads already.
-  const at::Tensor factor = cos_from.square() + sin_from.square();
-  const at::Tensor cos = (cos_to * cos_from + sin_to * sin_from) / factor;
-  const at::Tensor sin = (sin_to * cos_from - cos_to * sin_from) / factor;
-  std::vector<at::Tensor> pieces;
-  int64_t begin = 0;
-  const auto next = [&](int64_t width) {
-    begin += width;
-    return heads.slice(-1, begin - width, begin);
-  };
-  if (program.has_plain_key) {
-    pieces.push_back(Rotate(next(call.spec().head_dim),
-                            {cos, sin, call.spec().rope.pairing}));
-  }
-  for (const ProgramPart& part : program.key) {
-    if (!part.folds) continue;
-    pieces.push_back(next(part.widest_latent));
-    if (part.space != plan::Space::kRopeLowRank) continue;
-    const at::Tensor pairs =
-        part.head_channel_pairs.view({call.spec().num_kv_heads, -1})
-            .index_select(0, at::tensor(unit, at::kLong).to(from.device()));
-    const auto of_heads = [&](const at::Tensor& table) {
-      at::Tensor by_head = table.index_select(1, pairs.flatten())
-                               .view({table.size(0), pairs.size(0), -1})
-                               .permute({1, 0, 2});
-      return heads.dim() == 4 ? by_head.unsqueeze(1) : by_head;
-    };
-    pieces.back() = Rotate(pieces.back(), {of_heads(cos), of_heads(sin),
-                                           model::RopePairing::kHalfSplit});
-  }
-  return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
-}
-
 at::Tensor Evict(const Call& call, const AttentionInputs& inputs,
                  const EvictionRule& rule) {
   EvictionInputs eviction{.rule = &rule,
@@ -586,8 +542,7 @@ at::Tensor Evict(const Call& call, const AttentionInputs& inputs,
   eviction.move = [&call](const at::Tensor& heads,
                           const std::vector<int64_t>& unit,
                           const at::Tensor& from, const at::Tensor& to) {
-    return call.program.rotates ? MoveHeads(call, heads, unit, from, to)
-                                : heads;
+    return MoveHeads(call.program, call.rotation, heads, unit, from, to);
   };
   if (LayerObserver* observer = call.hooks.observer) {
     eviction.on_kept = [&](int64_t batch, int64_t unit, int64_t length,
