@@ -73,7 +73,7 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
       ->check(Above(0));
   add("--eviction-lambda", settings.lambda,
       "Weight of attention received (q-hitter); the rest is friendliness to "
-      "quantization")
+      "quantization (1: none, as h2o)")
       ->check(Between(0.0, 1.0));
   add("--eviction-decay", settings.decay,
       "What is left of attention received behind each eviction")

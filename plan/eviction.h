@@ -33,7 +33,10 @@ struct EvictionSettings {
   std::optional<uint32_t> sinks;   // 4; the plan's exact sinks where more
   std::optional<uint32_t> recent;  // 64, or a quarter of a budget in slots; the
                                    // plan's exact window where more
-  double lambda = 0.5;             // of q-hitter
+  // Of q-hitter. At 1 it is H2O: on a real model no weight of friendliness was
+  // found better at 4 and 3 bits (docs/quality.md), where a slot that is coded
+  // badly still says more than one that is not there. Its paper has 0.5.
+  double lambda = 1;
   double decay = 1;
   uint32_t every_tokens = 128;
   uint32_t observation_window = 0;

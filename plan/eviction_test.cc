@@ -39,8 +39,11 @@ TEST(EvictionTest, AnyPlanMayEvict) {
   EXPECT_EQ(resolved.page_groups[0].eviction,
             (EvictionCounts{
                 .budget_ratio = 0.2, .least_tokens = 68, .every_tokens = 128}));
-  EXPECT_EQ(resolved.layer(2).eviction->lambda, 0.5F);
+  EXPECT_EQ(resolved.layer(2).eviction->lambda, 1.0F);
   EXPECT_TRUE(resolved.layer(2).eviction->scored);
+
+  KVASIR_ASSERT_OK(ApplyEviction({.lambda = 0.5}, shape, &plan));
+  EXPECT_EQ(plan.layers(2).eviction().lambda(), 0.5);
 
   // Another one takes its place.
   KVASIR_ASSERT_OK(ApplyEviction({.method = EvictionMethod::kStreaming,
