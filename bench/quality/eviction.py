@@ -117,12 +117,12 @@ class Study:
                     for cache in caches for name in names for budget in budgets]
         command = ["evaluate", "--teacher", self.model, "--text", passage.path,
                    "--windows", passage.windows, "--window-tokens", passage.tokens,
-                   "--seed", settings.SEED, *rows[0].options,
-                   "--eviction", ",".join(names), "--json", self.pending.report]
+                   "--seed", settings.SEED, "--eviction", ",".join(names),
+                   "--json", self.pending.report]
         if self.threads:
             command += ["--threads", self.threads]
         if names != ["none"]:
-            command += ["--eviction-budget",
+            command += [*rows[0].options, "--eviction-budget",
                         ",".join(f"{budget:g}" for budget in budgets)]
         if passage.repeats:
             command += ["--repeat-test", "--repeats", passage.repeats,

@@ -33,6 +33,8 @@ if sys.argv[1] == "apply":
     out.mkdir()
     (out / "kv_plan.json").write_text(pathlib.Path(flag("--plan")).read_text())
     sys.exit(0)
+if flag("--eviction") == "none" and "--eviction-lambda" in sys.argv:
+    sys.exit("--eviction-lambda says how --eviction evicts")
 windows, copies = int(flag("--windows")), int(flag("--repeats", 0))
 report = {{"teacher": {{"window_nats": [3.0] * windows}}, "rows": []}}
 names = [arg for arg in sys.argv[2:] if arg.startswith("/") and "/texts/" not in arg
