@@ -120,11 +120,12 @@ TEST(EvictionSpecTest, RecentAloneIsTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// Of Q-Hitter without attention, the tokens stay whose codes lose least; and
-// what the plan says is what is put on top of it.
+// Of Q-Hitter without attention, the tokens stay whose codes lose least; what
+// numbers are rounded by is no loss of codes; and what the plan says is what is
+// put on top of it.
 TEST(EvictionSpecTest, WhatCodesLoseDecidesWhoStays) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
-  kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
+  kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
     auto* codec = layer.mutable_key()->mutable_parts(0)->mutable_codec();
     codec->mutable_bits()->add_schedule(2);

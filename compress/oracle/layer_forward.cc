@@ -377,7 +377,7 @@ absl::StatusOr<ReadLatents> MakeLatents(const Call& call, plan::Side side,
   KVASIR_ASSIGN_OR_RETURN(const at::Tensor latent, PartLatents(call, part, x));
   ReadLatents read;
   KVASIR_ASSIGN_OR_RETURN(read.coded, CodeLatents(call, side, part, latent));
-  if (call.errors != nullptr && part.coded) {
+  if (call.errors != nullptr && part.holds_codes()) {
     const at::Tensor lost = read.coded - latent;
     call.errors->AddLatents(side, part, lost);
     if (call.program.joint && &part == &call.program.key.back()) {

@@ -70,6 +70,11 @@ struct ProgramPart {
 
   // Complex channels of the widest latent of a rope_low_rank part.
   int64_t widest_complex() const { return widest_latent / 2; }
+  // Codes, and not numbers of a type.
+  bool holds_codes() const {
+    return coded &&
+           latents.front().codec.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED;
+  }
 };
 
 // Threads: immutable after MakeLayerProgram.

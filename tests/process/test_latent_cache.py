@@ -188,7 +188,7 @@ def family(request, calibrations, tmp_path_factory):
         config["sliding_window"] = SLIDING_WINDOW
     (base / "config.json").write_text(json.dumps(config))
     methods = {name: FAMILY_METHODS[name] for name in FAMILIES[request.param]}
-    return methods, made(base, methods, folder)
+    return base, methods, made(base, methods, folder)
 
 
 def perplexity(model, *flags):
@@ -230,9 +230,59 @@ def test_the_loss_is_the_oracles(artifacts, name):
 
 
 def test_the_loss_is_the_oracles_in_other_families(family):
-    methods, own = family
+    _, methods, own = family
     for name, (_, tolerance) in methods.items():
         check_loss(own[name], FAMILY_TOLERANCE[tolerance], WAYS[:1])
+
+
+# A third of a window stays: sinks, what some plans keep exact, and a few hitters.
+EVICTING = ["--eviction", "q-hitter", "--eviction-lambda", 0.5, "--eviction-sinks", 9,
+            "--eviction-recent", 48, "--eviction-every", 24, "--eviction-budget"]
+KEPT_SLOTS = 64
+
+
+def evicted_loss(base, methods, own, folder):
+    """The oracle's loss of every method when slots go."""
+    table = folder / "evicting.json"
+    compress("evaluate", "--teacher", base, *[own[name][0] for name in methods], "--text",
+             EVALUATION, "--windows", WINDOWS, "--window-tokens", WINDOW_TOKENS, "--quiet",
+             "--json", table, *EVICTING, KEPT_SLOTS)
+    rows = json.loads(table.read_text())["rows"]
+    assert len(rows) == len(methods)
+    return {name: row["nats_per_token"] for name, row in zip(methods, rows)}
+
+
+@pytest.fixture(scope="module")
+def evicted(artifacts, tmp_path_factory):
+    return evicted_loss(TINY, METHODS, artifacts, tmp_path_factory.mktemp("evicted"))
+
+
+def check_evicted_loss(folder, nats, tolerance):
+    evicting = [*EVICTING, KEPT_SLOTS]
+    found = perplexity(folder, *evicting)
+    assert math.log(found["perplexity"]) == pytest.approx(nats, rel=tolerance)
+    assert found["perplexity"] != perplexity(folder)["perplexity"]
+    assert perplexity(folder, *evicting, *WAYS[0])["perplexity"] == found["perplexity"]
+    # A budget that no window reaches is none.
+    whole = perplexity(folder, *EVICTING, WINDOW_TOKENS)
+    assert whole["perplexity"] == perplexity(folder)["perplexity"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loss_is_the_oracles_where_slots_are_evicted(artifacts, evicted, name):
+    check_evicted_loss(artifacts[name][0], evicted[name], METHODS[name][1])
+
+
+def test_the_loss_is_the_oracles_where_other_families_evict(family, tmp_path):
+    base, methods, own = family
+    if "sliding_window" in json.loads((base / "config.json").read_text()):
+        refused = run("perplexity", "--model", own[next(iter(methods))][0], "--text",
+                      EVALUATION, *EVICTING, KEPT_SLOTS, check=False)
+        assert "no layer can evict: every one sees a sliding window" in refused.stderr
+        return
+    nats = evicted_loss(base, methods, own, tmp_path)
+    for name, (_, tolerance) in methods.items():
+        check_evicted_loss(own[name][0], nats[name], FAMILY_TOLERANCE[tolerance])
 
 
 def generated(model):
