@@ -1,12 +1,14 @@
 """Sequences that give up slots: what stays, what it costs in pages, and who may ask for what."""
 
 import json
+import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import triton
-from kvasir_process import TINY, KvasirProcess, run, wait_until
+from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
 
 # More than 600 tokens of tiny's, from the place that it names on.
 TEXT = (TINY / "evaluation.txt").read_text()
@@ -149,3 +151,55 @@ def test_settings_without_a_meaning_are_refused_at_start(flags, named):
                "--admin-port", "0", *map(str, flags), check=False)
     assert done.returncode in (1, 2)
     assert named in done.stderr
+
+
+STREAMS = ["--kv-plan", "dense-8bit", "--eviction-budget", 256, "--eviction-rolling"]
+
+
+def test_a_text_thirty_times_over_takes_the_memory_of_two_and_loses_no_more(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:3500])
+    told = json.loads(run("perplexity", "--model", TINY, "--text", text, "--stream", "--passes",
+                          30, "--json", "--eviction", "h2o", *STREAMS).stdout)
+    passes = told["parts"]
+    assert len(passes) == 30 and sum(part["tokens"] for part in passes) >= 29000
+    assert {part["allocated_bytes"] for part in passes} == {passes[0]["allocated_bytes"]}
+    # 256 slots that stay and 128 until the next eviction, in pages of 64.
+    most = (256 + 128) * told["kv_bytes_per_token"]
+    assert max(part["kv_held_bytes"] for part in passes) <= most * 1.01
+    for part in passes[2:]:
+        assert part["nats_per_token"] == pytest.approx(passes[1]["nats_per_token"], rel=0.01)
+
+
+def test_a_stream_is_told_in_tenths(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:5000])
+    table = run("perplexity", "--model", TINY, "--text", text, "--stream", "--eviction",
+                "streaming", *STREAMS).stdout
+    assert "tenth" in table and table.count(" MiB") + table.count(" KiB") == 20
+
+
+def test_generation_goes_on_beyond_the_models_length_until_it_is_stopped():
+    stream = subprocess.Popen(
+        [str(BINARY), "generate", "--model", str(TINY), "--prompt", "Once", "--stream-forever",
+         "--temperature", "0.9", "--seed", "3", "--eviction", "streaming", *map(str, STREAMS)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        # Tokens have fewer than 8 bytes on average, and the model knows 1024 positions.
+        assert len(stream.stdout.read(12000)) == 12000
+        assert stream.poll() is None
+    finally:
+        stream.send_signal(signal.SIGTERM)
+        stream.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("flags, named", [
+    ([], "--max-model-len 134217728 is more than the 1024 positions of tiny"),
+    (["--eviction", "h2o", "--eviction-budget", "0.2"], "slots that stay"),
+    (["--eviction", "h2o", "--eviction-budget", "256", "--kv-plan", "rotated-4bit",
+      "--eviction-rolling"], "HADAMARD_ONLINE mixes channels after the rotation"),
+])
+def test_a_stream_that_memory_would_not_hold_is_refused(flags, named):
+    done = run("generate", "--model", TINY, "--prompt", "Once", "--stream-forever", *flags,
+               check=False)
+    assert done.returncode == 1 and named in done.stderr

@@ -129,14 +129,18 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
     const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {
       AddToParts(from, logprobs, inputs, &result.parts);
       const int64_t done = from + static_cast<int64_t>(logprobs.size());
-      PerplexityPart& part =
-          result
-              .parts[static_cast<size_t>((done - 1) * options.parts / inputs)];
-      part.held_bytes = HeldBytes(*rank, runner);
-      part.allocated_bytes = rank->allocator().total_use().bytes;
+      const int64_t bytes = HeldBytes(*rank, runner);
+      const auto part_of = [&](int64_t input) {
+        return static_cast<size_t>(input * options.parts / inputs);
+      };
+      for (size_t part = part_of(from); part <= part_of(done - 1); ++part) {
+        result.parts[part].held_bytes = bytes;
+        result.parts[part].allocated_bytes =
+            rank->allocator().total_use().bytes;
+      }
       if (options.progress) options.progress(start + done, total);
-      if (part.held_bytes < result.kv_held_bytes) return;
-      result.kv_held_bytes = part.held_bytes;
+      if (bytes < result.kv_held_bytes) return;
+      result.kv_held_bytes = bytes;
       result.kv_held_tokens = std::max(result.kv_held_tokens, done);
     };
     KVASIR_RETURN_IF_ERROR(
