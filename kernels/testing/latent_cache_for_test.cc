@@ -882,12 +882,14 @@ double WorstError(const PagedAttentionArgs& params,
     const AttentionValuePartArgs& part = params.values[p];
     std::vector<double> errors;
     std::vector<double> norms;
+    size_t widest = 0;
     for (int64_t i = 0; i < rows * params.num_heads; ++i) {
       const int64_t h = i % params.num_heads;
       const auto first = static_cast<size_t>(
           i / params.num_heads * params.out_row_stride + part.out_column[h]);
       const auto width =
           static_cast<size_t>(OutWidth(part, part.group_of_head[h / queries]));
+      widest = std::max(widest, width);
       double error = 0.0;
       double norm = 0.0;
       for (size_t c = first; c < first + width; ++c) {
@@ -898,9 +900,13 @@ double WorstError(const PagedAttentionArgs& params,
       errors.push_back(error);
       norms.push_back(norm);
     }
-    // A sum of values may come to nothing, above all one of one channel: its
-    // terms did not, and the others of the part say what they are like.
-    const double usual = std::accumulate(norms.begin(), norms.end(), 0.0) /
+    // A sum of values of one channel may come to nothing: its terms did not,
+    // and the others of the part say what they are like. Rows of more are
+    // judged by themselves: those over many slots are smaller than those over
+    // few.
+    const double usual =
+        widest > 1 ? 0.0
+                   : std::accumulate(norms.begin(), norms.end(), 0.0) /
                          static_cast<double>(norms.size());
     for (size_t i = 0; i < errors.size(); ++i) {
       // Where nothing is seen, all are 0.
