@@ -158,7 +158,7 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
   AddSwitch(command, "--ignore-eos", flags->request.ignore_eos,
             "go on past the end-of-text token");
   AddSwitch(command, "--stream-forever", flags->stream_forever,
-            "go on until it is stopped, in memory that stays the same; the "
+            "go on until it is stopped, in a cache that stays the same; the "
             "plan must evict down to a number of slots (--eviction streaming "
             "--eviction-budget 1024 --eviction-rolling)");
   AddSwitch(command, "--json", flags->json, "print one JSON object at the end");

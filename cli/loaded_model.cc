@@ -7,6 +7,7 @@
 #include "base/machine.h"
 #include "base/status_macros.h"
 #include "cache/eviction/eviction_schedule.h"
+#include "cache/sequence_pages.h"
 #include "cli/units.h"
 #include "worker/weights/weight_source.h"
 
@@ -36,13 +37,20 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
                              ? cache::MostSlots(group.eviction, max_model_len)
                              : max_model_len);
     }
-    if (held > own || source_.spec.learned_positions) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--max-model-len ", max_model_len, " is more than the ", own,
-          " positions of ", source_.name,
-          held == max_model_len
-              ? ""
-              : absl::StrCat(", and so are the ", held, " slots that stay")));
+    const auto refuse = [&](const auto&... why) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--max-model-len ", max_model_len, " is more than the ",
+                       own, " positions of ", source_.name, why...));
+    };
+    if (source_.spec.learned_positions) {
+      return refuse(", which it has learned one by one");
+    }
+    if (held == max_model_len) return refuse();
+    if (held > own)
+      return refuse(", and so are the ", held, " slots that stay");
+    if (max_model_len > cache::kMaxSequenceTokens) {
+      return refuse(", and than any length that is served, ",
+                    cache::kMaxSequenceTokens);
     }
   }
   max_model_len_ = max_model_len > 0 ? max_model_len : own;

@@ -15,6 +15,15 @@ int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens) {
   return std::max({share, counts.least_tokens, int64_t{1}});
 }
 
+plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
+                              int64_t prompt_tokens) {
+  plan::EvictionCounts fixed = counts;
+  if (!counts.evicts()) return fixed;
+  fixed.budget_tokens = KeptSlots(counts, prompt_tokens);
+  fixed.budget_ratio = 0;
+  return fixed;
+}
+
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length) {
   if (!counts.evicts()) return length;
   return std::min(length, KeptSlots(counts, length) + counts.every_tokens);

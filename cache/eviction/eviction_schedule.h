@@ -32,6 +32,11 @@ namespace kvasir::cache {
 // K: slots that stay at a point of a sequence of this prompt. At least one.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
+// The same counts as a number of slots, of a prompt that is known: its output
+// adds nothing to a share.
+plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
+                              int64_t prompt_tokens);
+
 // Slots that a sequence of `length` tokens or fewer ever holds, whatever of it
 // is the prompt, where steps end at points: K + E at most.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);

@@ -72,6 +72,21 @@ TEST(EvictionScheduleTest, AShareIsOfThePromptAndNotBelowSinksAndRecent) {
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.001, .every_tokens = 1}, 10), 1);
 }
 
+// Room was reckoned as if the output were prompt.
+TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
+  const EvictionCounts fifth = {
+      .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
+  EXPECT_EQ(MostSlots(fifth, 100000), 20064);
+  EXPECT_EQ(MostSlots(OfPrompt(fifth, 1000), 100000), 264);
+  for (const int64_t prompt : {100, 1000}) {
+    const EvictionSchedule one(fifth, prompt);
+    const EvictionSchedule same(OfPrompt(fifth, prompt), prompt);
+    EXPECT_EQ(one.SlotsBefore(5000), same.SlotsBefore(5000));
+    EXPECT_EQ(one.SlotsAfter(5056), same.SlotsAfter(5056));
+  }
+  EXPECT_EQ(OfPrompt({}, 1000), EvictionCounts());
+}
+
 TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
   const auto with_window = [](int64_t window, int64_t prompt_tokens = 18) {
     EvictionCounts counts = kEight;

@@ -156,7 +156,7 @@ def test_settings_without_a_meaning_are_refused_at_start(flags, named):
 STREAMS = ["--kv-plan", "dense-8bit", "--eviction-budget", 256, "--eviction-rolling"]
 
 
-def test_a_text_thirty_times_over_takes_the_memory_of_two_and_loses_no_more(tmp_path):
+def test_a_text_thirty_times_over_takes_the_cache_of_two_and_loses_no_more(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:3500])
     told = json.loads(run("perplexity", "--model", TINY, "--text", text, "--stream", "--passes",

@@ -112,7 +112,8 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
     KVASIR_RETURN_IF_ERROR(
         CheckKept(budget, length.prompt_tokens, group, limits.min_budget));
     cache::SequencePages pages = group.pages;
-    pages.eviction = CountsOf(budget, group);
+    pages.eviction =
+        cache::OfPrompt(CountsOf(budget, group), length.prompt_tokens);
     const int64_t most = cache::MostSlots(pages.eviction, length.total_tokens);
     if (limits.max_slots > 0 && most > limits.max_slots) {
       return Wrong(budget, ", with which prompt and output of ",

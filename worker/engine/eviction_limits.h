@@ -20,7 +20,7 @@ struct EvictionLimits {
     int64_t least_slots = 0;  // sinks and recent: the most of its layers
     int64_t num_pages = 0;    // of the pool
   };
-  std::vector<Group> groups;  // by page group; empty: the plan does not evict
+  std::vector<Group> groups;  // by page group
   // The operator's: requests may keep no less; or as little as the plan does,
   // where that is less. Empty: what the plan keeps.
   std::optional<proto::EvictionBudget> min_budget;

@@ -223,6 +223,7 @@ cache::SequencePages Scheduler::PagesOf(const RequestState& state,
   if (!state.evictions.empty()) {
     pages.eviction = state.evictions[static_cast<size_t>(group.value())];
   }
+  pages.eviction = cache::OfPrompt(pages.eviction, state.prompt_tokens());
   return pages;
 }
 

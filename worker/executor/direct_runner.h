@@ -52,8 +52,8 @@ class DirectRunner {
   // Of a sequence whose slots are evicted: tokens that are its prompt. Before
   // its first step; else they are those of StartAt, or of its first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
-  // Where its next step ends at the latest; nothing: anywhere. It may begin
-  // with that step.
+  // Where its next step ends at the latest; nothing: anywhere, or its prompt is
+  // not known yet.
   std::optional<int64_t> next_eviction(uint64_t sequence_id) const;
 
   // The executor forgets it with the next step; its pages are free at once.

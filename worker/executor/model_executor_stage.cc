@@ -205,6 +205,7 @@ void ModelExecutor::Pack() {
   staged_.zeros = blob_.Add(absl::Span<const int32_t>(), padded.tokens, 0);
   const kernels::DevicePtr<const int32_t> tables =
       blob_.Add(absl::MakeConstSpan(batch_.tables()));
+  evictions_->PackTables(&blob_);
   if (!blob_.counting()) PackSequences(tables, sequences);
   PackHistories(histories);
   PackSamples(samples, carried);

@@ -764,6 +764,146 @@ TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
                        HasSubstr("an earlier step failed")));
 }
 
+// ---------------------------------------------------------------------------
+// Evictions that break a rule
+// ---------------------------------------------------------------------------
+
+// Sequence 1 with 20 tokens in pages 3 and 8 gives up 5 of them, and goes on.
+StepPlan SoundEviction() {
+  StepPlan plan = SoundPlan();
+  plan.mutable_sequences(0)->set_physical_starts(0, 15);
+  kvasir::v1::SlotEviction* const eviction = plan.add_evictions();
+  eviction->set_sequence_id(1);
+  eviction->add_pages(3);
+  eviction->add_pages(8);
+  eviction->set_num_slots(20);
+  eviction->set_kept_slots(15);
+  eviction->set_logical_tokens(20);
+  return plan;
+}
+
+class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
+ protected:
+  EvictionPlanTest() {
+    PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
+                          plan_cases::Full("NO_ROPE")};
+    plan_case.eviction =
+        R"({"budget":15,"sinks":3,"recent":9,"every_tokens":5,)"
+        R"("lambda":1,"positions":"ORIGINAL","observation_window":2})";
+    RankOptions options = TinyOptions();
+    options.pages = {12};
+    auto rank = MakePlannedRank(plan_case, options);
+    KVASIR_EXPECT_OK(rank.status());
+    rank_ = *std::move(rank);
+    StepPlan first = SoundPlan();
+    first.set_step_id(1);
+    SequenceStep* step = first.mutable_sequences(0);
+    const std::vector<int32_t> prompt = Prompt(5, 20);
+    step->mutable_token_ids()->Clear();
+    step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
+    step->set_num_tokens(20);
+    step->set_logical_start(0);
+    step->set_physical_starts(0, 0);
+    step->add_first_counted(18);
+    auto* table = step->add_block_tables();
+    table->set_reset(true);
+    table->add_appended_pages(3);
+    table->add_appended_pages(8);
+    KVASIR_EXPECT_OK(rank_->executor().Execute(first));
+  }
+
+  std::unique_ptr<Rank> rank_;
+};
+
+TEST_F(EvictionPlanTest, ASoundOneLeavesTheFirstPage) {
+  KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
+  // The last slot of page 3 is written: page 8 is not the sequence's any more.
+  StepPlan next = SoundPlan();
+  next.set_step_id(3);
+  next.mutable_sequences(0)->set_logical_start(21);
+  next.mutable_sequences(0)->set_physical_starts(0, 16);
+  EXPECT_THAT(rank_->executor().Execute(next),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("covers 16 slots, want 17")));
+}
+
+TEST_P(EvictionPlanTest, IsRefused) {
+  StepPlan plan = SoundEviction();
+  GetParam().change(&plan);
+  EXPECT_THAT(rank_->executor().Execute(plan),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr(GetParam().message)));
+}
+
+kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
+  return plan->mutable_evictions(0);
+}
+// Of a sequence that is not known here, which may be asked for: its pages are
+// moved for the sake of copies.
+void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
+  Evicts(plan)->set_sequence_id(7);
+  Evicts(plan)->set_logical_tokens(slots);
+  Evicts(plan)->set_num_slots(slots);
+  Evicts(plan)->clear_pages();
+  for (int i = 0; i < num_pages; ++i) Evicts(plan)->add_pages(i % 12);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Evictions, EvictionPlanTest,
+    ::testing::Values(
+        BrokenPlan{"OfNoGroup",
+                   [](StepPlan* p) { Evicts(p)->set_page_group(1); },
+                   "page group 1: it gives up no slots"},
+        BrokenPlan{"OfNothing",
+                   [](StepPlan* p) { Evicts(p)->set_kept_slots(20); },
+                   "keeps 20 of 20 slots"},
+        BrokenPlan{"OfAll", [](StepPlan* p) { Evicts(p)->set_kept_slots(0); },
+                   "keeps 0 of 20 slots"},
+        BrokenPlan{"OfMoreThanWasSeen",
+                   [](StepPlan* p) { Evicts(p)->set_logical_tokens(19); },
+                   "of these 19 at most"},
+        BrokenPlan{"OfMoreThanThePoolHolds",
+                   [](StepPlan* p) { SetSlots(p, 64000, 4000); },
+                   "of these 128 at most"},
+        BrokenPlan{"OfOnePageManyTimes",
+                   [](StepPlan* p) {
+                     SetSlots(p, 40, 2);
+                     Evicts(p)->add_pages(1);
+                   },
+                   "page 1 twice"},
+        BrokenPlan{
+            "OfTooFewPages",
+            [](StepPlan* p) { Evicts(p)->mutable_pages()->RemoveLast(); },
+            "1 pages, want 2"},
+        BrokenPlan{"OutsideThePool",
+                   [](StepPlan* p) { Evicts(p)->set_pages(1, 12); },
+                   "page 12 of group 0 is outside of the pool of 12"},
+        BrokenPlan{"OfOtherPages",
+                   [](StepPlan* p) { Evicts(p)->set_pages(1, 7); },
+                   "or other pages"},
+        BrokenPlan{"OfSinksAndRecent",
+                   [](StepPlan* p) { Evicts(p)->set_kept_slots(11); },
+                   "kept slots: want 12 to 20, have 11"},
+        BrokenPlan{"BehindCopiesThatAreNotThere",
+                   [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
+                   "evicts behind 1 page copies, want 0 to 0"},
+        BrokenPlan{"ThatTheNextStepDoesNotKnow",
+                   [](StepPlan* p) {
+                     p->mutable_sequences(0)->set_physical_starts(0, 20);
+                   },
+                   "physical start 20 of page group 0: want 15 to 15"},
+        BrokenPlan{
+            "CountedBeyondTheStep",
+            [](StepPlan* p) { p->mutable_sequences(0)->add_first_counted(22); },
+            "first counted token 22 of page group 0, want 21 at most"},
+        BrokenPlan{"CountedInMoreGroups",
+                   [](StepPlan* p) {
+                     p->mutable_sequences(0)->add_first_counted(20);
+                     p->mutable_sequences(0)->add_first_counted(20);
+                   },
+                   "2 first counted tokens, want 1"}),
+    [](const auto& param_info) { return param_info.param.name; });
+
 // One token's values overflow in layer 0: finite weights, one of them huge, on
 // a channel of the residual stream that this token alone has.
 class OverflowTest : public ::testing::Test {

@@ -254,9 +254,10 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
   const uint64_t slots = eviction.num_slots();
   const uint64_t kept = eviction.kept_slots();
   const auto page_tokens = static_cast<uint64_t>(limits_.page_tokens);
-  const uint64_t most =
-      std::min(eviction.logical_tokens(),
-               static_cast<uint64_t>(max_pages_) * page_tokens);
+  // What there is room for, whatever a plan says of sequences unknown here.
+  const uint64_t most = std::min(
+      {eviction.logical_tokens(), static_cast<uint64_t>(limits_.max_model_len),
+       static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens});
   if (slots > most || kept < 1 || kept >= slots) {
     return wrong("keeps ", kept, " of ", slots, " slots, want 1 to ",
                  "fewer than there are, and of these ", most, " at most");
@@ -267,9 +268,11 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
   if (static_cast<uint64_t>(eviction.pages_size()) != entries(slots)) {
     return wrong(eviction.pages_size(), " pages, want ", entries(slots));
   }
+  absl::flat_hash_set<int32_t> pages;
   for (const int32_t page : eviction.pages()) {
     const absl::Status status = arenas_->CheckPage(group, page);
     if (!status.ok()) return wrong(status.message());
+    if (!pages.insert(page).second) return wrong("page ", page, " twice");
   }
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) return absl::OkStatus();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status_macros.h"
 
 namespace kvasir::worker {
@@ -32,42 +33,38 @@ SlotEvictions::SlotEvictions(const plan::ResolvedPlan& plan,
 }
 
 void SlotEvictions::Clear() {
-  entries_.clear();
-  pages_.clear();
   batches_.clear();
+  work_.clear();
+  pages_.clear();
+}
+
+size_t SlotEvictions::BatchFor(const kvasir::v1::SlotEviction& eviction,
+                               int64_t copy_batches, int64_t kept_numbers) {
+  const auto page_group = static_cast<int64_t>(eviction.page_group());
+  // Groups have no page in common: the latest batch of its own counts.
+  for (size_t b = batches_.size(); b-- > 0;) {
+    if (batches_[b].copy_batches != copy_batches) break;
+    if (batches_[b].page_group != page_group) continue;
+    const Work& work = work_[b];
+    const bool shares =
+        std::any_of(eviction.pages().begin(), eviction.pages().end(),
+                    [&](int32_t page) { return work.pages.contains(page); });
+    if (shares || work.kept_numbers + kept_numbers > kept_capacity_) break;
+    return b;
+  }
+  batches_.push_back(
+      {.page_group = page_group, .copy_batches = copy_batches, .count = 0});
+  work_.emplace_back();
+  return batches_.size() - 1;
 }
 
 absl::Status SlotEvictions::Add(const kvasir::v1::SlotEviction& eviction,
                                 int64_t copy_batches) {
-  const auto page_group = static_cast<int64_t>(eviction.page_group());
-  const Group& to = group(page_group);
+  const Group& to = group(static_cast<int64_t>(eviction.page_group()));
   Entry entry = {.num_slots = static_cast<int64_t>(eviction.num_slots()),
                  .kept = static_cast<int64_t>(eviction.kept_slots()),
                  .first_page = static_cast<int64_t>(pages_.size())};
-  const int64_t kept_numbers = to.most_units * entry.kept;
-  const auto shares_a_page = [&](const EvictionBatch& batch) {
-    const Entry& first = entries_[static_cast<size_t>(batch.first)];
-    return std::any_of(
-        pages_.begin() + first.first_page, pages_.end(), [&](int32_t page) {
-          return std::find(eviction.pages().begin(), eviction.pages().end(),
-                           page) != eviction.pages().end();
-        });
-  };
-  // Those of a batch are done side by side.
-  const bool opens =
-      batches_.empty() || batches_.back().page_group != page_group ||
-      batches_.back().copy_batches != copy_batches ||
-      batches_.back().kept_slots + kept_numbers > kept_capacity_ ||
-      shares_a_page(batches_.back());
-  if (opens) {
-    batches_.push_back({.page_group = page_group,
-                        .copy_batches = copy_batches,
-                        .first = static_cast<int64_t>(entries_.size()),
-                        .count = 0,
-                        .kept_slots = 0});
-  }
-  EvictionBatch& batch = batches_.back();
-  entry.first_kept = batch.kept_slots;
+  KVASIR_CHECK(entry.num_slots <= most_slots_);
   for (const Rule& rule : to.rules) {
     const kernels::Eviction one = EvictionOf(entry, rule);
     const absl::Status status =
@@ -78,9 +75,14 @@ absl::Status SlotEvictions::Add(const kvasir::v1::SlotEviction& eviction,
                                                      ": ", status.message()));
     }
   }
-  batch.kept_slots += kept_numbers;
-  ++batch.count;
-  entries_.push_back(entry);
+  const int64_t kept_numbers = to.most_units * entry.kept;
+  const size_t batch = BatchFor(eviction, copy_batches, kept_numbers);
+  Work& work = work_[batch];
+  entry.first_kept = work.kept_numbers;
+  work.kept_numbers += kept_numbers;
+  work.entries.push_back(entry);
+  work.pages.insert(eviction.pages().begin(), eviction.pages().end());
+  ++batches_[batch].count;
   pages_.insert(pages_.end(), eviction.pages().begin(), eviction.pages().end());
   return absl::OkStatus();
 }
@@ -112,22 +114,29 @@ std::vector<EvictionBatch> SlotEvictions::LargestBatches() const {
 }
 
 void SlotEvictions::Pack(StepBlob* blob) {
-  packed_.resize(batches_.size());
+  for (size_t b = 0; b < batches_.size(); ++b) {
+    work_[b].places.clear();
+    for (size_t r = 0; r < group(batches_[b].page_group).rules.size(); ++r) {
+      work_[b].places.push_back(
+          blob->Take<kernels::Eviction>(batches_[b].count));
+    }
+  }
+}
+
+void SlotEvictions::PackTables(StepBlob* blob) {
   const kernels::DevicePtr<const int32_t> pages =
       blob->Add(absl::MakeConstSpan(pages_));
+  if (blob->counting()) return;
   for (size_t b = 0; b < batches_.size(); ++b) {
-    const EvictionBatch& batch = batches_[b];
-    packed_[b].clear();
-    for (const Rule& rule : group(batch.page_group).rules) {
-      const auto place = blob->Take<kernels::Eviction>(batch.count);
-      packed_[b].push_back(place.device);
-      if (blob->counting()) continue;
-      for (int64_t i = 0; i < batch.count; ++i) {
-        const Entry& entry = entries_[static_cast<size_t>(batch.first + i)];
-        place.host[i] = EvictionOf(entry, rule);
+    const std::vector<Rule>& rules = group(batches_[b].page_group).rules;
+    for (size_t r = 0; r < rules.size(); ++r) {
+      kernels::Eviction* out = work_[b].places[r].host;
+      for (const Entry& entry : work_[b].entries) {
+        *out = EvictionOf(entry, rules[r]);
         // In place: what is kept never overtakes what is read.
-        place.host[i].block_table = pages + entry.first_page;
-        place.host[i].to_table = pages + entry.first_page;
+        out->block_table = pages + entry.first_page;
+        out->to_table = pages + entry.first_page;
+        ++out;
       }
     }
   }
@@ -145,7 +154,9 @@ absl::Status SlotEvictions::Run(kernels::Stream& stream, const Decoder& decoder,
                                       .kept_slots = kept_capacity_};
   for (const Group::Layer& layer : group(batch.page_group).layers) {
     kernels::EvictionRows rows;
-    if (!workspace.counting()) rows.evictions = packed_[index][layer.rule];
+    if (!workspace.counting()) {
+      rows.evictions = work_[index].places[layer.rule].device;
+    }
     rows.num_evictions = batch.count;
     rows.kept_slots = kept;
     KVASIR_RETURN_IF_ERROR(

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"
@@ -26,8 +27,9 @@ class SlotEvictions {
   // The evictions of the step before are forgotten.
   void Clear();
   // The plan's next one, behind so many batches of page copies. It has been
-  // checked (SequenceTable::Evict). INVALID_ARGUMENT for counts that a layer of
-  // the group refuses, and for a page that an earlier one of its batch has.
+  // checked (SequenceTable::Evict), so that it has at most as many slots as
+  // there is room for (CHECK). INVALID_ARGUMENT for counts that a layer of the
+  // group refuses.
   absl::Status Add(const kvasir::v1::SlotEviction& eviction,
                    int64_t copy_batches);
 
@@ -35,8 +37,10 @@ class SlotEvictions {
   // What any batch of a step takes at most, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Puts what ops take into the blob.
+  // Puts what ops take into the blob: what depends on batches() alone, and,
+  // later, tables of any length that it leads to.
   void Pack(StepBlob* blob);
+  void PackTables(StepBlob* blob);
   // Enqueues batch `index` of batches() over the layers of its page group. With
   // a counting workspace it may be any.
   absl::Status Run(kernels::Stream& stream, const Decoder& decoder,
@@ -71,6 +75,17 @@ class SlotEvictions {
     int64_t first_page = 0;  // in pages_
   };
 
+  // Of a batch.
+  struct Work {
+    std::vector<Entry> entries;
+    int64_t kept_numbers = 0;  // of their lists
+    absl::flat_hash_set<int32_t> pages;
+    std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
+  };
+
+  // The batch that may take it: nothing of it stands in the way of another.
+  size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
+                  int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;
   const Group& group(int64_t index) const {
     return groups_[static_cast<size_t>(index)];
@@ -80,11 +95,9 @@ class SlotEvictions {
   std::vector<Group> groups_;  // by page group
   int64_t kept_capacity_ = 0;  // numbers of a list of kept slots
 
-  std::vector<Entry> entries_;  // of all batches, one behind the other
-  std::vector<int32_t> pages_;  // of all entries
   std::vector<EvictionBatch> batches_;
-  // By batch, then rule. On the device.
-  std::vector<std::vector<kernels::DevicePtr<const kernels::Eviction>>> packed_;
+  std::vector<Work> work_;      // by batch
+  std::vector<int32_t> pages_;  // of all entries
 };
 
 }  // namespace kvasir::worker

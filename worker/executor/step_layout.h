@@ -41,9 +41,7 @@ StepSizes LargestStep(const StepLimits& limits);
 struct EvictionBatch {
   int64_t page_group = 0;
   int64_t copy_batches = 0;  // of the step's page copies that come before
-  int64_t first = 0;         // among the step's evictions
   int64_t count = 0;
-  int64_t kept_slots = 0;  // numbers of their lists
 
   friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
 };
