@@ -243,7 +243,8 @@ def test_the_page_draws_memory_with_and_without_eviction(artifact, drawn, tmp_pa
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
     assert "without eviction" not in draw_by_script(page)
-    run("inspect", artifact, "--html", page, "--eviction", "q-hitter", "--eviction-budget", 128)
+    run("inspect", artifact, "--html", page, "--eviction", "q-hitter", "--eviction-budget", 128,
+        "--eviction-lambda", 0.5)
     html = drawn(page)
     start = html.index("<h2>KV cache with and without eviction")
     chart = html[start:html.index("<summary>Rank table")]
