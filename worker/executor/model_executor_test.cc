@@ -729,19 +729,11 @@ TEST_F(TakenSidePagesTest, OneStepWritesAPageForOneSequence) {
                                  "twice")));
 }
 
-struct BrokenPlan {
-  const char* name;
-  void (*change)(StepPlan*);
-  const char* message;
-};
-
-class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
-
-TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
-  auto rank = TinyRank();
-  StepPlan first = SoundPlan();
-  first.set_step_id(1);
-  SequenceStep* step = first.mutable_sequences(0);
+// Step 1.
+StepPlan StepBefore() {
+  StepPlan plan = SoundPlan();
+  plan.set_step_id(1);
+  SequenceStep* const step = plan.mutable_sequences(0);
   const std::vector<int32_t> prompt = Prompt(5, 20);
   step->mutable_token_ids()->Clear();
   step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
@@ -752,7 +744,20 @@ TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
   table->set_reset(true);
   table->add_appended_pages(3);
   table->add_appended_pages(8);
-  KVASIR_ASSERT_OK(rank->executor().Execute(first));
+  return plan;
+}
+
+struct BrokenPlan {
+  const char* name;
+  void (*change)(StepPlan*);
+  const char* message;
+};
+
+class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
+
+TEST_P(BrokenPlanTest, IsRefusedAndEndsTheExecutor) {
+  auto rank = TinyRank();
+  KVASIR_ASSERT_OK(rank->executor().Execute(StepBefore()));
 
   StepPlan plan = SoundPlan();
   GetParam().change(&plan);
@@ -795,20 +800,8 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
     auto rank = MakePlannedRank(plan_case, options);
     KVASIR_EXPECT_OK(rank.status());
     rank_ = *std::move(rank);
-    StepPlan first = SoundPlan();
-    first.set_step_id(1);
-    SequenceStep* step = first.mutable_sequences(0);
-    const std::vector<int32_t> prompt = Prompt(5, 20);
-    step->mutable_token_ids()->Clear();
-    step->mutable_token_ids()->Add(prompt.begin(), prompt.end());
-    step->set_num_tokens(20);
-    step->set_logical_start(0);
-    step->set_physical_starts(0, 0);
-    step->add_first_counted(18);
-    auto* table = step->add_block_tables();
-    table->set_reset(true);
-    table->add_appended_pages(3);
-    table->add_appended_pages(8);
+    StepPlan first = StepBefore();
+    first.mutable_sequences(0)->add_first_counted(18);
     KVASIR_EXPECT_OK(rank_->executor().Execute(first));
   }
 
