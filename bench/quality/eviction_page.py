@@ -196,8 +196,9 @@ def part(run: Run) -> str:
     lines += section("Weight of the attention received", [
         "λ = 1 is H2O.", ""], row_lines(run.windows, settings.SWEEP))
     lines += section("Recent and heavy tokens", [
-        f"Of {round(0.2 * (settings.TOKENS - 1))} slots that stay; 64 are recent "
-        "elsewhere.", ""], row_lines(run.windows, settings.SPLIT))
+        f"{round(0.5 * (settings.TOKENS - 1))} or "
+        f"{round(0.2 * (settings.TOKENS - 1))} slots stay; 64 are recent elsewhere.",
+        ""], row_lines(run.windows, settings.SPLIT))
     lines += section("A passage that comes again", [
         f"{settings.PASSAGE_TOKENS} tokens, {settings.FILLER_TOKENS} of another text, "
         "the same passage again: the loss on its second copy, over "

@@ -162,20 +162,26 @@ def matrix() -> list[Row]:
 
 
 MATRIX = matrix()
-SERVED_ROWS = [Row(SERVED, "none"), *(
-    Row(SERVED, method, share) for share in (0.5, 0.2)
+SERVED_ROWS = [Row(SERVED, "none", quick=True), *(
+    Row(SERVED, method, share, quick=method == "h2o") for share in (0.5, 0.2)
     for method in ("streaming", "h2o", "q-hitter"))]
 SWEEP = [Row(CODES[4], "q-hitter", 0.2, weight=weight, quick=weight == 0.75)
          for weight in (0.0, 0.25, 0.75, 0.9, 0.95, 0.99)]
-SPLIT = [Row(CODES[4], "h2o", 0.2, recent=recent, quick=recent == 256)
-         for recent in (16, 128, 256, 384)]
+# Half of what stays is recent: 512 of 1023 slots, 204 of 409.
+HALF_RECENT = {0.5: 512, 0.2: 204}
+SPLIT = [Row(CODES[4], "h2o", share, recent=recent,
+             quick=recent in (128, 256, HALF_RECENT[share]))
+         for share, recents in ((0.2, (16, 128, 204, 256, 384)), (0.5, (256, 512, 768)))
+         for recent in recents]
 SIDES = [Row(cache, method, 0.2, quick=True) for cache in (KEYS, VALUES)
          for method in ("h2o", "q-hitter")]
 OTHERS = [*SIDES, *SERVED_ROWS, *SWEEP, *SPLIT]
 
 FAR = [Row(CODES[4], "none", quick=True), *(
     Row(CODES[4], method, share, quick=method not in ("recent", "random"))
-    for share in (0.5, 0.2) for method in METHODS)]
+    for share in (0.5, 0.2) for method in METHODS), *(
+    Row(CODES[4], "h2o", share, recent=recent, quick=True)
+    for share, recent in HALF_RECENT.items())]
 
 LONG_ROWS = [Row(CODES[4], "none"), *(
     Row(CODES[4], method, share, quick=method != "q-hitter" and share == 0.2)
