@@ -115,15 +115,14 @@ class Study:
         caches = list(dict.fromkeys(row.cache for row in rows))
         in_order = [Row(cache, name, budget, rows[0].weight, rows[0].recent)
                     for cache in caches for name in names for budget in budgets]
-        command = ["evaluate", "--teacher", self.model, "--text", passage.path,
-                   "--windows", passage.windows, "--window-tokens", passage.tokens,
-                   "--seed", settings.SEED, "--eviction", ",".join(names),
-                   "--json", self.pending.report]
-        if self.threads:
-            command += ["--threads", self.threads]
+        command = ["evaluate", "--teacher", self.model, "--eviction", ",".join(names)]
         if names != ["none"]:
             command += [*rows[0].options, "--eviction-budget",
                         ",".join(f"{budget:g}" for budget in budgets)]
+        command += ["--text", passage.path, "--windows", passage.windows, "--window-tokens",
+                    passage.tokens, "--seed", settings.SEED, "--json", self.pending.report]
+        if self.threads:
+            command += ["--threads", self.threads]
         if passage.repeats:
             command += ["--repeat-test", "--repeats", passage.repeats,
                         "--repeat-tokens", settings.PASSAGE_TOKENS,

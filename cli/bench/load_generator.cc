@@ -52,6 +52,7 @@ Percentiles PercentilesOf(const std::vector<double>& values) {
   if (values.empty()) return {};
   return {.p50 = bench::Quantile(values, 0.5),
           .p90 = bench::Quantile(values, 0.9),
+          .p95 = bench::Quantile(values, 0.95),
           .p99 = bench::Quantile(values, 0.99)};
 }
 

@@ -53,6 +53,7 @@ struct LoadOptions {
 struct Percentiles {
   double p50 = 0.0;
   double p90 = 0.0;
+  double p95 = 0.0;
   double p99 = 0.0;
 };
 

@@ -101,7 +101,10 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
 }
 
 nlohmann::ordered_json ToJson(const Percentiles& values) {
-  return {{"p50", values.p50}, {"p90", values.p90}, {"p99", values.p99}};
+  return {{"p50", values.p50},
+          {"p90", values.p90},
+          {"p95", values.p95},
+          {"p99", values.p99}};
 }
 
 nlohmann::ordered_json LoadRow(const LoadOptions& options,

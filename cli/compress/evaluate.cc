@@ -435,10 +435,12 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
       "Evictions to measure on each candidate, a window being one prompt: "
       "none, "
       "q-hitter, h2o, streaming, recent or random")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);  // what follows is a candidate
   add("--eviction-budget", flags->budgets,
       "Slots that stay, each a row: a share of the window (0.2), or a number")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   AddEvictionSettings(command, flags->eviction);
   add("--calibration-text", flags->calibration_text,
       "Text for the ranges of per-channel baselines");

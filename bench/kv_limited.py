@@ -1,0 +1,329 @@
+#!/usr/bin/env python3
+"""Serves SmolLM2 from pools of one size, which the 8-bit cache fills with four
+sequences, and loads each server with far more: how many run, how fast, and what that
+costs in divergence. Writes docs/kv-limited.md. Called by bench/kv_limited.sh.
+
+All servers are up the whole time and take turns; a burst is one closed loop of
+`kvasir bench serve`. Divergences are those of the study of eviction, whose rows are
+measured where they are missing (bench/quality/eviction.py)."""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench/quality"))
+import eviction  # noqa: E402
+import eviction_settings as settings  # noqa: E402
+import provenance  # noqa: E402
+from performance_page import number, size, table  # noqa: E402
+
+START_SECONDS = 120
+BURST_SECONDS = 1800
+POLL_SECONDS = 0.05
+SEQUENCES = 4  # of the 8-bit cache, which the pool holds
+SPREAD_LIMIT = 0.15
+MIN_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A server: a plan, what evicts from it, and its row in the study of quality."""
+    plan: str
+    quality: settings.Row | None  # None: the dense cache, from which others diverge
+    flags: tuple = ()
+    targets: bool = False  # judged against the 8-bit cache
+
+    @property
+    def name(self) -> str:
+        if not self.flags:
+            return f"`{self.plan}`"
+        return f"`{self.plan}`, {self.quality.shown} {100 * self.quality.budget:g} %"
+
+
+def evicting(plan: str, cache: settings.Cache, share: float, targets: bool = False) -> Cache:
+    """By H2O: what is served where no weight is asked for (Q-Hitter, λ = 1)."""
+    return Cache(plan, settings.Row(cache, "h2o", share),
+                 ("--eviction", "h2o", "--eviction-budget", f"{share:g}"), targets)
+
+
+EIGHT = Cache("dense-8bit", settings.Row(settings.CODES[8], "none"))
+SERVED_3 = settings.Cache(3, 3, settings.SERVED.exact)
+CACHES = [
+    EIGHT,
+    Cache("dense-bf16", None),
+    Cache("rotated-4bit", settings.Row(settings.SERVED, "none")),
+    evicting("rotated-4bit", settings.SERVED, 0.5, targets=True),
+    evicting("rotated-4bit", settings.SERVED, 0.2),
+    evicting("rotated-3bit", SERVED_3, 0.5, targets=True),
+]
+# Whose KL the target is stated in: rotated 4 bits without exact tokens.
+ANCHOR = settings.Row(settings.CODES[4], "none")
+
+
+@dataclass
+class Told:
+    """Of a server's bursts, in their order."""
+    tokens_per_second: list = field(default_factory=list)
+    running: list = field(default_factory=list)   # mean while requests waited
+    peak: list = field(default_factory=list)
+    preemptions: list = field(default_factory=list)
+    itl_ms_p95: list = field(default_factory=list)
+    ttft_ms_p50: list = field(default_factory=list)
+
+
+def metrics(url: str) -> dict[str, float]:
+    """Series without labels."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, value in
+            (line.split() for line in lines if line.startswith("kvasir_") and "{" not in line)}
+
+
+class Watch(threading.Thread):
+    """Reads a server's gauges while it is loaded."""
+
+    def __init__(self, url: str):
+        super().__init__(daemon=True)
+        self.url = url
+        self.samples: list[tuple[float, float]] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(POLL_SECONDS):
+            told = metrics(self.url)
+            self.samples.append((told["kvasir_num_requests_running"],
+                                 told["kvasir_num_requests_waiting"]))
+
+    def limited(self) -> list[float]:
+        """Running while others waited: what the pool holds, not what was asked for."""
+        return [running for running, waiting in self.samples if waiting > 0 and running > 0]
+
+
+class Server:
+    def __init__(self, cache: Cache, options, pool_bytes: int, folder: Path):
+        self.cache = cache
+        self.told = Told()
+        self.options = options
+        ready = folder / "ready.json"
+        folder.mkdir()
+        command = [options.kvasir, "serve", "--model", options.model, "--kv-plan", cache.plan,
+                   "--kv-cache-bytes", str(pool_bytes), "--max-model-len",
+                   str(options.prompt_tokens + options.output_tokens),
+                   "--max-num-seqs", str(options.concurrency), "--grpc-port", "0",
+                   "--admin-port", "0", "--metrics-port", "0", "--ready-file", ready, *cache.flags]
+        with open(folder / "log", "wb") as log:
+            self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log,
+                                            stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_SECONDS
+        while not (ready.exists() and ready.stat().st_size > 0):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                sys.exit(f"kv_limited: {cache.name} does not start:\n"
+                         f"{(folder / 'log').read_text(errors='replace')}")
+            time.sleep(0.05)
+        told = json.loads(ready.read_text())
+        self.grpc, self.metrics = told["grpc"], f"http://{told['metrics']}/metrics"
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def burst(self, seed: int, keep: bool) -> None:
+        options = self.options
+        before = metrics(self.metrics)
+        watch = Watch(self.metrics)
+        watch.start()
+        done = subprocess.run(
+            [options.kvasir, "bench", "serve", "--endpoint", self.grpc, "--mode", "closed",
+             "--requests", str(options.requests), "--concurrency", str(options.concurrency),
+             "--prompt-tokens", f"fixed:{options.prompt_tokens}",
+             "--output-tokens", f"fixed:{options.output_tokens}",
+             "--max-model-len", str(options.prompt_tokens + options.output_tokens),
+             "--vocab-size", str(options.vocab_size), "--seed", str(seed), "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=BURST_SECONDS)
+        watch.over.set()
+        watch.join()
+        if done.returncode != 0:
+            sys.exit(f"kv_limited: {self.cache.name}: {done.stderr.strip()}")
+        row = next(row for row in json.loads(done.stdout)["rows"] if row.get("mode") == "closed")
+        if row["failed"]:
+            sys.exit(f"kv_limited: {self.cache.name}: {row['failed']} requests failed: "
+                     f"{row.get('first_error')}")
+        if not keep:
+            return
+        limited = watch.limited()
+        if not limited:
+            sys.exit(f"kv_limited: {self.cache.name}: no request waited; more --concurrency")
+        after = metrics(self.metrics)
+        self.told.tokens_per_second.append(row["output_tokens_per_second"])
+        self.told.running.append(statistics.fmean(limited))
+        self.told.peak.append(max(limited))
+        self.told.preemptions.append(after["kvasir_num_preemptions_total"] -
+                                     before["kvasir_num_preemptions_total"])
+        self.told.itl_ms_p95.append(row["itl_ms"]["p95"])
+        self.told.ttft_ms_p50.append(row["ttft_ms"]["p50"])
+
+
+def bytes_per_token(options, plan: str) -> float:
+    done = subprocess.run([options.kvasir, "inspect", "--model", options.model, "--kv-plan", plan,
+                           "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)["kv_bytes_per_token"]
+
+
+def measure(options) -> dict[str, dict]:
+    tokens = options.prompt_tokens + options.output_tokens
+    # Whole pages of each sequence.
+    pages = -(-tokens // options.page_tokens)
+    pool = int(SEQUENCES * pages * options.page_tokens * bytes_per_token(options, EIGHT.plan))
+    with tempfile.TemporaryDirectory(prefix="kvasir-kv-limited-") as folder:
+        servers: list[Server] = []
+        try:
+            for i, cache in enumerate(CACHES):
+                servers.append(Server(cache, options, pool, Path(folder) / str(i)))
+            for turn in range(options.rounds + 1):
+                begin = time.monotonic()
+                for server in servers[turn % len(servers):] + servers[:turn % len(servers)]:
+                    server.burst(1000 + turn, turn > 0)  # the first warms up
+                print(f"round {turn} of {options.rounds}: {time.monotonic() - begin:.0f} s",
+                      file=sys.stderr)
+            held = {server.cache.name: metrics(server.metrics) for server in servers}
+        finally:
+            for server in servers:
+                server.stop()
+    return {"pool_bytes": pool, "caches": {
+        server.cache.name: vars(server.told) | {
+            "leaked_pages": held[server.cache.name]["kvasir_cache_leaked_pages"]}
+        for server in servers}}
+
+
+def divergences(options) -> dict[settings.Row, float]:
+    """KL of each cache's row, at its windows of the study of eviction."""
+    study = eviction.Study(argparse.Namespace(
+        tool=options.tool, model=options.model_folder, domains=ROOT / "compress/calibrate/domains",
+        work=options.work, threads=None, budget=options.budget))
+    passage = study.passage("windows", study.budget.windows, settings.TOKENS)
+    rows = list(dict.fromkeys([cache.quality for cache in CACHES if cache.quality] + [ANCHOR]))
+    return {row: one.kl.mean for row, one in study.measure(rows, passage, False).items()}
+
+
+# -------------------------------------------------------------------------- page
+
+def ratio(values: list[float], base: list[float]) -> tuple[float, float]:
+    """Median of the rounds' ratios, and the middle half of them relative to it."""
+    pairs = sorted(a / b for a, b in zip(values, base))
+    low, middle, high = statistics.quantiles(pairs, n=4)
+    return middle, (high - low) / middle
+
+
+def shown_ratio(values, base) -> str:
+    middle, spread = ratio(values, base)
+    undecided = spread > SPREAD_LIMIT or len(values) < MIN_ROUNDS
+    return f"{middle:.2f}" + (" (undecided)" if undecided else "")
+
+
+def verdict(met: bool, undecided: bool = False) -> str:
+    return "undecided" if undecided else "met" if met else "**missed**"
+
+
+def page(report: dict, kl: dict[settings.Row, float], options) -> str:
+    told, eight = report["caches"], report["caches"][EIGHT.name]
+    rows, judged = [], []
+    for cache in CACHES:
+        one = told[cache.name]
+        own = kl[cache.quality] if cache.quality else None
+        rows.append([
+            cache.name, "0" if own is None else f"{own:.4f}",
+            number(statistics.fmean(one["running"])), number(max(one["peak"])),
+            shown_ratio(one["running"], eight["running"]),
+            number(statistics.median(one["tokens_per_second"])),
+            shown_ratio(one["tokens_per_second"], eight["tokens_per_second"]),
+            number(statistics.fmean(one["preemptions"])),
+            number(statistics.median(one["ttft_ms_p50"])),
+            number(statistics.median(one["itl_ms_p95"]))])
+        if cache.targets:
+            running, speed = (ratio(one[key], eight[key]) for key in
+                              ("running", "tokens_per_second"))
+            few = options.rounds < MIN_ROUNDS
+            judged.append([
+                cache.name,
+                f"{running[0]:.2f} {verdict(running[0] >= 4, few or running[1] > SPREAD_LIMIT)}",
+                f"{speed[0]:.2f} {verdict(speed[0] >= 1.5, few or speed[1] > SPREAD_LIMIT)}",
+                f"{own / kl[ANCHOR]:.2f} {verdict(own <= 2 * kl[ANCHOR])}"])
+    head = ["cache", "KL", "running", "at most", "× 8-bit", "tokens/s", "× 8-bit", "preemptions",
+            "TTFT p50, ms", "ITL p95, ms"]
+    leaked = sum(one["leaked_pages"] for one in told.values())
+    return "\n".join([
+        "# A pool that is too small", "",
+        "What compression and eviction are worth where the KV cache is what limits a server: "
+        f"SmolLM2-135M from a pool of {size(report['pool_bytes'])}, in which the 8-bit cache holds "
+        f"{SEQUENCES} sequences of {options.prompt_tokens} + {options.output_tokens} tokens, and "
+        f"{options.concurrency} clients that always have one more. Written by "
+        "`bench/kv_limited.sh`.", "",
+        f"- {options.rounds} rounds; in each, every server gets {options.requests} requests, one "
+        "server after the other, all others idle. Ratios are medians of the rounds' ratios; over "
+        "a spread of 15 % they are *undecided*.",
+        "- *Running*: the mean of `kvasir_num_requests_running` while others waited; *at most*: the "
+        "most that was seen. *Preemptions*: in a round.",
+        "- *KL*: from the dense bf16 cache, of prompts of "
+        f"{settings.TOKENS} tokens, from the rows of [quality.md](quality.md#eviction-on-smollm2-"
+        "135m-instruct); the prompts of this load are random.",
+        f"- {report['date']}: {report['machine']}, {os.cpu_count()} CPUs; binary "
+        f"`{report['run']['binary'][:12]}`. Pages leaked over all servers: {leaked:g}.", "",
+        table(head, rows), "",
+        "Targets of a plan that evicts half of each prompt, against the 8-bit cache: 4 × as many "
+        "running, 1.5 × the tokens/s, at most twice the KL of rotated 4 bits without exact tokens "
+        f"({kl[ANCHOR]:.4f}).", "",
+        table(["cache", "running (≥ 4)", "tokens/s (≥ 1.5)", "KL over rotated 4 bits' (≤ 2)"],
+              judged), ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench/kv_limited.sh",
+                                     description=__doc__.split("\n\n")[0])
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
+    parser.add_argument("--requests", type=int, default=32, help="of a burst")
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=768)
+    parser.add_argument("--output-tokens", type=int, default=256)
+    parser.add_argument("--page-tokens", type=int, default=64, help="the servers' default")
+    parser.add_argument("--vocab-size", type=int, default=49000, help="prompts are of ids below")
+    parser.add_argument("--budget", choices=settings.BUDGETS, default="quick",
+                        help="of the study whose divergences are told")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
+    parser.add_argument("--tool", type=Path, default=ROOT / "build/release/kvasir-compress")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/eviction")
+    parser.add_argument("--results", type=Path, default=ROOT / "build/performance-kv-limited.json")
+    parser.add_argument("--write", action="store_true", help="only write the page")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/kv-limited.md")
+    options = parser.parse_args()
+    if options.rounds < 2 or min(options.requests, options.concurrency) < 1:
+        parser.error("--rounds: at least 2; --requests and --concurrency: at least 1")
+    options.kvasir = options.kvasir.resolve()
+    options.model_folder = eviction.default_model()
+    if not options.write:
+        report = measure(options) | {
+            "run": provenance.of(options.kvasir, sys.argv[1:]), "machine": platform.processor() or
+            platform.machine(), "date": datetime.date.today().isoformat()}
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(json.dumps(report, indent=1) + "\n")
+    elif not options.results.exists():
+        parser.error(f"--write: no results in {options.results}; measure first")
+    report = json.loads(options.results.read_text())
+    options.out.write_text(page(report, divergences(options), options))
+
+
+if __name__ == "__main__":
+    main()
