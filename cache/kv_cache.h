@@ -284,9 +284,12 @@ class KvCache {
                        const StartOptions& options);
 
   // Pages of the host pool for an image whose bytes come from elsewhere.
-  // INVALID_ARGUMENT for a shape that no sequence here has, RESOURCE_EXHAUSTED
-  // where too few are free.
-  absl::StatusOr<SequenceImage> TakeImagePages(const ImageShape& shape);
+  // `options` are those of the Import that follows; where a group evicts they
+  // say what is the prompt (CHECK). INVALID_ARGUMENT for a shape that no
+  // sequence of that prompt and these evictions has, RESOURCE_EXHAUSTED where
+  // too few are free.
+  absl::StatusOr<SequenceImage> TakeImagePages(const ImageShape& shape,
+                                               const StartOptions& options);
 
   // Tokens committed, and the reserved ones after them.
   int64_t logical_tokens(SequenceId id) const;
@@ -374,7 +377,8 @@ class KvCache {
                                       const StartOptions& options) const;
   void ImportPages(size_t group, const SequenceImage& image,
                    const std::vector<PrefixNodeId>& found, Sequence* out);
-  absl::Status CheckShape(const ImageShape& shape) const;
+  absl::Status CheckShape(const ImageShape& shape,
+                          const StartOptions& options) const;
 
   void HoldTail(PrefixNodeId node, Sequence& out);
   bool HoldsTailAlone(const Sequence& of) const;

@@ -28,7 +28,10 @@ ImageShape KvCache::ShapeOf(SequenceId id) const {
          .num_pages = CeilDiv(table.physical_tokens(), config_.page_tokens),
          // What was reserved for a first step and never written is nothing.
          .num_side_pages =
-             shape.logical_tokens > 0 ? static_cast<int64_t>(side) : 0});
+             shape.logical_tokens > 0 ? static_cast<int64_t>(side) : 0,
+         .kept_slots = state.eviction.kept_slots()});
+    shape.prompt_tokens =
+        std::max(shape.prompt_tokens, state.eviction.prompt_tokens());
   }
   return shape;
 }
@@ -224,7 +227,8 @@ void KvCache::ImportPages(size_t group, const SequenceImage& image,
   state.table.SetLengths(image.shape.logical_tokens, next_slot);
 }
 
-absl::Status KvCache::CheckShape(const ImageShape& shape) const {
+absl::Status KvCache::CheckShape(const ImageShape& shape,
+                                 const StartOptions& options) const {
   if (shape.groups.size() != pools_.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "image: ", shape.groups.size(), " page groups, want ", pools_.size()));
@@ -234,38 +238,48 @@ absl::Status KvCache::CheckShape(const ImageShape& shape) const {
         absl::StrCat("image: ", shape.logical_tokens, " tokens, want 0 to ",
                      kMaxSequenceTokens));
   }
+  int64_t prompt_tokens = 0;
   for (size_t g = 0; g < pools_.size(); ++g) {
+    const EvictionSchedule eviction = ScheduleOf(g, {}, options);
+    prompt_tokens = std::max(prompt_tokens, eviction.prompt_tokens());
     const int64_t first = FirstVisibleToken(config_.groups[g].sliding_window,
                                             shape.logical_tokens) /
                           config_.page_tokens;
-    if (config_.groups[g].eviction.evicts()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "image: page group ", g,
-          " evicts: what a sequence holds of it depends on its prompt, which "
-          "an image does not tell"));
+    const ImageGroupShape& have = shape.groups[g];
+    int64_t slots = shape.logical_tokens - first * config_.page_tokens;
+    if (eviction.kept_slots() > 0) {
+      // At a point, slots may have gone or may still be to go.
+      slots = eviction.SlotsBefore(shape.logical_tokens);
+      if (have.physical_tokens != slots) {
+        slots = eviction.SlotsAfter(shape.logical_tokens);
+      }
     }
-    const int64_t slots = shape.logical_tokens - first * config_.page_tokens;
     const ImageGroupShape want = {
         .physical_tokens = slots,
         .first_page = first,
         .num_pages = CeilDiv(slots, config_.page_tokens),
         .num_side_pages = shape.logical_tokens > 0
                               ? config_.groups[g].side_pages_per_sequence
-                              : 0};
-    const ImageGroupShape& have = shape.groups[g];
+                              : 0,
+        .kept_slots = eviction.kept_slots()};
     if (have == want) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "image: page group ", g, " with ", shape.logical_tokens,
         " tokens seen: ", have.physical_tokens, " slots in ", have.num_pages,
-        " pages from ", have.first_page, " on and ", have.num_side_pages,
-        " side pages, want ", want.physical_tokens, ", ", want.num_pages, ", ",
-        want.first_page, ", ", want.num_side_pages));
+        " pages from ", have.first_page, " on, ", have.num_side_pages,
+        " side pages and a budget of ", have.kept_slots, " slots, want ",
+        want.physical_tokens, ", ", want.num_pages, ", ", want.first_page, ", ",
+        want.num_side_pages, ", ", want.kept_slots));
   }
-  return absl::OkStatus();
+  if (shape.prompt_tokens == prompt_tokens) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("image: gives up slots by a prompt of ", shape.prompt_tokens,
+                   " tokens, want ", prompt_tokens));
 }
 
-absl::StatusOr<SequenceImage> KvCache::TakeImagePages(const ImageShape& shape) {
-  KVASIR_RETURN_IF_ERROR(CheckShape(shape));
+absl::StatusOr<SequenceImage> KvCache::TakeImagePages(
+    const ImageShape& shape, const StartOptions& options) {
+  KVASIR_RETURN_IF_ERROR(CheckShape(shape, options));
   for (const kvasir::v1::PageCopy& copy : pending_copies_) {
     if (!copy.from_host() && !copy.to_host()) continue;
     return absl::FailedPreconditionError(

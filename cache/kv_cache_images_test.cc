@@ -246,7 +246,7 @@ TEST(KvCacheImagesTest, NoPagesForAnImageFromElsewhereWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
-    return test.cache().TakeImagePages(shape).status().code() ==
+    return test.cache().TakeImagePages(shape, {}).status().code() ==
            absl::StatusCode::kFailedPrecondition;
   };
   test.Run("start a 1..8 nopublish\nstep a 8 -> ok\nexport a -> ok\nforget a");
@@ -265,9 +265,10 @@ TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
        {.num_pages = 8, .sliding_window = 5, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 14,
                             .groups = {{14, 0, 4, 1}, {6, 2, 2, 0}}};
-  KVASIR_ASSERT_OK_AND_ASSIGN(SequenceImage image, cache.TakeImagePages(shape));
+  KVASIR_ASSERT_OK_AND_ASSIGN(SequenceImage image,
+                              cache.TakeImagePages(shape, {}));
   EXPECT_EQ(cache.ImageBytes(shape), 700);
-  EXPECT_THAT(cache.TakeImagePages(shape),
+  EXPECT_THAT(cache.TakeImagePages(shape, {}),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("700 bytes")));
   const std::vector<int32_t> ids(14, 3);
@@ -277,7 +278,7 @@ TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
 
   const auto refused = [&](ImageShape lies, const std::string& why) {
     EXPECT_THAT(
-        cache.TakeImagePages(lies),
+        cache.TakeImagePages(lies, {}),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
   ImageShape lies = shape;
@@ -294,7 +295,55 @@ TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
   refused(lies, "page group 1");
   lies = shape;
   lies.groups[0].num_side_pages = 0;
-  refused(lies, "0 side pages, want 14, 4, 0, 1");
+  refused(lies, "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
+  lies = shape;
+  lies.groups[1].kept_slots = 3;
+  refused(lies, "a budget of 3 slots");
+  lies = shape;
+  lies.prompt_tokens = 9;
+  refused(lies, "by a prompt of 9 tokens, want 0");
+}
+
+// What a sequence holds that gives up slots depends on its prompt and budget.
+TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
+  KvCache cache(Config({{.num_pages = 8,
+                         .eviction = {.budget_tokens = 6, .every_tokens = 4},
+                         .num_host_pages = 8}}));
+  const StartOptions options = {.publish_prefix = false, .prompt_tokens = 10};
+  // 6 slots stay at 8 tokens, two came since; the prompt's end is a point.
+  const ImageShape due = {
+      .logical_tokens = 10, .prompt_tokens = 10, .groups = {{8, 0, 2, 0, 6}}};
+  ImageShape done = due;
+  done.groups[0].physical_tokens = 6;
+  const std::vector<int32_t> ids(12, 3);
+  for (const ImageShape& shape : {due, done}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(SequenceImage image,
+                                cache.TakeImagePages(shape, options));
+    EXPECT_TRUE(cache.Import(SequenceId(1), &image, ids, options));
+    EXPECT_EQ(cache.ShapeOf(SequenceId(1)), shape);
+    EXPECT_EQ(cache.eviction_due(SequenceId(1)), shape == due);
+    KVASIR_EXPECT_OK(cache.CheckInvariants());
+    cache.Release(SequenceId(1));
+  }
+  const auto refused = [&](ImageShape shape, const StartOptions& of,
+                           const std::string& why) {
+    EXPECT_THAT(
+        cache.TakeImagePages(shape, of),
+        base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  ImageShape lies = due;
+  lies.groups[0].physical_tokens = 7;
+  refused(lies, options, "7 slots in 2 pages");
+  lies = due;
+  lies.groups[0].kept_slots = 5;
+  refused(lies, options, "a budget of 5 slots, want 6, 2, 0, 0, 6");
+  lies = due;
+  lies.prompt_tokens = 9;
+  refused(lies, options, "a prompt of 9 tokens, want 10");
+  const std::vector<plan::EvictionCounts> none(1);
+  StartOptions whole = options;
+  whole.evictions = none;
+  refused(due, whole, "want 10, 3, 0, 0, 0");
 }
 
 }  // namespace

@@ -59,7 +59,9 @@ class EvictionSchedule {
   int64_t SlotsBefore(int64_t length) const;
   int64_t SlotsAfter(int64_t length) const;
 
+  // Both 0 where nothing is evicted.
   int64_t kept_slots() const { return kept_; }
+  int64_t prompt_tokens() const { return every_ > 0 ? prompt_ : 0; }
 
   // First of the queries [begin, end) that give attention that counts: with an
   // observation window, of the prompt's before a point or its end the last that

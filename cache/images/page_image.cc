@@ -3,6 +3,7 @@
 #include <zlib.h>
 
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -17,7 +18,7 @@ namespace {
 // Numbers are little-endian, whatever the machine. On-disk and on-wire: a field
 // that comes or goes is a new version.
 constexpr absl::string_view kMagic = "KVASIRPG";
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 constexpr size_t kIdBytes = 32;
 constexpr size_t kChecksumBytes = 4;
 
@@ -139,7 +140,7 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
                    static_cast<int64_t>(format.page_bytes.size()));
 }
 
-// Leaves every number within kMaxSequenceTokens.
+// Leaves every number of tokens and pages within kMaxSequenceTokens.
 absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                         int64_t page_tokens, const ImageGroupShape& group) {
   const auto check = [&](absl::string_view field, int64_t value, int64_t most) {
@@ -154,6 +155,8 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
             (logical_tokens - group.physical_tokens) / page_tokens));
   KVASIR_RETURN_IF_ERROR(
       check("side pages", group.num_side_pages, kMaxSequenceTokens));
+  KVASIR_RETURN_IF_ERROR(check("slots that stay", group.kept_slots,
+                               std::numeric_limits<int64_t>::max()));
   const int64_t pages = (group.physical_tokens + page_tokens - 1) / page_tokens;
   if (group.num_pages == pages) return absl::OkStatus();
   return Lies("group ", index, ": ", group.num_pages, " pages for ",
@@ -203,12 +206,14 @@ std::string ImageHeader(const ImageFormat& format, const ImageShape& shape,
   header.Add(format.page_tokens, 4);
   header.Add(static_cast<int64_t>(shape.groups.size()), 4);
   header.Add(shape.logical_tokens, 8);
+  header.Add(shape.prompt_tokens, 8);
   for (size_t g = 0; g < shape.groups.size(); ++g) {
     header.Add(format.page_bytes[g], 8);
     header.Add(shape.groups[g].physical_tokens, 8);
     header.Add(shape.groups[g].first_page, 4);
     header.Add(shape.groups[g].num_pages, 4);
     header.Add(shape.groups[g].num_side_pages, 4);
+    header.Add(shape.groups[g].kept_slots, 8);
   }
   header.Add(static_cast<int64_t>(payload.size()), 8);
   header.Add(Checksum(header.out(), payload), kChecksumBytes);
@@ -227,11 +232,13 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   KVASIR_RETURN_IF_ERROR(CheckIdentity(format, &reader));
   ParsedImage parsed;
   parsed.shape.logical_tokens = reader.Number(8);
+  parsed.shape.prompt_tokens = reader.Number(8);
   KVASIR_RETURN_IF_ERROR(reader.status());
-  if (parsed.shape.logical_tokens < 0 ||
-      parsed.shape.logical_tokens > kMaxSequenceTokens) {
-    return Lies("logical tokens are ", parsed.shape.logical_tokens,
-                ", want 0 to ", kMaxSequenceTokens);
+  for (const auto& [field, tokens] :
+       {std::pair("logical tokens", parsed.shape.logical_tokens),
+        std::pair("tokens of the prompt", parsed.shape.prompt_tokens)}) {
+    if (tokens >= 0 && tokens <= kMaxSequenceTokens) continue;
+    return Lies(field, " are ", tokens, ", want 0 to ", kMaxSequenceTokens);
   }
   int64_t payload_bytes = 0;
   const auto most = static_cast<int64_t>(image.size());
@@ -242,6 +249,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     group.first_page = reader.Number(4);
     group.num_pages = reader.Number(4);
     group.num_side_pages = reader.Number(4);
+    group.kept_slots = reader.Number(8);
     KVASIR_RETURN_IF_ERROR(reader.status());
     KVASIR_RETURN_IF_ERROR(CheckSame(absl::StrCat("page bytes of group ", g),
                                      page_bytes, format.page_bytes[g]));

@@ -24,7 +24,9 @@ ImageFormat Format() {
 }
 
 ImageShape Shape() {
-  return {.logical_tokens = 50, .groups = {{50, 0, 4, 1}, {18, 2, 2, 0}}};
+  return {.logical_tokens = 50,
+          .prompt_tokens = 33,
+          .groups = {{50, 0, 4, 1, 60}, {18, 2, 2, 0}}};
 }
 
 std::string Image(const ImageFormat& format = Format(),
@@ -42,8 +44,9 @@ constexpr size_t kVersion = 8;
 constexpr size_t kRank = 108;
 constexpr size_t kGroups = 120;
 constexpr size_t kLogical = 124;
-constexpr size_t kFirstGroup = 132;  // 28 bytes each
-constexpr size_t kPayloadBytes = kFirstGroup + 2 * 28;
+constexpr size_t kPrompt = 132;
+constexpr size_t kFirstGroup = 140;  // 36 bytes each
+constexpr size_t kPayloadBytes = kFirstGroup + 2 * 36;
 constexpr size_t kChecksum = kPayloadBytes + 8;
 
 // The image with a number in another field, and a checksum that fits.
@@ -137,8 +140,8 @@ TEST(PageImageTest, OneOfAnotherIdentityIsRefusedByName) {
   format = Format();
   format.page_tokens = 32;
   refused(format, "tokens of a page is 32, want 16");
-  ExpectRefused(With(kVersion, 3, 4), absl::StatusCode::kFailedPrecondition,
-                "version is 3, want 2");
+  ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
+                "version is 2, want 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
                 "does not begin as one");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
@@ -154,6 +157,8 @@ TEST(PageImageTest, SizesThatLieAreRefusedByName) {
   };
   refused(With(kLogical, ~0ull, 8), "logical tokens are -1");
   refused(With(kLogical, 1ull << 40, 8), "logical tokens are 1099511627776");
+  refused(With(kPrompt, 1ull << 63, 8), "tokens of the prompt are -9223372036");
+  refused(With(kFirstGroup + 28, ~0ull, 8), "group 0: slots that stay is -1");
   refused(With(kLogical, 49, 8),
           "group 0: physical tokens is 50, want 0 to 49");
   refused(With(kFirstGroup + 8, 1ull << 63, 8),

@@ -20,13 +20,17 @@ struct ImageGroupShape {
   int64_t first_page = 0;       // of the block table, that holds them
   int64_t num_pages = 0;        // of tokens
   int64_t num_side_pages = 0;
+  // EvictionSchedule::kept_slots; 0: the sequence gives up none here.
+  int64_t kept_slots = 0;
 
   friend bool operator==(const ImageGroupShape&,
                          const ImageGroupShape&) = default;
 };
 
 struct ImageShape {
-  int64_t logical_tokens = 0;           // seen
+  int64_t logical_tokens = 0;  // seen
+  // Of a sequence that gives up slots, whose points depend on it; else 0.
+  int64_t prompt_tokens = 0;
   std::vector<ImageGroupShape> groups;  // by PageGroupId
 
   friend bool operator==(const ImageShape&, const ImageShape&) = default;

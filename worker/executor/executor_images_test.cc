@@ -12,6 +12,7 @@
 #include "cache/kv_cache.h"
 #include "gmock/gmock.h"
 #include "worker/executor/direct_runner.h"
+#include "worker/testing/eviction_cases.h"
 #include "worker/testing/family_plan_cases.h"
 #include "worker/testing/plan_cases.h"
 
@@ -89,7 +90,7 @@ class Replica {
     KVASIR_ASSIGN_OR_RETURN(const cache::ParsedImage parsed,
                             cache::ParseImage(bytes, format_));
     KVASIR_ASSIGN_OR_RETURN(cache::SequenceImage image,
-                            cache_->TakeImagePages(parsed.shape));
+                            cache_->TakeImagePages(parsed.shape, kAlone));
     KVASIR_RETURN_IF_ERROR(rank_->executor().WriteImage(image, parsed.payload));
     EXPECT_TRUE(cache_->Import(SequenceId(id), &image, tokens, kAlone));
     tokens_ = std::move(tokens);
@@ -112,13 +113,14 @@ class Replica {
   cache::KvCache& cache() { return *cache_; }
 
  private:
-  inline static const cache::StartOptions kAlone = {.reuse_prefix = false,
-                                                    .publish_prefix = false};
+  inline static const cache::StartOptions kAlone = {
+      .reuse_prefix = false, .publish_prefix = false, .prompt_tokens = kPrompt};
 
   kvasir::v1::StepPlan NewPlan() {
     kvasir::v1::StepPlan plan;
     plan.set_step_id(++step_);
     cache_->TakePageCopies(plan.mutable_page_copies());
+    cache_->TakeEvictions(plan.mutable_evictions());
     return plan;
   }
 
@@ -127,8 +129,10 @@ class Replica {
     const int64_t start = cache_->logical_tokens(sequence);
     const auto length = static_cast<int64_t>(tokens_.size());
     const bool prompt = start < kPrompt;
+    if (cache_->eviction_due(sequence)) cache_->Evict(sequence);
     const int64_t count =
-        std::min(prompt ? kPrompt - start : length - start, kChunk);
+        std::min({prompt ? kPrompt - start : length - start, kChunk,
+                  cache_->next_eviction(sequence).value_or(length) - start});
     ASSERT_TRUE(cache_->Reserve(sequence, count));
     kvasir::v1::StepPlan plan = NewPlan();
     kvasir::v1::SequenceStep* const step = plan.add_sequences();
@@ -194,6 +198,10 @@ std::vector<FamilyCase> Cases() {
   for (const PlanCase& plan_case : PlanCases()) {
     cases.push_back({TinyShape(), plan_case});
   }
+  for (FamilyCase& of : EvictionCases()) {
+    of.plan_case.name = absl::StrCat("Evicting", of.plan_case.name);
+    cases.push_back(std::move(of));
+  }
   return cases;
 }
 
@@ -225,7 +233,7 @@ TEST(ImageBytesTest, BytesOfAnotherSizeAreNotWritten) {
   const cache::ImageShape shape = {.logical_tokens = 3,
                                    .groups = {{3, 0, 1, 0}}};
   KVASIR_ASSERT_OK_AND_ASSIGN(const cache::SequenceImage image,
-                              replica.cache().TakeImagePages(shape));
+                              replica.cache().TakeImagePages(shape, {}));
   EXPECT_THAT(replica.executor().WriteImage(image, "abc"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("image: 3 bytes of pages, want")));

@@ -1,0 +1,18 @@
+// Plans that give up slots: every kind of unit, codec, lift and position.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "worker/testing/family_plan_cases.h"
+
+namespace kvasir::worker {
+
+// An eviction of a plan as JSON, `rest` (",...") among its fields. By 21 slots,
+// most prompts of 1 to 75 tokens with some 20 of output are evicted.
+std::string Eviction(const std::string& rest,
+                     const std::string& budget = R"("budget":21)");
+
+std::vector<FamilyCase> EvictionCases();
+
+}  // namespace kvasir::worker
