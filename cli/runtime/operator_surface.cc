@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/net/listen_address.h"
+#include "base/net/process_metrics.h"
 #include "base/status_macros.h"
 #include "cli/exit_code.h"
 #include "cli/runtime/process.h"
@@ -81,6 +82,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   KVASIR_ASSIGN_OR_RETURN(
       surface->metrics_server_,
       base::MetricsServer::Start(listen.host, listen.metrics_port));
+  // Told while a model is loaded, too.
+  surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   base::GrpcServerOptions admin;
   admin.listen.host = listen.host;
   admin.listen.port = listen.admin_port;

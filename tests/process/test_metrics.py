@@ -1,18 +1,18 @@
-"""Real Prometheus scrapes real processes; the metrics page tells the truth."""
+"""Real Prometheus scrapes real processes; the catalogue of metrics, and with it the page, tells the truth."""
 
-import json
 import pathlib
 import re
-import subprocess
+import sys
 import tempfile
-import urllib.request
 
 import pytest
 
 import triton
 from kvasir_process import ROOT, KvasirProcess, wait_until
+from prometheus import Prometheus
 
-PROMETHEUS = "/usr/bin/prometheus"
+sys.path.insert(0, str(ROOT / "deploy/metrics"))
+import catalogue  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -23,18 +23,33 @@ def server():
         yield process
 
 
-def documented():
-    return set(re.findall(r"`(kvasir_\w+|vllm:\w+|exposer_\w+)`", (ROOT / "docs/metrics.md").read_text()))
+FAMILIES = catalogue.load()
 
 
 def exported(text):
     return set(re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE))
 
 
-def test_every_exported_family_is_documented_and_every_documented_one_exported(server):
+def test_every_exported_family_is_in_the_catalogue_and_every_other_way_round(server):
     families = exported(server.metrics_text())
-    assert families - documented() == set()
-    assert documented() - families == set()
+    wanted = FAMILIES.exported("worker", vllm=True) | FAMILIES.exported("router")
+    assert families - wanted == set()
+    assert wanted - families == set()
+
+
+def test_families_have_the_types_and_labels_of_the_catalogue(server):
+    text = server.metrics_text()
+    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    assert {name: types[name] for name in FAMILIES.families} == {
+        name: family["type"] for name, family in FAMILIES.families.items()
+    }
+    labels = {}
+    for series, pairs in re.findall(r"^((?:kvasir|process|exposer)_\w+)(?:{(.*)})? ", text, re.MULTILINE):
+        keys = set(re.findall(r'(\w+)="', pairs)) - {"le", "quantile"}
+        labels.setdefault(FAMILIES.family_of(series), set()).add(frozenset(keys))
+    assert labels == {
+        name: {frozenset(family.get("labels", []))} for name, family in FAMILIES.families.items()
+    }
 
 
 def test_contract_gauges_have_exactly_one_series(server):
@@ -62,12 +77,6 @@ def test_counters_move_with_a_request(server):
     assert server.metrics()[length] == before[length] + 1
 
 
-def query(port, expression):
-    url = f"http://127.0.0.1:{port}/api/v1/query?query={expression}"
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return json.loads(response.read())["data"]["result"]
-
-
 def test_a_real_prometheus_scrapes_router_and_worker():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -76,49 +85,18 @@ def test_a_real_prometheus_scrapes_router_and_worker():
             "worker", "--listen", f"unix:{socket}", "--metrics-port", 0, "--admin-port", 0,
             ports=False,
         ) as worker, KvasirProcess("router", "--workers", f"unix:{socket}") as router:
-            targets = [worker.ready["metrics"], router.ready["metrics"]]
-            (folder / "prometheus.yml").write_text(
-                "global: {scrape_interval: 1s}\n"
-                "scrape_configs:\n"
-                "- job_name: kvasir\n"
-                f"  static_configs: [{{targets: {json.dumps(targets)}}}]\n"
-            )
-            port = free_port()
-            prometheus = subprocess.Popen(
-                [
-                    PROMETHEUS,
-                    f"--config.file={folder}/prometheus.yml",
-                    f"--storage.tsdb.path={folder}/data",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                ],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            try:
+            with Prometheus([worker.ready["metrics"], router.ready["metrics"]]) as prometheus:
                 triton.generate(
                     router.grpc, router.ready["model"], "A ship", max_tokens=6, ignore_eos=True
                 )
 
-                def ups():
-                    try:
-                        return sum(float(row["value"][1]) for row in query(port, "up"))
-                    except OSError:
-                        return 0
-
-                wait_until(lambda: ups() == 2, "both targets up in Prometheus", seconds=60)
-                # Each half exports what the page says, and the two all of it.
-                halves = [exported(worker.metrics_text()), exported(router.metrics_text())]
-                assert halves[0] | halves[1] == {
-                    name for name in documented() if not name.startswith("vllm:")
-                }
-                assert halves[0] & halves[1] == {
-                    name for name in documented() if name.startswith("exposer_")
-                }
-                assert all(name.startswith(("kvasir_router_", "exposer_")) for name in halves[1])
-                assert not any(name.startswith("kvasir_router_") for name in halves[0])
+                wait_until(lambda: prometheus.ups() == 2, "both targets up in Prometheus", seconds=60)
+                # Each half exports what the catalogue says of it.
+                assert exported(worker.metrics_text()) == FAMILIES.exported("worker")
+                assert exported(router.metrics_text()) == FAMILIES.exported("router")
                 wait_until(
                     lambda: [
-                        row["value"][1] for row in query(port, "kvasir_generation_tokens_total")
+                        row["value"][1] for row in prometheus.query("kvasir_generation_tokens_total")
                     ]
                     == ["6"],
                     "the worker's tokens in Prometheus",
@@ -126,18 +104,7 @@ def test_a_real_prometheus_scrapes_router_and_worker():
                 wait_until(
                     lambda: any(
                         float(row["value"][1]) == 1
-                        for row in query(port, "kvasir_router_requests_total")
+                        for row in prometheus.query("kvasir_router_requests_total")
                     ),
                     "the router's request in Prometheus",
                 )
-            finally:
-                prometheus.kill()
-                prometheus.wait()
-
-
-def free_port():
-    import socket as sockets
-
-    with sockets.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

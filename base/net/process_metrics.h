@@ -1,0 +1,36 @@
+// What Prometheus' clients export of the process itself: prometheus-cpp does
+// not.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "prometheus/collectable.h"
+#include "prometheus/metric_family.h"
+
+namespace kvasir::base {
+
+// The numbers of /proc/PID/stat that are exported, in the kernel's units.
+struct ProcessStat {
+  uint64_t cpu_ticks = 0;  // user and system
+  uint64_t threads = 0;
+  uint64_t start_ticks = 0;  // since the machine's start
+  uint64_t virtual_bytes = 0;
+  uint64_t resident_pages = 0;
+};
+
+// INTERNAL names the field that is missing or no number.
+absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text);
+
+// Families process_*, read from /proc/self at every scrape; one that cannot be
+// read is left out.
+//
+// Threads: any.
+class ProcessMetrics final : public prometheus::Collectable {
+ public:
+  std::vector<prometheus::MetricFamily> Collect() const override;
+};
+
+}  // namespace kvasir::base

@@ -1,0 +1,57 @@
+"""The metrics catalogue, and what it says about PromQL that names its families."""
+
+import pathlib
+import re
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+# Series that a histogram or summary has beside its own name.
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+NAME = re.compile(r"\b(?:kvasir|process|exposer)_\w+")
+# By the last word of a name without _total; what has none is a plain number.
+UNITS = {"seconds": "s", "bytes": "bytes", "ratio": "percentunit"}
+
+
+class Catalogue:
+    def __init__(self, text):
+        data = tomllib.loads(text)
+        self.sections = data["section"]
+        self.vllm = data["vllm"]
+        self.families = {}
+        for section in self.sections:
+            for name, family in section["families"].items():
+                if name in self.families:
+                    raise ValueError(f"catalogue: {name} is there twice")
+                self.families[name] = {**family, "processes": section["processes"]}
+        for name in self.vllm.keys() - self.families.keys():
+            raise ValueError(f"catalogue: [vllm] has {name}, no section has")
+
+    def family_of(self, series):
+        """The family that a series' name belongs to, or a KeyError that names it."""
+        if series in self.families:
+            return series
+        for type_, suffixes in SUFFIXES.items():
+            for suffix in suffixes:
+                name = series.removesuffix(suffix)
+                if name != series and self.families.get(name, {}).get("type") == type_:
+                    return name
+        raise KeyError(f"{series}: no family of catalogue.toml")
+
+    def families_in(self, promql):
+        """Families that an expression names, each once, in its order."""
+        return list(dict.fromkeys(self.family_of(name) for name in NAME.findall(promql)))
+
+    def unit(self, family):
+        word = family.removesuffix("_total").rsplit("_", 1)[1]
+        if family.endswith("_per_token") or family.endswith("_per_sequence"):
+            word = family.rsplit("_per_", 1)[0].rsplit("_", 1)[1]
+        return UNITS.get(word, "short")
+
+    def exported(self, process, vllm=False):
+        """Names of the families that a process exports."""
+        names = {name for name, family in self.families.items() if process in family["processes"]}
+        return names | ({self.vllm[name] for name in names & self.vllm.keys()} if vllm else set())
+
+
+def load():
+    return Catalogue((HERE / "catalogue.toml").read_text())

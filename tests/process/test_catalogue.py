@@ -1,0 +1,97 @@
+"""What is written from the metrics catalogue is as it would be written now, and covers it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kvasir_process import ROOT
+
+sys.path.insert(0, str(ROOT / "deploy/metrics"))
+import catalogue  # noqa: E402
+import dashboards  # noqa: E402
+
+FAMILIES = catalogue.load()
+GRAFANA = ROOT / "deploy/grafana"
+
+
+def test_the_page_the_dashboards_and_the_rules_of_the_operator_are_fresh():
+    done = subprocess.run(
+        [ROOT / "deploy/metrics/write", "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def panels():
+    for path in sorted(GRAFANA.glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            if panel["type"] != "row":
+                yield path.stem, panel
+
+
+def test_every_family_is_on_a_dashboard_and_every_panel_names_families_of_the_catalogue():
+    shown = set()
+    for _, panel in panels():
+        families = FAMILIES.families_in(" ".join(target["expr"] for target in panel["targets"]))
+        assert families, panel["title"]
+        shown |= set(families)
+    assert set(FAMILIES.families) - shown == set()
+
+
+def test_the_page_names_every_family_and_no_other():
+    page = (ROOT / "docs/metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (?:gauge|counter|histogram|summary) \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted(FAMILIES.families)
+    assert dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|", page, re.MULTILINE)) == FAMILIES.vllm
+
+
+def test_panels_of_a_dashboard_do_not_overlap_and_have_ids_of_their_own():
+    for path in GRAFANA.glob("*.json"):
+        dashboard = json.loads(path.read_text())
+        ids = [panel["id"] for panel in dashboard["panels"]]
+        assert len(set(ids)) == len(ids)
+        taken = set()
+        for panel in dashboard["panels"]:
+            place = panel["gridPos"]
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert not cells & taken, (path.name, panel["title"])
+            assert place["x"] + place["w"] <= dashboards.WIDTH, (path.name, panel["title"])
+            taken |= cells
+
+
+SMALL = """
+[[section]]
+title = "T"
+processes = ["worker"]
+[section.families]
+kvasir_wait_seconds = { type = "histogram", meaning = "waiting" }
+kvasir_pool_bytes = { type = "gauge", meaning = "bytes" }
+kvasir_made_total = { type = "counter", meaning = "made" }
+[vllm]
+"""
+
+
+def test_a_query_of_an_unknown_series_is_refused_by_name():
+    small = catalogue.Catalogue(SMALL)
+    assert small.families_in("kvasir_wait_seconds_bucket / kvasir_wait_seconds_sum") == [
+        "kvasir_wait_seconds"
+    ]
+    with pytest.raises(KeyError, match="kvasir_pool_bytes_sum: no family"):
+        small.families_in("kvasir_pool_bytes_sum")
+    with pytest.raises(KeyError, match="kvasir_gone"):
+        small.families_in("rate(kvasir_gone[5m])")
+
+
+def test_a_panel_of_several_units_must_say_which():
+    small = catalogue.Catalogue(SMALL)
+    assert dashboards.unit_of(small, {"title": "P"}, [("", "kvasir_pool_bytes")]) == "bytes"
+    mixed = [("", "kvasir_pool_bytes"), ("", "kvasir_made_total")]
+    with pytest.raises(ValueError, match=r"panel 'P': say which unit: \['bytes', 'short'\]"):
+        dashboards.unit_of(small, {"title": "P"}, mixed)
+    assert dashboards.unit_of(small, {"title": "P", "unit": "reqps"}, mixed) == "reqps"

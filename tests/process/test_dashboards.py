@@ -1,0 +1,170 @@
+"""Dashboards, rules and alerts are asked of a real Prometheus that scrapes a server under load."""
+
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree
+
+import pytest
+
+import triton
+from kvasir_process import ROOT, KvasirProcess, wait_until
+from prometheus import Prometheus
+
+sys.path.insert(0, str(ROOT / "deploy/metrics"))
+import catalogue  # noqa: E402
+
+FAMILIES = catalogue.load()
+RULES = ROOT / "deploy/prometheus/rules.yml"
+WINDOW = "4s"  # of rates: several scrapes
+
+
+@pytest.fixture(scope="module")
+def prometheus():
+    """Of a server that answers requests, among them some that fail, until the tests are over."""
+    with KvasirProcess("serve") as server:
+        stop = threading.Event()
+
+        def load():
+            number = 0
+            while not stop.is_set():
+                number += 1
+                # A prefix of several pages, so that it is found again.
+                prompt = "It was a dark night in November. " * 40 + str(number)
+                triton.generate(server.grpc, server.ready["model"], prompt, max_tokens=8, ignore_eos=True)
+
+        clients = [threading.Thread(target=load) for _ in range(2)]
+        for client in clients:
+            client.start()
+        try:
+            with Prometheus([server.ready["metrics"]], rules=RULES, interval="500ms") as prometheus:
+                wait_until(lambda: prometheus.ups() == 1, "the server up in Prometheus", seconds=60)
+                yield prometheus
+        finally:
+            stop.set()
+            for client in clients:
+                client.join()
+
+
+def for_prometheus(promql):
+    for name, value in {"$__rate_interval": WINDOW, "$job": ".*", "$instance": ".*"}.items():
+        promql = promql.replace(name, value)
+    return promql
+
+
+def dashboard_queries():
+    for path in sorted((ROOT / "deploy/grafana").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", []):
+                yield f"{path.stem}: {panel['title']}", for_prometheus(target["expr"])
+
+
+def test_every_query_of_every_panel_returns_data(prometheus):
+    waiting = dict.fromkeys(dashboard_queries())
+    assert len(waiting) > 100
+
+    def answered():
+        for query in list(waiting):
+            if prometheus.query(query[1]):
+                del waiting[query]
+        return not waiting
+
+    try:
+        wait_until(answered, "every panel has data", seconds=40)
+    except AssertionError:
+        pytest.fail(f"no data: {list(waiting)}")
+
+
+def test_what_must_happen_under_load_is_seen_on_the_panels(prometheus):
+    moving = {
+        "overview: Tokens a second", "overview: Time to first token", "overview: Processor cores",
+        "cache: Prefix hits of tokens looked up", "requests: Steps a second", "router: Dispatch",
+    }
+    queries = [(title, query) for title, query in dashboard_queries() if title in moving]
+    assert {title for title, _ in queries} == moving
+    for title, query in queries:
+        wait_until(
+            lambda: any(
+                math.isfinite(value) and value > 0
+                for value in (float(row["value"][1]) for row in prometheus.query(query))
+            ),
+            f"{title}: {query} is above 0",
+        )
+
+
+def groups(prometheus):
+    return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+
+
+def test_every_recording_rule_returns_data(prometheus):
+    records = [rule["name"] for rule in groups(prometheus) if rule["type"] == "recording"]
+    assert len(records) == RULES.read_text().count("- record: ") > 0
+    for record in records:
+        wait_until(lambda: prometheus.query(record), f"{record} has data")
+
+
+def test_the_series_of_every_alert_exist_and_none_fires_on_a_healthy_server(prometheus):
+    alerts = [rule for rule in groups(prometheus) if rule["type"] == "alerting"]
+    assert len(alerts) == RULES.read_text().count("- alert: ") > 0
+    for alert in alerts:
+        names = catalogue.NAME.findall(alert["query"])
+        for name in names:
+            if name == "kvasir" or name.startswith("kvasir:"):
+                continue
+            assert FAMILIES.family_of(name)
+            wait_until(lambda: prometheus.query(name), f"{alert['name']}: {name} is there")
+    wait_until(
+        lambda: all(rule["health"] == "ok" for rule in groups(prometheus)), "every rule was evaluated"
+    )
+    # What is on its way to firing at once has no `for`, or a server under a minute of load is not healthy.
+    assert [alert["name"] for alert in groups(prometheus) if alert.get("state") == "firing"] == []
+
+
+def test_promtool_accepts_the_rules_and_their_cases_pass():
+    for command in ("check", str(RULES)), ("test", str(RULES.with_name("rules_test.yml"))):
+        done = subprocess.run(
+            ["promtool", command[0], "rules", command[1]], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_rule_and_alert_has_a_case_of_promtool_and_every_alert_a_runbook():
+    rules, cases = RULES.read_text(), RULES.with_name("rules_test.yml").read_text()
+    for record in re.findall(r"- record: (\S+)", rules):
+        assert re.search(rf"expr: .*{re.escape(record)}", cases), record
+    for alert in re.findall(r"- alert: (\S+)", rules):
+        fires = re.search(rf"alertname: {alert}\n\s+exp_alerts:\n\s+- exp_labels", cases)
+        assert fires, f"{alert} fires in no case"
+    page = (ROOT / "docs/operations.md").read_text()
+    headings = {
+        heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    }
+    for anchor in re.findall(r"runbook: docs/operations\.md#(\S+)", rules):
+        assert anchor in headings, anchor
+
+
+def test_the_picture_is_drawn_from_prometheus(prometheus, tmp_path):
+    picture = tmp_path / "dashboard.svg"
+    command = [
+        ROOT / "deploy/metrics/picture", "--prometheus", prometheus.url, "--seconds", "10",
+        "--window", WINDOW, "--out", picture,
+    ]
+
+    def drawn():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode == 0 or "has no data of" not in done.stderr and pytest.fail(done.stderr)
+
+    wait_until(drawn, "the picture")
+    svg = xml.etree.ElementTree.parse(picture).getroot()
+    words = ["".join(element.itertext()) for element in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert "Time to first token" in words and "Waiting" in words and "p99" in words
+    lines = [path.get("d") for path in svg.iter("{http://www.w3.org/2000/svg}path")]
+    assert len(lines) > 12 and all(line.startswith("M") for line in lines)
+    sys.path.insert(0, str(ROOT / "scripts"))
+    import check_tree
+
+    assert list(check_tree.crossing_texts(pathlib.Path(picture).read_text())) == []
