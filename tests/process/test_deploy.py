@@ -1,0 +1,386 @@
+"""Manifests are rendered by a current kustomize, judged by Kubernetes' schemas and compared with the program: its flags,
+ports, health services and libraries. No image is built and no cluster is asked: there is none here."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import grpc
+import pytest
+import yaml
+
+from kvasir_process import BINARY, ROOT, KvasirProcess, run, wait_until
+
+sys.path.insert(0, str(ROOT / "deploy/metrics"))
+import catalogue  # noqa: E402
+
+DEPLOY = ROOT / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
+# Probes by gRPC are stable since the first, the second is the newest that is known.
+KUBERNETES = ["1.27", "1.37"]
+USER = 65532
+# With autoscaling there is no folder: an installation puts the component into its own overlay.
+AUTOSCALED = "cpu and autoscaling"
+OVERLAYS = ["overlays/cpu", "overlays/smg", AUTOSCALED]
+SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+
+
+@pytest.fixture(scope="session")
+def kustomize():
+    done = subprocess.run([ROOT / "scripts/setup_kustomize"], capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        pytest.skip(f"manifests are not rendered: no kustomize of Debian 13 here: {done.stderr.strip()[-300:]}")
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def rendered(kustomize, tmp_path_factory):
+    """{overlay: its resources}."""
+    tree = tmp_path_factory.mktemp("tree") / "deploy"
+    shutil.copytree(DEPLOY, tree)
+    own = tree / "kustomize/overlays/own"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text(
+        yaml.dump({"resources": ["../cpu"], "components": ["../../components/autoscaling"]})
+    )
+    out = {}
+    for overlay in OVERLAYS:
+        folder = own if overlay == AUTOSCALED else tree / "kustomize" / overlay
+        done = subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        out[overlay] = list(yaml.safe_load_all(done.stdout))
+    return out
+
+
+def find(resources, kind, name):
+    """A resource by its name, or by what a generator put a hash behind."""
+    found = [
+        each for each in resources
+        if each["kind"] == kind and re.fullmatch(rf"{name}(-[a-z0-9]{{10}})?", each["metadata"]["name"])
+    ]
+    assert len(found) == 1, (kind, name)
+    return found[0]
+
+
+def workloads(resources):
+    return {each["metadata"]["name"]: each for each in resources if each["kind"] in ("Deployment", "StatefulSet")}
+
+
+def pods(resources):
+    return {name: each["spec"]["template"]["spec"] for name, each in workloads(resources).items()}
+
+
+def container(pod, name="kvasir"):
+    return next(each for each in pod["containers"] if each["name"] == name)
+
+
+def settings(resources, name):
+    """The environment that a workload's kvasir gets."""
+    (source,) = container(pods(resources)[name])["envFrom"]
+    return find(resources, "ConfigMap", re.sub(r"-[a-z0-9]{10}$", "", source["configMapRef"]["name"]))["data"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubernetes_schemas_accept_every_resource(rendered, overlay):
+    import kubernetes_validate
+
+    from cloudcoil.models.prometheus_operator import v1 as operator
+
+    judged = 0
+    for resource in rendered[overlay]:
+        if resource["apiVersion"].startswith("monitoring.coreos.com/"):
+            model = getattr(operator, resource["kind"]).model_validate(resource)
+            # The models drop fields that they do not know.
+            assert model.model_dump(mode="json", by_alias=True, exclude_unset=True) == resource
+        else:
+            for version in KUBERNETES:
+                kubernetes_validate.validate(resource, version, strict=True)
+        judged += 1
+    assert judged > 12
+
+
+def test_a_misspelt_field_would_be_refused(rendered):
+    import kubernetes_validate
+
+    resource = find(rendered["overlays/cpu"], "Deployment", "kvasir-router")
+    resource = yaml.safe_load(yaml.dump(resource))
+    container(resource["spec"]["template"]["spec"])["readinessProb"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(resource, KUBERNETES[-1], strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_settings_are_flags_of_the_program_with_values_that_it_takes(rendered, overlay, tmp_path):
+    for name, pod in pods(rendered[overlay]).items():
+        (command,) = container(pod)["args"]
+        wanted = settings(rendered[overlay], name)
+        known = set(re.findall(r"\(Env:(KVASIR_\w+)\)", run(command, "--help").stdout))
+        assert set(wanted) - known == set()
+        printed = run(command, "--print-config", env={**os.environ, **wanted}).stdout
+        for variable, value in wanted.items():
+            flag = variable.removeprefix("KVASIR_").lower().replace("_", "-")
+            (line,) = re.findall(rf"^{flag}=(.*)$", printed, re.MULTILINE)
+            listed = re.findall(r'"([^"]*)"', line) or [line]
+            assert listed == value.split(","), line
+        # A Service called kvasir... would set variables of the same beginning.
+        assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered, overlay):
+    resources = rendered[overlay]
+    ports = {
+        name: {port["name"]: port["containerPort"] for each in pod["containers"] for port in each["ports"]}
+        for name, pod in pods(resources).items()
+    }
+    for name, want in {
+        "kvasir-router": {"grpc": "--grpc-port", "metrics": "--metrics-port", "admin": "--admin-port"},
+        "kvasir-worker": {"metrics": "--metrics-port", "admin": "--admin-port"},
+    }.items():
+        text = run(name.removeprefix("kvasir-"), "--help").stdout
+        for port, flag in want.items():
+            assert f"{flag} INT:INT in [0 - 65535]={ports[name][port]} " in text, (name, port)
+    assert settings(resources, "kvasir-worker")["KVASIR_LISTEN"] == f"0.0.0.0:{ports['kvasir-worker']['worker']}"
+
+    by_label = {
+        each["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]: name
+        for name, each in workloads(resources).items()
+    }
+    selecting = {
+        "Service": (lambda spec: spec["selector"], lambda spec: [p["targetPort"] for p in spec["ports"]]),
+        "PodDisruptionBudget": (lambda spec: spec["selector"]["matchLabels"], lambda spec: []),
+        "PodMonitor": (
+            lambda spec: spec["selector"]["matchLabels"], lambda spec: [p["port"] for p in spec["podMetricsEndpoints"]]),
+        "NetworkPolicy": (
+            lambda spec: spec["podSelector"]["matchLabels"],
+            lambda spec: [p["port"] for rule in spec["ingress"] for p in rule["ports"]]),
+    }
+    seen = set()
+    for resource in resources:
+        if resource["kind"] not in selecting:
+            continue
+        labels, named = selecting[resource["kind"]]
+        name = by_label[labels(resource["spec"])["app.kubernetes.io/name"]]
+        assert set(named(resource["spec"])) <= ports[name].keys(), resource["metadata"]
+        seen.add((resource["kind"], name))
+    assert seen == {(kind, name) for kind in selecting for name in ports}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_admin_port_is_open_to_no_pod_and_workers_to_routers_alone(rendered, overlay):
+    policies = {each["metadata"]["name"]: each["spec"] for each in rendered[overlay] if each["kind"] == "NetworkPolicy"}
+    for spec in policies.values():
+        assert "admin" not in [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
+    (rule,) = [r for r in policies["kvasir-worker"]["ingress"] if {"port": "worker"} in r["ports"]]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvasir-router"}}}]
+    clients = policies["kvasir-router"]["ingress"][0]
+    assert clients["ports"] == [{"port": "http" if overlay == "overlays/smg" else "grpc"}]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_lives_until_its_drain_is_over(rendered, overlay):
+    for name, pod in pods(rendered[overlay]).items():
+        (drain,) = re.findall(r"^(\d+)s$", settings(rendered[overlay], name)["KVASIR_DRAIN_TIMEOUT"])
+        command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
+        sleep = sum(map(int, re.findall(r"sleep (\d+)", " ".join(command))))
+        ends = sleep + int(drain)
+        assert ends + 10 <= pod["terminationGracePeriodSeconds"]
+        if overlay == "overlays/smg" and name == "kvasir-router":
+            (gateway,) = re.findall(r"\d+", " ".join(container(pod, "gateway")["lifecycle"]["preStop"]["exec"]["command"]))
+            assert ends <= int(gateway) <= pod["terminationGracePeriodSeconds"] - 10
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_routers_name_every_worker_that_there_may_be(rendered, overlay):
+    resources = rendered[overlay]
+    workers = find(resources, "StatefulSet", "kvasir-worker")["spec"]
+    count = workers["replicas"]
+    if overlay == AUTOSCALED:
+        scaler = find(resources, "HorizontalPodAutoscaler", "kvasir-worker")["spec"]
+        assert scaler["minReplicas"] == count
+        count = scaler["maxReplicas"]
+    names = settings(resources, "kvasir-router")["KVASIR_WORKERS"].split(",")
+    assert names == [f"kvasir-worker-{i}.{workers['serviceName']}:8100" for i in range(count)]
+    assert find(resources, "Service", workers["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_container_is_root_or_writes_its_root(rendered, overlay):
+    assert find(rendered[overlay], "Namespace", "kvasir")["metadata"]["labels"][
+        "pod-security.kubernetes.io/enforce"] == "restricted"
+    for pod in pods(rendered[overlay]).values():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+        for each in pod["containers"]:
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+            assert each["resources"]["requests"]["memory"] and each["resources"]["limits"]["memory"]
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= each.keys()
+
+
+def test_a_workers_pools_fit_its_memory(rendered):
+    gib = {"GiB": 1, "Gi": 1}
+    size = lambda text: int(re.fullmatch(r"(\d+)(GiB|Gi)", text)[1]) * gib[re.sub(r"\d", "", text)]
+    wanted = settings(rendered["overlays/cpu"], "kvasir-worker")
+    limit = container(pods(rendered["overlays/cpu"])["kvasir-worker"])["resources"]["limits"]["memory"]
+    pools = size(wanted["KVASIR_KV_CACHE_BYTES"]) + size(wanted["KVASIR_HOST_POOL_BYTES"])
+    assert pools <= size(limit) / 2, "weights and work need room, too"
+
+
+def test_the_scaler_asks_for_metrics_that_the_adapter_gives_and_workers_export(rendered):
+    (rule,) = yaml.safe_load((DEPLOY / "prometheus/adapter.yml").read_text())["rules"]
+    (given,) = re.findall(r'__name__=~"([^"]*)"', rule["seriesQuery"])
+    scaler = find(rendered[AUTOSCALED], "HorizontalPodAutoscaler", "kvasir-worker")["spec"]
+    asked = {metric["pods"]["metric"]["name"] for metric in scaler["metrics"]}
+    assert asked == set(given.split("|"))
+    assert asked <= catalogue.load().exported("worker")
+
+
+def test_dashboards_are_all_in_the_config_map_that_grafana_loads(rendered):
+    config = find(rendered["overlays/cpu"], "ConfigMap", "kvasir-dashboards")
+    assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert config["data"] == {path.name: path.read_text() for path in (DEPLOY / "grafana").glob("*.json")}
+    assert sum(map(len, config["data"].values())) < 1 << 20
+
+
+def stage(name):
+    """The lines of a stage of the container file, continued ones joined."""
+    stages = re.split(r"^FROM ", CONTAINERFILE.replace("\\\n", " "), flags=re.MULTILINE)[1:]
+    return next(text for text in stages if text.splitlines()[0].endswith(f" AS {name}"))
+
+
+def test_the_image_installs_the_libraries_that_the_program_links_and_no_more():
+    needed = re.findall(r"NEEDED\)\s+Shared library: \[(.*)\]",
+                        subprocess.run(["readelf", "-d", BINARY], capture_output=True, text=True, check=True).stdout)
+    paths = dict(re.findall(r"^\s*(\S+) => (\S+) \(", subprocess.run(
+        ["ldd", BINARY], capture_output=True, text=True, check=True).stdout, re.MULTILINE))
+    packages = set()
+    for library in needed:
+        path = paths.get(library, f"/lib64/{library}")  # the loader itself
+        real = str(pathlib.Path(path).resolve())
+        # Files of the merged /usr are known by either name.
+        for name in (path, real, real.removeprefix("/usr")):
+            done = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
+            if done.returncode == 0:
+                packages.add(done.stdout.split(":")[0])
+                break
+        else:
+            pytest.fail(f"{library}: of no package")
+    (installed,) = re.findall(r"--no-install-recommends\s+(.*?)\s+&&", stage("kvasir"))
+    # Debian's images have libc6.
+    assert set(installed.split()) == packages - {"libc6"}
+
+
+def test_the_image_is_built_by_the_projects_own_scripts_and_runs_as_the_pods_user():
+    build = stage("build")
+    assert "RUN scripts/setup build" in build and "RUN scripts/build kvasir" in build
+    assert (ROOT / "scripts/build").exists()
+    assert re.findall(r"^USER (\S+)$", stage("kvasir"), re.MULTILINE) == [f"{USER}:{USER}"]
+    assert re.findall(r"^USER (\S+)$", stage("gateway"), re.MULTILINE) == [f"{USER}:{USER}"]
+    assert 'ENTRYPOINT ["kvasir"]' in stage("kvasir")
+    exposed = re.findall(r"^EXPOSE (.*)$", stage("kvasir"), re.MULTILINE)[0].split()
+    assert exposed == ["8001", "8002", "8003", "8100"]
+
+
+def test_tags_are_the_versions_of_the_program_and_of_the_gateway(rendered):
+    version = run("--version").stdout.split()[-1]
+    pod = pods(rendered["overlays/smg"])["kvasir-router"]
+    assert container(pod)["image"].endswith(f"/kvasir:{version}")
+    (gateway,) = re.findall(r"smg==(\S+)", stage("gateway"))
+    assert container(pod, "gateway")["image"].endswith(f"/kvasir-gateway:{gateway}")
+
+
+def test_the_gateways_flags_are_its_own(rendered):
+    if importlib.util.find_spec("smg") is None:
+        pytest.skip("smg is not in tests/process/requirements.txt")
+    command, *flags = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")["args"]
+    text = subprocess.run(
+        [sys.executable, "-m", "smg.cli", command, "--help"], capture_output=True, text=True, timeout=60).stdout
+    for flag in flags:
+        assert not flag.startswith("--") or flag in text, flag
+
+
+# As a pod's container: no write but to this process's own folder, nobody's user.
+CONTAINED = """
+mount --make-rprivate /
+mount --bind "$1" "$1"
+mount -o remount,bind,ro /
+if touch "$2/probe" 2>/dev/null; then echo "the root is not read-only" >&2; exit 9; fi
+shift 2
+exec setpriv --reuid {user} --regid {user} --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"
+"""
+
+
+class Contained(KvasirProcess):
+    def __init__(self, command, environment, *flags, folder):
+        super().__init__(command, *flags, model=None, ports=False)
+        self.dir.chmod(0o777)
+        self.args = [
+            "unshare", "--mount", "bash", "-euc", CONTAINED.format(user=USER), "contained", str(self.dir), str(folder),
+            "env", *(f"{name}={value}" for name, value in environment.items()), *self.args,
+        ]
+
+
+def contained_runs(folder):
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-euc", CONTAINED.format(user=USER), "contained", folder, folder.parent,
+         str(BINARY), "--version"], capture_output=True, text=True)
+    return done.returncode == 0, done.stderr.strip()
+
+
+def health(address):
+    with grpc.insecure_channel(address) as channel:
+        try:
+            return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+        except grpc.RpcError as error:
+            return error.code()
+
+
+def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(rendered, tmp_path):
+    folder = tmp_path / "root"
+    folder.mkdir()
+    ok, why = contained_runs(folder)
+    if not ok:
+        pytest.skip(f"no read-only root or other user to be had here: {why}")
+    resources = rendered["overlays/cpu"]
+    # Where a test's own differ from a pod's: the model, addresses, and room.
+    own = {
+        "KVASIR_MODEL": ROOT / "models/tiny", "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0,
+        "KVASIR_ADMIN_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
+    }
+    worker_settings = {**settings(resources, "kvasir-worker"), **own, "KVASIR_LISTEN": "127.0.0.1:0"}
+    with Contained("worker", worker_settings, folder=folder) as worker:
+        router_settings = {**settings(resources, "kvasir-router"), **own, "KVASIR_WORKERS": worker.grpc, "KVASIR_GRPC_PORT": 0}
+        for pool in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES"):
+            del router_settings[pool]
+        with Contained("router", router_settings, folder=folder) as router:
+            served = {"kvasir-worker": {8100: worker.grpc, 8003: worker.admin}, "kvasir-router": {8001: router.grpc, 8003: router.admin}}
+            status = pathlib.Path(f"/proc/{worker.pid}/status").read_text()
+            assert re.search(rf"^Uid:\s+{USER}\s", status, re.MULTILINE)
+            for name, pod in pods(resources).items():
+                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    asked = container(pod)[probe]["grpc"]
+                    assert health(served[name][asked["port"]]) == SERVING, (name, probe)
+            # preStop, its sleep left out.
+            for process, name in ((worker, "kvasir-worker"), (router, "kvasir-router")):
+                command = container(pods(resources)[name])["lifecycle"]["preStop"]["exec"]["command"]
+                drain = shlex.split(command[-1].split("; exec ")[-1]) if command[0] == "/bin/sh" else command
+                assert drain[0] == "kvasir"
+                if process is worker:
+                    run(*drain[1:], "--endpoint", process.admin)
+                    assert process.process.wait(timeout=30) == 0
+                    # The clients' port says so, the process itself is well.
+                    ready, live = (container(pods(resources)["kvasir-router"])[probe]["grpc"]["port"]
+                                   for probe in ("readinessProbe", "livenessProbe"))
+                    wait_until(lambda: health(served["kvasir-router"][ready]) != SERVING, "not ready without a worker")
+                    assert health(served["kvasir-router"][live]) == SERVING
+                else:
+                    run(*drain[1:], "--endpoint", process.admin)
+                    assert process.process.wait(timeout=30) == 0
