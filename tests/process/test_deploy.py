@@ -278,6 +278,13 @@ def test_the_image_installs_the_libraries_that_the_program_links_and_no_more():
     assert set(installed.split()) == packages - {"libc6"}
 
 
+def test_the_security_page_is_about_the_library_that_is_linked():
+    linked = subprocess.run(["ldd", BINARY], capture_output=True, text=True, check=True).stdout
+    (version,) = re.findall(r"libgrpc\+\+\.so\.([\d.]+) ", linked)
+    (told,) = re.findall(r"packages gRPC (\S+) without", (ROOT / "SECURITY.md").read_text())
+    assert told.startswith(version + ".")
+
+
 def test_the_image_is_built_by_the_projects_own_scripts_and_runs_as_the_pods_user():
     build = stage("build")
     assert "RUN scripts/setup build" in build and "RUN scripts/build kvasir" in build
