@@ -21,12 +21,12 @@ def free_port():
 class Prometheus:
     """Scrapes `targets`; use as a context manager."""
 
-    def __init__(self, targets, rules=None, interval="1s", job="kvasir"):
+    def __init__(self, targets, rules=None, interval="1s", job="kvasir", labels=None):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="kvasir-prometheus-"))
         config = {
             "global": {"scrape_interval": interval, "evaluation_interval": interval, "scrape_timeout": interval},
             "rule_files": [str(rules)] if rules else [],
-            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": targets}]}],
+            "scrape_configs": [{"job_name": job, "static_configs": [{"targets": targets, "labels": labels or {}}]}],
         }
         (self.dir / "prometheus.yml").write_text(json.dumps(config))  # which is YAML
         self.url = f"http://127.0.0.1:{free_port()}"

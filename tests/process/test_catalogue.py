@@ -77,6 +77,12 @@ kvasir_made_total = { type = "counter", meaning = "made" }
 """
 
 
+def test_titles_name_one_panel_of_a_dashboard():
+    for dashboard in dashboards.load():
+        titles = [panel["title"] for row in dashboard["row"] for panel in row["panels"]]
+        assert len(set(titles)) == len(titles), dashboard["name"]
+
+
 def test_a_query_of_an_unknown_series_is_refused_by_name():
     small = catalogue.Catalogue(SMALL)
     assert small.families_in("kvasir_wait_seconds_bucket / kvasir_wait_seconds_sum") == [

@@ -10,6 +10,7 @@ import threading
 import xml.etree.ElementTree
 
 import pytest
+import yaml
 
 import triton
 from kvasir_process import ROOT, KvasirProcess, wait_until
@@ -21,6 +22,8 @@ import catalogue  # noqa: E402
 FAMILIES = catalogue.load()
 RULES = ROOT / "deploy/prometheus/rules.yml"
 WINDOW = "4s"  # of rates: several scrapes
+# As the operator's monitors label what they scrape.
+POD = {"namespace": "kvasir", "pod": "kvasir-worker-0"}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def prometheus():
         for client in clients:
             client.start()
         try:
-            with Prometheus([server.ready["metrics"]], rules=RULES, interval="500ms") as prometheus:
+            with Prometheus([server.ready["metrics"]], rules=RULES, interval="500ms", labels=POD) as prometheus:
                 wait_until(lambda: prometheus.ups() == 1, "the server up in Prometheus", seconds=60)
                 yield prometheus
         finally:
@@ -122,6 +125,20 @@ def test_the_series_of_every_alert_exist_and_none_fires_on_a_healthy_server(prom
     )
     # What is on its way to firing at once has no `for`, or a server under a minute of load is not healthy.
     assert [alert["name"] for alert in groups(prometheus) if alert.get("state") == "firing"] == []
+
+
+def test_the_adapters_rules_find_their_series_and_ask_for_one_number_a_pod(prometheus):
+    (rule,) = yaml.safe_load((ROOT / "deploy/prometheus/adapter.yml").read_text())["rules"]
+    assert rule["resources"]["overrides"].keys() == POD.keys()
+    found = {series["__name__"] for series in prometheus.get("series", **{"match[]": rule["seriesQuery"]})}
+    assert found == {"kvasir_num_requests_waiting", "kvasir_kv_cache_usage_ratio"}
+    for series in found:
+        promql = rule["metricsQuery"]
+        matchers = ",".join(f'{name}="{value}"' for name, value in POD.items())
+        for name, value in {"Series": series, "LabelMatchers": matchers, "GroupBy": "pod"}.items():
+            promql = promql.replace(f"<<.{name}>>", value)
+        (row,) = prometheus.query(promql)
+        assert row["metric"] == {"pod": POD["pod"]}
 
 
 def test_promtool_accepts_the_rules_and_their_cases_pass():
