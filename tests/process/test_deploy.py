@@ -1,7 +1,6 @@
 """Manifests are rendered by a current kustomize, judged by Kubernetes' schemas and compared with the program: its flags,
 ports, health services and libraries. No image is built and no cluster is asked: there is none here."""
 
-import importlib.util
 import os
 import pathlib
 import re
@@ -9,12 +8,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
 import yaml
 
 from kvasir_process import BINARY, ROOT, KvasirProcess, run, wait_until
+from prometheus import free_port
 
 sys.path.insert(0, str(ROOT / "deploy/metrics"))
 import catalogue  # noqa: E402
@@ -304,14 +306,35 @@ def test_tags_are_the_versions_of_the_program_and_of_the_gateway(rendered):
     assert container(pod, "gateway")["image"].endswith(f"/kvasir-gateway:{gateway}")
 
 
-def test_the_gateways_flags_are_its_own(rendered):
-    if importlib.util.find_spec("smg") is None:
-        pytest.skip("smg is not in tests/process/requirements.txt")
-    command, *flags = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")["args"]
-    text = subprocess.run(
-        [sys.executable, "-m", "smg.cli", command, "--help"], capture_output=True, text=True, timeout=60).stdout
-    for flag in flags:
-        assert not flag.startswith("--") or flag in text, flag
+@pytest.fixture(scope="session")
+def smg():
+    """The gateway, in the environment that scripts/setup_venv makes for it."""
+    program = pathlib.Path(f"{sys.prefix}-smg/bin/smg")
+    if not program.exists():
+        pytest.skip(f"no gateway: {program} is not there")
+    return program
+
+
+def test_the_gateway_takes_its_flags_and_answers_its_probes(rendered, smg, tmp_path):
+    gateway = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")
+    (port,) = (each["containerPort"] for each in gateway["ports"])
+    free = str(free_port())
+    args = [free if each == str(port) else each for each in gateway["args"]]
+    assert free in args
+    # Nobody is at the router's port here: it lives, and is not ready.
+    args = [each.replace(":8001", f":{free_port()}") for each in args]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([smg, *args], stdout=log, stderr=log, cwd=tmp_path)
+    try:
+        url = f"http://127.0.0.1:{free}"
+        wait_until(lambda: process.poll() is not None or status_of(url + gateway["livenessProbe"]["httpGet"]["path"]) == 200,
+                   "the gateway lives")
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert status_of(url + gateway["startupProbe"]["httpGet"]["path"]) == 200
+        assert status_of(url + gateway["readinessProbe"]["httpGet"]["path"]) == 503
+    finally:
+        process.kill()
+        process.wait()
 
 
 # As a pod's container: no write but to this process's own folder, nobody's user.
@@ -342,12 +365,25 @@ def contained_runs(folder):
     return done.returncode == 0, done.stderr.strip()
 
 
-def health(address):
-    with grpc.insecure_channel(address) as channel:
+def passes(probe, served):
+    """Whether a probe of the kubelet does, where `served` has the address of its port."""
+    if "httpGet" in probe:
+        return status_of(f"http://{served[probe['httpGet']['port']]}{probe['httpGet']['path']}") == 200
+    with grpc.insecure_channel(served[probe["grpc"]["port"]]) as channel:
         try:
-            return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
-        except grpc.RpcError as error:
-            return error.code()
+            return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10) == SERVING
+        except grpc.RpcError:
+            return False
+
+
+def status_of(url):
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
 
 
 def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(rendered, tmp_path):
@@ -368,13 +404,15 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
         for pool in ("KVASIR_KV_CACHE_BYTES", "KVASIR_HOST_POOL_BYTES"):
             del router_settings[pool]
         with Contained("router", router_settings, folder=folder) as router:
-            served = {"kvasir-worker": {8100: worker.grpc, 8003: worker.admin}, "kvasir-router": {8001: router.grpc, 8003: router.admin}}
+            served = {
+                "kvasir-worker": {8100: worker.grpc, "metrics": worker.ready["metrics"]},
+                "kvasir-router": {8001: router.grpc, "metrics": router.ready["metrics"]},
+            }
             status = pathlib.Path(f"/proc/{worker.pid}/status").read_text()
             assert re.search(rf"^Uid:\s+{USER}\s", status, re.MULTILINE)
             for name, pod in pods(resources).items():
                 for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                    asked = container(pod)[probe]["grpc"]
-                    assert health(served[name][asked["port"]]) == SERVING, (name, probe)
+                    assert passes(container(pod)[probe], served[name]), (name, probe)
             # preStop, its sleep left out.
             for process, name in ((worker, "kvasir-worker"), (router, "kvasir-router")):
                 command = container(pods(resources)[name])["lifecycle"]["preStop"]["exec"]["command"]
@@ -383,11 +421,10 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
                 if process is worker:
                     run(*drain[1:], "--endpoint", process.admin)
                     assert process.process.wait(timeout=30) == 0
-                    # The clients' port says so, the process itself is well.
-                    ready, live = (container(pods(resources)["kvasir-router"])[probe]["grpc"]["port"]
-                                   for probe in ("readinessProbe", "livenessProbe"))
-                    wait_until(lambda: health(served["kvasir-router"][ready]) != SERVING, "not ready without a worker")
-                    assert health(served["kvasir-router"][live]) == SERVING
+                    ready, live = (
+                        container(pods(resources)["kvasir-router"])[probe] for probe in ("readinessProbe", "livenessProbe"))
+                    wait_until(lambda: not passes(ready, served["kvasir-router"]), "not ready without a worker")
+                    assert passes(live, served["kvasir-router"])
                 else:
                     run(*drain[1:], "--endpoint", process.admin)
                     assert process.process.wait(timeout=30) == 0
