@@ -76,6 +76,13 @@ std::string TextValue(const LogField::Value& value) {
 
 }  // namespace
 
+LogField::LogField(std::string_view name, std::string_view value)
+    : name_(name), value_(std::string(value.substr(0, kMaxLogFieldBytes))) {
+  if (value.size() <= kMaxLogFieldBytes) return;
+  absl::StrAppend(&std::get<std::string>(value_), "... (", value.size(),
+                  " bytes)");
+}
+
 void InitLogging(LogFormat format, LogLevel level) {
   g_format = format;
   Logger().set_pattern(format == LogFormat::kJson ? kJsonPattern

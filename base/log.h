@@ -20,15 +20,24 @@ namespace kvasir::base {
 enum class LogFormat { kText, kJson };
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
+// Text of a field is cut behind so many bytes: a client chooses some of it.
+inline constexpr size_t kMaxLogFieldBytes = 1024;
+
+// Text that is of this process's own making and worth its length.
+struct LogWhole {
+  std::string_view text;
+};
+
 // A named value of an event.
 class LogField {
  public:
   using Value = std::variant<std::string, int64_t, double, bool>;
 
-  LogField(std::string_view name, std::string_view value)
-      : name_(name), value_(std::string(value)) {}
+  LogField(std::string_view name, std::string_view value);
   LogField(std::string_view name, const char* value)
-      : name_(name), value_(std::string(value)) {}
+      : LogField(name, std::string_view(value)) {}
+  LogField(std::string_view name, LogWhole value)
+      : name_(name), value_(std::string(value.text)) {}
   LogField(std::string_view name, bool value) : name_(name), value_(value) {}
   LogField(std::string_view name, double value) : name_(name), value_(value) {}
   template <typename Integer>

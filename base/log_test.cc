@@ -31,6 +31,19 @@ TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
             "x id=\"a\\nb\"");
 }
 
+// A model name of a megabyte of control characters once wrote a line of six.
+TEST(LogTest, AClientsTextIsCutBeforeItIsEscaped) {
+  const std::string name(1 << 20, '\x01');
+  for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
+    const std::string line = FormatLogEvent(format, "x", {{"model", name}});
+    EXPECT_LT(line.size(), 6 * kMaxLogFieldBytes + 100);
+    EXPECT_THAT(line, ::testing::HasSubstr("... (1048576 bytes)"));
+    EXPECT_GT(
+        FormatLogEvent(format, "x", {{"plan", LogWhole{name}}}).size(),
+        name.size());
+  }
+}
+
 TEST(LogTest, ControlCharactersOfNamesDoNotReachATerminal) {
   EXPECT_EQ(Printable("a\x1b[31m\rb\x7f\xc2\x9b"
                       "2J"),

@@ -1,96 +1,38 @@
 #include "base/net/grpc_server.h"
 
+#include <grpc/compression.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/net/listen_address.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 
 namespace kvasir::base {
 namespace {
+
+// Beyond any number of clients; some systems' limit is without end.
+constexpr rlim_t kMostDescriptors = 1 << 20;
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(std::clamp<int64_t>(
       absl::ToInt64Milliseconds(duration), 0, std::numeric_limits<int>::max()));
 }
 
-absl::Status BindError(const ListenAddress& listen, absl::string_view where,
-                       absl::string_view cause) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("cannot listen on ", where, ": ", cause,
-                   "; choose another with ", listen.flag));
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
-
-// gRPC unlinks an existing socket before it binds, even one that somebody
-// serves: ask first.
-absl::Status CheckUnixPath(const ListenAddress& listen) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (listen.unix_path.size() >= sizeof(address.sun_path)) {
-    return BindError(listen, listen.unix_path,
-                     absl::StrCat("the path has ", listen.unix_path.size(),
-                                  " bytes, a Unix socket's may have ",
-                                  sizeof(address.sun_path) - 1));
-  }
-  std::memcpy(address.sun_path, listen.unix_path.data(),
-              listen.unix_path.size());
-  const Descriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (probe.get() < 0) return BindError(listen, listen.unix_path, "no socket");
-  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address),
-                sizeof(address)) == 0) {
-    return BindError(listen, listen.unix_path, "another process serves it");
-  }
-  return absl::OkStatus();
-}
-
-// gRPC only logs why a bind failed; trying oneself gives the cause.
-absl::Status TryTcp(const ListenAddress& listen) {
-  const std::string where = JoinHostPort(listen.host, listen.port);
-  if (listen.port < 0 || listen.port > 65535) {
-    return BindError(listen, where, "a port is 0 to 65535");
-  }
-  const ListenTrouble trouble = ProbeListen(listen.host, listen.port);
-  switch (trouble.with) {
-    case ListenTrouble::With::kHost:
-      return absl::FailedPreconditionError(
-          absl::StrCat("cannot listen on ", where, ": ", listen.host_flag, " ",
-                       listen.host, ": ", trouble.cause));
-    case ListenTrouble::With::kPort:
-      return BindError(listen, where, trouble.cause);
-    case ListenTrouble::With::kNothing:
-      break;
-  }
-  return absl::OkStatus();
-}
-
 void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(
       options.max_receive_message_bytes, std::numeric_limits<int>::max())));
+  // A megabyte of gzip may be a gigabyte of message: a compressed one is refused
+  // (UNIMPLEMENTED), and nothing unpacks it before that.
+  builder->AddChannelArgument(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+                              1 << GRPC_COMPRESS_NONE);
+  builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                               options.max_concurrent_streams);
@@ -104,6 +46,8 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES,
                               options.max_ping_strikes);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                              Milliseconds(options.max_connection_idle));
   if (options.max_connection_age != absl::InfiniteDuration()) {
     builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                 Milliseconds(options.max_connection_age));
@@ -131,40 +75,57 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens) {
   return 8 * max_model_len_tokens + (int64_t{1} << 20);
 }
 
+size_t RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const rlim_t wanted = std::min(limit.rlim_max, kMostDescriptors);
+  if (limit.rlim_cur < wanted) {
+    const rlimit raised{wanted, limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit.rlim_cur = wanted;
+  }
+  return static_cast<size_t>(std::min(limit.rlim_cur, kMostDescriptors));
+}
+
 absl::Status GrpcServer::CheckAddress(const ListenAddress& listen) {
-  return listen.unix_path.empty() ? TryTcp(listen) : CheckUnixPath(listen);
+  return Acceptor::Check(listen);
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
     const GrpcServerOptions& options,
     const std::vector<grpc::Service*>& services) {
-  const ListenAddress& listen = options.listen;
-  KVASIR_RETURN_IF_ERROR(CheckAddress(listen));
-  const bool on_unix = !listen.unix_path.empty();
-  const std::string where = on_unix ? absl::StrCat("unix:", listen.unix_path)
-                                    : JoinHostPort(listen.host, listen.port);
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Acceptor> acceptor,
+                          Acceptor::Listen(options.listen));
   UseHealthService(options.health_service);
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
-  int bound = 0;
-  builder.AddListeningPort(where,
-                           options.credentials == nullptr
-                               ? grpc::InsecureServerCredentials()
-                               : options.credentials,
-                           &bound);
+  using External = grpc::ServerBuilder::experimental_type;
+  const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> door =
+      builder.experimental().AddExternalConnectionAcceptor(
+          External::ExternalConnectionType::FROM_FD,
+          options.credentials == nullptr ? grpc::InsecureServerCredentials()
+                                         : options.credentials);
   for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || bound == 0) {
-    return BindError(listen, where, "bind failed");
+  if (server == nullptr) {
+    return absl::InternalError(
+        absl::StrCat("no gRPC server for ", acceptor->target()));
   }
   if (grpc::HealthCheckServiceInterface* health =
           server->GetHealthCheckService()) {
     health->SetServingStatus(false);
   }
-  const int port = on_unix ? 0 : bound;
+  acceptor->Run({.max_connections = options.max_connections > 0
+                                        ? options.max_connections
+                                        : RaiseDescriptorLimit() / 2,
+                 .probe_interval = options.probe_interval,
+                 .take = [door](int connection) {
+                   grpc::experimental::ExternalConnectionAcceptor::
+                       NewConnectionParameters parameters;
+                   parameters.fd = connection;
+                   door->HandleNewConnection(&parameters);
+                 }});
   return std::unique_ptr<GrpcServer>(
-      new GrpcServer(std::move(server),
-                     on_unix ? where : JoinHostPort(listen.host, port), port));
+      new GrpcServer(std::move(acceptor), std::move(server)));
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }
@@ -176,7 +137,15 @@ void GrpcServer::SetServing(const std::string& service, bool serving) {
   }
 }
 
-void GrpcServer::Shutdown(absl::Time deadline) {
+void GrpcServer::Shutdown(absl::Time deadline, bool hang_up) {
+  acceptor_->StopListening();
+  if (hang_up) {
+    acceptor_->HangUp();
+    // gRPC sees the ends on its own threads.
+    while (acceptor_->connections() > 0 && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
   // gRPC's clock cannot hold the infinities.
   const absl::Time bounded =
       std::clamp(deadline, absl::Now() - absl::Seconds(1),

@@ -13,20 +13,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/net/acceptor.h"
+#include "base/net/listen_address.h"
 
 namespace kvasir::base {
-
-struct ListenAddress {
-  // Not empty: a Unix socket at this path; host and port are ignored.
-  std::string unix_path;
-  // An IPv4 or IPv6 address, or a name.
-  std::string host = "127.0.0.1";
-  // 0: any free port; GrpcServer::port() says which.
-  int port = 0;
-  // Named in errors: "choose another with --port".
-  std::string flag = "--port";
-  std::string host_flag = "--host";
-};
 
 struct GrpcServerOptions {
   ListenAddress listen;
@@ -45,6 +35,12 @@ struct GrpcServerOptions {
   // over replaced and added servers; calls that run on it end in their own
   // time. Infinite: connections live as long as their clients like.
   absl::Duration max_connection_age = absl::Hours(1);
+  // A connection without calls is told to go after this.
+  absl::Duration max_connection_idle = absl::Minutes(5);
+  // More are hung up on; 0: half of the descriptors that the process may have.
+  size_t max_connections = 0;
+  // Of the acceptor: see there.
+  absl::Duration probe_interval = absl::Seconds(10);
   // Bytes that the transport may buffer for all connections together.
   int64_t transport_quota_bytes = 256 << 20;
   bool health_service = true;
@@ -69,25 +65,38 @@ class GrpcServer {
   ~GrpcServer();
 
   // 0 for a Unix socket.
-  int port() const { return port_; }
+  int port() const { return acceptor_->port(); }
   // What a client dials: "127.0.0.1:9000" or "unix:/run/kvasir.sock".
-  const std::string& target() const { return target_; }
+  const std::string& target() const { return acceptor_->target(); }
 
   // grpc.health.v1: one service, or "" for the server as a whole. The server
   // starts as not serving; a service is unknown until it is set.
   void SetServing(const std::string& service, bool serving);
 
-  // Accepts nothing new, waits for running calls, cancels what runs at the
-  // deadline, returns when all have ended. Idempotent.
-  void Shutdown(absl::Time deadline);
+  // The first part of an end: nobody else is let in, while those who are in go
+  // on being served. Idempotent.
+  void StopListening() { acceptor_->StopListening(); }
+  // Connections that are open.
+  size_t connections() { return acceptor_->connections(); }
+
+  // Lets nobody in, waits for running calls, cancels what runs at the
+  // deadline, returns when all have ended. Idempotent. gRPC (1.51) turns a call
+  // that comes in at this moment into CANCELLED, which clients take for their
+  // own doing: where `hang_up`, connections are ended first, so that they hear
+  // of a lost connection, and no call should run any more.
+  void Shutdown(absl::Time deadline, bool hang_up = false);
 
  private:
-  GrpcServer(std::unique_ptr<grpc::Server> server, std::string target, int port)
-      : server_(std::move(server)), target_(std::move(target)), port_(port) {}
+  GrpcServer(std::unique_ptr<Acceptor> acceptor,
+             std::unique_ptr<grpc::Server> server)
+      : acceptor_(std::move(acceptor)), server_(std::move(server)) {}
 
+  const std::unique_ptr<Acceptor> acceptor_;
   const std::unique_ptr<grpc::Server> server_;
-  const std::string target_;
-  const int port_;
 };
+
+// Raises what the process may open to what it may raise it to: connections are
+// descriptors. Returns how many that is.
+size_t RaiseDescriptorLimit();
 
 }  // namespace kvasir::base

@@ -8,6 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <future>
 
@@ -227,6 +229,53 @@ TEST(GrpcServerTest, AnOldConnectionGoesAndItsRunningCallIsFinished) {
   EXPECT_NE(channel->GetState(false), GRPC_CHANNEL_READY);
   reactor->Finish(grpc::Status::OK);
   EXPECT_TRUE(done.get_future().get().ok());
+}
+
+// Returns what it got.
+class EchoService : public grpc::Service {
+ public:
+  EchoService() {
+    AddMethod(new grpc::internal::RpcServiceMethod(
+        "/kvasir.test.Echo/Call", grpc::internal::RpcMethod::NORMAL_RPC,
+        nullptr));
+    MarkMethodCallback(
+        0, new grpc::internal::CallbackUnaryHandler<grpc::ByteBuffer,
+                                                    grpc::ByteBuffer>(
+               [this](grpc::CallbackServerContext* context,
+                      const grpc::ByteBuffer* in, grpc::ByteBuffer*) {
+                 largest = std::max(largest.load(), in->Length());
+                 grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+                 reactor->Finish(grpc::Status::OK);
+                 return reactor;
+               }));
+  }
+  std::atomic<size_t> largest{0};
+};
+
+// A megabyte of gzip was a gigabyte of message in every server.
+TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
+  EchoService service;
+  GrpcServerOptions options;
+  options.max_receive_message_bytes = 64 << 20;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              GrpcServer::Start(options, {&service}));
+  const auto channel =
+      grpc::CreateChannel(server->target(), grpc::InsecureChannelCredentials());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+  const grpc::Slice slice(std::string(16 << 20, 'a'));
+  const grpc::ByteBuffer out(&slice, 1);
+  for (const auto algorithm : {GRPC_COMPRESS_GZIP, GRPC_COMPRESS_DEFLATE}) {
+    grpc::ByteBuffer in;
+    grpc::ClientContext context;
+    context.set_compression_algorithm(algorithm);
+    std::promise<grpc::Status> done;
+    stub.UnaryCall(&context, "/kvasir.test.Echo/Call", {}, &out, &in,
+                   [&](grpc::Status status) { done.set_value(status); });
+    const grpc::Status status = done.get_future().get();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr("ompression"));
+  }
+  EXPECT_LT(service.largest, size_t{1} << 20);
 }
 
 TEST(GrpcServerTest, MessageLimitGrowsWithTheModelLength) {

@@ -9,6 +9,20 @@ struct addrinfo;
 
 namespace kvasir::base {
 
+struct ListenAddress {
+  // Not empty: a Unix socket at this path; host and port are ignored.
+  std::string unix_path;
+  // Who may connect there; 0: as the process's umask has it.
+  unsigned unix_mode = 0;
+  // An IPv4 or IPv6 address, or a name.
+  std::string host = "127.0.0.1";
+  // 0: any free port; the server says which.
+  int port = 0;
+  // Named in errors: "choose another with --port".
+  std::string flag = "--port";
+  std::string host_flag = "--host";
+};
+
 // "127.0.0.1:80", "[::1]:80": IPv6 addresses go into brackets.
 std::string JoinHostPort(const std::string& host, int port);
 

@@ -110,7 +110,13 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
     const std::string& host, int port) {
   const std::string address = JoinHostPort(host, port);
   try {
-    auto exposer = std::make_unique<prometheus::Exposer>(address, 2);
+    // Each connection takes a thread until it has asked or its time is over:
+    // with the library's own settings two idle ones kept everybody out for
+    // half a minute. Nothing else asks here than a few scrapers.
+    auto exposer =
+        std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+            "listening_ports", address, "num_threads", "8",
+            "request_timeout_ms", "1000", "enable_keep_alive", "no"});
     const std::vector<int> ports = exposer->GetListeningPorts();
     if (ports.empty()) {
       return absl::UnavailableError(

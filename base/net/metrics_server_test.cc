@@ -1,5 +1,13 @@
 #include "base/net/metrics_server.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -52,6 +60,38 @@ TEST(MetricsServerTest, AKnockEndsThePollOfItsLibrary) {
     EXPECT_LT(knocks, 500) << host;
     EXPECT_EQ(server->Stop(), 0);
   }
+}
+
+int ConnectTo(int port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)),
+            0);
+  return fd;
+}
+
+// Two connections without a request once kept every scrape waiting for 22 s.
+TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  // More than there are threads.
+  std::vector<int> idle;
+  for (int i = 0; i < 12; ++i) idle.push_back(ConnectTo(server->port()));
+  const int scrape = ConnectTo(server->port());
+  // Far below what they kept it waiting, far above what they may.
+  const timeval limit{10, 0};
+  setsockopt(scrape, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
+  ASSERT_EQ(write(scrape, request.data(), request.size()),
+            static_cast<ssize_t>(request.size()));
+  char status[12] = {};
+  EXPECT_EQ(recv(scrape, status, sizeof(status), MSG_WAITALL), 12);
+  EXPECT_EQ(std::string(status, sizeof(status)), "HTTP/1.1 200");
+  close(scrape);
+  for (const int fd : idle) close(fd);
 }
 
 TEST(ListenAddressTest, AKnockNeedsAnAddress) {

@@ -108,7 +108,7 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
                          options.on_fatal](const worker::StallReport& report) {
     base::LogError("no step finished in time",
                    {{"stalled", absl::FormatDuration(report.stalled)},
-                    {"plan", report.plan}});
+                    {"plan", base::LogWhole{report.plan}}});
     fatal("the engine stalled");
     // The engine's thread hangs, so nothing that joins it may run. Routers and
     // clients hear of the end meanwhile.

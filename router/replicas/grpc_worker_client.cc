@@ -1,5 +1,6 @@
 #include "router/replicas/grpc_worker_client.h"
 
+#include <grpc/compression.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
@@ -279,6 +280,10 @@ class GrpcWorkerClient final : public WorkerClient {
     };
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    // Small may come and large be unpacked: workers do not compress.
+    arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+                     1 << GRPC_COMPRESS_NONE);
+    arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
                      milliseconds(options.keepalive_time));
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,

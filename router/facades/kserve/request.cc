@@ -493,6 +493,26 @@ absl::Status ParseTrtTokens(const inference::ModelInferRequest& request,
   return RefuseUnread(*tensors, "TensorRT-LLM token");
 }
 
+absl::Status CheckCount(const char* what, int64_t have) {
+  if (have <= kMaxKserveNames) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": want at most ", kMaxKserveNames, ", have ", have));
+}
+
+absl::Status CheckCounts(const inference::ModelInferRequest& request) {
+  KVASIR_RETURN_IF_ERROR(CheckCount("inputs", request.inputs_size()));
+  KVASIR_RETURN_IF_ERROR(CheckCount("outputs", request.outputs_size()));
+  return CheckCount("parameters",
+                    static_cast<int64_t>(request.parameters().size()));
+}
+
+absl::Status CheckBadWords(const KserveRequest& request) {
+  if (request.bad_words.size() <= kMaxBadWords) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("bad_words: want at most ", kMaxBadWords, " words, have ",
+                   request.bad_words.size()));
+}
+
 absl::Status CheckStopStrings(const KserveRequest& request) {
   const char* name =
       request.schema == KserveSchema::kTrtText ? "stop_words" : "stop";
@@ -514,6 +534,7 @@ absl::Status CheckStopStrings(const KserveRequest& request) {
 
 absl::StatusOr<KserveRequest> ParseKserveRequest(
     const inference::ModelInferRequest& request, bool unary) {
+  KVASIR_RETURN_IF_ERROR(CheckCounts(request));
   KserveRequest out;
   out.model_name = request.model_name();
   out.model_version = request.model_version();
@@ -537,6 +558,7 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
       break;
   }
   KVASIR_RETURN_IF_ERROR(CheckStopStrings(out));
+  KVASIR_RETURN_IF_ERROR(CheckBadWords(out));
   KVASIR_RETURN_IF_ERROR(FilterOutputs(request, &out.outputs));
   return out;
 }

@@ -94,6 +94,8 @@ inline constexpr float kBannedTokenBias = -1e9f;
 // Every stop string is searched for in every new token's text.
 inline constexpr size_t kMaxStopStrings = 64;
 inline constexpr size_t kMaxStopStringBytes = 1 << 10;
+// Every bad word is tokenized; a worker takes as many biases.
+inline constexpr size_t kMaxBadWords = 1024;
 
 // `unary`: through ModelInfer, which has one response: `streaming` is then
 // false whatever the tensors say (and the prompt left out as if it were true).

@@ -8,6 +8,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/facades/kserve/tensors.h"
 #include "router/testing/kserve_testing.h"
 
 namespace kvasir::router {
@@ -47,6 +48,36 @@ InferRequestBuilder TrtTokens() {
       .Int("input_lengths", 3, {1, 1})
       .Int("request_output_len", 4, {1, 1});
   return builder;
+}
+
+// Sixty thousand tensors of a megabyte once stalled every client: each name was
+// compared with all before it.
+TEST(KserveRequestTest, CountsAreBoundedBeforeNamesAreLookedUp) {
+  InferRequestBuilder inputs;
+  InferRequestBuilder outputs;
+  InferRequestBuilder parameters;
+  for (int i = 0; i <= kMaxKserveNames; ++i) {
+    // The same name and no data: each would be refused once it is looked at.
+    inputs.Raw("same", "NONE", {-1}, "");
+    outputs.Output(absl::StrCat(i));
+    parameters.Parameter(absl::StrCat(i));
+  }
+  const auto too_many = [](const char* what) {
+    return StatusIs(kInvalid, AllOf(HasSubstr(what), HasSubstr("at most 64"),
+                                    HasSubstr("have 65")));
+  };
+  EXPECT_THAT(Parse(inputs), too_many("inputs"));
+  EXPECT_THAT(Parse(outputs), too_many("outputs"));
+  EXPECT_THAT(Parse(parameters), too_many("parameters"));
+}
+
+TEST(KserveRequestTest, BadWordsAreBounded) {
+  const std::vector<std::string> words(kMaxBadWords + 1, "no");
+  EXPECT_THAT(
+      Parse(TrtText().Strings("bad_words", words,
+                              {static_cast<int64_t>(words.size())})),
+      StatusIs(kInvalid, AllOf(HasSubstr("bad_words"), HasSubstr("1024"),
+                               HasSubstr("1025"))));
 }
 
 TEST(KserveRequestTest, TensorsTellTheSchema) {

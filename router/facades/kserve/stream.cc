@@ -19,6 +19,8 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 }
 
 constexpr size_t kMaxTenantBytes = 128;
+// As of a status, which travels in trailing metadata (base/net/grpc_status.h).
+constexpr size_t kMaxErrorTextBytes = 1024;
 
 // Shows no value: it may be a secret, or not printable.
 absl::Status CheckTenant(const std::string& tenant) {
@@ -385,7 +387,8 @@ void KserveStream::AnswerError(const std::string& model, const std::string& id,
   ModelStreamInferResponse response = Wrap(EmptyFinalResponse(model, id));
   // The code has no field of its own.
   response.set_error_message(absl::StrCat(
-      absl::StatusCodeToString(status.code()), ": ", status.message()));
+      absl::StatusCodeToString(status.code()), ": ",
+      status.message().substr(0, kMaxErrorTextBytes)));
   direct_bytes_ += response.ByteSizeLong();
   direct_.push_back(std::move(response));
   CheckWaitingBytes();

@@ -196,7 +196,9 @@ absl::StatusOr<KserveTensors> KserveTensors::Create(
   KserveTensors tensors;
   for (int i = 0; i < request.inputs_size(); ++i) {
     const Input& input = request.inputs(i);
-    if (tensors.Has(input.name())) {
+    if (!tensors.index_by_name_
+             .emplace(input.name(), static_cast<size_t>(i))
+             .second) {
       return TensorError(input, "given twice");
     }
     KVASIR_RETURN_IF_ERROR(CheckParameters(input));
@@ -216,20 +218,16 @@ absl::StatusOr<KserveTensors> KserveTensors::Create(
 
 const KserveTensors::Tensor* KserveTensors::Find(
     const std::string& name) const {
-  for (const Tensor& tensor : tensors_) {
-    if (tensor.input->name() == name) return &tensor;
-  }
-  return nullptr;
+  const auto found = index_by_name_.find(name);
+  return found == index_by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
 KserveTensors::Tensor* KserveTensors::Read(const std::string& name) {
-  for (Tensor& tensor : tensors_) {
-    if (tensor.input->name() == name) {
-      tensor.read = true;
-      return &tensor;
-    }
-  }
-  return nullptr;
+  const auto found = index_by_name_.find(name);
+  if (found == index_by_name_.end()) return nullptr;
+  Tensor& tensor = tensors_[found->second];
+  tensor.read = true;
+  return &tensor;
 }
 
 absl::Status KserveTensors::CheckScalar(const Tensor& tensor) {

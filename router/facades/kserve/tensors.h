@@ -6,11 +6,18 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/token_bytes.h"
 
 namespace kvasir::router {
+
+// Inputs, and likewise outputs and parameters, that one request may name: more
+// than all schemas have together. Refused before any is looked at, so that no
+// request costs more than its bytes.
+inline constexpr int kMaxKserveNames = 64;
 
 // Reads tensors by name and remembers which have been read, so that what
 // nobody asked for can be refused instead of ignored.
@@ -72,6 +79,7 @@ class KserveTensors {
   static absl::Status CheckVector(const Tensor& tensor);
 
   std::vector<Tensor> tensors_;
+  absl::flat_hash_map<absl::string_view, size_t> index_by_name_;
 };
 
 // "[1, 4]".

@@ -1,0 +1,241 @@
+#include "base/net/acceptor.h"
+
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::base {
+namespace {
+
+void WaitUntil(const std::function<bool()>& condition) {
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (!condition() && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_TRUE(condition());
+}
+
+// Keeps what is taken.
+class Kept {
+ public:
+  ~Kept() { CloseAll(); }
+  void Take(int fd) {
+    MutexLock lock(&mutex_);
+    fds_.push_back(fd);
+    ++taken_;
+  }
+  void CloseAll() {
+    MutexLock lock(&mutex_);
+    for (const int fd : fds_) close(fd);
+    fds_.clear();
+  }
+  size_t taken() const {
+    MutexLock lock(&mutex_);
+    return taken_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<int> fds_ ABSL_GUARDED_BY(mutex_);
+  size_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// A caller: connects, hangs up at its end.
+class Caller {
+ public:
+  explicit Caller(const Acceptor& acceptor) : Caller(acceptor.port(), "") {}
+  Caller(int port, const std::string& path) {
+    if (path.empty()) {
+      sockaddr_in to = {};
+      to.sin_family = AF_INET;
+      to.sin_port = htons(static_cast<uint16_t>(port));
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      Connect(reinterpret_cast<sockaddr*>(&to), sizeof(to));
+    } else {
+      sockaddr_un to = {};
+      to.sun_family = AF_UNIX;
+      path.copy(to.sun_path, sizeof(to.sun_path) - 1);
+      Connect(reinterpret_cast<sockaddr*>(&to), sizeof(to));
+    }
+  }
+  Caller(Caller&& other) : fd_(other.fd_), in_(other.in_) { other.fd_ = -1; }
+  ~Caller() {
+    if (fd_ >= 0) close(fd_);
+  }
+  bool in() const { return in_; }
+  // Blocks until the other side has ended.
+  bool HearsTheEnd() {
+    char byte;
+    return recv(fd_, &byte, 1, 0) <= 0;
+  }
+
+ private:
+  void Connect(const sockaddr* to, socklen_t size) {
+    fd_ = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    in_ = fd_ >= 0 && connect(fd_, to, size) == 0;
+  }
+  int fd_ = -1;
+  bool in_ = false;
+};
+
+std::string TempSocket(const std::string& name) {
+  const char* dir = std::getenv("TMPDIR");
+  return absl::StrCat(dir == nullptr ? "/tmp" : dir, "/kvasir_", getpid(), "_",
+                      name);
+}
+
+class AcceptorTest : public ::testing::Test {
+ protected:
+  Acceptor::Options Keeping(size_t max_connections = 100) {
+    return {.max_connections = max_connections,
+            .take = [this](int fd) { kept_.Take(fd); }};
+  }
+
+  Kept kept_;
+};
+
+TEST_F(AcceptorTest, WhoComesIsTakenAndCountedWhileOpen) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  acceptor->Run(Keeping());
+  EXPECT_EQ(acceptor->target(), absl::StrCat("127.0.0.1:", acceptor->port()));
+  const Caller first(*acceptor);
+  const Caller second(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 2; });
+  EXPECT_EQ(acceptor->connections(), 2u);
+  kept_.CloseAll();
+  EXPECT_EQ(acceptor->connections(), 0u);
+}
+
+TEST_F(AcceptorTest, AClosedConnectionsNumberMayBeAnothersFile) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  acceptor->Run(Keeping());
+  const Caller caller(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 1; });
+  kept_.CloseAll();
+  // The lowest free number is the one that has just become free.
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  EXPECT_EQ(acceptor->connections(), 0u);
+  acceptor->HangUp();
+  EXPECT_EQ(send(pair[0], "x", 1, MSG_NOSIGNAL), 1);
+  close(pair[0]);
+  close(pair[1]);
+}
+
+TEST_F(AcceptorTest, WhoComesOverTheLimitIsHungUpOnUntilSomebodyGoes) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  acceptor->Run(Keeping(/*max_connections=*/2));
+  const Caller first(*acceptor);
+  const Caller second(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 2; });
+  Caller third(*acceptor);
+  EXPECT_TRUE(third.HearsTheEnd());
+  kept_.CloseAll();
+  const Caller fourth(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 3; });
+}
+
+// gRPC's own listener (CVE-2023-4785) never listened again after that.
+TEST_F(AcceptorTest, ADescriptorShortageEndsWithTheShortage) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  acceptor->Run(Keeping());
+  std::vector<Caller> callers;
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = dup(0);
+  close(next);
+  const rlimit small{static_cast<rlim_t>(next) + 9, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &small), 0);
+  // Each call takes two descriptors: its own, and the accepted one.
+  for (int i = 0; i < 9; ++i) callers.emplace_back(*acceptor);
+  EXPECT_LT(kept_.taken(), 9u);
+  callers.clear();
+  kept_.CloseAll();
+  const size_t before_last = kept_.taken();
+  const Caller last(*acceptor);
+  WaitUntil([&] { return kept_.taken() > before_last; });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+TEST_F(AcceptorTest, WhoWasLetInBeforeTheEndIsTakenAndNobodyAfter) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  // The system lets them in before anybody accepts.
+  const Caller first(*acceptor);
+  const Caller second(*acceptor);
+  ASSERT_TRUE(first.in() && second.in());
+  acceptor->Run(Keeping());
+  acceptor->StopListening();
+  EXPECT_EQ(kept_.taken(), 2u);
+  EXPECT_FALSE(Caller(*acceptor).in());
+  EXPECT_EQ(acceptor->connections(), 2u);
+  acceptor->StopListening();
+}
+
+TEST_F(AcceptorTest, HangingUpIsHeardByWhoCalled) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  acceptor->Run(Keeping());
+  Caller caller(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 1; });
+  acceptor->HangUp();
+  EXPECT_TRUE(caller.HearsTheEnd());
+}
+
+TEST_F(AcceptorTest, AListenerThatDoesNotHearItselfListensAnew) {
+  ListenAddress listen;
+  listen.unix_path = TempSocket("removed");
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
+  Acceptor::Options options = Keeping();
+  options.probe_interval = absl::Milliseconds(5);
+  acceptor->Run(std::move(options));
+  // As who cleans /tmp does.
+  ASSERT_EQ(unlink(listen.unix_path.c_str()), 0);
+  EXPECT_FALSE(Caller(0, listen.unix_path).in());
+  WaitUntil([&] { return Caller(0, listen.unix_path).in(); });
+  WaitUntil([&] { return kept_.taken() > 0; });
+}
+
+// Its calls to itself are nobody's.
+TEST_F(AcceptorTest, AListenerThatHearsItselfStaysAndTakesNoneOfItsOwn) {
+  ListenAddress on_unix;
+  on_unix.unix_path = TempSocket("probed");
+  for (const ListenAddress& listen :
+       {ListenAddress{}, ListenAddress{.host = "0.0.0.0"}, on_unix}) {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
+    Acceptor::Options options = Keeping();
+    options.probe_interval = absl::Milliseconds(1);
+    acceptor->Run(std::move(options));
+    const size_t before = kept_.taken();
+    absl::SleepFor(absl::Milliseconds(100));
+    EXPECT_EQ(kept_.taken(), before) << acceptor->target();
+    const Caller caller(acceptor->port(), listen.unix_path);
+    WaitUntil([&] { return kept_.taken() == before + 1; });
+  }
+}
+
+TEST_F(AcceptorTest, AUnixSocketIsForWhomItIsSaidAndGoesWithItsListener) {
+  ListenAddress listen;
+  listen.unix_path = TempSocket("mode");
+  listen.unix_mode = 0600;
+  {
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
+    struct stat file;
+    ASSERT_EQ(stat(listen.unix_path.c_str(), &file), 0);
+    EXPECT_EQ(file.st_mode & 0777, 0600u);
+  }
+  EXPECT_NE(access(listen.unix_path.c_str(), F_OK), 0);
+}
+
+}  // namespace
+}  // namespace kvasir::base
