@@ -38,9 +38,8 @@ TEST(LogTest, AClientsTextIsCutBeforeItIsEscaped) {
     const std::string line = FormatLogEvent(format, "x", {{"model", name}});
     EXPECT_LT(line.size(), 6 * kMaxLogFieldBytes + 100);
     EXPECT_THAT(line, ::testing::HasSubstr("... (1048576 bytes)"));
-    EXPECT_GT(
-        FormatLogEvent(format, "x", {{"plan", LogWhole{name}}}).size(),
-        name.size());
+    EXPECT_GT(FormatLogEvent(format, "x", {{"plan", LogWhole{name}}}).size(),
+              name.size());
   }
 }
 

@@ -122,7 +122,8 @@ class Server:
                    "--kv-cache-bytes", str(pool_bytes), "--max-model-len",
                    str(options.prompt_tokens + options.output_tokens),
                    "--max-num-seqs", str(options.concurrency), "--grpc-port", "0",
-                   "--admin-port", "0", "--metrics-port", "0", "--ready-file", ready, *cache.flags]
+                   "--admin-port", "0", "--health-port", "0", "--metrics-port", "0",
+                   "--ready-file", ready, *cache.flags]
         with open(folder / "log", "wb") as log:
             self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log,
                                             stdin=subprocess.DEVNULL)

@@ -14,6 +14,9 @@ namespace {
 // up; above it one stream could take the router's memory.
 constexpr int64_t kMinStreamBufferBytes = 64 << 10;
 constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
+// Below it a prompt of a usual length would not be taken even alone.
+constexpr int64_t kMinRequestBytes = 1 << 20;
+constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 
 }  // namespace
 
@@ -152,13 +155,43 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
           "Prometheus over HTTP, path /metrics; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddFlag(app, "--admin-port", options->admin_port,
-          "gRPC for operators (drain, config) and health; 0 picks a free port")
+          "gRPC for operators (drain, config); 0 picks a free port")
+      ->check(CLI::Range(0, 65535));
+  AddFlag(app, "--admin-host", options->admin_host,
+          "address of --admin-port, whatever --host is: who reaches it can "
+          "drain; or unix:/path in place of both")
+      ->type_name("HOST|unix:/PATH");
+  AddFlag(app, "--health-port", options->health_port,
+          "grpc.health.v1 alone; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddFlag(app, "--ready-file", options->ready_file,
           "written once ready: a JSON object with the addresses")
       ->type_name("FILE");
   AddDuration(app, "--drain-timeout", options->drain_timeout,
               "after SIGTERM: how long running requests may take");
+  if (!with_grpc_port) return;
+  AddFlag(app, "--max-connections", options->max_connections,
+          "clients' connections at a time; more are hung up on; 0: half of the "
+          "descriptors that the system grants")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
+  AddDuration(app, "--max-connection-age", options->max_connection_age,
+              "a client's connection is told to go after this (GOAWAY; its "
+              "calls finish), so that a drain loses no call; less than "
+              "--drain-timeout; 0: a third of it");
+}
+
+absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
+  if (flags.max_connection_age == absl::ZeroDuration()) {
+    return flags.drain_timeout / 3;
+  }
+  if (flags.max_connection_age < flags.drain_timeout) {
+    return flags.max_connection_age;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
+      ": want less than --drain-timeout ",
+      absl::FormatDuration(flags.drain_timeout),
+      ", in which clients are to leave"));
 }
 
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
@@ -183,6 +216,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
            "unread streamed output a client stream may hold before it is reset",
            {.least = kMinStreamBufferBytes, .most = kMaxStreamBufferBytes});
+  AddBytes(app, "--request-bytes", options->request_bytes,
+           "memory of all requests in the router: messages, prompts, tokens; "
+           "more are refused (RESOURCE_EXHAUSTED)",
+           {.least = kMinRequestBytes, .most = kMaxRequestBytes});
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

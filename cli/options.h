@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cli/eviction_flags.h"
 
@@ -68,9 +69,19 @@ struct ListenFlags {
   int grpc_port = 8001;
   int metrics_port = 8002;
   int admin_port = 8003;
+  // Not `host`: whoever reaches it can end the program. Or "unix:/path".
+  std::string admin_host = "127.0.0.1";
+  int health_port = 8004;
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
+  // Of clients' connections.
+  int64_t max_connections = 0;  // 0: half of the descriptors
+  absl::Duration max_connection_age = absl::ZeroDuration();  // 0: by the drain
 };
+// How old a client's connection gets: a third of the drain's time where it is
+// not said, so that a drain has time for what runs behind that.
+// INVALID_ARGUMENT when it is no less than the drain may take.
+absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
 // A worker has --listen in place of --grpc-port.
 void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port);
 
@@ -81,6 +92,7 @@ struct RouterFlags {
   int64_t max_inflight = 4096;
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;
+  int64_t request_bytes = 256 << 20;
 };
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
 

@@ -85,10 +85,16 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+  options.max_connections = flags.listen.max_connections;
+  KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
+                          MaxConnectionAge(flags.listen));
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
   options.on_fatal = [&operators](const std::string& why) {
     operators->Fail(why);
+  };
+  options.on_health = [&operators](bool serving) {
+    operators->SetServing(serving);
   };
   KVASIR_ASSIGN_OR_RETURN(const auto stack,
                           ServeStack::Create(std::move(options)));
@@ -122,6 +128,7 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
   }
   KVASIR_ASSIGN_OR_RETURN(const auto worker,
                           WorkerRuntime::Create(std::move(options)));
+  operators->SetServing(true);
   KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = worker->target()},
                                           worker->model().source().name,
                                           {worker->metrics()}));
@@ -136,6 +143,12 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   options.router = flags.router;
   options.listen = ClientAddress(flags.listen);
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+  options.max_connections = flags.listen.max_connections;
+  KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
+                          MaxConnectionAge(flags.listen));
+  options.on_health = [&operators](bool serving) {
+    operators->SetServing(serving);
+  };
   options.queue_timeout = flags.engine.queue_timeout;
   options.default_max_tokens = flags.engine.default_max_tokens;
   options.start_timeout = flags.start_timeout;

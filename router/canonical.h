@@ -18,6 +18,7 @@
 #include "proto/refusal.h"
 #include "proto/sampling.h"
 #include "proto/token_bytes.h"
+#include "router/core/byte_budget.h"
 
 namespace kvasir::router {
 
@@ -48,8 +49,14 @@ struct CanonicalRequest {
   std::optional<proto::EvictionBudget> eviction_budget;
   // Lower runs first.
   int32_t priority = 0;
+  // The client sees nothing before the whole answer: where a worker is lost,
+  // another goes on from the tokens that there are.
+  bool folded = false;
   // W3C trace context as received, empty if none.
   std::string traceparent;
+  // Its part of the router's memory, taken by the facade as the request came;
+  // grows by its tokens. May be null.
+  std::shared_ptr<ByteShare> bytes;
   // For the access log: "kserve", "vllm", ...
   std::string facade;
   std::string peer;

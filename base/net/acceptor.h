@@ -1,6 +1,6 @@
-// A listener of our own for servers of gRPC, whose own (1.51) stops listening for
-// good once a process has run out of descriptors, knows no limit of connections,
-// and cannot close while the server still answers.
+// A listener of our own for servers of gRPC, whose own (1.51) stops listening
+// for good once a process has run out of descriptors, knows no limit of
+// connections, and cannot close while the server still answers.
 #pragma once
 
 #include <sys/socket.h>
@@ -31,8 +31,8 @@ namespace kvasir::base {
 // Threads: any thread, StopListening from one at a time; `take` runs on the
 //   acceptor's own.
 // Errors: FAILED_PRECONDITION when the address cannot be bound; the text names
-//   address, cause and the flag of what is wrong. Later troubles are logged, and
-//   tried again for ever.
+//   address, cause and the flag of what is wrong. Later troubles are logged,
+//   and tried again for ever.
 class Acceptor {
  public:
   // Binds and listens; nothing is accepted before Run.

@@ -1,6 +1,7 @@
 #include "base/net/grpc_server.h"
 
 #include <grpc/compression.h>
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
@@ -28,12 +29,12 @@ int Milliseconds(absl::Duration duration) {
 void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(
       options.max_receive_message_bytes, std::numeric_limits<int>::max())));
-  // A megabyte of gzip may be a gigabyte of message: a compressed one is refused
-  // (UNIMPLEMENTED), and nothing unpacks it before that.
-  builder->AddChannelArgument(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
-                              1 << GRPC_COMPRESS_NONE);
+  // A megabyte of gzip may be a gigabyte of message: a compressed one is
+  // refused (UNIMPLEMENTED), and nothing unpacks it before that.
+  builder->AddChannelArgument(
+      GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
+      1 << GRPC_COMPRESS_NONE);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                               options.max_concurrent_streams);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
@@ -105,6 +106,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
           options.credentials == nullptr ? grpc::InsecureServerCredentials()
                                          : options.credentials);
   for (grpc::Service* service : services) builder.RegisterService(service);
+  // Of a server for health alone: gRPC starts none without a service.
+  auto nothing = std::make_unique<grpc::CallbackGenericService>();
+  if (services.empty()) builder.RegisterCallbackGenericService(nothing.get());
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     return absl::InternalError(
@@ -114,18 +118,19 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
           server->GetHealthCheckService()) {
     health->SetServingStatus(false);
   }
-  acceptor->Run({.max_connections = options.max_connections > 0
-                                        ? options.max_connections
-                                        : RaiseDescriptorLimit() / 2,
-                 .probe_interval = options.probe_interval,
-                 .take = [door](int connection) {
-                   grpc::experimental::ExternalConnectionAcceptor::
-                       NewConnectionParameters parameters;
-                   parameters.fd = connection;
-                   door->HandleNewConnection(&parameters);
-                 }});
-  return std::unique_ptr<GrpcServer>(
-      new GrpcServer(std::move(acceptor), std::move(server)));
+  acceptor->Run(
+      {.max_connections = options.max_connections > 0
+                              ? options.max_connections
+                              : RaiseDescriptorLimit() / 2,
+       .probe_interval = options.probe_interval,
+       .take = [door](int connection) {
+         grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters
+             parameters;
+         parameters.fd = connection;
+         door->HandleNewConnection(&parameters);
+       }});
+  return std::unique_ptr<GrpcServer>(new GrpcServer(
+      std::move(acceptor), std::move(nothing), std::move(server)));
 }
 
 GrpcServer::~GrpcServer() { Shutdown(absl::InfinitePast()); }

@@ -2,6 +2,7 @@
 // router and admin ports alike.
 #pragma once
 
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 
@@ -50,7 +51,8 @@ struct GrpcServerOptions {
 // send them) and 1 MiB for everything else.
 int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 
-// Owns the running server. Registered services must outlive it.
+// Owns the running server. Registered services must outlive it; there may be
+// none, for health alone.
 // Threads: any thread.
 class GrpcServer {
  public:
@@ -88,10 +90,15 @@ class GrpcServer {
 
  private:
   GrpcServer(std::unique_ptr<Acceptor> acceptor,
+             std::unique_ptr<grpc::CallbackGenericService> nothing,
              std::unique_ptr<grpc::Server> server)
-      : acceptor_(std::move(acceptor)), server_(std::move(server)) {}
+      : acceptor_(std::move(acceptor)),
+        nothing_(std::move(nothing)),
+        server_(std::move(server)) {}
 
   const std::unique_ptr<Acceptor> acceptor_;
+  // Answers UNIMPLEMENTED, where there is no other service.
+  const std::unique_ptr<grpc::CallbackGenericService> nothing_;
   const std::unique_ptr<grpc::Server> server_;
 };
 

@@ -183,6 +183,24 @@ TEST(GrpcServerTest, NothingIsServingUntilSetAndServicesAreSetApart) {
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
 }
 
+TEST(GrpcServerTest, HealthAloneIsServedAndNothingElse) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({}, {}));
+  server->SetServing("", true);
+  EXPECT_EQ(CheckHealth(server->target(), ""), Served::kServing);
+  const auto channel =
+      grpc::CreateChannel(server->target(), grpc::InsecureChannelCredentials());
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(channel);
+  const grpc::Slice slice("x");
+  const grpc::ByteBuffer out(&slice, 1);
+  grpc::ByteBuffer in;
+  grpc::ClientContext context;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/kvasir.v1.Admin/Drain", {}, &out, &in,
+                 [&](grpc::Status status) { done.set_value(status); });
+  EXPECT_EQ(done.get_future().get().error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
 // Answers its one call when told to.
 class HeldService : public grpc::Service {
  public:

@@ -1,5 +1,6 @@
 #include "base/net/grpc_status.h"
 
+#include "base/net/grpc_deadline.h"
 #include "base/status_matchers.h"
 
 namespace kvasir::base {
@@ -21,6 +22,20 @@ TEST(GrpcStatusTest, ALongTextIsCut) {
   const grpc::Status status =
       ToGrpcStatus(absl::InternalError(std::string(100000, 'x')));
   EXPECT_EQ(status.error_message().size(), kMaxStatusMessageBytes);
+}
+
+TEST(GrpcDeadlineTest, ADeadlineIsTheSameOnBothClocksAndNoneStaysNone) {
+  EXPECT_EQ(FromGrpcDeadline(std::chrono::system_clock::time_point::max()),
+            absl::InfiniteFuture());
+  // The process's clock may have left the wall's, but time left is time left.
+  const auto wall = absl::ToChronoTime(absl::Now() + absl::Seconds(50));
+  const absl::Time ours = FromGrpcDeadline(wall);
+  const absl::Duration left = ours - Clock::Real().Now();
+  EXPECT_LE(left, absl::Seconds(50));
+  EXPECT_GT(left, absl::Seconds(20));
+  const absl::Duration back =
+      absl::FromChrono(ToGrpcDeadline(ours)) - absl::FromChrono(wall);
+  EXPECT_LT(absl::AbsDuration(back), absl::Seconds(20));
 }
 
 }  // namespace

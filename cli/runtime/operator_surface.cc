@@ -18,6 +18,10 @@
 namespace kvasir::cli {
 namespace {
 
+// Of operators and probes.
+constexpr size_t kFewConnections = 64;
+constexpr char kUnix[] = "unix:";
+
 // Whole or not at all: whoever waits for the file may read it at once.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
   const std::string part = path + ".part";
@@ -84,17 +88,44 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
       base::MetricsServer::Start(listen.host, listen.metrics_port));
   // Told while a model is loaded, too.
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
+  base::GrpcServerOptions health;
+  health.listen.host = listen.host;
+  health.listen.port = listen.health_port;
+  health.listen.flag = "--health-port";
+  health.max_connections = kFewConnections;
+  KVASIR_ASSIGN_OR_RETURN(surface->health_server_,
+                          base::GrpcServer::Start(health, {}));
   base::GrpcServerOptions admin;
-  admin.listen.host = listen.host;
   admin.listen.port = listen.admin_port;
   admin.listen.flag = "--admin-port";
+  if (absl::StartsWith(listen.admin_host, kUnix)) {
+    admin.listen.unix_path = listen.admin_host.substr(sizeof(kUnix) - 1);
+    admin.listen.unix_mode = 0600;
+    admin.listen.flag = "--admin-host";
+  } else {
+    admin.listen.host = listen.admin_host;
+  }
+  admin.listen.host_flag = "--admin-host";
+  admin.health_service = false;
+  admin.max_connections = kFewConnections;
   KVASIR_ASSIGN_OR_RETURN(surface->admin_server_,
                           base::GrpcServer::Start(admin, {&surface->admin_}));
   return surface;
 }
 
+void OperatorSurface::SetServing(bool serving) {
+  base::MutexLock lock(&health_mutex_);
+  serving_ = serving;
+  TellHealth();
+}
+
+void OperatorSurface::TellHealth() {
+  health_server_->SetServing("", ready_ && serving_);
+}
+
 void OperatorSurface::Fail(const std::string& why) {
   base::LogError("exiting", {{"why", why}});
+  SetServing(false);
   failed_ = true;
   latch_.Request(absl::ZeroDuration());
 }
@@ -109,13 +140,17 @@ absl::Status OperatorSurface::Ready(
           std::make_shared<base::VllmMetrics>(source, model_name));
     }
   }
-  admin_server_->SetServing("", true);
-
+  {
+    base::MutexLock lock(&health_mutex_);
+    ready_ = true;
+    TellHealth();
+  }
   HoldShutdownSignals();
   nlohmann::ordered_json json{
       {"program", options_.program},
       {"grpc", report.grpc},
       {"admin", admin_server_->target()},
+      {"health", health_server_->target()},
       {"metrics",
        base::JoinHostPort(options_.listen.host, metrics_server_->port())}};
   if (!report.model.empty()) json["model"] = report.model;
@@ -138,7 +173,11 @@ int OperatorSurface::WaitAndDrain(
   while (!latch_.WaitRequested(absl::Milliseconds(100), &deadline)) {
     if (ShutdownRequested()) latch_.Request(options_.listen.drain_timeout);
   }
-  admin_server_->SetServing("", false);
+  {
+    base::MutexLock lock(&health_mutex_);
+    ready_ = false;
+    TellHealth();
+  }
   base::LogInfo("draining", {{"deadline", absl::FormatDuration(deadline)}});
   const DrainOutcome outcome = drain(deadline);
   base::LogInfo("drained",

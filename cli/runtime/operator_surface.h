@@ -1,5 +1,5 @@
-// What every long-running program has beside its work: metrics and admin ports,
-// the ready line and file, and the wait for its end.
+// What every long-running program has beside its work: metrics, health and
+// admin ports, the ready line and file, and the wait for its end.
 #pragma once
 
 #include <functional>
@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "base/net/metrics_server.h"
 #include "cli/options.h"
@@ -32,7 +33,8 @@ struct ReadyReport {
   const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
 };
 
-// Threads: all from the main thread but Fail, which any may call.
+// Threads: all from the main thread but Fail and SetServing, which any may
+// call.
 class OperatorSurface {
  public:
   // Takes the ports before anything slow begins: not serving until Ready.
@@ -42,8 +44,12 @@ class OperatorSurface {
   // Asks the program to end with a failure.
   void Fail(const std::string& why);
 
-  // Starts to serve `sources` (vLLM's names too where asked), turns the admin
-  // port's health to SERVING, prints and writes what is ready.
+  // Whether the health port says SERVING, from Ready until the program's end.
+  // Any thread.
+  void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
+
+  // Starts to serve `sources` (vLLM's names too where asked), prints and writes
+  // what is ready.
   absl::Status Ready(
       const ReadyReport& report, const std::string& model_name,
       const std::vector<std::shared_ptr<prometheus::Collectable>>& sources);
@@ -54,6 +60,7 @@ class OperatorSurface {
 
  private:
   explicit OperatorSurface(SurfaceOptions options);
+  void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;
   DrainLatch latch_;
@@ -61,6 +68,10 @@ class OperatorSurface {
   std::atomic<bool> failed_{false};
   std::unique_ptr<base::MetricsServer> metrics_server_;
   std::unique_ptr<base::GrpcServer> admin_server_;
+  std::unique_ptr<base::GrpcServer> health_server_;
+  base::Mutex health_mutex_;
+  bool serving_ ABSL_GUARDED_BY(health_mutex_) = false;
+  bool ready_ ABSL_GUARDED_BY(health_mutex_) = false;
 };
 
 }  // namespace kvasir::cli

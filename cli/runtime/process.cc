@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "base/net/grpc_server.h"
 
 namespace kvasir::cli {
 namespace {
@@ -34,6 +35,7 @@ void PrepareProcess() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
   signal(SIGPIPE, SIG_IGN);
+  base::RaiseDescriptorLimit();
   gpr_set_log_function(LogFromGrpc);
 }
 

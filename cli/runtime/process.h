@@ -5,8 +5,8 @@
 
 namespace kvasir::cli {
 
-// No core dumps (they hold prompts), no SIGPIPE, gRPC's own log lines through
-// ours. Call before any thread.
+// No core dumps (they hold prompts), no SIGPIPE, as many descriptors as may be,
+// gRPC's own log lines through ours. Call before any thread.
 void PrepareProcess();
 
 // From now on SIGTERM and SIGINT are kept for ShutdownRequested; before, and

@@ -1,11 +1,16 @@
 #include "cli/runtime/router_runtime.h"
 
+#include <malloc.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "cli/version.h"
@@ -15,6 +20,20 @@
 #include "worker/engine/request.h"
 
 namespace kvasir::cli {
+namespace {
+
+// From a client's GOAWAY to its last call on that connection.
+constexpr absl::Duration kToHear = absl::Milliseconds(500);
+// Clients that neither wait for an answer nor have asked for so long are not
+// waited for.
+constexpr absl::Duration kSilence = absl::Milliseconds(200);
+
+// Large texts and prompts come and go. glibc's own threshold, but fixed: it
+// would learn from the first ones to keep such memory, and half of a storm of
+// them would stay resident.
+void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder) {
@@ -33,7 +52,10 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
 
 absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
     RouterRuntimeOptions options) {
+  ReturnWhatIsFreed();
   auto runtime = std::unique_ptr<RouterRuntime>(new RouterRuntime());
+  runtime->on_health_ = std::move(options.on_health);
+  runtime->max_connection_age_ = options.max_connection_age;
   runtime->metrics_ = std::make_unique<router::RouterMetrics>(kVersion);
   runtime->log_ = std::make_unique<router::LogAccess>();
   runtime->timers_ = std::make_unique<router::TimerThread>();
@@ -97,11 +119,16 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
       kserve.codecs[model.name] = codec;
     }
   }
+  kserve.calls = runtime->calls_;
+  kserve.budget = std::make_shared<router::ByteBudget>(
+      static_cast<size_t>(options.router.request_bytes));
   runtime->kserve_ = std::make_unique<router::KserveService>(
       std::move(kserve), runtime->core_.get());
   base::GrpcServerOptions server;
   server.listen = options.listen;
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
+  server.max_connections = static_cast<size_t>(options.max_connections);
+  server.max_connection_age = options.max_connection_age;
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
       base::GrpcServer::Start(server, {runtime->kserve_.get()}));
@@ -116,16 +143,18 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
 void RouterRuntime::TellHealth() {
   base::MutexLock lock(&health_mutex_);
   if (!health_follows_) return;
-  const bool ready = core_->Health().ready;
-  server_->SetServing("", ready);
-  server_->SetServing(router::kKserveServiceName, ready);
+  Tell(core_->Health().ready);
+}
+
+void RouterRuntime::Tell(bool serving) {
+  server_->SetServing("", serving);
+  server_->SetServing(router::kKserveServiceName, serving);
+  if (on_health_) on_health_(serving);
 }
 
 void RouterRuntime::StopServing() {
   base::MutexLock lock(&health_mutex_);
-  if (!std::exchange(health_follows_, false)) return;
-  server_->SetServing("", false);
-  server_->SetServing(router::kKserveServiceName, false);
+  if (std::exchange(health_follows_, false)) Tell(false);
 }
 
 RouterRuntime::~RouterRuntime() {
@@ -146,23 +175,49 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
+// gRPC tells a connection to go (GOAWAY) at its age, give or take a tenth, and
+// clients go without losing a call, in flight or new. Until then they are
+// served: to refuse them would lose them calls that they have no reason to try
+// elsewhere.
+void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
+  const base::Clock& clock = base::Clock::Real();
+  const absl::Time start = clock.Now();
+  const absl::Duration most =
+      std::min(1.1 * max_connection_age_ + kToHear, 0.6 * patience);
+  while (clock.Now() - start < most && server_->connections() > 0) {
+    if (clock.Now() - start >= kSilence && calls_->QuietFor(kSilence)) return;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+}
+
 DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
-  const absl::Time end = absl::Now() + deadline;
+  const base::Clock& clock = base::Clock::Real();
+  const absl::Time end = clock.Now() + deadline;
   StopServing();
-  const size_t running = core_->in_flight();
+  server_->StopListening();
+  kserve_->BeginDrain();
+  const uint64_t ended_before = core_->ended();
+  WaitForClientsToLeave(deadline);
   core_->BeginDrain();
+  kserve_->EndStreams();
   size_t aborted = 0;
   if (!core_->WaitIdle(end)) {
     aborted = core_->in_flight();
     core_->CancelAll(router::CancelReason::kShutdown);
-    core_->WaitIdle(absl::Now() + absl::Seconds(5));
+    core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
-  kserve_->BeginDrain();
-  // Clients read what is still on its way to them.
-  server_->Shutdown(absl::Now() + absl::Seconds(1));
-  return {
-      .finished = static_cast<uint32_t>(running - std::min(running, aborted)),
-      .aborted = static_cast<uint32_t>(aborted)};
+  // Answers are still on their way, and refusals of who came late.
+  const absl::Time read = clock.Now() + absl::Seconds(1);
+  while (calls_->open() > 0 && clock.Now() < read) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  server_->Shutdown(absl::Now() + absl::Seconds(1), /*hang_up=*/true);
+  // Whatever becomes of the workers now is no loss.
+  registry_->Stop();
+  const uint64_t ended = core_->ended() - ended_before;
+  return {.finished =
+              static_cast<uint32_t>(ended - std::min<uint64_t>(ended, aborted)),
+          .aborted = static_cast<uint32_t>(aborted)};
 }
 
 }  // namespace kvasir::cli

@@ -2,6 +2,7 @@
 // proper, the KServe facade and its listener, metrics.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
 #include "router/core/access_log.h"
+#include "router/core/client_calls.h"
 #include "router/core/metrics.h"
 #include "router/core/request_router.h"
 #include "router/core/timer_thread.h"
@@ -26,6 +28,9 @@ namespace kvasir::cli {
 struct RouterRuntimeOptions {
   RouterFlags router;
   base::ListenAddress listen;
+  int64_t max_connections = 0;  // 0: half of the descriptors
+  // A drain waits so long for clients to leave.
+  absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration queue_timeout = absl::Seconds(30);
   int64_t default_max_tokens = 256;
   // Workers must answer so soon at start, or it fails naming those that did
@@ -33,6 +38,9 @@ struct RouterRuntimeOptions {
   absl::Duration start_timeout = absl::Seconds(30);
   // Null: token ids only.
   std::shared_ptr<const model::Tokenizer> tokenizer;
+  // Whether requests can be served, each time that changes; from any thread.
+  // Never once the runtime is gone. May be empty.
+  std::function<void(bool serving)> on_health;
 };
 
 // Threads: Create, Drain and the destructor from one.
@@ -52,8 +60,9 @@ class RouterRuntime {
   // Null: requests are of token ids.
   const model::Tokenizer* tokenizer() const { return tokenizer_.get(); }
 
-  // NOT_SERVING first; refuses new requests, waits for running ones, cancels
-  // the rest.
+  // NOT_SERVING, and nobody is let in any more; who is in is served until its
+  // connection has been told to go, then refused; waits for running requests,
+  // cancels the rest; ends when no call is left.
   DrainOutcome Drain(absl::Duration deadline);
 
  private:
@@ -62,8 +71,15 @@ class RouterRuntime {
   void TellHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
   // From now on the listener says so whatever the replicas do.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
+  void Tell(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
+  // Clients have left, or are silent, or had their time.
+  void WaitForClientsToLeave(absl::Duration patience);
 
   std::shared_ptr<const model::Tokenizer> tokenizer_;
+  std::function<void(bool serving)> on_health_;
+  absl::Duration max_connection_age_;
+  const std::shared_ptr<router::ClientCalls> calls_ =
+      std::make_shared<router::ClientCalls>();
   // Destroyed from last to first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;

@@ -60,6 +60,9 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   router.router = std::move(options.router);
   router.router.workers = {stack->worker_->target()};
   router.listen = std::move(options.listen);
+  router.max_connections = options.max_connections;
+  router.max_connection_age = options.max_connection_age;
+  router.on_health = std::move(options.on_health);
   router.queue_timeout = options.engine.queue_timeout;
   router.default_max_tokens = options.engine.default_max_tokens;
   router.tokenizer = std::move(tokenizer);

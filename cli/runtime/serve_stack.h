@@ -20,9 +20,12 @@ struct ServeStackOptions {
   EngineFlags engine;
   RouterFlags router;  // `workers` is set by the stack
   base::ListenAddress listen;
+  int64_t max_connections = 0;  // RouterRuntimeOptions'
+  absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(30);
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
+  std::function<void(bool serving)> on_health;
 };
 
 // Owns: both programs and the folder of their socket.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "router/core/request_router.h"
 
 namespace kvasir::router {
@@ -31,7 +31,7 @@ void ActiveRequest::OnEvent(const kvasir::v1::GenerateEvent& event) {
   std::shared_ptr<Attempt> attempt;
   {
     base::MutexLock lock(&mutex_);
-    delivery = flow_.OnEvent(event, absl::Now());
+    delivery = flow_.OnEvent(event, base::Clock::Real().Now());
     if (lease_ != nullptr) lease_->OnAccepted();
     attempt = attempt_;
   }
@@ -65,7 +65,7 @@ void ActiveRequest::OnAttemptDone(const absl::Status& status) {
   std::optional<absl::Status> end;
   {
     base::MutexLock lock(&mutex_);
-    end = flow_.OnAttemptDone(status, absl::Now());
+    end = flow_.OnAttemptDone(status, base::Clock::Real().Now());
     attempt_.reset();
     lease_.reset();
   }
@@ -109,7 +109,7 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
     budget->set_slots(request.eviction_budget->tokens);
     budget->set_share(request.eviction_budget->ratio);
   }
-  if (const auto left = flow_.QueueTimeoutLeft(absl::Now())) {
+  if (const auto left = flow_.QueueTimeoutLeft(base::Clock::Real().Now())) {
     // Rounded up: 0 would stand for the worker's own default.
     const int64_t left_ms =
         absl::ToInt64Milliseconds(absl::Ceil(*left, absl::Milliseconds(1)));
@@ -135,7 +135,7 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
     base::MutexLock lock(&mutex_);
     attempt =
         replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
-    const absl::Time now = absl::Now();
+    const absl::Time now = base::Clock::Real().Now();
     flow_.OnAttempt(replica->target(), now);
     if (flow_.attempts() == 1) {
       waited = flow_.Record(absl::OkStatus(), now).queue;
@@ -165,7 +165,7 @@ std::optional<TimerThread::TimerId> ActiveRequest::TakeQueueTimer() {
 AccessRecord ActiveRequest::Discard(const absl::Status& status) {
   base::MutexLock lock(&mutex_);
   done_ = true;
-  return flow_.Record(status, absl::Now());
+  return flow_.Record(status, base::Clock::Real().Now());
 }
 
 void ActiveRequest::Close(const absl::Status& status) {

@@ -94,6 +94,10 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   delivery.deliver = true;
   delivered_ = true;
   output_tokens_ += static_cast<uint32_t>(ids.size());
+  if (request_.bytes != nullptr) {
+    request_.bytes->Grow(static_cast<size_t>(ids.size()) *
+                         proto::kBytesPerTokenId);
+  }
   if (samples_.size() == 1) {
     proto::AppendTokenBytes(
         absl::MakeConstSpan(ids.data(), static_cast<size_t>(ids.size())),
@@ -137,8 +141,16 @@ bool RequestFlow::TimedOut(absl::Time now) const {
 
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
-  if (delivered_ || request_.deadline <= now) return false;
+  if (delivered_ && !MayGoOn()) return false;
+  if (request_.deadline <= now) return false;
   return MayRunElsewhere(status);
+}
+
+// Emitted tokens go along with one sample alone, and those of the prompt come
+// with the first ones.
+bool RequestFlow::MayGoOn() const {
+  return request_.folded && samples_.size() == 1 && !samples_[0].finished &&
+         !request_.sampling.has_prompt_logprobs();
 }
 
 std::optional<absl::Status> RequestFlow::OnAttemptDone(
@@ -161,6 +173,10 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
               ? absl::DeadlineExceededError("the deadline passed")
               : absl::UnavailableError(
                     absl::StrCat("worker ", replica, " reset the stream"));
+  } else if (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value()) {
+    // What the transport says of it ("recvmsg:Connection reset by peer") names
+    // nobody; the registry logs it with the worker.
+    end = absl::UnavailableError(absl::StrCat("worker ", replica, " is lost"));
   }
   // A worker refuses what waited too long as it refuses what it has no room
   // for; the client hears that its own timeout is over.

@@ -78,6 +78,8 @@ class RequestFlow {
   // must not reach the client, nor memory beyond the samples.
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
+  // Another worker can go on from what the sink has, and nobody sees the seam.
+  bool MayGoOn() const;
   // No output yet, and the client's own timeout is over.
   bool TimedOut(absl::Time now) const;
   std::string FinishReasonName(const absl::Status& status) const;
@@ -96,7 +98,8 @@ class RequestFlow {
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
-  // The client has been told of output: nothing can be tried elsewhere.
+  // The sink has been told of output: nothing can be tried elsewhere, but what
+  // may go on there.
   bool delivered_ = false;
   std::vector<Sample> samples_;
   std::string emitted_;

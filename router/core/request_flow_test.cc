@@ -121,12 +121,54 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
       << "the client hears it once";
 }
 
+// What the client sees at its end alone goes on where the first part is lost.
+TEST(RequestFlowTest, AFoldedAnswerGoesOnAtAnotherWorker) {
+  CanonicalRequest request = NewFlow().request();
+  request.folded = true;
+  RequestFlow flow(request, "id", 3, kStart);
+  flow.OnAttempt("a", At(1));
+  EXPECT_TRUE(flow.OnEvent(Tokens({7, 8}), At(2)).deliver);
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
+            std::nullopt);
+  EXPECT_EQ(flow.emitted(), std::string("\7\0\0\0\10\0\0\0", 8));
+  flow.OnAttempt("b", At(4));
+  EXPECT_TRUE(flow.OnEvent(Tokens({9}), At(5)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
+  // Nothing follows the end.
+  EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(7)),
+              StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
+}
+
+TEST(RequestFlowTest, AFoldedAnswerThatNoWorkerCanGoOnFromEnds) {
+  for (const bool of_prompt : {false, true}) {
+    CanonicalRequest request = NewFlow(/*n=*/of_prompt ? 1 : 2).request();
+    request.folded = true;
+    if (of_prompt) request.sampling.set_prompt_logprobs(0);
+    RequestFlow flow(request, "id", 3, kStart);
+    flow.OnAttempt("a", At(1));
+    flow.OnEvent(Tokens({7, 8}), At(2));
+    EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
+                StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
+  }
+}
+
+TEST(RequestFlowTest, TokensCountAgainstTheBudget) {
+  const auto budget = std::make_shared<ByteBudget>(100);
+  CanonicalRequest request = NewFlow().request();
+  KVASIR_ASSERT_OK_AND_ASSIGN(request.bytes, budget->Take(10));
+  RequestFlow flow(std::move(request), "id", 3, kStart);
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7, 8}), At(2));
+  EXPECT_EQ(budget->used_bytes(), 18u);
+}
+
 TEST(RequestFlowTest, ALostWorkerAfterTheFirstTokenEndsTheRequest) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
   const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(3));
-  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable, "gone"));
+  EXPECT_THAT(*end,
+              StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "lost");
 }
 
@@ -172,7 +214,8 @@ TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepSaysNothingOfALaterLoss) {
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
   const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(90));
-  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable, "gone"));
+  EXPECT_THAT(*end,
+              StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
 }
 
 TEST(RequestFlowTest, WhatNeverFitsIsNotTriedElsewhere) {

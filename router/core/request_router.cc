@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
 #include "base/status_macros.h"
 #include "router/core/active_request.h"
 
@@ -70,8 +70,8 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
   if (!model.info.has_value()) {
     return Admission::Unreached(request->model, parts_.registry->Problems());
   }
-  KVASIR_RETURN_IF_ERROR(
-      Admission::OfRequest(*request, *model.info, options_.max_n, absl::Now()));
+  KVASIR_RETURN_IF_ERROR(Admission::OfRequest(
+      *request, *model.info, options_.max_n, base::Clock::Real().Now()));
   kvasir::v1::SamplingParams& sampling = request->sampling;
   if (sampling.max_tokens() == 0) {
     sampling.set_max_tokens(static_cast<uint32_t>(std::min<uint64_t>(
@@ -87,7 +87,7 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
 }
 
 void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = base::Clock::Real().Now();
   // A refused request may ask for any n; nothing is allocated for it.
   request.sampling.set_n(0);
   const RequestFlow flow(std::move(request), "", 0, now);
@@ -123,7 +123,7 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
     ticket = next_ticket_++;
   }
   RequestFlow flow(std::move(request), absl::StrCat(id_prefix_, "-", ticket),
-                   options_.max_attempts, absl::Now());
+                   options_.max_attempts, base::Clock::Real().Now());
   const auto active = std::make_shared<ActiveRequest>(
       this, std::move(flow), ticket, std::move(sink), parts_.observer);
   const absl::StatusOr<Admission::Answer> answer = Enter(active);
@@ -139,7 +139,7 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 }
 
 void RouterCore::WaitInQueue(const ActivePtr& active) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = base::Clock::Real().Now();
   const Admission::Patience patience =
       Admission::OfWaiting(active->request(), active->QueueTimeoutLeft(now),
                            options_.queue_timeout, now);
@@ -213,6 +213,7 @@ void RouterCore::Release(ActivePtr active, bool ran) {
     {
       base::MutexLock lock(&mutex_);
       active_.erase(request->ticket());
+      ++ended_;
       if (request_ran) {
         for (const Ticket ticket : admission_.Leave()) {
           admitted.push_back(active_.at(ticket));
@@ -275,7 +276,7 @@ bool RouterCore::WaitIdle(absl::Time deadline) {
       changed_.Wait(&mutex_);
       continue;
     }
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - base::Clock::Real().Now();
     if (left <= absl::ZeroDuration()) return false;
     changed_.WaitWithTimeout(&mutex_, left);
   }
@@ -284,6 +285,11 @@ bool RouterCore::WaitIdle(absl::Time deadline) {
 
 void RouterCore::CancelAll(CancelReason reason) {
   for (const ActivePtr& active : All()) active->Cancel(reason);
+}
+
+uint64_t RouterCore::ended() const {
+  base::MutexLock lock(&mutex_);
+  return ended_;
 }
 
 size_t RouterCore::in_flight() const {

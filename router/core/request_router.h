@@ -72,6 +72,8 @@ class RouterCore final : public RequestRouter {
 
   // Submit refuses with DRAINING from now on; what runs goes on.
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Requests that have ended since the start, however they did.
+  uint64_t ended() const ABSL_LOCKS_EXCLUDED(mutex_);
   // True once every request has ended (its OnDone has returned).
   bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void CancelAll(CancelReason reason) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -116,6 +118,7 @@ class RouterCore final : public RequestRouter {
   const std::string id_prefix_;
   Ticket next_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<Ticket, ActivePtr> active_ ABSL_GUARDED_BY(mutex_);
 };

@@ -293,7 +293,7 @@ TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
   WaitForAttempt(0)->Tokens({1});
   workers_[0]->Die();
   EXPECT_THAT(sink->Wait(),
-              StatusIs(absl::StatusCode::kUnavailable, "connection lost"));
+              StatusIs(absl::StatusCode::kUnavailable, "worker w0 is lost"));
   EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 

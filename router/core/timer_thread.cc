@@ -1,6 +1,6 @@
 #include "router/core/timer_thread.h"
 
-#include "absl/time/clock.h"
+#include "base/clock.h"
 
 namespace kvasir::router {
 
@@ -44,7 +44,7 @@ void TimerThread::Run() {
     {
       base::MutexLock lock(&mutex_);
       if (stopping_) return;
-      const absl::Time now = absl::Now();
+      const absl::Time now = base::Clock::Real().Now();
       if (tasks_.empty() || tasks_.begin()->first.first > now) {
         if (tasks_.empty() ||
             tasks_.begin()->first.first == absl::InfiniteFuture()) {

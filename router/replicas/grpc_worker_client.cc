@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
 #include "base/net/grpc_callbacks.h"
+#include "base/net/grpc_deadline.h"
 #include "base/net/grpc_status.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
@@ -160,7 +161,7 @@ class GenerateAttempt final
   GenerateAttempt(Parts parts, const WorkerCall& call)
       : parts_(std::move(parts)), request_(Serialize(call)) {
     if (call.deadline != absl::InfiniteFuture()) {
-      context_.set_deadline(absl::ToChronoTime(call.deadline));
+      context_.set_deadline(base::ToGrpcDeadline(call.deadline));
     }
     // A worker that is gone is an answer: another replica is asked.
     context_.set_wait_for_ready(false);

@@ -6,7 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "base/clock.h"
+#include "base/log.h"
 
 namespace kvasir::router {
 
@@ -36,7 +37,7 @@ class ReplicaRegistry::Watch final : public LoadSink {
     const ReplicaState before = replica_->state();
     replica_->OnReport(report);
     if (replica_->state() == before) return;
-    registry_->TellState(*replica_);
+    registry_->TellState(*replica_, before);
     registry_->first_answers_->Add(*replica_, absl::OkStatus());
   }
   void OnWatchEnded(const absl::Status& status) override {
@@ -71,11 +72,11 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
     TellObserver(*replica);
     Connect(replica);
   }
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = base::Clock::Real().Now() + patience;
   FirstAnswers& first = *first_answers_;
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - base::Clock::Real().Now();
     if (left <= absl::ZeroDuration()) break;
     first.changed.WaitWithTimeout(&first.mutex, left);
   }
@@ -83,6 +84,7 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
 }
 
 void ReplicaRegistry::Stop() {
+  stopping_ = true;
   gate_->Shut();
   for (const auto& replica : replicas_) replica->client()->Close();
   gate_->Close();
@@ -108,12 +110,12 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
   const absl::Status compatible = Admit(replica.get(), *info);
   if (!compatible.ok()) {
     const absl::Duration after = replica->OnRefused(compatible);
-    TellState(*replica);
+    TellState(*replica, before);
     first_answers_->Add(*replica, compatible);
     Retry(replica, after);
     return;
   }
-  if (replica->state() != before) TellState(*replica);
+  if (replica->state() != before) TellState(*replica, before);
   if (!gate_->Enter()) return;
   replica->client()->WatchLoad(options_.load_interval,
                                std::make_shared<Watch>(this, replica));
@@ -122,8 +124,9 @@ void ReplicaRegistry::OnInfo(const std::shared_ptr<Replica>& replica,
 void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
                                    const absl::Status& status) {
   const std::shared_ptr<CallbackGate> gate = gate_;
+  const ReplicaState before = replica->state();
   const absl::Duration after = replica->OnLost(status);
-  TellState(*replica);
+  TellState(*replica, before);
   Retry(replica, after);
   gate->Leave();
 }
@@ -131,7 +134,7 @@ void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
 void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
                             absl::Duration after) {
   // The timer thread may outlive the registry: the task asks before it uses it.
-  timers_->At(absl::Now() + after, [this, gate = gate_, replica] {
+  timers_->At(base::Clock::Real().Now() + after, [this, gate = gate_, replica] {
     if (!gate->Enter()) return;
     Connect(replica);
     gate->Leave();
@@ -143,9 +146,21 @@ void ReplicaRegistry::TellObserver(const Replica& replica) const {
   observer_->OnReplicaState(replica.target(), replica.state());
 }
 
-void ReplicaRegistry::TellState(const Replica& replica) const {
+void ReplicaRegistry::TellState(const Replica& replica,
+                                ReplicaState before) const {
+  const ReplicaState state = replica.state();
+  if (state != before && !stopping_) Log(replica, state);
   TellObserver(replica);
   if (options_.on_change) options_.on_change();
+}
+
+void ReplicaRegistry::Log(const Replica& replica, ReplicaState state) {
+  const bool good =
+      state == ReplicaState::kReady || state == ReplicaState::kConnecting;
+  base::Log(good ? base::LogLevel::kInfo : base::LogLevel::kWarning, "replica",
+            {{"worker", replica.target()},
+             {"state", ReplicaStateName(state)},
+             {"detail", replica.detail()}});
 }
 
 absl::Status ReplicaRegistry::Admit(Replica* replica,

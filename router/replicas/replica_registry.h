@@ -2,6 +2,7 @@
 // tries again what was lost.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -83,8 +84,9 @@ class ReplicaRegistry {
                     const absl::Status& status);
   void Retry(const std::shared_ptr<Replica>& replica, absl::Duration after);
   void TellObserver(const Replica& replica) const;
-  // The observer, and who waits for changes.
-  void TellState(const Replica& replica) const;
+  // The log, the observer, and who waits for changes.
+  void TellState(const Replica& replica, ReplicaState before) const;
+  static void Log(const Replica& replica, ReplicaState state);
   // Judges a worker against those in use, and counts it among them.
   absl::Status Admit(Replica* replica, const kvasir::v1::WorkerInfo& info)
       ABSL_LOCKS_EXCLUDED(admit_mutex_);
@@ -95,6 +97,8 @@ class ReplicaRegistry {
   RouterObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
+  // Its own resets are no news.
+  std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
   // Two workers are never judged at the same time: each would miss the other.
   // Taken before a replica's own.

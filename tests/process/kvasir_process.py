@@ -18,6 +18,7 @@ BINARY = pathlib.Path(
     os.environ.get("KVASIR_BINARY", ROOT / "build" / "dev" / "kvasir")
 )
 TINY = ROOT / "models" / "tiny"
+OPERATOR_PORTS = ["--admin-port", "0", "--health-port", "0", "--metrics-port", "0"]
 START_TIMEOUT_SECONDS = 120  # sanitizer builds are slow to start
 STOP_TIMEOUT_SECONDS = 60
 
@@ -33,7 +34,7 @@ class KvasirProcess:
         if model is not None:
             self.args += ["--model", str(model)]
         if ports:
-            self.args += ["--grpc-port", "0", "--admin-port", "0", "--metrics-port", "0"]
+            self.args += ["--grpc-port", "0", *OPERATOR_PORTS]
         self.args += ["--ready-file", str(self.ready_path), *map(str, flags)]
         self.process = None
         self.ready = None
@@ -74,6 +75,10 @@ class KvasirProcess:
     @property
     def admin(self):
         return self.ready["admin"]
+
+    @property
+    def health(self):
+        return self.ready["health"]
 
     def log(self):
         return self.log_path.read_text(errors="replace")

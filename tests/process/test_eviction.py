@@ -148,7 +148,7 @@ def test_commands_that_run_a_model_evict(evicting):
 ])
 def test_settings_without_a_meaning_are_refused_at_start(flags, named):
     done = run("serve", "--model", TINY, "--grpc-port", "0", "--metrics-port", "0",
-               "--admin-port", "0", *map(str, flags), check=False)
+               "--admin-port", "0", "--health-port", "0", *map(str, flags), check=False)
     assert done.returncode in (1, 2)
     assert named in done.stderr
 

@@ -243,7 +243,7 @@ def test_serve_fetches_the_model_and_prints_a_question_that_it_answers(fetched, 
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "build/release").mkdir(parents=True)
     (tmp_path / "build/release/kvasir").symlink_to(BINARY)
-    ports = [word for kind in ("grpc", "metrics", "admin") for word in (f"--{kind}-port", "0")]
+    ports = [word for kind in ("grpc", "metrics", "admin", "health") for word in (f"--{kind}-port", "0")]
     server = subprocess.Popen(
         [tmp_path / "scripts/serve", "--model", "smollm2", "--max-model-len", "512", *ports],
         env=fetched, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

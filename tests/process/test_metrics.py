@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 import triton
-from kvasir_process import ROOT, KvasirProcess, wait_until
+from kvasir_process import OPERATOR_PORTS, ROOT, KvasirProcess, wait_until
 from prometheus import Prometheus
 
 sys.path.insert(0, str(ROOT / "deploy/metrics"))
@@ -82,7 +82,7 @@ def test_a_real_prometheus_scrapes_router_and_worker():
         folder = pathlib.Path(folder)
         socket = folder / "worker.sock"
         with KvasirProcess(
-            "worker", "--listen", f"unix:{socket}", "--metrics-port", 0, "--admin-port", 0,
+            "worker", "--listen", f"unix:{socket}", *OPERATOR_PORTS,
             ports=False,
         ) as worker, KvasirProcess("router", "--workers", f"unix:{socket}") as router:
             with Prometheus([worker.ready["metrics"], router.ready["metrics"]]) as prometheus:

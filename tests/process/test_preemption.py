@@ -56,6 +56,7 @@ def test_preemption_by_copy_changes_no_answer(model, pool):
 def test_a_host_pool_that_does_not_fit_is_refused_with_flag_and_numbers():
     done = run("serve", "--model", TINY, "--kv-cache-bytes", "16MiB", "--host-pool-bytes",
                "1000000GiB", "--grpc-port", "0", "--metrics-port", "0", "--admin-port", "0",
+               "--health-port", "0",
                check=False)
     assert done.returncode == 1
     assert "lower --host-pool-bytes to at most" in done.stderr

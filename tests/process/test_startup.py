@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 import triton
-from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
+from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
 
 
 def refused(*args):
@@ -23,19 +23,20 @@ def refused(*args):
 
 def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
     text = refused("serve", "--model", TINY, "--kv-cache-bytes", "64KiB", "--grpc-port", "0",
-                   "--admin-port", "0", "--metrics-port", "0")
+                   *OPERATOR_PORTS)
     assert "--kv-cache-bytes" in text and "--max-model-len" in text
     assert "16 pages" in text  # of 64 slots, for the model's 1024 tokens
     assert "64.00 KiB" in text
 
 
-@pytest.mark.parametrize("flag", ["--grpc-port", "--admin-port", "--metrics-port"])
+@pytest.mark.parametrize("flag", ["--grpc-port", "--admin-port", "--health-port", "--metrics-port"])
 def test_a_taken_port_is_named_with_its_flag(flag):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ports = {"--grpc-port": "0", "--admin-port": "0", "--metrics-port": "0", flag: port}
+        ports = {"--grpc-port": "0", "--admin-port": "0", "--health-port": "0",
+                 "--metrics-port": "0", flag: port}
         text = refused("serve", "--model", TINY, *[x for pair in ports.items() for x in pair])
     assert port in text and flag in text
     assert len(text.splitlines()) == 1  # found before gRPC tried, which logs more
@@ -47,14 +48,14 @@ def test_a_taken_port_is_found_before_workers_are_waited_for():
         taken.listen(1)
         port = str(taken.getsockname()[1])
         text = refused("router", "--workers", "127.0.0.1:1", "--start-timeout", "60s",
-                       "--grpc-port", port, "--admin-port", "0", "--metrics-port", "0")
+                       "--grpc-port", port, *OPERATOR_PORTS)
     assert port in text and "--grpc-port" in text and "--workers" not in text
 
 
 def test_a_router_without_a_tokenizer_does_not_tell_people_to_send_text():
     with tempfile.TemporaryDirectory() as folder:
         listen = f"unix:{folder}/w"
-        ports = ["--grpc-port", "0", "--admin-port", "0", "--metrics-port", "0"]
+        ports = ["--grpc-port", "0", *OPERATOR_PORTS]
         with KvasirProcess("worker", "--listen", listen, *ports[2:], ports=False):
             for flags, hint in (["--model", TINY], "--prompt"), ([], "token ids"):
                 with KvasirProcess("router", "--workers", listen, *flags, model=None) as router:
@@ -139,8 +140,7 @@ def test_unknown_flags_and_values_are_usage_errors():
 def test_a_router_without_a_worker_says_which_one_does_not_answer():
     with tempfile.TemporaryDirectory() as folder:
         text = refused("router", "--workers", f"unix:{folder}/none.sock", "--model", TINY,
-                       "--start-timeout", "2s", "--grpc-port", "0", "--admin-port", "0",
-                       "--metrics-port", "0")
+                       "--start-timeout", "2s", "--grpc-port", "0", *OPERATOR_PORTS)
     assert "none.sock" in text
 
 
@@ -267,8 +267,8 @@ def test_sigterm_finishes_what_runs_and_exits_0():
 
 def test_a_stalled_engine_ends_the_process_with_a_failure_and_its_plan():
     # No step is as fast as that: the warm-up stalls.
-    done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0", "--admin-port",
-               "0", "--metrics-port", "0", check=False, timeout=60)
+    done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0",
+               *OPERATOR_PORTS, check=False, timeout=60)
     assert done.returncode == 1
     assert "no step finished in time" in done.stderr
     assert "tokens" in done.stderr
@@ -336,7 +336,7 @@ def test_a_worker_of_another_version_is_refused_with_both_versions_and_the_flag(
     worker.start()
     try:
         text = refused("router", "--workers", f"127.0.0.1:{port}", "--start-timeout", "5s",
-                       "--grpc-port", "0", "--admin-port", "0", "--metrics-port", "0")
+                       "--grpc-port", "0", *OPERATOR_PORTS)
     finally:
         worker.stop(None)
     assert "--workers" in text and f"127.0.0.1:{port}" in text

@@ -266,6 +266,28 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableThenComesBack) {
   KVASIR_EXPECT_OK(again->Wait());
 }
 
+// Its client sees the answer at its end alone: nothing is lost with a worker.
+TEST_F(RouterWorkerTest, AFoldedAnswerGoesOnAtAnotherWorkerWithNoTokenTwice) {
+  KVASIR_ASSERT_OK(Start(2));
+  const auto sink = std::make_shared<RecordingSink>();
+  CanonicalRequest request = NewRequest(2000);
+  request.folded = true;
+  Submit(sink, std::move(request));
+  ASSERT_TRUE(Eventually([&] { return !sink->ids().empty(); }));
+  const size_t busy = workers_[0]->engine.submitted() == 1 ? 0 : 1;
+  workers_[busy]->engine.Hold(true);
+  const size_t before = sink->ids().size();
+  ASSERT_LT(before, 2000u);
+  workers_[busy]->server.reset();
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_EQ(workers_[1 - busy]->engine.submitted(), 1u);
+  const std::vector<int32_t> ids = sink->ids();
+  ASSERT_EQ(ids.size(), 2000u);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ASSERT_EQ(ids[i], 1000 + static_cast<int32_t>(i));
+  }
+}
+
 TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoMore) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();

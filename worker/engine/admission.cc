@@ -21,10 +21,11 @@ Refusal Admission::OfRequest(const Request& request) const {
 
 Refusal Admission::OfWeights(std::string_view want, std::string_view have) {
   if (want.empty() || want == have) return {};
-  return {absl::FailedPreconditionError(
+  // Its router judged who was behind this address before.
+  return {absl::UnavailableError(
               absl::StrCat("weights_id: this worker has ", AbslView(have),
                            ", the request wants ", AbslView(want))),
-          RefusalReason::kNone};
+          RefusalReason::kRetryElsewhere};
 }
 
 Refusal Admission::OfPlace(const Request& request, const Place& place) const {

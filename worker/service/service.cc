@@ -1,27 +1,16 @@
 #include "worker/service/service.h"
 
-#include <chrono>
 #include <future>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/net/grpc_deadline.h"
 #include "worker/engine/admission.h"
 #include "worker/service/convert.h"
 #include "worker/service/service_reactors.h"
 
 namespace kvasir::worker {
 namespace {
-
-using std::chrono::system_clock;
-
-// By the engine's clock, which the wall's may have left.
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  const system_clock::time_point deadline = context.deadline();
-  if (deadline == system_clock::time_point::max()) {
-    return absl::InfiniteFuture();
-  }
-  return base::Clock::Real().Now() + (absl::FromChrono(deadline) - absl::Now());
-}
 
 grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* context) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -65,7 +54,8 @@ grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* WorkerService::Generate(
     reactor->OnSubmitted(refusal);
     return reactor.get();
   }
-  absl::StatusOr<Request> converted = ToRequest(*request, DeadlineOf(*context));
+  absl::StatusOr<Request> converted =
+      ToRequest(*request, base::FromGrpcDeadline(context->deadline()));
   reactor->OnSubmitted(converted.ok()
                            ? engine_->Submit(*std::move(converted), reactor)
                            : Refusal{converted.status(), RefusalReason::kNone});

@@ -249,14 +249,16 @@ TEST_F(WorkerServiceTest, AnInvalidValueIsNoRefusal) {
   EXPECT_EQ(engine_.submitted(), 0u);
 }
 
-TEST_F(WorkerServiceTest, OtherWeightsAreRefusedWithBothIds) {
+TEST_F(WorkerServiceTest, OtherWeightsAreRefusedWithBothIdsAndTriedElsewhere) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_weights_id("w2");
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, request);
-  EXPECT_THAT(ReadAll(reader.get(), context).status,
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("w1"), HasSubstr("w2"))));
+  const absl::Status status = ReadAll(reader.get(), context).status;
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                               AllOf(HasSubstr("w1"), HasSubstr("w2"))));
+  ASSERT_TRUE(proto::RefusalOf(status).has_value());
+  EXPECT_EQ(proto::RefusalOf(status)->reason(), v1::Refusal::RETRY_ELSEWHERE);
 }
 
 TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {

@@ -67,7 +67,8 @@ Refusal FakeEngine::Submit(Request request, std::shared_ptr<EngineSink> sink) {
   }
   ++submitted_;
   last_request_ = request;
-  live_[key] = {std::move(request), std::move(sink), 0, false, false};
+  const auto before = static_cast<uint32_t>(request.emitted.size_tokens());
+  live_[key] = {std::move(request), std::move(sink), before, false, false};
   return {};
 }
 

@@ -73,7 +73,7 @@ KserveStopIndex::Find(const std::string& scope, const std::string& id) const {
 void KserveStreams::Add(const std::shared_ptr<KserveStream>& stream) {
   base::MutexLock lock(&mutex_);
   streams_.emplace(stream.get(), stream);
-  if (draining_) stream->OnDrain();
+  if (ended_) stream->OnDrain();
 }
 
 void KserveStreams::Remove(const KserveStream* stream) {
@@ -83,7 +83,16 @@ void KserveStreams::Remove(const KserveStream* stream) {
 
 void KserveStreams::BeginDrain() {
   base::MutexLock lock(&mutex_);
-  draining_ = true;
+  TellAll();
+}
+
+void KserveStreams::EndAll() {
+  base::MutexLock lock(&mutex_);
+  ended_ = true;
+  TellAll();
+}
+
+void KserveStreams::TellAll() {
   for (const auto& [key, weak] : streams_) {
     if (const auto stream = weak.lock()) stream->OnDrain();
   }

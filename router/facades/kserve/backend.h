@@ -17,6 +17,7 @@
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/kvasir/v1/worker.pb.h"
 #include "router/canonical.h"
+#include "router/core/client_calls.h"
 #include "router/core/task_runner.h"
 #include "router/facades/text/text_codec.h"
 
@@ -65,7 +66,7 @@ class KserveStatistics {
 
 class KserveStream;
 
-// Requests by scope (connection and tenant) and client id, so that a stop
+// Requests by scope (address and tenant) and client id, so that a stop
 // request that comes in a call of its own finds what it is to stop. Ids are the
 // clients' and need not be unique: only requests of the same scope are found.
 // Threads: any thread.
@@ -92,14 +93,18 @@ class KserveStopIndex {
 // Threads: any thread.
 class KserveStreams {
  public:
-  // A stream added during a drain is told at once.
   void Add(const std::shared_ptr<KserveStream>& stream);
   void Remove(const KserveStream* stream);
+  // Tells those that are open. The clients' next ones are served as calls of
+  // their own are, until EndAll: from then on each is told as it opens.
   void BeginDrain();
+  void EndAll();
 
  private:
+  void TellAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   base::Mutex mutex_;
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<const KserveStream*, std::weak_ptr<KserveStream>> streams_
       ABSL_GUARDED_BY(mutex_);
 };
@@ -112,6 +117,9 @@ struct KserveBackend {
   KserveLimits limits;
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;
+  std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
+  // Null: memory has no limit.
+  std::shared_ptr<ByteBudget> budget;
   KserveStatistics statistics;
   KserveStopIndex stop_index;
   KserveStreams streams;

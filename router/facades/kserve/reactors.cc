@@ -1,12 +1,12 @@
 #include "router/facades/kserve/reactors.h"
 
-#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
+#include "base/net/grpc_deadline.h"
 #include "base/net/grpc_status.h"
 
 namespace kvasir::router {
@@ -31,9 +31,7 @@ KserveCall CallOf(const grpc::CallbackServerContext& context, bool unary) {
   call.peer = context.peer();
   call.tenant = Metadata(context, "x-tenant-id");
   call.traceparent = Metadata(context, "traceparent");
-  if (context.deadline() != std::chrono::system_clock::time_point::max()) {
-    call.deadline = absl::FromChrono(context.deadline());
-  }
+  call.deadline = base::FromGrpcDeadline(context.deadline());
   return call;
 }
 
@@ -44,6 +42,7 @@ KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
                                          grpc::CallbackServerContext* context)
     : context_(context),
       backend_(std::move(backend)),
+      call_(backend_->calls),
       stream_(std::make_shared<KserveStream>(
           backend_, CallOf(*context, /*unary=*/false),
           Strand::Create(std::move(runner)), this)) {
@@ -93,6 +92,7 @@ KserveUnaryReactor::KserveUnaryReactor(
     const inference::ModelInferRequest* request,
     inference::ModelInferResponse* response)
     : response_(response),
+      call_(backend->calls),
       stream_(std::make_shared<KserveStream>(
           std::move(backend), CallOf(*context, /*unary=*/true),
           Strand::Create(std::move(runner)), this)) {

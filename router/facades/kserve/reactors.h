@@ -37,6 +37,7 @@ class KserveStreamReactor final
  private:
   grpc::CallbackServerContext* const context_;
   const std::shared_ptr<KserveBackend> backend_;
+  const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
   // Between StartRead and OnReadDone gRPC's.
   inference::ModelInferRequest request_;
@@ -65,6 +66,7 @@ class KserveUnaryReactor final : public grpc::ServerUnaryReactor,
 
  private:
   inference::ModelInferResponse* const response_;
+  const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
 };
 

@@ -495,8 +495,8 @@ absl::Status ParseTrtTokens(const inference::ModelInferRequest& request,
 
 absl::Status CheckCount(const char* what, int64_t have) {
   if (have <= kMaxKserveNames) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, ": want at most ", kMaxKserveNames, ", have ", have));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": want at most ", kMaxKserveNames, ", have ", have));
 }
 
 absl::Status CheckCounts(const inference::ModelInferRequest& request) {
@@ -508,9 +508,9 @@ absl::Status CheckCounts(const inference::ModelInferRequest& request) {
 
 absl::Status CheckBadWords(const KserveRequest& request) {
   if (request.bad_words.size() <= kMaxBadWords) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("bad_words: want at most ", kMaxBadWords, " words, have ",
-                   request.bad_words.size()));
+  return absl::InvalidArgumentError(absl::StrCat("bad_words: want at most ",
+                                                 kMaxBadWords, " words, have ",
+                                                 request.bad_words.size()));
 }
 
 absl::Status CheckStopStrings(const KserveRequest& request) {

@@ -73,11 +73,10 @@ TEST(KserveRequestTest, CountsAreBoundedBeforeNamesAreLookedUp) {
 
 TEST(KserveRequestTest, BadWordsAreBounded) {
   const std::vector<std::string> words(kMaxBadWords + 1, "no");
-  EXPECT_THAT(
-      Parse(TrtText().Strings("bad_words", words,
-                              {static_cast<int64_t>(words.size())})),
-      StatusIs(kInvalid, AllOf(HasSubstr("bad_words"), HasSubstr("1024"),
-                               HasSubstr("1025"))));
+  EXPECT_THAT(Parse(TrtText().Strings("bad_words", words,
+                                      {static_cast<int64_t>(words.size())})),
+              StatusIs(kInvalid, AllOf(HasSubstr("bad_words"),
+                                       HasSubstr("1024"), HasSubstr("1025"))));
 }
 
 TEST(KserveRequestTest, TensorsTellTheSchema) {

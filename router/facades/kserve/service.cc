@@ -49,12 +49,16 @@ KserveService::KserveService(KserveServiceOptions options,
   backend_->router = router;
   backend_->codecs = std::move(options.codecs);
   backend_->limits = options.limits;
+  backend_->calls = std::move(options.calls);
+  backend_->budget = std::move(options.budget);
   backend_->tokenizer = tokenizer_pool_.runner();
 }
 
 KserveService::~KserveService() = default;
 
 void KserveService::BeginDrain() { backend_->streams.BeginDrain(); }
+
+void KserveService::EndStreams() { backend_->streams.EndAll(); }
 
 grpc::ServerUnaryReactor* KserveService::ServerLive(
     grpc::CallbackServerContext* context, const inference::ServerLiveRequest*,

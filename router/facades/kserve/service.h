@@ -22,6 +22,10 @@ struct KserveServiceOptions {
   // this map does not takes token ids only.
   std::map<std::string, std::shared_ptr<const TextCodec>> codecs;
   KserveLimits limits;
+  // Its calls are counted there.
+  std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
+  // Its requests are taken from it; null: memory has no limit.
+  std::shared_ptr<ByteBudget> budget;
   // For ServerMetadata.
   std::string server_version;
 };
@@ -40,8 +44,10 @@ class KserveService final
   ~KserveService() override;
 
   // Ends every open stream with UNAVAILABLE as soon as no request of it runs,
-  // so that a shutdown need not wait for clients that keep one open.
+  // so that a shutdown need not wait for clients that keep one open; then, by
+  // EndStreams, those that clients have opened since.
   void BeginDrain();
+  void EndStreams();
 
   grpc::ServerUnaryReactor* ServerLive(
       grpc::CallbackServerContext* context,

@@ -251,6 +251,17 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   const grpc::Status ended = idle->Finish();
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(ended.error_message(), HasSubstr("draining"));
+  // Its next stream is served as any call on an old connection is, so long as
+  // the client may not know better.
+  grpc::ClientContext meanwhile;
+  auto next = stub_->ModelStreamInfer(&meanwhile);
+  ASSERT_TRUE(next->Write(Vllm("b").Build()));
+  router_.WaitFor(1)->Complete("x");
+  ASSERT_TRUE(next->Read(&response));
+  service_->EndStreams();
+  while (next->Read(&response)) {
+  }
+  EXPECT_EQ(next->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   auto opened_late = stub_->ModelStreamInfer(&late);
   EXPECT_FALSE(opened_late->Read(&response));
   EXPECT_EQ(opened_late->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);

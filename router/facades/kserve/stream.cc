@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/refusal.h"
 
 namespace kvasir::router {
 namespace {
@@ -46,10 +47,12 @@ std::string CacheSaltOf(const std::string& tenant) {
   return tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
 }
 
-// Requests that a stop may end: those of the same connection, which a proxy
-// may share among tenants, and of the same tenant.
+// Requests that a stop may end: those of the same address, which a proxy may
+// share among tenants, and of the same tenant. Not of the same port: a client
+// that is told to go calls from another.
 std::string StopScope(const KserveCall& call) {
-  return absl::StrCat(call.tenant, " ", call.peer);
+  return absl::StrCat(call.tenant, " ",
+                      call.peer.substr(0, call.peer.rfind(':')));
 }
 
 }  // namespace
@@ -98,9 +101,19 @@ void KserveStream::Post(absl::AnyInvocable<void(KserveStream&)> step) {
 
 void KserveStream::OnRead(
     std::shared_ptr<const inference::ModelInferRequest> request) {
-  Post([request = std::move(request)](KserveStream& stream) {
-    stream.HandleRead(*request);
+  // Before it waits for its turn: what waits is counted.
+  auto bytes = ShareOf(*request);
+  Post([request = std::move(request),
+        bytes = std::move(bytes)](KserveStream& stream) mutable {
+    stream.HandleRead(*request, std::move(bytes));
   });
+}
+
+absl::StatusOr<std::shared_ptr<ByteShare>> KserveStream::ShareOf(
+    const inference::ModelInferRequest& message) const {
+  if (backend_->budget == nullptr) return nullptr;
+  // Itself, and its text or ids, which are copied out of it.
+  return backend_->budget->Take(2 * message.ByteSizeLong());
 }
 
 void KserveStream::OnHalfClose() {
@@ -142,10 +155,14 @@ void KserveStream::OnStop(uint64_t number) {
   });
 }
 
-void KserveStream::HandleRead(const inference::ModelInferRequest& message) {
+void KserveStream::HandleRead(
+    const inference::ModelInferRequest& message,
+    absl::StatusOr<std::shared_ptr<ByteShare>> bytes) {
   if (end_status_) return;
   const absl::Time start = backend_->clock->Now();
-  if (const absl::Status status = Begin(message); !status.ok()) {
+  if (const absl::Status status =
+          bytes.ok() ? Begin(message, *std::move(bytes)) : bytes.status();
+      !status.ok()) {
     CountRefused(message, status, start);
     AnswerError(message.model_name(), message.id(), status);
   }
@@ -178,7 +195,8 @@ CanonicalRequest KserveStream::Describe(const std::string& model,
   return request;
 }
 
-absl::Status KserveStream::Begin(const inference::ModelInferRequest& message) {
+absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
+                                 std::shared_ptr<ByteShare> bytes) {
   KVASIR_RETURN_IF_ERROR(CheckTenant(call_.tenant));
   KVASIR_ASSIGN_OR_RETURN(KserveRequest request,
                           ParseKserveRequest(message, call_.unary));
@@ -192,7 +210,7 @@ absl::Status KserveStream::Begin(const inference::ModelInferRequest& message) {
     StopById(request);
     return absl::OkStatus();
   }
-  return BeginGeneration(std::move(request));
+  return BeginGeneration(std::move(request), std::move(bytes));
 }
 
 absl::Status KserveStream::CheckId(const KserveRequest& request) const {
@@ -208,7 +226,12 @@ absl::Status KserveStream::CheckId(const KserveRequest& request) const {
   return absl::OkStatus();
 }
 
-absl::Status KserveStream::BeginGeneration(KserveRequest request) {
+absl::Status KserveStream::BeginGeneration(KserveRequest request,
+                                           std::shared_ptr<ByteShare> bytes) {
+  if (draining_) {
+    return proto::RefusedError(kvasir::v1::Refusal::DRAINING,
+                               "the server is draining");
+  }
   KVASIR_RETURN_IF_ERROR(CheckId(request));
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model,
                           backend_->router->Model(request.model_name));
@@ -240,13 +263,15 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request) {
   entry.id = request.id;
   entry.model = request.model_name;
   entry.start = backend_->clock->Now();
+  entry.bytes = bytes;
   if (!request.id.empty()) {
     numbers_by_id_[request.id] = number;
     backend_->stop_index.Add(StopScope(call_), request.id, weak_from_this(),
                              number);
   }
+  // A request that is gone meanwhile still waits there.
   auto prepare = [self = shared_from_this(), number, codec,
-                  request = std::move(request),
+                  bytes = std::move(bytes), request = std::move(request),
                   eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
                                                  info.eos_token_ids().end()),
                   in_stream = !call_.unary]() mutable {
@@ -291,6 +316,11 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
   request.seed = prepared.seed;
   request.eviction_budget = prepared.eviction_budget;
   request.priority = prepared.priority;
+  request.folded = !entry.answer->request().streaming;
+  request.bytes = entry.bytes;
+  if (request.bytes != nullptr) {
+    request.bytes->Grow(request.prompt.bytes().size());
+  }
   request.queue_timeout = prepared.queue_timeout;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle, backend_->router->Submit(
@@ -386,9 +416,9 @@ void KserveStream::AnswerError(const std::string& model, const std::string& id,
   }
   ModelStreamInferResponse response = Wrap(EmptyFinalResponse(model, id));
   // The code has no field of its own.
-  response.set_error_message(absl::StrCat(
-      absl::StatusCodeToString(status.code()), ": ",
-      status.message().substr(0, kMaxErrorTextBytes)));
+  response.set_error_message(
+      absl::StrCat(absl::StatusCodeToString(status.code()), ": ",
+                   status.message().substr(0, kMaxErrorTextBytes)));
   direct_bytes_ += response.ByteSizeLong();
   direct_.push_back(std::move(response));
   CheckWaitingBytes();
@@ -420,9 +450,8 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
 
 void KserveStream::Changed(Requests::iterator it) {
   Request& entry = it->second;
-  const size_t waiting = CountedBytes(*entry.answer);
-  answer_bytes_ += waiting - entry.waiting_bytes;
-  entry.waiting_bytes = waiting;
+  CountWaiting(&entry);
+  const size_t waiting = entry.waiting_bytes;
   if (entry.answer->HasResponse()) {
     ready_.insert(it->first);
   } else {
@@ -434,8 +463,16 @@ void KserveStream::Changed(Requests::iterator it) {
   CheckWaitingBytes();
 }
 
-size_t KserveStream::CountedBytes(const KserveAnswer& answer) {
-  return answer.request().streaming ? answer.waiting_bytes() : 0;
+void KserveStream::CountWaiting(Request* entry) {
+  const KserveAnswer& answer = *entry->answer;
+  const size_t waiting =
+      answer.request().streaming ? answer.waiting_bytes() : 0;
+  answer_bytes_ += waiting - entry->waiting_bytes;
+  if (entry->bytes != nullptr) {
+    entry->bytes->Grow(waiting);
+    entry->bytes->Shrink(entry->waiting_bytes);
+  }
+  entry->waiting_bytes = waiting;
 }
 
 void KserveStream::PumpSoon() {
@@ -507,9 +544,7 @@ std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
   const auto it = requests_.find(last_served_);
   Request& entry = it->second;
   ModelStreamInferResponse response = Wrap(entry.answer->Take());
-  answer_bytes_ -= entry.waiting_bytes;
-  entry.waiting_bytes = CountedBytes(*entry.answer);
-  answer_bytes_ += entry.waiting_bytes;
+  CountWaiting(&entry);
   if (!entry.answer->HasResponse()) ready_.erase(last_served_);
   if (entry.answer->complete()) {
     Record(entry, true);

@@ -74,7 +74,8 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   void OnHalfClose();
   void OnWritten(bool ok);
   void OnCancelled();
-  // The server ends: so does the call, with UNAVAILABLE, once no request runs.
+  // The server ends: so does the call, with UNAVAILABLE, once no request runs;
+  // none begins any more.
   void OnDrain();
   // A stop request that came in another call.
   void OnStop(uint64_t number);
@@ -92,23 +93,30 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
     uint32_t num_samples = 0;
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
+    std::shared_ptr<ByteShare> bytes;
     absl::Duration queue;
     absl::Duration compute;
   };
   using Requests = std::map<uint64_t, Request>;
 
+  // A share for a message and for what is taken out of it.
+  absl::StatusOr<std::shared_ptr<ByteShare>> ShareOf(
+      const inference::ModelInferRequest& message) const;
   // Runs `step` on the strand.
   void Post(absl::AnyInvocable<void(KserveStream&)> step);
 
-  void HandleRead(const inference::ModelInferRequest& message);
-  absl::Status Begin(const inference::ModelInferRequest& message);
+  void HandleRead(const inference::ModelInferRequest& message,
+                  absl::StatusOr<std::shared_ptr<ByteShare>> bytes);
+  absl::Status Begin(const inference::ModelInferRequest& message,
+                     std::shared_ptr<ByteShare> bytes);
   // Logs and counts what was refused before it was a request of this stream.
   void CountRefused(const inference::ModelInferRequest& message,
                     const absl::Status& status, absl::Time start);
   // What the access log says of a request, whether it comes to be or not.
   CanonicalRequest Describe(const std::string& model,
                             const std::string& id) const;
-  absl::Status BeginGeneration(KserveRequest request);
+  absl::Status BeginGeneration(KserveRequest request,
+                               std::shared_ptr<ByteShare> bytes);
   absl::Status CheckId(const KserveRequest& request) const;
   void StopById(const KserveRequest& request);
   void StopNumber(uint64_t number);
@@ -132,8 +140,8 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   void Record(const Request& request, bool ok);
   // Ends the call as soon as no write is outstanding.
   void EndCall(const absl::Status& status, CancelReason reason);
-  // Bytes of an answer that count against a slow reader.
-  static size_t CountedBytes(const KserveAnswer& answer);
+  // Counts what waits of an answer, against a slow reader.
+  void CountWaiting(Request* entry);
   // Ends the call when too much waits for its reader.
   void CheckWaitingBytes();
   void CheckWaitingBytes(size_t waiting, size_t limit);

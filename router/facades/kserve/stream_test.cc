@@ -200,15 +200,47 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotWrap) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
+// Six hundred prompts of a megabyte at once once took a gigabyte.
+TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
+  backend_->budget = std::make_shared<ByteBudget>(3000);
+  Start();
+  const InferRequestBuilder large = Vllm("a", std::string(1000, 'x'));
+  const size_t bytes = 2 * large.Build().ByteSizeLong();
+  stream_->OnRead(
+      std::make_shared<inference::ModelInferRequest>(large.Build()));
+  // It counts before anybody has looked at it.
+  EXPECT_EQ(backend_->budget->used_bytes(), bytes);
+  Run();
+  // A token a byte.
+  EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_EQ(router_.num_requests(), 1u);
+  EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
+                                 HasSubstr("bytes of 3000")));
+  // What waits for the client counts while it waits.
+  Engine(0)->Emit("xyz");
+  Run();
+  Engine(0)->Emit("xyz");
+  Run();
+  EXPECT_GT(backend_->budget->used_bytes(), bytes + 4 * 1000);
+  RunWrites();
+  EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
+}
+
 TEST_F(KserveStreamTest, ADrainEndsAnIdleStreamAndABusyOneAfterItsRequests) {
   Start();
   Send(Vllm("a"));
   stream_->OnDrain();
   RunWrites();
   EXPECT_FALSE(sink_.end.has_value());
+  Send(Vllm("b"));
+  RunWrites();
+  EXPECT_EQ(router_.num_requests(), 1u);
+  EXPECT_THAT(LastError(), HasSubstr("UNAVAILABLE: the server is draining"));
   Engine(0)->Complete("x");
   RunWrites();
-  EXPECT_THAT(Written(), ElementsAre("a:x$"));
+  EXPECT_THAT(Written(), ElementsAre("b:!$", "a:x$"));
   ASSERT_TRUE(sink_.end.has_value());
   EXPECT_TRUE(absl::IsUnavailable(*sink_.end));
   EXPECT_THAT(sink_.end->message(), HasSubstr("draining"));
@@ -380,14 +412,16 @@ TEST_F(KserveStreamTest, StopWhileThePromptIsTokenizedPreventsTheRequest) {
   EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
 }
 
-TEST_F(KserveStreamTest, StopFindsARequestOfAnotherCallOfTheSameConnection) {
+// Connections are told to go at their age: the next call comes by another.
+TEST_F(KserveStreamTest, StopFindsARequestOfAnotherCallFromTheSameAddress) {
   KserveCall call;
-  call.peer = "p";
+  call.peer = "ipv4:1.2.3.4:5";
   call.unary = true;
   Start(call);
   Send(Vllm("a"));
   Engine(0)->Emit("x");
   FakeSink other_sink;
+  call.peer = "ipv4:1.2.3.4:6";
   auto other =
       std::make_shared<KserveStream>(backend_, call, strand_, &other_sink);
   other->OnRead(
@@ -424,13 +458,13 @@ TEST_F(KserveStreamTest, StopOfAnotherTenantFindsNothing) {
   Run();
 }
 
-TEST_F(KserveStreamTest, StopOfAnotherConnectionFindsNothing) {
+TEST_F(KserveStreamTest, StopFromAnotherAddressFindsNothing) {
   KserveCall call;
-  call.peer = "p";
+  call.peer = "ipv4:1.2.3.4:5";
   Start(call);
   Send(Vllm("a"));
   FakeSink other_sink;
-  call.peer = "q";
+  call.peer = "ipv4:1.2.3.5:5";
   auto other =
       std::make_shared<KserveStream>(backend_, call, strand_, &other_sink);
   other->OnRead(

@@ -196,8 +196,7 @@ absl::StatusOr<KserveTensors> KserveTensors::Create(
   KserveTensors tensors;
   for (int i = 0; i < request.inputs_size(); ++i) {
     const Input& input = request.inputs(i);
-    if (!tensors.index_by_name_
-             .emplace(input.name(), static_cast<size_t>(i))
+    if (!tensors.index_by_name_.emplace(input.name(), static_cast<size_t>(i))
              .second) {
       return TensorError(input, "given twice");
     }

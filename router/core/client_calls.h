@@ -1,0 +1,60 @@
+// Calls of clients that are open, of every facade: a drain ends when they have.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+
+namespace kvasir::router {
+
+// Threads: any thread.
+class ClientCalls {
+ public:
+  explicit ClientCalls(const base::Clock* clock = &base::Clock::Real())
+      : clock_(clock) {}
+
+  size_t open() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    base::MutexLock lock(&mutex_);
+    return open_;
+  }
+  // None is open, and none has begun for so long.
+  bool QuietFor(absl::Duration duration) const ABSL_LOCKS_EXCLUDED(mutex_) {
+    base::MutexLock lock(&mutex_);
+    return open_ == 0 && clock_->Now() - changed_at_ >= duration;
+  }
+
+ private:
+  friend class ClientCall;
+  void Change(int by) ABSL_LOCKS_EXCLUDED(mutex_) {
+    base::MutexLock lock(&mutex_);
+    open_ += static_cast<size_t>(by);
+    changed_at_ = clock_->Now();
+  }
+
+  const base::Clock* const clock_;
+  mutable base::Mutex mutex_;
+  size_t open_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time changed_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+};
+
+// One of them, as long as it lives: a member of what gRPC calls back.
+class ClientCall {
+ public:
+  explicit ClientCall(std::shared_ptr<ClientCalls> calls)
+      : calls_(std::move(calls)) {
+    calls_->Change(1);
+  }
+  ~ClientCall() { calls_->Change(-1); }
+  ClientCall(const ClientCall&) = delete;
+  ClientCall& operator=(const ClientCall&) = delete;
+
+ private:
+  const std::shared_ptr<ClientCalls> calls_;
+};
+
+}  // namespace kvasir::router

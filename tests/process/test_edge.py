@@ -1,0 +1,212 @@
+"""The router's edge: ends that lose nothing, connections without number, ports."""
+
+import collections
+import contextlib
+import pathlib
+import resource
+import socket
+import tempfile
+import threading
+import time
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
+
+pytestmark = pytest.mark.timeout(120)
+NUM_CLIENTS = 24
+
+
+def request(model, text="Once"):
+    sampling = b'{"max_tokens": 4, "temperature": 0, "ignore_eos": true}'
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, value in (("text_input", text.encode()), ("sampling_parameters", sampling)):
+        tensor = message.inputs.add(name=name, datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(value)
+    return message
+
+
+class Clients:
+    """Threads that ask again as soon as they are answered, each over a channel of its own."""
+
+    def __init__(self, targets, model):
+        self.codes = collections.Counter()
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._ask, args=(targets, model)) for _ in range(NUM_CLIENTS)
+        ]
+
+    def _ask(self, targets, model):
+        target = "ipv4:" + ",".join(targets)
+        options = [("grpc.lb_policy_name", "round_robin"), ("grpc.enable_retries", 0),
+                   ("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(target, options) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            while not self.stopped.is_set():
+                try:
+                    stub.ModelInfer(request(model), timeout=30)
+                    code = "OK"
+                except grpc.RpcError as error:
+                    code = f"{error.code().name}: {error.details()}"
+                with self.lock:
+                    self.codes[code] += 1
+                if code != "OK":
+                    time.sleep(0.02)
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        wait_until(lambda: self.codes["OK"] > 2 * NUM_CLIENTS, "answers")
+        return self
+
+    def __exit__(self, *unused):
+        self.stopped.set()
+        for thread in self.threads:
+            thread.join()
+
+
+@contextlib.contextmanager
+def worker():
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"unix:{pathlib.Path(folder) / 'worker.sock'}"
+        with KvasirProcess("worker", "--listen", path, *OPERATOR_PORTS, ports=False):
+            yield path
+
+
+def test_a_router_that_ends_loses_no_call_of_clients_that_know_another():
+    flags = ["--drain-timeout", "9s", "--max-connection-age", "2s"]
+    with worker() as path, KvasirProcess("router", "--workers", path, *flags) as ends, \
+            KvasirProcess("router", "--workers", path, *flags) as stays:
+        with Clients([ends.grpc, stays.grpc], ends.ready["model"]) as clients:
+            assert ends.stop() == 0
+            at_end = clients.codes["OK"]
+            wait_until(lambda: clients.codes["OK"] > at_end + NUM_CLIENTS, "answers of the other")
+        assert set(clients.codes) == {"OK"}, clients.codes
+        assert "aborted=0" in ends.log()
+
+
+# gRPC (1.51) turns a call that comes in while its server is shut down into CANCELLED.
+def test_nobody_hears_of_a_cancel_that_was_not_theirs():
+    flags = ["--drain-timeout", "3s", "--max-connection-age", "1s"]
+    with KvasirProcess("serve", *flags) as server:
+        with Clients([server.grpc], server.ready["model"]) as clients:
+            assert server.stop() == 0
+        names = {code.split(":")[0] for code in clients.codes}
+        assert names == {"OK", "UNAVAILABLE"}, clients.codes
+
+
+def test_an_idle_client_does_not_keep_a_router_from_its_end():
+    with KvasirProcess("serve", "--drain-timeout", "60s") as server:
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub.ModelInfer(request(server.ready["model"]))
+            answers = stub.ModelStreamInfer(iter(()))
+            assert list(answers) == []
+            assert server.stop() == 0
+
+
+def connect(target):
+    host, port = target.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def infers(server):
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub.ModelInfer(request(server.ready["model"]), timeout=30, wait_for_ready=True)
+
+
+# gRPC's own listener (1.51, CVE-2023-4785) never accepted again.
+def test_connections_beyond_the_descriptors_leave_a_server_that_accepts():
+    with KvasirProcess("serve") as server:
+        in_use = server.descriptors()
+        before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (in_use + 20, before[1]))
+        idle = [connect(server.grpc) for _ in range(60)]
+        wait_until(lambda: "Too many open files" in server.log(), "the shortage")
+        for each in idle:
+            each.close()
+        infers(server)
+
+
+def test_connections_over_the_limit_are_hung_up_on():
+    with KvasirProcess("serve", "--max-connections", "20") as server:
+        idle = [connect(server.grpc) for _ in range(30)]
+        ended = [each.recv(1) for each in idle[20:]]
+        assert ended == [b""] * 10
+        assert "too many connections" in server.log()
+        for each in idle:
+            each.close()
+        infers(server)
+
+
+def health(target):
+    with grpc.insecure_channel(target) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}[check(b"", timeout=10)]
+
+
+def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"unix:{pathlib.Path(folder) / 'worker.sock'}"
+        lost = KvasirProcess("worker", "--listen", path, *OPERATOR_PORTS, ports=False)
+        with lost, KvasirProcess("router", "--workers", path) as router:
+            assert health(router.health) == health(lost.health) == "SERVING"
+            text = run("drain", "--endpoint", router.health, check=False).stderr
+            assert "cannot be drained" in text
+            lost.kill()
+            wait_until(lambda: health(router.health) == "NOT_SERVING", "no replica")
+            assert f"replica worker={path} state=lost" in router.log()
+
+
+def test_the_admin_port_is_not_for_whom_the_others_are():
+    with tempfile.TemporaryDirectory() as folder:
+        admin = f"unix:{folder}/admin.sock"
+        with KvasirProcess("serve", "--host", "0.0.0.0") as everywhere, \
+                KvasirProcess("serve", "--admin-host", admin) as on_unix:
+            assert everywhere.grpc.startswith("0.0.0.0:")
+            assert everywhere.health.startswith("0.0.0.0:")
+            assert everywhere.admin.startswith("127.0.0.1:")
+            assert on_unix.admin == admin
+            assert pathlib.Path(folder, "admin.sock").stat().st_mode & 0o777 == 0o600
+            assert run("drain", "--endpoint", admin).returncode == 0
+
+
+def test_a_connection_age_that_no_drain_outlives_is_refused():
+    text = run("serve", "--model", TINY, "--drain-timeout", "5s", "--max-connection-age", "5s",
+               "--grpc-port", "0", *OPERATOR_PORTS, check=False).stderr
+    assert "--max-connection-age 5s" in text and "--drain-timeout 5s" in text
+
+
+# Sixty thousand names in a megabyte kept every other client waiting for ten seconds.
+def test_a_request_of_many_tensors_keeps_nobody_waiting():
+    with KvasirProcess("serve") as server:
+        many = service_pb2.ModelInferRequest(model_name=server.ready["model"])
+        for i in range(30000):
+            many.inputs.add(name=f"t{i}", datatype="BOOL", shape=[0])
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            refused = [stub.ModelInfer.future(many, timeout=60) for _ in range(4)]
+            stub.ModelInfer(request(server.ready["model"]), timeout=5)
+            for each in refused:
+                assert each.exception().code() == grpc.StatusCode.INVALID_ARGUMENT
+                assert "inputs: want at most 64, have 30000" in each.exception().details()
+
+
+# Six hundred prompts of a megabyte at once took 1.3 GB, and half of it stayed.
+def test_requests_share_a_budget_of_bytes():
+    flags = ["--max-model-len", "1024", "--request-bytes", "1MiB", "--drain-timeout", "9s"]
+    with KvasirProcess("serve", *flags) as server:
+        large = request(server.ready["model"], text="a " * 100_000)
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls = [stub.ModelInfer.future(large, timeout=60) for _ in range(64)]
+            codes = collections.Counter(each.exception().code().name for each in calls)
+            reasons = {each.exception().details() for each in calls}
+            # Some are read, and refused for their length.
+            assert set(codes) == {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
+            assert any("--request-bytes" in reason for reason in reasons), reasons
+            wait_until(lambda: stub.ModelInfer(request(server.ready["model"]), timeout=30), "room")
