@@ -142,8 +142,8 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
         for name, pod in pods(resources).items()
     }
     for name, want in {
-        "kvasir-router": {"grpc": "--grpc-port", "metrics": "--metrics-port", "admin": "--admin-port"},
-        "kvasir-worker": {"metrics": "--metrics-port", "admin": "--admin-port"},
+        "kvasir-router": {"grpc": "--grpc-port", "metrics": "--metrics-port", "health": "--health-port"},
+        "kvasir-worker": {"metrics": "--metrics-port", "health": "--health-port"},
     }.items():
         text = run(name.removeprefix("kvasir-"), "--help").stdout
         for port, flag in want.items():
@@ -175,10 +175,10 @@ def test_ports_are_those_of_the_program_and_what_names_them_finds_them(rendered,
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_admin_port_is_open_to_no_pod_and_workers_to_routers_alone(rendered, overlay):
+def test_admin_stays_within_the_pod_and_workers_are_open_to_routers_alone(rendered, overlay):
     policies = {each["metadata"]["name"]: each["spec"] for each in rendered[overlay] if each["kind"] == "NetworkPolicy"}
-    for spec in policies.values():
-        assert "admin" not in [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
+    for name in ("kvasir-router", "kvasir-worker"):
+        assert "KVASIR_ADMIN_HOST" not in settings(rendered[overlay], name)  # loopback, by default
     (rule,) = [r for r in policies["kvasir-worker"]["ingress"] if {"port": "worker"} in r["ports"]]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvasir-router"}}}]
     clients = policies["kvasir-router"]["ingress"][0]
@@ -297,7 +297,7 @@ def test_the_image_is_built_by_the_projects_own_scripts_and_runs_as_the_pods_use
     assert re.findall(r"^USER (\S+)$", stage("gateway"), re.MULTILINE) == [f"{USER}:{USER}"]
     assert 'ENTRYPOINT ["kvasir"]' in stage("kvasir")
     exposed = re.findall(r"^EXPOSE (.*)$", stage("kvasir"), re.MULTILINE)[0].split()
-    assert exposed == ["8001", "8002", "8003", "8100"]
+    assert exposed == ["8001", "8002", "8004", "8100"]
 
 
 def test_tags_are_the_versions_of_the_program_and_of_the_gateway(rendered):
@@ -398,7 +398,7 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
     # Where a test's own differ from a pod's: the model, addresses, and room.
     own = {
         "KVASIR_MODEL": ROOT / "models/tiny", "KVASIR_HOST": "127.0.0.1", "KVASIR_METRICS_PORT": 0,
-        "KVASIR_ADMIN_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
+        "KVASIR_ADMIN_PORT": 0, "KVASIR_HEALTH_PORT": 0, "KVASIR_KV_CACHE_BYTES": "64MiB", "KVASIR_HOST_POOL_BYTES": 0,
     }
     worker_settings = {**settings(resources, "kvasir-worker"), **own, "KVASIR_LISTEN": "127.0.0.1:0"}
     with Contained("worker", worker_settings, folder=folder) as worker:
