@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serves SmolLM2 from pools of one size, which the 8-bit cache fills with four
 sequences, and loads each server with far more: how many run, how fast, and what that
-costs in divergence. Writes docs/kv-limited.md. Called by bench/kv_limited.sh.
+costs in divergence. Writes docs/kv-limited.md. Called by bench/kv_limited/kv_limited.sh.
 
 All servers are up the whole time and take turns; a burst is one closed loop of
 `kvasir bench serve`. Divergences are those of the study of eviction, whose rows are
@@ -22,8 +22,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "bench/quality"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "bench/quality")]
 import eviction  # noqa: E402
 import eviction_settings as settings  # noqa: E402
 import provenance  # noqa: E402
@@ -271,7 +271,7 @@ def page(report: dict, kl: dict[settings.Row, float], options) -> str:
         f"SmolLM2-135M from a pool of {size(report['pool_bytes'])}, in which the 8-bit cache holds "
         f"{SEQUENCES} sequences of {options.prompt_tokens} + {options.output_tokens} tokens, and "
         f"{options.concurrency} clients that always have one more. Written by "
-        "`bench/kv_limited.sh`.", "",
+        "`bench/kv_limited/kv_limited.sh`.", "",
         f"- {options.rounds} rounds; in each, every server gets {options.requests} requests, one "
         "server after the other, all others idle. Ratios are medians of the rounds' ratios; over "
         "a spread of 15 % they are *undecided*.",
@@ -291,7 +291,7 @@ def page(report: dict, kl: dict[settings.Row, float], options) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench/kv_limited.sh",
+    parser = argparse.ArgumentParser(prog="bench/kv_limited/kv_limited.sh",
                                      description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
     parser.add_argument("--requests", type=int, default=32, help="of a burst")
