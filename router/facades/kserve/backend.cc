@@ -41,35 +41,6 @@ inference::ModelStatistics KserveStatistics::Of(
   return none;
 }
 
-void KserveStopIndex::Add(const std::string& scope, const std::string& id,
-                          std::weak_ptr<KserveStream> stream, uint64_t number) {
-  base::MutexLock lock(&mutex_);
-  entries_.emplace(Key(scope, id), Entry{std::move(stream), number});
-}
-
-void KserveStopIndex::Remove(const std::string& scope, const std::string& id,
-                             uint64_t number) {
-  base::MutexLock lock(&mutex_);
-  const auto [begin, end] = entries_.equal_range(Key(scope, id));
-  for (auto it = begin; it != end; ++it) {
-    if (it->second.number == number) {
-      entries_.erase(it);
-      return;
-    }
-  }
-}
-
-std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>>
-KserveStopIndex::Find(const std::string& scope, const std::string& id) const {
-  std::vector<std::pair<std::weak_ptr<KserveStream>, uint64_t>> found;
-  base::MutexLock lock(&mutex_);
-  const auto [begin, end] = entries_.equal_range(Key(scope, id));
-  for (auto it = begin; it != end; ++it) {
-    found.emplace_back(it->second.stream, it->second.number);
-  }
-  return found;
-}
-
 void KserveStreams::Add(const std::shared_ptr<KserveStream>& stream) {
   base::MutexLock lock(&mutex_);
   streams_.emplace(stream.get(), stream);

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "router/facades/calls/backend.h"
+#include "router/facades/calls/stop_strings.h"
 
 namespace kvasir::router {
 namespace {
@@ -27,25 +29,6 @@ absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
   return absl::OkStatus();
 }
 
-// A stop string that is the name of a special token never shows in the text:
-// its id stops instead.
-absl::Status StopAtSpecialTokens(const TextCodec& codec,
-                                 KserveRequest* request) {
-  std::vector<std::string> strings;
-  for (std::string& stop : request->stop_strings) {
-    if (stop.empty()) continue;
-    KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                            codec.EncodeWord(stop));
-    if (ids.size() == 1 && codec.IsSpecial(ids[0])) {
-      request->sampling.add_stop_token_ids(ids[0]);
-      if (request->skip_special_tokens) continue;
-    }
-    strings.push_back(std::move(stop));
-  }
-  request->stop_strings = std::move(strings);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<PreparedRequest> PrepareRequest(
@@ -61,7 +44,9 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
                             codec->EncodePrompt(request.text));
     context.prompt = proto::TokenBytes::Adopt(std::move(ids));
     KVASIR_RETURN_IF_ERROR(BanWords(*codec, &request));
-    KVASIR_RETURN_IF_ERROR(StopAtSpecialTokens(*codec, &request));
+    KVASIR_RETURN_IF_ERROR(
+        StopAtSpecialTokens(*codec, request.skip_special_tokens,
+                            &request.stop_strings, &request.sampling));
   }
   if (context.prompt.empty()) {
     return absl::InvalidArgumentError("the prompt has no tokens");
@@ -84,12 +69,9 @@ uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
   const uint32_t wanted = request.sampling.max_tokens() > 0
                               ? request.sampling.max_tokens()
                               : default_max_tokens;
-  if (max_model_len == 0) return wanted;
-  const uint64_t prompt =
-      std::max<uint64_t>(1, request.token_ids.size_tokens());
-  if (prompt >= max_model_len) return 0;  // the router refuses it
-  return static_cast<uint32_t>(
-      std::min<uint64_t>(wanted, max_model_len - prompt));
+  return MostTokens(wanted,
+                    std::max<uint64_t>(1, request.token_ids.size_tokens()),
+                    max_model_len);
 }
 
 absl::Status CheckResponseSize(const KserveRequest& request,

@@ -35,8 +35,8 @@ absl::StatusOr<PreparedRequest> PrepareRequest(
     std::vector<int32_t> eos_ids, bool in_stream);
 
 // Tokens that a sample can get: what is asked for or else the default, as far
-// as the prompt leaves room in max_model_len (0: not known). Of a text only one
-// token is sure before it is tokenized.
+// as the prompt leaves room. Of a text only one token is sure before it is
+// tokenized.
 uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                     uint32_t max_model_len);
 

@@ -1,37 +1,19 @@
 #include "router/facades/kserve/reactors.h"
 
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/str_join.h"
-#include "base/net/grpc_deadline.h"
 #include "base/net/grpc_status.h"
+#include "router/facades/calls/metadata.h"
 
 namespace kvasir::router {
 namespace {
 
-// Values of a repeated key are joined by commas, as HTTP has it.
-std::string Metadata(const grpc::CallbackServerContext& context,
-                     const char* key) {
-  std::vector<std::string> values;
-  const auto [begin, end] = context.client_metadata().equal_range(key);
-  for (auto it = begin; it != end; ++it) {
-    values.emplace_back(it->second.data(), it->second.size());
-  }
-  return absl::StrJoin(values, ",");
-}
-
 KserveCall CallOf(const grpc::CallbackServerContext& context, bool unary) {
-  KserveCall call;
+  KserveCall call{IdentityOf(context)};
   call.unary = unary;
   call.errors_end_call =
-      absl::AsciiStrToLower(Metadata(context, "triton_grpc_error")) == "true";
-  call.peer = context.peer();
-  call.tenant = Metadata(context, "x-tenant-id");
-  call.traceparent = Metadata(context, "traceparent");
-  call.deadline = base::FromGrpcDeadline(context.deadline());
+      absl::AsciiStrToLower(MetadataOf(context, "triton_grpc_error")) == "true";
   return call;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "router/canonical.h"
+#include "router/facades/calls/stop_strings.h"
 #include "router/facades/kserve/sampling.h"
 #include "router/facades/kserve/tensors.h"
 
@@ -513,23 +514,6 @@ absl::Status CheckBadWords(const KserveRequest& request) {
                                                  request.bad_words.size()));
 }
 
-absl::Status CheckStopStrings(const KserveRequest& request) {
-  const char* name =
-      request.schema == KserveSchema::kTrtText ? "stop_words" : "stop";
-  if (request.stop_strings.size() > kMaxStopStrings) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": want at most ", kMaxStopStrings,
-                     " strings, have ", request.stop_strings.size()));
-  }
-  for (const std::string& stop : request.stop_strings) {
-    if (stop.size() <= kMaxStopStringBytes) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": want strings of at most ", kMaxStopStringBytes,
-                     " bytes, have one of ", stop.size()));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<KserveRequest> ParseKserveRequest(
@@ -557,7 +541,9 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
       KVASIR_RETURN_IF_ERROR(ParseTrtTokens(request, unary, &tensors, &out));
       break;
   }
-  KVASIR_RETURN_IF_ERROR(CheckStopStrings(out));
+  KVASIR_RETURN_IF_ERROR(CheckStopStrings(
+      out.schema == KserveSchema::kTrtText ? "stop_words" : "stop",
+      out.stop_strings));
   KVASIR_RETURN_IF_ERROR(CheckBadWords(out));
   KVASIR_RETURN_IF_ERROR(FilterOutputs(request, &out.outputs));
   return out;

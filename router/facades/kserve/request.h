@@ -91,9 +91,6 @@ struct KserveRequest {
 // arithmetic on it makes a NaN, and below any difference of real logits.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// Every stop string is searched for in every new token's text.
-inline constexpr size_t kMaxStopStrings = 64;
-inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 // Every bad word is tokenized; a worker takes as many biases.
 inline constexpr size_t kMaxBadWords = 1024;
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "router/facades/calls/backend.h"
 
 namespace kvasir::router {
 namespace {
@@ -49,17 +50,6 @@ void AddStrings(const char* name, const std::vector<std::string>& values,
   for (const std::string& value : values) {
     AppendRaw(static_cast<uint32_t>(value.size()), raw);
     raw->append(value);
-  }
-}
-
-const char* ReasonText(kvasir::v1::FinishReason reason) {
-  switch (reason) {
-    case kvasir::v1::FINISH_STOP:
-      return "stop";
-    case kvasir::v1::FINISH_LENGTH:
-      return "length";
-    default:
-      return "abort";
   }
 }
 
@@ -166,7 +156,7 @@ void KserveAnswer::AddLogprob(int32_t id,
 
 void KserveAnswer::OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) {
   if (finish.index() >= samples_.size()) return;
-  EndSample(ReasonText(finish.reason()), &samples_[finish.index()]);
+  EndSample(FinishReasonText(finish.reason()), &samples_[finish.index()]);
 }
 
 void KserveAnswer::Stop() {

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/refusal.h"
@@ -19,33 +17,8 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
   return wrapped;
 }
 
-constexpr size_t kMaxTenantBytes = 128;
 // As of a status, which travels in trailing metadata (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
-
-// Shows no value: it may be a secret, or not printable.
-absl::Status CheckTenant(const std::string& tenant) {
-  if (tenant.size() > kMaxTenantBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("metadata 'x-tenant-id': want at most ", kMaxTenantBytes,
-                     " bytes, have ", tenant.size()));
-  }
-  for (const char c : tenant) {
-    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
-        absl::StrContains("-_.:@/", c)) {
-      continue;
-    }
-    return absl::InvalidArgumentError(
-        "metadata 'x-tenant-id': want one value of letters, digits and "
-        "-_.:@/ only");
-  }
-  return absl::OkStatus();
-}
-
-// Tenants never share cached prefixes; requests without one share theirs.
-std::string CacheSaltOf(const std::string& tenant) {
-  return tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
-}
 
 // Requests that a stop may end: those of the same address, which a proxy may
 // share among tenants, and of the same tenant. Not of the same port: a client
@@ -57,108 +30,67 @@ std::string StopScope(const KserveCall& call) {
 
 }  // namespace
 
-// The router's view of one request: copies what comes and returns.
-class KserveStream::Relay final : public RequestSink {
- public:
-  Relay(std::shared_ptr<KserveStream> stream, uint64_t number)
-      : stream_(std::move(stream)), number_(number) {}
-
-  void OnAccepted(uint32_t) override {}
-  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) override {
-    stream_->Post([number = number_, tokens](KserveStream& stream) {
-      stream.HandleTokens(number, tokens);
-    });
-  }
-  void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) override {
-    stream_->Post([number = number_, finish](KserveStream& stream) {
-      stream.HandleFinish(number, finish);
-    });
-  }
-  void OnDone(const absl::Status& status) override {
-    stream_->Post([number = number_, status](KserveStream& stream) {
-      stream.HandleDone(number, status);
-    });
-  }
-
- private:
-  const std::shared_ptr<KserveStream> stream_;
-  const uint64_t number_;
-};
-
 KserveStream::KserveStream(std::shared_ptr<KserveBackend> backend,
                            KserveCall call, std::shared_ptr<TaskRunner> strand,
                            KserveStreamSink* sink)
     : backend_(std::move(backend)),
       call_(std::move(call)),
       strand_(std::move(strand)),
-      sink_(sink) {}
+      sink_(sink),
+      pump_(this, sink) {}
 
 void KserveStream::Post(absl::AnyInvocable<void(KserveStream&)> step) {
   strand_->Post([self = shared_from_this(), step = std::move(step)]() mutable {
-    if (!self->ended_) step(*self);
+    if (!self->pump_.ended()) step(*self);
   });
 }
 
 void KserveStream::OnRead(
     std::shared_ptr<const inference::ModelInferRequest> request) {
   // Before it waits for its turn: what waits is counted.
-  auto bytes = ShareOf(*request);
+  auto bytes = ShareOf(*backend_, request->ByteSizeLong());
   Post([request = std::move(request),
         bytes = std::move(bytes)](KserveStream& stream) mutable {
     stream.HandleRead(*request, std::move(bytes));
   });
 }
 
-absl::StatusOr<std::shared_ptr<ByteShare>> KserveStream::ShareOf(
-    const inference::ModelInferRequest& message) const {
-  if (backend_->budget == nullptr) return nullptr;
-  // Itself, and its text or ids, which are copied out of it.
-  return backend_->budget->Take(2 * message.ByteSizeLong());
-}
-
 void KserveStream::OnHalfClose() {
   Post([](KserveStream& stream) {
     stream.half_closed_ = true;
-    stream.Pump();
+    stream.pump_.Pump();
   });
 }
 
 void KserveStream::OnWritten(bool ok) {
-  Post([ok](KserveStream& stream) {
-    stream.writing_ = false;
-    if (!ok) {
-      stream.EndCall(absl::CancelledError("the client is gone"),
-                     CancelReason::kClient);
-    }
-    stream.Pump();
-  });
+  Post([ok](KserveStream& stream) { stream.pump_.OnWritten(ok); });
 }
 
 void KserveStream::OnCancelled() {
   Post([](KserveStream& stream) {
-    stream.EndCall(absl::CancelledError("cancelled by the client"),
-                   CancelReason::kClient);
+    stream.pump_.EndCall(absl::CancelledError("cancelled by the client"),
+                         CancelReason::kClient);
   });
 }
 
 void KserveStream::OnDrain() {
   Post([](KserveStream& stream) {
     stream.draining_ = true;
-    stream.Pump();
+    stream.pump_.Pump();
   });
 }
 
 void KserveStream::OnStop(uint64_t number) {
   Post([number](KserveStream& stream) {
     stream.StopNumber(number);
-    stream.Pump();
+    stream.pump_.Pump();
   });
 }
 
 void KserveStream::HandleRead(
     const inference::ModelInferRequest& message,
     absl::StatusOr<std::shared_ptr<ByteShare>> bytes) {
-  if (end_status_) return;
+  if (pump_.ending()) return;
   const absl::Time start = backend_->clock->Now();
   if (const absl::Status status =
           bytes.ok() ? Begin(message, *std::move(bytes)) : bytes.status();
@@ -166,7 +98,7 @@ void KserveStream::HandleRead(
     CountRefused(message, status, start);
     AnswerError(message.model_name(), message.id(), status);
   }
-  if (!ended_ && !end_status_ && !call_.unary) sink_->Read();
+  if (!pump_.ending() && !call_.unary) sink_->Read();
 }
 
 void KserveStream::CountRefused(const inference::ModelInferRequest& message,
@@ -183,16 +115,7 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
 
 CanonicalRequest KserveStream::Describe(const std::string& model,
                                         const std::string& id) const {
-  CanonicalRequest request;
-  request.model = model;
-  request.client_request_id = id;
-  // One that was refused for it may be anything.
-  if (CheckTenant(call_.tenant).ok()) request.tenant = call_.tenant;
-  request.deadline = call_.deadline;
-  request.traceparent = call_.traceparent;
-  request.facade = "kserve";
-  request.peer = call_.peer;
-  return request;
+  return DescribeRequest(call_, "kserve", model, id);
 }
 
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
@@ -237,20 +160,14 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
                           backend_->router->Model(request.model_name));
   const kvasir::v1::WorkerInfo info =
       model.info.value_or(kvasir::v1::WorkerInfo());
-  if (const uint32_t limit = LargestN(info, backend_->limits.max_n);
-      request.sampling.n() > limit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("n is ", request.sampling.n(), ", want 1 to ", limit));
-  }
+  KVASIR_RETURN_IF_ERROR(
+      CheckNumSamples(request.sampling.n(), info, backend_->limits));
   KVASIR_RETURN_IF_ERROR(
       CheckResponseSize(request, backend_->limits.max_response_bytes,
                         MostTokens(request, backend_->limits.default_max_tokens,
                                    info.max_model_len())));
-  std::shared_ptr<const TextCodec> codec;
-  if (const auto found = backend_->codecs.find(request.model_name);
-      found != backend_->codecs.end()) {
-    codec = found->second;
-  }
+  const std::shared_ptr<const TextCodec> codec =
+      backend_->CodecOf(request.model_name);
   const bool needs_text = request.schema != KserveSchema::kTrtTokens;
   if (needs_text && codec == nullptr) {
     return absl::UnimplementedError(
@@ -266,8 +183,8 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
   entry.bytes = bytes;
   if (!request.id.empty()) {
     numbers_by_id_[request.id] = number;
-    backend_->stop_index.Add(StopScope(call_), request.id, weak_from_this(),
-                             number);
+    backend_->running_ids.Add(StopScope(call_), request.id, weak_from_this(),
+                              number);
   }
   // A request that is gone meanwhile still waits there.
   auto prepare = [self = shared_from_this(), number, codec,
@@ -284,9 +201,7 @@ absl::Status KserveStream::BeginGeneration(KserveRequest request,
   };
   if (!backend_->tokenizer->Post(std::move(prepare))) {
     Remove(requests_.find(number), CancelReason::kClient);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the tokenizer's queue is full (",
-                     backend_->limits.max_tokenizer_queue, " requests)"));
+    return TokenizerIsFull(backend_->limits);
   }
   return absl::OkStatus();
 }
@@ -323,9 +238,10 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
   }
   request.queue_timeout = prepared.queue_timeout;
   KVASIR_ASSIGN_OR_RETURN(
-      entry.handle, backend_->router->Submit(
-                        std::move(request),
-                        std::make_shared<Relay>(shared_from_this(), number)));
+      entry.handle,
+      backend_->router->Submit(std::move(request),
+                               std::make_shared<EventRelay<KserveStream>>(
+                                   shared_from_this(), number)));
   return absl::OkStatus();
 }
 
@@ -368,7 +284,7 @@ void KserveStream::StopById(const KserveRequest& request) {
     StopNumber(here->second);
   } else if (!request.id.empty()) {
     for (const auto& [weak, number] :
-         backend_->stop_index.Find(StopScope(call_), request.id)) {
+         backend_->running_ids.Find(StopScope(call_), request.id)) {
       if (const auto stream = weak.lock(); stream && stream.get() != this) {
         stream->OnStop(number);
       }
@@ -377,7 +293,7 @@ void KserveStream::StopById(const KserveRequest& request) {
   direct_.push_back(Wrap(EmptyFinalResponse(request.model_name, request.id)));
   direct_bytes_ += direct_.back().ByteSizeLong();
   CheckWaitingBytes();
-  Pump();
+  pump_.Pump();
 }
 
 void KserveStream::StopNumber(uint64_t number) {
@@ -411,7 +327,7 @@ void KserveStream::Fail(uint64_t number, const absl::Status& status) {
 void KserveStream::AnswerError(const std::string& model, const std::string& id,
                                const absl::Status& status) {
   if (call_.unary || call_.errors_end_call) {
-    EndCall(status, CancelReason::kClient);
+    pump_.EndCall(status, CancelReason::kClient);
     return;
   }
   ModelStreamInferResponse response = Wrap(EmptyFinalResponse(model, id));
@@ -422,7 +338,7 @@ void KserveStream::AnswerError(const std::string& model, const std::string& id,
   direct_bytes_ += response.ByteSizeLong();
   direct_.push_back(std::move(response));
   CheckWaitingBytes();
-  Pump();
+  pump_.Pump();
 }
 
 void KserveStream::Record(const Request& request, bool ok) {
@@ -441,7 +357,7 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
-    backend_->stop_index.Remove(StopScope(call_), entry.id, it->first);
+    backend_->running_ids.Remove(StopScope(call_), entry.id, it->first);
   }
   answer_bytes_ -= entry.waiting_bytes;
   ready_.erase(it->first);
@@ -457,9 +373,9 @@ void KserveStream::Changed(Requests::iterator it) {
   } else {
     ready_.erase(it->first);
   }
-  PumpSoon();
+  pump_.PumpSoon();
   // What waits of one streamed answer becomes one response.
-  CheckWaitingBytes(waiting, backend_->limits.max_response_bytes);
+  pump_.CheckWaiting(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
 }
 
@@ -475,58 +391,29 @@ void KserveStream::CountWaiting(Request* entry) {
   entry->waiting_bytes = waiting;
 }
 
-void KserveStream::PumpSoon() {
-  if (pump_posted_) return;
-  pump_posted_ = true;
-  Post([](KserveStream& stream) {
-    stream.pump_posted_ = false;
-    stream.Pump();
-  });
-}
-
 void KserveStream::CheckWaitingBytes() {
-  CheckWaitingBytes(direct_bytes_ + answer_bytes_,
-                    backend_->limits.max_waiting_bytes_per_stream);
+  pump_.CheckWaiting(direct_bytes_ + answer_bytes_,
+                     backend_->limits.max_waiting_bytes_per_stream);
 }
 
-void KserveStream::CheckWaitingBytes(size_t waiting, size_t limit) {
-  if (ended_ || end_status_ || !writing_ || waiting <= limit) return;
-  EndCall(absl::ResourceExhaustedError(
-              absl::StrCat("the client does not read: ", waiting,
-                           " bytes of responses wait, the limit is ", limit)),
-          CancelReason::kSlowReader);
-  if (!ended_) sink_->Reset();
-}
-
-void KserveStream::EndCall(const absl::Status& status, CancelReason reason) {
-  if (ended_) return;
-  if (!end_status_) end_status_ = status;
+void KserveStream::GiveUp(CancelReason reason) {
   while (!requests_.empty()) {
     Record(requests_.begin()->second, false);
     Remove(requests_.begin(), reason);
   }
   direct_.clear();
   direct_bytes_ = 0;
-  Pump();
 }
 
-void KserveStream::Pump() {
-  if (ended_ || writing_) return;
-  if (end_status_) {
-    ended_ = true;
-    sink_->End(*end_status_);
-    return;
-  }
-  if (auto response = NextResponse()) {
-    writing_ = true;
-    sink_->Write(*std::move(response));
-    return;
-  }
-  if ((half_closed_ || draining_) && requests_.empty()) {
-    ended_ = true;
-    sink_->End(half_closed_ ? absl::OkStatus()
-                            : absl::UnavailableError("the server is draining"));
-  }
+void KserveStream::PostPumpTurn() {
+  Post([](KserveStream& stream) { stream.pump_.OnPumpTurn(); });
+}
+
+std::optional<absl::Status> KserveStream::EndOfCall() {
+  if (!requests_.empty()) return std::nullopt;
+  if (half_closed_) return absl::OkStatus();
+  if (draining_) return absl::UnavailableError("the server is draining");
+  return std::nullopt;
 }
 
 std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {

@@ -17,37 +17,29 @@
 #include "proto/kvasir/v1/worker.pb.h"
 #include "router/canonical.h"
 #include "router/core/task_runner.h"
+#include "router/facades/calls/event_relay.h"
+#include "router/facades/calls/identity.h"
+#include "router/facades/calls/response_pump.h"
+#include "router/facades/calls/running_ids.h"
 #include "router/facades/kserve/backend.h"
 #include "router/facades/kserve/prepare.h"
 #include "router/facades/kserve/request.h"
 
 namespace kvasir::router {
 
-// The transport's side of a call; implemented by reactors. Every method starts
-// something and returns at once. After End nothing is called any more.
-class KserveStreamSink {
+// The transport's side of a call that also reads.
+class KserveStreamSink
+    : public CallWriter<inference::ModelStreamInferResponse> {
  public:
-  virtual ~KserveStreamSink() = default;
   // The next request; answered by OnRead, OnHalfClose or OnCancelled.
   virtual void Read() = 0;
-  // One at a time; answered by OnWritten.
-  virtual void Write(inference::ModelStreamInferResponse response) = 0;
-  // Makes an outstanding write fail.
-  virtual void Reset() = 0;
-  // Exactly once, with no write outstanding.
-  virtual void End(const absl::Status& status) = 0;
 };
 
-struct KserveCall {
+struct KserveCall : CallIdentity {
   // Requests are folded to one response, and their errors end the call.
   bool unary = false;
   // The client wants errors as the call's status (header triton_grpc_error).
   bool errors_end_call = false;
-  std::string peer;
-  // As the client sent it (header x-tenant-id); checked with each request.
-  std::string tenant;
-  std::string traceparent;
-  absl::Time deadline = absl::InfiniteFuture();
 };
 
 // Requests of one stream run side by side and are told apart by their ids; a
@@ -64,7 +56,10 @@ struct KserveCall {
 //
 // Threads: the On... methods may be called from any thread and only post;
 //   everything else happens on the strand.
-class KserveStream final : public std::enable_shared_from_this<KserveStream> {
+class KserveStream final
+    : public StoppableCall,
+      public std::enable_shared_from_this<KserveStream>,
+      private ResponseSource<inference::ModelStreamInferResponse> {
  public:
   // `sink` lives until End.
   KserveStream(std::shared_ptr<KserveBackend> backend, KserveCall call,
@@ -78,10 +73,10 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   // none begins any more.
   void OnDrain();
   // A stop request that came in another call.
-  void OnStop(uint64_t number);
+  void OnStop(uint64_t number) override;
 
  private:
-  class Relay;
+  friend class EventRelay<KserveStream>;
   struct Request {
     std::string id;
     std::string model;
@@ -99,9 +94,6 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   };
   using Requests = std::map<uint64_t, Request>;
 
-  // A share for a message and for what is taken out of it.
-  absl::StatusOr<std::shared_ptr<ByteShare>> ShareOf(
-      const inference::ModelInferRequest& message) const;
   // Runs `step` on the strand.
   void Post(absl::AnyInvocable<void(KserveStream&)> step);
 
@@ -112,7 +104,6 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   // Logs and counts what was refused before it was a request of this stream.
   void CountRefused(const inference::ModelInferRequest& message,
                     const absl::Status& status, absl::Time start);
-  // What the access log says of a request, whether it comes to be or not.
   CanonicalRequest Describe(const std::string& model,
                             const std::string& id) const;
   absl::Status BeginGeneration(KserveRequest request,
@@ -138,18 +129,15 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   // Removes a request; the engine is told when it still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
   void Record(const Request& request, bool ok);
-  // Ends the call as soon as no write is outstanding.
-  void EndCall(const absl::Status& status, CancelReason reason);
   // Counts what waits of an answer, against a slow reader.
   void CountWaiting(Request* entry);
   // Ends the call when too much waits for its reader.
   void CheckWaitingBytes();
-  void CheckWaitingBytes(size_t waiting, size_t limit);
-  void Pump();
-  // Pumps after the events that have already come, so that a sample's end goes
-  // with its last tokens.
-  void PumpSoon();
-  std::optional<inference::ModelStreamInferResponse> NextResponse();
+
+  std::optional<inference::ModelStreamInferResponse> NextResponse() override;
+  std::optional<absl::Status> EndOfCall() override;
+  void GiveUp(CancelReason reason) override;
+  void PostPumpTurn() override;
 
   const std::shared_ptr<KserveBackend> backend_;
   const KserveCall call_;
@@ -157,6 +145,7 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   KserveStreamSink* const sink_;
 
   // Strand only.
+  ResponsePump<inference::ModelStreamInferResponse> pump_;
   Requests requests_;
   std::map<std::string, uint64_t> numbers_by_id_;
   // Requests that have a response to give, served in turn.
@@ -166,12 +155,8 @@ class KserveStream final : public std::enable_shared_from_this<KserveStream> {
   std::deque<inference::ModelStreamInferResponse> direct_;
   size_t direct_bytes_ = 0;
   size_t answer_bytes_ = 0;
-  bool writing_ = false;
-  bool pump_posted_ = false;
   bool half_closed_ = false;
   bool draining_ = false;
-  bool ended_ = false;
-  std::optional<absl::Status> end_status_;
 };
 
 }  // namespace kvasir::router

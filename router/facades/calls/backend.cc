@@ -1,0 +1,54 @@
+#include "router/facades/calls/backend.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::router {
+
+std::shared_ptr<const TextCodec> FacadeBackend::CodecOf(
+    const std::string& model) const {
+  const auto found = codecs.find(model);
+  return found == codecs.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<std::shared_ptr<ByteShare>> ShareOf(const FacadeBackend& backend,
+                                                   size_t message_bytes) {
+  if (backend.budget == nullptr) return nullptr;
+  return backend.budget->Take(2 * message_bytes);
+}
+
+absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
+                             const FacadeLimits& limits) {
+  const uint32_t limit = LargestN(info, limits.max_n);
+  if (n <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("n is ", n, ", want 1 to ", limit));
+}
+
+absl::Status TokenizerIsFull(const FacadeLimits& limits) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the tokenizer's queue is full (",
+                   limits.max_tokenizer_queue, " requests)"));
+}
+
+uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
+                    uint32_t max_model_len) {
+  if (max_model_len == 0) return wanted;
+  if (prompt_tokens >= max_model_len) return 0;  // the router refuses it
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(wanted, max_model_len - prompt_tokens));
+}
+
+const char* FinishReasonText(kvasir::v1::FinishReason reason) {
+  switch (reason) {
+    case kvasir::v1::FINISH_STOP:
+      return "stop";
+    case kvasir::v1::FINISH_LENGTH:
+      return "length";
+    default:
+      return "abort";
+  }
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,18 @@
+// What a call's metadata says, read off gRPC.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+
+#include "router/facades/calls/identity.h"
+
+namespace kvasir::router {
+
+// Values of a repeated key are joined by commas, as HTTP has it.
+std::string MetadataOf(const grpc::CallbackServerContext& context,
+                       const char* key);
+
+CallIdentity IdentityOf(const grpc::CallbackServerContext& context);
+
+}  // namespace kvasir::router

@@ -1,0 +1,119 @@
+// The writing side of a call: at most one response is with the transport; what
+// comes meanwhile collects in whoever makes the responses, and goes together
+// into the next. No gRPC, no threads.
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "router/canonical.h"
+
+namespace kvasir::router {
+
+// The transport's side of a call; implemented by reactors. Every method starts
+// something and returns at once. After End nothing is called any more.
+template <typename Response>
+class CallWriter {
+ public:
+  virtual ~CallWriter() = default;
+  // One at a time; answered by the pump's OnWritten.
+  virtual void Write(Response response) = 0;
+  // Makes an outstanding write fail.
+  virtual void Reset() = 0;
+  // Exactly once, with no write outstanding.
+  virtual void End(const absl::Status& status) = 0;
+};
+
+// Where responses come from: a call.
+template <typename Response>
+class ResponseSource {
+ public:
+  virtual ~ResponseSource() = default;
+  virtual std::optional<Response> NextResponse() = 0;
+  // How the call ends, where no response is left and none will come.
+  virtual std::optional<absl::Status> EndOfCall() = 0;
+  // The call ends: whatever runs is cancelled, whatever waits dropped.
+  virtual void GiveUp(CancelReason reason) = 0;
+  // Calls OnPumpTurn after the events that have already come, so that what
+  // belongs together is written together.
+  virtual void PostPumpTurn() = 0;
+};
+
+// Threads: one at a time (the call's strand).
+template <typename Response>
+class ResponsePump {
+ public:
+  // Both outlive it.
+  ResponsePump(ResponseSource<Response>* source, CallWriter<Response>* writer)
+      : source_(source), writer_(writer) {}
+
+  bool ended() const { return ended_; }
+  // It has ended or will as soon as no write is outstanding: nothing new is
+  // begun.
+  bool ending() const { return ended_ || end_status_.has_value(); }
+
+  void Pump() {
+    if (ended_ || writing_) return;
+    if (end_status_) return End(*end_status_);
+    if (auto response = source_->NextResponse()) {
+      writing_ = true;
+      writer_->Write(*std::move(response));
+      return;
+    }
+    if (const auto status = source_->EndOfCall()) End(*status);
+  }
+
+  void PumpSoon() {
+    if (turn_posted_) return;
+    turn_posted_ = true;
+    source_->PostPumpTurn();
+  }
+  void OnPumpTurn() {
+    turn_posted_ = false;
+    Pump();
+  }
+
+  void OnWritten(bool ok) {
+    writing_ = false;
+    if (!ok) {
+      EndCall(absl::CancelledError("the client is gone"),
+              CancelReason::kClient);
+    }
+    Pump();
+  }
+
+  // Ends the call as soon as no write is outstanding; the first status counts.
+  void EndCall(const absl::Status& status, CancelReason reason) {
+    if (ended_) return;
+    if (!end_status_) end_status_ = status;
+    source_->GiveUp(reason);
+    Pump();
+  }
+
+  // Ends the call when more than `limit` bytes wait for its reader.
+  void CheckWaiting(size_t waiting, size_t limit) {
+    if (ending() || !writing_ || waiting <= limit) return;
+    EndCall(absl::ResourceExhaustedError(
+                absl::StrCat("the client does not read: ", waiting,
+                             " bytes of responses wait, the limit is ", limit)),
+            CancelReason::kSlowReader);
+    if (!ended_) writer_->Reset();
+  }
+
+ private:
+  void End(const absl::Status& status) {
+    ended_ = true;
+    writer_->End(status);
+  }
+
+  ResponseSource<Response>* const source_;
+  CallWriter<Response>* const writer_;
+  bool writing_ = false;
+  bool turn_posted_ = false;
+  bool ended_ = false;
+  std::optional<absl::Status> end_status_;
+};
+
+}  // namespace kvasir::router
