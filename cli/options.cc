@@ -220,6 +220,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
            "memory of all requests in the router: messages, prompts, tokens; "
            "more are refused (RESOURCE_EXHAUSTED)",
            {.least = kMinRequestBytes, .most = kMaxRequestBytes});
+  AddFlag(app, "--share-tokenizer", options->share_tokenizer,
+          "whether gateways may fetch the tokenizer's files (GetTokenizer); "
+          "auto: on a loopback listener")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

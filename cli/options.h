@@ -93,6 +93,9 @@ struct RouterFlags {
   int64_t max_queue = 1024;
   int64_t stream_buffer_bytes = 16 << 20;
   int64_t request_bytes = 256 << 20;
+  // Gateways may fetch the tokenizer's files: auto (a loopback listener's), on,
+  // off.
+  std::string share_tokenizer = "auto";
 };
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
 

@@ -155,6 +155,7 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   if (!flags.model.model.empty()) {
     KVASIR_ASSIGN_OR_RETURN(options.tokenizer,
                             LoadTokenizer(flags.model.model));
+    options.tokenizer_folder = flags.model.model;
   }
   KVASIR_ASSIGN_OR_RETURN(const auto router,
                           RouterRuntime::Create(std::move(options)));

@@ -127,6 +127,17 @@ class RequestHandle {
   virtual void Cancel(CancelReason reason) = 0;
 };
 
+// What the replicas that take requests hold together: their last reports, and
+// what they were sent since.
+struct ModelLoad {
+  uint64_t running = 0;
+  uint64_t waiting = 0;
+  uint64_t max_num_seqs = 0;
+  // Of the cache, in whole pages.
+  uint64_t used_tokens = 0;
+  uint64_t total_tokens = 0;
+};
+
 // A model as clients see it.
 struct ModelStatus {
   std::string name;
@@ -134,6 +145,7 @@ struct ModelStatus {
   bool ready = false;
   uint32_t num_replicas = 0;
   uint32_t num_ready_replicas = 0;
+  ModelLoad load;
   // What its replicas agree on (api_version, weights_id, max_model_len,
   // vocab_size, eos_token_ids, tokenizer_hash, ...). Unset until one has been
   // reached.

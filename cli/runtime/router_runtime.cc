@@ -8,6 +8,7 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/clock.h"
@@ -32,6 +33,12 @@ constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // would learn from the first ones to keep such memory, and half of a storm of
 // them would stay resident.
 void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+
+// Whether only this machine's programs reach a listener.
+bool IsLocal(const base::ListenAddress& listen) {
+  return !listen.unix_path.empty() || listen.host == "localhost" ||
+         listen.host == "::1" || absl::StartsWith(listen.host, "127.");
+}
 
 }  // namespace
 
@@ -111,6 +118,15 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.limits.max_n = core.max_n;
   kserve.limits.max_waiting_bytes_per_stream =
       static_cast<size_t>(options.router.stream_buffer_bytes);
+  router::VllmEngineServiceOptions vllm_engine;
+  vllm_engine.server_version = kVersion;
+  vllm_engine.limits = kserve.limits;
+  if (options.tokenizer != nullptr) {
+    vllm_engine.tokenizer_folder = options.tokenizer_folder;
+  }
+  vllm_engine.shares_tokenizer =
+      options.router.share_tokenizer == "on" ||
+      (options.router.share_tokenizer == "auto" && IsLocal(options.listen));
   runtime->tokenizer_ = options.tokenizer;
   if (options.tokenizer != nullptr) {
     const auto codec =
@@ -122,8 +138,11 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.calls = runtime->calls_;
   kserve.budget = std::make_shared<router::ByteBudget>(
       static_cast<size_t>(options.router.request_bytes));
+  vllm_engine.codecs = kserve.codecs;
   runtime->kserve_ = std::make_unique<router::KserveService>(
       std::move(kserve), runtime->core_.get());
+  runtime->vllm_engine_ = std::make_unique<router::VllmEngineService>(
+      std::move(vllm_engine), runtime->core_.get());
   base::GrpcServerOptions server;
   server.listen = options.listen;
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
@@ -131,7 +150,8 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   server.max_connection_age = options.max_connection_age;
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
-      base::GrpcServer::Start(server, {runtime->kserve_.get()}));
+      base::GrpcServer::Start(
+          server, {runtime->kserve_.get(), runtime->vllm_engine_.get()}));
   {
     base::MutexLock lock(&runtime->health_mutex_);
     runtime->health_follows_ = true;
@@ -147,8 +167,10 @@ void RouterRuntime::TellHealth() {
 }
 
 void RouterRuntime::Tell(bool serving) {
-  server_->SetServing("", serving);
-  server_->SetServing(router::kKserveServiceName, serving);
+  for (const char* service :
+       {"", router::kKserveServiceName, router::kVllmEngineServiceName}) {
+    server_->SetServing(service, serving);
+  }
   if (on_health_) on_health_(serving);
 }
 
@@ -162,6 +184,7 @@ RouterRuntime::~RouterRuntime() {
   if (core_ != nullptr) core_->CancelAll(router::CancelReason::kShutdown);
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
   server_.reset();
+  vllm_engine_.reset();
   kserve_.reset();
   core_.reset();
   if (registry_ != nullptr) registry_->Stop();

@@ -1,5 +1,5 @@
 // A router as `kvasir router` and `kvasir serve` run it: replicas, the router
-// proper, the KServe facade and its listener, metrics.
+// proper, the facades and their listener, metrics.
 #pragma once
 
 #include <functional>
@@ -21,6 +21,7 @@
 #include "router/core/request_router.h"
 #include "router/core/timer_thread.h"
 #include "router/facades/kserve/service.h"
+#include "router/facades/vllm_engine/service.h"
 #include "router/replicas/replica_registry.h"
 
 namespace kvasir::cli {
@@ -41,6 +42,8 @@ struct RouterRuntimeOptions {
   // Whether requests can be served, each time that changes; from any thread.
   // Never once the runtime is gone. May be empty.
   std::function<void(bool serving)> on_health;
+  // The folder it came from.
+  std::string tokenizer_folder;
 };
 
 // Threads: Create, Drain and the destructor from one.
@@ -87,6 +90,7 @@ class RouterRuntime {
   std::unique_ptr<router::ReplicaRegistry> registry_;
   std::unique_ptr<router::RouterCore> core_;
   std::unique_ptr<router::KserveService> kserve_;
+  std::unique_ptr<router::VllmEngineService> vllm_engine_;
   std::unique_ptr<base::GrpcServer> server_;
   base::Mutex health_mutex_;
   bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;

@@ -66,6 +66,7 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   router.queue_timeout = options.engine.queue_timeout;
   router.default_max_tokens = options.engine.default_max_tokens;
   router.tokenizer = std::move(tokenizer);
+  router.tokenizer_folder = options.model.model;
   KVASIR_ASSIGN_OR_RETURN(stack->router_,
                           RouterRuntime::Create(std::move(router)));
   return stack;

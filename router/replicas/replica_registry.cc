@@ -10,6 +10,19 @@
 #include "base/log.h"
 
 namespace kvasir::router {
+namespace {
+
+void AddLoad(const ReplicaView& view, ModelLoad* load) {
+  load->running += view.running;
+  load->waiting += uint64_t{view.waiting} + view.unreported_requests;
+  load->max_num_seqs += view.max_num_seqs;
+  // A report may be of any numbers.
+  const uint64_t free = std::min(view.free_pages, view.total_pages);
+  load->used_tokens += (view.total_pages - free) * view.page_tokens;
+  load->total_tokens += view.total_pages * view.page_tokens;
+}
+
+}  // namespace
 
 // The workers' first answers.
 struct ReplicaRegistry::FirstAnswers {
@@ -216,7 +229,10 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
       ModelStatus& model = models[name];
       model.name = name;
       ++model.num_replicas;
-      if (replica->view().eligible) ++model.num_ready_replicas;
+      if (const ReplicaView view = replica->view(); view.eligible) {
+        ++model.num_ready_replicas;
+        AddLoad(view, &model.load);
+      }
       model.ready = model.num_ready_replicas > 0;
       if (!info.has_value()) continue;
       if (!model.info.has_value()) {

@@ -1,47 +1,16 @@
-// For tests of the KServe facade: requests tensor by tensor, and a tokenizer
-// whose ids are bytes.
+// For tests of the KServe facade: requests tensor by tensor.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "proto/inference/grpc_service.pb.h"
-#include "router/facades/text/text_codec.h"
+#include "router/testing/byte_codec.h"
 
 namespace kvasir::router {
-
-// Ids 0 to 255 are bytes, kByteEos ends, larger ids do not exist. Characters
-// are released when whole; kByteBad is refused in prompts.
-inline constexpr int32_t kByteEos = 256;
-inline constexpr char kByteBad = '\x01';
-
-class ByteDetokenizer final : public Detokenizer {
- public:
-  std::string Push(int32_t id) override;
-  std::string Finish() override;
-
- private:
-  std::string held_;
-};
-
-class ByteCodec final : public TextCodec {
- public:
-  absl::StatusOr<std::vector<int32_t>> EncodePrompt(
-      const std::string& text) const override;
-  absl::StatusOr<std::vector<int32_t>> EncodeWord(
-      const std::string& text) const override;
-  std::unique_ptr<Detokenizer> NewDetokenizer(std::span<const int32_t>,
-                                              bool) const override;
-  std::string TokenText(int32_t id) const override;
-  bool IsSpecial(int32_t id) const override { return id == kByteEos; }
-
-  static std::vector<int32_t> Ids(const std::string& text);
-};
 
 // Builds requests as tritonclient does: everything raw.
 class InferRequestBuilder {

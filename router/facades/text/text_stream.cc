@@ -54,6 +54,7 @@ std::string TextStream::Absorb(const std::string& text) {
   std::string released;
   if (matched != nullptr) {
     stopped_ = true;
+    matched_stop_ = *matched;
     released = held_.substr(0, options_.include_stop_string
                                    ? first_end
                                    : first_end - matched->size());

@@ -44,6 +44,8 @@ class TextStream {
   std::string Finish();
 
   bool stopped() const { return stopped_; }
+  // The stop string that ended the text; empty until one has.
+  const std::string& matched_stop() const { return matched_stop_; }
 
  private:
   // Adds decoded text and returns what may be released.
@@ -58,6 +60,7 @@ class TextStream {
   std::string held_;
   uint64_t num_tokens_ = 0;
   bool stopped_ = false;
+  std::string matched_stop_;
 };
 
 }  // namespace kvasir::router

@@ -1,0 +1,252 @@
+// A call that is one request: a stream of answers, or one. What differs between
+// protocols is how a request is prepared and what its answer looks like.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/status_macros.h"
+#include "proto/kvasir/v1/worker.pb.h"
+#include "proto/token_bytes.h"
+#include "router/canonical.h"
+#include "router/core/task_runner.h"
+#include "router/facades/calls/backend.h"
+#include "router/facades/calls/event_relay.h"
+#include "router/facades/calls/identity.h"
+#include "router/facades/calls/response_pump.h"
+#include "router/facades/calls/running_ids.h"
+
+namespace kvasir::router {
+
+// `Answer` turns engine events into responses:
+//   using Response = ...;
+//   void OnTokens(const kvasir::v1::GenerateEvent::Tokens&);
+//   void OnFinish(const kvasir::v1::GenerateEvent::Finish&);
+//   void Stop();                 // every sample that runs ends, as aborted
+//   bool finished() const;       // every sample has ended
+//   bool HasResponse() const;
+//   Response Take();             // precondition: HasResponse()
+//   bool complete() const;       // the last response has been taken
+//   size_t waiting_bytes() const;  // that count against a slow reader
+template <typename Answer>
+struct PreparedCall {
+  proto::TokenBytes prompt;
+  kvasir::v1::SamplingParams sampling;
+  std::optional<uint64_t> seed;
+  std::unique_ptr<Answer> answer;
+};
+
+// Errors are the call's status. Nothing is written before the request's first
+// tokens, so that a refusal is the call's only answer and a client may try
+// elsewhere.
+//
+// Threads: the On... methods and Begin may be called from any thread and only
+//   post; everything else happens on the strand.
+template <typename Answer>
+class SingleCall final
+    : public StoppableCall,
+      public std::enable_shared_from_this<SingleCall<Answer>>,
+      private ResponseSource<typename Answer::Response> {
+ public:
+  using Response = typename Answer::Response;
+  // Tokenizes, so it runs on the tokenizer's threads.
+  using Prepare = absl::AnyInvocable<absl::StatusOr<PreparedCall<Answer>>()>;
+
+  struct Parts {
+    // With `limits`; both live as long as the call.
+    std::shared_ptr<FacadeBackend> backend;
+    const FacadeLimits* limits = nullptr;
+    // In the access log.
+    std::string facade;
+    CallIdentity identity;
+    std::shared_ptr<TaskRunner> strand;
+    // Lives until End.
+    CallWriter<Response>* writer = nullptr;
+  };
+
+  explicit SingleCall(Parts parts)
+      : parts_(std::move(parts)),
+        number_(parts_.backend->next_number.fetch_add(1)),
+        pump_(this, parts_.writer) {}
+
+  // What the call asks for, as far as one look at its message tells.
+  struct Asked {
+    std::string model;
+    // The client's; empty: nothing can stop it.
+    std::string id;
+    // Or why it is refused.
+    absl::StatusOr<Prepare> prepare;
+  };
+
+  // Once, before anything else. `read` runs on the strand before the call can
+  // end, so that it may look at a message which gRPC keeps until then.
+  void Begin(absl::AnyInvocable<Asked()> read) {
+    Post([read = std::move(read)](SingleCall& call) mutable {
+      Asked asked = read();
+      call.model_ = std::move(asked.model);
+      call.id_ = std::move(asked.id);
+      if (const absl::Status status =
+              call.HandleBegin(std::move(asked.prepare));
+          !status.ok()) {
+        call.Refuse(status);
+      }
+    });
+  }
+  void OnWritten(bool ok) {
+    Post([ok](SingleCall& call) { call.pump_.OnWritten(ok); });
+  }
+  void OnCancelled() {
+    Post([](SingleCall& call) {
+      call.pump_.EndCall(absl::CancelledError("cancelled by the client"),
+                         CancelReason::kClient);
+    });
+  }
+  void OnStop(uint64_t) override {
+    Post([](SingleCall& call) { call.HandleStop(); });
+  }
+
+ private:
+  friend class EventRelay<SingleCall>;
+
+  void Post(absl::AnyInvocable<void(SingleCall&)> step) {
+    parts_.strand->Post(
+        [self = this->shared_from_this(), step = std::move(step)]() mutable {
+          if (!self->pump_.ended()) step(*self);
+        });
+  }
+
+  CanonicalRequest Describe() const {
+    return DescribeRequest(parts_.identity, parts_.facade, model_, id_);
+  }
+  void Refuse(const absl::Status& status) {
+    parts_.backend->router->LogRefused(Describe(), status);
+    pump_.EndCall(status, CancelReason::kClient);
+  }
+
+  absl::Status HandleBegin(absl::StatusOr<Prepare> ready) {
+    KVASIR_RETURN_IF_ERROR(CheckTenant(parts_.identity.tenant));
+    KVASIR_RETURN_IF_ERROR(ready.status());
+    if (!id_.empty()) {
+      parts_.backend->running_ids.Add(parts_.identity.tenant, id_,
+                                      this->weak_from_this(), number_);
+      listed_ = true;
+    }
+    auto prepare = [self = this->shared_from_this(),
+                    prepare = *std::move(ready)]() mutable {
+      self->Post([prepared = prepare()](SingleCall& call) mutable {
+        call.HandlePrepared(std::move(prepared));
+      });
+    };
+    if (parts_.backend->tokenizer->Post(std::move(prepare))) {
+      return absl::OkStatus();
+    }
+    return TokenizerIsFull(*parts_.limits);
+  }
+
+  void HandlePrepared(absl::StatusOr<PreparedCall<Answer>> prepared) {
+    if (pump_.ending()) return;  // stopped meanwhile
+    if (!prepared.ok()) return Refuse(prepared.status());
+    answer_ = std::move(prepared->answer);
+    num_samples_ = prepared->sampling.n();
+    CanonicalRequest request = Describe();
+    request.cache_salt = CacheSaltOf(parts_.identity.tenant);
+    request.prompt = std::move(prepared->prompt);
+    request.sampling = std::move(prepared->sampling);
+    request.seed = prepared->seed;
+    auto handle = parts_.backend->router->Submit(
+        std::move(request), std::make_shared<EventRelay<SingleCall>>(
+                                this->shared_from_this(), number_));
+    if (!handle.ok()) {
+      return pump_.EndCall(handle.status(), CancelReason::kClient);
+    }
+    handle_ = *std::move(handle);
+  }
+
+  void HandleTokens(uint64_t, const kvasir::v1::GenerateEvent::Tokens& tokens) {
+    if (pump_.ending()) return;
+    answer_->OnTokens(tokens);
+    // All that is wanted is there: the engine need not go on.
+    if (answer_->finished()) CancelEngine(CancelReason::kStopString);
+    Changed();
+  }
+  void HandleFinish(uint64_t, const kvasir::v1::GenerateEvent::Finish& finish) {
+    if (pump_.ending()) return;
+    ++num_engine_finishes_;
+    answer_->OnFinish(finish);
+    Changed();
+  }
+  void HandleDone(uint64_t, const absl::Status& status) {
+    if (pump_.ending() || answer_->finished()) return;
+    pump_.EndCall(!status.ok() ? status
+                               : absl::InternalError(
+                                     "the request ended without its samples"),
+                  CancelReason::kClient);
+  }
+  void HandleStop() {
+    if (pump_.ending()) return;
+    if (answer_ == nullptr) {
+      pump_.EndCall(absl::CancelledError("aborted by the client"),
+                    CancelReason::kClient);
+      return;
+    }
+    answer_->Stop();
+    CancelEngine(CancelReason::kClient);
+    Changed();
+  }
+
+  void CancelEngine(CancelReason reason) {
+    const bool engine_works = num_engine_finishes_ < num_samples_;
+    if (handle_ != nullptr && engine_works) handle_->Cancel(reason);
+  }
+  void Changed() {
+    pump_.PumpSoon();
+    // What waits of one answer becomes one response.
+    const size_t waiting = answer_->waiting_bytes();
+    pump_.CheckWaiting(waiting, parts_.limits->max_response_bytes);
+    pump_.CheckWaiting(waiting, parts_.limits->max_waiting_bytes_per_stream);
+  }
+  void Unlist() {
+    if (!std::exchange(listed_, false)) return;
+    parts_.backend->running_ids.Remove(parts_.identity.tenant, id_, number_);
+  }
+
+  std::optional<Response> NextResponse() override {
+    if (answer_ == nullptr || !answer_->HasResponse()) return std::nullopt;
+    return answer_->Take();
+  }
+  std::optional<absl::Status> EndOfCall() override {
+    if (answer_ == nullptr || !answer_->complete()) return std::nullopt;
+    Unlist();
+    return absl::OkStatus();
+  }
+  void GiveUp(CancelReason reason) override {
+    Unlist();
+    CancelEngine(reason);
+  }
+  void PostPumpTurn() override {
+    Post([](SingleCall& call) { call.pump_.OnPumpTurn(); });
+  }
+
+  const Parts parts_;
+  const uint64_t number_;
+
+  // Strand only.
+  ResponsePump<Response> pump_;
+  std::string model_;
+  std::string id_;
+  bool listed_ = false;
+  // Null until the prompt is tokenized.
+  std::unique_ptr<Answer> answer_;
+  // Null until it is submitted.
+  std::shared_ptr<RequestHandle> handle_;
+  uint32_t num_samples_ = 0;
+  uint32_t num_engine_finishes_ = 0;
+};
+
+}  // namespace kvasir::router

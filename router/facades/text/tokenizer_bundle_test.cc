@@ -1,0 +1,107 @@
+#include "router/facades/text/tokenizer_bundle.h"
+
+#include <archive.h>
+#include <archive_entry.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/sha256.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+class TokenizerBundleTest : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void Write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(absl::StrCat(folder_, "/", name)) << bytes;
+  }
+  static std::map<std::string, std::string> Unzip(const std::string& zip) {
+    std::map<std::string, std::string> files;
+    archive* reader = archive_read_new();
+    archive_read_support_format_zip(reader);
+    EXPECT_EQ(archive_read_open_memory(reader, zip.data(), zip.size()),
+              ARCHIVE_OK);
+    archive_entry* entry = nullptr;
+    while (archive_read_next_header(reader, &entry) == ARCHIVE_OK) {
+      std::string& bytes = files[archive_entry_pathname(entry)];
+      char buffer[4096];
+      la_ssize_t size = 0;
+      while ((size = archive_read_data(reader, buffer, sizeof(buffer))) > 0) {
+        bytes.append(buffer, static_cast<size_t>(size));
+      }
+    }
+    archive_read_free(reader);
+    return files;
+  }
+
+  const std::string folder_ = ::testing::TempDir() + "/tokenizer_bundle";
+};
+
+TEST_F(TokenizerBundleTest, HasTheTokenizersFilesAndNoOthers) {
+  Write("tokenizer.json", "{}");
+  Write("chat_template.jinja", "hello");
+  Write("config.json", "{\"a\": 1}");
+  Write("model.safetensors", "weights");
+  Write("secret.txt", "no");
+  std::filesystem::create_directories(folder_ + "/tokenizer.model");
+  const auto archive = ArchiveTokenizer(folder_);
+  KVASIR_ASSERT_OK(archive);
+  EXPECT_THAT(Unzip(archive->zip),
+              UnorderedElementsAre(Pair("tokenizer.json", "{}"),
+                                   Pair("chat_template.jinja", "hello"),
+                                   Pair("config.json", "{\"a\": 1}")));
+  EXPECT_EQ(archive->sha256, base::Sha256Hex(archive->zip));
+}
+
+TEST_F(TokenizerBundleTest, TheSameFilesGiveTheSameBytes) {
+  Write("vocab.json", "{}");
+  Write("tokenizer.json", "{}");
+  const auto first = ArchiveTokenizer(folder_);
+  KVASIR_ASSERT_OK(first);
+  Write("tokenizer.json", "{}");
+  const auto second = ArchiveTokenizer(folder_);
+  KVASIR_ASSERT_OK(second);
+  EXPECT_EQ(first->sha256, second->sha256);
+}
+
+TEST_F(TokenizerBundleTest, AFolderWithoutATokenizerIsNamed) {
+  EXPECT_THAT(ArchiveTokenizer(folder_).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_)));
+  EXPECT_THAT(ArchiveTokenizer("/no/such").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
+}
+
+TEST_F(TokenizerBundleTest, MoreFilesThanClientsTakeAreRefused) {
+  for (size_t i = 0; i <= kMaxBundleFiles; ++i) {
+    Write(absl::StrCat(i, ".jinja"), "x");
+  }
+  EXPECT_THAT(
+      ArchiveTokenizer(folder_).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
+}
+
+TEST_F(TokenizerBundleTest, IsMadeOnceAndAFailureIsNotKept) {
+  TokenizerBundle bundle(folder_);
+  EXPECT_FALSE(bundle.Get().ok());
+  Write("tokenizer.json", "{}");
+  const auto first = bundle.Get();
+  KVASIR_ASSERT_OK(first);
+  EXPECT_EQ(*first, *bundle.Get());
+}
+
+}  // namespace
+}  // namespace kvasir::router

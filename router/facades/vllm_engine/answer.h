@@ -1,0 +1,95 @@
+// One request's answer: engine events in, GenerateResponses out. No gRPC, no
+// threads, no clock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "proto/kvasir/v1/worker.pb.h"
+#include "proto/token_bytes.h"
+#include "proto/vllm/engine.pb.h"
+#include "router/facades/text/text_codec.h"
+#include "router/facades/text/text_stream.h"
+#include "router/facades/vllm_engine/request.h"
+
+namespace kvasir::router {
+
+// Every token goes out as it came, the one that ended its sample included:
+// clients strip it, and count it. A stop string ends a sample with the token
+// that completes it.
+//
+// Streamed: chunks of what is new, each of one sample; behind its last chunk a
+// sample's `complete`, which has counts and reason but no tokens. Not streamed:
+// one `complete` a sample, with everything, once all have ended, so that until
+// then the request can still fail as a whole.
+//
+// Threads: one at a time.
+class VllmEngineAnswer {
+ public:
+  using Response = vllm::grpc::engine::GenerateResponse;
+
+  // `codec` is null where there are no stop strings to look for.
+  VllmEngineAnswer(VllmEngineRequest request, proto::TokenBytes prompt,
+                   std::shared_ptr<const TextCodec> codec);
+
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
+  void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
+  // Ends every sample that still runs, with reason "abort".
+  void Stop();
+
+  bool finished() const;
+  bool HasResponse() const;
+  // Samples in turn. Precondition: HasResponse().
+  Response Take();
+  bool complete() const { return num_completed_ == samples_.size(); }
+  // Of streamed answers.
+  size_t waiting_bytes() const;
+
+ private:
+  struct Sample {
+    // Null where no stop strings are looked for.
+    std::unique_ptr<TextStream> text;
+    // Empty while it runs.
+    std::string finish_reason;
+    std::optional<int32_t> matched_id;
+    std::string matched_string;
+    uint32_t num_tokens = 0;
+    uint32_t cached_tokens = 0;
+    // Since the last response.
+    std::vector<int32_t> new_ids;
+    vllm::grpc::engine::OutputLogProbs new_logprobs;
+    bool completed = false;
+  };
+
+  void AddLogprob(int32_t id, const kvasir::v1::TokenLogprob& logprob,
+                  Sample* sample) const;
+  void EndAtStopString(Sample* sample) const;
+  bool HasResponse(const Sample& sample) const;
+  bool IsStopId(int32_t id) const;
+  vllm::grpc::engine::InputLogProbs PromptLogprobs() const;
+  void TakeChunk(uint32_t index,
+                 vllm::grpc::engine::GenerateStreamChunk* chunk);
+  void TakeComplete(uint32_t index,
+                    vllm::grpc::engine::GenerateComplete* complete);
+
+  const VllmEngineRequest request_;
+  const proto::TokenBytes prompt_;
+  const std::shared_ptr<const TextCodec> codec_;
+  std::vector<Sample> samples_;
+  // Sample 0 takes them with its first response.
+  std::vector<float> prompt_logprobs_;
+  bool owes_prompt_logprobs_ = false;
+  size_t num_completed_ = 0;
+  uint32_t last_served_ = 0;
+};
+
+// What one token takes in a response: its id and log probabilities.
+uint64_t VllmEngineBytesPerToken(const kvasir::v1::SamplingParams& sampling);
+// What the prompt's log probabilities take in one.
+uint64_t VllmEnginePromptBytes(const kvasir::v1::SamplingParams& sampling,
+                               uint64_t prompt_tokens);
+
+}  // namespace kvasir::router

@@ -1,0 +1,26 @@
+// What all calls of the VllmEngine facade share.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "router/facades/calls/backend.h"
+#include "router/facades/text/tokenizer_bundle.h"
+
+namespace kvasir::router {
+
+// Threads: any thread; constant but for what synchronizes itself.
+struct VllmEngineBackend : FacadeBackend {
+  FacadeLimits limits;
+  // Null: there is no tokenizer to give.
+  std::shared_ptr<TokenizerBundle> bundle;
+  // Whether this listener's clients may have it.
+  bool shares_tokenizer = false;
+  absl::Time start;
+  // Of the last Generate; 0: none yet.
+  std::atomic<int64_t> last_request_unix_micros{0};
+};
+
+}  // namespace kvasir::router

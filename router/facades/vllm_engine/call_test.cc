@@ -1,0 +1,433 @@
+// Generate without gRPC: a message, the engine's events, the responses.
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "router/facades/calls/single_call.h"
+#include "router/facades/vllm_engine/answer.h"
+#include "router/facades/vllm_engine/prepare.h"
+#include "router/facades/vllm_engine/request.h"
+#include "router/testing/byte_codec.h"
+#include "router/testing/fake_router.h"
+
+namespace kvasir::router {
+namespace {
+
+using base::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using vllm::grpc::engine::GenerateRequest;
+using vllm::grpc::engine::GenerateResponse;
+using Call = SingleCall<VllmEngineAnswer>;
+
+class ManualRunner final : public TaskRunner {
+ public:
+  bool Post(Task task) override {
+    if (tasks_.size() >= max_queued) return false;
+    tasks_.push_back(std::move(task));
+    return true;
+  }
+  bool RunOne() {
+    if (tasks_.empty()) return false;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    task();
+    return true;
+  }
+
+  size_t max_queued = 1000;
+
+ private:
+  std::deque<Task> tasks_;
+};
+
+class FakeWriter final : public CallWriter<GenerateResponse> {
+ public:
+  void Write(GenerateResponse response) override {
+    EXPECT_FALSE(writing) << "two writes at once";
+    EXPECT_FALSE(end.has_value());
+    writing = true;
+    writes.push_back(std::move(response));
+  }
+  void Reset() override { was_reset = true; }
+  void End(const absl::Status& status) override {
+    EXPECT_FALSE(end.has_value()) << "ended twice";
+    EXPECT_FALSE(writing) << "ended within a write";
+    end = status;
+  }
+
+  bool writing = false;
+  bool was_reset = false;
+  std::vector<GenerateResponse> writes;
+  std::optional<absl::Status> end;
+};
+
+// One call, one thread: tasks run when the test says so.
+class VllmEngineCallTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    backend_->router = &router_;
+    backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
+    backend_->tokenizer = tokenizer_;
+  }
+  // What still runs is let go: the fake router keeps its sinks.
+  void TearDown() override {
+    if (call_ == nullptr) return;
+    call_->OnCancelled();
+    RunWrites();
+    EXPECT_TRUE(writer_.end.has_value());
+  }
+  void Run() {
+    while (strand_->RunOne() || tokenizer_->RunOne()) {
+    }
+  }
+  // The transport takes what it is given until nothing is left.
+  void RunWrites() {
+    Run();
+    while (writer_.writing) {
+      writer_.writing = false;
+      call_->OnWritten(true);
+      Run();
+    }
+  }
+  void Send(const GenerateRequest& message) {
+    call_ = std::make_shared<Call>(Call::Parts{.backend = backend_,
+                                               .limits = &limits_,
+                                               .facade = "vllm",
+                                               .identity = identity_,
+                                               .strand = strand_,
+                                               .writer = &writer_});
+    call_->Begin([this, message] {
+      auto request = ParseVllmEngineRequest(message);
+      Call::Asked asked{
+          .model = "tiny", .id = message.request_id(), .prepare = {}};
+      if (!request.ok()) {
+        asked.prepare = request.status();
+        return asked;
+      }
+      asked.prepare = Call::Prepare([this, request = *request]() mutable {
+        return PrepareVllmEngineCall(std::move(request),
+                                     *router_.Model("tiny")->info,
+                                     backend_->CodecOf("tiny"), limits_);
+      });
+      return asked;
+    });
+    Run();
+  }
+  FakeRouter::Request& Engine() { return *router_.WaitFor(0); }
+
+  static GenerateRequest Message(bool stream, const std::string& text = "hi") {
+    GenerateRequest message;
+    message.set_request_id("r1");
+    message.set_stream(stream);
+    for (const int32_t id : ByteCodec::Ids(text)) {
+      message.mutable_tokenized()->add_input_ids(static_cast<uint32_t>(id));
+    }
+    return message;
+  }
+  // Of the chunks of one sample, in a row.
+  std::string Streamed(uint32_t index = 0) const {
+    std::string text;
+    for (const GenerateResponse& response : writer_.writes) {
+      if (!response.has_chunk() || response.chunk().index() != index) continue;
+      for (const uint32_t id : response.chunk().token_ids()) {
+        text.push_back(static_cast<char>(id));
+      }
+    }
+    return text;
+  }
+  std::vector<vllm::grpc::engine::GenerateComplete> Completes() const {
+    std::vector<vllm::grpc::engine::GenerateComplete> completes;
+    for (const GenerateResponse& response : writer_.writes) {
+      if (response.has_complete()) completes.push_back(response.complete());
+    }
+    return completes;
+  }
+
+  FakeRouter router_;
+  FacadeLimits limits_;
+  CallIdentity identity_;
+  std::shared_ptr<ManualRunner> strand_ = std::make_shared<ManualRunner>();
+  std::shared_ptr<ManualRunner> tokenizer_ = std::make_shared<ManualRunner>();
+  std::shared_ptr<FacadeBackend> backend_ = std::make_shared<FacadeBackend>();
+  FakeWriter writer_;
+  std::shared_ptr<Call> call_;
+};
+
+TEST_F(VllmEngineCallTest, StreamsEveryTokenAndThenACompleteWithoutTokens) {
+  Send(Message(true));
+  Engine().Emit("ab");
+  RunWrites();
+  Engine().Complete("c");
+  RunWrites();
+  EXPECT_EQ(Streamed(), "abc");
+  const auto& first = writer_.writes[0].chunk();
+  EXPECT_EQ(first.prompt_tokens(), 2);
+  EXPECT_EQ(first.completion_tokens(), 2) << "of this chunk alone";
+  ASSERT_EQ(Completes().size(), 1);
+  EXPECT_EQ(Completes()[0].finish_reason(), "length");
+  EXPECT_EQ(Completes()[0].completion_tokens(), 3) << "of the whole sample";
+  EXPECT_THAT(Completes()[0].output_ids(), IsEmpty());
+  EXPECT_TRUE(writer_.writes.back().has_complete());
+  KVASIR_EXPECT_OK(*writer_.end);
+}
+
+TEST_F(VllmEngineCallTest, ASampleWithoutTokensStillHasItsComplete) {
+  Send(Message(true));
+  Engine().Finish(kvasir::v1::FINISH_STOP);
+  Engine().Done();
+  RunWrites();
+  ASSERT_EQ(writer_.writes.size(), 1);
+  EXPECT_EQ(Completes()[0].finish_reason(), "stop");
+}
+
+TEST_F(VllmEngineCallTest, NotStreamedIsOneCompleteASampleOnceAllHaveEnded) {
+  GenerateRequest message = Message(false);
+  message.mutable_sampling_params()->set_n(2);
+  message.mutable_sampling_params()->set_logprobs(0);
+  Send(message);
+  Engine().Emit("ab", 0);
+  Engine().Finish(kvasir::v1::FINISH_STOP, 0);
+  RunWrites();
+  EXPECT_THAT(writer_.writes, IsEmpty()) << "it can still fail as a whole";
+  Engine().Emit("c", 1);
+  Engine().Finish(kvasir::v1::FINISH_LENGTH, 1);
+  Engine().Done();
+  RunWrites();
+  std::map<uint32_t, vllm::grpc::engine::GenerateComplete> by_index;
+  for (const auto& complete : Completes()) {
+    by_index[complete.index()] = complete;
+  }
+  ASSERT_EQ(by_index.size(), 2);
+  ASSERT_EQ(writer_.writes.size(), 2);
+  EXPECT_THAT(by_index[0].output_ids(), ElementsAre('a', 'b'));
+  EXPECT_EQ(by_index[0].finish_reason(), "stop");
+  EXPECT_THAT(by_index[0].output_logprobs().token_logprobs(),
+              ElementsAre(-0.5f, -0.5f));
+  EXPECT_THAT(by_index[0].output_logprobs().token_ids(), ElementsAre('a', 'b'));
+  EXPECT_THAT(by_index[1].output_ids(), ElementsAre('c'));
+  EXPECT_EQ(by_index[1].finish_reason(), "length");
+}
+
+TEST_F(VllmEngineCallTest, SamplesAreStreamedInTurn) {
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->set_n(2);
+  Send(message);
+  for (const uint32_t index : {0U, 1U}) {
+    Engine().Emit("xy", index);
+    Engine().Finish(kvasir::v1::FINISH_LENGTH, index);
+  }
+  Engine().Done();
+  RunWrites();
+  EXPECT_EQ(Streamed(0), "xy");
+  EXPECT_EQ(Streamed(1), "xy");
+  EXPECT_EQ(Completes().size(), 2);
+}
+
+TEST_F(VllmEngineCallTest,
+       AStopStringEndsItsSampleWithTheTokenThatCompletesIt) {
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->add_stop("bc");
+  Send(message);
+  Engine().Emit("ab");
+  Engine().Emit("cd");
+  RunWrites();
+  EXPECT_EQ(Streamed(), "abc");
+  ASSERT_EQ(Completes().size(), 1);
+  EXPECT_EQ(Completes()[0].finish_reason(), "stop");
+  EXPECT_EQ(Completes()[0].matched_stop_str(), "bc");
+  EXPECT_TRUE(Engine().cancelled());
+  EXPECT_EQ(Engine().reason(), CancelReason::kStopString);
+  KVASIR_EXPECT_OK(*writer_.end);
+}
+
+TEST_F(VllmEngineCallTest, OnlyAskedForStopIdsAreReportedAsMatched) {
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->add_stop_token_ids('z');
+  message.mutable_sampling_params()->set_n(2);
+  VllmEngineAnswer answer(*ParseVllmEngineRequest(message),
+                          proto::TokenBytes::FromIds({1}), nullptr);
+  kvasir::v1::GenerateEvent::Finish finish;
+  finish.set_reason(kvasir::v1::FINISH_STOP);
+  finish.set_matched_token_id('z');
+  finish.set_cached_tokens(1);
+  answer.OnFinish(finish);
+  finish.set_index(1);
+  finish.set_matched_token_id(kByteEos);
+  answer.OnFinish(finish);
+  int matched = 0;
+  while (answer.HasResponse()) {
+    const auto complete = answer.Take().complete();
+    EXPECT_EQ(complete.cached_tokens(), 1);
+    if (complete.index() == 0) EXPECT_EQ(complete.matched_token_id(), 'z');
+    matched += complete.matched_stop_case() !=
+               vllm::grpc::engine::GenerateComplete::MATCHED_STOP_NOT_SET;
+  }
+  EXPECT_EQ(matched, 1);
+}
+
+TEST_F(VllmEngineCallTest, LogprobsAreParallelListsInEveryChunk) {
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->set_logprobs(1);
+  message.mutable_sampling_params()->set_prompt_logprobs(0);
+  VllmEngineAnswer answer(*ParseVllmEngineRequest(message),
+                          proto::TokenBytes::FromIds({7, 8}), nullptr);
+  kvasir::v1::GenerateEvent::Tokens tokens;
+  tokens.add_prompt_logprobs()->set_logprob(-3.0f);
+  tokens.add_token_ids(5);
+  auto* logprob = tokens.add_logprobs();
+  logprob->set_logprob(-1.0f);
+  logprob->add_top()->set_token_id(6);
+  logprob->mutable_top(0)->set_logprob(-0.25f);
+  answer.OnTokens(tokens);
+  const auto first = answer.Take().chunk();
+  EXPECT_THAT(first.output_logprobs().token_logprobs(), ElementsAre(-1.0f));
+  EXPECT_THAT(first.output_logprobs().token_ids(), ElementsAre(5));
+  ASSERT_EQ(first.output_logprobs().top_logprobs_size(), 1);
+  EXPECT_THAT(first.output_logprobs().top_logprobs(0).values(),
+              ElementsAre(-0.25f));
+  EXPECT_THAT(first.output_logprobs().top_logprobs(0).token_ids(),
+              ElementsAre(6));
+  EXPECT_THAT(first.input_logprobs().token_ids(), ElementsAre(7, 8));
+  EXPECT_FALSE(first.input_logprobs().token_logprobs(0).has_value());
+  EXPECT_EQ(first.input_logprobs().token_logprobs(1).value(), -3.0f);
+  tokens.clear_prompt_logprobs();
+  answer.OnTokens(tokens);
+  const auto second = answer.Take().chunk();
+  EXPECT_EQ(second.output_logprobs().token_ids_size(), 1);
+  EXPECT_FALSE(second.has_input_logprobs());
+}
+
+TEST_F(VllmEngineCallTest, TextIsTokenizedHere) {
+  GenerateRequest message;
+  message.set_text("hey");
+  Send(message);
+  EXPECT_THAT(Engine().request().prompt.ToIds(),
+              ElementsAreArray(ByteCodec::Ids("hey")));
+}
+
+TEST_F(VllmEngineCallTest, WithoutATokenizerTextAndStopStringsAreRefused) {
+  backend_->codecs.clear();
+  GenerateRequest message = Message(true);
+  message.mutable_sampling_params()->add_stop("x");
+  Send(message);
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kUnimplemented,
+                                     HasSubstr("sampling_params.stop")));
+  EXPECT_EQ(router_.refused().size(), 1);
+}
+
+TEST_F(VllmEngineCallTest, MaxTokensUnsetGoesToTheEndOfTheContext) {
+  router_.SetMaxModelLen(100);
+  Send(Message(true));
+  EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
+}
+
+TEST_F(VllmEngineCallTest, AnAnswerThatNoResponseHoldsIsCutOrRefused) {
+  router_.SetMaxModelLen(1000);
+  limits_.max_response_bytes = 14 * 20;
+  GenerateRequest message = Message(false);
+  message.mutable_sampling_params()->set_logprobs(0);
+  Send(message);
+  EXPECT_EQ(Engine().request().sampling.max_tokens(), 20);
+  call_->OnCancelled();
+  Run();
+  writer_.end.reset();
+  message.mutable_sampling_params()->set_max_tokens(21);
+  Send(message);
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("max_tokens: want at most 20")));
+}
+
+TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndTheEngine) {
+  Send(Message(true));
+  Engine().Emit("a");
+  RunWrites();
+  const auto found = backend_->running_ids.Find("", "r1");
+  ASSERT_EQ(found.size(), 1);
+  EXPECT_THAT(backend_->running_ids.Find("", "r"), IsEmpty())
+      << "ids match exactly";
+  EXPECT_THAT(backend_->running_ids.Find("other", "r1"), IsEmpty());
+  found[0].first.lock()->OnStop(found[0].second);
+  RunWrites();
+  ASSERT_EQ(Completes().size(), 1);
+  EXPECT_EQ(Completes()[0].finish_reason(), "abort");
+  EXPECT_TRUE(Engine().cancelled());
+  EXPECT_EQ(Engine().reason(), CancelReason::kClient);
+  KVASIR_EXPECT_OK(*writer_.end);
+  EXPECT_THAT(backend_->running_ids.Find("", "r1"), IsEmpty());
+}
+
+TEST_F(VllmEngineCallTest, AResetCancelsTheEngineAndForgetsTheId) {
+  Send(Message(true));
+  call_->OnCancelled();
+  Run();
+  EXPECT_TRUE(Engine().cancelled());
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(backend_->running_ids.Find("", "r1"), IsEmpty());
+}
+
+TEST_F(VllmEngineCallTest, ARefusalComesBeforeAnythingIsWritten) {
+  router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
+  Send(Message(true));
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
+                                     HasSubstr("the queue is full")));
+  EXPECT_THAT(writer_.writes, IsEmpty());
+}
+
+TEST_F(VllmEngineCallTest, ALostWorkerIsTheCallsStatus) {
+  Send(Message(true));
+  Engine().Emit("a");
+  Engine().Done(absl::UnavailableError("its worker was lost"));
+  RunWrites();
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(Completes(), IsEmpty());
+}
+
+TEST_F(VllmEngineCallTest, AFullTokenizerQueueIsAFullServer) {
+  tokenizer_->max_queued = 0;
+  Send(Message(true));
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
+                                     HasSubstr("tokenizer's queue")));
+  EXPECT_EQ(router_.refused().size(), 1);
+}
+
+TEST_F(VllmEngineCallTest, AReaderTooSlowIsResetAndHoldsNothing) {
+  limits_.max_waiting_bytes_per_stream = 20;
+  Send(Message(true));
+  Engine().Emit("a");
+  Run();
+  ASSERT_TRUE(writer_.writing);
+  Engine().Emit("0123456789");
+  Run();
+  EXPECT_TRUE(writer_.was_reset);
+  EXPECT_TRUE(Engine().cancelled());
+  EXPECT_EQ(Engine().reason(), CancelReason::kSlowReader);
+}
+
+TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndABadOneIsRefused) {
+  identity_.tenant = "acme";
+  Send(Message(true));
+  EXPECT_EQ(Engine().request().tenant, "acme");
+  EXPECT_EQ(Engine().request().cache_salt, "tenant/acme");
+  EXPECT_EQ(Engine().request().facade, "vllm");
+  EXPECT_EQ(Engine().request().client_request_id, "r1");
+  call_->OnCancelled();
+  Run();
+  writer_.end.reset();
+  identity_.tenant = "a b";
+  Send(Message(true));
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("x-tenant-id")));
+}
+
+}  // namespace
+}  // namespace kvasir::router

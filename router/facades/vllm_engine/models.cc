@@ -1,0 +1,99 @@
+#include "router/facades/vllm_engine/models.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace kvasir::router {
+namespace {
+
+// Counts of many replicas may be more than the protocol's numbers hold.
+int32_t ToInt32(uint64_t count) {
+  return static_cast<int32_t>(
+      std::min<uint64_t>(count, std::numeric_limits<int32_t>::max()));
+}
+
+double ShareOf(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0.0
+                    : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router) {
+  const std::vector<ModelStatus> models = router.Models();
+  if (models.empty()) {
+    return absl::UnavailableError(
+        absl::StrCat("no model is served yet: ", router.Health().detail));
+  }
+  for (const ModelStatus& model : models) {
+    if (!model.info || !models.front().info ||
+        model.info->weights_id() == models.front().info->weights_id()) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this protocol's requests name no model, and '", models.front().name,
+        "' and '", model.name, "' are different ones: want a router for each"));
+  }
+  return models.front();
+}
+
+vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
+    const RequestRouter& router) {
+  const RouterHealth health = router.Health();
+  vllm::grpc::engine::HealthCheckResponse response;
+  response.set_healthy(health.ready);
+  response.set_message(health.ready ? "ready" : health.detail);
+  return response;
+}
+
+absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
+    const ModelStatus& model) {
+  if (!model.info) {
+    return absl::UnavailableError(absl::StrCat(
+        "no worker of model '", model.name, "' has been reached yet"));
+  }
+  vllm::grpc::engine::GetModelInfoResponse response;
+  // False would make it a model of embeddings.
+  response.set_is_generation(true);
+  response.set_served_model_name(model.name);
+  response.set_model_type(model.info->model_type());
+  response.set_max_context_length(model.info->max_model_len());
+  response.set_vocab_size(model.info->vocab_size());
+  *response.mutable_eos_token_ids() = model.info->eos_token_ids();
+  // A prompt leaves room for a token.
+  response.set_max_req_input_len(
+      ToInt32(std::max(1U, model.info->max_model_len()) - 1));
+  return response;
+}
+
+vllm::grpc::engine::GetServerInfoResponse VllmServerInfoOf(
+    const ModelStatus& model) {
+  vllm::grpc::engine::GetServerInfoResponse response;
+  response.set_active_requests(
+      static_cast<uint32_t>(ToInt32(model.load.running + model.load.waiting)));
+  response.set_server_type("kvasir");
+  response.set_data_parallel_size(1);
+  if (model.info) response.set_block_size(ToInt32(model.info->page_tokens()));
+  response.set_max_num_seqs(ToInt32(model.load.max_num_seqs));
+  return response;
+}
+
+vllm::grpc::engine::SchedulerLoad VllmLoadOf(const ModelStatus& model) {
+  const ModelLoad& load = model.load;
+  vllm::grpc::engine::SchedulerLoad response;
+  response.set_num_running_reqs(ToInt32(load.running));
+  response.set_num_waiting_reqs(ToInt32(load.waiting));
+  response.set_num_total_reqs(ToInt32(load.running + load.waiting));
+  response.set_num_used_tokens(ToInt32(load.used_tokens));
+  response.set_max_total_num_tokens(ToInt32(load.total_tokens));
+  response.set_token_usage(ShareOf(load.used_tokens, load.total_tokens));
+  response.set_utilization(ShareOf(load.running, load.max_num_seqs));
+  response.set_max_running_requests(ToInt32(load.max_num_seqs));
+  return response;
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,30 @@
+// What the facade says of the model that it serves: the protocol's requests
+// name none.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/vllm/engine.pb.h"
+#include "router/canonical.h"
+
+namespace kvasir::router {
+
+// The first of its names. UNAVAILABLE before a worker has been reached,
+// FAILED_PRECONDITION where names stand for models of different weights.
+absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router);
+
+vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
+    const RequestRouter& router);
+
+// UNAVAILABLE before a worker has been reached: a gateway keeps what it is told
+// first.
+absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
+    const ModelStatus& model);
+
+vllm::grpc::engine::GetServerInfoResponse VllmServerInfoOf(
+    const ModelStatus& model);
+
+// All replicas together, as the one rank that there is for clients.
+vllm::grpc::engine::SchedulerLoad VllmLoadOf(const ModelStatus& model);
+
+}  // namespace kvasir::router

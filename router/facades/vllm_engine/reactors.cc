@@ -1,0 +1,109 @@
+#include "router/facades/vllm_engine/reactors.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/net/grpc_status.h"
+#include "base/status_macros.h"
+#include "router/facades/calls/metadata.h"
+#include "router/facades/vllm_engine/models.h"
+#include "router/facades/vllm_engine/prepare.h"
+#include "router/facades/vllm_engine/request.h"
+
+namespace kvasir::router {
+namespace {
+
+using Call = SingleCall<VllmEngineAnswer>;
+using vllm::grpc::engine::GenerateRequest;
+
+// A quarter of what clients take in one message.
+constexpr size_t kChunkBytes = 1 << 20;
+
+absl::StatusOr<Call::Prepare> ReadRequest(
+    const std::shared_ptr<VllmEngineBackend>& backend,
+    const GenerateRequest& message, const absl::StatusOr<ModelStatus>& model) {
+  KVASIR_RETURN_IF_ERROR(model.status());
+  KVASIR_RETURN_IF_ERROR(CheckVllmRequestId(message.request_id()));
+  KVASIR_ASSIGN_OR_RETURN(VllmEngineRequest request,
+                          ParseVllmEngineRequest(message));
+  return [backend, request = std::move(request), name = model->name,
+          info = model->info.value_or(kvasir::v1::WorkerInfo())]() mutable {
+    return PrepareVllmEngineCall(std::move(request), info,
+                                 backend->CodecOf(name), backend->limits);
+  };
+}
+
+Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
+                 const GenerateRequest& message) {
+  const absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
+  Call::Asked asked{.model = model.ok() ? model->name : "",
+                    .prepare = ReadRequest(backend, message, model)};
+  // One that was refused for it may be any text.
+  if (CheckVllmRequestId(message.request_id()).ok()) {
+    asked.id = message.request_id();
+  }
+  return asked;
+}
+
+}  // namespace
+
+VllmGenerateReactor::VllmGenerateReactor(
+    std::shared_ptr<VllmEngineBackend> backend,
+    std::shared_ptr<TaskRunner> runner, grpc::CallbackServerContext* context,
+    const GenerateRequest* request)
+    : context_(context),
+      call_(std::make_shared<Call>(
+          Call::Parts{.backend = backend,
+                      .limits = &backend->limits,
+                      .facade = "vllm",
+                      .identity = IdentityOf(*context),
+                      .strand = Strand::Create(std::move(runner)),
+                      .writer = this})) {
+  backend->last_request_unix_micros = absl::ToUnixMicros(backend->clock->Now());
+  call_->Begin([backend = std::move(backend), request] {
+    return Read(backend, *request);
+  });
+}
+
+void VllmGenerateReactor::Write(vllm::grpc::engine::GenerateResponse response) {
+  response_ = std::move(response);
+  StartWrite(&response_);
+}
+
+void VllmGenerateReactor::End(const absl::Status& status) {
+  Finish(base::ToGrpcStatus(status));
+}
+
+// The archive is made on the tokenizer's threads: gRPC's own are few. The
+// reactor lives until its Finish, which comes from there or after it.
+VllmTokenizerReactor::VllmTokenizerReactor(
+    const std::shared_ptr<VllmEngineBackend>& backend) {
+  const bool queued =
+      backend->tokenizer->Post([this, bundle = backend->bundle] {
+        auto archive = bundle->Get();
+        if (!archive.ok()) return Finish(base::ToGrpcStatus(archive.status()));
+        archive_ = *std::move(archive);
+        WriteNext();
+      });
+  if (!queued) Finish(base::ToGrpcStatus(TokenizerIsFull(backend->limits)));
+}
+
+void VllmTokenizerReactor::WriteNext() {
+  const std::string& zip = archive_->zip;
+  const size_t size = std::min(kChunkBytes, zip.size() - num_written_bytes_);
+  chunk_.set_data(zip.substr(num_written_bytes_, size));
+  num_written_bytes_ += size;
+  if (num_written_bytes_ == zip.size()) chunk_.set_sha256(archive_->sha256);
+  StartWrite(&chunk_);
+}
+
+void VllmTokenizerReactor::OnWriteDone(bool ok) {
+  if (!ok || num_written_bytes_ == archive_->zip.size()) {
+    // Where the client is gone, nobody reads the status.
+    Finish(grpc::Status::OK);
+    return;
+  }
+  WriteNext();
+}
+
+}  // namespace kvasir::router

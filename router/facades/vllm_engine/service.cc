@@ -1,0 +1,177 @@
+#include "router/facades/vllm_engine/service.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/net/grpc_status.h"
+#include "router/facades/calls/metadata.h"
+#include "router/facades/vllm_engine/models.h"
+#include "router/facades/vllm_engine/reactors.h"
+
+namespace kvasir::router {
+namespace {
+
+namespace engine = vllm::grpc::engine;
+namespace common = smg::grpc::common;
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(base::ToGrpcStatus(status));
+  return reactor;
+}
+
+absl::Status NotBuilt(const char* rpc) {
+  return absl::UnimplementedError(
+      absl::StrCat(kVllmEngineServiceName, "/", rpc, " is not built"));
+}
+
+// A stream that has nothing to say.
+template <typename Response>
+class EndedStream final : public grpc::ServerWriteReactor<Response> {
+ public:
+  explicit EndedStream(const absl::Status& status) {
+    this->Finish(base::ToGrpcStatus(status));
+  }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+VllmEngineService::VllmEngineService(VllmEngineServiceOptions options,
+                                     RequestRouter* router)
+    : server_version_(std::move(options.server_version)),
+      tokenizer_pool_(options.limits.num_tokenizer_threads,
+                      options.limits.max_tokenizer_queue),
+      stream_pool_(options.limits.num_stream_threads),
+      backend_(std::make_shared<VllmEngineBackend>()) {
+  backend_->router = router;
+  backend_->codecs = std::move(options.codecs);
+  backend_->limits = options.limits;
+  backend_->tokenizer = tokenizer_pool_.runner();
+  if (!options.tokenizer_folder.empty()) {
+    backend_->bundle =
+        std::make_shared<TokenizerBundle>(std::move(options.tokenizer_folder));
+  }
+  backend_->shares_tokenizer = options.shares_tokenizer;
+  backend_->start = backend_->clock->Now();
+}
+
+VllmEngineService::~VllmEngineService() = default;
+
+grpc::ServerWriteReactor<engine::GenerateResponse>* VllmEngineService::Generate(
+    grpc::CallbackServerContext* context,
+    const engine::GenerateRequest* request) {
+  return new VllmGenerateReactor(backend_, stream_pool_.runner(), context,
+                                 request);
+}
+
+// Ids that nothing runs under are no error: a gateway aborts whatever its
+// client leaves, also what has just ended.
+grpc::ServerUnaryReactor* VllmEngineService::Abort(
+    grpc::CallbackServerContext* context, const engine::AbortRequest* request,
+    engine::AbortResponse*) {
+  const std::string tenant = IdentityOf(*context).tenant;
+  if (const absl::Status status = CheckTenant(tenant); !status.ok()) {
+    return Answer(context, status);
+  }
+  for (const std::string& id : request->request_ids()) {
+    for (const auto& [weak, number] : backend_->running_ids.Find(tenant, id)) {
+      if (const auto call = weak.lock()) call->OnStop(number);
+    }
+  }
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::HealthCheck(
+    grpc::CallbackServerContext* context, const engine::HealthCheckRequest*,
+    engine::HealthCheckResponse* response) {
+  *response = VllmHealthOf(*backend_->router);
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::GetModelInfo(
+    grpc::CallbackServerContext* context, const engine::GetModelInfoRequest*,
+    engine::GetModelInfoResponse* response) {
+  const auto model = OnlyModel(*backend_->router);
+  if (!model.ok()) return Answer(context, model.status());
+  auto info = VllmModelInfoOf(*model);
+  if (info.ok()) *response = *std::move(info);
+  return Answer(context, info.status());
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::GetServerInfo(
+    grpc::CallbackServerContext* context, const engine::GetServerInfoRequest*,
+    engine::GetServerInfoResponse* response) {
+  const auto model = OnlyModel(*backend_->router);
+  if (!model.ok()) return Answer(context, model.status());
+  *response = VllmServerInfoOf(*model);
+  response->set_uptime_seconds(
+      absl::ToDoubleSeconds(backend_->clock->Now() - backend_->start));
+  response->set_last_receive_timestamp(
+      static_cast<double>(backend_->last_request_unix_micros.load()) * 1e-6);
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::GetLoads(
+    grpc::CallbackServerContext* context,
+    const engine::GetLoadsRequest* request,
+    engine::GetLoadsResponse* response) {
+  const auto model = OnlyModel(*backend_->router);
+  if (!model.ok()) return Answer(context, model.status());
+  response->set_timestamp(absl::FormatTime(
+      absl::RFC3339_full, backend_->clock->Now(), absl::UTCTimeZone()));
+  response->set_version(server_version_);
+  if (request->dp_rank() == 0) *response->add_loads() = VllmLoadOf(*model);
+  response->set_dp_rank_count(response->loads_size());
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerWriteReactor<common::GetTokenizerChunk>*
+VllmEngineService::GetTokenizer(grpc::CallbackServerContext*,
+                                const common::GetTokenizerRequest*) {
+  using Ended = EndedStream<common::GetTokenizerChunk>;
+  if (backend_->bundle == nullptr) {
+    return new Ended(absl::NotFoundError(
+        "there is no tokenizer here (--model of a folder that has one gives "
+        "it)"));
+  }
+  if (!backend_->shares_tokenizer) {
+    return new Ended(absl::PermissionDeniedError(
+        "the tokenizer's files are given on loopback listeners only "
+        "(--share-tokenizer on gives them to whoever connects)"));
+  }
+  return new VllmTokenizerReactor(backend_);
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::Embed(
+    grpc::CallbackServerContext* context, const engine::EmbedRequest*,
+    engine::EmbedResponse*) {
+  return Answer(context, NotBuilt("Embed"));
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::FlushCache(
+    grpc::CallbackServerContext* context, const common::FlushCacheRequest*,
+    common::FlushCacheResponse*) {
+  return Answer(context, NotBuilt("FlushCache"));
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::StartProfile(
+    grpc::CallbackServerContext* context, const common::StartProfileRequest*,
+    common::ProfileResponse*) {
+  return Answer(context, NotBuilt("StartProfile"));
+}
+
+grpc::ServerUnaryReactor* VllmEngineService::StopProfile(
+    grpc::CallbackServerContext* context, const common::StopProfileRequest*,
+    common::ProfileResponse*) {
+  return Answer(context, NotBuilt("StopProfile"));
+}
+
+grpc::ServerWriteReactor<common::KvEventBatch>*
+VllmEngineService::SubscribeKvEvents(grpc::CallbackServerContext*,
+                                     const common::SubscribeKvEventsRequest*) {
+  return new EndedStream<common::KvEventBatch>(NotBuilt("SubscribeKvEvents"));
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,226 @@
+// The service over real gRPC, with a router that the test plays.
+#include "router/facades/vllm_engine/service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/net/grpc_server.h"
+#include "base/sha256.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "router/testing/byte_codec.h"
+#include "router/testing/fake_router.h"
+
+namespace kvasir::router {
+namespace {
+
+using ::testing::HasSubstr;
+namespace engine = vllm::grpc::engine;
+namespace common = smg::grpc::common;
+
+class VllmEngineServiceTest : public ::testing::Test {
+ protected:
+  void Start(bool shares_tokenizer = true) {
+    folder_ = ::testing::TempDir() + "/vllm_engine_service";
+    std::filesystem::create_directories(folder_);
+    // More than one chunk, and nothing that compresses.
+    std::string noise;
+    while (noise.size() < (3 << 20)) noise += base::Sha256Hex(noise + "n");
+    std::ofstream(folder_ + "/tokenizer.json") << noise;
+    VllmEngineServiceOptions options;
+    options.codecs["tiny"] = std::make_shared<ByteCodec>();
+    options.server_version = "1.2.3";
+    options.tokenizer_folder = folder_;
+    options.shares_tokenizer = shares_tokenizer;
+    service_ =
+        std::make_unique<VllmEngineService>(std::move(options), &router_);
+    auto server = base::GrpcServer::Start({}, {service_.get()});
+    KVASIR_ASSERT_OK(server);
+    server_ = *std::move(server);
+    stub_ = engine::VllmEngine::NewStub(grpc::CreateChannel(
+        server_->target(), grpc::InsecureChannelCredentials()));
+  }
+  void TearDown() override {
+    stub_.reset();
+    server_->Shutdown(absl::Now());
+    server_.reset();
+    service_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  static engine::GenerateRequest Message(const std::string& id) {
+    engine::GenerateRequest message;
+    message.set_request_id(id);
+    message.set_stream(true);
+    message.mutable_tokenized()->add_input_ids(7);
+    return message;
+  }
+  static void WaitUntilCancelled(const FakeRouter::Request& request) {
+    for (int i = 0; i < 2000 && !request.cancelled(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_TRUE(request.cancelled());
+  }
+
+  std::string folder_;
+  FakeRouter router_;
+  std::unique_ptr<VllmEngineService> service_;
+  std::unique_ptr<base::GrpcServer> server_;
+  std::unique_ptr<engine::VllmEngine::Stub> stub_;
+};
+
+TEST_F(VllmEngineServiceTest, GeneratesAndEndsOk) {
+  Start();
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, Message("r1"));
+  router_.WaitFor(0)->Complete("ab");
+  engine::GenerateResponse response;
+  std::string ids;
+  while (reader->Read(&response)) {
+    for (const uint32_t id : response.chunk().token_ids()) {
+      ids.push_back(static_cast<char>(id));
+    }
+  }
+  EXPECT_EQ(ids, "ab");
+  EXPECT_EQ(response.complete().finish_reason(), "length");
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
+  Start();
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, Message("r1"));
+  const auto request = router_.WaitFor(0);
+  engine::AbortRequest abort;
+  abort.add_request_ids("r1");
+  engine::AbortResponse nothing;
+  grpc::ClientContext others;
+  others.AddMetadata("x-tenant-id", "other");
+  EXPECT_TRUE(stub_->Abort(&others, abort, &nothing).ok());
+  EXPECT_FALSE(request->cancelled());
+  for (int i = 0; i < 2; ++i) {
+    grpc::ClientContext own;
+    EXPECT_TRUE(stub_->Abort(&own, abort, &nothing).ok());
+    WaitUntilCancelled(*request);
+  }
+  engine::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.complete().finish_reason(), "abort");
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_TRUE(reader->Finish().ok());
+  request->Done(absl::CancelledError("cancelled"));
+}
+
+TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {
+  Start();
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, Message("r1"));
+  const auto request = router_.WaitFor(0);
+  context.TryCancel();
+  WaitUntilCancelled(*request);
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  request->Done(absl::CancelledError("cancelled"));
+}
+
+TEST_F(VllmEngineServiceTest, ARefusalHasNoInitialMetadataOfItsOwn) {
+  Start();
+  router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
+  grpc::ClientContext context;
+  const auto reader = stub_->Generate(&context, Message("r1"));
+  engine::GenerateResponse response;
+  EXPECT_FALSE(reader->Read(&response));
+  EXPECT_EQ(reader->Finish().error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(VllmEngineServiceTest, DescribesModelServerAndLoad) {
+  Start();
+  engine::GetModelInfoResponse model;
+  grpc::ClientContext c1;
+  ASSERT_TRUE(stub_->GetModelInfo(&c1, {}, &model).ok());
+  EXPECT_TRUE(model.is_generation());
+  EXPECT_EQ(model.served_model_name(), "tiny");
+  EXPECT_EQ(model.max_context_length(), 1024);
+  EXPECT_EQ(model.max_req_input_len(), 1023);
+  engine::HealthCheckResponse health;
+  grpc::ClientContext c2;
+  ASSERT_TRUE(stub_->HealthCheck(&c2, {}, &health).ok());
+  EXPECT_TRUE(health.healthy());
+  engine::GetServerInfoResponse info;
+  grpc::ClientContext c3;
+  ASSERT_TRUE(stub_->GetServerInfo(&c3, {}, &info).ok());
+  EXPECT_EQ(info.data_parallel_size(), 1);
+  engine::GetLoadsResponse loads;
+  grpc::ClientContext c4;
+  ASSERT_TRUE(stub_->GetLoads(&c4, {}, &loads).ok());
+  EXPECT_EQ(loads.version(), "1.2.3");
+  EXPECT_EQ(loads.dp_rank_count(), 1);
+  engine::GetLoadsRequest other;
+  other.set_dp_rank(1);
+  grpc::ClientContext c5;
+  ASSERT_TRUE(stub_->GetLoads(&c5, other, &loads).ok());
+  EXPECT_EQ(loads.loads_size(), 0);
+}
+
+TEST_F(VllmEngineServiceTest, TheTokenizerComesInChunksWithItsHashOnTheLast) {
+  Start();
+  grpc::ClientContext context;
+  const auto reader = stub_->GetTokenizer(&context, {});
+  common::GetTokenizerChunk chunk;
+  std::string zip;
+  int chunks = 0;
+  std::string hash;
+  while (reader->Read(&chunk)) {
+    EXPECT_EQ(hash, "");
+    zip += chunk.data();
+    hash = chunk.sha256();
+    ++chunks;
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_GT(chunks, 1);
+  EXPECT_EQ(hash, base::Sha256Hex(zip));
+}
+
+TEST_F(VllmEngineServiceTest, TheTokenizerIsNotGivenWhereItIsNotShared) {
+  Start(/*shares_tokenizer=*/false);
+  grpc::ClientContext context;
+  const auto reader = stub_->GetTokenizer(&context, {});
+  common::GetTokenizerChunk chunk;
+  EXPECT_FALSE(reader->Read(&chunk));
+  const grpc::Status status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
+}
+
+TEST_F(VllmEngineServiceTest, WhatIsNotBuiltSaysItsName) {
+  Start();
+  const auto expect = [](const grpc::Status& status, const char* name) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+    EXPECT_THAT(status.error_message(), HasSubstr(name));
+  };
+  engine::EmbedResponse embedded;
+  grpc::ClientContext c1;
+  expect(stub_->Embed(&c1, {}, &embedded), "Embed");
+  common::FlushCacheResponse flushed;
+  grpc::ClientContext c2;
+  expect(stub_->FlushCache(&c2, {}, &flushed), "FlushCache");
+  common::ProfileResponse profile;
+  grpc::ClientContext c3;
+  expect(stub_->StartProfile(&c3, {}, &profile), "StartProfile");
+  grpc::ClientContext c4;
+  expect(stub_->StopProfile(&c4, {}, &profile), "StopProfile");
+  grpc::ClientContext c5;
+  const auto events = stub_->SubscribeKvEvents(&c5, {});
+  common::KvEventBatch batch;
+  EXPECT_FALSE(events->Read(&batch));
+  expect(events->Finish(), "SubscribeKvEvents");
+}
+
+}  // namespace
+}  // namespace kvasir::router
