@@ -13,6 +13,8 @@ namespace kvasir::router {
 
 // Threads: any thread; constant but for what synchronizes itself.
 struct VllmEngineBackend : FacadeBackend {
+  bool gives_tokenizer() const { return bundle != nullptr && shares_tokenizer; }
+
   FacadeLimits limits;
   // Null: there is no tokenizer to give.
   std::shared_ptr<TokenizerBundle> bundle;

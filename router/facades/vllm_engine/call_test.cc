@@ -108,8 +108,9 @@ class VllmEngineCallTest : public ::testing::Test {
                                                .writer = &writer_});
     call_->Begin([this, message] {
       auto request = ParseVllmEngineRequest(message);
-      Call::Asked asked{
-          .model = "tiny", .id = message.request_id(), .prepare = {}};
+      Call::Asked asked{.model = "tiny",
+                        .id = message.request_id(),
+                        .prepare = absl::UnknownError("not read")};
       if (!request.ok()) {
         asked.prepare = request.status();
         return asked;
@@ -268,7 +269,9 @@ TEST_F(VllmEngineCallTest, OnlyAskedForStopIdsAreReportedAsMatched) {
   while (answer.HasResponse()) {
     const auto complete = answer.Take().complete();
     EXPECT_EQ(complete.cached_tokens(), 1);
-    if (complete.index() == 0) EXPECT_EQ(complete.matched_token_id(), 'z');
+    if (complete.index() == 0) {
+      EXPECT_EQ(complete.matched_token_id(), 'z');
+    }
     matched += complete.matched_stop_case() !=
                vllm::grpc::engine::GenerateComplete::MATCHED_STOP_NOT_SET;
   }
@@ -371,7 +374,8 @@ TEST_F(VllmEngineCallTest, AResetCancelsTheEngineAndForgetsTheId) {
   call_->OnCancelled();
   Run();
   EXPECT_TRUE(Engine().cancelled());
-  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kCancelled,
+                                     HasSubstr("by the client")));
   EXPECT_THAT(backend_->running_ids.Find("", "r1"), IsEmpty());
 }
 
@@ -388,7 +392,8 @@ TEST_F(VllmEngineCallTest, ALostWorkerIsTheCallsStatus) {
   Engine().Emit("a");
   Engine().Done(absl::UnavailableError("its worker was lost"));
   RunWrites();
-  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(*writer_.end,
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("was lost")));
   EXPECT_THAT(Completes(), IsEmpty());
 }
 

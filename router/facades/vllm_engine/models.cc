@@ -51,7 +51,7 @@ vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
 }
 
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
-    const ModelStatus& model) {
+    const ModelStatus& model, bool gives_tokenizer) {
   if (!model.info) {
     return absl::UnavailableError(absl::StrCat(
         "no worker of model '", model.name, "' has been reached yet"));
@@ -60,6 +60,12 @@ absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
   // False would make it a model of embeddings.
   response.set_is_generation(true);
   response.set_served_model_name(model.name);
+  // A gateway asks for the tokenizer only once it has failed to load a path,
+  // and takes its own flags where there is none. This one is on no machine, and
+  // no name of a model on a hub.
+  if (gives_tokenizer) {
+    response.set_tokenizer_path(absl::StrCat("/nonexistent/", model.name));
+  }
   response.set_model_type(model.info->model_type());
   response.set_max_context_length(model.info->max_model_len());
   response.set_vocab_size(model.info->vocab_size());

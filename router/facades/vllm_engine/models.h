@@ -17,9 +17,9 @@ vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router);
 
 // UNAVAILABLE before a worker has been reached: a gateway keeps what it is told
-// first.
+// first. `gives_tokenizer`: GetTokenizer answers.
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
-    const ModelStatus& model);
+    const ModelStatus& model, bool gives_tokenizer);
 
 vllm::grpc::engine::GetServerInfoResponse VllmServerInfoOf(
     const ModelStatus& model);

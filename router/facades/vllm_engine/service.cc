@@ -95,7 +95,7 @@ grpc::ServerUnaryReactor* VllmEngineService::GetModelInfo(
     engine::GetModelInfoResponse* response) {
   const auto model = OnlyModel(*backend_->router);
   if (!model.ok()) return Answer(context, model.status());
-  auto info = VllmModelInfoOf(*model);
+  auto info = VllmModelInfoOf(*model, backend_->gives_tokenizer());
   if (info.ok()) *response = *std::move(info);
   return Answer(context, info.status());
 }
@@ -136,7 +136,7 @@ VllmEngineService::GetTokenizer(grpc::CallbackServerContext*,
         "there is no tokenizer here (--model of a folder that has one gives "
         "it)"));
   }
-  if (!backend_->shares_tokenizer) {
+  if (!backend_->gives_tokenizer()) {
     return new Ended(absl::PermissionDeniedError(
         "the tokenizer's files are given on loopback listeners only "
         "(--share-tokenizer on gives them to whoever connects)"));

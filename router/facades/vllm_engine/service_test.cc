@@ -148,6 +148,8 @@ TEST_F(VllmEngineServiceTest, DescribesModelServerAndLoad) {
   EXPECT_EQ(model.served_model_name(), "tiny");
   EXPECT_EQ(model.max_context_length(), 1024);
   EXPECT_EQ(model.max_req_input_len(), 1023);
+  EXPECT_EQ(model.tokenizer_path(), "/nonexistent/tiny")
+      << "without one a gateway does not ask for the tokenizer";
   engine::HealthCheckResponse health;
   grpc::ClientContext c2;
   ASSERT_TRUE(stub_->HealthCheck(&c2, {}, &health).ok());

@@ -1,0 +1,316 @@
+"""The VllmEngine facade as the gateway smg uses it, unmodified: HTTP to smg,
+gRPC from it to `kvasir serve`, the tokenizer fetched over the wire.
+
+smg has an environment of its own (scripts/setup_venv); without it the tests
+are skipped.
+"""
+
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from kvasir_process import KvasirProcess, wait_until
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VENV = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
+SMG = VENV.with_name(VENV.name + "-smg") / "bin"
+if not (SMG / "smg").exists():
+    pytest.skip(f"no smg in {SMG}: run scripts/setup_venv", allow_module_level=True)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Gateway:
+    """`smg launch` over one server, with no model folder of its own."""
+
+    def __init__(self, server, *flags):
+        self.port = free_port()
+        self.last = None  # answer to a first request
+        self.log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [SMG / "smg", "launch", "--worker-urls", f"grpc://{server.grpc}",
+             "--host", "127.0.0.1", "--port", str(self.port),
+             "--prometheus-port", str(free_port()),
+             "--health-success-threshold", "1", "--health-check-interval-secs", "1",
+             *flags],
+            stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
+            start_new_session=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+        self.model = server.ready["model"]
+
+    def __enter__(self):
+        try:
+            wait_until(self.ready, "smg serves the model and its tokenizer", seconds=60)
+        except BaseException:
+            print(self.last, self.text()[-2000:], file=sys.stderr)
+            self.__exit__()
+            raise
+        return self
+
+    def ready(self):
+        if self.process.poll() is not None:
+            raise RuntimeError(f"smg ended: {self.process.returncode}")
+        try:
+            self.last = self.chat("hi", max_tokens=1)
+            time.sleep(0.2)
+            return self.last[0] == 200
+        except OSError:
+            return False
+
+    def __exit__(self, *unused):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def post(self, path, **body):
+        """(status, decoded JSON or text)."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            client.request("POST", path, json.dumps({"model": self.model, **body}),
+                           {"Content-Type": "application/json"})
+            answer = client.getresponse()
+            text = answer.read().decode()
+            try:
+                return answer.status, json.loads(text)
+            except ValueError:
+                return answer.status, text
+        finally:
+            client.close()
+
+    def chat(self, text, **body):
+        body = {"temperature": 0, "seed": 1, **body}
+        return self.post("/v1/chat/completions",
+                         messages=[{"role": "user", "content": text}], **body)
+
+    def stream(self, text, **body):
+        """The events of a streamed chat, without the last [DONE]."""
+        status, answer = self.chat(text, stream=True, **body)
+        assert status == 200, answer
+        events = re.findall(r"^data: (.*)$", answer, re.MULTILINE)
+        assert events[-1] == "[DONE]"
+        return [json.loads(event) for event in events[:-1]]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "4") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def gateway(server):
+    with Gateway(server) as process:
+        yield process
+
+
+def answers(server):
+    return [line for line in server.log().splitlines() if "facade=vllm" in line]
+
+
+def idle(server):
+    """Nothing runs and every page is free or of the prefix cache."""
+    metrics = {name: value for (name, _), value in server.metrics().items()}
+    return (
+        metrics["kvasir_requests_running"] == 0
+        and metrics["kvasir_kv_cache_free_pages"] + metrics["kvasir_kv_cache_cached_pages"]
+        == metrics["kvasir_kv_cache_total_pages"]
+    )
+
+
+def text_of(events, index=0):
+    return "".join(
+        choice["delta"].get("content") or ""
+        for event in events
+        for choice in event["choices"]
+        if choice["index"] == index
+    )
+
+
+def test_chat_streamed_is_chat_whole(gateway):
+    status, whole = gateway.chat("Once upon a time", max_tokens=12, ignore_eos=True)
+    assert status == 200, whole
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["usage"]["completion_tokens"] == 12
+    events = gateway.stream("Once upon a time", max_tokens=12, ignore_eos=True,
+                            stream_options={"include_usage": True})
+    assert text_of(events) == whole["choices"][0]["message"]["content"]
+    assert events[-1]["usage"]["completion_tokens"] == 12
+    assert events[-1]["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+def test_completions(gateway):
+    status, answer = gateway.post("/v1/completions", prompt="Once upon a time", max_tokens=5,
+                                  temperature=0, ignore_eos=True)
+    assert status == 200, answer
+    assert answer["usage"]["completion_tokens"] == 5
+    assert answer["choices"][0]["text"]
+
+
+def test_samples(gateway):
+    status, answer = gateway.chat("Once", n=2, temperature=1, max_tokens=6, ignore_eos=True)
+    assert status == 200, answer
+    assert {choice["index"] for choice in answer["choices"]} == {0, 1}
+    assert answer["usage"]["completion_tokens"] == 12
+    events = gateway.stream("Once", n=2, temperature=1, max_tokens=6, ignore_eos=True)
+    for choice in answer["choices"]:
+        assert text_of(events, choice["index"]) == choice["message"]["content"]
+
+
+def test_logprobs(gateway):
+    for stream in (False, True):
+        if stream:
+            events = gateway.stream("Once", max_tokens=4, ignore_eos=True, logprobs=True,
+                                    top_logprobs=2)
+            content = [
+                entry
+                for event in events
+                for choice in event["choices"]
+                if choice.get("logprobs")
+                for entry in choice["logprobs"]["content"]
+            ]
+        else:
+            _, answer = gateway.chat("Once", max_tokens=4, ignore_eos=True, logprobs=True,
+                                     top_logprobs=2)
+            content = answer["choices"][0]["logprobs"]["content"]
+        assert len(content) == 4
+        for entry in content:
+            assert entry["logprob"] <= 0
+            # Greedy: the token that was chosen is the likeliest.
+            assert entry["top_logprobs"][0]["logprob"] == pytest.approx(entry["logprob"])
+
+
+def test_a_stop_string_ends_text_and_engine(gateway, server):
+    _, whole = gateway.chat("Once upon a time", max_tokens=40, ignore_eos=True)
+    text = whole["choices"][0]["message"]["content"]
+    stop = text[len(text) // 3 : len(text) // 3 + 3]
+    _, answer = gateway.chat("Once upon a time", max_tokens=40, ignore_eos=True, stop=[stop])
+    assert answer["choices"][0]["message"]["content"] == text[: text.index(stop)]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] < 40
+    events = gateway.stream("Once upon a time", max_tokens=40, ignore_eos=True, stop=[stop])
+    assert text_of(events) == text[: text.index(stop)]
+
+
+def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, server):
+    before = len(answers(server))
+    client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
+    client.request("POST", "/v1/chat/completions", json.dumps({
+        "model": gateway.model, "messages": [{"role": "user", "content": "Once"}],
+        "stream": True, "max_tokens": 400, "ignore_eos": True, "n": 4, "temperature": 1,
+    }), {"Content-Type": "application/json"})
+    answer = client.getresponse()
+    assert answer.readline().startswith(b"data:")
+    answer.close()
+    client.close()
+    wait_until(lambda: len(answers(server)) == before + 1, "the request has ended")
+    line = answers(server)[-1]
+    assert "finish_reason=cancelled" in line or "finish_reason=length" not in line
+    wait_until(lambda: idle(server), "its pages are free")
+
+
+def test_a_bad_request_is_the_clients_and_is_not_tried_again(gateway, server):
+    before = len(answers(server))
+    status, answer = gateway.chat("Once", n=17)
+    assert status == 400, answer
+    assert "n is 17, want 1 to" in json.dumps(answer)
+    wait_until(lambda: len(answers(server)) == before + 1, "it was refused once")
+    time.sleep(0.5)
+    assert len(answers(server)) == before + 1
+
+
+def test_what_is_not_built_is_named(gateway):
+    status, answer = gateway.chat("Once", response_format={"type": "json_object"})
+    assert status == 501, answer
+    assert "is not built" in json.dumps(answer)
+
+
+def test_every_request_generates_once(gateway, server):
+    before = server.metrics()
+    for _ in range(3):
+        assert gateway.chat("Once", max_tokens=3, ignore_eos=True)[0] == 200
+    after = server.metrics()
+    key = next(k for k in after if k[0] == "kvasir_generated_tokens_total")
+    assert after[key] - before.get(key, 0) == 9
+
+
+def test_a_full_server_is_too_many_requests():
+    with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
+                       "--max-queue", "0", "--max-inflight", "1") as server:
+        with Gateway(server) as gateway:
+            runs = threading.Thread(
+                target=gateway.chat, args=("Once",),
+                kwargs={"max_tokens": 480, "ignore_eos": True})
+            runs.start()
+            wait_until(lambda: not idle(server), "a request runs")
+            status, answer = gateway.chat("Once", max_tokens=4)
+            runs.join()
+            assert status == 429, answer
+
+
+def test_the_wire_contract_is_the_gateways(tmp_path):
+    """Each field and RPC of ours is one of smg's, with its number and type."""
+    theirs = {}
+    script = (
+        "import sys;"
+        "from google.protobuf import descriptor_pb2 as d;"
+        "from smg_grpc_proto.generated import vllm_engine_pb2 as e, common_pb2 as c;"
+        "s=d.FileDescriptorSet();"
+        "[m.DESCRIPTOR.CopyToProto(s.file.add()) for m in (e,c)];"
+        "sys.stdout.buffer.write(s.SerializeToString())"
+    )
+    done = subprocess.run([SMG / "python", "-c", script], check=True, capture_output=True)
+    for file in descriptor_pb2.FileDescriptorSet.FromString(done.stdout).file:
+        theirs[file.package] = file
+    out = tmp_path / "descriptors"
+    subprocess.run(
+        ["protoc", "-I", str(ROOT), f"--descriptor_set_out={out}", "--include_imports",
+         "proto/vllm/engine.proto"],
+        check=True,
+    )
+    ours = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+    compared = 0
+    for file in ours.file:
+        messages = {message.name: message for message in theirs[file.package].message_type}
+        for message in file.message_type:
+            fields = {field.name: field for field in messages[message.name].field}
+            for field in message.field:
+                want = fields[field.name]
+                name = f"{message.name}.{field.name}"
+                assert (field.number, field.type, field.label, field.type_name) == (
+                    want.number, want.type, want.label, want.type_name), name
+                assert field.proto3_optional == want.proto3_optional, name
+                assert field.HasField("oneof_index") == want.HasField("oneof_index"), name
+                compared += 1
+    assert compared > 80
+
+    def methods(file):
+        return {(m.name, m.input_type, m.output_type, m.server_streaming)
+                for m in file.service[0].method}
+
+    assert methods(ours.file[-1]) == methods(theirs["vllm.grpc.engine"])
+    # What a request can hold is known whole: nothing of it is ignored unseen.
+    for name in ("GenerateRequest", "SamplingParams", "TokenizedInput"):
+        have = {f.name for m in ours.file[-1].message_type if m.name == name for f in m.field}
+        want = {f.name for m in theirs["vllm.grpc.engine"].message_type if m.name == name
+                for f in m.field}
+        assert have == want, name
