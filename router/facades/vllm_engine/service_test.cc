@@ -32,7 +32,9 @@ class VllmEngineServiceTest : public ::testing::Test {
     std::filesystem::create_directories(folder_);
     // More than one chunk, and nothing that compresses.
     std::string noise;
-    while (noise.size() < (3 << 20)) noise += base::Sha256Hex(noise + "n");
+    while (noise.size() < (3 << 20)) {
+      noise += base::Sha256Hex(std::to_string(noise.size()));
+    }
     std::ofstream(folder_ + "/tokenizer.json") << noise;
     VllmEngineServiceOptions options;
     options.codecs["tiny"] = std::make_shared<ByteCodec>();
