@@ -139,6 +139,8 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.budget = std::make_shared<router::ByteBudget>(
       static_cast<size_t>(options.router.request_bytes));
   vllm_engine.codecs = kserve.codecs;
+  vllm_engine.calls = kserve.calls;
+  vllm_engine.budget = kserve.budget;
   runtime->kserve_ = std::make_unique<router::KserveService>(
       std::move(kserve), runtime->core_.get());
   runtime->vllm_engine_ = std::make_unique<router::VllmEngineService>(

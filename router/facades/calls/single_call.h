@@ -39,6 +39,8 @@ struct PreparedCall {
   proto::TokenBytes prompt;
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
+  // The client hears nothing before the end.
+  bool folded = false;
   std::unique_ptr<Answer> answer;
 };
 
@@ -65,6 +67,8 @@ class SingleCall final
     // In the access log.
     std::string facade;
     CallIdentity identity;
+    // Of the call's message.
+    size_t message_bytes = 0;
     std::shared_ptr<TaskRunner> strand;
     // Lives until End.
     CallWriter<Response>* writer = nullptr;
@@ -73,6 +77,7 @@ class SingleCall final
   explicit SingleCall(Parts parts)
       : parts_(std::move(parts)),
         number_(parts_.backend->next_number.fetch_add(1)),
+        bytes_(ShareOf(*parts_.backend, parts_.message_bytes)),
         pump_(this, parts_.writer) {}
 
   // What the call asks for, as far as one look at its message tells.
@@ -130,6 +135,7 @@ class SingleCall final
   }
 
   absl::Status HandleBegin(absl::StatusOr<Prepare> ready) {
+    KVASIR_RETURN_IF_ERROR(bytes_.status());
     KVASIR_RETURN_IF_ERROR(CheckTenant(parts_.identity.tenant));
     KVASIR_RETURN_IF_ERROR(ready.status());
     if (!id_.empty()) {
@@ -159,6 +165,9 @@ class SingleCall final
     request.prompt = std::move(prepared->prompt);
     request.sampling = std::move(prepared->sampling);
     request.seed = prepared->seed;
+    request.folded = prepared->folded;
+    request.bytes = *bytes_;
+    if (*bytes_ != nullptr) (*bytes_)->Grow(request.prompt.bytes().size());
     auto handle = parts_.backend->router->Submit(
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
                                 this->shared_from_this(), number_));
@@ -207,9 +216,18 @@ class SingleCall final
   void Changed() {
     pump_.PumpSoon();
     // What waits of one answer becomes one response.
-    const size_t waiting = answer_->waiting_bytes();
+    const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.limits->max_response_bytes);
     pump_.CheckWaiting(waiting, parts_.limits->max_waiting_bytes_per_stream);
+  }
+  size_t CountWaiting() {
+    const size_t waiting = answer_->waiting_bytes();
+    if (*bytes_ != nullptr) {
+      (*bytes_)->Grow(waiting);
+      (*bytes_)->Shrink(waiting_bytes_);
+    }
+    waiting_bytes_ = waiting;
+    return waiting;
   }
   void Unlist() {
     if (!std::exchange(listed_, false)) return;
@@ -218,7 +236,9 @@ class SingleCall final
 
   std::optional<Response> NextResponse() override {
     if (answer_ == nullptr || !answer_->HasResponse()) return std::nullopt;
-    return answer_->Take();
+    Response response = answer_->Take();
+    CountWaiting();
+    return response;
   }
   std::optional<absl::Status> EndOfCall() override {
     if (answer_ == nullptr || !answer_->complete()) return std::nullopt;
@@ -235,6 +255,8 @@ class SingleCall final
 
   const Parts parts_;
   const uint64_t number_;
+  // Taken before the message waits for its turn; null: memory has no limit.
+  const absl::StatusOr<std::shared_ptr<ByteShare>> bytes_;
 
   // Strand only.
   ResponsePump<Response> pump_;
@@ -247,6 +269,7 @@ class SingleCall final
   std::shared_ptr<RequestHandle> handle_;
   uint32_t num_samples_ = 0;
   uint32_t num_engine_finishes_ = 0;
+  size_t waiting_bytes_ = 0;  // of answer_, as counted
 };
 
 }  // namespace kvasir::router

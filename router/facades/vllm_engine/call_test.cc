@@ -100,12 +100,14 @@ class VllmEngineCallTest : public ::testing::Test {
     }
   }
   void Send(const GenerateRequest& message) {
-    call_ = std::make_shared<Call>(Call::Parts{.backend = backend_,
-                                               .limits = &limits_,
-                                               .facade = "vllm",
-                                               .identity = identity_,
-                                               .strand = strand_,
-                                               .writer = &writer_});
+    call_ = std::make_shared<Call>(
+        Call::Parts{.backend = backend_,
+                    .limits = &limits_,
+                    .facade = "vllm",
+                    .identity = identity_,
+                    .message_bytes = message.ByteSizeLong(),
+                    .strand = strand_,
+                    .writer = &writer_});
     call_->Begin([this, message] {
       auto request = ParseVllmEngineRequest(message);
       Call::Asked asked{.model = "tiny",
@@ -403,6 +405,32 @@ TEST_F(VllmEngineCallTest, AFullTokenizerQueueIsAFullServer) {
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
                                      HasSubstr("tokenizer's queue")));
   EXPECT_EQ(router_.refused().size(), 1);
+}
+
+TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheBudgetOfAll) {
+  backend_->budget = std::make_shared<ByteBudget>(3000);
+  const GenerateRequest message = Message(true, std::string(400, 'x'));
+  const size_t taken = 2 * message.ByteSizeLong() + 4 * 400;
+  Send(message);
+  EXPECT_EQ(backend_->budget->used_bytes(), taken);
+  // What waits for the client counts while it waits.
+  Engine().Emit("xyz");
+  Run();
+  Engine().Emit("xyz");
+  Run();
+  EXPECT_GT(backend_->budget->used_bytes(), taken);
+  RunWrites();
+  EXPECT_EQ(backend_->budget->used_bytes(), taken);
+}
+
+TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
+  backend_->budget = std::make_shared<ByteBudget>(300);
+  Send(Message(true, std::string(400, 'x')));
+  RunWrites();
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
+                                     HasSubstr("bytes of 300")));
+  EXPECT_EQ(router_.num_requests(), 0u);
+  EXPECT_EQ(backend_->budget->used_bytes(), 0u);
 }
 
 TEST_F(VllmEngineCallTest, AReaderTooSlowIsResetAndHoldsNothing) {

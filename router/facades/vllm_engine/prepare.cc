@@ -92,6 +92,7 @@ absl::StatusOr<PreparedCall<VllmEngineAnswer>> PrepareVllmEngineCall(
   prepared.prompt = prompt;
   prepared.sampling = request.sampling;
   prepared.seed = request.seed;
+  prepared.folded = !request.streaming;
   prepared.answer = std::make_unique<VllmEngineAnswer>(
       std::move(request), prompt, std::move(codec));
   return prepared;

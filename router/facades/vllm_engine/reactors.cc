@@ -52,11 +52,13 @@ VllmGenerateReactor::VllmGenerateReactor(
     std::shared_ptr<TaskRunner> runner, grpc::CallbackServerContext* context,
     const GenerateRequest* request)
     : context_(context),
+      open_(backend->calls),
       call_(std::make_shared<Call>(
           Call::Parts{.backend = backend,
                       .limits = &backend->limits,
                       .facade = "vllm",
                       .identity = IdentityOf(*context),
+                      .message_bytes = request->ByteSizeLong(),
                       .strand = Strand::Create(std::move(runner)),
                       .writer = this})) {
   backend->last_request_unix_micros = absl::ToUnixMicros(backend->clock->Now());

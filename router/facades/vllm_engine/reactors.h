@@ -39,6 +39,7 @@ class VllmGenerateReactor final
 
  private:
   grpc::CallbackServerContext* const context_;
+  const ClientCall open_;
   const std::shared_ptr<SingleCall<VllmEngineAnswer>> call_;
   // Between StartWrite and OnWriteDone gRPC's.
   vllm::grpc::engine::GenerateResponse response_;

@@ -49,6 +49,8 @@ VllmEngineService::VllmEngineService(VllmEngineServiceOptions options,
   backend_->codecs = std::move(options.codecs);
   backend_->limits = options.limits;
   backend_->tokenizer = tokenizer_pool_.runner();
+  backend_->calls = std::move(options.calls);
+  backend_->budget = std::move(options.budget);
   if (!options.tokenizer_folder.empty()) {
     backend_->bundle =
         std::make_shared<TokenizerBundle>(std::move(options.tokenizer_folder));

@@ -24,6 +24,10 @@ struct VllmEngineServiceOptions {
   bool shares_tokenizer = false;
   // For GetLoads.
   std::string server_version;
+  // Its calls are counted there.
+  std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
+  // Null: memory has no limit.
+  std::shared_ptr<ByteBudget> budget;
 };
 
 // Register it with a server; grpc.health.v1 names it kVllmEngineServiceName.
