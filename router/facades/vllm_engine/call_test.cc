@@ -427,7 +427,7 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   Send(Message(true, std::string(400, 'x')));
   RunWrites();
-  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
                                      HasSubstr("bytes of 300")));
   EXPECT_EQ(router_.num_requests(), 0u);
   EXPECT_EQ(backend_->budget->used_bytes(), 0u);
