@@ -13,6 +13,15 @@ using kvasir::v1::SequenceStep;
 using kvasir::v1::StepPlan;
 using kvasir::v1::StepResult;
 
+namespace {
+
+// The token that was sampled last is one that nobody names.
+int64_t NumTokens(const DirectStep& step) {
+  return std::max<int64_t>(1, static_cast<int64_t>(step.token_ids.size()));
+}
+
+}  // namespace
+
 DirectRunner::DirectRunner(Executor* executor, const cache::PageLayout* layout,
                            const cache::PageCounts& pages,
                            uint64_t last_step_id)
@@ -47,15 +56,70 @@ void DirectRunner::Start(int64_t num_tokens, Sequence* sequence) const {
   }
 }
 
+int64_t DirectRunner::SlotsThatStay(const Sequence& sequence,
+                                    const Table& table) {
+  return table.eviction.IsPoint(sequence.length)
+             ? std::min(table.slots, table.eviction.kept_slots())
+             : table.slots;
+}
+
+int64_t DirectRunner::PagesOf(int64_t slots) const {
+  const int64_t page_tokens = layout_->page_tokens();
+  return (slots + page_tokens - 1) / page_tokens;
+}
+
+int64_t DirectRunner::MissingPages(const Table& table, size_t group,
+                                   int64_t slots) const {
+  return PagesOf(slots) - static_cast<int64_t>(table.pages.size()) +
+         layout_->page_groups()[group].side_pages_per_sequence -
+         static_cast<int64_t>(table.side_pages.size());
+}
+
+absl::Status DirectRunner::CheckSteps(
+    absl::Span<const DirectStep> steps) const {
+  std::vector<int64_t> free;
+  for (const std::vector<int32_t>& pages : free_) {
+    free.push_back(static_cast<int64_t>(pages.size()));
+  }
+  for (const DirectStep& step : steps) {
+    const int64_t num_tokens = NumTokens(step);
+    const auto found = sequences_.find(step.sequence_id);
+    const bool started =
+        found != sequences_.end() && !found->second.tables.empty();
+    Sequence starting;
+    if (!started) {
+      if (found != sequences_.end()) starting = found->second;
+      Start(num_tokens, &starting);
+    }
+    const Sequence& sequence = started ? found->second : starting;
+    const auto point = NextEviction(sequence);
+    if (point && sequence.length + num_tokens > *point) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sequence ", step.sequence_id, ": a step of ",
+                       num_tokens, " tokens behind ", sequence.length,
+                       ", slots are evicted at ", *point));
+    }
+    for (size_t group = 0; group < free.size(); ++group) {
+      const Table& table = sequence.tables[group];
+      const int64_t stay = SlotsThatStay(sequence, table);
+      // Pages that are given up count as missing less.
+      free[group] -= MissingPages(table, group, stay + num_tokens);
+      if (free[group] < 0) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("sequence of ", sequence.length + num_tokens,
+                         " tokens: page group ", group, " has no free page"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 void DirectRunner::Evict(uint64_t sequence_id, Sequence* sequence,
                          StepPlan* plan) {
-  const int64_t page_tokens = layout_->page_tokens();
   for (size_t group = 0; group < free_.size(); ++group) {
     Table& table = sequence->tables[group];
-    const int64_t kept = table.eviction.kept_slots();
-    if (!table.eviction.IsPoint(sequence->length) || table.slots <= kept) {
-      continue;
-    }
+    const int64_t kept = SlotsThatStay(*sequence, table);
+    if (kept == table.slots) continue;
     kvasir::v1::SlotEviction* const eviction = plan->add_evictions();
     eviction->set_sequence_id(sequence_id);
     eviction->set_page_group(static_cast<uint32_t>(group));
@@ -64,21 +128,18 @@ void DirectRunner::Evict(uint64_t sequence_id, Sequence* sequence,
     eviction->set_kept_slots(static_cast<uint64_t>(kept));
     eviction->set_logical_tokens(static_cast<uint64_t>(sequence->length));
     table.slots = kept;
-    while (static_cast<int64_t>(table.pages.size()) * page_tokens >=
-           kept + page_tokens) {
+    table.evicted_at = sequence->length;
+    while (static_cast<int64_t>(table.pages.size()) > PagesOf(kept)) {
       free_[group].push_back(table.pages.back());
       table.pages.pop_back();
     }
   }
 }
 
-absl::Status DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
-                                    SequenceStep* out) {
-  const int64_t page_tokens = layout_->page_tokens();
+void DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
+                            SequenceStep* out) {
   for (size_t group = 0; group < free_.size(); ++group) {
     Table& table = sequence->tables[group];
-    const int64_t wanted =
-        (table.slots + num_tokens + page_tokens - 1) / page_tokens;
     out->add_physical_starts(static_cast<uint64_t>(table.slots));
     out->add_first_counted(static_cast<uint64_t>(table.eviction.FirstCounted(
         sequence->length, sequence->length + num_tokens)));
@@ -86,29 +147,21 @@ absl::Status DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
     delta->set_first_live_index(static_cast<uint32_t>(table.first_live));
-    const int64_t side_pages =
-        layout_->page_groups()[group].side_pages_per_sequence;
-    const int64_t missing = wanted - static_cast<int64_t>(table.pages.size()) +
-                            side_pages -
-                            static_cast<int64_t>(table.side_pages.size());
-    if (missing > static_cast<int64_t>(free_[group].size())) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("sequence of ", sequence->length + num_tokens,
-                       " tokens: page group ", group, " has no free page"));
-    }
     const auto take = [&](std::vector<int32_t>* pages) {
       pages->push_back(free_[group].back());
       free_[group].pop_back();
       return pages->back();
     };
+    const int64_t wanted = PagesOf(table.slots + num_tokens);
     while (static_cast<int64_t>(table.pages.size()) < wanted) {
       delta->add_appended_pages(take(&table.pages));
     }
+    const int64_t side_pages =
+        layout_->page_groups()[group].side_pages_per_sequence;
     while (static_cast<int64_t>(table.side_pages.size()) < side_pages) {
       delta->add_side_pages(take(&table.side_pages));
     }
   }
-  return absl::OkStatus();
 }
 
 void DirectRunner::GiveUpBehindWindow(Sequence* sequence) {
@@ -128,24 +181,17 @@ void DirectRunner::GiveUpBehindWindow(Sequence* sequence) {
 
 absl::StatusOr<StepResult> DirectRunner::Run(
     absl::Span<const DirectStep> steps) {
+  KVASIR_RETURN_IF_ERROR(CheckSteps(steps));
   StepPlan plan;
   plan.set_step_id(last_step_id_ + 1);
   for (const DirectStep& step : steps) {
     Sequence& sequence = sequences_[step.sequence_id];
-    const int64_t num_tokens =
-        std::max<int64_t>(1, static_cast<int64_t>(step.token_ids.size()));
+    const int64_t num_tokens = NumTokens(step);
     if (sequence.tables.empty()) Start(num_tokens, &sequence);
-    const auto point = next_eviction(step.sequence_id);
-    if (point && sequence.length + num_tokens > *point) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("sequence ", step.sequence_id, ": a step of ",
-                       num_tokens, " tokens behind ", sequence.length,
-                       ", slots are evicted at ", *point));
-    }
     Evict(step.sequence_id, &sequence, &plan);
     SequenceStep* const out = plan.add_sequences();
     out->set_sequence_id(step.sequence_id);
-    KVASIR_RETURN_IF_ERROR(AddPages(num_tokens, &sequence, out));
+    AddPages(num_tokens, &sequence, out);
     out->mutable_token_ids()->Add(step.token_ids.begin(), step.token_ids.end());
     out->set_input_is_last_sampled(step.token_ids.empty());
     out->set_num_tokens(static_cast<uint32_t>(num_tokens));
@@ -188,12 +234,10 @@ void DirectRunner::SetPrompt(uint64_t sequence_id, int64_t prompt_tokens) {
   sequences_[sequence_id].prompt = prompt_tokens;
 }
 
-std::optional<int64_t> DirectRunner::next_eviction(uint64_t sequence_id) const {
-  const auto found = sequences_.find(sequence_id);
-  if (found == sequences_.end()) return std::nullopt;
+std::optional<int64_t> DirectRunner::NextEviction(
+    const Sequence& sequence) const {
   std::optional<int64_t> next;
   for (size_t group = 0; group < free_.size(); ++group) {
-    const Sequence& sequence = found->second;
     std::optional<int64_t> point =
         ScheduleOf(sequence, group).NextPoint(sequence.length);
     // Tokens of a step are all of the prompt, or none is.
@@ -203,6 +247,20 @@ std::optional<int64_t> DirectRunner::next_eviction(uint64_t sequence_id) const {
     if (point && (!next || *point < *next)) next = point;
   }
   return next;
+}
+
+std::optional<int64_t> DirectRunner::next_eviction(uint64_t sequence_id) const {
+  const auto found = sequences_.find(sequence_id);
+  return found == sequences_.end() ? std::nullopt : NextEviction(found->second);
+}
+
+DirectRunner::Slots DirectRunner::slots(uint64_t sequence_id,
+                                        int64_t group) const {
+  const Table& table =
+      sequences_.at(sequence_id).tables[static_cast<size_t>(group)];
+  return {.pages = table.pages,
+          .evicted_at = table.evicted_at,
+          .kept_slots = table.evicted_at > 0 ? table.eviction.kept_slots() : 0};
 }
 
 void DirectRunner::Release(uint64_t sequence_id) {

@@ -30,8 +30,8 @@ struct DirectStep {
 };
 
 // Threads: one at a time.
-// Errors: RESOURCE_EXHAUSTED when pages run out, before anything is run; the
-//   executor's; CheckFault's, after which it is of no more use.
+// Errors: RESOURCE_EXHAUSTED when pages run out, and nothing has changed then;
+//   the executor's; CheckFault's, after which it is of no more use.
 class DirectRunner {
  public:
   // Executor and layout outlive it. `last_step_id`: of the executor's last
@@ -41,7 +41,8 @@ class DirectRunner {
   ~DirectRunner();
 
   // One step, prompts before output. A sequence begins with its first mention,
-  // at position 0. INVALID_ARGUMENT for tokens beyond next_eviction.
+  // at position 0. INVALID_ARGUMENT for tokens beyond next_eviction: nothing
+  // has changed then, either.
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 
@@ -55,6 +56,16 @@ class DirectRunner {
   // Where its next step ends at the latest; nothing: anywhere, or its prompt is
   // not known yet.
   std::optional<int64_t> next_eviction(uint64_t sequence_id) const;
+
+  // Where the slots of a sequence lie that has run a step, in their order.
+  // Behind an eviction, when `evicted_at` tokens were there, the first
+  // `kept_slots` are those that stayed; 0: none has been.
+  struct Slots {
+    absl::Span<const int32_t> pages;  // until the next call
+    int64_t evicted_at = 0;
+    int64_t kept_slots = 0;
+  };
+  Slots slots(uint64_t sequence_id, int64_t group) const;
 
   // The executor forgets it with the next step; its pages are free at once.
   void Release(uint64_t sequence_id);
@@ -70,6 +81,7 @@ class DirectRunner {
     cache::EvictionSchedule eviction;
     std::vector<int32_t> pages;
     int64_t slots = 0;
+    int64_t evicted_at = 0;
     int64_t first_live = 0;
     std::vector<int32_t> side_pages;
   };
@@ -83,10 +95,18 @@ class DirectRunner {
   cache::EvictionSchedule ScheduleOf(const Sequence& sequence,
                                      size_t group) const;
   void Start(int64_t num_tokens, Sequence* sequence) const;
+  std::optional<int64_t> NextEviction(const Sequence& sequence) const;
+  // Slots of a table behind what is evicted before the next step.
+  static int64_t SlotsThatStay(const Sequence& sequence, const Table& table);
+  int64_t PagesOf(int64_t slots) const;
+  // Of a step's tokens behind so many slots, that the table does not have.
+  int64_t MissingPages(const Table& table, size_t group, int64_t slots) const;
+  // Whether Run can do all of them.
+  absl::Status CheckSteps(absl::Span<const DirectStep> steps) const;
   void Evict(uint64_t sequence_id, Sequence* sequence,
              kvasir::v1::StepPlan* plan);
-  absl::Status AddPages(int64_t num_tokens, Sequence* sequence,
-                        kvasir::v1::SequenceStep* out);
+  void AddPages(int64_t num_tokens, Sequence* sequence,
+                kvasir::v1::SequenceStep* out);
   void GiveUpBehindWindow(Sequence* sequence);
 
   Executor* const executor_;

@@ -897,6 +897,120 @@ INSTANTIATE_TEST_SUITE_P(
                    "2 first counted tokens, want 1"}),
     [](const auto& param_info) { return param_info.param.name; });
 
+// Each layer of the tiny model is a page group: the second one alone evicts.
+std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
+  const PlanCase plan_case = {
+      .name = "Evicts",
+      .key = plan_cases::Full("POST_ROPE"),
+      .value = plan_cases::Full("NO_ROPE"),
+      .first_whole = true,
+      .eviction = R"({"budget":15,"sinks":3,"recent":9,"every_tokens":5,)"
+                  R"("lambda":1,"positions":"ORIGINAL"})"};
+  RankOptions options = TinyOptions();
+  options.pages = std::move(pages);
+  auto rank = MakePlannedRank(plan_case, options);
+  KVASIR_EXPECT_OK(rank);
+  return *std::move(rank);
+}
+
+// A reset of one page group made a known sequence's slots of the others start
+// anywhere, too.
+TEST(ResetTest, ASequenceStartsAnewInAllPageGroupsOrInNone) {
+  for (const uint32_t resets : {1, 2}) {
+    const auto rank = RankOfTwoPageGroups({12, 12});
+    StepPlan plan = StepBefore();
+    SequenceStep* const step = plan.mutable_sequences(0);
+    *step->add_block_tables() = step->block_tables(0);
+    step->mutable_block_tables(1)->set_page_group(1);
+    step->add_physical_starts(0);
+    KVASIR_ASSERT_OK(rank->executor().Execute(plan));
+    StepPlan next = SoundPlan();
+    next.mutable_sequences(0)->add_physical_starts(15);
+    for (uint32_t i = 0; i < resets; ++i) {
+      auto* table = next.mutable_sequences(0)->add_block_tables();
+      table->set_page_group(1 - i);
+      table->set_reset(true);
+      table->add_appended_pages(3);
+      table->add_appended_pages(8);
+    }
+    const auto result = rank->executor().Execute(next);
+    if (resets == 2) {
+      KVASIR_EXPECT_OK(result);
+      continue;
+    }
+    EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr("sequence 1: starts anew in 1 page "
+                                           "groups, want 2 or none")));
+  }
+}
+
+// ---------------------------------------------------------------------------
+// Plans without a scheduler
+// ---------------------------------------------------------------------------
+
+// An eviction that came before a refusal in the same call was lost: the
+// executor was never told of it.
+TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
+  const std::vector<int32_t> ids = Prompt(5, 64);
+  const auto part = [&](size_t first, size_t count) {
+    return absl::MakeConstSpan(ids).subspan(first, count);
+  };
+  std::vector<float> numbers[2];
+  for (const bool disturbed : {false, true}) {
+    // Two pages for 20 tokens, one of which is given up, and one more.
+    const auto rank = RankOfTwoPageGroups({8, 3});
+    DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+    runner.SetPrompt(1, 20);
+    const auto run = [&](size_t first, size_t count) {
+      const DirectStep step = {.sequence_id = 1,
+                               .token_ids = part(first, count),
+                               .target_ids = part(first + 1, count),
+                               .output = first >= 20};
+      const auto result = runner.Run({step});
+      KVASIR_ASSERT_OK(result);
+      for (const float number : result->sequences(0).target_logprobs()) {
+        numbers[disturbed].push_back(number);
+      }
+    };
+    run(0, 20);
+    EXPECT_EQ(runner.slots(1, 1).evicted_at, 0);
+    const DirectStep sound = {
+        .sequence_id = 1, .token_ids = part(20, 3), .output = true};
+    if (disturbed) {
+      const int64_t free = runner.free_pages(1);
+      EXPECT_THAT(runner.Run({sound,
+                              {.sequence_id = 2, .token_ids = part(0, 15)},
+                              {.sequence_id = 3, .token_ids = part(0, 2)}}),
+                  StatusIs(absl::StatusCode::kResourceExhausted,
+                           HasSubstr("sequence of 2 tokens: page group 1 has "
+                                     "no free page")));
+      EXPECT_THAT(
+          runner.Run({sound, {.sequence_id = 2, .token_ids = part(0, 20)}}),
+          StatusIs(absl::StatusCode::kResourceExhausted,
+                   HasSubstr("of 20 tokens")));
+      DirectStep beyond = sound;
+      beyond.token_ids = part(20, 6);
+      EXPECT_THAT(
+          runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
+          StatusIs(absl::StatusCode::kInvalidArgument,
+                   HasSubstr("a step of 6 tokens behind 20, slots are evicted "
+                             "at 25")));
+      EXPECT_EQ(runner.free_pages(1), free);
+      EXPECT_EQ(runner.length(2), 0);
+      EXPECT_FALSE(runner.next_eviction(2).has_value());  // no prompt is known
+      EXPECT_EQ(runner.slots(1, 1).evicted_at, 0);
+    }
+    run(20, 3);
+    EXPECT_EQ(runner.slots(1, 1).evicted_at, 20);
+    EXPECT_EQ(runner.slots(1, 1).kept_slots, 15);
+    EXPECT_EQ(runner.slots(1, 0).evicted_at, 0);
+    run(23, 2);
+    run(25, 5);
+    EXPECT_EQ(runner.slots(1, 1).evicted_at, 25);
+  }
+  EXPECT_EQ(numbers[0], numbers[1]);
+}
+
 // One token's values overflow in layer 0: finite weights, one of them huge, on
 // a channel of the residual stream that this token alone has.
 class OverflowTest : public ::testing::Test {

@@ -96,6 +96,27 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
   return &sequences_.emplace(id, std::move(sequence)).first->second;
 }
 
+// A sequence starts anew in all page groups or in none: one start may be
+// anywhere then, and would be where slots of other groups already are.
+absl::Status SequenceTable::CheckResets(const SequenceStep& step,
+                                        const Sequence& sequence) const {
+  const auto groups = static_cast<int64_t>(sequence.tables.size());
+  int64_t resets = 0;
+  for (int64_t group = 0; group < groups; ++group) {
+    resets +=
+        std::any_of(step.block_tables().begin(), step.block_tables().end(),
+                    [group](const BlockTableDelta& delta) {
+                      return delta.reset() && delta.page_group() == group;
+                    })
+            ? 1
+            : 0;
+  }
+  if (resets == 0 || resets == groups) return absl::OkStatus();
+  return Wrong(step.sequence_id(),
+               absl::StrCat("starts anew in ", resets, " page groups, want ",
+                            groups, " or none"));
+}
+
 absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
                                        Sequence* sequence) {
   const uint32_t group = delta.page_group();
@@ -341,6 +362,7 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::Apply(
     const SequenceStep& step) {
   KVASIR_ASSIGN_OR_RETURN(Sequence* const sequence, FindOrStart(step));
   last_step_[static_cast<size_t>(sequence->row)] = step_;
+  KVASIR_RETURN_IF_ERROR(CheckResets(step, *sequence));
   for (const BlockTableDelta& delta : step.block_tables()) {
     const absl::Status status = ApplyDelta(delta, sequence);
     if (!status.ok()) {

@@ -86,6 +86,8 @@ class SequenceTable {
   SequenceTable() = default;
 
   absl::StatusOr<Sequence*> FindOrStart(const kvasir::v1::SequenceStep& step);
+  absl::Status CheckResets(const kvasir::v1::SequenceStep& step,
+                           const Sequence& sequence) const;
   absl::Status ApplyDelta(const kvasir::v1::BlockTableDelta& delta,
                           Sequence* sequence);
   absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
