@@ -102,6 +102,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(
       model->source_,
       OpenModelSource(request.model, PlanUse::kRun, request.plan));
   const ModelSource& source = model->source_;
+  if (request.check) KVASIR_RETURN_IF_ERROR(request.check(source));
   if (request.stretch_positions && source.shape.has_value() &&
       !source.spec.learned_positions) {
     int64_t& positions = model->source_.spec.max_position_embeddings;

@@ -38,6 +38,9 @@ struct LoadRequest {
   bool stretch_positions = false;
   // ModelExecutorOptions'.
   worker::StepProfile* profile = nullptr;
+  // Hears of what is going to be run before a weight is read, and may refuse
+  // it.
+  std::function<absl::Status(const ModelSource& source)> check;
   // Bytes of weights packed so far and in all.
   std::function<void(int64_t done, int64_t total)> progress;
 };

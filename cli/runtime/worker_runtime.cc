@@ -83,6 +83,15 @@ worker::WorkerConstants ConstantsOf(LoadedModel& model) {
   return constants;
 }
 
+worker::EvictionLimits EvictionLimitsOf(const EngineFlags& flags,
+                                        const ModelSource& source) {
+  worker::EvictionLimits limits = worker::EvictionLimitsOf(*source.plan);
+  limits.max_slots = source.spec.max_position_embeddings;
+  const auto least = plan::ParseEvictionBudget(flags.eviction_min_budget);
+  if (least.ok()) limits.min_budget = *least;
+  return limits;
+}
+
 worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
                                       const LoadedModel& model) {
   const EngineFlags& flags = options.engine;
@@ -96,11 +105,7 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
   engine.scheduler.eos_token_ids = model.source().spec.eos_token_ids;
   engine.scheduler.vocab_size =
       static_cast<int32_t>(model.source().spec.vocab_size);
-  engine.scheduler.eviction = worker::EvictionLimitsOf(*model.source().plan);
-  engine.scheduler.eviction.max_slots =
-      model.source().spec.max_position_embeddings;
-  const auto least = plan::ParseEvictionBudget(flags.eviction_min_budget);
-  if (least.ok()) engine.scheduler.eviction.min_budget = *least;
+  engine.scheduler.eviction = EvictionLimitsOf(flags, model.source());
   engine.limits.vocab_size = engine.scheduler.vocab_size;
   engine.limits.max_model_len = engine.scheduler.max_model_len;
   engine.watchdog = flags.watchdog;
@@ -175,6 +180,11 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
                          .kv_cache_bytes = flags.kv_cache_bytes,
                          .host_pool_bytes = flags.host_pool_bytes,
                          .prefix_reuse = flags.prefix_caching,
+                         .check =
+                             [&flags](const ModelSource& source) {
+                               return worker::CheckEvictionLimits(
+                                   EvictionLimitsOf(flags, source));
+                             },
                          .progress = options.progress}));
   LoadedModel& model = *runtime->model_;
   runtime->metrics_ = std::make_shared<worker::WorkerMetrics>(
@@ -185,8 +195,6 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       });
 
   worker::EngineOptions engine = EngineOptionsOf(options, model);
-  KVASIR_RETURN_IF_ERROR(
-      worker::CheckEvictionLimits(engine.scheduler.eviction));
   engine.observer = runtime->metrics_.get();
   KVASIR_ASSIGN_OR_RETURN(const double copy_rate,
                           model.rank().executor().MeasureCopyBytesPerSecond());

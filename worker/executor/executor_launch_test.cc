@@ -349,6 +349,82 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
+// Three sequences that come to their points together and apart, of both ways to
+// choose.
+TEST(ExecutorEvictionLaunchTest,
+     EvictionsLaunchTwoOpsALayerAndAllocateNothing) {
+  for (const char* others : {"", R"(,"others":"LATEST")"}) {
+    const PlanCase plan_case = {
+        .name = "Evicts",
+        .key = plan_cases::Full("POST_ROPE"),
+        .value = plan_cases::Full("NO_ROPE"),
+        .first_whole = true,
+        .eviction = absl::StrCat(
+            R"({"budget":9,"sinks":2,"recent":4,"every_tokens":6,"lambda":1,)"
+            R"("positions":"ORIGINAL")",
+            others, "}")};
+    RecordedExecutor executor;
+    RankOptions options = TinyOptions();
+    options.executor.profile = &executor;
+    KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
+                                MakePlannedRank(plan_case, options));
+    executor.set_executor(&rank->executor());
+    DirectRunner runner(&executor, &rank->layout(), rank->pages());
+    std::vector<std::vector<int32_t>> prompts;
+    for (int i = 0; i < 3; ++i) prompts.push_back(Ids(i, 11 + i / 2));
+    std::vector<int> evictions;  // of each step
+    for (int turn = 0; turn < 3 + 14; ++turn) {
+      std::vector<DirectStep> steps;
+      evictions.push_back(0);
+      for (uint64_t id = 1; id <= prompts.size(); ++id) {
+        const absl::Span<const int32_t> prompt = prompts[id - 1];
+        const int64_t done = runner.length(id);
+        const auto at = static_cast<size_t>(done);
+        DirectStep step = {.sequence_id = id, .sample = GreedySample()};
+        if (turn < 3) {
+          // Prompts one by one, whole.
+          if (static_cast<uint64_t>(turn) + 1 != id) continue;
+          step.token_ids = prompt;
+        } else if (at >= prompt.size() && done > 9 &&
+                   (done % 6 == 0 || at == prompt.size())) {
+          ++evictions.back();
+        }
+        steps.push_back(step);
+      }
+      KVASIR_ASSERT_OK(runner.Run(steps).status());
+    }
+    const std::vector<StepRecord>& steps = executor.steps();
+    ASSERT_EQ(steps.size(), evictions.size());
+    int together = 0;
+    int alike = 0;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_EQ(steps[i].uploads, 1);
+      EXPECT_EQ(steps[i].read_backs, 1);
+      EXPECT_EQ(steps[i].others, 0);
+      EXPECT_EQ(steps[i].device_allocations, 0);
+      for (size_t part = 0; part < kNumStepParts; ++part) {
+        EXPECT_EQ(steps[i].heap[part], 0)
+            << StepPartName(static_cast<StepPart>(part));
+      }
+      // One layer evicts, all sequences in one launch.
+      const int64_t launches = evictions[i] > 0 ? 1 : 0;
+      EXPECT_EQ(steps[i].NumLaunches("evict_select"), launches) << i;
+      EXPECT_EQ(steps[i].NumLaunches("evict_compact"), launches) << i;
+      together += evictions[i] > 1 ? 1 : 0;
+      for (size_t j = 0; j < i; ++j) {
+        if (!(steps[i].bucket == steps[j].bucket)) continue;
+        alike += evictions[i] > 0 ? 1 : 0;
+        const bool same_sizes =
+            steps[i].sizes == steps[j].sizes && evictions[i] == evictions[j];
+        EXPECT_EQ(steps[i].Text(same_sizes), steps[j].Text(same_sizes))
+            << "steps " << i << ", " << j;
+      }
+    }
+    EXPECT_GT(together, 0);
+    EXPECT_GT(alike, 0);
+  }
+}
+
 // Behind attention, behind the MLP, and the marks of numbers that are not
 // finite.
 TEST(ExecutorRanksTest, SumTwiceALayerAndOnceAStep) {
