@@ -1,4 +1,6 @@
-// `kvasir inspect`: what a folder's cache costs, without reading its weights.
+// `kvasir inspect`: what a folder's cache costs, without reading its weights;
+// with --trace, which tokens of a text it keeps, and for that they are read.
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <memory>
@@ -12,18 +14,26 @@
 #include "cli/commands.h"
 #include "cli/flags.h"
 #include "cli/inspect/evaluation.h"
+#include "cli/inspect/eviction_trace.h"
+#include "cli/inspect/follow_evictions.h"
 #include "cli/inspect/html.h"
 #include "cli/inspect/report.h"
 #include "cli/known_models.h"
+#include "cli/loaded_model.h"
 #include "cli/model_source.h"
 #include "cli/options.h"
 #include "cli/prediction.h"
 #include "model/checkpoint/file.h"
+#include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
 #include "plan/plan.h"
 
 namespace kvasir::cli {
 namespace {
+
+// The page holds a number for each token, layer and unit.
+constexpr int64_t kMaxTraceTokens = 16384;
+constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 
 struct InspectFlags {
   ModelOptions model;
@@ -31,6 +41,8 @@ struct InspectFlags {
   std::vector<int64_t> lengths;  // empty: the model's and quarters of it
   std::string html;
   std::vector<std::string> evaluations;
+  std::string trace;
+  int64_t trace_tokens = 32;
   bool json = false;
 };
 
@@ -84,6 +96,48 @@ absl::Status AddPrediction(const ModelOptions& options,
   return absl::OkStatus();
 }
 
+absl::StatusOr<EvictionTrace> Trace(const InspectFlags& flags,
+                                    const ModelSource& source) {
+  if (std::none_of(source.plan->page_groups.begin(),
+                   source.plan->page_groups.end(),
+                   [](const auto& group) { return group.eviction.evicts(); })) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--trace tells who stays of ", flags.trace,
+                     ", but the plan evicts nothing: give --eviction"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::string text,
+                          ReadTextFile(flags.trace, kMaxTraceBytes));
+  KVASIR_ASSIGN_OR_RETURN(const auto tokenizer,
+                          model::Tokenizer::Load(flags.model.model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
+                          tokenizer->Encode(text, {.add_special_tokens = true,
+                                                   .parse_special = false}));
+  const auto prompt_tokens = static_cast<int64_t>(prompt.size());
+  const int64_t tokens = prompt_tokens + flags.trace_tokens;
+  if (tokens > kMaxTraceTokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--trace ", flags.trace, ": ", prompt_tokens, " tokens and ",
+        flags.trace_tokens, " of output, want ", kMaxTraceTokens, " at most"));
+  }
+  const auto loaded =
+      LoadedModel::Load({.model = flags.model,
+                         .max_model_len = tokens,
+                         .max_num_seqs = 1,
+                         .max_batched_tokens = flags.max_batched_tokens,
+                         .prefix_reuse = false});
+  if (!loaded.ok()) {
+    return absl::Status(
+        loaded.status().code(),
+        absl::StrCat("--trace ", flags.trace, ", ", tokens,
+                     " tokens with its output: ", loaded.status().message()));
+  }
+  return FollowEvictions(
+      &(*loaded)->rank(), prompt,
+      {.output_tokens = flags.trace_tokens,
+       .chunk_tokens = flags.max_batched_tokens,
+       .text_of = [&](int32_t id) { return tokenizer->TokenBytes(id); }});
+}
+
 absl::Status Inspect(const InspectFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Evaluation> evaluations,
                           ReadEvaluations(flags.evaluations));
@@ -96,6 +150,9 @@ absl::Status Inspect(const InspectFlags& flags) {
                                  .deterministic = flags.model.deterministic,
                                  .lengths = flags.lengths}));
   KVASIR_RETURN_IF_ERROR(AddPrediction(flags.model, source, &report));
+  if (!flags.trace.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(report.trace, Trace(flags, source));
+  }
   if (!flags.html.empty()) {
     KVASIR_RETURN_IF_ERROR(
         WriteFile(flags.html, ReportToHtml(report, evaluations)));
@@ -118,12 +175,13 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<InspectFlags>();
   CLI::App* command = app->add_subcommand(
       "inspect",
-      "ranks, bytes and FLOPs of a model's cache, without loading it");
+      "ranks, bytes and FLOPs of a model's cache, without loading it; with "
+      "--trace, which tokens of a text stay, for which it is loaded");
   AddModelFlags(command, &flags->model);
   command->add_option("folder", flags->model.model, "the same as --model")
       ->transform(ModelName(command));
   AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,
-          "longest step, for layers with a sliding window")
+          "longest step, for layers with a sliding window and --trace")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--lengths", flags->lengths,
           "sequence lengths to tell; default: the model's, and quarters of it")
@@ -137,9 +195,23 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
           "for --html: output of kvasir-compress evaluate --json; several")
       ->type_name("FILE")
       ->needs(html);
+  CLI::Option* trace =
+      AddFlag(command, "--trace", flags->trace,
+              "load the model, run this text and tell which of its tokens "
+              "each layer kept, and until when; the plan must evict "
+              "(--eviction)")
+          ->type_name("FILE");
+  AddFlag(command, "--trace-tokens", flags->trace_tokens,
+          "with --trace: tokens of output that follow the text")
+      ->check(CLI::Range(int64_t{0}, kMaxTraceTokens))
+      ->needs(trace);
   AddSwitch(command, "--json", flags->json, "print a JSON object");
   command->callback([flags, exit_code] {
     RequireModel(flags->model);
+    if (!flags->trace.empty() && flags->model.random_weights) {
+      throw CLI::ValidationError("--trace",
+                                 "a text needs a tokenizer: give --model DIR");
+    }
     const absl::Status status = Inspect(*flags);
     if (status.ok()) return;
     PrintError("kvasir inspect", status.ToString());

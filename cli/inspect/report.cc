@@ -513,6 +513,8 @@ ordered_json ReportToJson(const InspectReport& report) {
                          ? PredictionToJson(*report.prediction)
                          : ordered_json(nullptr)},
       {"evictions", evictions},
+      {"trace", report.trace.has_value() ? report.trace->ToJson()
+                                         : ordered_json(nullptr)},
       {"at_length", at_length},
       {"layers", layers}};
   return told;
@@ -541,6 +543,7 @@ std::string ReportToText(const InspectReport& report) {
             ? Human(report.weights.bytes + length.cache.total())
             : "");
   }
+  if (report.trace.has_value()) out += report.trace->ToText();
   return out;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/inspect/cache_bytes.h"
+#include "cli/inspect/eviction_trace.h"
 #include "cli/model_source.h"
 #include "cli/plan_summary.h"
 #include "cli/prediction.h"
@@ -98,6 +99,8 @@ struct InspectReport {
   std::optional<Prediction> prediction;
   // It is there, and of another plan.
   bool foreign_prediction = false;
+  // Of a text that was run, where that was asked for.
+  std::optional<EvictionTrace> trace;
 
   // Over all layers.
   worker::SideFlops flops() const;

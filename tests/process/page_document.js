@@ -10,6 +10,16 @@ class Element {
     this.name = name;
     this.attributes = "";
     this.children = [];
+    this.heard = {};
+  }
+  addEventListener(event, hears) {
+    this.heard[event] = hears;
+  }
+  // All of its elements of a name.
+  find(name) {
+    return this.children.filter(child => child instanceof Element)
+        .flatMap(child => [...child.name === name ? [child] : [],
+                           ...child.find(name)]);
   }
   setAttribute(name, value) {
     this.attributes += ` ${name}="${escaped(String(value))}"`;

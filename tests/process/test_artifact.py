@@ -165,6 +165,31 @@ def drawn(request, tmp_path_factory):
     return draw
 
 
+def test_the_page_draws_who_stayed_of_a_text(drawn, tmp_path):
+    text, page = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("<b>" + (TINY / "evaluation.txt").read_text()[:1500])
+    run("inspect", TINY, "--trace", text, "--html", page, "--eviction", "streaming",
+        "--eviction-budget", "96")
+    told = json.loads(script_of(page)[0])["report"]["trace"]
+    assert told["layers"][0]["last"]["kept_slots"] == 96
+    assert drawn(page).count('class="slot"') == len(told["tokens"])
+
+
+def test_another_layer_is_drawn_when_it_is_chosen(tmp_path):
+    text, page = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text((TINY / "evaluation.txt").read_text()[:1500])
+    run("inspect", TINY, "--trace", text, "--html", page, "--eviction", "h2o",
+        "--eviction-budget", "96", "--eviction-recent", "32")
+    layers = json.loads(script_of(page)[0])["report"]["trace"]["layers"]
+    context = run_script(page)
+    assert context.eval("main.find('option').length") == sum(len(l["units"]) for l in layers)
+    gone = "main.outerHTML.split('went when').length - 1"
+    for choice, unit in enumerate(unit for layer in layers for unit in layer["units"]):
+        context.eval(f"main.find('select')[0].value = '{choice}';"
+                     "main.find('select')[0].heard.change()")
+        assert context.eval(gone) == sum(at is not None for at in unit["gone_at"])
+
+
 def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, drawn, tmp_path):
     path, content = evaluation
     inspected = json.loads(run("inspect", artifact, "--json").stdout)

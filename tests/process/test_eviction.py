@@ -203,3 +203,61 @@ def test_a_stream_that_memory_would_not_hold_is_refused(flags, named):
     done = run("generate", "--model", TINY, "--prompt", "Once", "--stream-forever", *flags,
                check=False)
     assert done.returncode == 1 and named in done.stderr
+
+
+def trace(*flags):
+    return json.loads(run("inspect", TINY, "--json", *map(str, flags)).stdout)["trace"]
+
+
+def kept_at(unit, seen):
+    return [token for token, gone in enumerate(unit["gone_at"][:seen])
+            if gone is None or gone > seen]
+
+
+def test_inspect_traces_who_stays_of_a_text(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(LONG)
+    told = trace("--trace", text, "--trace-tokens", 70, *EVICTS)
+    prompt, tokens = told["prompt_tokens"], len(told["tokens"])
+    assert tokens == prompt + 70 > 600 and "".join(told["tokens"][1:prompt]).strip() == LONG.strip()
+    # Every 64th token beyond the 128 that stay, and the prompt's end; at the last token nobody
+    # comes any more for whom slots would go.
+    points = sorted({*range(192, tokens, 64), prompt})
+    for layer in told["layers"]:
+        assert layer["evicted_at"] == points and layer["kept_slots"] == 128
+        for unit in layer["units"]:
+            for seen in points:
+                kept = kept_at(unit, seen)
+                assert len(kept) == 128
+                assert kept[:4] == [0, 1, 2, 3] and kept[-32:] == list(range(seen - 32, seen))
+        last = layer["last"]
+        assert (last["sinks"], last["recent"], last["heavy"]) == tuple(
+            len(layer["units"]) * count for count in (4, 32, 128 - 36))
+        assert 4 <= last["oldest_heavy"] < points[-1] - 32
+    units = [unit for layer in told["layers"] for unit in layer["units"]]
+    assert len({str(unit["gone_at"]) for unit in units}) > 1
+    page = tmp_path / "page.html"
+    short = run("inspect", TINY, "--trace", text, *map(str, EVICTS)).stdout
+    assert short.count(" 128 of ") == len(told["layers"]) and "oldest heavy" in short
+    text.write_text("</script> <b>&" + LONG)
+    run("inspect", TINY, "--trace", text, "--html", page, *map(str, EVICTS))
+    assert page.read_text().count("</script") == 2
+
+
+def test_a_trace_of_a_text_that_fits_has_no_evictions(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(SHORT)
+    for layer in trace("--trace", text, "--trace-tokens", 0, *EVICTS)["layers"]:
+        assert layer["evicted_at"] == [] and layer["last"] is None
+
+
+@pytest.mark.parametrize("flags, named", [
+    ([], "the plan evicts nothing: give --eviction"),
+    (["--trace-tokens", 16000, *EVICTS], "want 16384 at most"),
+    (["--eviction", "h2o", "--eviction-budget", "0.9"], "slots that stay"),
+])
+def test_a_trace_that_cannot_be_is_refused(tmp_path, flags, named):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:9000])
+    done = run("inspect", TINY, "--trace", text, *map(str, flags), check=False)
+    assert done.returncode == 1 and "--trace" in done.stderr and named in done.stderr

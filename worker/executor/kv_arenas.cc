@@ -332,6 +332,45 @@ absl::Status KvArenas::WriteHostPages(kernels::Stream& stream, int64_t group,
       });
 }
 
+absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
+    kernels::Stream& stream, int64_t layer, absl::Span<const int32_t> pages,
+    int64_t num_slots) const {
+  const auto count = static_cast<int64_t>(layers_.size());
+  if (layer < 0 || layer >= count ||
+      layers_[static_cast<size_t>(layer)].metadata.num_units == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "positions of slots: layer ", layer, " of ", count, " evicts nothing"));
+  }
+  const Layer& of = layers_[static_cast<size_t>(layer)];
+  const kernels::SlotMetadata& metadata = of.metadata;
+  const auto num_pages = static_cast<int64_t>(pages.size());
+  if (num_slots < 0 || num_slots > num_pages * metadata.page_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("positions of slots: ", num_slots, " in ", num_pages,
+                     " pages of ", metadata.page_tokens));
+  }
+  std::vector<uint32_t> positions;
+  positions.resize(static_cast<size_t>(metadata.num_units * num_slots));
+  for (int64_t first = 0; first < num_slots; first += metadata.page_tokens) {
+    const int32_t page =
+        pages[static_cast<size_t>(first / metadata.page_tokens)];
+    KVASIR_RETURN_IF_ERROR(
+        CheckPage(static_cast<uint32_t>(of.page_group), page));
+    const auto bytes =
+        static_cast<size_t>(std::min(metadata.page_tokens, num_slots - first)) *
+        sizeof(uint32_t);
+    for (int64_t unit = 0; unit < metadata.num_units; ++unit) {
+      const int64_t plane =
+          page * metadata.page_bytes + metadata.positions_offset +
+          unit * metadata.page_tokens * static_cast<int64_t>(sizeof(uint32_t));
+      KVASIR_RETURN_IF_ERROR(kernels::ReadBack(
+          stream, &positions[static_cast<size_t>(unit * num_slots + first)],
+          kernels::OffsetBytes(metadata.arena, plane), bytes));
+    }
+  }
+  return positions;
+}
+
 absl::Status KvArenas::CheckCopy(const kvasir::v1::PageCopy& copy) const {
   if (copy.from_host() && copy.to_host()) {
     return absl::InvalidArgumentError(

@@ -106,6 +106,13 @@ class KvArenas {
                               absl::Span<const int32_t> pages,
                               absl::Span<const char> bytes) const;
 
+  // What a layer that evicts notes of slots: the tokens' positions in the text,
+  // [U, num_slots]. `pages` are a sequence's, in its order. INVALID_ARGUMENT
+  // for another layer, for slots beyond the pages, CheckPage's.
+  absl::StatusOr<std::vector<uint32_t>> ReadPositions(
+      kernels::Stream& stream, int64_t layer, absl::Span<const int32_t> pages,
+      int64_t num_slots) const;
+
   // Page copies of a step, cut into batches that one launch may do: no copy of
   // a batch reads or writes what another of it writes. How many batches there
   // are depends on the copies; each has a power of two of pairs, the last of

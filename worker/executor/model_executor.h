@@ -121,6 +121,9 @@ class ModelExecutor final : public Executor {
   // Of the arenas, as allocated.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
+  // KvArenas::ReadPositions; FAILED_PRECONDITION while a step is in flight.
+  absl::StatusOr<std::vector<uint32_t>> ReadPositions(
+      int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
   // The pages of an image as the bytes behind its header (page_image.h), and
   // back. The step that copied them out has been awaited, the one that copies
   // them in has not been enqueued: FAILED_PRECONDITION while one is in flight.

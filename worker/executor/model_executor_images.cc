@@ -1,4 +1,5 @@
-// Images: pages of the host pool as bytes, and how fast they come and go.
+// What others read of pages: images, which are those of the host pool as bytes,
+// how fast they come and go, and the positions of slots.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -19,6 +20,15 @@ std::vector<int32_t> IdsOf(const std::vector<cache::PagePin>& pages) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<uint32_t>> ModelExecutor::ReadPositions(
+    int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const {
+  if (in_flight_) {
+    return absl::FailedPreconditionError(
+        "positions of slots: a step is in flight");
+  }
+  return arenas_.ReadPositions(*parts_.stream, layer, pages, num_slots);
+}
 
 absl::StatusOr<std::string> ModelExecutor::ReadImage(
     const cache::SequenceImage& image) const {
