@@ -29,6 +29,21 @@ TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
   EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
 }
 
+// Its weights and its cache would fit into no machine of ours.
+TEST(LoadedModelTest, WhatIsRefusedIsRefusedBeforeAWeightIsRead) {
+  LoadRequest request = TinyRequest();
+  request.model.shape = "llama-3-70b";
+  request.check = [](const ModelSource& source) {
+    return absl::InvalidArgumentError(source.name + " will not do");
+  };
+  bool packed = false;
+  request.progress = [&packed](int64_t, int64_t) { packed = true; };
+  EXPECT_THAT(LoadedModel::Load(request),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             ::testing::HasSubstr("will not do")));
+  EXPECT_FALSE(packed);
+}
+
 TEST(LoadedModelTest, AHostPoolIsAQuarterOfAPoolThatDoesNotHoldAll) {
   LoadRequest request = TinyRequest();
   request.model.page_tokens = 16;

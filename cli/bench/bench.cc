@@ -25,6 +25,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
   AddBenchRope(group, exit_code);
   AddBenchScheduler(group, exit_code);
   AddBenchServe(group, exit_code);
+  AddBenchStream(group, exit_code);
   AddBenchLoad(group, exit_code);
 }
 

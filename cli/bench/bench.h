@@ -16,6 +16,7 @@ void AddBenchPrefill(CLI::App* group, int* exit_code);
 void AddBenchRope(CLI::App* group, int* exit_code);
 void AddBenchScheduler(CLI::App* group, int* exit_code);
 void AddBenchServe(CLI::App* group, int* exit_code);
+void AddBenchStream(CLI::App* group, int* exit_code);
 void AddBenchLoad(CLI::App* group, int* exit_code);
 
 }  // namespace kvasir::cli

@@ -34,6 +34,8 @@ FIGURES = {
     "serve": ["router_added_ms_p50", "router_over_worker", "closed_ttft_ms_p50", "open_itl_ms_p99"],
     "load": ["load_over_read", "rss_over_weights_and_pool"],
 }
+STREAM = ["--model", TINY, "--eviction", "h2o", "--eviction-budget", "128", "--eviction-recent",
+          "32", "--eviction-rolling"]
 
 
 def bench(command, *flags):
@@ -384,3 +386,33 @@ def test_capacity_refuses_plans_that_no_shape_takes(model):
     done = run("bench", "capacity", "--quick", "--plan", "rap-50", *model, check=False)
     assert done.returncode != 0 and not done.stdout
     assert "--plan requires --shape" in done.stderr
+
+
+def test_a_stream_is_compared_with_its_second_pass(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((TINY / "evaluation.txt").read_text()[:2500])
+    report = bench("stream", "--text", text, *STREAM)
+    figures, rows = report["figures"], report["rows"]
+    assert figures["tokens"] >= 2990 and len(rows) == figures["passes"] >= 3
+    assert sum(row["tokens"] for row in rows) == figures["tokens"]
+    assert rows[1]["loss_over_second"] == 1
+    cut = bench("stream", "--text", text, "--tokens", "300", *STREAM)
+    assert cut["figures"]["passes"] == 3 and 297 <= cut["figures"]["tokens"] <= 300
+    over = [row["loss_over_second"] for row in rows[2:]]
+    assert figures["loss_over_second_most"] == pytest.approx(max(over))
+    assert figures["loss_over_second_least"] == pytest.approx(min(over))
+    assert figures["allocated_bytes_more"] == 0
+    assert report["targets"]["allocated_bytes_more"] == {"at_most": 0}
+    for name in ("kv_held_bytes", "allocated_bytes", "rss_bytes"):
+        assert figures[f"{name}_warm"] == rows[1][name] > 0
+        assert figures[f"{name}_end"] == rows[-1][name] > 0
+    assert figures["kv_held_bytes_end"] <= figures["kv_held_bytes_most"]
+
+
+def test_a_stream_of_a_plan_that_keeps_all_is_refused(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((TINY / "evaluation.txt").read_text()[:2500])
+    for flags, named in ((["--model", TINY], "more than the 1024 positions"),
+                         (["--random-weights", "--shape", "kvasir-tiny"], "needs a tokenizer")):
+        done = run("bench", "stream", "--quick", "--text", text, *flags, check=False)
+        assert done.returncode == 1 and named in done.stderr
