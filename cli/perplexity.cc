@@ -16,14 +16,12 @@
 #include "cli/loaded_model.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/text_tokens.h"
 #include "cli/units.h"
-#include "model/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
 
 namespace kvasir::cli {
 namespace {
-
-constexpr int64_t kMaxTextBytes = int64_t{64} << 20;
 
 struct PerplexityFlags {
   ModelOptions model;
@@ -31,15 +29,10 @@ struct PerplexityFlags {
   int64_t window = 512;
   int64_t chunk = 0;
   int64_t max_windows = 0;
+  int64_t stride = 0;
   bool stream = false;
   int64_t passes = 1;
   bool json = false;
-};
-
-struct Encoded {
-  std::vector<int32_t> ids;
-  std::vector<int32_t> bytes;
-  std::optional<int32_t> bos;
 };
 
 // Before anything large is read.
@@ -54,30 +47,11 @@ absl::Status CheckWindow(const PerplexityFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
-  KVASIR_ASSIGN_OR_RETURN(const auto tokenizer,
-                          model::Tokenizer::Load(flags.model.model));
-  KVASIR_ASSIGN_OR_RETURN(const std::string text,
-                          ReadTextFile(flags.text, kMaxTextBytes));
-  Encoded encoded;
-  KVASIR_ASSIGN_OR_RETURN(encoded.ids,
-                          tokenizer->Encode(text, {.add_special_tokens = false,
-                                                   .parse_special = false}));
-  for (const int32_t id : encoded.ids) {
-    encoded.bytes.push_back(
-        static_cast<int32_t>(tokenizer->TokenBytes(id).size()));
-  }
-  // What the tokenizer puts before a text.
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> prefix,
-                          tokenizer->Encode("", {.add_special_tokens = true}));
-  if (!prefix.empty()) encoded.bos = prefix.front();
+absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
+  KVASIR_ASSIGN_OR_RETURN(TextTokens encoded,
+                          ReadTextTokens(flags.model.model, flags.text));
   if (flags.stream) {
-    const Encoded once = encoded;
-    for (int64_t pass = 1; pass < flags.passes; ++pass) {
-      encoded.ids.insert(encoded.ids.end(), once.ids.begin(), once.ids.end());
-      encoded.bytes.insert(encoded.bytes.end(), once.bytes.begin(),
-                           once.bytes.end());
-    }
+    encoded.Repeat(flags.passes);
     return encoded;
   }
   const int64_t own = flags.window - (encoded.bos.has_value() ? 1 : 0);
@@ -89,8 +63,10 @@ absl::StatusOr<Encoded> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// A stream is told pass by pass, or in tenths of its one pass.
+// A stream is told pass by pass, or in tenths of its one pass, as a text is
+// behind windows that overlap.
 int64_t PartsOf(const PerplexityFlags& flags) {
+  if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;
   return flags.passes > 1 ? flags.passes : 10;
 }
@@ -121,7 +97,7 @@ void PrintParts(const worker::PerplexityResult& result, const char* name) {
 
 absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckWindow(flags));
-  KVASIR_ASSIGN_OR_RETURN(const Encoded text, EncodeText(flags));
+  KVASIR_ASSIGN_OR_RETURN(const TextTokens text, EncodeText(flags));
   const int64_t window = flags.stream ? static_cast<int64_t>(text.ids.size()) +
                                             (text.bos.has_value() ? 1 : 0)
                                       : flags.window;
@@ -140,6 +116,7 @@ absl::StatusOr<worker::PerplexityResult> Measure(const PerplexityFlags& flags) {
                             {.window_tokens = window,
                              .chunk_tokens = chunk,
                              .bos_token_id = text.bos,
+                             .stride_tokens = flags.stride,
                              .parts = PartsOf(flags),
                              .progress = [&progress](int64_t done, int64_t) {
                                progress.Update(done);
@@ -162,7 +139,7 @@ absl::Status Run(const PerplexityFlags& flags) {
         {"kv_pool_pages", result.kv_pool_pages},
         {"kv_held_tokens", result.kv_held_tokens},
         {"kv_held_bytes", result.kv_held_bytes}};
-    if (flags.stream) json["parts"] = PartsJson(result);
+    if (PartsOf(flags) > 1) json["parts"] = PartsJson(result);
     std::printf("%s\n", json.dump().c_str());
     return absl::OkStatus();
   }
@@ -176,7 +153,8 @@ absl::Status Run(const PerplexityFlags& flags) {
       static_cast<long long>(result.tokens),
       static_cast<long long>(result.bytes), result.kv_bytes_per_token,
       result.kv_compression_ratio);
-  if (flags.stream) PrintParts(result, flags.passes > 1 ? "pass" : "tenth");
+  if (PartsOf(flags) > 1)
+    PrintParts(result, flags.passes > 1 ? "pass" : "tenth");
   return absl::OkStatus();
 }
 
@@ -201,6 +179,11 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--max-windows", flags->max_windows,
           "stop after so many windows; 0: the whole text")
       ->check(CLI::Range(0, 1 << 30));
+  AddFlag(command, "--stride", flags->stride,
+          "windows overlap: each begins so many tokens after the one before, "
+          "and only its last so many are scored, in tenths of the text; 0: "
+          "they follow one another")
+      ->check(CLI::Range(0, 1 << 24));
   AddSwitch(command, "--stream", flags->stream,
             "the whole text as one sequence, of any length: what the plan does "
             "not evict must be a number of slots (--eviction-budget 256)");
@@ -218,6 +201,13 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
     }
     if (flags->stream && flags->max_windows > 0) {
       throw CLI::ValidationError("--max-windows", "a stream is one window");
+    }
+    if (flags->stream && flags->stride > 0) {
+      throw CLI::ValidationError("--stride", "a stream is one window");
+    }
+    if (flags->stride > 0 && flags->max_windows > 0) {
+      throw CLI::ValidationError("--max-windows",
+                                 "windows of --stride overlap: cut the text");
     }
     RequireModel(flags->model);
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);

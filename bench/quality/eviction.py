@@ -15,6 +15,7 @@ import time
 
 import eviction_page as page
 import eviction_settings as settings
+import eviction_streams as streams
 import quality_page
 from eviction_settings import Row
 from frontier import (ROOT, Passage, Pending, default_model, digest, file_digest,
@@ -44,8 +45,10 @@ def commands(rows: list[Row]) -> list[list[Row]]:
 class Study:
     def __init__(self, args: argparse.Namespace):
         self.tool = args.tool.resolve()
+        self.engine = args.engine.resolve()
         self.model = args.model.resolve()
         self.domains = args.domains.resolve()
+        self.novels = args.novels.resolve()
         self.work = args.work.resolve()
         self.threads = args.threads
         self.budget = settings.BUDGETS[args.budget]
@@ -72,6 +75,12 @@ class Study:
         write(path, "\n\n".join(piece.decode("utf-8", "ignore")
                                 for piece in pieces))
         return Passage(name, path, tokens, windows, repeats)
+
+    def novel(self) -> pathlib.Path:
+        path = self.work / "novel.txt"
+        text = self.novels.read_bytes()[:self.budget.stream_bytes]
+        write(path, text.decode("utf-8", "ignore"))
+        return path
 
     def run(self, *command) -> None:
         done = subprocess.run([str(self.tool), *map(str, command)],
@@ -162,21 +171,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tool", type=pathlib.Path,
                         default=ROOT / "build" / "release" / "kvasir-compress")
+    parser.add_argument("--engine", type=pathlib.Path,
+                        default=ROOT / "build" / "release" / "kvasir",
+                        help="the server's program, for streams")
     parser.add_argument("--model", type=pathlib.Path, default=default_model())
     parser.add_argument("--domains", type=pathlib.Path,
                         default=ROOT / "compress" / "calibrate" / "domains",
                         help="the folder whose evaluation/ has the held-out texts")
+    parser.add_argument("--novels", type=pathlib.Path,
+                        default=ROOT / "models" / "tiny" / "evaluation.txt",
+                        help="the held-out text that is read as a stream")
     parser.add_argument("--work", type=pathlib.Path,
                         default=ROOT / "build" / "eviction")
     parser.add_argument("--budget", choices=settings.BUDGETS, default="full",
                         help="full: every row, some hours on 2 cores; quick: fewer "
-                        "rows and windows, about 30 minutes")
+                        "rows and windows, about 40 minutes")
     parser.add_argument("--known", action="store_true",
                         help="measure nothing: the page of what is there")
     parser.add_argument("--threads", type=int, help="of evaluate (default: all)")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     args = parser.parse_args()
-    for path in (args.tool, args.model / "model.safetensors", args.domains):
+    for path in (args.tool, args.engine, args.novels, args.domains,
+                 args.model / "model.safetensors"):
         if not path.exists():
             parser.error(f"no {path}" + ("; models/fetch smollm2 gets it"
                                          if args.model in path.parents else ""))
@@ -191,8 +207,11 @@ def main() -> None:
     long = study.measure(
         budget.of(settings.LONG_ROWS),
         study.passage("long", budget.long_windows, settings.LONG), args.known)
+    streamed, last = streams.measure(
+        study.engine, study.model, study.novel(), study.results, budget.of(settings.STREAMS), args.known, study.threads)
+    study.last_measured = max(study.last_measured, last)
     run = page.Run(
-        budget=budget, windows=windows, far=far, long=long,
+        budget=budget, windows=windows, far=far, long=long, streams=streamed,
         version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
                                capture_output=True).stdout.strip(),
         date=datetime.date.fromtimestamp(study.last_measured).isoformat())

@@ -6,6 +6,7 @@ import platform
 from dataclasses import dataclass
 
 import eviction_settings as settings
+import eviction_streams as streams
 import quality_page
 import quality_stats as stats
 from eviction_settings import Budget, Claim, Row
@@ -39,6 +40,7 @@ class Run:
     windows: Found
     far: Found
     long: Found
+    streams: streams.Found
     version: str
     date: str
 
@@ -153,8 +155,9 @@ def part(run: Run) -> str:
     teacher = stats.interval(first.teacher_nats)
     note = quality_page.notes().get("eviction")
     asked = sum(len(run.budget.of(rows)) for rows in (
-        settings.MATRIX, settings.FAR, settings.OTHERS, settings.LONG_ROWS))
-    have = len(run.windows) + len(run.far) + len(run.long)
+        settings.MATRIX, settings.FAR, settings.OTHERS, settings.LONG_ROWS,
+        settings.STREAMS))
+    have = len(run.windows) + len(run.far) + len(run.long) + len(run.streams)
     lines = [
         "## Eviction on SmolLM2-135M-Instruct", "",
         "What it costs to give up tokens, from `kvasir-compress evaluate --eviction`:"
@@ -206,4 +209,13 @@ def part(run: Run) -> str:
     lines += section(f"At {settings.LONG} tokens", [
         f"{run.budget.long_windows} windows.", ""],
         row_lines(run.long, settings.LONG_ROWS))
+    lines += section("A book as a stream", [
+        "The beginning of the held-out novels as one sequence of the server, "
+        f"{sum(next(iter(run.streams.values())).tokens) if run.streams else 0} tokens in a "
+        "16-bit cache of "
+        f"{settings.STREAM_SLOTS} slots at most: {settings.STREAM_SLOTS - settings.STREAM_EVERY} "
+        f"stay at every {settings.STREAM_EVERY}th token. Beside it the dense cache "
+        f"of as many tokens, run anew for every {settings.STREAM_STRIDE}. Loss of the whole, "
+        "and of each tenth, over that of the windows; original positions pass the "
+        f"model's own {settings.LONG} on the way.", ""], streams.lines(run.streams))
     return "\n".join(lines)

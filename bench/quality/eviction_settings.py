@@ -118,20 +118,52 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class StreamRow:
+    """A text through a cache of STREAM_SLOTS slots at most."""
+    method: str  # of the server's --eviction; "window": dense, run anew
+    heavy: float = 0.0  # share of the slots that stay by score, sinks among them
+    rolling: bool = True  # positions count slots; else tokens seen
+    # Measured under the small budget, too.
+    quick: bool = field(default=False, compare=False)
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `kvasir perplexity`."""
+        if self.method == "window":
+            return ["--window", str(STREAM_SLOTS), "--stride", str(STREAM_STRIDE)]
+        kept = STREAM_SLOTS - STREAM_EVERY  # others come until slots go again
+        flags = ["--stream", "--eviction", self.method, "--eviction-budget", str(kept),
+                 "--eviction-every", str(STREAM_EVERY), "--eviction-sinks",
+                 str(STREAM_SINKS)]
+        if self.heavy:
+            flags += ["--eviction-recent", str(round(kept * (1 - self.heavy)))]
+        return flags + ["--eviction-rolling"] * self.rolling
+
+    @property
+    def shown(self) -> str:
+        if self.method == "window":
+            return f"windows run anew every {STREAM_STRIDE} tokens"
+        words = {"streaming": "sinks + recent",
+                 "h2o": f"H2O, {self.heavy:.3g} heavy"}[self.method]
+        return f"{words}, {'rolling' if self.rolling else 'original'} positions"
+
+
+@dataclass(frozen=True)
 class Budget:
     """How much of it is measured."""
     name: str
     windows: int  # of TOKENS tokens, as many of each text
     copies: int  # of far passages
     long_windows: int
+    stream_bytes: int  # of the novel's beginning
     all_rows: bool
 
     def of(self, rows: list[Row]) -> list[Row]:
         return [row for row in rows if self.all_rows or row.quick]
 
 
-FULL = Budget("full", 12, 8, 4, True)
-QUICK = Budget("quick", 4, 3, 2, False)
+FULL = Budget("full", 12, 8, 4, 250_000, True)
+QUICK = Budget("quick", 4, 3, 2, 60_000, False)
 BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
 
 DENSE = Cache(16, 16)
@@ -187,6 +219,16 @@ LONG_ROWS = [Row(CODES[4], "none"), *(
     Row(CODES[4], method, share, quick=method != "q-hitter" and share == 0.2)
     for share, methods in ((0.2, ("streaming", "h2o", "q-hitter")),
                            (0.5, ("h2o", "q-hitter"))) for method in methods)]
+
+# A byte is about a quarter of a token: the text passes the model's own LONG.
+STREAM_SLOTS, STREAM_STRIDE, STREAM_EVERY, STREAM_SINKS = 1024, 256, 128, 4
+STREAM_TARGET = 1.03  # loss over that of windows run anew
+STREAM_WINDOW = StreamRow("window", quick=True)
+STREAM_CLAIM = StreamRow("h2o", 1 / 16, quick=True)
+STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),
+           StreamRow("h2o", 1 / 2, quick=True),
+           StreamRow("h2o", 1 / 16, rolling=False, quick=True),
+           StreamRow("streaming", rolling=False)]
 
 CLAIMS = [Claim(family, Row(CODES[bits], left, share),
                 Row(CODES[bits], right, share))

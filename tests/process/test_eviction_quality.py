@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "bench/quality"))
 import eviction  # noqa: E402
 import eviction_page as page  # noqa: E402
 import eviction_settings as settings  # noqa: E402
+import eviction_streams as streams  # noqa: E402
 import quality_page  # noqa: E402
 from eviction_settings import CODES, DENSE, Row  # noqa: E402
 
@@ -55,17 +56,32 @@ for name in names:
 '''
 
 
+ENGINE = '''#!{python}
+import json, pathlib, sys
+with (pathlib.Path(__file__).parent / "streams.txt").open("a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+more = 0.05 if "h2o" in sys.argv else 0.2 if "--stream" in sys.argv else 0
+print(json.dumps({{"kv_held_bytes": 2000000, "parts": [
+    {{"nats_per_token": 2.0 + more * (1 + tenth % 2), "tokens": 100}}
+    for tenth in range(10)]}}))
+'''
+
+
 @pytest.fixture
 def bench(tmp_path):
     tool = tmp_path / "tool"
     tool.write_text(STAND_IN.format(python=sys.executable))
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    engine = tmp_path / "engine"
+    engine.write_text(ENGINE.format(python=sys.executable))
+    engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
     model, texts, docs = (tmp_path / name for name in ("model", "texts", "docs"))
     for folder in (model, texts / "evaluation", docs):
         folder.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
     for name in settings.DOMAINS:
         (texts / "evaluation" / f"{name}.txt").write_text(name + " held out")
+    (texts / "novel.txt").write_text(70000 * "x")
     (docs / "quality.md").write_text(
         f"# Title\n\n{quality_page.BEGIN.format('eviction')}\n{quality_page.END}\n")
 
@@ -75,6 +91,7 @@ def bench(tmp_path):
         def run(self, *options):
             return subprocess.run(
                 [sys.executable, ROOT / "bench/quality/eviction.py", "--tool", tool,
+                 "--engine", engine, "--novels", texts / "novel.txt",
                  "--model", model, "--domains", texts, "--work", tmp_path / "work",
                  "--out", docs, "--budget", "quick", *options],
                 capture_output=True, text=True, timeout=60)
@@ -85,6 +102,12 @@ def bench(tmp_path):
             log.unlink(missing_ok=True)
             return [call for line in lines
                     if (call := json.loads(line))[0] == "evaluate"]
+
+        def streams(self):
+            log = tmp_path / "streams.txt"
+            lines = log.read_text().splitlines() if log.exists() else []
+            log.unlink(missing_ok=True)
+            return list(map(json.loads, lines))
 
         def page(self):
             return (docs / "quality.md").read_text()
@@ -113,6 +136,16 @@ def test_levels_are_those_of_maxs_table():
     assert settings.normal_levels(4)[-1] == pytest.approx(2.733, abs=1e-3)
 
 
+def test_a_row_is_told_by_its_own_tenths_and_judged_by_the_whole():
+    window = streams.Stream([2.0] * 10, [100] * 10, 1000000)
+    own = streams.Stream([2.0] * 9 + [2.5], [100] * 9 + [50], 1000000)
+    found = {settings.STREAM_WINDOW: window, settings.STREAM_CLAIM: own}
+    *_, line = streams.lines(found)
+    # 2.0 for 900 tokens and 2.5 for 50.
+    assert "| 2.0263 | 1.013 | 1.000 |" in line and line.endswith("| 1.250 | ≤ 1.03: met |")
+    assert streams.lines({settings.STREAM_WINDOW: window}) == []
+
+
 def test_a_run_writes_its_part_and_a_second_one_measures_nothing(bench):
     done = bench.run()
     assert done.returncode == 0, done.stderr
@@ -124,8 +157,15 @@ def test_a_run_writes_its_part_and_a_second_one_measures_nothing(bench):
     assert "| 4 bits | 20 % | H2O | 100 | 0.2" in text
     assert "| 4 bits | all | – | 100 | 0.1" in text
     assert "rows so far" not in text
+    calls = bench.streams()
+    assert len(calls) == len(settings.QUICK.of(settings.STREAMS))
+    assert len({call[call.index("--text") + 1] for call in calls}) == 1
+    assert (bench.folder / "work/novel.txt").stat().st_size == settings.QUICK.stream_bytes
+    # 2.075 over 2, 2.05 in the first tenth.
+    assert ("| H2O, 0.0625 heavy, rolling positions | 2.0 | 2.0750 | 1.038 | 1.025 | 1.050 |"
+            in text) and "≤ 1.03: **missed**" in text
     again = bench.run()
-    assert again.returncode == 0 and not bench.evaluations()
+    assert again.returncode == 0 and not bench.evaluations() and not bench.streams()
     assert bench.page() == text
 
 
@@ -142,6 +182,16 @@ def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
     asked = [call[call.index("--eviction") + 1] for call in bench.evaluations()]
     assert first == 2 and "none" not in asked[0]
     assert not any("h2o" in names and "streaming" in names for names in asked[:1])
+
+
+def test_rows_of_a_stream_differ_and_say_what_stays():
+    flags = [row.flags for row in settings.STREAMS]
+    assert len(set(map(tuple, flags))) == len(flags)
+    assert settings.STREAM_WINDOW.flags == ["--window", "1024", "--stride", "256"]
+    claim = settings.STREAM_CLAIM.flags
+    assert claim[claim.index("--eviction-budget") + 1] == "896"
+    assert claim[claim.index("--eviction-recent") + 1] == "840"
+    assert "--eviction-rolling" in claim
 
 
 def test_without_codes_q_hitter_is_h2o_and_is_not_measured():

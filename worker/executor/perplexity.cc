@@ -32,12 +32,12 @@ void CountPool(Rank& rank, PerplexityResult* result) {
   for (const int64_t pages : rank.pages()) result->kv_pool_pages += pages;
 }
 
-// Scores ids[1..] of one window, each after those before it. The last id is
-// only a target: nothing follows it. `scored` hears of every step: the first of
-// its tokens and what each lost.
+// Scores ids[1 + unscored..] of one window, each after those before it. The
+// last id is only a target: nothing follows it. `scored` hears of every step
+// that scores: the first of its tokens and what each lost.
 absl::Status ScoreWindow(
     DirectRunner* runner, uint64_t sequence_id, absl::Span<const int32_t> ids,
-    int64_t chunk,
+    int64_t unscored, int64_t chunk,
     absl::FunctionRef<void(int64_t first, absl::Span<const float> logprobs)>
         scored) {
   const auto num_inputs = static_cast<int64_t>(ids.size()) - 1;
@@ -47,14 +47,16 @@ absl::Status ScoreWindow(
     const auto first = static_cast<size_t>(start);
     const int64_t point =
         runner->next_eviction(sequence_id).value_or(num_inputs);
-    const auto count = static_cast<size_t>(
-        std::min({chunk, num_inputs - start, point - start}));
-    const DirectStep step = {.sequence_id = sequence_id,
-                             .token_ids = ids.subspan(first, count),
-                             .target_ids = ids.subspan(first + 1, count)};
+    const bool scores = start >= unscored;
+    const int64_t end = scores ? num_inputs : unscored;
+    const auto count =
+        static_cast<size_t>(std::min({chunk, end - start, point - start}));
+    DirectStep step = {.sequence_id = sequence_id,
+                       .token_ids = ids.subspan(first, count)};
+    if (scores) step.target_ids = ids.subspan(first + 1, count);
     KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::StepResult result,
                             runner->Run(absl::MakeConstSpan(&step, 1)));
-    scored(start, result.sequences(0).target_logprobs());
+    if (scores) scored(start, result.sequences(0).target_logprobs());
   }
   runner->Release(sequence_id);
   return absl::OkStatus();
@@ -80,10 +82,20 @@ absl::Status CheckOptions(const TokenizedText& text,
         absl::StrCat("perplexity: chunk: want 1 to ", limits.max_batched_tokens,
                      " tokens, have ", options.chunk_tokens));
   }
-  if (options.parts < 1 || options.parts >= options.window_tokens) {
+  if (options.stride_tokens < 0 ||
+      options.stride_tokens >= options.window_tokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: parts of a window: want 1 to ",
-                     options.window_tokens - 1, ", have ", options.parts));
+        absl::StrCat("perplexity: stride: want fewer tokens than the window's ",
+                     options.window_tokens, ", have ", options.stride_tokens));
+  }
+  const int64_t whole = options.stride_tokens > 0
+                            ? static_cast<int64_t>(text.token_ids.size())
+                            : options.window_tokens;
+  if (options.parts < 1 || options.parts >= whole) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: parts of a ",
+                     options.stride_tokens > 0 ? "text" : "window",
+                     ": want 1 to ", whole - 1, ", have ", options.parts));
   }
   return absl::OkStatus();
 }
@@ -119,36 +131,51 @@ absl::StatusOr<PerplexityResult> Perplexity(Rank* rank,
   const auto total = static_cast<int64_t>(text.token_ids.size());
   std::vector<int32_t> ids;
   uint64_t sequence_id = 0;
-  for (int64_t start = 0; start < total; start += text_per_window) {
-    const auto first = text.token_ids.begin() + start;
-    const int64_t count = std::min(text_per_window, total - start);
+  const bool strides = options.stride_tokens > 0;
+  // The next window's tokens end at `end`, and those from `start` on are
+  // scored.
+  int64_t end = 0;
+  for (int64_t start = 0; start < total; start = end) {
+    end = std::min(total, strides && start > 0 ? start + options.stride_tokens
+                                               : start + text_per_window);
+    const int64_t begin =
+        strides ? std::max<int64_t>(0, end - text_per_window) : start;
+    const auto first = text.token_ids.begin() + begin;
+    const int64_t count = end - begin;
     ids.clear();
     if (has_bos) ids.push_back(*options.bos_token_id);
     ids.insert(ids.end(), first, first + count);
     const auto inputs = static_cast<int64_t>(ids.size()) - 1;
+    // An input's target is the token behind it: `start` that of this one.
+    const int64_t unscored =
+        start > begin ? start - begin - (has_bos ? 0 : 1) : 0;
+    // Of a window, or of the text, whose first inputs are those before it.
+    const int64_t before = strides ? begin : 0;
+    const int64_t whole = strides ? total - (has_bos ? 0 : 1) : inputs;
     const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {
-      AddToParts(from, logprobs, inputs, &result.parts);
+      AddToParts(before + from, logprobs, whole, &result.parts);
       const int64_t done = from + static_cast<int64_t>(logprobs.size());
       const int64_t bytes = HeldBytes(*rank, runner);
       const auto part_of = [&](int64_t input) {
-        return static_cast<size_t>(input * options.parts / inputs);
+        return static_cast<size_t>((before + input) * options.parts / whole);
       };
       for (size_t part = part_of(from); part <= part_of(done - 1); ++part) {
         result.parts[part].held_bytes = bytes;
         result.parts[part].allocated_bytes =
             rank->allocator().total_use().bytes;
       }
-      if (options.progress) options.progress(start + done, total);
+      if (options.progress) options.progress(begin + done, total);
       if (bytes < result.kv_held_bytes) return;
       result.kv_held_bytes = bytes;
       result.kv_held_tokens = std::max(result.kv_held_tokens, done);
     };
     KVASIR_RETURN_IF_ERROR(
-        ScoreWindow(&runner, ++sequence_id, ids, chunk, scored));
-    for (int64_t i = start + (has_bos ? 0 : 1); i < start + count; ++i) {
+        ScoreWindow(&runner, ++sequence_id, ids, unscored, chunk, scored));
+    // Without one before it, the window's first token has no context.
+    for (int64_t i = std::max(start, begin + (has_bos ? 0 : 1)); i < end; ++i) {
       result.bytes += text.token_bytes[static_cast<size_t>(i)];
     }
-    if (options.progress) options.progress(start + count, total);
+    if (options.progress) options.progress(end, total);
   }
   double nats = 0;
   for (const PerplexityPart& part : result.parts) {

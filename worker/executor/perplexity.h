@@ -30,7 +30,13 @@ struct PerplexityOptions {
   // Put before each window, where the tokenizer begins texts with one. Without
   // it a window's first token has no context and is not scored.
   std::optional<int32_t> bos_token_id;
-  // Equal runs of each window's tokens whose losses are told apart.
+  // 0: windows follow one another. Else each begins so many tokens after the
+  // one before, so that they overlap, and only its last so many tokens are
+  // scored (of the first: all): every token of the text once, behind a window
+  // of tokens that are run anew for it.
+  int64_t stride_tokens = 0;
+  // Equal runs of each window's tokens whose losses are told apart; with a
+  // stride, of the text's.
   int64_t parts = 1;
   std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;
 };

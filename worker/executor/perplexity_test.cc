@@ -101,6 +101,56 @@ TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
             static_cast<int64_t>(pool));
 }
 
+// The same numbers as windows of their own give.
+TEST(PerplexityTest, AStrideScoresEveryTokenOnceBehindAWindowOfItsOwn) {
+  auto rank = TinyRank();
+  const Text text = SomeText(75);
+  for (const bool has_bos : {false, true}) {
+    PerplexityOptions options = {.window_tokens = 40, .stride_tokens = 16};
+    if (has_bos) options.bos_token_id = 1;
+    options.parts = 5;
+    const PerplexityResult result = MustScore(*rank, text, options);
+    const int64_t own = has_bos ? 39 : 40;
+    double nats = 0;
+    int64_t tokens = 0;
+    const auto nats_of = [&](int64_t begin, int64_t end) {
+      const TokenizedText part = {
+          absl::MakeConstSpan(text.ids).subspan(
+              static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+          absl::MakeConstSpan(text.bytes)
+              .subspan(static_cast<size_t>(begin),
+                       static_cast<size_t>(end - begin))};
+      PerplexityOptions alone = {.window_tokens = 40};
+      alone.bos_token_id = options.bos_token_id;
+      const auto told = Perplexity(rank.get(), part, alone);
+      KVASIR_EXPECT_OK(told);
+      tokens += told->tokens;
+      return std::log(told->perplexity) * static_cast<double>(told->tokens);
+    };
+    nats += nats_of(0, own);
+    for (int64_t start = own; start < 75; start += 16) {
+      const int64_t end = std::min<int64_t>(75, start + 16);
+      // All of the window, without what was scored before.
+      nats += nats_of(end - own, end) - nats_of(end - own, start);
+      tokens -= 2 * (start - (end - own) - (has_bos ? 0 : 1));
+    }
+    EXPECT_EQ(result.tokens, tokens);
+    EXPECT_EQ(result.tokens, has_bos ? 75 : 74);
+    EXPECT_EQ(result.bytes, MustScore(*rank, text,
+                                      {.window_tokens = 100,
+                                       .bos_token_id = options.bos_token_id})
+                                .bytes);
+    EXPECT_NEAR(
+        std::log(result.perplexity) * static_cast<double>(result.tokens), nats,
+        1e-3);
+    ASSERT_EQ(result.parts.size(), 5u);
+    for (const PerplexityPart& part : result.parts) {
+      EXPECT_NEAR(static_cast<double>(part.tokens), 15, 1);
+      EXPECT_GT(part.nats, 0);
+    }
+  }
+}
+
 TEST(PerplexityTest, RefusesWindowsOutOfTheLimits) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
@@ -113,6 +163,16 @@ TEST(PerplexityTest, RefusesWindowsOutOfTheLimits) {
                          {.window_tokens = 16, .chunk_tokens = 65}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("chunk: want 1 to 64")));
+  EXPECT_THAT(Perplexity(rank.get(), text.view(),
+                         {.window_tokens = 16, .stride_tokens = 16}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("stride: want fewer tokens than the window's "
+                                 "16, have 16")));
+  EXPECT_THAT(
+      Perplexity(rank.get(), text.view(),
+                 {.window_tokens = 16, .stride_tokens = 4, .parts = 10}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("parts of a text: want 1 to 9, have 10")));
   EXPECT_THAT(Perplexity(rank.get(), {}, {.window_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("nothing to score")));

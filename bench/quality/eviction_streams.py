@@ -1,0 +1,76 @@
+"""One text as a stream through an evicting cache of the server's own program, beside
+windows of the dense cache that are run anew: the loss of each tenth."""
+
+import json
+import pathlib
+import subprocess
+from dataclasses import dataclass
+
+import eviction_settings as settings
+from eviction_settings import StreamRow
+from frontier import digest, file_digest, tell, write
+
+
+@dataclass(frozen=True)
+class Stream:
+    parts: list[float]  # nats per token of each tenth
+    tokens: list[int]
+    held_bytes: int     # of pages, at most
+
+    @property
+    def nats(self) -> float:
+        return (sum(map(lambda nats, count: nats * count, self.parts, self.tokens))
+                / sum(self.tokens))
+
+
+Found = dict[StreamRow, Stream]
+
+
+def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
+            results: pathlib.Path, rows: list[StreamRow], only_known: bool,
+            threads: int | None = None) -> tuple[Found, float]:
+    """What is there is not measured again. Also when the last row was measured."""
+    identity = digest(*map(file_digest, (engine, model / "model.safetensors", text)))
+    found: Found = {}
+    last = 0.0
+    for row in rows:
+        path = results / f"stream-{digest(identity, row.flags)}.json"
+        if not path.exists():
+            if only_known:
+                continue
+            tell(f"stream: {row.shown}")
+            command = [str(engine), "perplexity", "--model", str(model), "--text",
+                       str(text), "--json", *row.flags]
+            if threads:
+                command += ["--threads", str(threads)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                raise SystemExit(f"failed: {' '.join(command)}")
+            write(path, done.stdout)
+        told = json.loads(path.read_text())
+        found[row] = Stream([part["nats_per_token"] for part in told["parts"]],
+                            [part["tokens"] for part in told["parts"]],
+                            told["kv_held_bytes"])
+        last = max(last, path.stat().st_mtime)
+    return found, last
+
+
+def lines(found: Found) -> list[str]:
+    """Each tenth's loss over that of windows run anew."""
+    window = found.get(settings.STREAM_WINDOW)
+    if window is None or len(found) == 1:
+        return []
+    table = ["| cache | MB held | nats/token | over windows | " +
+             " | ".join(f"{tenth}" for tenth in range(1, 11)) + " | |",
+             "|---|--:|--:|--:|" + 10 * "--:|" + "---|"]
+    for row, one in found.items():
+        ratio = one.nats / window.nats
+        tenths = [f"{own / other:.3f}" for own, other in zip(one.parts, window.parts)]
+        verdict = ""
+        if row == settings.STREAM_CLAIM:
+            met = ratio <= settings.STREAM_TARGET
+            verdict = f"≤ {settings.STREAM_TARGET:g}: " + (
+                "met" if met else "**missed**")
+        table.append(f"| {row.shown} | {one.held_bytes / 1e6:.1f} | {one.nats:.4f} "
+                     f"| {ratio:.3f} | {' | '.join(tenths)} | {verdict} |")
+    return table
