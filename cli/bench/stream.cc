@@ -146,8 +146,8 @@ absl::StatusOr<BenchReport> RunStream(StreamFlags flags) {
                    static_cast<double>(result->tokens) / seconds);
   AddPasses(*result, rss, &report);
   report.AddNote(absl::StrCat(
-      "stream: ", model->source().name, ", ",
-      model->source().plan->source.method(), ", ", once,
+      model->source().name, ", ", model->source().plan->source.method(), ", ",
+      once,
       " tokens of text again and again; warm is the end of the second pass"));
   return report;
 }
