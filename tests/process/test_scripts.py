@@ -119,6 +119,15 @@ def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
         assert refused.value.stdout == ""
 
 
+def test_serve_refuses_a_gateways_port_that_is_none(serve):
+    for port in "0", "65535", "x", "":
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            serve("--openai", f"--openai-port={port}")
+        assert refused.value.returncode == 2
+        assert f"--openai-port {port}: want 1 to 65534" in refused.value.stderr
+    assert serve("--openai", "--help")[-1] == "--help"
+
+
 def test_serve_fetches_a_known_model_first(serve, tmp_path):
     codes = ["--kv-plan", "rotated-4bit"]  # that a model as it is can be served with
     for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import time
 import pytest
 from google.protobuf import descriptor_pb2
 
-from kvasir_process import KvasirProcess, wait_until
+from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -312,3 +313,47 @@ def test_the_wire_contract_is_the_gateways(tmp_path):
         want = {f.name for m in theirs["vllm.grpc.engine"].message_type if m.name == name
                 for f in m.field}
         assert have == want, name
+
+
+def test_what_serve_prints_for_openais_api_works_as_printed_and_both_stop(tmp_path):
+    for name, text in {"scripts/setup": "#!/bin/sh\n", "scripts/build": "#!/bin/sh\n",
+                       "scripts/setup_venv": "#!/bin/sh\n",
+                       "models/fetch": "#!/bin/sh\necho 'known  a model'\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name in ("serve", "openai_ready.py"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    (tmp_path / "build/release").mkdir(parents=True)
+    (tmp_path / "build/release/kvasir").symlink_to(BINARY.resolve())
+    port = free_port()
+    process = subprocess.Popen(
+        [tmp_path / "scripts/serve", "--openai", f"--openai-port={port}", "--model", TINY,
+         "--grpc-port", "0", *OPERATOR_PORTS],
+        env={**os.environ, "KVASIR_VENV": str(VENV)}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        printed = ""
+        while "flush=True)" not in printed:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            printed += line
+        (curl,) = re.findall(r"^curl .*$", printed, re.MULTILINE)
+        told = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=60, check=True)
+        (choice,) = json.loads(told.stdout)["choices"]
+        snippet = printed[printed.index("from openai import"):]
+        done = subprocess.run([SMG / "python", "-c", snippet], capture_output=True, text=True,
+                              timeout=60, check=True)
+        assert done.stdout.strip() == choice["message"]["content"].strip() != ""
+        children = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True)
+        assert len(children.stdout.split()) >= 3  # the script, the server, the gateway
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+        gone = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True)
+        assert gone.stdout == ""
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
