@@ -180,9 +180,18 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
               "--drain-timeout; 0: a third of it");
 }
 
+constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
+
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
+  // To gRPC 0 is an age, and no connection would live. A drain that has no time
+  // loses calls anyway.
   if (flags.max_connection_age == absl::ZeroDuration()) {
-    return flags.drain_timeout / 3;
+    return std::max(flags.drain_timeout / 3, kLeastConnectionAge);
+  }
+  if (flags.max_connection_age < kLeastConnectionAge) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
+        ": want at least ", absl::FormatDuration(kLeastConnectionAge)));
   }
   if (flags.max_connection_age < flags.drain_timeout) {
     return flags.max_connection_age;

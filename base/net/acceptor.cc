@@ -299,8 +299,10 @@ void Acceptor::Loop() {
   CloseAll();
 }
 
+// At most a queue of them, so that peers who never stop coming hold up neither
+// the other sockets nor the end.
 bool Acceptor::AcceptAll(Socket* socket) {
-  while (socket->listening >= 0) {
+  for (int i = 0; i < kBacklog && socket->listening >= 0; ++i) {
     Address from;
     from.size = sizeof(from.bytes);
     const int connection = ::accept4(socket->listening, from.get(), &from.size,

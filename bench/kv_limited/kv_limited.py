@@ -121,6 +121,7 @@ class Server:
         command = [options.kvasir, "serve", "--model", options.model, "--kv-plan", cache.plan,
                    "--kv-cache-bytes", str(pool_bytes), "--max-model-len",
                    str(options.prompt_tokens + options.output_tokens),
+                   "--page-tokens", str(options.page_tokens),
                    "--max-num-seqs", str(options.concurrency), "--grpc-port", "0",
                    "--admin-port", "0", "--health-port", "0", "--metrics-port", "0",
                    "--ready-file", ready, *cache.flags]
@@ -313,11 +314,10 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=24)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--page-tokens", type=int, default=64, help="the servers' default")
+    parser.add_argument("--page-tokens", type=int, default=64, help="of the servers")
     parser.add_argument("--vocab-size", type=int, default=49000, help="prompts are of ids below")
     parser.add_argument("--budget", choices=settings.BUDGETS, default="quick",
                         help="of the study whose divergences are told")
-    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
     parser.add_argument("--tool", type=Path, default=ROOT / "build/release/kvasir-compress")
     parser.add_argument("--work", type=Path, default=ROOT / "build/eviction")
@@ -328,6 +328,7 @@ def main() -> None:
     if options.rounds < 2 or min(options.requests, options.concurrency) < 1:
         parser.error("--rounds: at least 2; --requests and --concurrency: at least 1")
     options.kvasir = options.kvasir.resolve()
+    options.model = settings.MODEL
     options.model_folder = eviction.default_model()
     if not options.write:
         report = measure(options) | {

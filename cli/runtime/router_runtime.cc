@@ -1,5 +1,6 @@
 #include "cli/runtime/router_runtime.h"
 
+#include <arpa/inet.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -36,8 +37,11 @@ void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
 // Whether only this machine's programs reach a listener.
 bool IsLocal(const base::ListenAddress& listen) {
+  in_addr address;
   return !listen.unix_path.empty() || listen.host == "localhost" ||
-         listen.host == "::1" || absl::StartsWith(listen.host, "127.");
+         listen.host == "::1" ||
+         (inet_pton(AF_INET, listen.host.c_str(), &address) == 1 &&
+          absl::StartsWith(listen.host, "127."));
 }
 
 }  // namespace
@@ -232,7 +236,7 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
   // Answers are still on their way, and refusals of who came late.
-  const absl::Time read = clock.Now() + absl::Seconds(1);
+  const absl::Time read = std::max(end, clock.Now() + absl::Seconds(1));
   while (calls_->open() > 0 && clock.Now() < read) {
     absl::SleepFor(absl::Milliseconds(1));
   }

@@ -118,13 +118,24 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   }
   call.head.set_traceparent(request.traceparent);
   // The worker behind the address may have been replaced since it was judged.
-  if (const auto info = replica.info()) {
+  if (flow_.delivered() && begun_on_.has_value()) {
+    call.head.set_weights_id(begun_on_->weights_id());
+  } else if (const auto info = replica.info()) {
     call.head.set_weights_id(info->weights_id());
   }
   call.prompt = request.prompt;
   call.emitted = flow_.emitted();
   call.deadline = request.deadline;
   return call;
+}
+
+bool ActiveRequest::MayRunOn(const Replica& replica) const {
+  base::MutexLock lock(&mutex_);
+  if (!flow_.delivered() || !begun_on_.has_value()) return true;
+  const auto info = replica.info();
+  return info.has_value() && info->weights_id() == begun_on_->weights_id() &&
+         info->cache_id() == begun_on_->cache_id() &&
+         info->numerics_id() == begun_on_->numerics_id();
 }
 
 void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
@@ -135,6 +146,7 @@ void ActiveRequest::Open(const std::shared_ptr<Replica>& replica) {
     base::MutexLock lock(&mutex_);
     attempt =
         replica->client()->NewAttempt(NewCall(*replica), shared_from_this());
+    if (!flow_.delivered()) begun_on_ = replica->info();
     const absl::Time now = base::Clock::Real().Now();
     flow_.OnAttempt(replica->target(), now);
     if (flow_.attempts() == 1) {

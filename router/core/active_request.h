@@ -54,6 +54,9 @@ class ActiveRequest final : public RequestHandle,
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Whether it may go on there: tokens that came are gone on with by the same
+  // weights, cache and arithmetic alone.
+  bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -83,6 +86,8 @@ class ActiveRequest final : public RequestHandle,
   mutable base::Mutex mutex_;
   RequestFlow flow_ ABSL_GUARDED_BY(mutex_);
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of the replica that it began on.
+  std::optional<kvasir::v1::WorkerInfo> begun_on_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<ReplicaLease> lease_ ABSL_GUARDED_BY(mutex_);
   std::optional<TimerThread::TimerId> queue_timer_ ABSL_GUARDED_BY(mutex_);

@@ -44,8 +44,8 @@ RouterMetrics::RouterMetrics(const std::string& version)
                    .Register(*registry_)),
       retries_(prometheus::BuildCounter()
                    .Name("kvasir_router_retries_total")
-                   .Help("Requests tried at another replica before their "
-                         "first token, by the status that caused it")
+                   .Help("Requests tried at another replica, before their "
+                         "client heard a token, by the status that caused it")
                    .Register(*registry_)),
       output_tokens_(prometheus::BuildCounter()
                          .Name("kvasir_router_output_tokens_total")

@@ -36,6 +36,8 @@ class RequestFlow {
   // A stream to `replica` is about to be opened.
   void OnAttempt(const std::string& replica, absl::Time now);
   uint32_t attempts() const { return attempts_; }
+  // Something has come of the engine.
+  bool delivered() const { return delivered_; }
   // Replicas that have been asked: none is asked twice.
   const std::vector<std::string>& tried() const { return tried_; }
 

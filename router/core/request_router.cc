@@ -157,7 +157,8 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
     const std::string& target = candidate.replica->target();
     draining &= candidate.replica->state() == ReplicaState::kDraining;
     candidate.view.eligible &=
-        std::find(tried.begin(), tried.end(), target) == tried.end();
+        std::find(tried.begin(), tried.end(), target) == tried.end() &&
+        active->MayRunOn(*candidate.replica);
     views.push_back(candidate.view);
   }
   uint64_t turn;

@@ -12,6 +12,9 @@
 namespace kvasir::router {
 namespace {
 
+// Behind the first worker's answer at start.
+constexpr absl::Duration kForTheOthers = absl::Seconds(5);
+
 void AddLoad(const ReplicaView& view, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
@@ -85,13 +88,17 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
     TellObserver(*replica);
     Connect(replica);
   }
-  const absl::Time deadline = base::Clock::Real().Now() + patience;
+  absl::Time deadline = base::Clock::Real().Now() + patience;
   FirstAnswers& first = *first_answers_;
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
     const absl::Duration left = deadline - base::Clock::Real().Now();
     if (left <= absl::ZeroDuration()) break;
     first.changed.WaitWithTimeout(&first.mutex, left);
+    // One can serve: those that are not there are connected to when they come.
+    if (!first.answered.empty()) {
+      deadline = std::min(deadline, base::Clock::Real().Now() + kForTheOthers);
+    }
   }
   return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();
 }

@@ -407,8 +407,8 @@ def test_workers_and_routers_run_as_in_their_pods_and_answer_their_probes(render
             del router_settings[pool]
         with Contained("router", router_settings, folder=folder) as router:
             served = {
-                "kvasir-worker": {8100: worker.grpc, "metrics": worker.ready["metrics"]},
-                "kvasir-router": {8001: router.grpc, "metrics": router.ready["metrics"]},
+                "kvasir-worker": {8004: worker.ready["health"], "metrics": worker.ready["metrics"]},
+                "kvasir-router": {8004: router.ready["health"], "metrics": router.ready["metrics"]},
             }
             status = pathlib.Path(f"/proc/{worker.pid}/status").read_text()
             assert re.search(rf"^Uid:\s+{USER}\s", status, re.MULTILINE)

@@ -11,6 +11,7 @@ import time
 
 import grpc
 import pytest
+import triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
@@ -210,3 +211,11 @@ def test_requests_share_a_budget_of_bytes():
             assert set(codes) == {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"}, codes
             assert any("--request-bytes" in reason for reason in reasons), reasons
             wait_until(lambda: stub.ModelInfer(request(server.ready["model"]), timeout=30), "room")
+
+
+def test_without_time_to_drain_connections_live_all_the_same():
+    with KvasirProcess("serve", "--drain-timeout", "0s") as server:
+        triton.generate(server.grpc, server.ready["model"], "A ship", max_tokens=6)
+    text = run("serve", "--model", TINY, "--max-connection-age", "10ms", "--grpc-port", "0",
+               *OPERATOR_PORTS, check=False).stderr
+    assert "--max-connection-age 10ms: want at least 1s" in text

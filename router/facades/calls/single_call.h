@@ -93,6 +93,8 @@ class SingleCall final
   // end, so that it may look at a message which gRPC keeps until then.
   void Begin(absl::AnyInvocable<Asked()> read) {
     Post([read = std::move(read)](SingleCall& call) mutable {
+      // What is over the budget is not even looked at.
+      if (!call.bytes_.ok()) return call.Refuse(call.bytes_.status());
       Asked asked = read();
       call.model_ = std::move(asked.model);
       call.id_ = std::move(asked.id);
@@ -135,7 +137,6 @@ class SingleCall final
   }
 
   absl::Status HandleBegin(absl::StatusOr<Prepare> ready) {
-    KVASIR_RETURN_IF_ERROR(bytes_.status());
     KVASIR_RETURN_IF_ERROR(CheckTenant(parts_.identity.tenant));
     KVASIR_RETURN_IF_ERROR(ready.status());
     if (!id_.empty()) {

@@ -16,8 +16,8 @@ namespace {
 using Call = SingleCall<VllmEngineAnswer>;
 using vllm::grpc::engine::GenerateRequest;
 
-// A quarter of what clients take in one message.
-constexpr size_t kChunkBytes = 1 << 20;
+// Few, for each of the clients that do not read holds one.
+constexpr size_t kChunkBytes = 256 << 10;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
     const std::shared_ptr<VllmEngineBackend>& backend,
@@ -79,7 +79,8 @@ void VllmGenerateReactor::End(const absl::Status& status) {
 // The archive is made on the tokenizer's threads: gRPC's own are few. The
 // reactor lives until its Finish, which comes from there or after it.
 VllmTokenizerReactor::VllmTokenizerReactor(
-    const std::shared_ptr<VllmEngineBackend>& backend) {
+    const std::shared_ptr<VllmEngineBackend>& backend)
+    : open_(backend->calls) {
   const bool queued =
       backend->tokenizer->Post([this, bundle = backend->bundle] {
         auto archive = bundle->Get();

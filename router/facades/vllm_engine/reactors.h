@@ -58,6 +58,7 @@ class VllmTokenizerReactor final
  private:
   void WriteNext();
 
+  const ClientCall open_;
   std::shared_ptr<const TokenizerArchive> archive_;
   size_t num_written_bytes_ = 0;
   smg::grpc::common::GetTokenizerChunk chunk_;

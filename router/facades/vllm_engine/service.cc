@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/net/grpc_status.h"
 #include "router/facades/calls/metadata.h"
 #include "router/facades/vllm_engine/models.h"
@@ -20,6 +22,9 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
   reactor->Finish(base::ToGrpcStatus(status));
   return reactor;
 }
+
+// A gateway aborts its clients' requests, a few at a time.
+constexpr int kMaxAbortedIds = 1024;
 
 absl::Status NotBuilt(const char* rpc) {
   return absl::UnimplementedError(
@@ -77,8 +82,17 @@ grpc::ServerUnaryReactor* VllmEngineService::Abort(
   if (const absl::Status status = CheckTenant(tenant); !status.ok()) {
     return Answer(context, status);
   }
-  for (const std::string& id : request->request_ids()) {
-    for (const auto& [weak, number] : backend_->running_ids.Find(tenant, id)) {
+  if (request->request_ids_size() > kMaxAbortedIds) {
+    return Answer(context, absl::InvalidArgumentError(absl::StrCat(
+                               "request_ids: want at most ", kMaxAbortedIds,
+                               ", have ", request->request_ids_size())));
+  }
+  // An id that stands there often is looked up once.
+  const absl::flat_hash_set<absl::string_view> ids(
+      request->request_ids().begin(), request->request_ids().end());
+  for (const absl::string_view id : ids) {
+    for (const auto& [weak, number] :
+         backend_->running_ids.Find(tenant, std::string(id))) {
       if (const auto call = weak.lock()) call->OnStop(number);
     }
   }

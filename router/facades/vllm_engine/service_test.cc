@@ -119,6 +119,22 @@ TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
+// Each would be looked up and post a step to each of its requests.
+TEST_F(VllmEngineServiceTest, AnAbortOfMoreIdsThanAnyGatewayHasIsRefused) {
+  Start();
+  engine::AbortRequest abort;
+  for (int i = 0; i < 1024; ++i) abort.add_request_ids("r1");
+  engine::AbortResponse nothing;
+  grpc::ClientContext all;
+  EXPECT_TRUE(stub_->Abort(&all, abort, &nothing).ok());
+  abort.add_request_ids("r1");
+  grpc::ClientContext more;
+  const grpc::Status status = stub_->Abort(&more, abort, &nothing);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "request_ids: want at most 1024, have 1025");
+}
+
 TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {
   Start();
   grpc::ClientContext context;
