@@ -244,11 +244,14 @@ class SingleCall final
   std::optional<absl::Status> EndOfCall() override {
     if (answer_ == nullptr || !answer_->complete()) return std::nullopt;
     Unlist();
+    handle_.reset();
     return absl::OkStatus();
   }
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
+    // It holds the call, until its own end.
+    handle_.reset();
   }
   void PostPumpTurn() override {
     Post([](SingleCall& call) { call.pump_.OnPumpTurn(); });
