@@ -237,8 +237,10 @@ void AddServeCommands(CLI::App* app, int* exit_code) {
         command, "--model", flags->model.model,
         "folder of the workers' tokenizer, or a known model's name; without "
         "it, token ids only");
-    AddDuration(command, "--start-timeout", flags->start_timeout,
-                "how long workers may take to answer at start");
+    AddDuration(
+        command, "--start-timeout", flags->start_timeout,
+        "how long the first worker may take to answer at start; others that "
+        "do not answer then are connected to when they come");
     AddDuration(command, "--queue-timeout", flags->engine.queue_timeout,
                 "how long a request may wait for a worker");
     AddFlag(command, "--default-max-tokens", flags->engine.default_max_tokens,

@@ -87,10 +87,11 @@ TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
   ASSERT_EQ(write(scrape, request.data(), request.size()),
             static_cast<ssize_t>(request.size()));
-  // 404: there is no source.
+  // 404: there is no source. The library takes the version from the request, or
+  // not, as it has the time.
   char status[12] = {};
   EXPECT_EQ(recv(scrape, status, sizeof(status), MSG_WAITALL), 12);
-  EXPECT_EQ(std::string(status, sizeof(status)), "HTTP/1.1 404");
+  EXPECT_EQ(std::string(status + 8, 4), " 404");
   close(scrape);
   for (const int fd : idle) close(fd);
 }

@@ -6,6 +6,16 @@
 
 namespace kvasir::cli {
 
+void DrainLatch::Open() {
+  base::MutexLock lock(&mutex_);
+  open_ = true;
+}
+
+bool DrainLatch::open() const {
+  base::MutexLock lock(&mutex_);
+  return open_;
+}
+
 void DrainLatch::Request(absl::Duration deadline) {
   base::MutexLock lock(&mutex_);
   if (requested_) return;
@@ -50,6 +60,12 @@ AdminService::AdminService(std::string program, std::string config_toml,
 grpc::Status AdminService::Drain(grpc::ServerContext* context,
                                  const kvasir::v1::AdminDrainRequest* request,
                                  kvasir::v1::AdminDrainResponse* response) {
+  // A load cannot be broken off from here, and whoever waited for its end would
+  // wait in vain.
+  if (!latch_->open()) {
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+                        "nothing is served yet: SIGTERM ends the process");
+  }
   latch_->Request(request->deadline_ms() == 0
                       ? default_deadline_
                       : absl::Milliseconds(request->deadline_ms()));

@@ -21,6 +21,9 @@ struct DrainOutcome {
 // Threads: all methods from any thread.
 class DrainLatch {
  public:
+  // The main thread will wait for requests from now on.
+  void Open();
+  bool open() const;
   // Asks for a drain. Only the first call's deadline counts.
   void Request(absl::Duration deadline);
   // Main thread: true when a drain was asked for; waits at most `timeout`.
@@ -32,8 +35,9 @@ class DrainLatch {
                     DrainOutcome* outcome);
 
  private:
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   base::CondVar changed_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
   bool requested_ ABSL_GUARDED_BY(mutex_) = false;
   bool complete_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Duration deadline_ ABSL_GUARDED_BY(mutex_);

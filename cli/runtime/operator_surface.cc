@@ -146,6 +146,7 @@ absl::Status OperatorSurface::Ready(
     TellHealth();
   }
   HoldShutdownSignals();
+  latch_.Open();
   nlohmann::ordered_json json{
       {"program", options_.program},
       {"grpc", report.grpc},

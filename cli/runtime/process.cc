@@ -23,6 +23,8 @@ void OnShutdownSignal(int signal_number) {
   g_shutdown_signals = 1;
 }
 
+void EndAtOnce(int signal_number) { _exit(128 + signal_number); }
+
 void LogFromGrpc(gpr_log_func_args* args) {
   if (args->severity == GPR_LOG_SEVERITY_ERROR) {
     base::LogWarning("grpc", {{"text", args->message}});
@@ -35,6 +37,12 @@ void PrepareProcess() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
   signal(SIGPIPE, SIG_IGN);
+  // A container's first process has no default actions: without these it could
+  // only be killed while it loads.
+  if (getpid() == 1) {
+    signal(SIGTERM, EndAtOnce);
+    signal(SIGINT, EndAtOnce);
+  }
   base::RaiseDescriptorLimit();
   gpr_set_log_function(LogFromGrpc);
 }

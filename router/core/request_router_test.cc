@@ -104,13 +104,15 @@ CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
 class RequestRouterTest : public ::testing::Test {
  protected:
   // Workers "w0", "w1", ... as the test has left them.
-  absl::Status Start(int num_workers, RouterCoreOptions options = {}) {
+  absl::Status Start(int num_workers, RouterCoreOptions options = {},
+                     absl::Duration patience = absl::Milliseconds(500)) {
     Prepare(num_workers);
     ReplicaRegistryOptions registry_options;
     for (int i = 0; i < num_workers; ++i) {
       registry_options.targets.push_back(absl::StrCat("w", i));
     }
     registry_options.served_names = served_names_;
+    registry_options.others_patience = absl::Milliseconds(200);
     registry_options.on_change = [this] { ++changes_; };
     registry_ = std::make_unique<ReplicaRegistry>(
         registry_options,
@@ -118,7 +120,7 @@ class RequestRouterTest : public ::testing::Test {
           return workers_[static_cast<size_t>(target[1] - '0')]->NewClient();
         },
         &timers_, &observer_);
-    KVASIR_RETURN_IF_ERROR(registry_->Start(absl::Milliseconds(500)));
+    KVASIR_RETURN_IF_ERROR(registry_->Start(patience));
     router_ = std::make_unique<RouterCore>(
         options,
         RouterCore::Parts{registry_.get(), &timers_, &log_, &observer_});
@@ -137,6 +139,21 @@ class RequestRouterTest : public ::testing::Test {
     auto handle = router_->Submit(std::move(request), std::move(sink));
     KVASIR_EXPECT_OK(handle);
     return handle.ok() ? *handle : nullptr;
+  }
+
+  // Of worker 0, behind its first token.
+  std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
+    KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+    CanonicalRequest request = NewRequest();
+    request.folded = true;
+    const auto sink = std::make_shared<RecordingSink>();
+    Submit(sink, std::move(request));
+    const auto first = WaitForAttempt(0);
+    first->Accept();
+    first->Tokens({7});
+    EXPECT_TRUE(Eventually([&] { return sink->ids().size() == 1; }));
+    first->End(absl::UnavailableError("gone"));
+    return sink;
   }
 
   std::shared_ptr<FakeAttempt> WaitForAttempt(size_t worker, size_t index = 0) {
@@ -231,6 +248,34 @@ TEST_F(RequestRouterTest, AFullWorkerMeansAnotherIsAsked) {
   KVASIR_EXPECT_OK(sink->Wait());
   EXPECT_EQ(log_.records()[0].attempts, 2u);
   EXPECT_EQ(log_.records()[0].replica, "w1");
+}
+
+TEST_F(RequestRouterTest, AnEqualWorkerGoesOnWithTokensThatCame) {
+  const auto sink = LoseAFoldedAnswer();
+  const auto second = WaitForAttempt(1);
+  EXPECT_EQ(second->call().head.weights_id(), "w1");
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+
+// It would go on with another text.
+TEST_F(RequestRouterTest, AWorkerOfAnotherCacheDoesNotGoOnWithTokensThatCame) {
+  Prepare(2);
+  workers_[1]->info()->set_cache_id("other");
+  const auto sink = LoseAFoldedAnswer();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_TRUE(workers_[1]->attempts().empty());
+}
+
+TEST_F(RequestRouterTest, ANewArithmeticDoesNotGoOnWithTokensThatCame) {
+  Prepare(2);
+  workers_[1]->info()->set_numerics_id("other");
+  const auto sink = LoseAFoldedAnswer();
+  EXPECT_THAT(sink->Wait(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 
 TEST_F(RequestRouterTest, EveryWorkerHearsTheRequestsEvictionBudget) {
@@ -588,6 +633,14 @@ TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
   EXPECT_THAT(router_->Health().detail, HasSubstr("w1 connecting"));
   KVASIR_ASSERT_OK_AND_ASSIGN(const ModelStatus model, router_->Model("tiny"));
   EXPECT_EQ(model.num_ready_replicas, 1u);
+}
+
+// It would never come back: the other worker is waited for without an end.
+TEST_F(RequestRouterTest, WhereOneWorkerAnswersOthersAreNotWaitedForLong) {
+  Prepare(2);
+  workers_[1]->SetReachable(false);
+  KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));
+  EXPECT_TRUE(router_->Health().ready);
 }
 
 TEST_F(RequestRouterTest, NoWorkersAtAllFailTheStart) {

@@ -12,9 +12,6 @@
 namespace kvasir::router {
 namespace {
 
-// Behind the first worker's answer at start.
-constexpr absl::Duration kForTheOthers = absl::Seconds(5);
-
 void AddLoad(const ReplicaView& view, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
@@ -97,7 +94,8 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
     first.changed.WaitWithTimeout(&first.mutex, left);
     // One can serve: those that are not there are connected to when they come.
     if (!first.answered.empty()) {
-      deadline = std::min(deadline, base::Clock::Real().Now() + kForTheOthers);
+      deadline = std::min(deadline,
+                          base::Clock::Real().Now() + options_.others_patience);
     }
   }
   return first.refusals.empty() ? absl::OkStatus() : first.refusals.front();

@@ -31,6 +31,8 @@ struct ReplicaRegistryOptions {
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);
+  // What Start waits for the others behind the first worker's answer.
+  absl::Duration others_patience = absl::Seconds(5);
   // After a replica's state has changed, from the transport's threads, no lock
   // held; never once Stop has returned. May be empty.
   std::function<void()> on_change;
@@ -55,7 +57,8 @@ class ReplicaRegistry {
                   RouterObserver* observer);
   ~ReplicaRegistry();
 
-  // Connects to all. Returns once each has answered or `patience` has passed.
+  // Connects to all. Returns once each has answered, or `patience` has passed,
+  // or others_patience since the first answer: that one can serve.
   // FAILED_PRECONDITION, with the numbers, if one speaks another version or
   // serves other weights or another tokenizer; a worker that cannot be reached
   // is no error: it is tried again for ever.

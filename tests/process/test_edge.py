@@ -42,7 +42,9 @@ class Clients:
 
     def _ask(self, targets, model):
         target = "ipv4:" + ",".join(targets)
-        options = [("grpc.lb_policy_name", "round_robin"), ("grpc.enable_retries", 0),
+        # No retry policy. What a GOAWAY crosses on its way no server has seen, and gRPC
+        # sends it again by itself, unless that is switched off.
+        options = [("grpc.lb_policy_name", "round_robin"),
                    ("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(target, options) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

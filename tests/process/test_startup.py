@@ -341,3 +341,44 @@ def test_a_worker_of_another_version_is_refused_with_both_versions_and_the_flag(
         worker.stop(None)
     assert "--workers" in text and f"127.0.0.1:{port}" in text
     assert "kvasir.v99" in text and "kvasir.v1'" in text
+
+
+def loading():
+    """A router that waits for a worker: nothing is served yet."""
+    return ["router", "--workers", "127.0.0.1:1", "--start-timeout", "60s", "--grpc-port", "0"]
+
+
+def test_a_drain_of_what_has_not_begun_to_serve_is_refused_and_sigterm_ends_it(tmp_path):
+    # preStop would wait for a drain that begins once everything is loaded.
+    admin = f"unix:{tmp_path}/admin"
+    process = subprocess.Popen(
+        [BINARY, *loading(), "--metrics-port", "0", "--health-port", "0", "--admin-host", admin],
+        stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: (tmp_path / "admin").exists(), "the admin socket is there")
+        done = run("drain", "--endpoint", admin, check=False, timeout=30)
+        assert done.returncode != 0 and "SIGTERM ends the process" in done.stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_containers_first_process_ends_by_sigterm_before_it_serves(tmp_path):
+    # To process 1 a signal without a handler is none.
+    admin = tmp_path / "admin"
+    command = ["unshare", "--pid", "--fork", "--kill-child", str(BINARY), *loading(),
+               "--metrics-port", "0", "--health-port", "0", "--admin-host", f"unix:{admin}"]
+    if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no process namespaces here")
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(admin.exists, "the admin socket is there")
+        (child,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True,
+                                  text=True).stdout.split()
+        subprocess.run(["kill", "-TERM", child], check=True)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()

@@ -425,7 +425,10 @@ TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheBudgetOfAll) {
 
 TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
-  Send(Message(true, std::string(400, 'x')));
+  GenerateRequest message = Message(true, std::string(400, 'x'));
+  message.mutable_sampling_params()->set_n(1 << 30);
+  message.mutable_sampling_params()->add_stop("");  // what reading would refuse
+  Send(message);
   RunWrites();
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
                                      HasSubstr("bytes of 300")));

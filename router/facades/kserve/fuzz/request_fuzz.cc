@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "router/facades/calls/stop_strings.h"
 #include "router/facades/kserve/request.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
