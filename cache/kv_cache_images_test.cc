@@ -306,9 +306,12 @@ TEST(KvCacheImagesTest, PagesForAnImageFromElsewhere) {
 
 // What a sequence holds that gives up slots depends on its prompt and budget.
 TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
-  KvCache cache(Config({{.num_pages = 8,
-                         .eviction = {.budget_tokens = 6, .every_tokens = 4},
-                         .num_host_pages = 8}}));
+  KvCacheConfig config =
+      Config({{.num_pages = 8,
+               .eviction = {.budget_tokens = 6, .every_tokens = 4},
+               .num_host_pages = 8}});
+  config.prefix_reuse = false;
+  KvCache cache(config);
   const StartOptions options = {.publish_prefix = false, .prompt_tokens = 10};
   // 6 slots stay at 8 tokens, two came since; the prompt's end is a point.
   const ImageShape due = {
@@ -324,6 +327,8 @@ TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
     EXPECT_EQ(cache.eviction_due(SequenceId(1)), shape == due);
     KVASIR_EXPECT_OK(cache.CheckInvariants());
     cache.Release(SequenceId(1));
+    google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
+    cache.TakePageCopies(&copies);  // the next step has run
   }
   const auto refused = [&](ImageShape shape, const StartOptions& of,
                            const std::string& why) {

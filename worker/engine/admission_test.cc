@@ -43,14 +43,14 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
   EXPECT_EQ(refusal.status.message(), message);
 }
 
-TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreRefused) {
+TEST(WorkerAdmissionTest, OtherWeightsThanTheWorkersAreForAnotherWorker) {
   EXPECT_TRUE(Admission::OfWeights("", "have").ok());
   EXPECT_TRUE(Admission::OfWeights("have", "have").ok());
   const Refusal refusal = Admission::OfWeights("want", "have");
   EXPECT_THAT(refusal.status,
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("has have, the request wants want")));
-  EXPECT_EQ(refusal.reason, RefusalReason::kNone);
+  EXPECT_EQ(refusal.reason, RefusalReason::kRetryElsewhere);
 }
 
 TEST(WorkerAdmissionTest, AWrongValueIsNoReasonToTryElsewhere) {
