@@ -341,7 +341,7 @@ TEST(KvCacheImagesTest, AnImageThatEvictsIsOfItsPromptAndBudget) {
   refused(lies, options, "7 slots in 2 pages");
   lies = due;
   lies.groups[0].kept_slots = 5;
-  refused(lies, options, "a budget of 5 slots, want 6, 2, 0, 0, 6");
+  refused(lies, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
   lies = due;
   lies.prompt_tokens = 9;
   refused(lies, options, "a prompt of 9 tokens, want 10");
