@@ -217,7 +217,8 @@ def divergences(options) -> dict[settings.Row, float]:
     study = eviction.Study(argparse.Namespace(
         tool=options.tool, engine=options.kvasir, model=options.model_folder,
         domains=ROOT / "compress/calibrate/domains", novels=ROOT / "models/tiny/evaluation.txt",
-        work=options.work, threads=None, budget=options.budget))
+        work=options.work, threads=None, budget=options.budget, again=False, recheck=0,
+        measured=eviction.MEASURED / "eviction.jsonl"))
     passage = study.passage("windows", study.budget.windows, settings.TOKENS)
     rows = list(dict.fromkeys([cache.quality for cache in CACHES if cache.quality] + [ANCHOR]))
     return {row: one.kl.mean for row, one in study.measure(rows, passage, False).items()}

@@ -2,8 +2,9 @@
 """Measures on SmolLM2 what it costs to give up tokens, by method, budget and bits,
 and writes its part of docs/quality.md. Called by bench/quality/quality.sh.
 
-What was measured is kept in the work folder, a file for each row and text, named by
-the program, the model, the text and the row: an interrupted run goes on."""
+What was measured is kept in measured/eviction.jsonl, a line for each row and text,
+named by the model, the text and the row: an interrupted run goes on, and a later one
+measures what is not there."""
 
 import argparse
 import datetime
@@ -18,8 +19,8 @@ import eviction_settings as settings
 import eviction_streams as streams
 import quality_page
 from eviction_settings import Row
-from frontier import (ROOT, Passage, Pending, default_model, digest, file_digest,
-                      tell, write)
+from frontier import MEASURED, Passage, add_store_options, default_model, tell
+from quality_store import ROOT, Pending, Store, digest, file_digest, write
 
 
 def commands(rows: list[Row]) -> list[list[Row]]:
@@ -52,13 +53,14 @@ class Study:
         self.work = args.work.resolve()
         self.threads = args.threads
         self.budget = settings.BUDGETS[args.budget]
-        self.results = self.work / "results"
-        self.results.mkdir(parents=True, exist_ok=True)
-        self.pending = Pending(self.work)
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.store = Store(args.measured, datetime.date.today().isoformat(), args.again)
+        self.pending = Pending(self.work, self.store)
         self.pending.keep()
-        self.identity = digest(*map(file_digest, (
-            self.tool, self.model / "model.safetensors")))
-        self.last_measured = 0.0  # seconds of the epoch
+        self.identity = file_digest(self.model / "model.safetensors")
+        self.tool_digest = file_digest(self.tool)
+        self.recheck = args.recheck
+        self.used: list[str] = []  # keys that the page stands on
 
     def passage(self, name: str, windows: int, tokens: int, repeats: int = 0
                 ) -> Passage:
@@ -92,7 +94,8 @@ class Study:
     def artifact(self, cache: settings.Cache) -> pathlib.Path:
         """Made once, by the plan as it is."""
         plan = json.dumps(cache.plan())
-        folder = self.work / "artifacts" / digest(self.identity, plan)
+        folder = self.work / "artifacts" / digest(self.identity, self.tool_digest,
+                                                 plan)
         if not folder.exists():
             folder.parent.mkdir(exist_ok=True)
             path, part = folder.with_suffix(".json"), folder.with_suffix(".part")
@@ -110,13 +113,12 @@ class Study:
         folder = self.artifact(cache)
         return f"{folder}:{cache.exact}" if cache.exact else str(folder)
 
-    def path(self, row: Row, passage: Passage) -> pathlib.Path:
-        name = digest(self.identity, row.cache.plan(), row.cache.exact, row.method,
+    def key(self, row: Row, passage: Passage) -> str:
+        return digest(self.identity, row.cache.plan(), row.cache.exact, row.method,
                       row.budget, row.options, settings.SEED, passage.name,
                       file_digest(passage.path), passage.tokens, passage.windows,
                       passage.repeats, settings.PASSAGE_TOKENS,
                       settings.FILLER_TOKENS)
-        return self.results / f"{name}.json"
 
     def evaluate(self, rows: list[Row], passage: Passage) -> None:
         names = list(dict.fromkeys(row.method for row in rows))
@@ -137,7 +139,10 @@ class Study:
                         "--repeat-tokens", settings.PASSAGE_TOKENS,
                         "--filler-tokens", settings.FILLER_TOKENS]
         candidates = [self.candidate(cache) for cache in caches]
-        self.pending.begin([self.path(row, passage) for row in in_order])
+        self.pending.begin([
+            (self.key(row, passage), f"{row.name} / {passage.name}, "
+             f"{passage.windows} x {passage.tokens}, {passage.repeats} copies")
+            for row in in_order])
         try:
             self.run(*command, *candidates)
         finally:
@@ -145,7 +150,9 @@ class Study:
 
     def measure(self, rows: list[Row], passage: Passage, only_known: bool
                 ) -> page.Found:
-        todo = [row for row in rows if not self.path(row, passage).exists()]
+        keys = {row: self.key(row, passage) for row in rows}
+        self.store.set_aside(self.recheck, list(keys.values()))
+        todo = [row for row in rows if keys[row] not in self.store]
         begin, all_rows = time.monotonic(), len(todo)
         for command in [] if only_known else commands(todo):
             self.evaluate(command, passage)
@@ -155,11 +162,10 @@ class Study:
                  f"{len(todo) * speed / 60:.0f} minutes")
         found: page.Found = {}
         for row in rows:
-            path = self.path(row, passage)
-            if not path.exists():
+            told = self.store.get(keys[row])
+            if told is None:
                 continue
-            self.last_measured = max(self.last_measured, path.stat().st_mtime)
-            told = json.loads(path.read_text())
+            self.used.append(keys[row])
             found[row] = page.Measured(
                 told["row"]["window_kl"], told["row"]["window_nats"],
                 told["teacher"]["window_nats"], told["row"]["repeat_nats"],
@@ -186,6 +192,7 @@ def main() -> None:
     parser.add_argument("--budget", choices=settings.BUDGETS, default="full",
                         help="full: every row, some hours on 2 cores; quick: fewer "
                         "rows and windows, about 40 minutes")
+    add_store_options(parser, MEASURED / "eviction.jsonl")
     parser.add_argument("--known", action="store_true",
                         help="measure nothing: the page of what is there")
     parser.add_argument("--threads", type=int, help="of evaluate (default: all)")
@@ -207,14 +214,16 @@ def main() -> None:
     long = study.measure(
         budget.of(settings.LONG_ROWS),
         study.passage("long", budget.long_windows, settings.LONG), args.known)
-    streamed, last = streams.measure(
-        study.engine, study.model, study.novel(), study.results, budget.of(settings.STREAMS), args.known, study.threads)
-    study.last_measured = max(study.last_measured, last)
+    streamed = streams.measure(
+        study.engine, study.model, study.novel(), study.store, study.used,
+        budget.of(settings.STREAMS), args.known, study.threads)
     run = page.Run(
         budget=budget, windows=windows, far=far, long=long, streams=streamed,
         version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
                                capture_output=True).stdout.strip(),
-        date=datetime.date.fromtimestamp(study.last_measured).isoformat())
+        date=study.store.span(study.used))
+    for line in study.store.compare():
+        tell(line)
     quality_page.write_part(args.out / "quality.md", "eviction", page.part(run))
 
 

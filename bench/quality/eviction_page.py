@@ -182,7 +182,7 @@ def part(run: Run) -> str:
         "- Claims compare two rows by the ratio of their KL, window by window; "
         "p-values are two-sided and adjusted for the number of comparisons of a "
         f"family (Holm); at most {settings.ERROR_RATE} decides.",
-        f"- Measured until {run.date} by kvasir-compress {run.version}, "
+        f"- Measured {run.date} by kvasir-compress {run.version}, "
         f"{platform.machine()}, {os.cpu_count()} CPUs, libtorch on the CPU in "
         f"float32; budget `{run.budget.name}`" +
         (f", {have} of its {asked} rows so far." if have < asked else "."), "",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import eviction_settings as settings
 from eviction_settings import StreamRow
-from frontier import digest, file_digest, tell, write
+from frontier import tell
+from quality_store import Store, digest, file_digest
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,14 @@ Found = dict[StreamRow, Stream]
 
 
 def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
-            results: pathlib.Path, rows: list[StreamRow], only_known: bool,
-            threads: int | None = None) -> tuple[Found, float]:
-    """What is there is not measured again. Also when the last row was measured."""
-    identity = digest(*map(file_digest, (engine, model / "model.safetensors", text)))
+            store: Store, used: list[str], rows: list[StreamRow], only_known: bool,
+            threads: int | None = None) -> Found:
+    """What is there is not measured again; `used` gets the keys of what is shown."""
+    identity = digest(*map(file_digest, (model / "model.safetensors", text)))
     found: Found = {}
-    last = 0.0
     for row in rows:
-        path = results / f"stream-{digest(identity, row.flags)}.json"
-        if not path.exists():
+        key = digest("stream", identity, row.flags)
+        if key not in store:
             if only_known:
                 continue
             tell(f"stream: {row.shown}")
@@ -46,13 +46,15 @@ def measure(engine: pathlib.Path, model: pathlib.Path, text: pathlib.Path,
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 raise SystemExit(f"failed: {' '.join(command)}")
-            write(path, done.stdout)
-        told = json.loads(path.read_text())
+            told = json.loads(done.stdout)
+            store.put(key, f"stream: {row.shown}", {
+                "parts": told["parts"], "kv_held_bytes": told["kv_held_bytes"]})
+        told = store.get(key)
+        used.append(key)
         found[row] = Stream([part["nats_per_token"] for part in told["parts"]],
                             [part["tokens"] for part in told["parts"]],
                             told["kv_held_bytes"])
-        last = max(last, path.stat().st_mtime)
-    return found, last
+    return found
 
 
 def lines(found: Found) -> list[str]:

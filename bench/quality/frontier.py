@@ -4,13 +4,13 @@ of docs/quality.md with its charts, and README's table. Called by
 bench/quality/quality.sh.
 
 Every row of frontier_settings.py is evaluated on the same windows. What was
-measured is kept in the work folder, a file for each row and text, named by the
-programs, the models, the texts and the row: an interrupted run goes on.
+measured is kept in measured/smollm2.jsonl, a line for each row and text, named by
+the model, the texts and the row: an interrupted run goes on, and a later one
+measures what is not there.
 """
 
 import argparse
 import datetime
-import hashlib
 import json
 import os
 import pathlib
@@ -25,8 +25,9 @@ import frontier_settings as settings
 import quality_engine
 import quality_page
 from frontier_settings import LONG, SHORT, Artifact, Row
+from quality_store import ROOT, Pending, Store, digest, file_digest, write
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "bench" / "quality" / "measured"
 
 
 @dataclass(frozen=True)
@@ -66,49 +67,6 @@ def asked_tokens(exact: str, own: tuple[int, int]) -> tuple[int, int]:
     return (int(asked.get("sinks", own[0])), int(asked.get("window", own[1])))
 
 
-def digest(*values) -> str:
-    text = json.dumps(values, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-def file_digest(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-class Pending:
-    """Rows that a run of `evaluate` is at: it writes its report after each of them,
-    and what it has written is kept, however it or this program ends."""
-
-    def __init__(self, work: pathlib.Path):
-        self.report = work / "evaluation.json"
-        self.list = work / "pending.json"
-
-    def begin(self, paths: list[pathlib.Path]) -> None:
-        self.report.unlink(missing_ok=True)
-        write(self.list, json.dumps([str(path) for path in paths]))
-
-    def keep(self) -> None:
-        if self.list.exists() and self.report.exists():
-            report = json.loads(self.report.read_text())
-            for path, row in zip(json.loads(self.list.read_text()),
-                                 report["rows"]):
-                if "window_kl" not in row:
-                    raise SystemExit("evaluate tells no window_kl: build "
-                                     "kvasir-compress from this tree")
-                write(pathlib.Path(path), json.dumps(
-                    {"teacher": report["teacher"], "row": row}))
-        self.list.unlink(missing_ok=True)
-        self.report.unlink(missing_ok=True)
-
-
-def write(path: pathlib.Path, text: str) -> None:
-    """Whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 class Study:
     def __init__(self, args: argparse.Namespace):
         self.tool = args.tool.resolve()
@@ -118,14 +76,16 @@ class Study:
         self.novels = args.novels.resolve()
         self.work = args.work.resolve()
         self.budget = settings.BUDGETS[args.budget]
-        self.results = self.work / "results"
-        self.results.mkdir(parents=True, exist_ok=True)
-        self.pending = Pending(self.work)
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.store = Store(args.measured, datetime.date.today().isoformat(), args.again)
+        self.pending = Pending(self.work, self.store)
         self.pending.keep()
         texts = [self.calibration_text(name) for name in settings.DOMAINS]
         self.identity = digest(*map(file_digest, (
-            self.tool, self.model / "model.safetensors", *texts)))
-        self.last_measured = 0.0  # seconds of the epoch
+            self.model / "model.safetensors", *texts)))
+        self.tool_digest = file_digest(self.tool)
+        self.recheck = args.recheck
+        self.used: list[str] = []  # keys that the page stands on
 
     # ------------------------------------------------------------------ texts
 
@@ -161,80 +121,103 @@ class Study:
             raise SystemExit(f"failed: {self.tool.name} "
                              f"{' '.join(map(str, command))}")
 
+    def artifact_key(self, artifact: Artifact) -> str:
+        return digest(self.identity, artifact.method, settings.SEED,
+                      not artifact.built_in_texts and settings.CALIBRATION_TOKENS)
+
     def artifact(self, artifact: Artifact) -> pathlib.Path:
-        """Made once; beside it lies what its plan predicts, if it does."""
+        """Made once by a program; the store remembers what the page needs of it."""
         calibration = ["--seed", settings.SEED]
         if not artifact.built_in_texts:
             calibration += ["--calibration-tokens", settings.CALIBRATION_TOKENS]
             for name in settings.DOMAINS:
                 calibration += ["--text", f"{name}={self.calibration_text(name)}"]
         folder = self.work / "artifacts" / digest(
-            self.identity, artifact.method, settings.SEED,
-            not artifact.built_in_texts and settings.CALIBRATION_TOKENS)
-        if folder.exists():
-            return folder
-        folder.parent.mkdir(exist_ok=True)
-        plan = folder.with_suffix(".json")
-        if not plan.exists():
-            self.run("plan", "--model", self.model, *calibration,
-                     "--method", *artifact.method, "--out", plan)
-        part = folder.with_suffix(".part")
-        if part.exists():
-            shutil.rmtree(part)
-        self.run("apply", "--link-base", "--model", self.model,
-                 *calibration, "--plan", plan, "--out", part)
-        part.rename(folder)
+            self.tool_digest, self.artifact_key(artifact))
+        if not folder.exists():
+            folder.parent.mkdir(exist_ok=True)
+            plan = folder.with_suffix(".json")
+            if not plan.exists():
+                self.run("plan", "--model", self.model, *calibration,
+                         "--method", *artifact.method, "--out", plan)
+            part = folder.with_suffix(".part")
+            if part.exists():
+                shutil.rmtree(part)
+            self.run("apply", "--link-base", "--model", self.model,
+                     *calibration, "--plan", plan, "--out", part)
+            part.rename(folder)
+        key = self.artifact_key(artifact)
+        if key not in self.store:
+            told = folder.with_name(folder.name + ".json.prediction.json")
+            predicted = json.loads(told.read_text()) if told.exists() else None
+            self.store.put(key, f"artifact: {' '.join(map(str, artifact.method))}", {
+                "exact": exact_tokens(json.loads((folder / "kv_plan.json").read_text())),
+                "predicted": predicted and {
+                    name: predicted[name] for name in ("kl", "kl_low", "kl_high")}})
         return folder
 
+    def remembered(self, artifact: Artifact) -> dict:
+        key = self.artifact_key(artifact)
+        if key not in self.store:
+            self.artifact(artifact)
+        return self.store.get(key)
+
     def prediction(self, row: Row) -> dict | None:
-        folder = self.artifact(row.artifact)
-        path = folder.with_name(folder.name + ".json.prediction.json")
-        return json.loads(path.read_text()) if path.exists() else None
+        return self.remembered(row.artifact)["predicted"]
 
     # ----------------------------------------------------------- measurements
 
+    def exact(self, row: Row) -> str:
+        """What its plan says already is not said."""
+        if row.artifact is None:
+            return row.exact
+        own = tuple(self.remembered(row.artifact)["exact"])
+        return "" if asked_tokens(row.exact, own) == own else row.exact
+
     def candidate(self, row: Row) -> str:
-        """As `evaluate` is told it; what its plan says already is not said."""
+        """As `evaluate` is told it."""
         if row.artifact is None:
             return row.candidate(None)
-        folder = self.artifact(row.artifact)
-        own = exact_tokens(json.loads((folder / "kv_plan.json").read_text()))
-        if asked_tokens(row.exact, own) == own:
-            return str(folder)
-        return row.candidate(folder)
+        folder, exact = self.artifact(row.artifact), self.exact(row)
+        return f"{folder}:{exact}" if exact else str(folder)
 
-    def path(self, candidate: str, passage: Passage) -> pathlib.Path:
-        name = digest(self.identity, pathlib.Path(candidate).name, passage.name,
-                      file_digest(passage.path), passage.tokens, passage.windows,
-                      passage.repeats)
-        return self.results / f"{name}.json"
+    def key(self, row: Row, passage: Passage) -> str:
+        cache = (row.baseline if row.artifact is None else
+                 [self.artifact_key(row.artifact), self.exact(row)])
+        return digest(self.identity, cache, passage.name, file_digest(passage.path),
+                      passage.tokens, passage.windows, passage.repeats)
 
-    def evaluate(self, todo: dict[pathlib.Path, str], passage: Passage) -> None:
-        self.pending.begin(list(todo))
+    def evaluate(self, rows: list[Row], passage: Passage) -> None:
+        # Rows whose plan has the exact tokens that another asks for are one.
+        todo: dict[str, Row] = {}
+        for row in rows:
+            todo.setdefault(self.key(row, passage), row)
+        candidates = [self.candidate(row) for row in todo.values()]
+        self.pending.begin([
+            (key, f"{row.name} / {passage.name}, {passage.windows} x {passage.tokens}")
+            for key, row in todo.items()])
         command = ["evaluate", "--teacher", self.model, "--text",
                    passage.path, "--windows", passage.windows, "--window-tokens",
                    passage.tokens, "--json", self.pending.report]
         if passage.repeats > 0:
             command += ["--repeat-test", "--repeats", passage.repeats]
         try:
-            self.run(*command, *todo.values())
+            self.run(*command, *candidates)
         finally:
             self.pending.keep()
 
     def measure(self, rows: list[Row], passages: list[Passage]
                 ) -> dict[str, page.Measured]:
-        """What is not in the work folder yet, text by text."""
-        candidates = {}
+        """What is not in the store yet, text by text."""
         for index, row in enumerate(rows):
-            candidates[row.name] = self.candidate(row)
-            tell(f"made {index + 1}/{len(rows)}: {row.name}")
+            if row.artifact is not None:
+                self.remembered(row.artifact)
+                tell(f"planned {index + 1}/{len(rows)}: {row.name}")
+        self.store.set_aside(self.recheck, [
+            self.key(row, passage) for row in rows for passage in passages])
         jobs = []
         for passage in passages:
-            todo = {}
-            for row in rows:
-                path = self.path(candidates[row.name], passage)
-                if not path.exists():
-                    todo[path] = candidates[row.name]
+            todo = [row for row in rows if self.key(row, passage) not in self.store]
             if todo:
                 jobs.append((passage, todo))
         left = sum(len(todo) * passage.work() for passage, todo in jobs)
@@ -247,13 +230,11 @@ class Study:
                  f"about {left * speed / 60:.0f} minutes to go")
         found = {}
         for row in rows:
-            paths = [self.path(candidates[row.name], passage)
-                     for passage in passages]
-            self.last_measured = max(self.last_measured,
-                                     *(path.stat().st_mtime for path in paths))
+            keys = {passage.name: self.key(row, passage) for passage in passages}
+            self.used += keys.values()
             found[row.name] = page.Measured.merge(
-                {passage.name: json.loads(path.read_text())
-                 for passage, path in zip(passages, paths)}, passages[0].tokens)
+                {name: self.store.get(key) for name, key in keys.items()},
+                passages[0].tokens)
         return found
 
     # ----------------------------------------------------------------- engine
@@ -261,21 +242,20 @@ class Study:
     def compare(self, rows: list[Row]) -> list[quality_engine.Comparison]:
         """The server's loss beside the oracle's, on the first held-out text."""
         passage = self.short_passages()[0]
-        identity = file_digest(self.engine)
         found = []
         for row in rows:
             if row.artifact is None or row.exact:
                 continue
-            oracle = self.path(self.candidate(row), passage)
-            path = oracle.with_name(f"engine-{identity}-{oracle.name}")
-            if not path.exists():
-                write(path, json.dumps(quality_engine.measure(
+            oracle = self.key(row, passage)
+            key = digest("engine", oracle)
+            if key not in self.store:
+                self.store.put(key, f"engine: {row.name}", quality_engine.measure(
                     self.engine, self.artifact(row.artifact), passage.path,
-                    passage.windows, passage.tokens)))
+                    passage.windows, passage.tokens))
                 tell(f"engine: {row.name}")
+            self.used.append(key)
             found.append(quality_engine.compare(
-                row.name, json.loads(path.read_text()),
-                json.loads(oracle.read_text())["row"]))
+                row.name, self.store.get(key), self.store.get(oracle)["row"]))
         return found
 
 
@@ -287,6 +267,17 @@ def default_model() -> pathlib.Path:
     """Where models/fetch leaves it."""
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(cache) / "kvasir" / "models" / settings.MODEL
+
+
+def add_store_options(parser: argparse.ArgumentParser, path: pathlib.Path) -> None:
+    parser.add_argument("--measured", type=pathlib.Path, default=path,
+                        help="where rows are kept: those that are there are not "
+                        "measured again")
+    parser.add_argument("--again", action="store_true",
+                        help="measure all rows that another commit has measured")
+    parser.add_argument("--recheck", type=int, default=0, metavar="N",
+                        help="measure N known rows of a table again, by lot, and "
+                        "compare")
 
 
 def main() -> None:
@@ -308,6 +299,7 @@ def main() -> None:
                         help="full: every row, up to three hours on 2 cores; quick: "
                         "fewer rows and windows, about 40 minutes, "
                         "calibration included")
+    add_store_options(parser, MEASURED / "smollm2.jsonl")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     parser.add_argument("--readme", type=pathlib.Path, default=ROOT / "README.md")
     args = parser.parse_args()
@@ -328,7 +320,9 @@ def main() -> None:
                      and (found := study.prediction(row)) is not None},
         version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
                                capture_output=True).stdout.strip(),
-        date=datetime.date.fromtimestamp(study.last_measured).isoformat())
+        date=study.store.span(study.used))
+    for line in study.store.compare():
+        tell(line)
     quality_page.write_part(args.out / "quality.md", "smollm2", page.part(run))
     quality_page.write_part(args.readme, "smollm2", page.readme_part(run))
     for name, text in page.charts(run).items():

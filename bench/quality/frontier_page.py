@@ -318,7 +318,7 @@ def part(run: Run) -> str:
         "geometric mean with a 95 % interval). p-values are two-sided and adjusted "
         f"for the number of comparisons of a family (Holm): {families}; at most "
         f"{settings.ERROR_RATE} decides.",
-        f"- Measured until {run.date} by kvasir-compress {run.version}, "
+        f"- Measured {run.date} by kvasir-compress {run.version}, "
         f"{platform.machine()}, {os.cpu_count()} CPUs, libtorch on the CPU in "
         f"float32; budget `{run.budget.name}`.",
         *repeat, "",

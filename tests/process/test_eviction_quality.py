@@ -87,13 +87,15 @@ def bench(tmp_path):
 
     class Bench:
         folder = tmp_path
+        measured = tmp_path / "measured.jsonl"
 
         def run(self, *options):
             return subprocess.run(
                 [sys.executable, ROOT / "bench/quality/eviction.py", "--tool", tool,
                  "--engine", engine, "--novels", texts / "novel.txt",
                  "--model", model, "--domains", texts, "--work", tmp_path / "work",
-                 "--out", docs, "--budget", "quick", *options],
+                 "--measured", self.measured, "--out", docs, "--budget", "quick",
+                 *options],
                 capture_output=True, text=True, timeout=60)
 
         def evaluations(self):
