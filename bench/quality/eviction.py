@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import time
 
+import eviction_overlap as overlap
 import eviction_page as page
 import eviction_settings as settings
 import eviction_streams as streams
@@ -83,6 +84,15 @@ class Study:
         text = self.novels.read_bytes()[:self.budget.stream_bytes]
         write(path, text.decode("utf-8", "ignore"))
         return path
+
+    def beginnings(self) -> list[pathlib.Path]:
+        """Of each held-out text."""
+        paths = []
+        for domain in settings.DOMAINS:
+            text = (self.domains / "evaluation" / f"{domain}.txt").read_bytes()
+            paths.append(self.work / f"{domain}.txt")
+            write(paths[-1], text[:settings.OVERLAP_BYTES].decode("utf-8", "ignore"))
+        return paths
 
     def run(self, *command) -> None:
         done = subprocess.run([str(self.tool), *map(str, command)],
@@ -217,14 +227,21 @@ def main() -> None:
     streamed = streams.measure(
         study.engine, study.model, study.novel(), study.store, study.used,
         budget.of(settings.STREAMS), args.known, study.threads)
+    overlaps, by_lot = overlap.measure(
+        study.engine, study.model, study.beginnings(), study.work, study.store,
+        study.used, args.known)
     run = page.Run(
         budget=budget, windows=windows, far=far, long=long, streams=streamed,
+        overlaps=overlaps, by_lot=by_lot,
         version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
                                capture_output=True).stdout.strip(),
         date=study.store.span(study.used))
     for line in study.store.compare():
         tell(line)
     quality_page.write_part(args.out / "quality.md", "eviction", page.part(run))
+    if overlaps:
+        (args.out / "heavy-overlap.svg").write_text(
+            overlap.chart(overlaps, by_lot), encoding="utf-8")
 
 
 if __name__ == "__main__":

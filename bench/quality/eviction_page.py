@@ -5,6 +5,7 @@ import os
 import platform
 from dataclasses import dataclass
 
+import eviction_overlap as overlap
 import eviction_settings as settings
 import eviction_streams as streams
 import quality_page
@@ -41,6 +42,8 @@ class Run:
     far: Found
     long: Found
     streams: streams.Found
+    overlaps: overlap.Found
+    by_lot: float  # what tokens drawn by lot would share
     version: str
     date: str
 
@@ -209,6 +212,14 @@ def part(run: Run) -> str:
     lines += section(f"At {settings.LONG} tokens", [
         f"{run.budget.long_windows} windows.", ""],
         row_lines(run.long, settings.LONG_ROWS))
+    lines += section("Heavy tokens, with codes and without", [
+        "![Share of heavy tokens by layer](heavy-overlap.svg)", "",
+        f"The first {settings.OVERLAP_BYTES} bytes of each held-out text as a prompt of the "
+        f"server, of which {100 * settings.OVERLAP_SHARE:g} % stay by the attention that "
+        "they receive, a layer as one: which tokens of the cache of numbers stay under "
+        "codes, too (its figure 2; here each cache goes by its own evictions, so that "
+        "what differs adds up). Means over texts.", ""],
+        overlap.lines(run.overlaps, run.by_lot))
     lines += section("A book as a stream", [
         "The beginning of the held-out novels as one sequence of the server, "
         f"{sum(next(iter(run.streams.values())).tokens) if run.streams else 0} tokens in a "

@@ -9,7 +9,7 @@ import statistics
 from dataclasses import dataclass, field
 
 MODEL = "smollm2"
-LAYERS = 30
+LAYERS, KV_HEADS = 30, 3
 DOMAINS = ("books", "encyclopedia", "code", "dialogue")
 SEED = 42  # of the lots of `random`
 ERROR_RATE = 0.05  # of a family of claims (Holm's procedure)
@@ -229,6 +229,20 @@ STREAMS = [STREAM_WINDOW, STREAM_CLAIM, StreamRow("streaming", quick=True),
            StreamRow("h2o", 1 / 2, quick=True),
            StreamRow("h2o", 1 / 16, rolling=False, quick=True),
            StreamRow("streaming", rolling=False)]
+
+# Which tokens are heavy: each cache evicts by attention received, a layer as one.
+OVERLAP_SINKS, OVERLAP_RECENT, OVERLAP_SHARE, OVERLAP_BYTES = 4, 64, 0.2, 6000
+
+
+def overlap_plan(cache: Cache) -> dict:
+    plan = cache.plan()
+    for layer in plan["layers"]:
+        layer["eviction"] = {
+            "units": [{"heads": list(range(KV_HEADS))}], "budget_ratio": OVERLAP_SHARE,
+            "sinks": OVERLAP_SINKS, "recent": OVERLAP_RECENT, "lambda": 1.0,
+            "positions": "ORIGINAL", "every_tokens": 128}
+    return plan
+
 
 CLAIMS = [Claim(family, Row(CODES[bits], left, share),
                 Row(CODES[bits], right, share))

@@ -210,3 +210,58 @@ def drawn(line: list[Point], colour: str, marker: str, x, y, floor: float
                    f'<title>{escape(p.name)}: {p.x:,.0f} bytes, {p.y:.4f} ± '
                    f'{half:.4f}</title></path>')
     return out
+
+
+def by_layer(series: dict[str, list[float]], title: str, x_title: str, y_title: str,
+             reference: tuple[str, float]) -> str:
+    """series: name -> a share of each layer, 0 to 1, more is better. reference: name
+    and share of what knows nothing, a dashed line."""
+    layers = max(map(len, series.values()))
+
+    def x(layer):
+        return LEFT + (layer + 0.5) / layers * (WIDTH - LEFT - RIGHT)
+
+    def y(share):
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        ' font-family="system-ui, sans-serif" font-size="12" role="img" '
+        f'aria-label="{escape(title, QUOTE)}">', STYLE,
+        f'<rect class="bg" width="{WIDTH}" height="{HEIGHT}" rx="8"/>',
+        f'<text x="{LEFT}" y="26" font-size="15" font-weight="bold">'
+        f'{escape(title)}</text>',
+    ]
+    for tick in range(0, 11, 2):
+        out.append(f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" '
+                   f'y1="{y(tick / 10):.1f}" y2="{y(tick / 10):.1f}"/>'
+                   f'<text x="{LEFT - 6}" y="{y(tick / 10) + 4:.1f}" '
+                   f'text-anchor="end">{tick / 10:g}</text>')
+    for layer in range(0, layers, max(1, layers // 6)):
+        out.append(f'<text x="{x(layer):.1f}" y="{HEIGHT - BOTTOM + 16}" '
+                   f'text-anchor="middle">{layer}</text>')
+    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 12}" '
+               f'text-anchor="middle">{escape(x_title)}</text>')
+    out.append(f'<text transform="translate(16 {(TOP + HEIGHT - BOTTOM) / 2}) '
+               f'rotate(-90)" text-anchor="middle">{escape(y_title)}</text>')
+    name, share = reference
+    out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(share):.1f}" '
+               f'y2="{y(share):.1f}" stroke="#64748b" stroke-dasharray="5 4"/>'
+               f'<text x="{WIDTH - RIGHT + 14}" y="{y(share) + 4:.1f}">'
+               f'{escape(name)}: {share:.2f}</text>')
+    for index, (name, line) in enumerate(series.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        path = " ".join(f"{x(layer):.1f},{y(share):.1f}"
+                        for layer, share in enumerate(line))
+        out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" '
+                   'stroke-width="2"/>')
+        out += [f'<circle cx="{x(layer):.1f}" cy="{y(share):.1f}" r="3" '
+                f'fill="{colour}"><title>{escape(name)}, layer {layer}: {share:.3f}'
+                '</title></circle>' for layer, share in enumerate(line)]
+        row = TOP + 12 + 20 * index
+        out.append(f'<rect x="{WIDTH - RIGHT + 14}" y="{row - 9}" width="12" '
+                   f'height="12" rx="2" fill="{colour}"/>'
+                   f'<text x="{WIDTH - RIGHT + 32}" y="{row + 1}">'
+                   f'{escape(name)}</text>')
+    out.append("</svg>")
+    return "\n".join(out) + "\n"

@@ -60,6 +60,16 @@ ENGINE = '''#!{python}
 import json, pathlib, sys
 with (pathlib.Path(__file__).parent / "streams.txt").open("a") as log:
     log.write(json.dumps(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "inspect":
+    # Of 3 layers with 100 tokens, 4 sinks and 64 recent ones: 8 heavy ones, each other
+    # one of them another under codes.
+    plan = pathlib.Path(sys.argv[sys.argv.index("--kv-plan") + 1]).read_text()
+    heavy = range(10, 18) if "BF16" in plan else range(10, 26, 2)
+    gone = [None if token < 4 or token >= 36 or token in heavy else 64
+            for token in range(100)]
+    layer = {{"sinks": 4, "recent": 64, "units": [{{"heads": [0, 1, 2], "gone_at": gone}}]}}
+    print(json.dumps({{"trace": {{"prompt_tokens": 100, "layers": 3 * [layer]}}}}))
+    sys.exit(0)
 more = 0.05 if "h2o" in sys.argv else 0.2 if "--stream" in sys.argv else 0
 print(json.dumps({{"kv_held_bytes": 2000000, "parts": [
     {{"nats_per_token": 2.0 + more * (1 + tenth % 2), "tokens": 100}}
@@ -109,7 +119,7 @@ def bench(tmp_path):
             log = tmp_path / "streams.txt"
             lines = log.read_text().splitlines() if log.exists() else []
             log.unlink(missing_ok=True)
-            return list(map(json.loads, lines))
+            return [call for call in map(json.loads, lines) if call[0] == "perplexity"]
 
         def page(self):
             return (docs / "quality.md").read_text()
@@ -166,6 +176,10 @@ def test_a_run_writes_its_part_and_a_second_one_measures_nothing(bench):
     # 2.075 over 2, 2.05 in the first tenth.
     assert ("| H2O, 0.0625 heavy, rolling positions | 2.0 | 2.0750 | 1.038 | 1.025 | 1.050 |"
             in text) and "≤ 1.03: **missed**" in text
+    # 10, 12, 14 and 16 of 10 .. 17, and a lot of 8 of 32.
+    assert "| 3 bits | 0.500 | 0.500 | 0 |" in text and "| by lot | 0.250 | | |" in text
+    svg = (bench.folder / "docs/heavy-overlap.svg").read_text()
+    assert svg.count("<polyline") == len(settings.CODES) and "by lot: 0.25" in svg
     again = bench.run()
     assert again.returncode == 0 and not bench.evaluations() and not bench.streams()
     assert bench.page() == text
@@ -178,6 +192,7 @@ def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
     (bench.folder / "fail.txt").unlink()
     known = bench.run("--known")
     assert known.returncode == 0, known.stderr
+    assert "Heavy tokens" not in bench.page()
     assert "rows so far" in bench.page() and not bench.evaluations()
     # Rows that came before the failure are not asked for again.
     assert bench.run().returncode == 0
