@@ -86,12 +86,17 @@ def serve(tmp_path):
 
 
 def test_serve_serves_the_compressed_model_unless_told_which(serve):
-    default = ["--model", "models/tiny-palu"]
-    assert (ROOT / default[1] / "kv_plan.json").is_file()
+    model = ["--model", "models/tiny"]
+    default = [*model, "--kv-plan", "rotated-4bit"]
+    assert (ROOT / model[1] / "config.json").is_file()
     assert serve() == ["serve", *default]
     assert serve("--grpc-port", "0") == ["serve", *default, "--grpc-port", "0"]
     for flags in ["--model", "DIR"], ["--model=DIR"], ["--random-weights"], ["--config=FILE"]:
         assert serve(*flags) == ["serve", *flags]
+    # Another cache is another plan.
+    for flags in ["--kv-plan", "dense-bf16"], ["--kv-dtype=f32"]:
+        assert serve(*flags) == ["serve", *model, *flags]
+    assert serve(KVASIR_KV_PLAN="dense-8bit") == ["serve", *model]
     assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
 
 
@@ -107,7 +112,7 @@ def test_serve_has_a_known_model_compressed_as_recommended(serve, tmp_path):
     mine = ["--served-model-name=mine"]
     assert serve("--plan=recommended", *mine, KVASIR_MODEL="known")[1:] == ["serve", *mine]
     for flags, why in [
-            (["--plan", "recommended"], "the built-in one has a plan"),
+            (["--plan", "recommended"], "the built-in one needs none"),
             (["--plan", "recommended", "--model", "DIR"], "is for models that models/fetch gets"),
             (["--model", "known", "--plan"], "--plan nothing: want recommended"),
             (["--model", "known", "--plan=best"], "--plan best: want recommended"),
