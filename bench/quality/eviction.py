@@ -203,8 +203,6 @@ def main() -> None:
                         help="full: every row, some hours on 2 cores; quick: fewer "
                         "rows and windows, about 40 minutes")
     add_store_options(parser, MEASURED / "eviction.jsonl")
-    parser.add_argument("--known", action="store_true",
-                        help="measure nothing: the page of what is there")
     parser.add_argument("--threads", type=int, help="of evaluate (default: all)")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs")
     args = parser.parse_args()

@@ -162,7 +162,7 @@ class Budget:
         return [row for row in rows if self.all_rows or row.quick]
 
 
-FULL = Budget("full", 4, 8, 4, 250_000, True)
+FULL = Budget("full", 4, 8, 2, 120_000, True)
 QUICK = Budget("quick", 4, 3, 2, 60_000, False)
 BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
 

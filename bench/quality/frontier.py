@@ -187,6 +187,11 @@ class Study:
         return digest(self.identity, cache, passage.name, file_digest(passage.path),
                       passage.tokens, passage.windows, passage.repeats)
 
+    def is_known(self, row: Row, passages: list[Passage]) -> bool:
+        planned = row.artifact is None or self.artifact_key(row.artifact) in self.store
+        return planned and all(self.key(row, passage) in self.store
+                               for passage in passages)
+
     def evaluate(self, rows: list[Row], passage: Passage) -> None:
         # Rows whose plan has the exact tokens that another asks for are one.
         todo: dict[str, Row] = {}
@@ -206,9 +211,11 @@ class Study:
         finally:
             self.pending.keep()
 
-    def measure(self, rows: list[Row], passages: list[Passage]
+    def measure(self, rows: list[Row], passages: list[Passage], only_known: bool
                 ) -> dict[str, page.Measured]:
         """What is not in the store yet, text by text."""
+        if only_known:
+            rows = [row for row in rows if self.is_known(row, passages)]
         for index, row in enumerate(rows):
             if row.artifact is not None:
                 self.remembered(row.artifact)
@@ -239,15 +246,19 @@ class Study:
 
     # ----------------------------------------------------------------- engine
 
-    def compare(self, rows: list[Row]) -> list[quality_engine.Comparison]:
+    def compare(self, rows: list[Row], only_known: bool) -> list[quality_engine.Comparison]:
         """The server's loss beside the oracle's, on the first held-out text."""
         passage = self.short_passages()[0]
         found = []
         for row in rows:
             if row.artifact is None or row.exact:
                 continue
+            if only_known and not self.is_known(row, [passage]):
+                continue
             oracle = self.key(row, passage)
             key = digest("engine", oracle)
+            if key not in self.store and only_known:
+                continue
             if key not in self.store:
                 self.store.put(key, f"engine: {row.name}", quality_engine.measure(
                     self.engine, self.artifact(row.artifact), passage.path,
@@ -275,6 +286,8 @@ def add_store_options(parser: argparse.ArgumentParser, path: pathlib.Path) -> No
                         "measured again")
     parser.add_argument("--again", action="store_true",
                         help="measure all rows that another commit has measured")
+    parser.add_argument("--known", action="store_true",
+                        help="measure nothing: the page of what is there")
     parser.add_argument("--recheck", type=int, default=0, metavar="N",
                         help="measure N known rows of a table again, by lot, and "
                         "compare")
@@ -310,13 +323,16 @@ def main() -> None:
                                          if args.model in path.parents else ""))
     study = Study(args)
     budget = study.budget
-    short = study.measure(budget.rows(), study.short_passages())
-    long = study.measure(budget.long_rows(), study.long_passages())
-    compared = study.compare(budget.rows()) if budget.engine else []
+    short = study.measure(budget.rows(), study.short_passages(), args.known)
+    if not short:
+        parser.error("--known: no row is there whole; measure first")
+    long = study.measure(budget.long_rows(), study.long_passages(), args.known)
+    compared = study.compare(budget.rows(), args.known) if budget.engine else []
     run = page.Run(
         budget=budget, short=short, long=long, compared=compared,
         predictions={row.name: found for row in budget.rows() + budget.long_rows()
                      if row.artifact is not None and not row.exact
+                     and row.name in short | long
                      and (found := study.prediction(row)) is not None},
         version=subprocess.run([str(study.tool), "--version"], text=True, check=True,
                                capture_output=True).stdout.strip(),

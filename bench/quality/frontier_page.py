@@ -284,6 +284,8 @@ def part(run: Run) -> str:
     counts = collections.Counter(one.claim.family for one in judged)
     families = ", ".join(f"{count} of {name}" for name, count in counts.items())
     passages = run.budget.repeats_per_text
+    asked = len(run.budget.rows()) + len(run.budget.long_rows())
+    have = len(run.short) + len(run.long)
     repeat = [] if first.repeat is None else [
         "- *Repeat* is the loss on the second copy of a passage, which is cheap "
         "where the cache still tells its tokens apart; "
@@ -320,7 +322,8 @@ def part(run: Run) -> str:
         f"{settings.ERROR_RATE} decides.",
         f"- Measured {run.date} by kvasir-compress {run.version}, "
         f"{platform.machine()}, {os.cpu_count()} CPUs, libtorch on the CPU in "
-        f"float32; budget `{run.budget.name}`.",
+        f"float32; budget `{run.budget.name}`" +
+        (f", {have} of its {asked} rows so far." if have < asked else "."),
         *repeat, "",
         "### Claims", "", *claim_lines(judged), "",
         f"### At {SHORT} tokens", "",

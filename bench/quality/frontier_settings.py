@@ -85,7 +85,7 @@ class Budget:
         return LONG_ROWS if self.all_rows else QUICK_LONG_ROWS
 
 
-FULL = Budget("full", 2, 2, 4, True, True)
+FULL = Budget("full", 2, 2, 2, True, True)
 QUICK = Budget("quick", 2, 0, 2, False, False)
 BUDGETS = {budget.name: budget for budget in (FULL, QUICK)}
 

@@ -448,8 +448,19 @@ def test_an_interrupted_run_goes_on_at_the_row_where_it_was(bench):
     lines = bench.measured.read_text().splitlines()
     assert asked == len(order) and sum('/ books, ' in line for line in lines) == kept
     bench.mend()
+    # Rows that have all of their texts are a page already; here none has.
+    known = bench.run("--known")
+    assert known.returncode != 0 and not evaluated(bench.calls())
     assert bench.run().returncode == 0
     assert evaluated(bench.calls()) == whole - kept
+    # Without the last line, one row is missing.
+    lines = bench.measured.read_text().splitlines(keepends=True)
+    bench.measured.write_text("".join(
+        line for line in lines if f'"about":"{settings.KIVI[2, 0].name} / books' not in line))
+    known = bench.run("--known")
+    assert known.returncode == 0 and not bench.calls(), known.stderr
+    rows = len(settings.QUICK.rows()) + len(settings.QUICK.long_rows())
+    assert f"{rows - 1} of its {rows} rows so far" in bench.page.read_text()
 
 
 def test_a_row_that_is_the_plans_own_choice_is_not_measured_twice(bench):
@@ -459,7 +470,7 @@ def test_a_row_that_is_the_plans_own_choice_is_not_measured_twice(bench):
     study = bench.study()
     assert study.candidate(same) == study.candidate(own) != study.candidate(other)
     bench.calls()
-    found = study.measure([own, same, other], study.short_passages()[:1])
+    found = study.measure([own, same, other], study.short_passages()[:1], False)
     assert evaluated(bench.calls()) == 2
     assert found[same.name] == found[own.name] != found[other.name]
 
