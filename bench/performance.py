@@ -24,8 +24,6 @@ class Run:
     program: str = ""  # in place of `kvasir bench`: one of bench/
 
 
-STREAMS = ("--model", str(ROOT / "models/tiny"), "--text", str(ROOT / "models/tiny/evaluation.txt"),
-           "--kv-plan", "dense-8bit", "--eviction-budget", "256", "--eviction-rolling")
 PLANS = ("dense-8bit,rap-50,rap-50-4bit,"
          "palu-50-g4,palu-50-g1-4bit,palu-50-g4-4bit,palu-50-g4-2bit")
 RUNS = [
@@ -38,7 +36,6 @@ RUNS = [
     Run("load", ("load",)),
     Run("capacity", ("capacity", "--shape",
         "tinyllama-1.1b,llama-2-7b,llama-3-8b", "--plan", PLANS)),
-    Run("stream", ("stream", *STREAMS, "--eviction", "h2o")),
     Run("attention", ("attention",), 7),
     Run("attention_prefill", ("attention", "--prefill"), 7),
     Run("attention_mass", (), program="bench_attention_mass"),

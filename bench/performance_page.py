@@ -89,7 +89,7 @@ def figure_rows(name, report):
 def figures(results) -> str:
     rows = []
     told = []
-    for name in ("decode", "preemption", "prefill", "rope", "scheduler", "serve", "load", "stream",
+    for name in ("decode", "preemption", "prefill", "rope", "scheduler", "serve", "load",
                  "capacity"):
         if name in results:
             rows += figure_rows(name, results[name])
@@ -230,26 +230,12 @@ def capacity(results) -> str:
         *notes(report)])
 
 
-def stream(results) -> str:
-    report = results["stream"]
-    told = report["figures"]
-    return "\n".join([
-        table(["", "behind the second pass", "at the end"],
-              [[what, size(told[f"{name}_warm"]), size(told[f"{name}_end"])] for what, name in (
-                  ("pages held", "kv_held_bytes"), ("all that the rank allocated", "allocated_bytes"),
-                  ("the process holds", "rss_bytes"))]),
-        "", f"{told['tokens']:,.0f} tokens in {told['passes']:.0f} passes, "
-        f"{number(told['tokens_per_second'])} tokens/s; a pass loses "
-        f"{told['loss_over_second_least']:.4f} to {told['loss_over_second_most']:.4f} times what "
-        "the second loses."])
-
-
 SECTIONS = {
     "machine": machine, "figures": figures, "attention": attention,
     "attention_prefill": attention_prefill, "attention_mass": attention_mass,
     "attention_prefill_deterministic": attention_prefill_deterministic,
     "decode_plans": decode_plans, "breakdown": breakdown,
-    "llama_cpp": llama_cpp, "capacity": capacity, "stream": stream,
+    "llama_cpp": llama_cpp, "capacity": capacity,
 }
 
 
