@@ -1,0 +1,29 @@
+// Certificates that tests make for themselves: no key is in the repository.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace kvasir::base {
+
+// PEM texts.
+struct TestCertificate {
+  std::string certificate;
+  std::string key;
+};
+
+struct TestCertificateOptions {
+  std::string common_name = "test";
+  std::vector<std::string> names;  // "DNS:localhost", "IP:127.0.0.1", "URI:..."
+  absl::Duration valid_from = -absl::Hours(1);  // from now
+  absl::Duration valid_until = absl::Hours(1);
+};
+
+// One that signs itself.
+TestCertificate MakeAuthority(const std::string& common_name);
+TestCertificate MakeCertificate(const TestCertificate& authority,
+                                const TestCertificateOptions& options);
+
+}  // namespace kvasir::base
