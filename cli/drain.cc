@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "cli/commands.h"
 #include "cli/flags.h"
+#include "cli/options.h"
 #include "nlohmann/json.hpp"
 #include "proto/kvasir/v1/admin.grpc.pb.h"
 
@@ -19,6 +20,7 @@ namespace {
 struct DrainFlags {
   std::string endpoint = "127.0.0.1:8003";
   absl::Duration deadline = absl::ZeroDuration();
+  DialTlsFlags tls;
   bool json = false;
 };
 
@@ -32,8 +34,13 @@ uint32_t DeadlineMilliseconds(absl::Duration deadline) {
 }
 
 int Drain(const DrainFlags& flags) {
+  const auto credentials = DialCredentials(flags.tls, flags.endpoint);
+  if (!credentials.ok()) {
+    PrintError("kvasir drain", credentials.status().ToString());
+    return kExitUsage;
+  }
   const auto stub = kvasir::v1::Admin::NewStub(
-      grpc::CreateChannel(flags.endpoint, grpc::InsecureChannelCredentials()));
+      grpc::CreateChannel(flags.endpoint, *credentials));
   grpc::ClientContext context;
   if (flags.deadline > absl::ZeroDuration()) {
     // The server aborts what is left at the deadline; allow it to say so.
@@ -78,6 +85,7 @@ void AddDrainCommand(CLI::App* app, int* exit_code) {
       "drain", "ask a running kvasir to refuse new requests, finish, and exit");
   AddFlag(command, "--endpoint", flags->endpoint, "the admin port")
       ->type_name("HOST:PORT");
+  AddDialTlsFlags(command, &flags->tls);
   AddDuration(command, "--deadline", flags->deadline,
               "abort what still runs after this; 0: the server's "
               "--drain-timeout");

@@ -12,6 +12,7 @@ namespace kvasir::cli {
 namespace {
 
 using base::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Parses "--x ..." as the arguments of a fresh program.
@@ -297,6 +298,68 @@ TEST(FlagsTest, HumanBytesUseBinaryUnits) {
   EXPECT_EQ(HumanBytes(512), "512 B");
   EXPECT_EQ(HumanBytes(1536), "1.50 KiB");
   EXPECT_EQ(HumanBytes(3.0 * (1 << 30)), "3.00 GiB");
+}
+
+TEST(TlsFlagsTest,
+     PlainTextStaysOnThisMachineUnlessSomebodySaysThatItMayLeave) {
+  base::ListenAddress everywhere;
+  everywhere.host = "0.0.0.0";
+  everywhere.host_flag = "--listen";
+  ListenFlags listen;
+  for (const auto& refused : {ListenCredentials(listen, everywhere),
+                              AdminCredentials(listen, everywhere)}) {
+    EXPECT_THAT(
+        refused.status(),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 AllOf(HasSubstr("--listen 0.0.0.0"), HasSubstr("--tls-cert"),
+                       HasSubstr("--insecure"))));
+  }
+  listen.insecure = true;
+  KVASIR_EXPECT_OK(ListenCredentials(listen, everywhere).status());
+  KVASIR_EXPECT_OK(AdminCredentials(listen, everywhere).status());
+
+  RouterFlags router;
+  router.workers = {"unix:/run/worker", "127.0.0.1:8100"};
+  KVASIR_EXPECT_OK(WorkerCredentials(router, false).status());
+  router.workers.push_back("worker-1:8100");
+  EXPECT_THAT(
+      WorkerCredentials(router, false).status(),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("worker-1:8100"), HasSubstr("--worker-tls-ca"),
+                     HasSubstr("--insecure"))));
+  KVASIR_EXPECT_OK(WorkerCredentials(router, true).status());
+
+  DialTlsFlags dial;
+  KVASIR_EXPECT_OK(DialCredentials(dial, "localhost:8001").status());
+  EXPECT_THAT(DialCredentials(dial, "router:8001").status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("router:8001"), HasSubstr("--ca"),
+                             HasSubstr("--insecure"))));
+  dial.insecure = true;
+  KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
+}
+
+TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
+  ListenFlags listen;
+  listen.tls.client_names = {"router"};
+  EXPECT_THAT(ListenCredentials(listen, {}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("without --tls-client-ca")));
+  ListenFlags admin;
+  admin.admin_client_names = {"operator"};
+  EXPECT_THAT(AdminCredentials(admin, {}).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("without --admin-client-ca")));
+  RouterFlags router;
+  router.worker_tls.names = {"worker"};
+  EXPECT_THAT(WorkerCredentials(router, true).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("without --worker-tls-ca")));
+  DialTlsFlags dial;
+  dial.key = "key.pem";
+  EXPECT_THAT(
+      DialCredentials(dial, "127.0.0.1:1").status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs --cert")));
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ namespace {
 
 struct GenerateFlags {
   std::string endpoint;
+  DialTlsFlags tls;
   ModelOptions model;
   TextRequest request;
   bool stream_forever = false;
@@ -98,7 +99,13 @@ int Generate(GenerateFlags flags) {
     server = *std::move(started);
     flags.endpoint = server->endpoint();
   }
-  TextClient client(flags.endpoint);
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
+  if (server == nullptr) {
+    auto made = DialCredentials(flags.tls, flags.endpoint);
+    if (!made.ok()) return Report(made.status());
+    credentials = *std::move(made);
+  }
+  TextClient client(flags.endpoint, std::move(credentials));
   // The prompt is repeated once there is something that continues it.
   bool begun = false;
   const auto result =
@@ -126,6 +133,7 @@ void AddGenerateCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--endpoint", flags->endpoint,
           "the server's gRPC port; default 127.0.0.1:8001 without --model")
       ->type_name("HOST:PORT");
+  AddDialTlsFlags(command, &flags->tls);
   AddModelFlags(command, &flags->model);
   AddFlag(command, "--model-name", flags->request.model,
           "which of the server's models; default: its first");

@@ -18,6 +18,15 @@ constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 
+absl::Status CheckPlainCall(const std::string& target, const char* remedy,
+                            bool insecure) {
+  if (insecure || base::IsLocalTarget(target)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(target, " would be called without encryption: give ", remedy,
+                   "; or --insecure, where something else ",
+                   "protects it (a mesh, a NetworkPolicy)"));
+}
+
 }  // namespace
 
 CLI::Validator ShapeName() {
@@ -164,6 +173,29 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
   AddFlag(app, "--health-port", options->health_port,
           "grpc.health.v1 alone; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
+  AddFlag(app, "--tls-cert", options->tls.certificate,
+          "PEM chain that this server shows; read again when it changes. "
+          "Without it: plain text, on this machine alone")
+      ->type_name("FILE");
+  AddFlag(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
+      ->type_name("FILE");
+  AddFlag(app, "--tls-client-ca", options->tls.client_ca,
+          "PEM authorities: who calls shows a certificate of theirs, too")
+      ->type_name("FILE");
+  AddFlag(app, "--tls-client-names", options->tls.client_names,
+          "DNS, URI or IP names of which a caller's certificate has one; "
+          "default: all that --tls-client-ca has signed")
+      ->delimiter(',');
+  AddFlag(app, "--admin-client-ca", options->admin_client_ca,
+          "the same of --admin-port, with --tls-cert: needed where "
+          "--admin-host is not of this machine")
+      ->type_name("FILE");
+  AddFlag(app, "--admin-client-names", options->admin_client_names,
+          "names of operators' certificates")
+      ->delimiter(',');
+  AddSwitch(app, "--insecure", options->insecure,
+            "plain text may leave this machine: something else protects it (a "
+            "mesh, a NetworkPolicy)");
   AddFlag(app, "--ready-file", options->ready_file,
           "written once ready: a JSON object with the addresses")
       ->type_name("FILE");
@@ -203,8 +235,100 @@ absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
       ", in which clients are to leave"));
 }
 
+void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
+  AddFlag(app, "--ca", options->ca,
+          "PEM authorities of the server's certificate; without it: plain text")
+      ->type_name("FILE");
+  AddFlag(app, "--cert", options->certificate,
+          "PEM chain that is shown to the server, where it asks for one")
+      ->type_name("FILE");
+  AddFlag(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
+  AddSwitch(app, "--insecure", options->insecure,
+            "plain text may leave this machine");
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
+    const ListenFlags& flags, const base::ListenAddress& listen) {
+  const ListenTlsFlags& tls = flags.tls;
+  if (tls.certificate.empty() && tls.key.empty() && tls.client_ca.empty() &&
+      tls.client_names.empty()) {
+    KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
+        listen, flags.insecure, "give --tls-cert and --tls-key"));
+    return nullptr;
+  }
+  base::TlsOptions options;
+  options.files.certificate = tls.certificate;
+  options.files.key = tls.key;
+  options.files.authorities = tls.client_ca;
+  options.names = tls.client_names;
+  return base::TlsServerCredentials(options);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
+    const ListenFlags& flags, const base::ListenAddress& listen) {
+  if (flags.admin_client_ca.empty() && flags.admin_client_names.empty()) {
+    KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
+        listen, flags.insecure,
+        "give --tls-cert, --tls-key and --admin-client-ca"));
+    return nullptr;
+  }
+  base::TlsOptions options;
+  options.files.certificate = flags.tls.certificate;
+  options.files.key = flags.tls.key;
+  options.files.authorities = flags.admin_client_ca;
+  options.files.authorities_flag = "--admin-client-ca";
+  options.names = flags.admin_client_names;
+  return base::TlsServerCredentials(options);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
+    const DialTlsFlags& flags, const std::string& target) {
+  base::TlsOptions options;
+  options.files.certificate = flags.certificate;
+  options.files.certificate_flag = "--cert";
+  options.files.key = flags.key;
+  options.files.key_flag = "--key";
+  options.files.authorities = flags.ca;
+  options.files.authorities_flag = "--ca";
+  if (!options.files.empty()) return base::TlsChannelCredentials(options);
+  KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--ca", flags.insecure));
+  return grpc::InsecureChannelCredentials();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
+    const RouterFlags& flags, bool insecure) {
+  base::TlsOptions options;
+  options.files.certificate = flags.worker_tls.certificate;
+  options.files.certificate_flag = "--worker-tls-cert";
+  options.files.key = flags.worker_tls.key;
+  options.files.key_flag = "--worker-tls-key";
+  options.files.authorities = flags.worker_tls.ca;
+  options.files.authorities_flag = "--worker-tls-ca";
+  options.names = flags.worker_tls.names;
+  if (!options.files.empty() || !options.names.empty()) {
+    return base::TlsChannelCredentials(options);
+  }
+  for (const std::string& target : flags.workers) {
+    KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--worker-tls-ca", insecure));
+  }
+  return grpc::InsecureChannelCredentials();
+}
+
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   if (with_workers) {
+    AddFlag(app, "--worker-tls-ca", options->worker_tls.ca,
+            "PEM authorities of workers' certificates; without it: plain text")
+        ->type_name("FILE");
+    AddFlag(app, "--worker-tls-cert", options->worker_tls.certificate,
+            "PEM chain that workers are shown")
+        ->type_name("FILE");
+    AddFlag(app, "--worker-tls-key", options->worker_tls.key,
+            "PEM key of --worker-tls-cert")
+        ->type_name("FILE");
+    AddFlag(app, "--worker-tls-names", options->worker_tls.names,
+            "DNS, URI or IP names of which a worker's certificate has one; "
+            "default: the host that is dialled")
+        ->delimiter(',');
     AddFlag(app, "--workers", options->workers,
             "workers: host:port or unix:/path, several")
         ->delimiter(',')

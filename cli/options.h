@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/net/tls.h"
 #include "cli/eviction_flags.h"
 
 namespace CLI {
@@ -64,6 +66,15 @@ struct EngineFlags {
 };
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
+// TLS of a listener. Without a certificate it speaks plain text, which is for
+// loopback, Unix sockets, and --insecure.
+struct ListenTlsFlags {
+  std::string certificate;
+  std::string key;
+  std::string client_ca;  // not empty: clients show a certificate, too
+  std::vector<std::string> client_names;
+};
+
 struct ListenFlags {
   std::string host = "127.0.0.1";
   int grpc_port = 8001;
@@ -71,6 +82,13 @@ struct ListenFlags {
   int admin_port = 8003;
   // Not `host`: whoever reaches it can end the program. Or "unix:/path".
   std::string admin_host = "127.0.0.1";
+  // Of clients' port, or of a worker's; its certificate is the admin port's.
+  ListenTlsFlags tls;
+  // Not empty: operators show a certificate of these authorities.
+  std::string admin_client_ca;
+  std::vector<std::string> admin_client_names;
+  // Plain text may leave the machine.
+  bool insecure = false;
   int health_port = 8004;
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
@@ -82,11 +100,39 @@ struct ListenFlags {
 // not said, so that a drain has time for what runs behind that.
 // INVALID_ARGUMENT when it is no less than the drain may take.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
+// Null: plain text. The errors of base::TlsServerCredentials, and
+// FAILED_PRECONDITION where plain text would leave the machine.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
+    const ListenFlags& flags, const base::ListenAddress& listen);
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
+    const ListenFlags& flags, const base::ListenAddress& listen);
+
+// TLS of a client of ours. Its flags are no server's: both may stand in one
+// pod's environment.
+struct DialTlsFlags {
+  std::string ca;  // empty: plain text
+  std::string certificate;
+  std::string key;
+  bool insecure = false;  // plain text may leave the machine
+};
+void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
+// Of a client of `target`; plain text's where no flag is set. The errors of
+// base::TlsChannelCredentials, and FAILED_PRECONDITION where plain text would
+// leave the machine.
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
+    const DialTlsFlags& flags, const std::string& target);
+
 // A worker has --listen in place of --grpc-port.
 void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port);
 
 struct RouterFlags {
   std::vector<std::string> workers;  // host:port or unix:/path
+  struct WorkerTls {
+    std::string ca;  // empty: plain text
+    std::string certificate;
+    std::string key;
+    std::vector<std::string> names;
+  } worker_tls;
   std::vector<std::string> served_model_names;
   std::string policy = "least_loaded";  // or round_robin
   int64_t max_inflight = 4096;
@@ -97,6 +143,10 @@ struct RouterFlags {
   // off.
   std::string share_tokenizer = "auto";
 };
+// The same of a router's workers; FAILED_PRECONDITION where plain text would
+// leave the machine.
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
+    const RouterFlags& flags, bool insecure);
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
 
 struct CommonFlags {

@@ -36,7 +36,7 @@ struct ServeFlags {
 // "unix:/path" or "host:port".
 absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text) {
   base::ListenAddress address;
-  address.flag = "--listen";
+  address.flag = address.host_flag = "--listen";
   if (absl::StartsWith(text, "unix:")) {
     address.unix_path = text.substr(5);
     if (!address.unix_path.empty()) return address;
@@ -84,6 +84,8 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   options.router = flags.router;
   options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
+  KVASIR_ASSIGN_OR_RETURN(options.credentials,
+                          ListenCredentials(flags.listen, options.listen));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.max_connections = flags.listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
@@ -115,6 +117,8 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
   options.model = flags.model;
   options.engine = flags.engine;
   KVASIR_ASSIGN_OR_RETURN(options.listen, ParseListen(flags.worker_listen));
+  KVASIR_ASSIGN_OR_RETURN(options.credentials,
+                          ListenCredentials(flags.listen, options.listen));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
@@ -142,6 +146,11 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   RouterRuntimeOptions options;
   options.router = flags.router;
   options.listen = ClientAddress(flags.listen);
+  KVASIR_ASSIGN_OR_RETURN(options.credentials,
+                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.worker_credentials,
+      WorkerCredentials(flags.router, flags.listen.insecure));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.max_connections = flags.listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,

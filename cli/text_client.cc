@@ -77,9 +77,11 @@ uint32_t FirstUint32(const std::string& raw) {
 
 }  // namespace
 
-TextClient::TextClient(const std::string& endpoint)
-    : channel_(
-          grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials())),
+TextClient::TextClient(const std::string& endpoint,
+                       std::shared_ptr<grpc::ChannelCredentials> credentials)
+    : channel_(grpc::CreateChannel(
+          endpoint, credentials == nullptr ? grpc::InsecureChannelCredentials()
+                                           : std::move(credentials))),
       stub_(inference::GRPCInferenceService::NewStub(channel_)),
       endpoint_(endpoint) {}
 

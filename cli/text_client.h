@@ -2,6 +2,8 @@
 // any Triton client would ask for it.
 #pragma once
 
+#include <grpcpp/security/credentials.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,7 +46,10 @@ struct TextResult {
 // Threads: one call at a time.
 class TextClient {
  public:
-  explicit TextClient(const std::string& endpoint);
+  // Null credentials: plain text.
+  explicit TextClient(
+      const std::string& endpoint,
+      std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr);
 
   // Names of the models that take requests now. UNAVAILABLE within `timeout`
   // when nothing answers there.

@@ -181,15 +181,15 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsServerCredentials(
     const TlsOptions& options) {
   const TlsFiles& files = options.files;
   KVASIR_RETURN_IF_ERROR(CheckTlsFiles(files, absl::Now()));
-  if (files.certificate.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(files.authorities_flag, " ", files.authorities, ": needs ",
-                     files.certificate_flag, " and ", files.key_flag, ", too"));
-  }
   if (!options.names.empty() && files.authorities.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("names of clients (", options.names.front(), ") without ",
                      files.authorities_flag, ": nobody vouches for them"));
+  }
+  if (files.certificate.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(files.authorities_flag, " ", files.authorities, ": needs ",
+                     files.certificate_flag, " and ", files.key_flag, ", too"));
   }
   tls::TlsServerCredentialsOptions made(Watch(options));
   made.watch_identity_key_cert_pairs();
@@ -210,8 +210,8 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
   KVASIR_RETURN_IF_ERROR(CheckTlsFiles(files, absl::Now()));
   if (files.authorities.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        files.certificate_flag, " ", files.certificate, ": needs ",
-        files.authorities_flag, ", too: who vouches for the server?"));
+        files.certificate.empty() ? "names of servers" : files.certificate_flag,
+        " without ", files.authorities_flag, ": who vouches for the server?"));
   }
   tls::TlsChannelCredentialsOptions made;
   made.set_certificate_provider(Watch(options));

@@ -32,6 +32,7 @@ struct ServeBenchFlags {
   BenchFlags bench;
   ModelOptions model;
   std::string endpoint;
+  DialTlsFlags tls;  // of both
   std::string worker_endpoint;
   std::string model_name;
   std::string mode = "both";
@@ -53,6 +54,8 @@ struct TestedServer {
   std::unique_ptr<ServeStack> own;
   std::string router_endpoint;
   std::string worker_endpoint;  // empty: not known
+  std::shared_ptr<grpc::ChannelCredentials> router_credentials;
+  std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   std::string model;
   int64_t max_model_len = 0;
   int32_t vocab_size = 0;
@@ -75,8 +78,15 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     server.router_endpoint = server.own->router().target();
     server.worker_endpoint = server.own->worker().target();
   }
+  const DialTlsFlags tls = server.own ? DialTlsFlags{} : flags.tls;
+  KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
+                          DialCredentials(tls, server.router_endpoint));
+  if (!server.worker_endpoint.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(server.worker_credentials,
+                            DialCredentials(tls, server.worker_endpoint));
+  }
   constexpr absl::Duration kTimeout = absl::Seconds(10);
-  TextClient client(server.router_endpoint);
+  TextClient client(server.router_endpoint, server.router_credentials);
   server.model = flags.model_name;
   if (server.model.empty()) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> names,
@@ -89,7 +99,8 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   }
   if (!server.worker_endpoint.empty()) {
     KVASIR_ASSIGN_OR_RETURN(const kvasir::v1::WorkerInfo info,
-                            GetWorkerInfo(server.worker_endpoint, kTimeout));
+                            GetWorkerInfo(server.worker_endpoint,
+                                          server.worker_credentials, kTimeout));
     server.max_model_len = info.max_model_len();
     server.vocab_size = static_cast<int32_t>(info.vocab_size());
   } else if (!WasAsked(flags.bench, "--max-model-len")) {
@@ -300,7 +311,8 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
     flags.model.shape = "kvasir-tiny";
   }
   KVASIR_ASSIGN_OR_RETURN(const TestedServer server, OpenServer(flags));
-  const auto router = MakeRouterTokenClient(server.router_endpoint);
+  const auto router =
+      MakeRouterTokenClient(server.router_endpoint, server.router_credentials);
   KVASIR_ASSIGN_OR_RETURN(const LoadRows loads,
                           MeasureLoad(flags, server, router.get()));
   if (flags.latency_prompt_tokens >= server.max_model_len &&
@@ -314,7 +326,8 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
       std::min(flags.latency_prompt_tokens, server.max_model_len - 1);
   std::optional<LatencyPairs> latency;
   if (!server.worker_endpoint.empty()) {
-    const auto worker = MakeWorkerTokenClient(server.worker_endpoint);
+    const auto worker = MakeWorkerTokenClient(server.worker_endpoint,
+                                              server.worker_credentials);
     KVASIR_ASSIGN_OR_RETURN(
         latency, MeasureLatency(BenchPairs(flags.bench), prompt_tokens, server,
                                 router.get(), worker.get()));
@@ -348,6 +361,7 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
       "a tiny one of random weights");
   AddFlag(command, "--endpoint", flags->endpoint, "the server's gRPC port")
       ->type_name("HOST:PORT");
+  AddDialTlsFlags(command, &flags->tls);
   AddFlag(command, "--worker-endpoint", flags->worker_endpoint,
           "with --endpoint: its worker, to tell what the router adds")
       ->needs(command->get_option("--endpoint"))

@@ -15,10 +15,6 @@
 namespace kvasir::cli {
 namespace {
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& endpoint) {
-  return grpc::CreateChannel(endpoint, grpc::InsecureChannelCredentials());
-}
-
 // Little-endian 32-bit ids, as both wires want them.
 std::string BytesOf(const std::vector<int32_t>& ids) {
   std::string bytes(ids.size() * sizeof(int32_t), '\0');
@@ -33,8 +29,11 @@ std::string BytesOfOne(T value) {
 
 class RouterTokenClient final : public TokenClient {
  public:
-  explicit RouterTokenClient(const std::string& endpoint)
-      : stub_(inference::GRPCInferenceService::NewStub(Connect(endpoint))) {}
+  RouterTokenClient(
+      const std::string& endpoint,
+      const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+      : stub_(inference::GRPCInferenceService::NewStub(
+            grpc::CreateChannel(endpoint, credentials))) {}
 
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
     inference::ModelInferRequest infer;
@@ -94,8 +93,11 @@ class RouterTokenClient final : public TokenClient {
 
 class WorkerTokenClient final : public TokenClient {
  public:
-  explicit WorkerTokenClient(const std::string& endpoint)
-      : stub_(kvasir::v1::Worker::NewStub(Connect(endpoint))) {}
+  WorkerTokenClient(
+      const std::string& endpoint,
+      const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+      : stub_(kvasir::v1::Worker::NewStub(
+            grpc::CreateChannel(endpoint, credentials))) {}
 
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
     kvasir::v1::GenerateRequest generate;
@@ -137,18 +139,23 @@ int64_t TokenResult::num_tokens() const {
 }
 
 std::unique_ptr<TokenClient> MakeRouterTokenClient(
-    const std::string& endpoint) {
-  return std::make_unique<RouterTokenClient>(endpoint);
+    const std::string& endpoint,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  return std::make_unique<RouterTokenClient>(endpoint, credentials);
 }
 
 std::unique_ptr<TokenClient> MakeWorkerTokenClient(
-    const std::string& endpoint) {
-  return std::make_unique<WorkerTokenClient>(endpoint);
+    const std::string& endpoint,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  return std::make_unique<WorkerTokenClient>(endpoint, credentials);
 }
 
 absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
-    const std::string& endpoint, absl::Duration timeout) {
-  const auto stub = kvasir::v1::Worker::NewStub(Connect(endpoint));
+    const std::string& endpoint,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    absl::Duration timeout) {
+  const auto stub =
+      kvasir::v1::Worker::NewStub(grpc::CreateChannel(endpoint, credentials));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   kvasir::v1::WorkerInfo info;

@@ -2,6 +2,8 @@
 // facade, or straight to a worker.
 #pragma once
 
+#include <grpcpp/security/credentials.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,13 +44,19 @@ class TokenClient {
 };
 
 // TensorRT-LLM's token schema over ModelStreamInfer.
-std::unique_ptr<TokenClient> MakeRouterTokenClient(const std::string& endpoint);
+std::unique_ptr<TokenClient> MakeRouterTokenClient(
+    const std::string& endpoint,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
 // kvasir.v1.Worker/Generate.
-std::unique_ptr<TokenClient> MakeWorkerTokenClient(const std::string& endpoint);
+std::unique_ptr<TokenClient> MakeWorkerTokenClient(
+    const std::string& endpoint,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
 // What a worker says of itself.
 absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
-    const std::string& endpoint, absl::Duration timeout);
+    const std::string& endpoint,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    absl::Duration timeout);
 
 }  // namespace kvasir::cli

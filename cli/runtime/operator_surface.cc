@@ -106,6 +106,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
     admin.listen.host = listen.admin_host;
   }
   admin.listen.host_flag = "--admin-host";
+  KVASIR_ASSIGN_OR_RETURN(admin.credentials,
+                          AdminCredentials(listen, admin.listen));
   admin.health_service = false;
   admin.max_connections = kFewConnections;
   KVASIR_ASSIGN_OR_RETURN(surface->admin_server_,

@@ -35,15 +35,6 @@ constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // them would stay resident.
 void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-// Whether only this machine's programs reach a listener.
-bool IsLocal(const base::ListenAddress& listen) {
-  in_addr address;
-  return !listen.unix_path.empty() || listen.host == "localhost" ||
-         listen.host == "::1" ||
-         (inet_pton(AF_INET, listen.host.c_str(), &address) == 1 &&
-          absl::StartsWith(listen.host, "127."));
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
@@ -80,8 +71,10 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   registry.on_change = [raw = runtime.get()] { raw->TellHealth(); };
   runtime->registry_ = std::make_unique<router::ReplicaRegistry>(
       std::move(registry),
-      [](const std::string& target) {
-        return router::NewGrpcWorkerClient(target, {});
+      [credentials = options.worker_credentials](const std::string& target) {
+        router::GrpcWorkerClientOptions client;
+        client.credentials = credentials;
+        return router::NewGrpcWorkerClient(target, client);
       },
       runtime->timers_.get(), runtime->metrics_.get());
   KVASIR_RETURN_IF_ERROR(runtime->registry_->Start(options.start_timeout));
@@ -128,9 +121,9 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   if (options.tokenizer != nullptr) {
     vllm_engine.tokenizer_folder = options.tokenizer_folder;
   }
-  vllm_engine.shares_tokenizer =
-      options.router.share_tokenizer == "on" ||
-      (options.router.share_tokenizer == "auto" && IsLocal(options.listen));
+  vllm_engine.shares_tokenizer = options.router.share_tokenizer == "on" ||
+                                 (options.router.share_tokenizer == "auto" &&
+                                  base::IsLocal(options.listen));
   runtime->tokenizer_ = options.tokenizer;
   if (options.tokenizer != nullptr) {
     const auto codec =
@@ -151,6 +144,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
       std::move(vllm_engine), runtime->core_.get());
   base::GrpcServerOptions server;
   server.listen = options.listen;
+  server.credentials = options.credentials;
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;

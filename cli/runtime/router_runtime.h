@@ -29,6 +29,9 @@ namespace kvasir::cli {
 struct RouterRuntimeOptions {
   RouterFlags router;
   base::ListenAddress listen;
+  // Null: plain text.
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   int64_t max_connections = 0;  // 0: half of the descriptors
   // A drain waits so long for clients to leave.
   absl::Duration max_connection_age = absl::Seconds(10);

@@ -20,6 +20,7 @@ struct ServeStackOptions {
   EngineFlags engine;
   RouterFlags router;  // `workers` is set by the stack
   base::ListenAddress listen;
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   int64_t max_connections = 0;  // RouterRuntimeOptions'
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(30);

@@ -24,6 +24,7 @@ struct WorkerRuntimeOptions {
   ModelOptions model;
   EngineFlags engine;
   base::ListenAddress listen;
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string tokenizer_hash;  // empty: the model has no tokenizer
   // Called once, from an engine thread, when the engine is broken for good:

@@ -299,7 +299,10 @@ class GrpcWorkerClient final : public WorkerClient {
     // Its own connection, not one shared through gRPC's global pool.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
-    return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
+    return grpc::CreateCustomChannel(target,
+                                     options.credentials == nullptr
+                                         ? grpc::InsecureChannelCredentials()
+                                         : options.credentials,
                                      arguments);
   }
 

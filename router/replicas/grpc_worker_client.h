@@ -1,6 +1,8 @@
 // A worker over gRPC's callback API.
 #pragma once
 
+#include <grpcpp/security/credentials.h>
+
 #include <memory>
 #include <string>
 
@@ -16,6 +18,8 @@ struct GrpcWorkerClientOptions {
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;
+  // Null: plain text.
+  std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 
 // `target`: "host:port" or "unix:/path". Connects when first used.

@@ -15,7 +15,8 @@ import grpc
 import pytest
 import yaml
 
-from kvasir_process import BINARY, ROOT, KvasirProcess, run, wait_until
+from certificates import Authority
+from kvasir_process import BINARY, OPERATOR_PORTS, ROOT, KvasirProcess, run, wait_until
 from prometheus import free_port
 
 sys.path.insert(0, str(ROOT / "deploy/metrics"))
@@ -27,9 +28,11 @@ CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 # Probes by gRPC are stable since the first, the second is the newest that is known.
 KUBERNETES = ["1.27", "1.37"]
 USER = 65532
-# With autoscaling there is no folder: an installation puts the component into its own overlay.
+# These components have no folder among the overlays: an installation puts them into its own.
 AUTOSCALED = "cpu and autoscaling"
-OVERLAYS = ["overlays/cpu", "overlays/smg", AUTOSCALED]
+WITH_TLS = "cpu and tls"
+OWN = {AUTOSCALED: "autoscaling", WITH_TLS: "tls"}
+OVERLAYS = ["overlays/cpu", "overlays/smg", *OWN]
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
@@ -46,14 +49,15 @@ def rendered(kustomize, tmp_path_factory):
     """{overlay: its resources}."""
     tree = tmp_path_factory.mktemp("tree") / "deploy"
     shutil.copytree(DEPLOY, tree)
-    own = tree / "kustomize/overlays/own"
-    own.mkdir()
-    (own / "kustomization.yaml").write_text(
-        yaml.dump({"resources": ["../cpu"], "components": ["../../components/autoscaling"]})
-    )
     out = {}
     for overlay in OVERLAYS:
-        folder = own if overlay == AUTOSCALED else tree / "kustomize" / overlay
+        folder = tree / "kustomize" / overlay
+        if overlay in OWN:
+            folder = tree / "kustomize/overlays" / OWN[overlay]
+            folder.mkdir()
+            (folder / "kustomization.yaml").write_text(
+                yaml.dump({"resources": ["../cpu"], "components": [f"../../components/{OWN[overlay]}"]})
+            )
         done = subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         out[overlay] = list(yaml.safe_load_all(done.stdout))
@@ -218,13 +222,54 @@ def test_no_container_is_root_or_writes_its_root(rendered, overlay):
         "pod-security.kubernetes.io/enforce"] == "restricted"
     for pod in pods(rendered[overlay]).values():
         assert pod["automountServiceAccountToken"] is False
+        # A secret's files are root's, and that group's.
+        group = {"fsGroup": USER} if overlay == WITH_TLS else {}
         assert pod["securityContext"] == {
-            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+            "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}, **group}
         for each in pod["containers"]:
             assert each["securityContext"] == {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
             assert each["resources"]["requests"]["memory"] and each["resources"]["limits"]["memory"]
             assert {"startupProbe", "readinessProbe", "livenessProbe"} <= each.keys()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_plain_text_is_asked_for_by_name_and_tls_has_its_files(rendered, overlay):
+    resources = rendered[overlay]
+    for name, pod in pods(resources).items():
+        wanted = settings(resources, name)
+        files = {value for value in wanted.values() if value.startswith("/tls/")}
+        secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
+        if overlay != WITH_TLS:
+            assert (wanted["KVASIR_INSECURE"], files, secrets) == ("true", set(), [])
+            continue
+        assert wanted["KVASIR_INSECURE"] == "false"
+        assert files == {"/tls/tls.crt", "/tls/tls.key", "/tls/ca.crt"}
+        assert secrets == [f"{name}-tls"]
+        assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container(pod)["volumeMounts"]
+
+
+# The names that each asks of the other, by the manifests' own settings.
+def test_the_tls_component_lets_a_router_and_a_worker_find_each_other(rendered, tmp_path):
+    authority = Authority(tmp_path, "ca")
+    resources = rendered[WITH_TLS]
+    router_names = settings(resources, "kvasir-worker")["KVASIR_TLS_CLIENT_NAMES"]
+    worker_names = settings(resources, "kvasir-router")["KVASIR_WORKER_TLS_NAMES"]
+    both = {
+        "kvasir-router": authority.sign("router", f"DNS:{router_names}", "IP:127.0.0.1"),
+        "kvasir-worker": authority.sign("worker", f"DNS:{worker_names}"),
+    }
+
+    def flags(name):
+        own = {"/tls/tls.crt": both[name], "/tls/tls.key": both[name], "/tls/ca.crt": authority.ca}
+        return [part for variable, value in settings(resources, name).items() if "_TLS_" in variable
+                for part in ("--" + variable.removeprefix("KVASIR_").lower().replace("_", "-"), own.get(value, value))]
+
+    with KvasirProcess("worker", "--listen", "127.0.0.1:0", *OPERATOR_PORTS, *flags("kvasir-worker"), ports=False) as worker, \
+            KvasirProcess("router", "--workers", worker.grpc, *flags("kvasir-router")) as router:
+        done = run("generate", "--endpoint", router.grpc, "--prompt", "Once", "--max-tokens", "2",
+                   "--ca", authority.ca, "--cert", both["kvasir-router"], "--key", both["kvasir-router"])
+        assert done.stdout.startswith("Once")
 
 
 def test_a_workers_pools_fit_its_memory(rendered):

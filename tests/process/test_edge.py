@@ -32,10 +32,11 @@ def request(model, text="Once"):
 class Clients:
     """Threads that ask again as soon as they are answered, each over a channel of its own."""
 
-    def __init__(self, targets, model):
+    def __init__(self, targets, model, credentials=None):
         self.codes = collections.Counter()
         self.lock = threading.Lock()
         self.stopped = threading.Event()
+        self.credentials = credentials  # None: plain text
         self.threads = [
             threading.Thread(target=self._ask, args=(targets, model)) for _ in range(NUM_CLIENTS)
         ]
@@ -46,7 +47,8 @@ class Clients:
         # sends it again by itself, unless that is switched off.
         options = [("grpc.lb_policy_name", "round_robin"),
                    ("grpc.use_local_subchannel_pool", 1)]
-        with grpc.insecure_channel(target, options) as channel:
+        with grpc.insecure_channel(target, options) if self.credentials is None else \
+                grpc.secure_channel(target, self.credentials, options) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             while not self.stopped.is_set():
                 try:
@@ -168,7 +170,7 @@ def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
 def test_the_admin_port_is_not_for_whom_the_others_are():
     with tempfile.TemporaryDirectory() as folder:
         admin = f"unix:{folder}/admin.sock"
-        with KvasirProcess("serve", "--host", "0.0.0.0") as everywhere, \
+        with KvasirProcess("serve", "--host", "0.0.0.0", "--insecure") as everywhere, \
                 KvasirProcess("serve", "--admin-host", admin) as on_unix:
             assert everywhere.grpc.startswith("0.0.0.0:")
             assert everywhere.health.startswith("0.0.0.0:")
