@@ -1,15 +1,20 @@
 #include "base/net/grpc_server.h"
 
 #include <grpc/compression.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_builder.h>
+#include <grpcpp/support/server_interceptor.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -20,6 +25,9 @@ namespace {
 
 // Beyond any number of clients; some systems' limit is without end.
 constexpr rlim_t kMostDescriptors = 1 << 20;
+
+// Of gRPC's threads that wait for reflection's calls and hold them.
+constexpr int kMaxReflectionThreads = 8;
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(std::clamp<int64_t>(
@@ -58,7 +66,91 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   }
   grpc::ResourceQuota quota("kvasir");
   quota.Resize(static_cast<size_t>(options.transport_quota_bytes));
+  quota.SetMaxThreads(kMaxReflectionThreads);
   builder->SetResourceQuota(quota);
+}
+
+// The library puts its plugin into every server of a process that links it:
+// out of those that are not to have it.
+class Reflection final : public grpc::ServerBuilderOption {
+ public:
+  explicit Reflection(bool wanted) : wanted_(wanted) {}
+
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>*
+                         plugins) override {
+    auto own =
+        std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>();
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [&own](const auto& plugin) {
+                                    return plugin->name() == own->name();
+                                  }),
+                   plugins->end());
+    if (wanted_) plugins->push_back(std::move(own));
+  }
+
+ private:
+  const bool wanted_;
+};
+
+// The only service with threads of its own, one for each call that is open:
+// nobody may have them all.
+void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
+  builder->SetOption(std::make_unique<Reflection>(wanted));
+  if (!wanted) return;
+  using Option = grpc::ServerBuilder::SyncServerOption;
+  builder->SetSyncServerOption(Option::NUM_CQS, 1);
+  builder->SetSyncServerOption(Option::MIN_POLLERS, 1);
+  builder->SetSyncServerOption(Option::MAX_POLLERS, 1);
+}
+
+// gRPC answers bytes that are no message of the call's type with UNIMPLEMENTED
+// and no text, as if there were no such call.
+class SaysWhatIsGarbage final : public grpc::experimental::Interceptor {
+ public:
+  explicit SaysWhatIsGarbage(std::string method) : method_(std::move(method)) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
+    using Point = grpc::experimental::InterceptionHookPoints;
+    // Of a call that is not known nothing is received.
+    if (batch->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE) &&
+        batch->GetRecvMessage() == nullptr) {
+      no_message_ = true;
+    }
+    if (no_message_ &&
+        batch->QueryInterceptionHookPoint(Point::PRE_SEND_STATUS)) {
+      const grpc::Status status = batch->GetSendStatus();
+      if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
+          status.error_message().empty()) {
+        batch->ModifySendStatus(
+            grpc::Status(grpc::StatusCode::INVALID_ARGUMENT,
+                         absl::StrCat("want a message of ", method_,
+                                      ", have bytes that are none")));
+      }
+    }
+    batch->Proceed();
+  }
+
+ private:
+  const std::string method_;
+  bool no_message_ = false;
+};
+
+class GarbageInterceptors final
+    : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    return new SaysWhatIsGarbage(info->method());
+  }
+};
+
+void AddInterceptors(grpc::ServerBuilder* builder) {
+  std::vector<
+      std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+      factories;
+  factories.push_back(std::make_unique<GarbageInterceptors>());
+  builder->experimental().SetInterceptorCreators(std::move(factories));
 }
 
 // The switch is global and not thread-safe.
@@ -100,6 +192,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
   using External = grpc::ServerBuilder::experimental_type;
+  AddInterceptors(&builder);
+  SetReflection(options.reflection, &builder);
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> door =
       builder.experimental().AddExternalConnectionAcceptor(
           External::ExternalConnectionType::FROM_FD,

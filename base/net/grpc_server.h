@@ -45,6 +45,9 @@ struct GrpcServerOptions {
   // Bytes that the transport may buffer for all connections together.
   int64_t transport_quota_bytes = 256 << 20;
   bool health_service = true;
+  // Tells whoever asks which services there are and what their messages hold
+  // (grpc.reflection.v1alpha).
+  bool reflection = false;
 };
 
 // What prompts of max_model_len need: 8 bytes a token (ids as text-era clients
