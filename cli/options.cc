@@ -357,6 +357,10 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
           "whether gateways may fetch the tokenizer's files (GetTokenizer); "
           "auto: on a loopback listener")
       ->check(CLI::IsMember({"auto", "on", "off"}));
+  AddFlag(app, "--reflection", options->reflection,
+          "whether the clients' port tells its services and messages (gRPC "
+          "server reflection, as grpcurl asks); auto: on a loopback listener")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

@@ -142,6 +142,8 @@ struct RouterFlags {
   // Gateways may fetch the tokenizer's files: auto (a loopback listener's), on,
   // off.
   std::string share_tokenizer = "auto";
+  // Server reflection on the clients' port: the same words.
+  std::string reflection = "auto";
 };
 // The same of a router's workers; FAILED_PRECONDITION where plain text would
 // leave the machine.

@@ -35,6 +35,11 @@ constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // them would stay resident.
 void ReturnWhatIsFreed() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
+// "auto": where only this machine's programs ask.
+bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
+  return flag == "on" || (flag == "auto" && base::IsLocal(listen));
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
@@ -116,14 +121,12 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.limits.max_waiting_bytes_per_stream =
       static_cast<size_t>(options.router.stream_buffer_bytes);
   router::VllmEngineServiceOptions vllm_engine;
-  vllm_engine.server_version = kVersion;
   vllm_engine.limits = kserve.limits;
   if (options.tokenizer != nullptr) {
     vllm_engine.tokenizer_folder = options.tokenizer_folder;
   }
-  vllm_engine.shares_tokenizer = options.router.share_tokenizer == "on" ||
-                                 (options.router.share_tokenizer == "auto" &&
-                                  base::IsLocal(options.listen));
+  vllm_engine.shares_tokenizer =
+      IsOn(options.router.share_tokenizer, options.listen);
   runtime->tokenizer_ = options.tokenizer;
   if (options.tokenizer != nullptr) {
     const auto codec =
@@ -135,23 +138,31 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   kserve.calls = runtime->calls_;
   kserve.budget = std::make_shared<router::ByteBudget>(
       static_cast<size_t>(options.router.request_bytes));
-  vllm_engine.codecs = kserve.codecs;
-  vllm_engine.calls = kserve.calls;
-  vllm_engine.budget = kserve.budget;
+  static_cast<router::FacadeOptions&>(vllm_engine) = kserve;
+  router::VllmInferenceServiceOptions vllm_inference;
+  static_cast<router::FacadeOptions&>(vllm_inference) = kserve;
+  vllm_inference.limits = kserve.limits;
   runtime->kserve_ = std::make_unique<router::KserveService>(
       std::move(kserve), runtime->core_.get());
   runtime->vllm_engine_ = std::make_unique<router::VllmEngineService>(
       std::move(vllm_engine), runtime->core_.get());
+  runtime->vllm_inference_ = std::make_unique<router::VllmInferenceService>(
+      std::move(vllm_inference), runtime->core_.get());
+  runtime->vllm_control_ = std::make_unique<router::VllmControlService>(
+      runtime->vllm_inference_->backend(), kVersion);
   base::GrpcServerOptions server;
   server.listen = options.listen;
   server.credentials = options.credentials;
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
+  server.reflection = IsOn(options.router.reflection, options.listen);
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
       base::GrpcServer::Start(
-          server, {runtime->kserve_.get(), runtime->vllm_engine_.get()}));
+          server,
+          {runtime->kserve_.get(), runtime->vllm_engine_.get(),
+           runtime->vllm_inference_.get(), runtime->vllm_control_.get()}));
   {
     base::MutexLock lock(&runtime->health_mutex_);
     runtime->health_follows_ = true;
@@ -168,7 +179,8 @@ void RouterRuntime::TellHealth() {
 
 void RouterRuntime::Tell(bool serving) {
   for (const char* service :
-       {"", router::kKserveServiceName, router::kVllmEngineServiceName}) {
+       {"", router::kKserveServiceName, router::kVllmEngineServiceName,
+        router::kVllmInferenceServiceName, router::kVllmControlServiceName}) {
     server_->SetServing(service, serving);
   }
   if (on_health_) on_health_(serving);
@@ -184,6 +196,8 @@ RouterRuntime::~RouterRuntime() {
   if (core_ != nullptr) core_->CancelAll(router::CancelReason::kShutdown);
   if (server_ != nullptr) server_->Shutdown(absl::Now() + absl::Seconds(1));
   server_.reset();
+  vllm_control_.reset();
+  vllm_inference_.reset();
   vllm_engine_.reset();
   kserve_.reset();
   core_.reset();

@@ -22,6 +22,7 @@
 #include "router/core/timer_thread.h"
 #include "router/facades/kserve/service.h"
 #include "router/facades/vllm_engine/service.h"
+#include "router/facades/vllm_inference/service.h"
 #include "router/replicas/replica_registry.h"
 
 namespace kvasir::cli {
@@ -94,6 +95,8 @@ class RouterRuntime {
   std::unique_ptr<router::RouterCore> core_;
   std::unique_ptr<router::KserveService> kserve_;
   std::unique_ptr<router::VllmEngineService> vllm_engine_;
+  std::unique_ptr<router::VllmInferenceService> vllm_inference_;
+  std::unique_ptr<router::VllmControlService> vllm_control_;
   std::unique_ptr<base::GrpcServer> server_;
   base::Mutex health_mutex_;
   bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;

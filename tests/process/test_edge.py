@@ -12,6 +12,7 @@ import time
 import grpc
 import pytest
 import triton
+from google.protobuf.descriptor_pool import DescriptorPool
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from kvasir_process import OPERATOR_PORTS, TINY, KvasirProcess, run, wait_until
@@ -223,3 +224,41 @@ def test_without_time_to_drain_connections_live_all_the_same():
     text = run("serve", "--model", TINY, "--max-connection-age", "10ms", "--grpc-port", "0",
                *OPERATOR_PORTS, check=False).stderr
     assert "--max-connection-age 10ms: want at least 1s" in text
+
+
+SERVICES = {
+    "inference.GRPCInferenceService", "vllm.Control", "vllm.Inference",
+    "vllm.grpc.engine.VllmEngine",
+}
+
+
+def reflection(channel):
+    """What grpcurl asks a server for."""
+    name = "grpc_reflection.v1alpha.proto_reflection_descriptor_database"
+    return pytest.importorskip(name).ProtoReflectionDescriptorDatabase(channel)
+
+
+def test_reflection_lists_the_services_and_describes_their_messages():
+    with KvasirProcess("serve") as server, grpc.insecure_channel(server.grpc) as channel:
+        database = reflection(channel)
+        assert set(database.get_services()) >= SERVICES
+        pool = DescriptorPool(database)
+        service = pool.FindServiceByName("vllm.Inference")
+        assert service.methods_by_name["GenerateStream"].server_streaming
+        request = service.methods_by_name["GenerateStream"].input_type
+        assert request.fields_by_name["token_ids"].number == 4
+        # What has been asked does not hold up the end.
+        assert server.stop() == 0
+
+
+def told(target):
+    with grpc.insecure_channel(target) as channel:
+        return set(reflection(channel).get_services())
+
+
+def test_reflection_is_off_where_it_was_not_asked_for():
+    with KvasirProcess("serve", "--reflection", "off") as server:
+        for target in (server.grpc, server.admin, server.health):
+            with pytest.raises(grpc.RpcError) as caught:
+                told(target)
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED, target

@@ -5,111 +5,39 @@ smg has an environment of its own (scripts/setup_venv); without it the tests
 are skipped.
 """
 
-import http.client
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 
 import pytest
 from google.protobuf import descriptor_pb2
 
+from gateway import ROOT, VENV, HttpGateway, environment_of, free_port, idle, text_of
 from kvasir_process import BINARY, OPERATOR_PORTS, TINY, KvasirProcess, wait_until
 
 pytestmark = pytest.mark.timeout(120)
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-VENV = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
-SMG = VENV.with_name(VENV.name + "-smg") / "bin"
-if not (SMG / "smg").exists():
-    pytest.skip(f"no smg in {SMG}: run scripts/setup_venv", allow_module_level=True)
+SMG = environment_of("smg", "smg")
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-class Gateway:
+class Gateway(HttpGateway):
     """`smg launch` over one server, with no model folder of its own."""
 
-    def __init__(self, server, *flags):
-        self.port = free_port()
-        self.last = None  # answer to a first request
-        self.log = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            [SMG / "smg", "launch", "--worker-urls", f"grpc://{server.grpc}",
-             "--host", "127.0.0.1", "--port", str(self.port),
-             "--prometheus-port", str(free_port()),
-             "--health-success-threshold", "1", "--health-check-interval-secs", "1",
-             *flags],
-            stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
-            start_new_session=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
-        self.model = server.ready["model"]
+    facade = "vllm"
 
-    def __enter__(self):
-        try:
-            wait_until(self.ready, "smg serves the model and its tokenizer", seconds=60)
-        except BaseException:
-            print(self.last, self.text()[-2000:], file=sys.stderr)
-            self.__exit__()
-            raise
-        return self
+    def __init__(self, server, *flags):
+        super().__init__(server, [
+            SMG / "smg", "launch", "--worker-urls", f"grpc://{server.grpc}",
+            "--health-success-threshold", "1", "--health-check-interval-secs", "1", *flags])
 
     def ready(self):
-        if self.process.poll() is not None:
-            raise RuntimeError(f"smg ended: {self.process.returncode}")
-        try:
-            self.last = self.chat("hi", max_tokens=1)
-            time.sleep(0.2)
-            return self.last[0] == 200
-        except OSError:
-            return False
-
-    def __exit__(self, *unused):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.log.close()
-
-    def text(self):
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")
-
-    def post(self, path, **body):
-        """(status, decoded JSON or text)."""
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            client.request("POST", path, json.dumps({"model": self.model, **body}),
-                           {"Content-Type": "application/json"})
-            answer = client.getresponse()
-            text = answer.read().decode()
-            try:
-                return answer.status, json.loads(text)
-            except ValueError:
-                return answer.status, text
-        finally:
-            client.close()
-
-    def chat(self, text, **body):
-        body = {"temperature": 0, "seed": 1, **body}
-        return self.post("/v1/chat/completions",
-                         messages=[{"role": "user", "content": text}], **body)
-
-    def stream(self, text, **body):
-        """The events of a streamed chat, without the last [DONE]."""
-        status, answer = self.chat(text, stream=True, **body)
-        assert status == 200, answer
-        events = re.findall(r"^data: (.*)$", answer, re.MULTILINE)
-        assert events[-1] == "[DONE]"
-        return [json.loads(event) for event in events[:-1]]
+        served = super().ready()
+        time.sleep(0.2)
+        return served
 
 
 @pytest.fixture(scope="module")
@@ -122,29 +50,6 @@ def server():
 def gateway(server):
     with Gateway(server) as process:
         yield process
-
-
-def answers(server):
-    return [line for line in server.log().splitlines() if "facade=vllm" in line]
-
-
-def idle(server):
-    """Nothing runs, and every page is free or of the prefix cache."""
-    return (
-        server.metric("kvasir_num_requests_running") == 0
-        and server.metric("kvasir_router_inflight_requests") == 0
-        and server.metric("kvasir_kv_cache_used_pages") == 0
-        and server.metric("kvasir_cache_leaked_pages") == 0
-    )
-
-
-def text_of(events, index=0):
-    return "".join(
-        choice["delta"].get("content") or ""
-        for event in events
-        for choice in event["choices"]
-        if choice["index"] == index
-    )
 
 
 def test_chat_streamed_is_chat_whole(gateway):
@@ -208,35 +113,27 @@ def test_a_stop_string_ends_text_and_engine(gateway, server):
     assert answer["choices"][0]["message"]["content"] == text[: text.index(stop)]
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] < 40
-    wait_until(lambda: "finish_reason=stop" in answers(server)[-1], "the engine's end is logged")
+    wait_until(lambda: "finish_reason=stop" in gateway.answers(server)[-1], "the engine's end is logged")
     events = gateway.stream("Once upon a time", max_tokens=40, ignore_eos=True, stop=[stop])
     assert text_of(events) == text[: text.index(stop)]
 
 
 def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, server):
-    before = len(answers(server))
-    client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=60)
-    client.request("POST", "/v1/chat/completions", json.dumps({
-        "model": gateway.model, "messages": [{"role": "user", "content": "Once"}],
-        "stream": True, "max_tokens": 400, "ignore_eos": True, "n": 4, "temperature": 1,
-    }), {"Content-Type": "application/json"})
-    answer = client.getresponse()
-    assert answer.readline().startswith(b"data:")
-    answer.close()
-    client.close()
-    wait_until(lambda: len(answers(server)) == before + 1, "the request has ended")
-    assert "finish_reason=cancelled" in answers(server)[-1]
+    before = len(gateway.answers(server))
+    gateway.leave_in_the_middle(n=4)
+    wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request has ended")
+    assert "finish_reason=cancelled" in gateway.answers(server)[-1]
     wait_until(lambda: idle(server), "its pages are free")
 
 
 def test_a_bad_request_is_the_clients_and_is_not_tried_again(gateway, server):
-    before = len(answers(server))
+    before = len(gateway.answers(server))
     status, answer = gateway.chat("Once", repetition_penalty=0.001)
     assert status == 400, answer
     assert "repetition_penalty is 0.001, want 0.01 to 100" in json.dumps(answer)
-    wait_until(lambda: len(answers(server)) == before + 1, "it was refused once")
+    wait_until(lambda: len(gateway.answers(server)) == before + 1, "it was refused once")
     time.sleep(0.5)
-    assert len(answers(server)) == before + 1
+    assert len(gateway.answers(server)) == before + 1
 
 
 def test_what_is_not_built_is_named(gateway):

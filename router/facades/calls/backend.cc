@@ -1,8 +1,11 @@
 #include "router/facades/calls/backend.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace kvasir::router {
 
@@ -26,6 +29,21 @@ absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
       absl::StrCat("n is ", n, ", want 1 to ", limit));
 }
 
+absl::Status NeedsTokenizer(const std::string& field,
+                            const std::string& instead) {
+  return absl::UnimplementedError(
+      absl::StrCat(field, ": the model has no tokenizer.json here; ", instead));
+}
+
+absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
+                                               const std::string& text) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> ids, codec.EncodePrompt(text));
+  if (ids.empty()) {
+    return absl::InvalidArgumentError("the prompt has no tokens");
+  }
+  return proto::TokenBytes::Adopt(std::move(ids));
+}
+
 absl::Status TokenizerIsFull(const FacadeLimits& limits) {
   return absl::ResourceExhaustedError(
       absl::StrCat("the tokenizer's queue is full (",
@@ -38,6 +56,29 @@ uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
   if (prompt_tokens >= max_model_len) return 0;  // the router refuses it
   return static_cast<uint32_t>(
       std::min<uint64_t>(wanted, max_model_len - prompt_tokens));
+}
+
+absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
+                          uint32_t max_model_len, uint64_t fits,
+                          const FacadeLimits& limits,
+                          kvasir::v1::SamplingParams* sampling) {
+  const bool asked = sampling->max_tokens() > 0;
+  const uint32_t wanted = asked               ? sampling->max_tokens()
+                          : max_model_len > 0 ? max_model_len
+                                              : limits.default_max_tokens;
+  const uint32_t most = MostTokens(wanted, prompt_tokens, max_model_len);
+  if (most > fits && asked) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, ": want at most ", fits, " with ", sampling->logprobs(),
+        " log probabilities in one response, have ", most,
+        ": ask for fewer or stream"));
+  }
+  if (!asked) {
+    // At least 1: the router refuses a prompt that leaves no room.
+    sampling->set_max_tokens(static_cast<uint32_t>(
+        std::max<uint64_t>(1, std::min<uint64_t>(most, fits))));
+  }
+  return absl::OkStatus();
 }
 
 const char* FinishReasonText(kvasir::v1::FinishReason reason) {

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "proto/kvasir/v1/worker.pb.h"
+#include "proto/token_bytes.h"
 #include "router/canonical.h"
 #include "router/core/client_calls.h"
 #include "router/core/task_runner.h"
@@ -69,6 +70,15 @@ absl::StatusOr<std::shared_ptr<ByteShare>> ShareOf(const FacadeBackend& backend,
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 
+// UNIMPLEMENTED: `field` wants a tokenizer that the model has not; what to do
+// `instead`.
+absl::Status NeedsTokenizer(const std::string& field,
+                            const std::string& instead);
+
+// A prompt's ids, at least one.
+absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
+                                               const std::string& text);
+
 // RESOURCE_EXHAUSTED: a tokenizer's queue that takes no more.
 absl::Status TokenizerIsFull(const FacadeLimits& limits);
 
@@ -76,6 +86,15 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits);
 // max_model_len (0: not known).
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
+
+// Sets max_tokens where the client has not: as far as the context goes (without
+// a known length the operator's default), and no more than `fits` tokens, which
+// is what one response holds where there is but one. INVALID_ARGUMENT where the
+// client asks for more of them; `field` is its name for the number.
+absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
+                          uint32_t max_model_len, uint64_t fits,
+                          const FacadeLimits& limits,
+                          kvasir::v1::SamplingParams* sampling);
 
 // "stop", "length", "abort": the word that every client's protocol has.
 const char* FinishReasonText(kvasir::v1::FinishReason reason);

@@ -29,8 +29,12 @@ absl::Status CheckTenant(const std::string& tenant) {
   return absl::OkStatus();
 }
 
-std::string CacheSaltOf(const std::string& tenant) {
-  return tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
+std::string CacheSaltOf(const std::string& tenant,
+                        const std::string& client_salt) {
+  const std::string own = tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
+  if (client_salt.empty()) return own;
+  // Its length first: no salt says the name of a tenant.
+  return absl::StrCat("salt/", client_salt.size(), ":", client_salt, own);
 }
 
 CanonicalRequest DescribeRequest(const CallIdentity& call,

@@ -20,8 +20,10 @@ struct CallIdentity {
 // INVALID_ARGUMENT shows no value: it may be a secret, or not printable.
 absl::Status CheckTenant(const std::string& tenant);
 
-// Tenants never share cached prefixes; requests without one share theirs.
-std::string CacheSaltOf(const std::string& tenant);
+// Tenants never share cached prefixes; requests without one share theirs. A
+// client's own salt separates further, within its tenant.
+std::string CacheSaltOf(const std::string& tenant,
+                        const std::string& client_salt = "");
 
 // What the access log says of a request, whether it comes to be or not.
 CanonicalRequest DescribeRequest(const CallIdentity& call,

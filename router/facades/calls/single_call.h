@@ -39,6 +39,10 @@ struct PreparedCall {
   proto::TokenBytes prompt;
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
+  // Lower runs first.
+  int32_t priority = 0;
+  // The client's own, beside its tenant's: prompts are shared under equal ones.
+  std::string cache_salt;
   // The client hears nothing before the end.
   bool folded = false;
   std::unique_ptr<Answer> answer;
@@ -162,7 +166,9 @@ class SingleCall final
     answer_ = std::move(prepared->answer);
     num_samples_ = prepared->sampling.n();
     CanonicalRequest request = Describe();
-    request.cache_salt = CacheSaltOf(parts_.identity.tenant);
+    request.cache_salt =
+        CacheSaltOf(parts_.identity.tenant, prepared->cache_salt);
+    request.priority = prepared->priority;
     request.prompt = std::move(prepared->prompt);
     request.sampling = std::move(prepared->sampling);
     request.seed = prepared->seed;

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/net/grpc_status.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/kserve/models.h"
 #include "router/facades/kserve/reactors.h"
 #include "router/facades/kserve/response.h"
@@ -12,17 +12,9 @@
 namespace kvasir::router {
 namespace {
 
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                 const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(base::ToGrpcStatus(status));
-  return reactor;
-}
-
 grpc::ServerUnaryReactor* NotBuilt(grpc::CallbackServerContext* context,
                                    const char* rpc) {
-  return Answer(context, absl::UnimplementedError(absl::StrCat(
-                             kKserveServiceName, "/", rpc, " is not built")));
+  return Answer(context, RpcNotBuilt(kKserveServiceName, rpc));
 }
 
 // NOT_FOUND for an unknown name and for a version other than the one there is.
@@ -41,17 +33,11 @@ absl::StatusOr<ModelStatus> FindModel(const RequestRouter& router,
 
 KserveService::KserveService(KserveServiceOptions options,
                              RequestRouter* router)
-    : server_version_(std::move(options.server_version)),
-      tokenizer_pool_(options.limits.num_tokenizer_threads,
-                      options.limits.max_tokenizer_queue),
-      stream_pool_(options.limits.num_stream_threads),
+    : server_version_(options.server_version),
+      threads_(options.limits),
       backend_(std::make_shared<KserveBackend>()) {
-  backend_->router = router;
-  backend_->codecs = std::move(options.codecs);
+  threads_.Fill(options, router, backend_.get());
   backend_->limits = options.limits;
-  backend_->calls = std::move(options.calls);
-  backend_->budget = std::move(options.budget);
-  backend_->tokenizer = tokenizer_pool_.runner();
 }
 
 KserveService::~KserveService() = default;
@@ -154,14 +140,14 @@ grpc::ServerUnaryReactor* KserveService::ModelInfer(
     grpc::CallbackServerContext* context,
     const inference::ModelInferRequest* request,
     inference::ModelInferResponse* response) {
-  return new KserveUnaryReactor(backend_, stream_pool_.runner(), context,
-                                request, response);
+  return new KserveUnaryReactor(backend_, threads_.streams(), context, request,
+                                response);
 }
 
 grpc::ServerBidiReactor<inference::ModelInferRequest,
                         inference::ModelStreamInferResponse>*
 KserveService::ModelStreamInfer(grpc::CallbackServerContext* context) {
-  return new KserveStreamReactor(backend_, stream_pool_.runner(), context);
+  return new KserveStreamReactor(backend_, threads_.streams(), context);
 }
 
 grpc::ServerUnaryReactor* KserveService::RepositoryModelLoad(

@@ -5,29 +5,18 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <map>
 #include <memory>
 #include <string>
 
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "router/canonical.h"
-#include "router/core/task_runner.h"
+#include "router/facades/calls/service_parts.h"
 #include "router/facades/kserve/backend.h"
-#include "router/facades/text/text_codec.h"
 
 namespace kvasir::router {
 
-struct KserveServiceOptions {
-  // By served model name, aliases included. A model that the router knows and
-  // this map does not takes token ids only.
-  std::map<std::string, std::shared_ptr<const TextCodec>> codecs;
+struct KserveServiceOptions : FacadeOptions {
   KserveLimits limits;
-  // Its calls are counted there.
-  std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // Its requests are taken from it; null: memory has no limit.
-  std::shared_ptr<ByteBudget> budget;
-  // For ServerMetadata.
-  std::string server_version;
 };
 
 // Register it with a server; grpc.health.v1 names it kKserveServiceName.
@@ -134,8 +123,7 @@ class KserveService final
 
  private:
   const std::string server_version_;
-  TaskPool tokenizer_pool_;
-  TaskPool stream_pool_;
+  const FacadeThreads threads_;
   const std::shared_ptr<KserveBackend> backend_;
 };
 

@@ -15,7 +15,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "router/testing/fake_router.h"
+#include "router/testing/facade_server.h"
 #include "router/testing/kserve_testing.h"
 
 namespace kvasir::router {
@@ -24,7 +24,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-class KserveServiceTest : public ::testing::Test {
+class KserveServiceTest : public FacadeServerTest {
  protected:
   void SetUp() override {
     KserveServiceOptions options;
@@ -32,16 +32,12 @@ class KserveServiceTest : public ::testing::Test {
     options.server_version = "1.2.3";
     options.limits.max_waiting_bytes_per_stream = 1 << 20;
     service_ = std::make_unique<KserveService>(std::move(options), &router_);
-    auto server = base::GrpcServer::Start({}, {service_.get()});
-    KVASIR_ASSERT_OK(server);
-    server_ = *std::move(server);
-    stub_ = inference::GRPCInferenceService::NewStub(grpc::CreateChannel(
-        server_->target(), grpc::InsecureChannelCredentials()));
+    Listen({service_.get()});
+    stub_ = inference::GRPCInferenceService::NewStub(channel_);
   }
   void TearDown() override {
     stub_.reset();
-    server_->Shutdown(absl::Now());
-    server_.reset();
+    StopListening();
     service_.reset();
   }
   static InferRequestBuilder Vllm(const std::string& id, bool stream = true) {
@@ -49,16 +45,8 @@ class KserveServiceTest : public ::testing::Test {
     builder.Text("text_input", "hi").Bool("stream", stream);
     return builder;
   }
-  static void WaitUntilCancelled(const FakeRouter::Request& request) {
-    for (int i = 0; i < 2000 && !request.cancelled(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    EXPECT_TRUE(request.cancelled());
-  }
 
-  FakeRouter router_;
   std::unique_ptr<KserveService> service_;
-  std::unique_ptr<base::GrpcServer> server_;
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
 };
 

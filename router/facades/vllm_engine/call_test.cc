@@ -1,8 +1,6 @@
 // Generate without gRPC: a message, the engine's events, the responses.
-#include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,12 +8,10 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "router/facades/calls/single_call.h"
 #include "router/facades/vllm_engine/answer.h"
 #include "router/facades/vllm_engine/prepare.h"
 #include "router/facades/vllm_engine/request.h"
-#include "router/testing/byte_codec.h"
-#include "router/testing/fake_router.h"
+#include "router/testing/call_testing.h"
 
 namespace kvasir::router {
 namespace {
@@ -27,106 +23,12 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using vllm::grpc::engine::GenerateRequest;
 using vllm::grpc::engine::GenerateResponse;
-using Call = SingleCall<VllmEngineAnswer>;
 
-class ManualRunner final : public TaskRunner {
- public:
-  bool Post(Task task) override {
-    if (tasks_.size() >= max_queued) return false;
-    tasks_.push_back(std::move(task));
-    return true;
-  }
-  bool RunOne() {
-    if (tasks_.empty()) return false;
-    Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    task();
-    return true;
-  }
-
-  size_t max_queued = 1000;
-
- private:
-  std::deque<Task> tasks_;
-};
-
-class FakeWriter final : public CallWriter<GenerateResponse> {
- public:
-  void Write(GenerateResponse response) override {
-    EXPECT_FALSE(writing) << "two writes at once";
-    EXPECT_FALSE(end.has_value());
-    writing = true;
-    writes.push_back(std::move(response));
-  }
-  void Reset() override { was_reset = true; }
-  void End(const absl::Status& status) override {
-    EXPECT_FALSE(end.has_value()) << "ended twice";
-    EXPECT_FALSE(writing) << "ended within a write";
-    end = status;
-  }
-
-  bool writing = false;
-  bool was_reset = false;
-  std::vector<GenerateResponse> writes;
-  std::optional<absl::Status> end;
-};
-
-// One call, one thread: tasks run when the test says so.
-class VllmEngineCallTest : public ::testing::Test {
+class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
  protected:
-  void SetUp() override {
-    backend_->router = &router_;
-    backend_->codecs["tiny"] = std::make_shared<ByteCodec>();
-    backend_->tokenizer = tokenizer_;
-  }
-  // What still runs is let go: the fake router keeps its sinks.
-  void TearDown() override {
-    if (call_ == nullptr) return;
-    call_->OnCancelled();
-    RunWrites();
-    EXPECT_TRUE(writer_.end.has_value());
-  }
-  void Run() {
-    while (strand_->RunOne() || tokenizer_->RunOne()) {
-    }
-  }
-  // The transport takes what it is given until nothing is left.
-  void RunWrites() {
-    Run();
-    while (writer_.writing) {
-      writer_.writing = false;
-      call_->OnWritten(true);
-      Run();
-    }
-  }
   void Send(const GenerateRequest& message) {
-    call_ = std::make_shared<Call>(
-        Call::Parts{.backend = backend_,
-                    .limits = &limits_,
-                    .facade = "vllm",
-                    .identity = identity_,
-                    .message_bytes = message.ByteSizeLong(),
-                    .strand = strand_,
-                    .writer = &writer_});
-    call_->Begin([this, message] {
-      auto request = ParseVllmEngineRequest(message);
-      Call::Asked asked{.model = "tiny",
-                        .id = message.request_id(),
-                        .prepare = absl::UnknownError("not read")};
-      if (!request.ok()) {
-        asked.prepare = request.status();
-        return asked;
-      }
-      asked.prepare = Call::Prepare([this, request = *request]() mutable {
-        return PrepareVllmEngineCall(std::move(request),
-                                     *router_.Model("tiny")->info,
-                                     backend_->CodecOf("tiny"), limits_);
-      });
-      return asked;
-    });
-    Run();
+    Begin(message, ParseVllmEngineRequest, PrepareVllmEngineCall);
   }
-  FakeRouter::Request& Engine() { return *router_.WaitFor(0); }
 
   static GenerateRequest Message(bool stream, const std::string& text = "hi") {
     GenerateRequest message;
@@ -155,15 +57,6 @@ class VllmEngineCallTest : public ::testing::Test {
     }
     return completes;
   }
-
-  FakeRouter router_;
-  FacadeLimits limits_;
-  CallIdentity identity_;
-  std::shared_ptr<ManualRunner> strand_ = std::make_shared<ManualRunner>();
-  std::shared_ptr<ManualRunner> tokenizer_ = std::make_shared<ManualRunner>();
-  std::shared_ptr<FacadeBackend> backend_ = std::make_shared<FacadeBackend>();
-  FakeWriter writer_;
-  std::shared_ptr<Call> call_;
 };
 
 TEST_F(VllmEngineCallTest, StreamsEveryTokenAndThenACompleteWithoutTokens) {

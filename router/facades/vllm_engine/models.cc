@@ -1,20 +1,13 @@
 #include "router/facades/vllm_engine/models.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "router/facades/calls/only_model.h"
 
 namespace kvasir::router {
 namespace {
-
-// Counts of many replicas may be more than the protocol's numbers hold.
-int32_t ToInt32(uint64_t count) {
-  return static_cast<int32_t>(
-      std::min<uint64_t>(count, std::numeric_limits<int32_t>::max()));
-}
 
 double ShareOf(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0.0
@@ -22,24 +15,6 @@ double ShareOf(uint64_t part, uint64_t whole) {
 }
 
 }  // namespace
-
-absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router) {
-  const std::vector<ModelStatus> models = router.Models();
-  if (models.empty()) {
-    return absl::UnavailableError(
-        absl::StrCat("no model is served yet: ", router.Health().detail));
-  }
-  for (const ModelStatus& model : models) {
-    if (!model.info || !models.front().info ||
-        model.info->weights_id() == models.front().info->weights_id()) {
-      continue;
-    }
-    return absl::FailedPreconditionError(absl::StrCat(
-        "this protocol's requests name no model, and '", models.front().name,
-        "' and '", model.name, "' are different ones: want a router for each"));
-  }
-  return models.front();
-}
 
 vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router) {

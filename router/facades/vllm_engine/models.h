@@ -9,10 +9,6 @@
 
 namespace kvasir::router {
 
-// The first of its names. UNAVAILABLE before a worker has been reached,
-// FAILED_PRECONDITION where names stand for models of different weights.
-absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router);
-
 vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router);
 

@@ -8,6 +8,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/facades/calls/only_model.h"
 
 namespace kvasir::router {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "base/net/grpc_status.h"
 #include "base/status_macros.h"
-#include "router/facades/calls/metadata.h"
-#include "router/facades/vllm_engine/models.h"
+#include "router/facades/calls/fields.h"
+#include "router/facades/calls/only_model.h"
 #include "router/facades/vllm_engine/prepare.h"
 #include "router/facades/vllm_engine/request.h"
 
@@ -47,33 +47,20 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
 
 }  // namespace
 
-VllmGenerateReactor::VllmGenerateReactor(
+VllmGenerateReactor* NewVllmGenerateReactor(
     std::shared_ptr<VllmEngineBackend> backend,
     std::shared_ptr<TaskRunner> runner, grpc::CallbackServerContext* context,
-    const GenerateRequest* request)
-    : context_(context),
-      open_(backend->calls),
-      call_(std::make_shared<Call>(
-          Call::Parts{.backend = backend,
-                      .limits = &backend->limits,
-                      .facade = "vllm",
-                      .identity = IdentityOf(*context),
-                      .message_bytes = request->ByteSizeLong(),
-                      .strand = Strand::Create(std::move(runner)),
-                      .writer = this})) {
+    const GenerateRequest* request) {
   backend->last_request_unix_micros = absl::ToUnixMicros(backend->clock->Now());
-  call_->Begin([backend = std::move(backend), request] {
-    return Read(backend, *request);
-  });
-}
-
-void VllmGenerateReactor::Write(vllm::grpc::engine::GenerateResponse response) {
-  response_ = std::move(response);
-  StartWrite(&response_);
-}
-
-void VllmGenerateReactor::End(const absl::Status& status) {
-  Finish(base::ToGrpcStatus(status));
+  GenerateCall<VllmEngineAnswer> call{.backend = backend,
+                                      .limits = &backend->limits,
+                                      .facade = "vllm",
+                                      .message_bytes = request->ByteSizeLong(),
+                                      .runner = std::move(runner)};
+  return new VllmGenerateReactor(std::move(call), context,
+                                 [backend = std::move(backend), request] {
+                                   return Read(backend, *request);
+                                 });
 }
 
 // The archive is made on the tokenizer's threads: gRPC's own are few. The

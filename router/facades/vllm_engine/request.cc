@@ -1,12 +1,11 @@
 #include "router/facades/vllm_engine/request.h"
 
-#include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/sampling.h"
+#include "router/facades/calls/fields.h"
 #include "router/facades/calls/stop_strings.h"
 
 namespace kvasir::router {
@@ -15,78 +14,46 @@ namespace {
 using vllm::grpc::engine::GenerateRequest;
 using WireSampling = vllm::grpc::engine::SamplingParams;
 
-constexpr uint32_t kMaxTokenId = std::numeric_limits<int32_t>::max();
-
-absl::Status NotBuilt(const std::string& what) {
-  return absl::UnimplementedError(absl::StrCat(what, " is not built"));
-}
-
-template <typename T>
-absl::Status Wrong(const std::string& field, const std::string& want,
-                   const T& have) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": want ", want, ", have ", have));
-}
-
-// A field that this build has no name for may ask for anything.
-absl::Status RefuseUnknown(const google::protobuf::Message& message) {
-  const auto& unknown = message.GetReflection()->GetUnknownFields(message);
-  if (unknown.empty()) return absl::OkStatus();
-  return NotBuilt(absl::StrCat("field ", unknown.field(0).number(), " of ",
-                               message.GetDescriptor()->name()));
-}
-
 absl::Status RefuseNotBuilt(const GenerateRequest& message) {
-  if (message.has_kv_transfer_params()) return NotBuilt("kv_transfer_params");
+  if (message.has_kv_transfer_params())
+    return FieldNotBuilt("kv_transfer_params");
   if (!message.kv_transfer_params_json().empty()) {
-    return NotBuilt("kv_transfer_params_json");
+    return FieldNotBuilt("kv_transfer_params_json");
   }
-  if (message.has_mm_inputs()) return NotBuilt("mm_inputs");
-  if (message.extra_mm_inputs_size() > 0) return NotBuilt("extra_mm_inputs");
-  if (message.has_media_refs()) return NotBuilt("media_refs");
+  if (message.has_mm_inputs()) return FieldNotBuilt("mm_inputs");
+  if (message.extra_mm_inputs_size() > 0)
+    return FieldNotBuilt("extra_mm_inputs");
+  if (message.has_media_refs()) return FieldNotBuilt("media_refs");
   if (message.data_parallel_rank() != 0) {
-    return Wrong("data_parallel_rank", "0 (data_parallel_size is 1)",
-                 message.data_parallel_rank());
+    return WrongField("data_parallel_rank", "0 (data_parallel_size is 1)",
+                      message.data_parallel_rank());
   }
-  return RefuseUnknown(message);
+  return RefuseUnknownFields(message);
 }
 
 absl::Status RefuseNotBuilt(const WireSampling& sampling) {
   switch (sampling.constraint_case()) {
     case WireSampling::kJsonSchema:
-      return NotBuilt("sampling_params.json_schema");
+      return FieldNotBuilt("sampling_params.json_schema");
     case WireSampling::kRegex:
-      return NotBuilt("sampling_params.regex");
+      return FieldNotBuilt("sampling_params.regex");
     case WireSampling::kGrammar:
-      return NotBuilt("sampling_params.grammar");
+      return FieldNotBuilt("sampling_params.grammar");
     case WireSampling::kStructuralTag:
-      return NotBuilt("sampling_params.structural_tag");
+      return FieldNotBuilt("sampling_params.structural_tag");
     case WireSampling::kChoice:
-      return NotBuilt("sampling_params.choice");
+      return FieldNotBuilt("sampling_params.choice");
     case WireSampling::kJsonObject:
       if (sampling.json_object())
-        return NotBuilt("sampling_params.json_object");
+        return FieldNotBuilt("sampling_params.json_object");
       break;
     case WireSampling::CONSTRAINT_NOT_SET:
       break;
   }
   if (sampling.has_truncate_prompt_tokens()) {
-    return NotBuilt("sampling_params.truncate_prompt_tokens");
+    return FieldNotBuilt("sampling_params.truncate_prompt_tokens");
   }
-  return RefuseUnknown(sampling);
-}
-
-absl::StatusOr<proto::TokenBytes> TokenIds(
-    const google::protobuf::RepeatedField<uint32_t>& wire) {
-  std::vector<int32_t> ids;
-  ids.reserve(static_cast<size_t>(wire.size()));
-  for (const uint32_t id : wire) {
-    if (id > kMaxTokenId) {
-      return Wrong("tokenized.input_ids", "token ids below 2^31", id);
-    }
-    ids.push_back(static_cast<int32_t>(id));
-  }
-  return proto::TokenBytes::Adopt(std::move(ids));
+  return RefuseUnknownFields(sampling);
 }
 
 absl::Status ParseInput(const GenerateRequest& message,
@@ -94,13 +61,10 @@ absl::Status ParseInput(const GenerateRequest& message,
   switch (message.input_case()) {
     case GenerateRequest::kTokenized: {
       // original_text is what the ids came from; the ids are the prompt.
-      KVASIR_RETURN_IF_ERROR(RefuseUnknown(message.tokenized()));
-      KVASIR_ASSIGN_OR_RETURN(out->token_ids,
-                              TokenIds(message.tokenized().input_ids()));
-      if (out->token_ids.empty()) {
-        return absl::InvalidArgumentError(
-            "tokenized.input_ids: want at least one token, have none");
-      }
+      KVASIR_RETURN_IF_ERROR(RefuseUnknownFields(message.tokenized()));
+      KVASIR_ASSIGN_OR_RETURN(
+          out->token_ids,
+          PromptIdsOf("tokenized.input_ids", message.tokenized().input_ids()));
       return absl::OkStatus();
     }
     case GenerateRequest::kText:
@@ -111,17 +75,6 @@ absl::Status ParseInput(const GenerateRequest& message,
   }
   return absl::InvalidArgumentError(
       "want one of 'tokenized' and 'text', have neither");
-}
-
-absl::Status CheckFinite(const std::string& field, float value) {
-  if (std::isfinite(value)) return absl::OkStatus();
-  return Wrong(absl::StrCat("sampling_params.", field), "a finite number",
-               value);
-}
-
-// A wire value where it is set, `neutral` where it is zero.
-float OrNeutral(float value, float neutral) {
-  return value == 0.0f ? neutral : value;
 }
 
 absl::Status ParseNumbers(const WireSampling& wire,
@@ -136,7 +89,8 @@ absl::Status ParseNumbers(const WireSampling& wire,
         Field{"frequency_penalty", wire.frequency_penalty()},
         Field{"presence_penalty", wire.presence_penalty()},
         Field{"repetition_penalty", wire.repetition_penalty()}}) {
-    KVASIR_RETURN_IF_ERROR(CheckFinite(name, value));
+    KVASIR_RETURN_IF_ERROR(
+        CheckFiniteField(absl::StrCat("sampling_params.", name), value));
   }
   if (wire.has_temperature()) sampling->set_temperature(wire.temperature());
   sampling->set_top_p(OrNeutral(wire.top_p(), 1.0f));
@@ -144,9 +98,7 @@ absl::Status ParseNumbers(const WireSampling& wire,
   sampling->set_frequency_penalty(wire.frequency_penalty());
   sampling->set_presence_penalty(wire.presence_penalty());
   sampling->set_repetition_penalty(OrNeutral(wire.repetition_penalty(), 1.0f));
-  // Clients send the largest number for "all".
-  sampling->set_top_k(
-      wire.top_k() > kMaxTokenId ? 0 : static_cast<int32_t>(wire.top_k()));
+  sampling->set_top_k(TopKOf(wire.top_k()));
   return absl::OkStatus();
 }
 
@@ -155,9 +107,10 @@ absl::StatusOr<std::optional<uint32_t>> Logprobs(const std::string& name,
                                                  bool has, int32_t want) {
   if (!has) return std::nullopt;
   if (want == -1) {
-    return NotBuilt(absl::StrCat(name, " -1 (those of the whole vocabulary)"));
+    return FieldNotBuilt(
+        absl::StrCat(name, " -1 (those of the whole vocabulary)"));
   }
-  if (want < 0) return Wrong(name, "at least 0", want);
+  if (want < 0) return WrongField(name, "at least 0", want);
   return static_cast<uint32_t>(want);
 }
 
@@ -173,7 +126,7 @@ absl::Status ParseLogprobs(const WireSampling& wire,
                wire.prompt_logprobs()));
   if (!of_prompt) return absl::OkStatus();
   if (*of_prompt > 0) {
-    return NotBuilt(absl::StrCat(
+    return FieldNotBuilt(absl::StrCat(
         "sampling_params.prompt_logprobs above 0 (have ", *of_prompt, ")"));
   }
   sampling->set_prompt_logprobs(0);
@@ -187,7 +140,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   KVASIR_RETURN_IF_ERROR(ParseLogprobs(wire, sampling));
   if (wire.has_max_tokens()) {
     if (wire.max_tokens() == 0) {
-      return Wrong("sampling_params.max_tokens", "at least 1", 0);
+      return WrongField("sampling_params.max_tokens", "at least 1", 0);
     }
     sampling->set_max_tokens(wire.max_tokens());
   }
@@ -198,16 +151,11 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   if (wire.has_seed()) {
     out->seed = static_cast<uint64_t>(int64_t{wire.seed()});
   }
-  for (const uint32_t id : wire.stop_token_ids()) {
-    if (id > kMaxTokenId) {
-      return Wrong("sampling_params.stop_token_ids", "token ids below 2^31",
-                   id);
-    }
-    sampling->add_stop_token_ids(static_cast<int32_t>(id));
-  }
+  KVASIR_RETURN_IF_ERROR(AddStopIds("sampling_params.stop_token_ids",
+                                    wire.stop_token_ids(), sampling));
   for (const auto& [id, bias] : wire.logit_bias()) {
-    KVASIR_RETURN_IF_ERROR(
-        CheckFinite(absl::StrCat("logit_bias[", id, "]"), bias));
+    KVASIR_RETURN_IF_ERROR(CheckFiniteField(
+        absl::StrCat("sampling_params.logit_bias[", id, "]"), bias));
     (*sampling->mutable_logit_bias())[id] = bias;
   }
   out->skip_special_tokens = wire.skip_special_tokens();
@@ -222,13 +170,6 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
 }
 
 }  // namespace
-
-absl::Status CheckVllmRequestId(const std::string& id) {
-  if (id.size() <= kMaxVllmRequestIdBytes) return absl::OkStatus();
-  return Wrong("request_id",
-               absl::StrCat("at most ", kMaxVllmRequestIdBytes, " bytes"),
-               id.size());
-}
 
 absl::StatusOr<VllmEngineRequest> ParseVllmEngineRequest(
     const GenerateRequest& message) {

@@ -30,10 +30,6 @@ struct VllmEngineRequest {
   bool streaming = false;
 };
 
-// The id is what Abort finds a request by, and stands in the access log.
-inline constexpr size_t kMaxVllmRequestIdBytes = 256;
-absl::Status CheckVllmRequestId(const std::string& id);
-
 // Zero means "not set" where the protocol has no presence. INVALID_ARGUMENT
 // names field, want and have. UNIMPLEMENTED names what would change the result
 // and is not built, fields of later versions of the protocol by their numbers.

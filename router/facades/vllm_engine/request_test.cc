@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/sampling.h"
+#include "router/facades/calls/fields.h"
 
 namespace kvasir::router {
 namespace {

@@ -2,11 +2,8 @@
 
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
-#include "base/net/grpc_status.h"
-#include "router/facades/calls/metadata.h"
+#include "router/facades/calls/only_model.h"
+#include "router/facades/calls/replies.h"
 #include "router/facades/vllm_engine/models.h"
 #include "router/facades/vllm_engine/reactors.h"
 
@@ -16,46 +13,19 @@ namespace {
 namespace engine = vllm::grpc::engine;
 namespace common = smg::grpc::common;
 
-grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                 const absl::Status& status) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(base::ToGrpcStatus(status));
-  return reactor;
-}
-
-// A gateway aborts its clients' requests, a few at a time.
-constexpr int kMaxAbortedIds = 1024;
-
 absl::Status NotBuilt(const char* rpc) {
-  return absl::UnimplementedError(
-      absl::StrCat(kVllmEngineServiceName, "/", rpc, " is not built"));
+  return RpcNotBuilt(kVllmEngineServiceName, rpc);
 }
-
-// A stream that has nothing to say.
-template <typename Response>
-class EndedStream final : public grpc::ServerWriteReactor<Response> {
- public:
-  explicit EndedStream(const absl::Status& status) {
-    this->Finish(base::ToGrpcStatus(status));
-  }
-  void OnDone() override { delete this; }
-};
 
 }  // namespace
 
 VllmEngineService::VllmEngineService(VllmEngineServiceOptions options,
                                      RequestRouter* router)
-    : server_version_(std::move(options.server_version)),
-      tokenizer_pool_(options.limits.num_tokenizer_threads,
-                      options.limits.max_tokenizer_queue),
-      stream_pool_(options.limits.num_stream_threads),
+    : server_version_(options.server_version),
+      threads_(options.limits),
       backend_(std::make_shared<VllmEngineBackend>()) {
-  backend_->router = router;
-  backend_->codecs = std::move(options.codecs);
+  threads_.Fill(options, router, backend_.get());
   backend_->limits = options.limits;
-  backend_->tokenizer = tokenizer_pool_.runner();
-  backend_->calls = std::move(options.calls);
-  backend_->budget = std::move(options.budget);
   if (!options.tokenizer_folder.empty()) {
     backend_->bundle =
         std::make_shared<TokenizerBundle>(std::move(options.tokenizer_folder));
@@ -69,34 +39,14 @@ VllmEngineService::~VllmEngineService() = default;
 grpc::ServerWriteReactor<engine::GenerateResponse>* VllmEngineService::Generate(
     grpc::CallbackServerContext* context,
     const engine::GenerateRequest* request) {
-  return new VllmGenerateReactor(backend_, stream_pool_.runner(), context,
-                                 request);
+  return NewVllmGenerateReactor(backend_, threads_.streams(), context, request);
 }
 
-// Ids that nothing runs under are no error: a gateway aborts whatever its
-// client leaves, also what has just ended.
 grpc::ServerUnaryReactor* VllmEngineService::Abort(
     grpc::CallbackServerContext* context, const engine::AbortRequest* request,
     engine::AbortResponse*) {
-  const std::string tenant = IdentityOf(*context).tenant;
-  if (const absl::Status status = CheckTenant(tenant); !status.ok()) {
-    return Answer(context, status);
-  }
-  if (request->request_ids_size() > kMaxAbortedIds) {
-    return Answer(context, absl::InvalidArgumentError(absl::StrCat(
-                               "request_ids: want at most ", kMaxAbortedIds,
-                               ", have ", request->request_ids_size())));
-  }
-  // An id that stands there often is looked up once.
-  const absl::flat_hash_set<absl::string_view> ids(
-      request->request_ids().begin(), request->request_ids().end());
-  for (const absl::string_view id : ids) {
-    for (const auto& [weak, number] :
-         backend_->running_ids.Find(tenant, std::string(id))) {
-      if (const auto call = weak.lock()) call->OnStop(number);
-    }
-  }
-  return Answer(context, absl::OkStatus());
+  return Answer(context,
+                AbortRequests(*context, *backend_, request->request_ids()));
 }
 
 grpc::ServerUnaryReactor* VllmEngineService::HealthCheck(

@@ -10,24 +10,17 @@
 
 #include "proto/vllm/engine.grpc.pb.h"
 #include "router/canonical.h"
-#include "router/core/task_runner.h"
+#include "router/facades/calls/service_parts.h"
 #include "router/facades/vllm_engine/backend.h"
 
 namespace kvasir::router {
 
-struct VllmEngineServiceOptions {
-  Codecs codecs;
+struct VllmEngineServiceOptions : FacadeOptions {
   FacadeLimits limits;
   // Empty: there is no tokenizer to give.
   std::string tokenizer_folder;
   // Whether whoever reaches this listener may have its files.
   bool shares_tokenizer = false;
-  // For GetLoads.
-  std::string server_version;
-  // Its calls are counted there.
-  std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // Null: memory has no limit.
-  std::shared_ptr<ByteBudget> budget;
 };
 
 // Register it with a server; grpc.health.v1 names it kVllmEngineServiceName.
@@ -92,8 +85,7 @@ class VllmEngineService final
 
  private:
   const std::string server_version_;
-  TaskPool tokenizer_pool_;
-  TaskPool stream_pool_;
+  const FacadeThreads threads_;
   const std::shared_ptr<VllmEngineBackend> backend_;
 };
 

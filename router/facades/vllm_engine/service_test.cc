@@ -3,20 +3,16 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
-#include <thread>
 
-#include "base/net/grpc_server.h"
 #include "base/sha256.h"
-#include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "router/testing/byte_codec.h"
-#include "router/testing/fake_router.h"
+#include "router/testing/facade_server.h"
 
 namespace kvasir::router {
 namespace {
@@ -25,7 +21,7 @@ using ::testing::HasSubstr;
 namespace engine = vllm::grpc::engine;
 namespace common = smg::grpc::common;
 
-class VllmEngineServiceTest : public ::testing::Test {
+class VllmEngineServiceTest : public FacadeServerTest {
  protected:
   void Start(bool shares_tokenizer = true) {
     folder_ = ::testing::TempDir() + "/vllm_engine_service";
@@ -43,16 +39,12 @@ class VllmEngineServiceTest : public ::testing::Test {
     options.shares_tokenizer = shares_tokenizer;
     service_ =
         std::make_unique<VllmEngineService>(std::move(options), &router_);
-    auto server = base::GrpcServer::Start({}, {service_.get()});
-    KVASIR_ASSERT_OK(server);
-    server_ = *std::move(server);
-    stub_ = engine::VllmEngine::NewStub(grpc::CreateChannel(
-        server_->target(), grpc::InsecureChannelCredentials()));
+    Listen({service_.get()});
+    stub_ = engine::VllmEngine::NewStub(channel_);
   }
   void TearDown() override {
     stub_.reset();
-    server_->Shutdown(absl::Now());
-    server_.reset();
+    StopListening();
     service_.reset();
     std::filesystem::remove_all(folder_);
   }
@@ -63,17 +55,9 @@ class VllmEngineServiceTest : public ::testing::Test {
     message.mutable_tokenized()->add_input_ids(7);
     return message;
   }
-  static void WaitUntilCancelled(const FakeRouter::Request& request) {
-    for (int i = 0; i < 2000 && !request.cancelled(); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    EXPECT_TRUE(request.cancelled());
-  }
 
   std::string folder_;
-  FakeRouter router_;
   std::unique_ptr<VllmEngineService> service_;
-  std::unique_ptr<base::GrpcServer> server_;
   std::unique_ptr<engine::VllmEngine::Stub> stub_;
 };
 

@@ -1,0 +1,120 @@
+// gRPC's side of a call that is one request: a stream of responses, or one.
+// Both delete themselves in OnDone, which gRPC runs once End has been called
+// and every reaction has returned.
+// Threads: reactions on gRPC's threads, the writer's methods on the strand;
+// they meet only inside gRPC.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/net/grpc_status.h"
+#include "router/core/client_calls.h"
+#include "router/core/task_runner.h"
+#include "router/facades/calls/metadata.h"
+#include "router/facades/calls/single_call.h"
+
+namespace kvasir::router {
+
+template <typename Answer>
+struct GenerateCall {
+  // With `limits`, which live as long.
+  std::shared_ptr<FacadeBackend> backend;
+  const FacadeLimits* limits = nullptr;
+  std::string facade;
+  size_t message_bytes = 0;
+  std::shared_ptr<TaskRunner> runner;
+};
+
+// Looks at the call's message, which gRPC keeps until OnDone.
+template <typename Answer>
+using ReadMessage = absl::AnyInvocable<typename SingleCall<Answer>::Asked()>;
+
+template <typename Answer>
+std::shared_ptr<SingleCall<Answer>> NewCall(
+    GenerateCall<Answer> call, const grpc::CallbackServerContext& context,
+    CallWriter<typename Answer::Response>* writer) {
+  return std::make_shared<SingleCall<Answer>>(
+      typename SingleCall<Answer>::Parts{
+          .backend = std::move(call.backend),
+          .limits = call.limits,
+          .facade = std::move(call.facade),
+          .identity = IdentityOf(context),
+          .message_bytes = call.message_bytes,
+          .strand = Strand::Create(std::move(call.runner)),
+          .writer = writer});
+}
+
+template <typename Answer>
+class GenerateStreamReactor final
+    : public grpc::ServerWriteReactor<typename Answer::Response>,
+      public CallWriter<typename Answer::Response> {
+ public:
+  GenerateStreamReactor(GenerateCall<Answer> call,
+                        grpc::CallbackServerContext* context,
+                        ReadMessage<Answer> read)
+      : context_(context),
+        open_(call.backend->calls),
+        call_(NewCall(std::move(call), *context, this)) {
+    call_->Begin(std::move(read));
+  }
+
+  void OnWriteDone(bool ok) override { call_->OnWritten(ok); }
+  void OnCancel() override { call_->OnCancelled(); }
+  void OnDone() override { delete this; }
+
+  void Write(typename Answer::Response response) override {
+    response_ = std::move(response);
+    this->StartWrite(&response_);
+  }
+  void Reset() override { context_->TryCancel(); }
+  void End(const absl::Status& status) override {
+    this->Finish(base::ToGrpcStatus(status));
+  }
+
+ private:
+  grpc::CallbackServerContext* const context_;
+  const ClientCall open_;
+  const std::shared_ptr<SingleCall<Answer>> call_;
+  // Between StartWrite and OnWriteDone gRPC's.
+  typename Answer::Response response_;
+};
+
+template <typename Answer>
+class GenerateUnaryReactor final
+    : public grpc::ServerUnaryReactor,
+      public CallWriter<typename Answer::Response> {
+ public:
+  // `response` lives until OnDone.
+  GenerateUnaryReactor(GenerateCall<Answer> call,
+                       grpc::CallbackServerContext* context,
+                       typename Answer::Response* response,
+                       ReadMessage<Answer> read)
+      : response_(response),
+        open_(call.backend->calls),
+        call_(NewCall(std::move(call), *context, this)) {
+    call_->Begin(std::move(read));
+  }
+
+  void OnCancel() override { call_->OnCancelled(); }
+  void OnDone() override { delete this; }
+
+  void Write(typename Answer::Response response) override {
+    *response_ = std::move(response);
+    call_->OnWritten(true);
+  }
+  void Reset() override {}
+  void End(const absl::Status& status) override {
+    Finish(base::ToGrpcStatus(status));
+  }
+
+ private:
+  typename Answer::Response* const response_;
+  const ClientCall open_;
+  const std::shared_ptr<SingleCall<Answer>> call_;
+};
+
+}  // namespace kvasir::router

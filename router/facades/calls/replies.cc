@@ -1,0 +1,52 @@
+#include "router/facades/calls/replies.h"
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "router/facades/calls/identity.h"
+#include "router/facades/calls/metadata.h"
+
+namespace kvasir::router {
+namespace {
+
+// A gateway aborts its clients' requests, a few at a time.
+constexpr int kMaxAbortedIds = 1024;
+
+}  // namespace
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(base::ToGrpcStatus(status));
+  return reactor;
+}
+
+absl::Status RpcNotBuilt(const char* service, const char* rpc) {
+  return absl::UnimplementedError(
+      absl::StrCat(service, "/", rpc, " is not built"));
+}
+
+absl::Status AbortRequests(
+    const grpc::CallbackServerContext& context, const FacadeBackend& backend,
+    const google::protobuf::RepeatedPtrField<std::string>& request_ids) {
+  const std::string tenant = IdentityOf(context).tenant;
+  KVASIR_RETURN_IF_ERROR(CheckTenant(tenant));
+  if (request_ids.size() > kMaxAbortedIds) {
+    return absl::InvalidArgumentError(absl::StrCat("request_ids: want at most ",
+                                                   kMaxAbortedIds, ", have ",
+                                                   request_ids.size()));
+  }
+  // An id that stands there often is looked up once.
+  const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),
+                                                   request_ids.end());
+  for (const absl::string_view id : ids) {
+    for (const auto& [weak, number] :
+         backend.running_ids.Find(tenant, std::string(id))) {
+      if (const auto call = weak.lock()) call->OnStop(number);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvasir::router

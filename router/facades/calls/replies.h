@@ -1,0 +1,39 @@
+// Calls that need no request of the engine's: an answer at once, an end, an
+// abort.
+#pragma once
+
+#include <google/protobuf/repeated_field.h>
+#include <grpcpp/grpcpp.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/net/grpc_status.h"
+#include "router/facades/calls/backend.h"
+
+namespace kvasir::router {
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
+                                 const absl::Status& status);
+
+// UNIMPLEMENTED with the RPC's name.
+absl::Status RpcNotBuilt(const char* service, const char* rpc);
+
+// A stream that has nothing to say.
+template <typename Response>
+class EndedStream final : public grpc::ServerWriteReactor<Response> {
+ public:
+  explicit EndedStream(const absl::Status& status) {
+    this->Finish(base::ToGrpcStatus(status));
+  }
+  void OnDone() override { delete this; }
+};
+
+// Ends the requests of these ids that are the caller's tenant's. Ids that
+// nothing runs under are no error: a gateway aborts whatever its client leaves,
+// also what has just ended.
+absl::Status AbortRequests(
+    const grpc::CallbackServerContext& context, const FacadeBackend& backend,
+    const google::protobuf::RepeatedPtrField<std::string>& request_ids);
+
+}  // namespace kvasir::router

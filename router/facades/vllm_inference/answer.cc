@@ -1,0 +1,239 @@
+#include "router/facades/vllm_inference/answer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvasir::router {
+namespace {
+
+using vllm::FinishInfo;
+
+// An id below 2^31 as a varint, a float, and tag and length of a message.
+constexpr uint64_t kIdBytes = 5;
+constexpr uint64_t kFloatBytes = 4;
+constexpr uint64_t kMessageBytes = 4;
+// Vocabularies' words are of four letters or so; longer ones are rare.
+constexpr uint64_t kTextBytes = 8;
+
+FinishInfo::FinishReason ReasonOf(kvasir::v1::FinishReason reason) {
+  switch (reason) {
+    case kvasir::v1::FINISH_STOP:
+      return FinishInfo::STOP;
+    case kvasir::v1::FINISH_LENGTH:
+      return FinishInfo::LENGTH;
+    default:
+      return FinishInfo::ABORTED;
+  }
+}
+
+bool Holds(const std::vector<int32_t>& ids, int32_t id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+VllmInferenceAnswer::VllmInferenceAnswer(VllmInferenceRequest request,
+                                         proto::TokenBytes prompt,
+                                         std::vector<int32_t> eos_ids,
+                                         std::shared_ptr<const TextCodec> codec)
+    : request_(std::move(request)),
+      prompt_(std::move(prompt)),
+      codec_(std::move(codec)),
+      samples_(std::max<uint32_t>(1, request_.sampling.n())) {
+  const auto& stops = request_.sampling.stop_token_ids();
+  ending_ids_.assign(stops.begin(), stops.end());
+  if (!request_.sampling.ignore_eos()) {
+    ending_ids_.insert(ending_ids_.end(), eos_ids.begin(), eos_ids.end());
+  }
+  if (codec_ == nullptr) return;
+  const std::vector<int32_t> prompt_ids = prompt_.ToIds();
+  for (Sample& sample : samples_) {
+    TextStreamOptions options;
+    options.stop_strings = request_.stop_strings;
+    options.include_stop_string = request_.include_stop_string;
+    options.min_tokens = request_.sampling.min_tokens();
+    sample.text = std::make_unique<TextStream>(
+        codec_->NewDetokenizer(prompt_ids, request_.skip_special_tokens),
+        std::move(options));
+  }
+}
+
+void VllmInferenceAnswer::OnTokens(
+    const kvasir::v1::GenerateEvent::Tokens& tokens) {
+  if (tokens.index() >= samples_.size()) return;
+  Sample& sample = samples_[tokens.index()];
+  for (int i = 0; i < tokens.token_ids_size(); ++i) {
+    // It did not end the sample.
+    if (sample.maybe_last_id) {
+      PushText(*std::exchange(sample.maybe_last_id, std::nullopt), &sample);
+    }
+    if (sample.finish) return;
+    const int32_t id = tokens.token_ids(i);
+    ++sample.num_tokens;
+    sample.fresh.set_num_tokens(sample.fresh.num_tokens() + 1);
+    if (request_.wants_ids) {
+      sample.fresh.add_token_ids(static_cast<uint32_t>(id));
+    }
+    if (request_.wants_logprobs && i < tokens.logprobs_size()) {
+      AddLogprob(id, tokens.logprobs(i), &sample.fresh);
+    }
+    if (Holds(ending_ids_, id)) {
+      sample.maybe_last_id = id;
+    } else {
+      PushText(id, &sample);
+    }
+  }
+}
+
+// A rank is known of the tokens that the engine was asked for; 0: of no others.
+void VllmInferenceAnswer::AddLogprob(int32_t id,
+                                     const kvasir::v1::TokenLogprob& logprob,
+                                     vllm::SequenceOutput* fresh) const {
+  fresh->add_logprobs(logprob.logprob());
+  auto* candidates =
+      request_.num_candidates > 0 ? fresh->add_candidate_tokens() : nullptr;
+  uint32_t rank = 0;
+  for (int i = 0; i < logprob.top_size(); ++i) {
+    const auto& top = logprob.top(i);
+    const auto place = static_cast<uint32_t>(i + 1);
+    if (top.token_id() == id) {
+      rank = place;
+    } else if (candidates != nullptr) {
+      auto* candidate = candidates->add_tokens();
+      candidate->set_id(static_cast<uint32_t>(top.token_id()));
+      candidate->set_logprob(top.logprob());
+      candidate->set_rank(place);
+    }
+  }
+  fresh->add_ranks(rank);
+}
+
+void VllmInferenceAnswer::PushText(int32_t id, Sample* sample) const {
+  if (sample->text == nullptr) return;
+  const std::string text = sample->text->Push({&id, 1}).text;
+  if (request_.wants_text) sample->fresh.mutable_text()->append(text);
+  EndAtStopString(sample);
+}
+
+void VllmInferenceAnswer::EndAtStopString(Sample* sample) const {
+  if (!sample->text->stopped()) return;
+  End(FinishInfo::STOP, sample);
+  sample->finish->set_stop_string(sample->text->matched_stop());
+}
+
+void VllmInferenceAnswer::End(FinishInfo::FinishReason reason,
+                              Sample* sample) const {
+  sample->finish.emplace();
+  sample->finish->set_finish_reason(reason);
+  sample->finish->set_num_output_tokens(sample->num_tokens);
+}
+
+void VllmInferenceAnswer::OnFinish(
+    const kvasir::v1::GenerateEvent::Finish& finish) {
+  if (finish.index() >= samples_.size()) return;
+  Sample& sample = samples_[finish.index()];
+  if (sample.finish) return;
+  if (sample.maybe_last_id) {
+    const int32_t id = *std::exchange(sample.maybe_last_id, std::nullopt);
+    // One that did not end it, below min_new_tokens, is text like any other.
+    const bool ended = finish.reason() == kvasir::v1::FINISH_STOP;
+    if (!ended || request_.include_stop_string) PushText(id, &sample);
+    if (sample.finish) return;
+  }
+  if (sample.text != nullptr) {
+    const std::string text = sample.text->Finish();
+    if (request_.wants_text) sample.fresh.mutable_text()->append(text);
+    EndAtStopString(&sample);
+    if (sample.finish) return;
+  }
+  End(ReasonOf(finish.reason()), &sample);
+  if (!finish.has_matched_token_id()) return;
+  const int32_t matched = finish.matched_token_id();
+  const auto& stops = request_.sampling.stop_token_ids();
+  if (std::find(stops.begin(), stops.end(), matched) != stops.end()) {
+    sample.finish->set_stop_token_id(static_cast<uint32_t>(matched));
+  } else {
+    sample.finish->set_eos_token_id(static_cast<uint32_t>(matched));
+  }
+}
+
+void VllmInferenceAnswer::Stop() {
+  for (Sample& sample : samples_) {
+    if (!sample.finish) End(FinishInfo::ABORTED, &sample);
+  }
+}
+
+bool VllmInferenceAnswer::finished() const {
+  return std::all_of(
+      samples_.begin(), samples_.end(),
+      [](const Sample& sample) { return sample.finish.has_value(); });
+}
+
+bool VllmInferenceAnswer::HasResponse(const Sample& sample) const {
+  return !sample.completed &&
+         (sample.fresh.num_tokens() > 0 || sample.finish.has_value());
+}
+
+bool VllmInferenceAnswer::HasResponse() const {
+  if (!request_.streaming) return finished() && !complete();
+  return std::any_of(
+      samples_.begin(), samples_.end(),
+      [this](const Sample& sample) { return HasResponse(sample); });
+}
+
+VllmInferenceAnswer::Response VllmInferenceAnswer::Take() {
+  const auto count = static_cast<uint32_t>(samples_.size());
+  do {
+    last_served_ = (last_served_ + 1) % count;
+  } while (!HasResponse(samples_[last_served_]));
+  Sample& sample = samples_[last_served_];
+  Response response;
+  if (std::exchange(owes_prompt_info_, false)) {
+    vllm::PromptInfo* info = response.mutable_prompt_info();
+    info->set_num_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
+    for (size_t i = 0; request_.wants_prompt_ids && i < prompt_.size_tokens();
+         ++i) {
+      info->add_token_ids(static_cast<uint32_t>(prompt_[i]));
+    }
+  }
+  vllm::SequenceOutput* outputs = response.mutable_outputs();
+  outputs->Swap(&sample.fresh);
+  sample.fresh.Clear();
+  outputs->set_index(last_served_);
+  if (sample.finish) {
+    *outputs->mutable_finish_info() = *sample.finish;
+    sample.completed = true;
+    ++num_completed_;
+  }
+  return response;
+}
+
+size_t VllmInferenceAnswer::waiting_bytes() const {
+  if (!request_.streaming) return 0;
+  size_t bytes = 0;
+  const auto per_token =
+      static_cast<size_t>(VllmInferenceBytesPerToken(request_));
+  for (const Sample& sample : samples_) {
+    bytes += sample.fresh.text().size() + sample.fresh.num_tokens() * per_token;
+  }
+  return bytes;
+}
+
+uint64_t VllmInferenceBytesPerToken(const VllmInferenceRequest& request) {
+  uint64_t bytes = 0;
+  if (request.wants_text) bytes += kTextBytes;
+  if (request.wants_ids) bytes += kIdBytes;
+  if (request.wants_logprobs) {
+    bytes += kFloatBytes + kIdBytes;
+    bytes += kMessageBytes + request.num_candidates *
+                                 (kMessageBytes + 2 * kIdBytes + kFloatBytes);
+  }
+  return std::max<uint64_t>(1, bytes);
+}
+
+uint64_t VllmInferencePromptBytes(const VllmInferenceRequest& request,
+                                  uint64_t prompt_tokens) {
+  return request.wants_prompt_ids ? kIdBytes * prompt_tokens : 0;
+}
+
+}  // namespace kvasir::router

@@ -1,0 +1,90 @@
+// One request's answer: engine events in, vllm.GenerateResponses out. No gRPC,
+// no threads, no clock.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "proto/kvasir/v1/worker.pb.h"
+#include "proto/token_bytes.h"
+#include "proto/vllm/inference.pb.h"
+#include "router/facades/text/text_codec.h"
+#include "router/facades/text/text_stream.h"
+#include "router/facades/vllm_inference/request.h"
+
+namespace kvasir::router {
+
+// Clients count: each response has as many ids, log probabilities, ranks and
+// candidates as its num_tokens says, where they were asked for, and the
+// finish's num_output_tokens is the sum. Every token counts, the one that ended
+// its sample included. Its text does not: an end token's is left out, and text
+// is cut before a stop string, unless it is to stay.
+//
+// Streamed: what is new of one sample a response; the last of a sample has its
+// finish. Not streamed: one response, once the sample has ended.
+//
+// Threads: one at a time.
+class VllmInferenceAnswer {
+ public:
+  using Response = vllm::GenerateResponse;
+
+  // `codec` is null where neither text nor stop strings are asked for.
+  VllmInferenceAnswer(VllmInferenceRequest request, proto::TokenBytes prompt,
+                      std::vector<int32_t> eos_ids,
+                      std::shared_ptr<const TextCodec> codec);
+
+  void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
+  void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
+  // Ends every sample that still runs, as aborted.
+  void Stop();
+
+  bool finished() const;
+  bool HasResponse() const;
+  // Samples in turn. Precondition: HasResponse().
+  Response Take();
+  bool complete() const { return num_completed_ == samples_.size(); }
+  // Of streamed answers.
+  size_t waiting_bytes() const;
+
+ private:
+  struct Sample {
+    // Null where there is no text.
+    std::unique_ptr<TextStream> text;
+    // Its text waits: it may turn out to be the sample's end.
+    std::optional<int32_t> maybe_last_id;
+    uint32_t num_tokens = 0;
+    // Absent while it runs.
+    std::optional<vllm::FinishInfo> finish;
+    // Since the last response.
+    vllm::SequenceOutput fresh;
+    bool completed = false;
+  };
+
+  void AddLogprob(int32_t id, const kvasir::v1::TokenLogprob& logprob,
+                  vllm::SequenceOutput* fresh) const;
+  void PushText(int32_t id, Sample* sample) const;
+  void EndAtStopString(Sample* sample) const;
+  void End(vllm::FinishInfo::FinishReason reason, Sample* sample) const;
+  bool HasResponse(const Sample& sample) const;
+
+  const VllmInferenceRequest request_;
+  const proto::TokenBytes prompt_;
+  const std::shared_ptr<const TextCodec> codec_;
+  // A token of these may end its sample.
+  std::vector<int32_t> ending_ids_;
+  std::vector<Sample> samples_;
+  bool owes_prompt_info_ = true;
+  size_t num_completed_ = 0;
+  uint32_t last_served_ = 0;
+};
+
+// What one token may take in a response, its text estimated.
+uint64_t VllmInferenceBytesPerToken(const VllmInferenceRequest& request);
+// What the prompt's ids take in one.
+uint64_t VllmInferencePromptBytes(const VllmInferenceRequest& request,
+                                  uint64_t prompt_tokens);
+
+}  // namespace kvasir::router

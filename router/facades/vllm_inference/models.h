@@ -1,0 +1,24 @@
+// What the facade says of server and model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/vllm/control.pb.h"
+#include "router/canonical.h"
+
+namespace kvasir::router {
+
+// UNAVAILABLE before a worker has been reached: a gateway keeps what it is told
+// first.
+absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
+    const ModelStatus& model, const std::string& server_version);
+
+// `names`: all that the model is served under. `has_tokenizer`: prompts may be
+// text.
+vllm::ModelInfo ControlModelInfoOf(const ModelStatus& model,
+                                   const std::vector<ModelStatus>& names,
+                                   bool has_tokenizer);
+
+}  // namespace kvasir::router

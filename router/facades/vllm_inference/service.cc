@@ -1,0 +1,226 @@
+#include "router/facades/vllm_inference/service.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+#include "router/facades/calls/fields.h"
+#include "router/facades/calls/generate_reactors.h"
+#include "router/facades/calls/only_model.h"
+#include "router/facades/calls/replies.h"
+#include "router/facades/vllm_inference/answer.h"
+#include "router/facades/vllm_inference/models.h"
+#include "router/facades/vllm_inference/prepare.h"
+#include "router/facades/vllm_inference/request.h"
+
+namespace kvasir::router {
+namespace {
+
+using Call = SingleCall<VllmInferenceAnswer>;
+using Backend = std::shared_ptr<VllmInferenceBackend>;
+
+absl::StatusOr<Call::Prepare> ReadRequest(
+    const Backend& backend, const vllm::GenerateRequest& message,
+    bool streaming, const absl::StatusOr<ModelStatus>& model) {
+  KVASIR_RETURN_IF_ERROR(model.status());
+  KVASIR_RETURN_IF_ERROR(CheckVllmRequestId(message.request_id()));
+  KVASIR_ASSIGN_OR_RETURN(VllmInferenceRequest request,
+                          ParseVllmInferenceRequest(message, streaming));
+  return [backend, request = std::move(request), name = model->name,
+          info = model->info.value_or(kvasir::v1::WorkerInfo())]() mutable {
+    return PrepareVllmInferenceCall(std::move(request), info,
+                                    backend->CodecOf(name), backend->limits);
+  };
+}
+
+Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
+                 bool streaming) {
+  const absl::StatusOr<ModelStatus> model =
+      message.model().empty() ? OnlyModel(*backend->router)
+                              : backend->router->Model(message.model());
+  Call::Asked asked{.model = model.ok() ? model->name : message.model(),
+                    .prepare = ReadRequest(backend, message, streaming, model)};
+  // One that was refused for it may be any text.
+  if (CheckVllmRequestId(message.request_id()).ok()) {
+    asked.id = message.request_id();
+  }
+  return asked;
+}
+
+GenerateCall<VllmInferenceAnswer> NewGenerate(
+    const Backend& backend, const vllm::GenerateRequest& message,
+    const FacadeThreads& threads) {
+  return {.backend = backend,
+          .limits = &backend->limits,
+          .facade = "vllm_inference",
+          .message_bytes = message.ByteSizeLong(),
+          .runner = threads.streams()};
+}
+
+}  // namespace
+
+VllmInferenceService::VllmInferenceService(VllmInferenceServiceOptions options,
+                                           RequestRouter* router)
+    : threads_(options.limits),
+      backend_(std::make_shared<VllmInferenceBackend>()) {
+  threads_.Fill(options, router, backend_.get());
+  backend_->limits = options.limits;
+}
+
+VllmInferenceService::~VllmInferenceService() = default;
+
+::grpc::ServerUnaryReactor* VllmInferenceService::Generate(
+    ::grpc::CallbackServerContext* context,
+    const vllm::GenerateRequest* request, vllm::GenerateResponse* response) {
+  return new GenerateUnaryReactor<VllmInferenceAnswer>(
+      NewGenerate(backend_, *request, threads_), context, response,
+      [backend = backend_, request] {
+        return Read(backend, *request, /*streaming=*/false);
+      });
+}
+
+::grpc::ServerWriteReactor<vllm::GenerateResponse>*
+VllmInferenceService::GenerateStream(::grpc::CallbackServerContext* context,
+                                     const vllm::GenerateRequest* request) {
+  return new GenerateStreamReactor<VllmInferenceAnswer>(
+      NewGenerate(backend_, *request, threads_), context,
+      [backend = backend_, request] {
+        return Read(backend, *request, /*streaming=*/true);
+      });
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::GetServerInfo(
+    ::grpc::CallbackServerContext* context, const vllm::GetServerInfoRequest*,
+    vllm::ServerInfo* response) {
+  const auto model = OnlyModel(*backend_->router);
+  if (!model.ok()) return Answer(context, model.status());
+  auto info = ControlServerInfoOf(*model, server_version_);
+  if (info.ok()) *response = *std::move(info);
+  return Answer(context, info.status());
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::GetModelInfo(
+    ::grpc::CallbackServerContext* context, const vllm::GetModelInfoRequest*,
+    vllm::ModelInfo* response) {
+  const auto model = OnlyModel(*backend_->router);
+  if (!model.ok()) return Answer(context, model.status());
+  *response = ControlModelInfoOf(*model, backend_->router->Models(),
+                                 backend_->CodecOf(model->name) != nullptr);
+  return Answer(context, absl::OkStatus());
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::Abort(
+    ::grpc::CallbackServerContext* context, const vllm::AbortRequest* request,
+    vllm::AbortResponse*) {
+  return Answer(context,
+                AbortRequests(*context, *backend_, request->request_ids()));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::GetKvEventSources(
+    ::grpc::CallbackServerContext* context,
+    const vllm::GetKvEventSourcesRequest*, vllm::GetKvEventSourcesResponse*) {
+  return Answer(context, absl::OkStatus());
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::Shutdown(Context* context,
+                                                         const Nothing*,
+                                                         Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "Shutdown"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::LoadLora(Context* context,
+                                                         const Nothing*,
+                                                         Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "LoadLora"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::UnloadLora(Context* context,
+                                                           const Nothing*,
+                                                           Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "UnloadLora"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::ListLoras(Context* context,
+                                                          const Nothing*,
+                                                          Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "ListLoras"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::PauseGeneration(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "PauseGeneration"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::ResumeGeneration(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "ResumeGeneration"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::IsPaused(Context* context,
+                                                         const Nothing*,
+                                                         Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "IsPaused"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::Sleep(Context* context,
+                                                      const Nothing*,
+                                                      Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "Sleep"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::WakeUp(Context* context,
+                                                       const Nothing*,
+                                                       Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "WakeUp"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::IsSleeping(Context* context,
+                                                           const Nothing*,
+                                                           Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "IsSleeping"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::InitWeightTransferEngine(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName,
+                                     "InitWeightTransferEngine"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::StartWeightUpdate(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "StartWeightUpdate"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::StartDraftWeightUpdate(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "StartDraftWeightUpdate"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::UpdateWeights(Context* context,
+                                                              const Nothing*,
+                                                              Nothing*) {
+  return Answer(context, RpcNotBuilt(kVllmControlServiceName, "UpdateWeights"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::FinishWeightUpdate(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "FinishWeightUpdate"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::UpdateWeightVersion(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "UpdateWeightVersion"));
+}
+
+::grpc::ServerUnaryReactor* VllmControlService::GetWeightVersion(
+    Context* context, const Nothing*, Nothing*) {
+  return Answer(context,
+                RpcNotBuilt(kVllmControlServiceName, "GetWeightVersion"));
+}
+
+}  // namespace kvasir::router

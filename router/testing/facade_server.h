@@ -1,0 +1,28 @@
+// A facade's services behind a real listener, with a router that the test
+// plays.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/net/grpc_server.h"
+#include "gtest/gtest.h"
+#include "router/testing/fake_router.h"
+
+namespace kvasir::router {
+
+class FacadeServerTest : public ::testing::Test {
+ protected:
+  // The services outlive StopListening.
+  void Listen(const std::vector<grpc::Service*>& services);
+  void StopListening();
+  static void WaitUntilCancelled(const FakeRouter::Request& request);
+
+  FakeRouter router_;
+  std::unique_ptr<base::GrpcServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+}  // namespace kvasir::router

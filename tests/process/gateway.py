@@ -1,0 +1,145 @@
+"""A gateway from PyPI in front of `kvasir serve`: HTTP to it, gRPC from it.
+
+Each has an environment of its own (scripts/setup_venv).
+"""
+
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from kvasir_process import wait_until
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VENV = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
+
+
+def environment_of(name, program):
+    """The programs of build/venv-NAME; skips the module where they are not."""
+    programs = VENV.with_name(f"{VENV.name}-{name}") / "bin"
+    if not (programs / program).exists():
+        pytest.skip(f"no {program} in {programs}: run scripts/setup_venv",
+                    allow_module_level=True)
+    return programs
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class HttpGateway:
+    """A gateway's process, ready once it answers a chat; a context manager."""
+
+    facade = None  # as the access log names it
+
+    def __init__(self, server, command, environment=None):
+        self.port = free_port()
+        self.last = None  # answer to a first request
+        self.log = tempfile.TemporaryFile()
+        self.model = server.ready["model"]
+        self.process = subprocess.Popen(
+            [*map(str, command), "--host", "127.0.0.1", "--port", str(self.port),
+             "--prometheus-port", str(free_port())],
+            stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **(environment or {})},
+        )
+
+    def __enter__(self):
+        try:
+            wait_until(self.ready, "the gateway serves the model", seconds=60)
+        except BaseException:
+            print(self.last, self.text()[-2000:], file=sys.stderr)
+            self.__exit__()
+            raise
+        return self
+
+    def ready(self):
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the gateway ended: {self.process.returncode}")
+        try:
+            self.last = self.chat("hi", max_tokens=1)
+            return self.last[0] == 200
+        except OSError:
+            return False
+
+    def __exit__(self, *unused):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+
+    def text(self):
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def post(self, path, **body):
+        """(status, decoded JSON or text)."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            client.request("POST", path, json.dumps({"model": self.model, **body}),
+                           {"Content-Type": "application/json"})
+            answer = client.getresponse()
+            text = answer.read().decode()
+            try:
+                return answer.status, json.loads(text)
+            except ValueError:
+                return answer.status, text
+        finally:
+            client.close()
+
+    def chat(self, text, **body):
+        body = {"temperature": 0, "seed": 1, **body}
+        return self.post("/v1/chat/completions",
+                         messages=[{"role": "user", "content": text}], **body)
+
+    def stream(self, text, **body):
+        """The events of a streamed chat, without the last [DONE]."""
+        status, answer = self.chat(text, stream=True, **body)
+        assert status == 200, answer
+        events = re.findall(r"^data: (.*)$", answer, re.MULTILINE)
+        assert events[-1] == "[DONE]"
+        return [json.loads(event) for event in events[:-1]]
+
+    def leave_in_the_middle(self, **body):
+        """A client that goes away after the first event of a long answer."""
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        client.request("POST", "/v1/chat/completions", json.dumps({
+            "model": self.model, "messages": [{"role": "user", "content": "Once"}],
+            "stream": True, "max_tokens": 400, "ignore_eos": True, "temperature": 1, **body,
+        }), {"Content-Type": "application/json"})
+        answer = client.getresponse()
+        assert answer.readline().startswith(b"data:")
+        answer.close()
+        client.close()
+
+    def answers(self, server):
+        """The server's access log, a line a request of this gateway's."""
+        return [line for line in server.log().splitlines() if f"facade={self.facade} " in line]
+
+
+def idle(server):
+    """Nothing runs, and every page is free or of the prefix cache."""
+    return (
+        server.metric("kvasir_num_requests_running") == 0
+        and server.metric("kvasir_router_inflight_requests") == 0
+        and server.metric("kvasir_kv_cache_used_pages") == 0
+        and server.metric("kvasir_cache_leaked_pages") == 0
+    )
+
+
+def text_of(events, index=0):
+    return "".join(
+        choice["delta"].get("content") or ""
+        for event in events
+        for choice in event["choices"]
+        if choice["index"] == index
+    )
