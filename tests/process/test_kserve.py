@@ -270,6 +270,12 @@ def test_statistics_count_requests(server, client):
     before = count()
     client.infer(model, vllm("ab", stream=False, **greedy(max_tokens=2)))
     assert count() == before + 1
+    # perf_analyzer ends where these differ.
+    stats = client.get_inference_statistics(model).model_stats[0].inference_stats
+    parts = [stats.compute_input, stats.compute_infer, stats.compute_output]
+    assert {part.count for part in parts} == {stats.success.count}
+    assert server.echoes or all(part.ns > 0 for part in parts)
+    assert sum(part.ns for part in parts) + stats.queue.ns <= stats.success.ns * 1.01
 
 
 # --- unary ----------------------------------------------------------------------
@@ -647,13 +653,20 @@ def test_trt_tokens_streamed_and_folded(server, client):
         assert streamed == [prompt[i % 4] for i in range(9)]
 
 
-def test_requested_outputs_filter(server, client):
-    result = client.infer(
-        server.ready["model"],
-        trt_text("ab", 3, return_log_probs=(True, "BOOL")),
-        outputs=[grpcclient.InferRequestedOutput(n) for n in ("text_output", "output_ids")],
-    )
-    assert [o.name for o in result.get_response().outputs] == ["text_output"]
+def test_outputs_that_are_listed_are_given_and_no_others(server, client):
+    def infer(*names):
+        return client.infer(
+            server.ready["model"], vllm("ab", stream=False, **greedy(max_tokens=3)),
+            outputs=[grpcclient.InferRequestedOutput(name) for name in names])
+
+    result = infer("finish_reason", "num_output_tokens", "logprobs")
+    given = [output.name for output in result.get_response().outputs]
+    assert given == ["finish_reason", "logprobs", "num_output_tokens"]
+    assert result.as_numpy("finish_reason").tolist() == [b"length"]
+    assert result.as_numpy("num_output_tokens").tolist() == [3]
+    assert len(json.loads(result.as_numpy("logprobs")[0])) == 3
+    with pytest.raises(InferenceServerException, match="'output_ids': the schema"):
+        infer("text_output", "output_ids")
 
 
 # --- what is wrong is refused ---------------------------------------------------

@@ -24,6 +24,8 @@ class KserveStatistics {
   struct Outcome {
     bool ok = false;
     absl::Duration total;
+    // Parsed, tokenized and submitted.
+    absl::Duration input;
     // From the engine; zero where it did not say.
     absl::Duration queue;
     absl::Duration compute;

@@ -206,34 +206,86 @@ absl::Status RefuseOtherParameters(
   return absl::OkStatus();
 }
 
-// Keeps of `out->outputs` what the client's list names, if it has one. A name
-// that another schema has is fine (benchmark clients list all); a name that
-// none has is an error.
-absl::Status FilterOutputs(const inference::ModelInferRequest& request,
-                           KserveOutputs* outputs) {
-  if (request.outputs().empty()) return absl::OkStatus();
-  std::vector<std::string> wanted;
+using OutputList = std::initializer_list<bool KserveOutputs::*>;
+
+constexpr OutputList kVllmOutputs = {
+    &KserveOutputs::text_output,        &KserveOutputs::finish_reason,
+    &KserveOutputs::cumulative_logprob, &KserveOutputs::logprobs,
+    &KserveOutputs::num_input_tokens,   &KserveOutputs::num_output_tokens};
+constexpr OutputList kTrtTextOutputs = {
+    &KserveOutputs::text_output,      &KserveOutputs::cum_log_probs,
+    &KserveOutputs::output_log_probs, &KserveOutputs::sequence_index,
+    &KserveOutputs::batch_index,      &KserveOutputs::num_input_tokens,
+    &KserveOutputs::num_output_tokens};
+constexpr OutputList kTrtTokenOutputs = {
+    &KserveOutputs::output_ids,       &KserveOutputs::sequence_length,
+    &KserveOutputs::cum_log_probs,    &KserveOutputs::output_log_probs,
+    &KserveOutputs::sequence_index,   &KserveOutputs::batch_index,
+    &KserveOutputs::num_input_tokens, &KserveOutputs::num_output_tokens};
+
+bool Gives(KserveSchema schema, bool KserveOutputs::*flag) {
+  const OutputList& outputs = schema == KserveSchema::kVllmText ? kVllmOutputs
+                              : schema == KserveSchema::kTrtText
+                                  ? kTrtTextOutputs
+                                  : kTrtTokenOutputs;
+  return std::find(outputs.begin(), outputs.end(), flag) != outputs.end();
+}
+
+absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
+    const inference::ModelInferRequest& request) {
+  const auto& specs = KserveOutputSpecs();
+  std::vector<const KserveOutputSpec*> listed;
   for (const auto& output : request.outputs()) {
     for (const auto& [parameter, value] : output.parameters()) {
       return NotBuilt(absl::StrCat("output '", output.name(), "': parameter '",
                                    parameter, "'"));
     }
-    const auto& specs = KserveOutputSpecs();
-    const bool known = std::any_of(specs.begin(), specs.end(),
-                                   [&output](const KserveOutputSpec& spec) {
-                                     return output.name() == spec.name;
+    const auto spec = std::find_if(specs.begin(), specs.end(),
+                                   [&output](const KserveOutputSpec& known) {
+                                     return output.name() == known.name;
                                    });
-    if (!known) {
+    if (spec == specs.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("output '", output.name(), "': no such output"));
     }
-    wanted.push_back(output.name());
+    if (std::find(listed.begin(), listed.end(), &*spec) == listed.end()) {
+      listed.push_back(&*spec);
+    }
   }
-  for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
-    outputs->*spec.flag &=
-        std::find(wanted.begin(), wanted.end(), spec.name) != wanted.end();
+  return listed;
+}
+
+// A client that lists outputs gets those and no others, whether or not a tensor
+// asks for them, too; one that its schema does not have is refused. A list of
+// all that the metadata has is what benchmark clients send who choose nothing:
+// their tensors say.
+absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
+                           KserveRequest* out) {
+  if (request.outputs().empty()) return absl::OkStatus();
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<const KserveOutputSpec*> listed,
+                          ListedOutputs(request));
+  if (listed.size() == KserveOutputSpecs().size()) return absl::OkStatus();
+  KserveOutputs outputs;
+  for (const KserveOutputSpec* spec : listed) {
+    if (!Gives(out->schema, spec->flag)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "output '", spec->name, "': the schema of these inputs has none"));
+    }
+    outputs.*spec->flag = true;
+  }
+  out->outputs = outputs;
+  if (outputs.logprobs && !out->sampling.has_logprobs()) {
+    out->sampling.set_logprobs(0);
   }
   return absl::OkStatus();
+}
+
+// Log probabilities that are answered with are asked of the engine.
+void AskForLogprobs(KserveRequest* out) {
+  const KserveOutputs& outputs = out->outputs;
+  const bool wanted = outputs.cumulative_logprob || outputs.cum_log_probs ||
+                      outputs.output_log_probs;
+  if (wanted && !out->sampling.has_logprobs()) out->sampling.set_logprobs(0);
 }
 
 absl::Status ParseText(KserveTensors* tensors, KserveRequest* out) {
@@ -275,9 +327,6 @@ absl::Status ParseVllm(const inference::ModelInferRequest& request, bool unary,
        {"return_num_input_tokens", &KserveOutputs::num_input_tokens},
        {"return_num_output_tokens", &KserveOutputs::num_output_tokens}},
       tensors, &outputs));
-  if (outputs.cumulative_logprob && !out->sampling.has_logprobs()) {
-    out->sampling.set_logprobs(0);
-  }
   return RefuseUnread(*tensors, "vLLM");
 }
 
@@ -387,7 +436,6 @@ absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
        {"return_num_output_tokens", &KserveOutputs::num_output_tokens}},
       tensors, &outputs));
   outputs.cum_log_probs = outputs.output_log_probs;
-  if (outputs.output_log_probs) out->sampling.set_logprobs(0);
   outputs.sequence_index = true;
   outputs.batch_index = true;
   return absl::OkStatus();
@@ -545,7 +593,8 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
       out.schema == KserveSchema::kTrtText ? "stop_words" : "stop",
       out.stop_strings));
   KVASIR_RETURN_IF_ERROR(CheckBadWords(out));
-  KVASIR_RETURN_IF_ERROR(FilterOutputs(request, &out.outputs));
+  KVASIR_RETURN_IF_ERROR(ChooseOutputs(request, &out));
+  AskForLogprobs(&out);
   return out;
 }
 

@@ -569,18 +569,46 @@ TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   EXPECT_EQ(request.id, "abc");
 }
 
-TEST(KserveRequestTest, OutputListFiltersAndRefusesUnknownNames) {
-  KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest request,
-                              Parse(TrtText()
-                                        .Bool("return_log_probs", true)
-                                        .Output("cum_log_probs")
-                                        .Output("output_ids")));
-  EXPECT_TRUE(request.outputs.cum_log_probs);
-  EXPECT_FALSE(request.outputs.output_log_probs);
-  EXPECT_FALSE(request.outputs.text_output);
-  EXPECT_FALSE(request.outputs.output_ids);  // another schema's
+TEST(KserveRequestTest, OutputsThatAreListedAreGivenAndNoOthers) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const KserveRequest trt,
+      Parse(TrtText().Bool("return_log_probs", true).Output("cum_log_probs")));
+  EXPECT_TRUE(trt.outputs.cum_log_probs);
+  EXPECT_FALSE(trt.outputs.output_log_probs);
+  EXPECT_FALSE(trt.outputs.text_output);
+  // No tensor asks for them.
+  KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest vllm,
+                              Parse(InferRequestBuilder()
+                                        .Text("text_input", "hi")
+                                        .Output("finish_reason")
+                                        .Output("num_output_tokens")
+                                        .Output("logprobs")));
+  EXPECT_TRUE(vllm.outputs.finish_reason);
+  EXPECT_TRUE(vllm.outputs.num_output_tokens);
+  EXPECT_TRUE(vllm.outputs.logprobs);
+  EXPECT_TRUE(vllm.sampling.has_logprobs());
+  EXPECT_FALSE(vllm.outputs.text_output);
+}
+
+TEST(KserveRequestTest, OutputsThatAreNotThereAreRefusedByName) {
   EXPECT_THAT(Parse(TrtText().Output("nonsense")),
-              StatusIs(kInvalid, HasSubstr("'nonsense'")));
+              StatusIs(kInvalid, HasSubstr("'nonsense': no such output")));
+  EXPECT_THAT(Parse(TrtText().Output("text_output").Output("output_ids")),
+              StatusIs(kInvalid, HasSubstr("'output_ids': the schema of these "
+                                           "inputs has none")));
+}
+
+// perf_analyzer does.
+TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
+  InferRequestBuilder builder = TrtText();
+  for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
+    builder.Output(spec.name);
+  }
+  KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest request, Parse(builder));
+  EXPECT_TRUE(request.outputs.text_output);
+  EXPECT_FALSE(request.outputs.output_ids);
+  EXPECT_FALSE(request.outputs.output_log_probs);
+  EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
 // Whatever arrives is parsed or refused, and refused with a code of ours.

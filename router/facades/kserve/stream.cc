@@ -242,6 +242,7 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
       backend_->router->Submit(std::move(request),
                                std::make_shared<EventRelay<KserveStream>>(
                                    shared_from_this(), number)));
+  entry.input = backend_->clock->Now() - entry.start;
   return absl::OkStatus();
 }
 
@@ -346,6 +347,8 @@ void KserveStream::Record(const Request& request, bool ok) {
   outcome.ok = ok;
   outcome.end = backend_->clock->Now();
   outcome.total = outcome.end - request.start;
+  // One that was stopped before never got further.
+  outcome.input = request.handle == nullptr ? outcome.total : request.input;
   outcome.queue = request.queue;
   outcome.compute = request.compute;
   backend_->statistics.Record(request.model, outcome);

@@ -89,6 +89,8 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
+    // Until it was with the router.
+    absl::Duration input;
     absl::Duration queue;
     absl::Duration compute;
   };

@@ -1,6 +1,5 @@
 #include "router/facades/kserve/stream.h"
 
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "router/testing/call_testing.h"
 #include "router/testing/fake_router.h"
 #include "router/testing/kserve_testing.h"
 
@@ -19,48 +19,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class ManualRunner final : public TaskRunner {
- public:
-  bool Post(Task task) override {
-    if (tasks_.size() >= max_queued) return false;
-    tasks_.push_back(std::move(task));
-    return true;
-  }
-  bool RunOne() {
-    if (tasks_.empty()) return false;
-    Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    task();
-    return true;
-  }
-
-  size_t max_queued = 1000;
-
- private:
-  std::deque<Task> tasks_;
-};
-
-class FakeSink final : public KserveStreamSink {
+class FakeSink final
+    : public FakeWriter<inference::ModelStreamInferResponse, KserveStreamSink> {
  public:
   void Read() override { ++reads; }
-  void Write(inference::ModelStreamInferResponse response) override {
-    EXPECT_FALSE(writing) << "two writes at once";
-    EXPECT_FALSE(end.has_value());
-    writing = true;
-    writes.push_back(std::move(response));
-  }
-  void Reset() override { was_reset = true; }
-  void End(const absl::Status& status) override {
-    EXPECT_FALSE(end.has_value()) << "ended twice";
-    EXPECT_FALSE(writing) << "ended within a write";
-    end = status;
-  }
 
   int reads = 0;
-  bool writing = false;
-  bool was_reset = false;
-  std::vector<inference::ModelStreamInferResponse> writes;
-  std::optional<absl::Status> end;
 };
 
 // One call, one thread: tasks run when the test says so.
@@ -735,6 +699,27 @@ TEST_F(KserveStreamTest, StatisticsCountWhatEnded) {
   EXPECT_EQ(statistics.inference_count(), 1u);
   EXPECT_EQ(statistics.inference_stats().success().count(), 1u);
   EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
+}
+
+TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
+  KserveStatistics statistics;
+  KserveStatistics::Outcome outcome;
+  outcome.ok = true;
+  outcome.total = absl::Milliseconds(100);
+  outcome.input = absl::Milliseconds(5);
+  outcome.queue = absl::Milliseconds(20);
+  outcome.compute = absl::Milliseconds(60);
+  statistics.Record("m", outcome);
+  // The engine's clock is not ours.
+  outcome.compute = absl::Milliseconds(110);
+  statistics.Record("m", outcome);
+  const inference::InferStatistics stats = statistics.Of("m").inference_stats();
+  EXPECT_EQ(stats.compute_input().count(), 2u);
+  EXPECT_EQ(stats.compute_infer().count(), 2u);
+  EXPECT_EQ(stats.compute_output().count(), 2u);
+  EXPECT_EQ(stats.compute_input().ns(), 10'000'000u);
+  EXPECT_EQ(stats.compute_infer().ns(), 170'000'000u);
+  EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
 }
 
 }  // namespace
