@@ -1,0 +1,183 @@
+// What a prompt of 64K token ids takes from the heap on its way in: its message
+// as gRPC reads it, and all that a facade makes of it until the router has it.
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "router/facades/kserve/stream.h"
+#include "router/facades/vllm_engine/prepare.h"
+#include "router/facades/vllm_engine/request.h"
+#include "router/facades/vllm_inference/prepare.h"
+#include "router/facades/vllm_inference/request.h"
+#include "router/testing/call_testing.h"
+#include "router/testing/kserve_testing.h"
+
+namespace {
+
+// Counts bytes, while it is set.
+int64_t* heap_bytes = nullptr;
+
+void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
+  if (heap_bytes != nullptr) *heap_bytes += static_cast<int64_t>(bytes);
+  const std::size_t whole = (bytes + alignment) / alignment * alignment;
+  void* const memory = std::aligned_alloc(alignment, whole);
+  if (memory == nullptr) std::abort();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return CountedAllocate(bytes, alignof(std::max_align_t));
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return CountedAllocate(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+namespace kvasir::router {
+namespace {
+
+constexpr size_t kTokens = 64 << 10;
+
+// Of a vocabulary like those of today.
+std::vector<int32_t> Ids() {
+  std::vector<int32_t> ids(kTokens);
+  uint32_t random = 1;
+  for (int32_t& id : ids) {
+    random = random * 1664525U + 1013904223U;
+    id = static_cast<int32_t>(random % 128000U);
+  }
+  return ids;
+}
+
+class PromptBytesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    router_.SetMaxModelLen(2 * kTokens);
+    backend_->router = &router_;
+    backend_->tokenizer = std::make_shared<ManualRunner>();
+  }
+  // `read` parses wire bytes and submits. Bytes taken, as a multiple of the
+  // prompt's own (4 a token).
+  template <typename Read>
+  double Ratio(const char* facade, Read read) {
+    int64_t taken = 0;
+    heap_bytes = &taken;
+    read();
+    heap_bytes = nullptr;
+    const double ratio = static_cast<double>(taken) / (4.0 * kTokens);
+    std::printf("%s: %.2f x the prompt's bytes\n", facade, ratio);
+    RecordProperty(facade, std::to_string(ratio));
+    return ratio;
+  }
+  void ExpectSubmitted() {
+    ASSERT_EQ(router_.num_requests(), 1);
+    EXPECT_EQ(router_.WaitFor(0)->request().prompt.ToIds(), Ids());
+  }
+
+  FakeRouter router_;
+  std::shared_ptr<KserveBackend> backend_ = std::make_shared<KserveBackend>();
+};
+
+class Sink final
+    : public FakeWriter<inference::ModelStreamInferResponse, KserveStreamSink> {
+ public:
+  void Read() override {}
+};
+
+TEST_F(PromptBytesTest, KserveKeepsTheMessageAndOneCopyOfItsRawIds) {
+  const std::vector<int32_t> ids = Ids();
+  InferRequestBuilder builder("tiny", "a");
+  builder
+      .Numbers<int32_t>("input_ids", "INT32",
+                        {1, static_cast<int64_t>(ids.size())}, ids)
+      .Int("request_output_len", 1, {1, 1});
+  const std::string wire = builder.Build().SerializeAsString();
+  const auto strand = std::make_shared<ManualRunner>();
+  const auto tokenizer =
+      std::static_pointer_cast<ManualRunner>(backend_->tokenizer);
+  Sink sink;
+  const auto stream =
+      std::make_shared<KserveStream>(backend_, KserveCall(), strand, &sink);
+  const double ratio = Ratio("kserve", [&] {
+    auto message = std::make_shared<inference::ModelInferRequest>();
+    ASSERT_TRUE(message->ParseFromString(wire));
+    stream->OnRead(std::move(message));
+    while (strand->RunOne() || tokenizer->RunOne()) {
+    }
+  });
+  EXPECT_LE(ratio, 2.2);
+  EXPECT_GE(ratio, 2.0) << "the counter does not count";
+  ExpectSubmitted();
+  stream->OnCancelled();
+  while (strand->RunOne()) {
+  }
+}
+
+template <typename Request, typename Parse, typename Prepare>
+auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
+  Request message;
+  KVASIR_CHECK(message.ParseFromString(wire));
+  auto request = parse(message);
+  KVASIR_CHECK(request.ok());
+  kvasir::v1::WorkerInfo info;
+  info.set_max_model_len(2 * kTokens);
+  auto prepared = prepare(*std::move(request), info,
+                          std::shared_ptr<const TextCodec>(), FacadeLimits());
+  KVASIR_CHECK(prepared.ok());
+  return prepared->prompt;
+}
+
+// Ids come as varints, which protobuf collects in a list that doubles as it
+// grows: four times the prompt where it has just doubled, and a copy out of it.
+TEST_F(PromptBytesTest, TheProtocolsOfVllmTakeWhatTheirListsOfIdsTake) {
+  vllm::grpc::engine::GenerateRequest engine;
+  vllm::GenerateRequest inference;
+  inference.mutable_response()->set_output_text(false);
+  for (const int32_t id : Ids()) {
+    engine.mutable_tokenized()->add_input_ids(static_cast<uint32_t>(id));
+    inference.mutable_token_ids()->add_ids(static_cast<uint32_t>(id));
+  }
+  const std::string engine_wire = engine.SerializeAsString();
+  const std::string inference_wire = inference.SerializeAsString();
+  proto::TokenBytes prompt;
+  EXPECT_LE(Ratio("vllm_engine",
+                  [&] {
+                    prompt = Prompt<vllm::grpc::engine::GenerateRequest>(
+                        engine_wire, ParseVllmEngineRequest,
+                        PrepareVllmEngineCall);
+                  }),
+            5.6);
+  EXPECT_EQ(prompt.ToIds(), Ids());
+  EXPECT_LE(Ratio("vllm_inference",
+                  [&] {
+                    prompt = Prompt<vllm::GenerateRequest>(
+                        inference_wire,
+                        [](const vllm::GenerateRequest& message) {
+                          return ParseVllmInferenceRequest(message, true);
+                        },
+                        PrepareVllmInferenceCall);
+                  }),
+            5.6);
+  EXPECT_EQ(prompt.ToIds(), Ids());
+}
+
+}  // namespace
+}  // namespace kvasir::router
