@@ -1,5 +1,5 @@
-// Prometheus over HTTP: one registry a process, served on its own port because
-// gRPC cannot share a port with HTTP/1.
+// Prometheus over HTTP, and whether the process is ready: served on a port of
+// their own because gRPC cannot share one with HTTP/1.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,6 @@
 #include "absl/status/statusor.h"
 #include "base/net/listen_address.h"
 #include "prometheus/collectable.h"
-
-namespace prometheus {
-class Exposer;
-}
 
 namespace kvasir::base {
 
@@ -28,8 +24,12 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len);
 // Seconds of one scheduler step or of router overhead, from 0.1 ms.
 const std::vector<double>& FineBuckets();
 
-// Serves GET /metrics. Threads: those of the HTTP library; Stop and the
-// destructor end them, within milliseconds where no scrape is under way.
+// Serves GET /metrics, and GET /healthz for probes that speak no gRPC: 200
+// where the process is ready, else 503.
+//
+// Threads: those of the HTTP library; Stop and the destructor end them, within
+// milliseconds where no scrape is under way. Add and Stop from one, SetReady
+// from any.
 class MetricsServer {
  public:
   // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
@@ -42,6 +42,8 @@ class MetricsServer {
 
   // `source` is asked at every scrape while it lives.
   void Add(const std::shared_ptr<prometheus::Collectable>& source);
+  // What /healthz says; at first: not ready.
+  void SetReady(bool ready);
   int port() const { return port_; }
 
   // Serves no more. Returns how many connections it made to itself before the
@@ -50,13 +52,12 @@ class MetricsServer {
   int Stop();
 
  private:
-  MetricsServer(std::unique_ptr<prometheus::Exposer> exposer,
-                const std::string& host, int port);
+  class Http;
+  MetricsServer(std::unique_ptr<Http> http, const std::string& host, int port);
 
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<Http> http_;
   const int port_;
   const Knocker knocker_;
-  std::vector<std::shared_ptr<prometheus::Collectable>> sources_;
 };
 
 }  // namespace kvasir::base

@@ -73,6 +73,22 @@ int ConnectTo(int port) {
   return fd;
 }
 
+// The status of an answer, "200"; empty where none comes.
+std::string StatusOf(int port, const std::string& path) {
+  const int fd = ConnectTo(port);
+  // Far below what idle connections kept a scrape waiting, far above what they
+  // may.
+  const timeval limit{10, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  const std::string request = absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n");
+  EXPECT_EQ(write(fd, request.data(), request.size()),
+            static_cast<ssize_t>(request.size()));
+  char status[12] = {};
+  const ssize_t got = recv(fd, status, sizeof(status), MSG_WAITALL);
+  close(fd);
+  return got == 12 ? std::string(status + 9, 3) : "";
+}
+
 // Two connections without a request once kept every scrape waiting for 22 s.
 TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
@@ -80,20 +96,20 @@ TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   // More than there are threads.
   std::vector<int> idle;
   for (int i = 0; i < 12; ++i) idle.push_back(ConnectTo(server->port()));
-  const int scrape = ConnectTo(server->port());
-  // Far below what they kept it waiting, far above what they may.
-  const timeval limit{10, 0};
-  setsockopt(scrape, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  const std::string request = "GET /metrics HTTP/1.0\r\n\r\n";
-  ASSERT_EQ(write(scrape, request.data(), request.size()),
-            static_cast<ssize_t>(request.size()));
-  // 404: there is no source. The library takes the version from the request, or
-  // not, as it has the time.
-  char status[12] = {};
-  EXPECT_EQ(recv(scrape, status, sizeof(status), MSG_WAITALL), 12);
-  EXPECT_EQ(std::string(status + 8, 4), " 404");
-  close(scrape);
+  EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");
+  EXPECT_EQ(StatusOf(server->port(), "/healthz"), "503");
   for (const int fd : idle) close(fd);
+}
+
+TEST(MetricsServerTest, HealthzSaysWhatItWasTold) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
+                              MetricsServer::Start("127.0.0.1", 0));
+  EXPECT_EQ(StatusOf(server->port(), "/healthz"), "503");
+  server->SetReady(true);
+  EXPECT_EQ(StatusOf(server->port(), "/healthz"), "200");
+  server->SetReady(false);
+  EXPECT_EQ(StatusOf(server->port(), "/healthz"), "503");
+  EXPECT_EQ(StatusOf(server->port(), "/elsewhere"), "404");
 }
 
 TEST(ListenAddressTest, AKnockNeedsAnAddress) {

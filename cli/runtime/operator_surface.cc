@@ -20,6 +20,9 @@ namespace {
 
 // Of operators and probes.
 constexpr size_t kFewConnections = 64;
+// So soon those go who ask nothing: no room is theirs for minutes that a probe
+// wants. A channel that is told to go connects anew with its next call.
+constexpr absl::Duration kIdle = absl::Seconds(5);
 constexpr char kUnix[] = "unix:";
 
 // Whole or not at all: whoever waits for the file may read it at once.
@@ -93,6 +96,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
   health.max_connections = kFewConnections;
+  health.max_connection_idle = kIdle;
+  health.handshake_timeout = kIdle;
   KVASIR_ASSIGN_OR_RETURN(surface->health_server_,
                           base::GrpcServer::Start(health, {}));
   base::GrpcServerOptions admin;
@@ -110,6 +115,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
                           AdminCredentials(listen, admin.listen));
   admin.health_service = false;
   admin.max_connections = kFewConnections;
+  admin.max_connection_idle = kIdle;
+  admin.handshake_timeout = kIdle;
   KVASIR_ASSIGN_OR_RETURN(surface->admin_server_,
                           base::GrpcServer::Start(admin, {&surface->admin_}));
   return surface;
@@ -122,7 +129,9 @@ void OperatorSurface::SetServing(bool serving) {
 }
 
 void OperatorSurface::TellHealth() {
-  health_server_->SetServing("", ready_ && serving_);
+  const bool serving = ready_ && serving_;
+  metrics_server_->SetReady(serving);
+  health_server_->SetServing("", serving);
 }
 
 void OperatorSurface::Fail(const std::string& why) {

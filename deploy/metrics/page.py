@@ -5,8 +5,8 @@ OPENING = """\
 
 <!-- deploy/metrics/write writes this page, from deploy/metrics/catalogue.toml -->
 
-Each process serves `GET /metrics` on its own port (`--metrics-port`, 8002 by default) in Prometheus text format. Base units are in the
-names. Families are one aggregate series per process unless a label is listed. A test compares this page with what real processes export;
+Each process serves `GET /metrics` on its own port (`--metrics-port`, 8002 by default) in Prometheus text format, and
+`GET /healthz`: 200 where the process is ready, else 503. Base units are in the names. Families are one aggregate series per process unless a label is listed. A test compares this page with what real processes export;
 [operations.md](operations.md) says which of them to watch, [deploy/README.md](../deploy/README.md) has dashboards and alerts.
 
 `--metrics-compat=vllm` adds the families of the last section under vLLM's names, so that dashboards, autoscalers and endpoint pickers made
