@@ -22,6 +22,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
   AddBenchDecode(group, exit_code);
   AddBenchPreemption(group, exit_code);
   AddBenchPrefill(group, exit_code);
+  AddBenchProxy(group, exit_code);
   AddBenchRope(group, exit_code);
   AddBenchScheduler(group, exit_code);
   AddBenchServe(group, exit_code);

@@ -55,6 +55,18 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
     assert subprocess.run(command, capture_output=True).returncode != 0
 
 
+def test_the_page_about_the_router_is_made_of_a_run(tmp_path):
+    out = tmp_path / "router.md"
+    command = [sys.executable, ROOT / "bench/proxy/proxy.py", "--kvasir", BINARY]
+    subprocess.run([*command, "--out", out, "--", "--quick", "--pairs", "2"], check=True, timeout=100)
+    text = out.read_text()
+    for found in ("| null proxy |", "| router, KServe |", "`kserve_rate_over_null_proxy`",
+                  "`vllm_engine_p99_over_null_proxy`", "**Undecided**"):
+        assert found in text, found
+    refused = subprocess.run([*command, "--", "--quick"], capture_output=True, text=True)
+    assert refused.returncode == 2 and "figures mean nothing" in refused.stderr
+
+
 def test_quick_figures_do_not_reach_the_documents(tmp_path):
     quick = {"scheduler": {"run": {"argv": ["bench", "scheduler", "--quick"]}}}
     with pytest.raises(page.PageError, match="scheduler is of a run with --quick"):

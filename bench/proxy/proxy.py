@@ -1,0 +1,105 @@
+"""Runs `kvasir bench proxy` and writes docs/router-performance.md: see
+bench/proxy/proxy.sh."""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import performance_page as page  # noqa: E402
+import provenance  # noqa: E402
+
+WAYS = {"direct": "the worker itself", "null_proxy": "null proxy", "kserve": "router, KServe",
+        "vllm_engine": "router, VllmEngine"}
+
+PAGE = """# What the router costs
+
+`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on four ways to one worker
+that computes nothing: to the worker itself, through a *null proxy* (gRPC's C++ callback API, the same transport and settings, bytes passed
+on unread), and through the router by each facade. Worker, null proxy and router are processes of their own on loopback; the load comes from a fourth, whose
+requests are encoded once and whose answers are counted and not read, alike on every way. A round is, on each way in turn, {requests} requests
+for one token, as many for {output}, {concurrency} at a time, and then {latency} requests one at a time, way by way. Ratios are medians over {pairs} rounds; *spread*
+is the middle half relative to it, and over 15 % a figure is *undecided*. `bench/proxy/proxy.sh` writes this page; no figure is copied by hand.
+
+{machine}
+
+{verdicts}
+
+{figures}
+
+By way, medians over rounds. CPU time is that of the process that stands there: worker, null proxy or router.
+
+{ways}
+
+- **rate over null proxy**: requests a second under load.
+- **added ms**: time to an answer's first message, one request at a time, less the worker's own in the same round: median of differences.
+- **p99 over null proxy**: the same time's 99th percentile in a round, over the null proxy's.
+- **CPU us**: of an answer of one token, and what each further token adds; a router writes tokens that came meanwhile in one message.
+- The router logs a line for each request, as it does when it serves (to /dev/null), has no tokenizer, and speaks plain text, as all here do.
+- The first message is the worker's `Accepted` on the first two ways; facades hold it back and send none before the first token, so theirs is the later one.
+"""
+
+
+def ways(rows) -> str:
+    head = ["way", "requests/s", "ms p50 / p99 under load", "first message ms p50 / p99, alone",
+            "CPU us a request", "CPU us a token", "bytes of a request"]
+    number = page.number
+    return page.table(head, [
+        [WAYS[row["way"]], number(row["requests_per_second"]),
+         f"{number(row['load_ms_p50'])} / {number(row['load_ms_p99'])}",
+         f"{number(row['first_ms_p50'])} / {number(row['first_ms_p99'])}",
+         number(row["cpu_us_per_request"]), number(row["cpu_us_per_token"]),
+         str(row["request_bytes"])] for row in rows])
+
+
+def verdicts(report) -> str:
+    """Which targets are met, in words."""
+    told = {"met": [], "missed": [], "undecided": []}
+    for name, target in report["targets"].items():
+        (kind, limit), = target.items()
+        value = report["figures"][name]
+        met = value >= limit if kind == "at_least" else value <= limit
+        sign = "at least" if kind == "at_least" else "at most"
+        key = "undecided" if name in report["undecided"] else "met" if met else "missed"
+        told[key].append(f"`{name}` is {page.number(value)} (target: {sign} {limit:g})")
+    return "\n\n".join(f"**{key.capitalize()}**: {'; '.join(names)}."
+                       for key, names in told.items() if names)
+
+
+def text_of(report, options, flags) -> str:
+    machine = report["machine"]
+    figures = report["figures"]
+    rows = [[cells[1], *cells[2:]] for cells in page.figure_rows("proxy", report)]
+    return PAGE.format(
+        prompt=int(figures["prompt_tokens"]), output=int(figures["output_tokens"]),
+        concurrency=int(figures["concurrency"]), requests=int(figures["requests"]),
+        latency=int(figures["latency_requests"]), pairs=int(figures["rounds"]),
+        machine=f"{machine['time'][:10]}: {machine['cpu']}, {machine['threads']} threads; preset "
+                f"`{options.kvasir.resolve().parent.name}`, binary (SHA-256) `{report['run']['binary'][:12]}`, `kvasir {' '.join(flags)}`.",
+        verdicts=verdicts(report),
+        figures=page.table(["figure", "target", "measured", "spread", ""], rows),
+        ways=ways(report["rows"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench/proxy/proxy.sh")
+    parser.add_argument("--kvasir", type=Path, default=ROOT / "build/release/kvasir")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/router-performance.md")
+    parser.add_argument("flags", nargs="*", help="of `kvasir bench proxy`, behind --")
+    options = parser.parse_args()
+    if "--quick" in options.flags and options.out.resolve() == parser.get_default("out").resolve():
+        parser.error("--quick: its figures mean nothing and may not be on the page; give --out")
+    arguments = ["bench", "proxy", "--json", *options.flags]
+    done = subprocess.run([options.kvasir, *arguments], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"bench/proxy/proxy.sh: `kvasir {' '.join(arguments)}` failed")
+    report = json.loads(done.stdout) | {"run": provenance.of(options.kvasir, arguments)}
+    options.out.write_text(text_of(report, options, arguments))
+
+
+if __name__ == "__main__":
+    main()
