@@ -40,9 +40,11 @@ class KvasirProcess:
         self.ready = None
 
     def start(self):
+        # What a process that is killed leaves behind goes with the folder.
+        environment = os.environ | {"TMPDIR": str(self.dir)}
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
-                self.args, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                self.args, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
