@@ -231,6 +231,7 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time end = clock.Now() + deadline;
   StopServing();
+  core_->AnnounceDrain();
   server_->StopListening();
   kserve_->BeginDrain();
   const uint64_t ended_before = core_->ended();

@@ -257,12 +257,17 @@ RouterHealth RouterCore::Health() const {
   health.state = health.ready ? RouterState::kReady : RouterState::kStarting;
   health.detail = parts_.registry->Problems();
   base::MutexLock lock(&mutex_);
-  if (admission_.draining()) {
+  if (drain_announced_ || admission_.draining()) {
     health.state = RouterState::kDraining;
     health.ready = false;
     health.detail = "the router is draining";
   }
   return health;
+}
+
+void RouterCore::AnnounceDrain() {
+  base::MutexLock lock(&mutex_);
+  drain_announced_ = true;
 }
 
 void RouterCore::BeginDrain() {

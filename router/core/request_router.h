@@ -5,7 +5,8 @@
 //   KVASIR_RETURN_IF_ERROR(registry.Start(absl::Seconds(10)));
 //   RouterCore router(options, {&registry, &timers, &log, &observer});
 //   ... facades over &router ...
-//   router.BeginDrain();                       // health says draining
+//   router.AnnounceDrain();                    // health says draining
+//   router.BeginDrain();                       // and Submit refuses
 //   if (!router.WaitIdle(deadline)) router.CancelAll(CancelReason::kShutdown);
 #pragma once
 
@@ -70,7 +71,10 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Submit refuses with DRAINING from now on; what runs goes on.
+  // Health says draining from now on, so that clients leave; they are still
+  // served.
+  void AnnounceDrain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // As that, and Submit refuses with DRAINING; what runs goes on.
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   // Requests that have ended since the start, however they did.
   uint64_t ended() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -120,6 +124,7 @@ class RouterCore final : public RequestRouter {
   uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
   Admission admission_ ABSL_GUARDED_BY(mutex_);
+  bool drain_announced_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<Ticket, ActivePtr> active_ ABSL_GUARDED_BY(mutex_);
 };
 

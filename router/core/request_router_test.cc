@@ -563,6 +563,22 @@ TEST_F(RequestRouterTest, WhatAFacadeRefusesIsLoggedAndCountedAsRefused) {
   EXPECT_EQ(observer_.num_refused(), 1u);
 }
 
+// A gateway that asks a facade's own health call in a drain's first part was
+// told to send more.
+TEST_F(RequestRouterTest, AnAnnouncedDrainIsNotReadyAndStillServes) {
+  KVASIR_ASSERT_OK(Start(1));
+  EXPECT_TRUE(router_->Health().ready);
+  router_->AnnounceDrain();
+  EXPECT_EQ(router_->Health().state, RouterState::kDraining);
+  EXPECT_FALSE(router_->Health().ready);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink);
+  const auto attempt = WaitForAttempt(0);
+  attempt->Finish(kvasir::v1::FINISH_STOP);
+  attempt->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+}
+
 TEST_F(RequestRouterTest, ADrainRefusesAndLetsFinish) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();

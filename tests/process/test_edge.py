@@ -4,10 +4,13 @@ import collections
 import contextlib
 import pathlib
 import resource
+import signal
 import socket
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
@@ -27,6 +30,20 @@ def request(model, text="Once"):
     for name, value in (("text_input", text.encode()), ("sampling_parameters", sampling)):
         tensor = message.inputs.add(name=name, datatype="BYTES", shape=[1])
         tensor.contents.bytes_contents.append(value)
+    return message
+
+
+def streamed(model, max_tokens, **parameters):
+    message = service_pb2.ModelInferRequest(model_name=model)
+    sampling = f'{{"max_tokens": {max_tokens}, "temperature": 0, "ignore_eos": true}}'
+    for name, value in (("text_input", b"Once"), ("sampling_parameters", sampling.encode())):
+        tensor = message.inputs.add(name=name, datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(value)
+    stream = message.inputs.add(name="stream", datatype="BOOL", shape=[1])
+    stream.contents.bool_contents.append(True)
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    for name, value in parameters.items():
+        message.parameters[name].int64_param = value
     return message
 
 
@@ -104,6 +121,26 @@ def test_nobody_hears_of_a_cancel_that_was_not_theirs():
         assert names == {"OK", "UNAVAILABLE"}, clients.codes
 
 
+# What ends is the request, not what its client still has to read.
+def test_a_drain_waits_for_a_reader_that_is_slow():
+    with KvasirProcess("serve", "--drain-timeout", "60s", "--max-connection-age", "2s") as server:
+        # A window of five bytes: what is not read is not taken either.
+        options = [("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0)]
+        with grpc.insecure_channel(server.grpc, options) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers = stub.ModelStreamInfer(iter([streamed(server.ready["model"], 200)]))
+            first = next(answers)
+            wait_until(lambda: server.metric("kvasir_router_inflight_requests") == 0, "its end")
+            server.process.send_signal(signal.SIGTERM)
+            # Clients had 2.7 s to go; without a reader the process would end then.
+            time.sleep(4)
+            assert server.process.poll() is None
+            rest = list(answers)
+            assert not first.error_message
+            assert rest[-1].infer_response.parameters["triton_final_response"].bool_param
+            assert server.process.wait(timeout=60) == 0
+
+
 def test_an_idle_client_does_not_keep_a_router_from_its_end():
     with KvasirProcess("serve", "--drain-timeout", "60s") as server:
         with grpc.insecure_channel(server.grpc) as channel:
@@ -155,17 +192,48 @@ def health(target):
         return {b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING"}[check(b"", timeout=10)]
 
 
+def healthz(server):
+    try:
+        with urllib.request.urlopen(f"http://{server.ready['metrics']}/healthz", timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def test_health_has_a_port_without_anything_else_and_follows_the_replicas():
     with tempfile.TemporaryDirectory() as folder:
         path = f"unix:{pathlib.Path(folder) / 'worker.sock'}"
         lost = KvasirProcess("worker", "--listen", path, *OPERATOR_PORTS, ports=False)
         with lost, KvasirProcess("router", "--workers", path) as router:
             assert health(router.health) == health(lost.health) == "SERVING"
+            assert healthz(router) == healthz(lost) == 200
             text = run("drain", "--endpoint", router.health, check=False).stderr
             assert "cannot be drained" in text
             lost.kill()
             wait_until(lambda: health(router.health) == "NOT_SERVING", "no replica")
+            assert healthz(router) == 503
             assert f"replica worker={path} state=lost" in router.log()
+
+
+# Sixty-four of them kept every probe out for five minutes.
+def test_idle_connections_do_not_keep_probes_from_the_health_port():
+    with KvasirProcess("serve") as server:
+        silent = [connect(server.health) for _ in range(32)]
+        idle = [grpc.insecure_channel(server.health, [("grpc.use_local_subchannel_pool", 1)])
+                for _ in range(32)]
+        for channel in idle:
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=10)
+
+        def answered():
+            try:
+                return health(server.health) == "SERVING"
+            except grpc.RpcError:
+                return False
+
+        assert not answered()
+        wait_until(answered, "room for a probe")
+        for each in silent + idle:
+            each.close()
 
 
 def test_the_admin_port_is_not_for_whom_the_others_are():
@@ -262,3 +330,34 @@ def test_reflection_is_off_where_it_was_not_asked_for():
             with pytest.raises(grpc.RpcError) as caught:
                 told(target)
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED, target
+
+
+ENDLESS = ["--max-num-seqs", "1", "--kv-plan", "dense-8bit", "--eviction", "h2o", "--eviction-budget",
+           "256", "--eviction-rolling", "--max-model-len", str(1 << 24)]
+
+
+def test_a_request_of_priority_overtakes_and_one_whose_time_to_wait_is_over_is_refused():
+    with KvasirProcess("serve", *ENDLESS) as server:
+        model = server.ready["model"]
+        with grpc.insecure_channel(server.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            runs = stub.ModelStreamInfer(iter([streamed(model, 1 << 23)]))
+            next(runs)
+            hasty = stub.ModelStreamInfer(iter([streamed(model, 1, timeout=50_000)]))
+            (refused,) = list(hasty)
+            assert "DEADLINE_EXCEEDED" in refused.error_message or "wait" in refused.error_message
+            order = []
+
+            def ask(priority):
+                list(stub.ModelStreamInfer(iter([streamed(model, 1, priority=priority)])))
+                order.append(priority)
+
+            threads = []
+            for waiting, priority in enumerate((3, 1), start=1):
+                threads.append(threading.Thread(target=ask, args=(priority,)))
+                threads[-1].start()
+                wait_until(lambda: server.metric("kvasir_num_requests_waiting") == waiting, "a wait")
+            runs.cancel()
+            for thread in threads:
+                thread.join()
+            assert order == [1, 3]
