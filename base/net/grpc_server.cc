@@ -141,6 +141,12 @@ class GarbageInterceptors final
  public:
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
+    // A stream of requests ends at one that is no message: nothing to say then.
+    using Kind = grpc::experimental::ServerRpcInfo::Type;
+    if (info->type() == Kind::BIDI_STREAMING ||
+        info->type() == Kind::CLIENT_STREAMING) {
+      return nullptr;
+    }
     return new SaysWhatIsGarbage(info->method());
   }
 };
@@ -192,7 +198,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   grpc::ServerBuilder builder;
   SetLimits(options, &builder);
   using External = grpc::ServerBuilder::experimental_type;
-  AddInterceptors(&builder);
+  if (options.explain_garbage) AddInterceptors(&builder);
   SetReflection(options.reflection, &builder);
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> door =
       builder.experimental().AddExternalConnectionAcceptor(

@@ -45,6 +45,10 @@ struct GrpcServerOptions {
   // Bytes that the transport may buffer for all connections together.
   int64_t transport_quota_bytes = 256 << 20;
   bool health_service = true;
+  // Bytes that are no message are INVALID_ARGUMENT with a text, not
+  // UNIMPLEMENTED without one. For clients that nobody here has written: gRPC
+  // does more for every message then.
+  bool explain_garbage = false;
   // Tells whoever asks which services there are and what their messages hold
   // (grpc.reflection.v1alpha).
   bool reflection = false;

@@ -153,6 +153,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   base::GrpcServerOptions server;
   server.listen = options.listen;
   server.credentials = options.credentials;
+  server.explain_garbage = true;
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;

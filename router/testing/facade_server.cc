@@ -10,7 +10,9 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  auto server = base::GrpcServer::Start({}, services);
+  base::GrpcServerOptions options;  // as the clients' port is
+  options.explain_garbage = true;
+  auto server = base::GrpcServer::Start(options, services);
   KVASIR_ASSERT_OK(server);
   server_ = *std::move(server);
   channel_ = grpc::CreateChannel(server_->target(),

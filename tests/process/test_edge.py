@@ -324,8 +324,9 @@ def told(target):
         return set(reflection(channel).get_services())
 
 
-def test_reflection_is_off_where_it_was_not_asked_for():
-    with KvasirProcess("serve", "--reflection", "off") as server:
+@pytest.mark.parametrize("flags", [["--reflection", "off"], ["--host", "0.0.0.0", "--insecure"]])
+def test_reflection_is_off_where_it_was_not_asked_for(flags):
+    with KvasirProcess("serve", *flags) as server:
         for target in (server.grpc, server.admin, server.health):
             with pytest.raises(grpc.RpcError) as caught:
                 told(target)

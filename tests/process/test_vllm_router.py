@@ -92,6 +92,7 @@ def test_a_stop_string_ends_text_and_engine(gateway, server):
 
 
 def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, server):
+    wait_until(lambda: idle(server), "what came before has ended")
     before = len(gateway.answers(server))
     gateway.leave_in_the_middle()
     wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request has ended")
@@ -100,6 +101,7 @@ def test_a_client_that_leaves_ends_its_request_and_frees_its_pages(gateway, serv
 
 
 def test_a_bad_request_is_the_clients(gateway, server):
+    wait_until(lambda: idle(server), "what came before has ended")
     before = len(gateway.answers(server))
     status, answer = gateway.chat("Once", repetition_penalty=0.001)
     assert status == 400, answer

@@ -237,12 +237,13 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
     request.bytes->Grow(request.prompt.bytes().size());
   }
   request.queue_timeout = prepared.queue_timeout;
+  // Before: the engine's time may begin before Submit returns.
+  entry.input = backend_->clock->Now() - entry.start;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle,
       backend_->router->Submit(std::move(request),
                                std::make_shared<EventRelay<KserveStream>>(
                                    shared_from_this(), number)));
-  entry.input = backend_->clock->Now() - entry.start;
   return absl::OkStatus();
 }
 

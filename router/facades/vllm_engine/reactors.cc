@@ -55,7 +55,7 @@ VllmGenerateReactor* NewVllmGenerateReactor(
   GenerateCall<VllmEngineAnswer> call{.backend = backend,
                                       .limits = &backend->limits,
                                       .facade = "vllm",
-                                      .message_bytes = request->ByteSizeLong(),
+                                      .message_bytes = request->SpaceUsedLong(),
                                       .runner = std::move(runner)};
   return new VllmGenerateReactor(std::move(call), context,
                                  [backend = std::move(backend), request] {

@@ -90,15 +90,16 @@ void VllmInferenceAnswer::AddLogprob(int32_t id,
                                      const kvasir::v1::TokenLogprob& logprob,
                                      vllm::SequenceOutput* fresh) const {
   fresh->add_logprobs(logprob.logprob());
-  auto* candidates =
-      request_.num_candidates > 0 ? fresh->add_candidate_tokens() : nullptr;
+  // One of each token, or the three lists would not be of one length, which
+  // ends the call of some clients.
+  auto* const candidates = fresh->add_candidate_tokens();
   uint32_t rank = 0;
   for (int i = 0; i < logprob.top_size(); ++i) {
     const auto& top = logprob.top(i);
     const auto place = static_cast<uint32_t>(i + 1);
     if (top.token_id() == id) {
       rank = place;
-    } else if (candidates != nullptr) {
+    } else {
       auto* candidate = candidates->add_tokens();
       candidate->set_id(static_cast<uint32_t>(top.token_id()));
       candidate->set_logprob(top.logprob());

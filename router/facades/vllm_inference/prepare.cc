@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "router/facades/calls/stop_strings.h"
 
@@ -32,11 +33,17 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmInferenceRequest& request,
 }
 
 // As many tokens as one response holds beside the prompt's.
-uint64_t TokensThatFit(const VllmInferenceRequest& request,
-                       uint64_t prompt_tokens, const FacadeLimits& limits) {
-  if (request.streaming) return std::numeric_limits<uint32_t>::max();
+absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
+                                       uint64_t prompt_tokens,
+                                       const FacadeLimits& limits) {
   const uint64_t of_prompt = VllmInferencePromptBytes(request, prompt_tokens);
-  if (of_prompt >= limits.max_response_bytes) return 0;
+  if (of_prompt >= limits.max_response_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("response.prompt_token_ids: those of ", prompt_tokens,
+                     " tokens may take ", of_prompt,
+                     " bytes, one response holds ", limits.max_response_bytes));
+  }
+  if (request.streaming) return std::numeric_limits<uint32_t>::max();
   return (limits.max_response_bytes - of_prompt) /
          VllmInferenceBytesPerToken(request);
 }
@@ -56,10 +63,11 @@ absl::StatusOr<PreparedCall<VllmInferenceAnswer>> PrepareVllmInferenceCall(
                             &request.stop_strings, &request.sampling));
   }
   if (!request.wants_text && request.stop_strings.empty()) codec = nullptr;
-  KVASIR_RETURN_IF_ERROR(SetMaxTokens(
-      "stopping.max_new_tokens", prompt.size_tokens(), info.max_model_len(),
-      TokensThatFit(request, prompt.size_tokens(), limits), limits,
-      &request.sampling));
+  KVASIR_ASSIGN_OR_RETURN(const uint64_t fits,
+                          TokensThatFit(request, prompt.size_tokens(), limits));
+  KVASIR_RETURN_IF_ERROR(
+      SetMaxTokens("stopping.max_new_tokens", prompt.size_tokens(),
+                   info.max_model_len(), fits, limits, &request.sampling));
   PreparedCall<VllmInferenceAnswer> prepared;
   prepared.prompt = prompt;
   prepared.sampling = request.sampling;

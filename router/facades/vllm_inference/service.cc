@@ -52,7 +52,7 @@ GenerateCall<VllmInferenceAnswer> NewGenerate(
   return {.backend = backend,
           .limits = &backend->limits,
           .facade = "vllm_inference",
-          .message_bytes = message.ByteSizeLong(),
+          .message_bytes = message.SpaceUsedLong(),
           .runner = threads.streams()};
 }
 
