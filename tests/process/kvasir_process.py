@@ -139,13 +139,16 @@ class KvasirProcess:
 
 def run(*args, check=True, timeout=300, **options):
     """Runs `kvasir ARGS...` to its end; stdout and stderr as text."""
-    done = subprocess.run(
-        [str(BINARY), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        **options,
-    )
+    # What it leaves behind where it ends at once goes with the folder.
+    with tempfile.TemporaryDirectory(prefix="kvasir-run-") as folder:
+        options["env"] = {**(options.get("env") or os.environ), "TMPDIR": folder}
+        done = subprocess.run(
+            [str(BINARY), *map(str, args)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **options,
+        )
     if check and done.returncode != 0:
         raise RuntimeError(f"{args}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done

@@ -1,6 +1,7 @@
 """Sequences that give up slots: what stays, what it costs in pages, and who may ask for what."""
 
 import json
+import os
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -179,11 +180,11 @@ def test_a_stream_is_told_in_tenths(tmp_path):
     assert "tenth" in table and table.count(" MiB") + table.count(" KiB") == 20
 
 
-def test_generation_goes_on_beyond_the_models_length_until_it_is_stopped():
+def test_generation_goes_on_beyond_the_models_length_until_it_is_stopped(tmp_path):
     stream = subprocess.Popen(
         [str(BINARY), "generate", "--model", str(TINY), "--prompt", "Once", "--stream-forever",
          "--temperature", "0.9", "--seed", "3", "--eviction", "streaming", *map(str, STREAMS)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         # Tokens have fewer than 8 bytes on average, and the model knows 1024 positions.
         assert len(stream.stdout.read(12000)) == 12000
