@@ -52,8 +52,9 @@ def lines(found: dict | None) -> list[str]:
                         ("all that the rank allocated", "allocated_bytes"),
                         ("the process holds", "rss_bytes")):
         warm, end = (int(found[f"{name}_{when}"]) for when in ("warm", "end"))
-        # What the system counts as the process's is not the program's to say.
-        same = "" if name == "rss_bytes" else (
+        # Pages come and go between evictions; what the system counts as the process's
+        # is not the program's to say.
+        same = "" if name != "allocated_bytes" else (
             "constant" if warm == end else "**not constant**")
         table.append(f"| {words} | {warm:,} | {end:,} | {same} |")
     least, most = (found[f"loss_over_second_{end}"] for end in ("least", "most"))
