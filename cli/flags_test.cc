@@ -1,5 +1,6 @@
 #include "cli/flags.h"
 
+#include <filesystem>
 #include <fstream>
 
 #include "base/status_matchers.h"
@@ -92,7 +93,9 @@ struct ConfiguredProgram {
   int ParseFile(const std::string& text) {
     const std::string path = ::testing::TempDir() + "kvasir_flags_test.toml";
     std::ofstream(path) << text;
-    return Parse({"--config", path.c_str(), "serve"});
+    const int code = Parse({"--config", path.c_str(), "serve"});
+    std::filesystem::remove(path);
+    return code;
   }
   CLI::App app;
   CLI::App* command;
