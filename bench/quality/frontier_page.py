@@ -243,7 +243,9 @@ def engine_lines(run: Run) -> list[str]:
 
 def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
           title: str) -> str:
-    found: dict[str, dict[str, list[quality_chart.Point]]] = {}
+    # Of both pictures, so that a group looks the same in each.
+    found: dict[str, dict[str, list[quality_chart.Point]]] = {
+        group: {} for group in settings.CHART}
     for group, series in groups.items():
         for name, rows in series.items():
             points = [quality_chart.Point(one.bytes, one.kl.mean, one.kl.half,
@@ -251,7 +253,7 @@ def chart(run: Run, groups: dict[str, dict[str, list[Row]]], tokens: int,
                       for row in rows
                       if (one := run.of(row, tokens)) is not None]
             if points:
-                found.setdefault(group, {})[name] = points
+                found[group][name] = points
     return quality_chart.frontier(
         found, title,
         f"bytes per token of a sequence of {tokens} tokens, exact ones included",
