@@ -1,10 +1,13 @@
-// How an op gets from its checked parameters to the code of a device. CMake
-// decides what a build contains; a device that is not in it is refused here.
+// How an op gets from its checked parameters to the code of a device. The CPU's
+// functions are named here; a GPU's come with its stream (device_ops.h), and
+// an op that is not among them is refused by name.
 #pragma once
 
 #include <bit>
+#include <cstring>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -18,18 +21,24 @@ namespace kvasir::kernels {
 
 // The implementations of one op: functions of its checked parameters and of
 // scratch that it took from the workspace, in the form that launches see them.
-// The CPU's get the stream for its threads and are done when they return. A
-// GPU's enqueues; null: this build has none.
+// The CPU's get the stream for its threads and are done when they return. The
+// third, a GPU's, is found in the stream's table by the op's name.
 template <typename... Params>
 struct OpKernels {
   using CpuFunction = void (*)(typename InLaunch<Params>::argument...,
                                CpuStream& stream);
-  using CudaFunction = absl::Status (*)(typename InLaunch<Params>::argument...,
-                                        Stream& stream);
   const char* op;
   CpuFunction reference;
   CpuFunction simd;
-  CudaFunction cuda = nullptr;
+
+  // Null where the stream's back end has none.
+  DeviceFunction<Params...> Find(const LaunchStream& stream) const {
+    const DeviceOp* const found = stream.ops().Find(op);
+    if (found == nullptr) return nullptr;
+    using Function = DeviceFunction<Params...>;
+    KVASIR_CHECK(std::strcmp(found->type, typeid(Function).name()) == 0);
+    return reinterpret_cast<Function>(found->function);
+  }
 };
 
 // The same bits in the form that launches see.
@@ -89,11 +98,18 @@ absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
          : kernels.simd)(ForLaunch(params)..., cpu);
     return absl::OkStatus();
   }
-  if (kernels.cuda != nullptr) {
-    return kernels.cuda(ForLaunch(params)..., stream);
+  auto& cuda = static_cast<LaunchStream&>(stream);
+  const auto function = kernels.Find(cuda);
+  if (function == nullptr) {
+    return absl::UnimplementedError(
+        absl::StrCat(kernels.op, ": the device has no kernel for it"));
   }
-  return absl::UnimplementedError(
-      absl::StrCat(kernels.op, ": this build has no CUDA back end"));
+  (ForAddresses(
+       params,
+       [&](const void* address) { cuda.CheckMemory(kernels.op, address); }),
+   ...);
+  function(ForLaunch(params)..., cuda.launcher());
+  return cuda.TakeLaunchError();
 }
 
 // Threads that an op's scratch must serve.

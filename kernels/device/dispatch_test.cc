@@ -4,6 +4,7 @@
 
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/status_matchers.h"
 #include "base/thread_pool.h"
@@ -38,9 +39,18 @@ TEST(DevicePtrTest, MovesInElementsAndNullStaysNull) {
   EXPECT_FALSE(DevicePtr<float>() + 3);
 }
 
-class FakeCudaStream final : public Stream {
+class FakeCudaStream final : public LaunchStream, public Launcher {
  public:
-  FakeCudaStream() : Stream(DeviceKind::kCuda) {}
+  explicit FakeCudaStream(const DeviceOps& ops = {}) : LaunchStream(ops) {}
+  Launcher& launcher() override { return *this; }
+  void Enqueue(const KernelLaunch&) override { ++enqueued_; }
+  int multiprocessors() const override { return 1; }
+  absl::Status TakeLaunchError() override {
+    return std::exchange(error_, absl::OkStatus());
+  }
+  void CheckMemory(const char*, const void* address) const override {
+    checked_.push_back(address);
+  }
   absl::Status Synchronize() override { return absl::OkStatus(); }
   absl::Status CopyToDevice(DevicePtr<void>, const void*, size_t) override {
     return absl::OkStatus();
@@ -48,6 +58,10 @@ class FakeCudaStream final : public Stream {
   absl::Status CopyToHost(void*, DevicePtr<const void>, size_t) override {
     return absl::OkStatus();
   }
+
+  int enqueued_ = 0;
+  absl::Status error_;
+  mutable std::vector<const void*> checked_;
 };
 
 TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
@@ -59,23 +73,39 @@ TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
 }
 
 void OnCpu(const SiluMulArgs& args, CpuStream&) { args.out[0] = 1.0f; }
-absl::Status OnCuda(const SiluMulArgs& args, Stream&) {
+void OnCuda(const SiluMulArgs& args, Launcher& launcher) {
   args.out[0] = 2.0f;
-  return absl::OkStatus();
+  launcher.Enqueue({});
 }
 
 TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
-  constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu,
-                                                 &OnCuda};
+  constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
+  const DeviceOp ops[] = {MakeDeviceOp<SiluMulParams>("toy", &OnCuda)};
   float out = 0.0f;
   const SiluMulParams params = {nullptr, DevicePtr<float>(&out), 1, 1};
-  FakeCudaStream cuda;
+  FakeCudaStream cuda({ops, 1});
   KVASIR_EXPECT_OK(Launch(kKernels, cuda, params));
   EXPECT_EQ(out, 2.0f);
+  EXPECT_EQ(cuda.enqueued_, 1);
+  EXPECT_THAT(cuda.checked_, ::testing::ElementsAre(nullptr, &out));
+  cuda.error_ = absl::InternalError("no such image");
+  EXPECT_THAT(
+      Launch(kKernels, cuda, params),
+      base::StatusIs(absl::StatusCode::kInternal, HasSubstr("no such image")));
   base::ThreadPool pool(1);
   CpuDevice cpu(&pool);
   KVASIR_EXPECT_OK(Launch(kKernels, *cpu.MakeStream(), params));
   EXPECT_EQ(out, 1.0f);
+}
+
+void OnCudaOfAnotherType(const NormArgs&, Launcher&) {}
+
+TEST(DispatchDeathTest, AFunctionOfAnotherTypeUnderAnOpsNameEnds) {
+  constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
+  const DeviceOp ops[] = {
+      MakeDeviceOp<NormParams>("toy", &OnCudaOfAnotherType)};
+  FakeCudaStream cuda({ops, 1});
+  EXPECT_DEATH((void)Launch(kKernels, cuda, SiluMulParams()), "strcmp");
 }
 
 TEST(DispatchTest, TheCpuRefusesActivationsOfAnotherTypeByTheOpsName) {

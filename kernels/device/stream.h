@@ -8,7 +8,9 @@
 
 #include "absl/status/status.h"
 #include "base/thread_pool.h"
+#include "kernels/device/device_ops.h"
 #include "kernels/device/device_ptr.h"
+#include "kernels/device/launcher.h"
 #include "kernels/device/memory_guard.h"
 
 namespace kvasir::kernels {
@@ -92,6 +94,25 @@ class CpuStream final : public Stream {
   base::ThreadPool* const pool_;
   const CpuBackend backend_;
   MemoryGuard* const guard_;
+};
+
+// A GPU's stream, or that of a device which stands for one.
+class LaunchStream : public Stream {
+ public:
+  const DeviceOps& ops() const { return ops_; }
+  virtual Launcher& launcher() = 0;
+  // What launching itself failed with since the last call.
+  virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
+  // A device that can tells addresses which are not its own, by a message and
+  // the end of the process.
+  virtual void CheckMemory(const char*, const void*) const {}
+
+ protected:
+  explicit LaunchStream(const DeviceOps& ops)
+      : Stream(DeviceKind::kCuda), ops_(ops) {}
+
+ private:
+  const DeviceOps ops_;
 };
 
 // Name of the instruction set that CpuBackend::kSimd runs on this machine

@@ -1,0 +1,48 @@
+// The functions by which a GPU's back end runs ops, found by the op's name: a
+// stream brings its table, so that the code of an op links no back end. C++17
+// and free of Abseil: op_table.cu includes this.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <typeinfo>
+
+#include "kernels/device/device_ptr.h"
+#include "kernels/device/launcher.h"
+
+namespace kvasir::kernels {
+
+// Enqueues the kernels of one op over its checked parameters. What a back end
+// cannot do is refused before, with the other checks.
+template <typename... Params>
+using DeviceFunction = void (*)(typename InLaunch<Params>::argument...,
+                                Launcher& launcher);
+
+// A function without its type, and the type's name to look at before a call.
+struct DeviceOp {
+  const char* op;
+  const char* type;
+  void (*function)();
+};
+
+// Params are those of the op's OpKernels.
+template <typename... Params>
+DeviceOp MakeDeviceOp(const char* op, DeviceFunction<Params...> function) {
+  return {op, typeid(DeviceFunction<Params...>).name(),
+          reinterpret_cast<void (*)()>(function)};
+}
+
+struct DeviceOps {
+  const DeviceOp* ops = nullptr;
+  size_t count = 0;
+
+  // Null where there is none.
+  const DeviceOp* Find(const char* op) const {
+    for (size_t i = 0; i < count; ++i) {
+      if (std::strcmp(ops[i].op, op) == 0) return &ops[i];
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,121 @@
+#include "kernels/device/guarded_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/check.h"
+
+namespace kvasir::kernels {
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+
+size_t AlignUp(size_t bytes, size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+char* Reserve(size_t bytes) {
+  void* const base = ::mmap(nullptr, bytes, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  KVASIR_CHECK(base != MAP_FAILED);
+  return static_cast<char*>(base);
+}
+
+// The whole pages that hold a range.
+std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = address / kPageBytes * kPageBytes;
+  return {reinterpret_cast<char*>(begin),
+          AlignUp(address + bytes, kPageBytes) - begin};
+}
+
+}  // namespace
+
+GuardedMemory::GuardedMemory(size_t reserved_bytes, Gaps gaps)
+    : reserved_bytes_(reserved_bytes),
+      gaps_(gaps),
+      base_(Reserve(reserved_bytes)) {}
+
+GuardedMemory::~GuardedMemory() { ::munmap(base_, reserved_bytes_); }
+
+void* GuardedMemory::Acquire(size_t bytes, size_t alignment) {
+  base::MutexLock lock(&mutex_);
+  // A page between two allocations belongs to nobody.
+  const size_t begin =
+      AlignUp(used_ + kPageBytes, std::max(alignment, kPageBytes));
+  if (begin > reserved_bytes_ - kPageBytes ||
+      bytes > reserved_bytes_ - begin - kPageBytes) {
+    return nullptr;
+  }
+  used_ = begin + AlignUp(bytes, kPageBytes);
+  const size_t at = gaps_ == Gaps::kClosed && alignment < kPageBytes
+                        ? used_ - AlignUp(bytes, alignment)
+                        : begin;
+  char* const data = base_ + at;
+  live_[data] = bytes;
+  if (open_ > 0) ProtectOne(data, bytes, PROT_READ | PROT_WRITE);
+  return data;
+}
+
+void GuardedMemory::Release(void* data) {
+  base::MutexLock lock(&mutex_);
+  const auto found = live_.find(static_cast<const char*>(data));
+  KVASIR_CHECK(found != live_.end());
+  const auto [pages, bytes] = PagesOf(found->first, found->second);
+  (void)::madvise(pages, bytes, MADV_DONTNEED);
+  if (gaps_ == Gaps::kClosed)
+    ProtectOne(found->first, found->second, PROT_NONE);
+  live_.erase(found);
+}
+
+void GuardedMemory::Check(const char* op, const void* address) const {
+  if (address == nullptr) return;
+  {
+    const auto* const at = static_cast<const char*>(address);
+    base::MutexLock lock(&mutex_);
+    auto found = live_.upper_bound(at);
+    if (found != live_.begin()) {
+      --found;
+      if (at < found->first + found->second) return;
+    }
+  }
+  std::fprintf(stderr, "%s: %p is no memory of the device\n", op, address);
+  std::abort();
+}
+
+void GuardedMemory::Open() {
+  base::MutexLock lock(&mutex_);
+  if (open_++ == 0) Protect(PROT_READ | PROT_WRITE);
+}
+
+void GuardedMemory::Close() {
+  base::MutexLock lock(&mutex_);
+  if (--open_ == 0) Protect(PROT_NONE);
+}
+
+std::vector<GuardedMemory::Range> GuardedMemory::Live() const {
+  base::MutexLock lock(&mutex_);
+  std::vector<Range> ranges;
+  for (const auto& [data, bytes] : live_)
+    ranges.push_back({data, data + bytes});
+  return ranges;
+}
+
+void GuardedMemory::Protect(int protection) {
+  if (gaps_ == Gaps::kClosed) {
+    for (const auto& [data, bytes] : live_) ProtectOne(data, bytes, protection);
+  } else if (used_ > 0) {
+    KVASIR_CHECK(::mprotect(base_, used_, protection) == 0);
+  }
+}
+
+void GuardedMemory::ProtectOne(const char* data, size_t bytes, int protection) {
+  const auto [pages, length] = PagesOf(data, bytes);
+  KVASIR_CHECK(::mprotect(pages, length, protection) == 0);
+}
+
+}  // namespace kvasir::kernels

@@ -1,0 +1,73 @@
+#include "kernels/device/guarded_memory.h"
+
+#include <gmock/gmock.h>
+
+namespace kvasir::kernels {
+namespace {
+
+using Gaps = GuardedMemory::Gaps;
+constexpr size_t kReserved = size_t{1} << 20;
+
+void Set(void* at, ptrdiff_t byte) {
+  static_cast<volatile char*>(at)[byte] = 1;
+}
+
+TEST(GuardedMemoryTest, IsThereBetweenTheFirstOpenAndTheLastClose) {
+  for (const Gaps gaps : {Gaps::kOpen, Gaps::kClosed}) {
+    GuardedMemory memory(kReserved, gaps);
+    void* const data = memory.Acquire(100, 64);
+    EXPECT_DEATH(Set(data, 0), "");
+    memory.Open();
+    memory.Open();
+    memory.Close();
+    Set(data, 0);
+    // Also what is allocated in between.
+    void* const more = memory.Acquire(5000, 64);
+    Set(more, 4999);
+    memory.Close();
+    EXPECT_DEATH(Set(data, 0), "");
+    EXPECT_DEATH(Set(more, 0), "");
+  }
+}
+
+TEST(GuardedMemoryTest, AClosedGapBeginsWhereTheAllocationEnds) {
+  GuardedMemory memory(kReserved, Gaps::kClosed);
+  void* const data = memory.Acquire(5120, 256);
+  void* const next = memory.Acquire(1, 256);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 256, 0u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(next) % 256, 0u);
+  memory.Open();
+  Set(data, 5119);
+  EXPECT_DEATH(Set(data, 5120), "");
+  memory.Release(data);
+  EXPECT_DEATH(Set(data, 0), "");
+  memory.Close();
+}
+
+TEST(GuardedMemoryTest, KnowsWhatIsItsOwn) {
+  GuardedMemory memory(kReserved, Gaps::kClosed);
+  void* const data = memory.Acquire(100, 64);
+  auto* const bytes = static_cast<char*>(data);
+  memory.Check("op", nullptr);
+  memory.Check("op", data);
+  memory.Check("op", bytes + 99);
+  EXPECT_DEATH(memory.Check("op", bytes + 100),
+               "op: .* is no memory of the device");
+  EXPECT_DEATH(memory.Check("op", bytes - 1), "is no memory of the device");
+  ASSERT_EQ(memory.Live().size(), 1u);
+  EXPECT_EQ(memory.Live()[0].begin, bytes);
+  EXPECT_EQ(memory.Live()[0].end, bytes + 100);
+  memory.Release(data);
+  EXPECT_TRUE(memory.Live().empty());
+  EXPECT_DEATH(memory.Check("op", data), "is no memory of the device");
+}
+
+TEST(GuardedMemoryTest, GivesNothingWhenAddressesHaveRunOut) {
+  GuardedMemory memory(kReserved, Gaps::kOpen);
+  EXPECT_EQ(memory.Acquire(kReserved, 64), nullptr);
+  EXPECT_NE(memory.Acquire(kReserved / 2, 64), nullptr);
+  EXPECT_EQ(memory.Acquire(kReserved / 2, 64), nullptr);
+}
+
+}  // namespace
+}  // namespace kvasir::kernels

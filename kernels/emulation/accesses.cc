@@ -1,0 +1,204 @@
+// Whose memory an access touches, and what it costs: sectors of global memory,
+// passes through the banks of shared memory.
+#include <cstdio>
+
+#include "kernels/emulation/runtime.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+constexpr uint64_t kSectorBytes = 32;
+constexpr uint64_t kBankBytes = 4;
+constexpr uint32_t kBanks = 32;
+
+// How many different ones of `values` there are.
+uint32_t CountDifferent(uint64_t* values, uint32_t count) {
+  uint32_t different = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    uint32_t j = 0;
+    while (j < different && values[j] != values[i]) ++j;
+    if (j == different) values[different++] = values[i];
+  }
+  return different;
+}
+
+void CountGlobal(const Request& request, AccessTable::Entry& entry) {
+  uint64_t sectors[2 * kLanes];
+  uint32_t count = 0, lanes = 0;
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    if ((request.mask >> lane & 1) == 0) continue;
+    ++lanes;
+    // Aligned to their size, at most 16 bytes: in one sector.
+    sectors[count++] = request.addresses[lane] / kSectorBytes;
+  }
+  entry.sectors += CountDifferent(sectors, count);
+  entry.least_sectors +=
+      (lanes * request.bytes + kSectorBytes - 1) / kSectorBytes;
+}
+
+// 32 lanes of up to 4 bytes, 16 of 8 or 8 of 16 go through the banks at a
+// time; lanes that want the same word of a bank share it.
+void CountShared(const Request& request, AccessTable::Entry& entry) {
+  const uint32_t words = request.bytes <= 4 ? 1 : request.bytes / 4;
+  const uint32_t together = kLanes / words;
+  for (uint32_t first = 0; first < kLanes; first += together) {
+    uint32_t passes = 0;
+    for (uint32_t bank = 0; bank < kBanks; ++bank) {
+      uint64_t wanted[kLanes];
+      uint32_t count = 0;
+      for (uint32_t lane = first; lane < first + together; ++lane) {
+        if ((request.mask >> lane & 1) == 0) continue;
+        for (uint32_t w = 0; w < words; ++w) {
+          const uint64_t word = request.addresses[lane] / kBankBytes + w;
+          if (word % kBanks == bank) wanted[count++] = word;
+        }
+      }
+      const uint32_t different = CountDifferent(wanted, count);
+      passes = different > passes ? different : passes;
+    }
+    entry.passes += passes;
+    entry.least_passes += passes > 0 ? 1 : 0;
+  }
+}
+
+}  // namespace
+
+void FlushRequests(Cta& cta, uint32_t warp) {
+  AccessTable* const table = current_launch->accesses;
+  if (table == nullptr) return;
+  RawArray<OpenRequests>& open = cta.warps[warp].open;
+  for (size_t i = 0; i < open.size(); ++i) {
+    AccessTable::Entry& entry = table->entries[i];
+    for (size_t n = 0; n < open[i].requests.size(); ++n) {
+      const Request& request = open[i].requests[n];
+      ++entry.requests;
+      entry.bytes += request.bytes *
+                     static_cast<uint32_t>(__builtin_popcount(request.mask));
+      if (entry.shared) {
+        CountShared(request, entry);
+      } else {
+        CountGlobal(request, entry);
+      }
+    }
+    open[i].requests.Clear();
+    for (uint32_t& count : open[i].count) count = 0;
+  }
+}
+
+void CountAccess(const void* address, size_t bytes, bool shared, bool stores) {
+  AccessTable* const table = current_launch->accesses;
+  if (table == nullptr) return;
+  const Fiber& self = *current_fiber;
+  int i = 0;
+  while (i < table->count && !(table->entries[i].site.line == self.site.line &&
+                               table->entries[i].site.file == self.site.file &&
+                               table->entries[i].shared == shared &&
+                               table->entries[i].stores == stores)) {
+    ++i;
+  }
+  if (i == AccessTable::kMost) Fault("a kernel has at most %d lines", i);
+  if (i == table->count) {
+    AccessTable::Entry& entry = table->entries[table->count++];
+    entry.site = self.site;
+    entry.shared = shared;
+    entry.stores = stores;
+  }
+  RawArray<OpenRequests>& open =
+      self.cta->warps[self.place.thread / kLanes].open;
+  const auto site = static_cast<size_t>(i);
+  if (open.size() <= site) open.Resize(site + 1);
+  OpenRequests& here = open[site];
+  const uint32_t lane = self.place.thread % kLanes;
+  const uint32_t n = here.count[lane]++;
+  if (here.requests.size() <= n) {
+    here.requests.Push({0, static_cast<uint32_t>(bytes), {}});
+  }
+  Request& request = here.requests[n];
+  request.mask |= 1u << lane;
+  request.addresses[lane] = reinterpret_cast<uint64_t>(address);
+}
+
+void CheckAligned(const void* address, size_t bytes) {
+  if (reinterpret_cast<uint64_t>(address) % bytes != 0) {
+    Fault("misaligned: address %p, for %zu bytes", address, bytes);
+  }
+}
+
+void CheckSharedRange(const void* address, size_t bytes) {
+  const Cta& cta = *current_fiber->cta;
+  const int64_t at = static_cast<const char*>(address) - cta.shared;
+  if (at < 0 || at + static_cast<int64_t>(bytes) > cta.shared_bytes) {
+    Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
+          static_cast<long long>(at), cta.shared_bytes);
+  }
+}
+
+void CheckGlobalRange(const void* address, size_t bytes) {
+  Launch& launch = *current_launch;
+  if (launch.any_memory) return;
+  const auto* const begin = static_cast<const char*>(address);
+  const char* const end = begin + bytes;
+  const auto holds = [&](size_t i) {
+    return i < launch.num_ranges && launch.ranges[i].begin <= begin &&
+           end <= launch.ranges[i].end;
+  };
+  if (holds(launch.last_range)) return;
+  size_t low = 0, high = launch.num_ranges;  // the first that begins behind it
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    if (launch.ranges[middle].begin <= begin) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == 0 || !holds(low - 1)) {
+    const bool near = low > 0 && begin < launch.ranges[low - 1].end + 4096;
+    if (near) {
+      const GuardedMemory::Range& range = launch.ranges[low - 1];
+      Fault("out of bounds: byte %lld of an allocation of %lld",
+            static_cast<long long>(begin - range.begin),
+            static_cast<long long>(range.end - range.begin));
+    }
+    Fault("%p is no memory of the device", address);
+  }
+  launch.last_range = low - 1;
+}
+
+void CheckGlobal(const void* address, size_t bytes, bool stores, Site site) {
+  Enter(stores ? "StoreGlobal" : "LoadGlobal", site);
+  CheckAligned(address, bytes);
+  CheckGlobalRange(address, bytes);
+  CountAccess(address, bytes, /*shared=*/false, stores);
+}
+
+void CheckShared(const void* address, size_t bytes, bool stores, Site site) {
+  Enter(stores ? "StoreShared" : "LoadShared", site);
+  CheckAligned(address, bytes);
+  CheckSharedRange(address, bytes);
+  CountAccess(address, bytes, /*shared=*/true, stores);
+}
+
+const char* DescribeAddress(const void* address, char* text, size_t bytes) {
+  const Launch& launch = *current_launch;
+  const auto* const at = static_cast<const char*>(address);
+  for (uint32_t c = 0; c < launch.num_ctas; ++c) {
+    const Cta& cta = launch.ctas[c];
+    if (at >= cta.shared_map && at < cta.shared_map + cta.shared_map_bytes) {
+      std::snprintf(text, bytes,
+                    "out of bounds: byte %lld of %u of shared memory",
+                    static_cast<long long>(at - cta.shared), cta.shared_bytes);
+      return text;
+    }
+    for (uint32_t t = 0; t < cta.threads; ++t) {
+      const char* const stack = cta.fibers[t]->stack;
+      if (at < stack && at >= stack - 4096) {
+        return "the emulated thread's stack is full";
+      }
+    }
+  }
+  std::snprintf(text, bytes, "%p is no memory of the device", address);
+  return text;
+}
+
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,277 @@
+// What the lanes of a warp do together: the last one to come computes it for
+// all, from what each has given.
+#include <cmath>
+
+#include "kernels/emulation/runtime.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+uint32_t LaneOf(const Fiber& fiber) { return fiber.place.thread % kLanes; }
+
+Fiber& LaneFiber(uint32_t lane) {
+  const Fiber& self = *current_fiber;
+  return *self.cta->fibers[self.place.thread - LaneOf(self) + lane];
+}
+
+// Where these lanes meet.
+Meet& MeetOf(uint32_t mask) {
+  Fiber& self = *current_fiber;
+  if ((mask >> LaneOf(self) & 1) == 0) {
+    Fault("lane %u is not in the mask %08x that it gives", LaneOf(self), mask);
+  }
+  Warp& warp = self.cta->warps[self.place.thread / kLanes];
+  Meet* free = nullptr;
+  for (Meet& meet : warp.meets) {
+    if (meet.mask == mask) return meet;
+    if (meet.arrived == 0 && (free == nullptr || meet.mask == 0)) free = &meet;
+  }
+  if (free == nullptr) Fault("%d masks at a time are too many", Warp::kMasks);
+  free->mask = mask;
+  return *free;
+}
+
+void Meeting(uint32_t mask, bool orders, void (*finish)(void*), void* context) {
+  Arrive(MeetOf(mask),
+         {static_cast<uint32_t>(__builtin_popcount(mask)), /*waits=*/true,
+          orders, /*same_site=*/true, finish, context});
+}
+
+float FloatOf32(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+uint32_t BitsOf32(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+double Half(MmaKind kind, uint32_t pair, int high) {
+  const auto bits = static_cast<uint16_t>(pair >> (16 * high));
+  return static_cast<double>(kind == MmaKind::kBf16 ? ToFloat(Bf16{bits})
+                                                    : ToFloat(F16{bits}));
+}
+
+// See simt/mma.h for what a lane holds.
+void Multiply(MmaKind kind) {
+  double a[16][16], b[16][8];
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    const Fiber& fiber = LaneFiber(lane);
+    const uint32_t g = lane / 4, c = lane % 4;
+    for (uint32_t i = 0; i < 4; ++i) {
+      for (int high = 0; high < 2; ++high) {
+        a[g + 8 * (i % 2)][2 * c + high + 8 * (i / 2)] =
+            Half(kind, fiber.given[i], high);
+      }
+    }
+    for (uint32_t i = 0; i < 2; ++i) {
+      for (int high = 0; high < 2; ++high) {
+        b[2 * c + high + 8 * i][g] = Half(kind, fiber.given[4 + i], high);
+      }
+    }
+  }
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    Fiber& fiber = LaneFiber(lane);
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t row = lane / 4 + 8 * (i / 2);
+      const uint32_t column = 2 * (lane % 4) + i % 2;
+      double sum = static_cast<double>(FloatOf32(fiber.got[i]));
+      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[k][column];
+      fiber.got[i] = BitsOf32(static_cast<float>(sum));
+    }
+  }
+}
+
+struct Matrices {
+  int count;
+  bool transposed;
+};
+
+// Every lane has given the four words of the row that it names.
+void Distribute(const Matrices& matrices) {
+  const auto half = [](uint32_t matrix, uint32_t row, uint32_t column) {
+    const uint32_t word = LaneFiber(8 * matrix + row).given[column / 2];
+    return word >> (16 * (column % 2)) & 0xffffu;
+  };
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    const uint32_t g = lane / 4, c = lane % 4;
+    for (uint32_t m = 0; m < static_cast<uint32_t>(matrices.count); ++m) {
+      const uint32_t low =
+          matrices.transposed ? half(m, 2 * c, g) : half(m, g, 2 * c);
+      const uint32_t high =
+          matrices.transposed ? half(m, 2 * c + 1, g) : half(m, g, 2 * c + 1);
+      LaneFiber(lane).got[m] = low | high << 16;
+    }
+  }
+}
+
+}  // namespace
+
+void SyncWarp(uint32_t mask, Site site) {
+  Enter("SyncWarp", site);
+  if (LeftOut()) return;
+  Fiber& self = *current_fiber;
+  Meeting(
+      mask, /*orders=*/true,
+      [](void* context) {
+        const auto& fiber = *static_cast<const Fiber*>(context);
+        FlushRequests(*fiber.cta, fiber.place.thread / kLanes);
+      },
+      &self);
+}
+
+uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
+                 uint32_t operand, Site site) {
+  static constexpr const char* kNames[] = {"ShuffleXor", "ShuffleFrom",
+                                           "ShuffleUp", "ShuffleDown"};
+  Enter(kNames[static_cast<int>(kind)], site);
+  Fiber& self = *current_fiber;
+  const uint32_t lane = LaneOf(self);
+  uint32_t from = 0;
+  switch (kind) {
+    case ShuffleKind::kXor:
+      from = lane ^ operand;
+      break;
+    case ShuffleKind::kFrom:
+      from = operand % kLanes;
+      break;
+    case ShuffleKind::kUp:
+      from = lane - operand;  // wraps to far above
+      break;
+    case ShuffleKind::kDown:
+      from = lane + operand;
+      break;
+  }
+  self.given[0] = value;
+  self.given[1] = from < kLanes ? from : lane;
+  Meeting(
+      mask, /*orders=*/false,
+      [](void* context) {
+        const uint32_t lanes = *static_cast<const uint32_t*>(context);
+        for (uint32_t to = 0; to < kLanes; ++to) {
+          if ((lanes >> to & 1) == 0) continue;
+          Fiber& fiber = LaneFiber(to);
+          const uint32_t source = fiber.given[1];
+          fiber.got[0] = (lanes >> source & 1) != 0 ? LaneFiber(source).given[0]
+                                                    : 0xffffffffu;
+        }
+      },
+      &mask);
+  return self.got[0];
+}
+
+uint32_t Ballot(bool yes, uint32_t mask, Site site) {
+  Enter("Ballot", site);
+  Fiber& self = *current_fiber;
+  self.given[0] = yes;
+  Meeting(
+      mask, /*orders=*/false,
+      [](void* context) {
+        const uint32_t lanes = *static_cast<const uint32_t*>(context);
+        uint32_t votes = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+          if ((lanes >> lane & 1) != 0 && LaneFiber(lane).given[0] != 0) {
+            votes |= 1u << lane;
+          }
+        }
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+          if ((lanes >> lane & 1) != 0) LaneFiber(lane).got[0] = votes;
+        }
+      },
+      &mask);
+  return self.got[0];
+}
+
+void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
+         const uint32_t (&b)[2], Site site) {
+  Enter(kind == MmaKind::kBf16 ? "MmaBf16" : "MmaF16", site);
+  Fiber& self = *current_fiber;
+  for (int i = 0; i < 4; ++i) self.given[i] = a[i];
+  for (int i = 0; i < 2; ++i) self.given[4 + i] = b[i];
+  for (int i = 0; i < 4; ++i) self.got[i] = BitsOf32(d[i]);
+  Meeting(
+      ~0u, /*orders=*/false,
+      [](void* context) { Multiply(*static_cast<const MmaKind*>(context)); },
+      &kind);
+  for (int i = 0; i < 4; ++i) d[i] = FloatOf32(self.got[i]);
+}
+
+void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
+                  Site site) {
+  Enter("LoadMatrices", site);
+  Fiber& self = *current_fiber;
+  if (LaneOf(self) < static_cast<uint32_t>(8 * count)) {
+    CheckAligned(row, 16);
+    CheckSharedRange(row, 16);
+    CountAccess(row, 16, /*shared=*/true, /*stores=*/false);
+    tsan::Read(row, 16);
+    const auto* const from = static_cast<const volatile uint32_t*>(row);
+    for (int i = 0; i < 4; ++i) self.given[i] = from[i];
+  }
+  Matrices matrices = {count, transposed};
+  Meeting(
+      ~0u, /*orders=*/false,
+      [](void* context) { Distribute(*static_cast<const Matrices*>(context)); },
+      &matrices);
+  for (int i = 0; i < count; ++i) words[i] = self.got[i];
+}
+
+uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t which = selector >> (4 * i) & 0xfu;
+    uint32_t byte = static_cast<uint32_t>(bytes >> (8 * (which & 7))) & 0xffu;
+    if ((which & 8) != 0) byte = (byte & 0x80u) != 0 ? 0xffu : 0u;
+    picked |= byte << (8 * i);
+  }
+  return picked;
+}
+
+namespace {
+
+// The nearer neighbours of a sum that is not one of them, the one with an odd
+// last bit: to round that is to round the sum.
+double OddSum(double a, double b) {
+  const double sum = a + b;
+  const double of_b = sum - a;
+  const double rest = (a - (sum - of_b)) + (b - of_b);
+  uint64_t bits;
+  __builtin_memcpy(&bits, &sum, sizeof(bits));
+  if (rest == 0.0 || !std::isfinite(sum) || (bits & 1) != 0) return sum;
+  return std::nextafter(sum, rest > 0.0 ? INFINITY : -INFINITY);
+}
+float OddFloat(double value) {
+  const auto near = static_cast<float>(value);
+  const double rest = value - static_cast<double>(near);
+  if (rest == 0.0 || !std::isfinite(near) || (BitsOf32(near) & 1) != 0) {
+    return near;
+  }
+  return std::nextafter(near, rest > 0.0 ? INFINITY : -INFINITY);
+}
+
+template <typename T>
+uint32_t FmaOf(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result = 0;
+  for (int i = 0; i < 2; ++i) {
+    const auto part = [i](uint32_t pair) {
+      const T number = {static_cast<uint16_t>(pair >> (16 * i))};
+      return static_cast<double>(ToFloat(number));
+    };
+    // The product of two is exact in float64.
+    const double sum = OddSum(part(a) * part(b), part(c));
+    result |= static_cast<uint32_t>(FromFloat<T>(OddFloat(sum)).bits)
+              << (16 * i);
+  }
+  return result;
+}
+
+}  // namespace
+
+uint32_t FmaPair(DType dtype, uint32_t a, uint32_t b, uint32_t c) {
+  return dtype == DType::kBf16 ? FmaOf<Bf16>(a, b, c) : FmaOf<F16>(a, b, c);
+}
+
+}  // namespace kvasir::kernels::emulation

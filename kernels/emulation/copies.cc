@@ -1,0 +1,135 @@
+// Asynchronous copies. From the moment that a copy is asked for its destination
+// is poisoned, and both sides count as touched; what was asked for lands when
+// it is waited for, bulk copies at any moment before.
+#include "kernels/emulation/runtime.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+// The 8 bytes of a CopyBarrier.
+struct BarrierState {
+  int32_t bytes_to_come;
+  uint16_t arrivals_to_come;
+  uint16_t count : 15;
+  uint16_t parity : 1;
+};
+static_assert(sizeof(BarrierState) == 8);
+
+BarrierState& StateOf(void* barrier) {
+  CheckAligned(barrier, sizeof(BarrierState));
+  CheckSharedRange(barrier, sizeof(BarrierState));
+  return *static_cast<BarrierState*>(barrier);
+}
+
+void EndPhaseIfDone(BarrierState& state) {
+  if (state.arrivals_to_come > 0 || state.bytes_to_come != 0) return;
+  state.arrivals_to_come = state.count;
+  state.parity ^= 1;
+  Progress();
+}
+
+void BeginCopy(char* to, const char* from, size_t bytes, size_t alignment) {
+  CheckAligned(to, alignment);
+  CheckAligned(from, alignment);
+  CheckSharedRange(to, bytes);
+  CheckGlobalRange(from, bytes);
+  tsan::Read(from, bytes);
+  tsan::Write(to, bytes);
+  PoisonBytes(to, bytes);
+}
+
+}  // namespace
+
+void CopyAsync(void* shared, const void* global, uint32_t bytes, Site site) {
+  Enter("CopyAsync", site);
+  auto* const to = static_cast<char*>(shared);
+  const auto* const from = static_cast<const char*>(global);
+  BeginCopy(to, from, bytes, bytes);
+  CountAccess(global, bytes, /*shared=*/false, /*stores=*/false);
+  Fiber& self = *current_fiber;
+  if (self.landed == self.copies.size()) {
+    self.landed = 0;
+    self.copies.Clear();
+  }
+  self.copies.Push({to, from, bytes, self.groups});
+}
+
+void CommitCopies(Site site) {
+  Enter("CommitCopies", site);
+  if (!LeftOut()) ++current_fiber->groups;
+}
+
+void WaitCopies(int pending, Site site) {
+  Enter("WaitCopies", site);
+  if (LeftOut()) return;
+  Fiber& self = *current_fiber;
+  while (self.landed < self.copies.size() &&
+         self.copies[self.landed].group < self.groups - pending) {
+    const PendingCopy& copy = self.copies[self.landed++];
+    tsan::Read(copy.from, copy.bytes);
+    tsan::Write(copy.to, copy.bytes);
+    CopyBytes(copy.to, copy.from, copy.bytes);
+  }
+}
+
+void InitCopyBarrier(void* barrier, uint32_t count, Site site) {
+  Enter("InitCopyBarrier", site);
+  BarrierState& state = StateOf(barrier);
+  if (count < 1 || count > kMaxThreads) {
+    Fault("%u arrivals: want 1 to %u", count, kMaxThreads);
+  }
+  tsan::Write(barrier, sizeof(state));
+  state.bytes_to_come = 0;
+  state.arrivals_to_come = state.count = static_cast<uint16_t>(count & 0x7fff);
+  state.parity = 0;
+}
+
+void ArriveExpecting(void* barrier, uint32_t bytes, Site site) {
+  Enter("ArriveExpecting", site);
+  BarrierState& state = StateOf(barrier);
+  tsan::Read(barrier, sizeof(state));
+  if (state.arrivals_to_come == 0) Fault("more arrivals than were announced");
+  tsan::Release(&LocationOf(barrier).phases[state.parity]);
+  state.bytes_to_come += static_cast<int32_t>(bytes);
+  --state.arrivals_to_come;
+  EndPhaseIfDone(state);
+}
+
+void WaitPhase(void* barrier, uint32_t phase, Site site) {
+  Enter("WaitPhase", site);
+  if (LeftOut()) return;
+  BarrierState& state = StateOf(barrier);
+  tsan::Read(barrier, sizeof(state));
+  // The phase has ended when the other parity is under way.
+  while (static_cast<const volatile BarrierState&>(state).parity == phase % 2) {
+    Poll();
+  }
+  tsan::Acquire(&LocationOf(barrier).phases[phase % 2]);
+}
+
+void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
+              Site site) {
+  Enter("CopyBulk", site);
+  if (bytes == 0 || bytes % 16 != 0) {
+    Fault("%u bytes: want a multiple of 16", bytes);
+  }
+  BarrierState& state = StateOf(barrier);
+  auto* const to = static_cast<char*>(shared);
+  const auto* const from = static_cast<const char*>(global);
+  BeginCopy(to, from, bytes, 16);
+  // Whoever waits for the phase comes after the copy.
+  tsan::Read(barrier, sizeof(state));
+  tsan::Release(&LocationOf(barrier).phases[state.parity]);
+  current_launch->bulk.Push({to, from, bytes, static_cast<char*>(barrier)});
+}
+
+void LandBulk() {
+  RawArray<BulkCopy>& bulk = current_launch->bulk;
+  const BulkCopy copy = bulk.Take(Random() % bulk.size());
+  CopyBytes(copy.to, copy.from, copy.bytes);
+  auto& state = *reinterpret_cast<BarrierState*>(copy.barrier);
+  state.bytes_to_come -= static_cast<int32_t>(copy.bytes);
+  EndPhaseIfDone(state);
+}
+
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,193 @@
+#include "kernels/emulation/emulated_device.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+constexpr size_t kReservedBytes = size_t{1} << 36;
+// As cudaMalloc has it.
+constexpr size_t kAlignment = 256;
+
+}  // namespace
+
+// What device, allocator and streams share.
+class EmulatedDevice::State {
+ public:
+  explicit State(const EmulatorOptions& options)
+      : memory(kReservedBytes, GuardedMemory::Gaps::kClosed),
+        emulator(options, &memory) {}
+
+  void Add(EmulatedStream* stream) {
+    base::MutexLock lock(&mutex_);
+    streams_.push_back(stream);
+  }
+  void Remove(EmulatedStream* stream) {
+    base::MutexLock lock(&mutex_);
+    std::erase(streams_, stream);
+  }
+  // Before memory goes: what is enqueued may still want it.
+  void SynchronizeAll();
+
+  GuardedMemory memory;
+  Emulator emulator;
+
+ private:
+  base::Mutex mutex_;
+  std::vector<EmulatedStream*> streams_ ABSL_GUARDED_BY(mutex_);
+};
+
+class EmulatedDevice::Allocator final : public DeviceAllocator {
+ public:
+  Allocator(std::shared_ptr<State> state, int64_t limit_bytes)
+      : DeviceAllocator(limit_bytes), state_(std::move(state)) {}
+
+ private:
+  void* Acquire(size_t bytes, const AllocationOptions& options) override {
+    return state_->memory.Acquire(
+        bytes, std::max(options.alignment_bytes, kAlignment));
+  }
+  void Release(void* data, size_t) override {
+    state_->SynchronizeAll();
+    state_->memory.Release(data);
+  }
+
+  const std::shared_ptr<State> state_;
+};
+
+class EmulatedDevice::EmulatedStream final : public LaunchStream,
+                                             public Launcher {
+ public:
+  EmulatedStream(std::shared_ptr<State> state, const DeviceOps& ops)
+      : LaunchStream(ops), state_(std::move(state)) {
+    state_->Add(this);
+  }
+  ~EmulatedStream() override {
+    Drain();
+    state_->Remove(this);
+  }
+
+  Launcher& launcher() override { return *this; }
+  void CheckMemory(const char* op, const void* address) const override {
+    state_->memory.Check(op, address);
+  }
+  absl::Status Synchronize() override {
+    Drain();
+    return absl::OkStatus();
+  }
+  absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
+                            size_t bytes) override {
+    CheckMemory("upload", device.device_address());
+    const auto* const from = static_cast<const char*>(host);
+    base::MutexLock lock(&mutex_);
+    work_.push_back(
+        {.bytes = {from, from + bytes}, .upload_to = device.device_address()});
+    return absl::OkStatus();
+  }
+  absl::Status CopyToHost(void* host, DevicePtr<const void> device,
+                          size_t bytes) override {
+    CheckMemory("read_back", device.device_address());
+    Drain();
+    const OpenMemory open(&state_->memory);
+    std::memcpy(host, device.device_address(), bytes);
+    return absl::OkStatus();
+  }
+
+  void Enqueue(const KernelLaunch& launch) override {
+    const auto* const args = static_cast<const char*>(launch.args);
+    base::MutexLock lock(&mutex_);
+    work_.push_back(
+        {.bytes = {args, args + launch.args_bytes}, .launch = launch});
+  }
+  int multiprocessors() const override {
+    return state_->emulator.options().multiprocessors;
+  }
+
+  void Drain() {
+    base::MutexLock lock(&mutex_);
+    for (; !work_.empty(); work_.pop_front()) {
+      Work& work = work_.front();
+      const OpenMemory open(&state_->memory);
+      if (work.upload_to != nullptr) {
+        std::memcpy(work.upload_to, work.bytes.data(), work.bytes.size());
+      } else {
+        work.launch.args = work.bytes.data();
+        state_->emulator.Run(work.launch);
+      }
+    }
+  }
+
+ private:
+  // A copy to the device, or a launch and its parameters.
+  struct Work {
+    std::vector<char> bytes;
+    void* upload_to = nullptr;
+    KernelLaunch launch;
+  };
+
+  const std::shared_ptr<State> state_;
+  // The device synchronizes streams of others.
+  base::Mutex mutex_;
+  std::deque<Work> work_ ABSL_GUARDED_BY(mutex_);
+};
+
+void EmulatedDevice::State::SynchronizeAll() {
+  base::MutexLock lock(&mutex_);
+  for (EmulatedStream* const stream : streams_) stream->Drain();
+}
+
+EmulatedDevice::EmulatedDevice(const EmulatedDeviceOptions& options,
+                               const DeviceOps& ops)
+    : EmulatedDevice(std::make_shared<State>(options.emulator), options, ops) {}
+
+EmulatedDevice::EmulatedDevice(std::shared_ptr<State> state,
+                               const EmulatedDeviceOptions& options,
+                               const DeviceOps& ops)
+    : Device(DeviceKind::kCuda,
+             std::make_unique<Allocator>(state, options.memory_limit_bytes)),
+      state_(std::move(state)),
+      ops_(ops) {}
+
+EmulatedDevice::~EmulatedDevice() = default;
+
+Emulator& EmulatedDevice::emulator() { return state_->emulator; }
+
+std::unique_ptr<Stream> EmulatedDevice::MakeStream() {
+  return std::make_unique<EmulatedStream>(state_, ops_);
+}
+
+absl::StatusOr<void*> EmulatedDevice::BeginWrite(DevicePtr<void> memory,
+                                                 size_t bytes) {
+  state_->memory.Check("write", memory.device_address());
+  void* const host = std::malloc(bytes);
+  if (host == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the system refused ", bytes, " bytes of staging"));
+  }
+  std::memset(host, 0xff, bytes);
+  return host;
+}
+
+absl::Status EmulatedDevice::EndWrite(DevicePtr<void> memory, void* host,
+                                      size_t bytes) {
+  {
+    const OpenMemory open(&state_->memory);
+    std::memcpy(memory.device_address(), host, bytes);
+  }
+  std::free(host);
+  return absl::OkStatus();
+}
+
+void EmulatedDevice::CheckMemory(const char* op,
+                                 DevicePtr<const void> pointer) const {
+  state_->memory.Check(op, pointer.device_address());
+}
+
+}  // namespace kvasir::kernels::emulation

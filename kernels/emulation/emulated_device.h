@@ -1,0 +1,61 @@
+// A device that runs a GPU's kernels on the host, for tests and for
+// development without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/device/device.h"
+#include "kernels/device/device_ops.h"
+#include "kernels/device/guarded_memory.h"
+#include "kernels/emulation/emulator.h"
+
+namespace kvasir::kernels::emulation {
+
+struct EmulatedDeviceOptions {
+  EmulatorOptions emulator;
+  int64_t memory_limit_bytes = 0;  // 0: as far as addresses reach
+};
+
+// To ops it is a GPU (DeviceKind::kCuda): weights in rows, pages in granules of
+// 16 bytes. Its memory is PROT_NONE but while something runs on it, and has a
+// page that cannot be touched behind each allocation. What is enqueued runs
+// when a stream is synchronized or ends, or before memory is freed, in the
+// stream's order and not before. A host buffer that BeginWrite gives is never
+// the device's own memory.
+//
+// Threads: as Device. Kernels run one at a time, each on the thread that
+//   waits for it.
+// Errors: those of a kernel end the process (Emulator).
+class EmulatedDevice final : public Device {
+ public:
+  // `ops`: of the device; emulated::Ops() (simt/op_table.h) are all there are.
+  EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);
+  ~EmulatedDevice() override;
+
+  Emulator& emulator();
+
+  std::unique_ptr<Stream> MakeStream() override;
+  int num_threads() const override { return 1; }
+  WeightLayout weight_layout() const override { return WeightLayout::kRows; }
+  int64_t page_granule_bytes() const override { return 16; }
+  absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
+                                   size_t bytes) override;
+  absl::Status EndWrite(DevicePtr<void> memory, void* host,
+                        size_t bytes) override;
+  void CheckMemory(const char* op,
+                   DevicePtr<const void> pointer) const override;
+
+ private:
+  class State;
+  class Allocator;
+  class EmulatedStream;
+
+  EmulatedDevice(std::shared_ptr<State> state,
+                 const EmulatedDeviceOptions& options, const DeviceOps& ops);
+
+  const std::shared_ptr<State> state_;
+  const DeviceOps ops_;
+};
+
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,127 @@
+#include "kernels/emulation/emulated_device.h"
+
+#include <gmock/gmock.h>
+
+#include <vector>
+
+#include "kernels/device/device_tables.h"
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/rowwise/ops.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::Status Multiply(Stream& stream, const DeviceBuffer& in,
+                      const DeviceBuffer& out) {
+  Workspace none(nullptr, 0);
+  return SiluMul(stream, {in.as<float>(), out.as<float>(), 1, 1}, none);
+}
+
+TEST(EmulatedDeviceTest, IsAGpuToOps) {
+  EmulatedTest test;
+  EXPECT_EQ(test.device().kind(), DeviceKind::kCuda);
+  EXPECT_EQ(test.device().weight_layout(), WeightLayout::kRows);
+  EXPECT_EQ(test.device().page_granule_bytes(), 16);
+  EXPECT_EQ(test.launcher().multiprocessors(), 4);
+  Workspace none(nullptr, 0);
+  EXPECT_THAT(GatherRows(test.stream(), {}, none),
+              base::StatusIs(absl::StatusCode::kUnimplemented,
+                             HasSubstr("the device has no kernel for it")));
+}
+
+TEST(EmulatedDeviceTest, AStreamRunsInItsOrderWhenItIsSynchronized) {
+  EmulatedTest test;
+  const DeviceBuffer in = test.Memory(8), out = test.Memory(4);
+  std::vector<float> host = {100.0f, 5.0f};
+  KVASIR_ASSERT_OK(Upload(test.stream(), in.data(), host.data(), 8));
+  KVASIR_ASSERT_OK(Multiply(test.stream(), in, out));
+  host = {100.0f, 7.0f};  // may be reused at once
+  KVASIR_ASSERT_OK(Upload(test.stream(), in.data(), host.data(), 8));
+  EXPECT_EQ(test.emulator().launches(), 0);
+  EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
+  EXPECT_EQ(test.emulator().launches(), 1);
+  EXPECT_EQ(test.Get<float>(in), host);
+}
+
+TEST(EmulatedDeviceTest, WhatIsEnqueuedRunsBeforeItsMemoryGoes) {
+  EmulatedTest test;
+  const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
+  {
+    const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
+    KVASIR_ASSERT_OK(Multiply(test.stream(), in, out));
+  }
+  EXPECT_EQ(test.emulator().launches(), 1);
+  EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
+}
+
+TEST(EmulatedDeviceTest, AStreamThatEndsIsDoneFirst) {
+  EmulatedTest test;
+  const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
+  const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
+  KVASIR_ASSERT_OK(Multiply(*test.device().MakeStream(), in, out));
+  EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
+}
+
+TEST(EmulatedDeviceTest, WritesGoThroughMemoryOfTheHost) {
+  EmulatedTest test;
+  const DeviceBuffer memory = test.Memory(4);
+  KVASIR_ASSERT_OK_AND_ASSIGN(void* const host,
+                              test.device().BeginWrite(memory.data(), 4));
+  EXPECT_NE(host, memory.data().device_address());
+  *static_cast<float*>(host) = 3.0f;
+  KVASIR_ASSERT_OK(test.device().EndWrite(memory.data(), host, 4));
+  EXPECT_EQ(test.Get<float>(memory), std::vector<float>{3.0f});
+  DeviceTables tables(&test.device());
+  const std::vector<float> numbers = {100.0f, 5.0f};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const DevicePtr<const float> table,
+                              tables.Add<float>(numbers));
+  Workspace none(nullptr, 0);
+  KVASIR_ASSERT_OK(
+      SiluMul(test.stream(), {table, memory.as<float>(), 1, 1}, none));
+  EXPECT_EQ(test.Get<float>(memory), std::vector<float>{500.0f});
+}
+
+TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedAsAGpusIs) {
+  EmulatedDevice device({.memory_limit_bytes = 1000}, emulated::Ops());
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      const DeviceBuffer first,
+      device.allocator().Allocate(1, MemoryTag::kOther));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(first.data().device_address()) % 256,
+            0u);
+  EXPECT_THAT(device.allocator().Allocate(1000, MemoryTag::kOther).status(),
+              base::StatusIs(absl::StatusCode::kResourceExhausted,
+                             HasSubstr("held 1 of 1000")));
+}
+
+TEST(EmulatedDeviceDeathTest, AHostThatTouchesDeviceMemoryEnds) {
+  EmulatedTest test;
+  const DeviceBuffer memory = test.Put(std::vector<float>{1.0f});
+  volatile float* const number = memory.as<float>().device_address();
+  EXPECT_DEATH((void)*number, "");
+  EXPECT_DEATH(*number = 2.0f, "");
+  // Also when kernels have run.
+  const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
+  KVASIR_ASSERT_OK(Multiply(test.stream(), in, memory));
+  KVASIR_ASSERT_OK(test.stream().Synchronize());
+  EXPECT_DEATH((void)*number, "");
+}
+
+TEST(EmulatedDeviceDeathTest, ALaunchOverForeignMemoryEndsWithItsName) {
+  EmulatedTest test;
+  const DeviceBuffer out = test.Memory(4);
+  std::vector<float> host(2);
+  Workspace none(nullptr, 0);
+  EXPECT_DEATH(
+      (void)SiluMul(
+          test.stream(),
+          {DevicePtr<const float>(host.data()), out.as<float>(), 1, 1}, none),
+      "silu_mul: .* is no memory of the device");
+  EXPECT_DEATH(
+      test.device().CheckMemory("lift", DevicePtr<const void>(host.data())),
+      "lift: .* is no memory of the device");
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,200 @@
+// That planted faults are found, and that what is right is not reported.
+#include "kernels/emulation/emulator.h"
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/emulation/testing/faulty_kernels.h"
+#include "kernels/emulation/testing/left_out.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using emulated::FaultyArgs;
+using emulated::Planted;
+
+constexpr uint64_t kSeeds = 8;
+
+// Runs a kernel over 64 words; whether they arrived.
+bool Arrives(EmulatedTest& test, Planted planted,
+             void (*launch)(const FaultyArgs&,
+                            Launcher&) = &emulated::LaunchFaulty) {
+  std::vector<uint32_t> words(64);
+  std::iota(words.begin(), words.end(), 1000);
+  const DeviceBuffer in = test.Put(words);
+  const DeviceBuffer out = test.Put(std::vector<uint32_t>(64, 0));
+  const DeviceBuffer flag = test.Put(std::vector<uint32_t>(1, 0));
+  launch(
+      {in.as<uint32_t>().device_address(), out.as<uint32_t>().device_address(),
+       flag.as<uint32_t>().device_address(), planted},
+      test.launcher());
+  return test.Get<uint32_t>(out) == words;
+}
+
+TEST(EmulatorTest, AKernelThatIsRightIsNotReported) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    EXPECT_TRUE(Arrives(test, Planted::kNone));
+    EXPECT_TRUE(Arrives(test, Planted::kNone, &emulated::LaunchFenced));
+  }
+  EXPECT_EQ(Judge([] {
+              EmulatedTest test;
+              return Arrives(test, Planted::kNone) &&
+                     Arrives(test, Planted::kNone, &emulated::LaunchFenced);
+            }),
+            Verdict::kRight);
+}
+
+// The first verdict of some seeds that is not "right".
+Verdict Found(Planted planted) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const Verdict verdict = Judge([&] {
+      EmulatedTest test(seed);
+      return Arrives(test, planted);
+    });
+    if (verdict != Verdict::kRight) return verdict;
+  }
+  return Verdict::kRight;
+}
+
+TEST(EmulatorTest, WhatIsMissingShowsInTheNumbersOrAsARace) {
+  for (const Planted planted :
+       {Planted::kMissingBarrier, Planted::kMissingWarpBarrier}) {
+    EXPECT_EQ(Found(planted),
+              kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
+  }
+  // A thread's own copy: no race, but what lies there until it lands.
+  EXPECT_EQ(Found(Planted::kMissingWait), Verdict::kWrong);
+  EXPECT_EQ(Found(Planted::kMissingCommit), Verdict::kWrong);
+}
+
+// Nobody else sees them: accesses come in the order in which they are written.
+TEST(EmulatorTest, FencesThatDoNotOrderAreRaces) {
+  const Verdict expected = kThreadSanitizer ? Verdict::kRace : Verdict::kRight;
+  for (const Planted planted :
+       {Planted::kMissingFence, Planted::kMissingReaderFence,
+        Planted::kFenceOfCta, Planted::kFenceBeforeTheWrite}) {
+    EXPECT_EQ(Found(planted), expected) << static_cast<int>(planted);
+  }
+}
+
+class EmulatorDeathTest : public ::testing::Test {
+ protected:
+  void ExpectDeath(Planted planted, const char* text) {
+    EXPECT_DEATH(
+        {
+          EmulatedTest test;
+          (void)Arrives(test, planted);
+        },
+        text);
+  }
+};
+
+TEST_F(EmulatorDeathTest, ABarrierThatNotAllReachIsReported) {
+  ExpectDeath(Planted::kDivergentBarrier,
+              "kernel faulty, CTA .0, 0., thread .*SyncCta at "
+              "faulty_kernels.cu:.*divergent: others wait in SyncCta");
+  ExpectDeath(Planted::kEndedThread,
+              "kernel faulty: deadlock(.|\n)*63 threads from 0 on wait in "
+              "SyncCta at faulty_kernels.cu(.|\n)*1 threads from 5 on have "
+              "ended");
+  ExpectDeath(Planted::kDivergentShuffle, "divergent: others wait in Shuffle");
+  ExpectDeath(Planted::kStrangeMask, "is not in the mask ffff0000");
+  ExpectDeath(Planted::kStuckPoll,
+              "deadlock: threads look for what nobody will do(.|\n)*LoadAtomic "
+              "at faulty_kernels.cu");
+}
+
+TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
+  ExpectDeath(Planted::kSharedLoadOutOfBounds,
+              "thread 63, LoadShared .*byte 256 of the CTA's 256 of shared");
+  ExpectDeath(Planted::kSharedOutOfBounds,
+              "thread 63.*byte 256 of 256 of shared memory");
+  ExpectDeath(Planted::kSharedBefore,
+              "byte -[1-4] of 256 of shared memory was");
+  ExpectDeath(Planted::kGlobalLoadOutOfBounds,
+              "thread 63, LoadGlobal .*byte 256 of an allocation of 256");
+  ExpectDeath(Planted::kGlobalOutOfBounds,
+              "thread 63.* is no memory of the device");
+  ExpectDeath(Planted::kHostMemory, "is no memory of the device");
+}
+
+TEST_F(EmulatorDeathTest, MisalignedAndOtherwiseWrongAccessesAreReported) {
+  ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
+  ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
+  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in scope of the CTA");
+  ExpectDeath(Planted::kDeepStack, "stack is full");
+}
+
+TEST_F(EmulatorDeathTest, LaunchesThatNoGpuTakesAreRefused) {
+  const auto launch = [](KernelLaunch shape) {
+    EmulatorOptions options;
+    options.multiprocessors = 2;
+    Emulator emulator(options);
+    shape.name = "toy";
+    emulator.Run(shape);
+  };
+  EXPECT_DEATH(launch({.threads = 48}), "toy: threads .* whole warps: 48");
+  EXPECT_DEATH(launch({.threads = 2048}), "toy: threads of a CTA: 2048");
+  EXPECT_DEATH(launch({.threads = 32, .shared_bytes = 1u << 20}),
+               "toy: bytes of shared memory: 1048576");
+  EXPECT_DEATH(launch({.grid_x = 3, .threads = 32, .ctas_together = true}),
+               "toy: CTAs that wait for each other: 3, of at most 2");
+}
+
+TEST(EmulatorTest, NamesTheSitesOfAKernel) {
+  EmulatedTest test;
+  EXPECT_TRUE(Arrives(test, Planted::kNone));
+  std::vector<std::string> kinds;
+  for (const SyncSite& site : test.emulator().SyncSites("faulty")) {
+    EXPECT_EQ(site.file, "faulty_kernels.cu");
+    EXPECT_EQ(site.passes, 64);
+    kinds.push_back(site.kind);
+  }
+  EXPECT_THAT(kinds, ::testing::UnorderedElementsAre(
+                         "SyncCta", "SyncCta", "SyncWarp", "SyncCta",
+                         "CommitCopies", "WaitCopies"));
+  EXPECT_TRUE(test.emulator().SyncSites("another").empty());
+}
+
+TEST(EmulatorTest, ASiteThatIsLeftOutIsPassedAndDoesNothing) {
+  SyncSite wait;
+  {
+    EmulatedTest test;
+    EXPECT_TRUE(Arrives(test, Planted::kNone));
+    for (const SyncSite& site : test.emulator().SyncSites("faulty")) {
+      if (site.kind == "WaitCopies") wait = site;
+    }
+  }
+  EXPECT_EQ(Judge([&] {
+              EmulatedTest test;
+              test.emulator().LeaveOut("faulty", wait);
+              return Arrives(test, Planted::kNone);
+            }),
+            Verdict::kWrong);
+}
+
+TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
+  EmulatedTest test(1, 4, /*count_accesses=*/true);
+  EXPECT_TRUE(Arrives(test, Planted::kNone));
+  int64_t shared_loads = 0;
+  for (const AccessCount& count : test.emulator().Accesses("faulty")) {
+    if (count.kind == "shared load") {
+      ++shared_loads;
+      EXPECT_EQ(count.requests, 2);  // warps
+      EXPECT_EQ(count.bytes, 256);
+      EXPECT_EQ(count.passes, 2);
+      EXPECT_EQ(count.least_passes, 2);
+    } else if (count.kind == "global load") {  // of the copy
+      EXPECT_EQ(count.requests, 2);
+      EXPECT_EQ(count.sectors, 8);
+      EXPECT_EQ(count.least_sectors, 8);
+    }
+  }
+  EXPECT_EQ(shared_loads, 3);
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,266 @@
+// Atomics, fences, and which of them order what.
+//
+// ThreadSanitizer knows no fences, and its atomics take no scope: to it all
+// atomics here are relaxed. What orders is said to it by clocks. A fence (or a
+// release) keeps what its thread has done under a fresh clock; the thread's
+// atomics write the clock to the address beside the value; who reads the
+// address takes the clock over at its own next fence (or acquire), where the
+// scopes of both reach the other. So a fence orders its own thread's atomics
+// and nothing else, as PTX has it.
+#include "kernels/emulation/runtime.h"
+
+namespace kvasir::kernels::emulation {
+
+namespace {
+
+constexpr size_t kChunk = Launch::kLocationChunk;
+constexpr uint64_t kNobody = ~uint64_t{0};
+
+size_t HashOf(const void* address) {
+  auto bits = reinterpret_cast<uint64_t>(address);
+  bits *= 0x9e3779b97f4a7c15u;
+  return static_cast<size_t>(bits >> 20);
+}
+
+void Insert(RawArray<Location*>& table, Location* location) {
+  size_t at = HashOf(location->address) % table.size();
+  while (table[at] != nullptr) at = (at + 1) % table.size();
+  table[at] = location;
+}
+
+bool Reaches(const Tag& tag, bool gpu) {
+  return (tag.gpu && gpu) || tag.cta == current_fiber->cta->index;
+}
+
+// One clock of each thread: its later ones hold the earlier.
+void AddTag(RawArray<Tag>& tags, const Tag& tag) {
+  for (size_t i = 0; i < tags.size(); ++i) {
+    if (tags[i].by == tag.by && tags[i].gpu == tag.gpu) {
+      tags[i] = tag;
+      return;
+    }
+  }
+  tags.Push(tag);
+}
+
+Tag NewTag(bool gpu) {
+  const Tag tag = {FreshClock(), gpu, current_fiber->cta->index, current_fiber};
+  tsan::Release(tag.clock);
+  return tag;
+}
+
+// A read of `location` by the current thread.
+void ReadTags(Location& location, bool acquires) {
+  for (size_t i = 0; i < location.tags.size(); ++i) {
+    const Tag& tag = location.tags[i];
+    if (acquires) {
+      if (Reaches(tag, /*gpu=*/true)) tsan::Acquire(tag.clock);
+    } else {
+      AddTag(current_fiber->read, tag);
+    }
+  }
+}
+
+// A store, or the write of a read-modify-write, which goes on from what was
+// released there before.
+void WriteTags(Location& location, const Tag& released, bool goes_on) {
+  if (!goes_on) location.tags.Clear();
+  if (released.clock != nullptr) AddTag(location.tags, released);
+}
+
+// In scope of the CTA all who touch an address belong to it.
+void CheckScope(Location& location, bool gpu) {
+  const uint64_t cta = current_fiber->cta->index;
+  if (location.cta == kNobody) location.cta = cta;
+  if (!gpu) location.cta_scoped = true;
+  if (location.cta_scoped && location.cta != cta) {
+    Fault("an atomic in scope of the CTA, at an address that CTA %llu touched",
+          static_cast<unsigned long long>(location.cta));
+  }
+}
+
+void SomeYield() {
+  if (Random() % 4 == 0) Yield();
+}
+
+}  // namespace
+
+void* FreshClock() {
+  Launch& launch = *current_launch;
+  // Beyond as many they are used again, which hides a race at worst.
+  return launch.clocks + 8 * (launch.num_clocks++ % Launch::kMostClocks);
+}
+
+bool InShared(const void* address) {
+  const Cta& cta = *current_fiber->cta;
+  const auto* const at = static_cast<const char*>(address);
+  return at >= cta.shared && at < cta.shared + cta.shared_bytes;
+}
+
+Location& LocationOf(const void* address) {
+  Launch& launch = *current_launch;
+  RawArray<Location*>& table = launch.locations;
+  Location* found = nullptr;
+  size_t at = HashOf(address) % table.size();
+  while (table[at] != nullptr && found == nullptr) {
+    if (table[at]->address == address) found = table[at];
+    at = (at + 1) % table.size();
+  }
+  const uint64_t cta = current_fiber->cta->index;
+  if (found != nullptr) {
+    // Shared memory of a CTA that has ended.
+    if (InShared(address) && found->cta != cta) {
+      found->cta = cta;
+      found->cta_scoped = false;
+      found->tags.Clear();
+    }
+    return *found;
+  }
+  if (2 * (launch.num_locations + 1) > table.size()) {
+    const size_t before = table.size();
+    table.Free();
+    table.Resize(2 * before);
+    for (size_t i = 0; i < launch.num_locations; ++i) {
+      Insert(table, launch.location_chunks[i / kChunk] + i % kChunk);
+    }
+  }
+  if (launch.num_locations % kChunk == 0) {
+    launch.location_chunks.Push(
+        static_cast<Location*>(MapPages(kChunk * sizeof(Location))));
+  }
+  Location* const chunk =
+      launch.location_chunks[launch.location_chunks.size() - 1];
+  Location* const fresh = chunk + launch.num_locations % kChunk;
+  fresh->address = const_cast<void*>(address);
+  fresh->cta = InShared(address) ? cta : kNobody;
+  Insert(table, fresh);
+  ++launch.num_locations;
+  return *fresh;
+}
+
+void Fence(bool gpu, Site site) {
+  Enter(gpu ? "Fence<kGpu>" : "Fence<kCta>", site);
+  if (LeftOut()) return;
+  Fiber& self = *current_fiber;
+  for (size_t i = self.read.size(); i-- > 0;) {
+    if (!Reaches(self.read[i], gpu)) continue;
+    tsan::Acquire(self.read[i].clock);
+    self.read.Take(i);
+  }
+  self.released = NewTag(gpu);
+}
+
+namespace {
+
+Location& BeginAtomic(const char* doing, const void* at, size_t bytes,
+                      Site site) {
+  Enter(doing, site);
+  CheckAligned(at, bytes);
+  if (InShared(at)) {
+    CheckSharedRange(at, bytes);
+  } else {
+    CheckGlobalRange(at, bytes);
+  }
+  return LocationOf(at);
+}
+
+template <typename T>
+T LoadAtomic(const void* from, bool acquires, Site site) {
+  Location& location = BeginAtomic(
+      acquires ? "LoadAtomic<kAcquire>" : "LoadAtomic", from, sizeof(T), site);
+  CheckScope(location, /*gpu=*/true);
+  if (acquires && LeftOut()) acquires = false;
+  Poll();
+  T value;
+  if constexpr (sizeof(T) == 8) {
+    value = tsan::Load64(from);
+  } else {
+    value = tsan::Load32(from);
+  }
+  ReadTags(location, acquires);
+  return value;
+}
+
+template <typename T>
+void StoreAtomic(void* to, T value, bool releases, Site site) {
+  Location& location = BeginAtomic(
+      releases ? "StoreAtomic<kRelease>" : "StoreAtomic", to, sizeof(T), site);
+  CheckScope(location, /*gpu=*/true);
+  if (releases && LeftOut()) releases = false;
+  SomeYield();
+  WriteTags(location, releases ? NewTag(/*gpu=*/true) : current_fiber->released,
+            /*goes_on=*/false);
+  if constexpr (sizeof(T) == 8) {
+    tsan::Store64(to, value);
+  } else {
+    tsan::Store32(to, value);
+  }
+  Progress();
+}
+
+float AsFloat(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+uint32_t AsBits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+uint32_t Apply(AtomicKind kind, uint32_t old, uint32_t value,
+               uint32_t expected) {
+  switch (kind) {
+    case AtomicKind::kAdd:
+      return old + value;
+    case AtomicKind::kAddFloat:
+      return AsBits(AsFloat(old) + AsFloat(value));
+    case AtomicKind::kMax:
+      return static_cast<int32_t>(value) > static_cast<int32_t>(old) ? value
+                                                                     : old;
+    case AtomicKind::kCas:
+      break;
+  }
+  return old == expected ? value : old;
+}
+
+}  // namespace
+
+uint32_t LoadAtomic32(const void* from, bool acquires, Site site) {
+  return LoadAtomic<uint32_t>(from, acquires, site);
+}
+uint64_t LoadAtomic64(const void* from, bool acquires, Site site) {
+  return LoadAtomic<uint64_t>(from, acquires, site);
+}
+void StoreAtomic32(void* to, uint32_t value, bool releases, Site site) {
+  StoreAtomic<uint32_t>(to, value, releases, site);
+}
+void StoreAtomic64(void* to, uint64_t value, bool releases, Site site) {
+  StoreAtomic<uint64_t>(to, value, releases, site);
+}
+
+uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
+                bool gpu, Site site) {
+  static constexpr const char* kNames[] = {"AtomicAdd", "AtomicAdd",
+                                           "AtomicMax", "AtomicCas"};
+  Location& location =
+      BeginAtomic(kNames[static_cast<int>(kind)], at, sizeof(value), site);
+  CheckScope(location, gpu || InShared(at));
+  SomeYield();
+  ReadTags(location, /*acquires=*/false);
+  const uint32_t old = *static_cast<const volatile uint32_t*>(at);
+  const uint32_t now = Apply(kind, old, value, expected);
+  tsan::Exchange32(at, now);
+  if (kind != AtomicKind::kCas || old == expected) {
+    WriteTags(location, current_fiber->released, /*goes_on=*/true);
+  }
+  if (now != old) {
+    Progress();
+  } else {
+    Poll();  // as in a loop that waits for a lock
+  }
+  return old;
+}
+
+}  // namespace kvasir::kernels::emulation

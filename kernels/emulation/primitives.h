@@ -1,0 +1,78 @@
+// What the primitives of kernels/simt do on the host: calls into the runtime
+// that runs the kernel (runtime.cc). What each means is said there. C++17.
+//
+// Threads: only code that a launch runs may call these.
+// Errors: a kernel that breaks a rule ends the process by a message that names
+//   kernel, CTA, thread and site.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/device/dtype.h"
+
+namespace kvasir::kernels::emulation {
+
+// A line of source that calls a primitive.
+struct Site {
+  const char* file;
+  int line;
+  // The compiler puts in the outermost call's place.
+  static constexpr Site Here(const char* file = __builtin_FILE(),
+                             int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
+struct Place {
+  uint32_t thread, threads;
+  uint32_t cta_x, cta_y;
+  uint32_t ctas_x, ctas_y;
+};
+const Place& Here();
+char* SharedMemory();
+
+// Synchronization. Each site can be left out (Emulator::LeaveOut).
+void SyncCta(Site site);
+void Barrier(uint32_t id, uint32_t threads, bool waits, Site site);
+void SyncWarp(uint32_t mask, Site site);
+void Fence(bool gpu, Site site);
+void CommitCopies(Site site);
+void WaitCopies(int pending, Site site);
+void WaitPhase(void* barrier, uint32_t phase, Site site);
+
+void CopyAsync(void* shared, const void* global, uint32_t bytes, Site site);
+void InitCopyBarrier(void* barrier, uint32_t count, Site site);
+void ArriveExpecting(void* barrier, uint32_t bytes, Site site);
+void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
+              Site site);
+
+enum class ShuffleKind : uint8_t { kXor, kFrom, kUp, kDown };
+uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
+                 uint32_t operand, Site site);
+uint32_t Ballot(bool yes, uint32_t mask, Site site);
+
+enum class MmaKind : uint8_t { kBf16, kF16 };
+void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
+         const uint32_t (&b)[2], Site site);
+void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
+                  Site site);
+
+// Looks at an access that the caller is about to do, and counts it.
+void CheckGlobal(const void* address, size_t bytes, bool stores, Site site);
+void CheckShared(const void* address, size_t bytes, bool stores, Site site);
+
+// Atomic accesses, of 32 or 64 bits. Those that acquire or release can be left
+// out: they are relaxed then.
+uint32_t LoadAtomic32(const void* from, bool acquires, Site site);
+uint64_t LoadAtomic64(const void* from, bool acquires, Site site);
+void StoreAtomic32(void* to, uint32_t value, bool releases, Site site);
+void StoreAtomic64(void* to, uint64_t value, bool releases, Site site);
+enum class AtomicKind : uint8_t { kAdd, kAddFloat, kMax, kCas };
+uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
+                bool gpu, Site site);
+
+uint32_t FmaPair(DType dtype, uint32_t a, uint32_t b, uint32_t c);
+uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector);
+
+}  // namespace kvasir::kernels::emulation

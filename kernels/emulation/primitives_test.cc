@@ -1,0 +1,360 @@
+// What each primitive does on the host, against plain code.
+#include <gmock/gmock.h>
+
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "kernels/emulation/testing/emulated_ops.h"
+#include "kernels/emulation/testing/left_out.h"
+#include "kernels/emulation/testing/primitive_kernels.h"
+
+namespace kvasir::kernels::emulation {
+namespace {
+
+using emulated::PrimitiveArgs;
+using Words = std::vector<uint32_t>;
+
+constexpr uint64_t kSeeds = 8;
+
+Words RandomWords(size_t count, uint32_t seed) {
+  std::mt19937 engine(seed);
+  Words words(count);
+  for (uint32_t& word : words) word = static_cast<uint32_t>(engine());
+  return words;
+}
+uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
+float Number(uint32_t bits) { return std::bit_cast<float>(bits); }
+
+// A kernel's words, in -> out and more.
+struct Kernel {
+  Kernel(EmulatedTest& test, const Words& in, size_t out_words,
+         size_t more_words = 1)
+      : of(&test),
+        in_memory(test.Put(in)),
+        out_memory(test.Put(Words(out_words, 0))),
+        more_memory(test.Put(Words(more_words, 0))) {
+    args.in = in_memory.as<uint32_t>().device_address();
+    args.out = out_memory.as<uint32_t>().device_address();
+    args.more = more_memory.as<uint32_t>().device_address();
+  }
+  Words Out() { return of->Get<uint32_t>(out_memory); }
+  Words More() { return of->Get<uint32_t>(more_memory); }
+
+  EmulatedTest* of;
+  DeviceBuffer in_memory, out_memory, more_memory;
+  PrimitiveArgs args;
+};
+
+TEST(PrimitivesTest, EveryThreadKnowsItsPlace) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    Kernel run(test, {0}, 3 * 2 * 64);
+    LaunchIndices(run.args, 3, 2, 64, test.launcher());
+    const Words out = run.Out();
+    for (uint32_t y = 0; y < 2; ++y) {
+      for (uint32_t x = 0; x < 3; ++x) {
+        for (uint32_t t = 0; t < 64; ++t) {
+          EXPECT_EQ(out[(y * 3 + x) * 64 + t],
+                    t | x << 10 | y << 20 | 3u << 26);
+        }
+      }
+    }
+  }
+}
+
+TEST(PrimitivesTest, LanesOfAWarpGetEachOthersValues) {
+  Words in(32);
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    in[lane] = Bits(static_cast<float>(lane * lane % 37) - 11.0f) | (lane == 3);
+  }
+  uint32_t odd = 0;
+  float most = -INFINITY;
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    odd |= in[lane] % 2 << lane;
+    most = std::max(most, Number(in[lane]));
+  }
+  ASSERT_EQ(odd, 8u);
+  // Pairs 16 apart first.
+  std::vector<float> sums(32);
+  for (size_t i = 0; i < 32; ++i) sums[i] = Number(in[i]);
+  for (size_t lanes = 16; lanes > 0; lanes /= 2) {
+    for (size_t i = 0; i < lanes; ++i) sums[i] += sums[i + lanes];
+  }
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    Kernel run(test, in, 32 * 16);
+    LaunchWarp(run.args, test.launcher());
+    const Words out = run.Out();
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      const uint32_t* const got = &out[16 * lane];
+      EXPECT_EQ(got[0], in[lane ^ 5]);
+      EXPECT_EQ(got[1], in[7]);
+      EXPECT_EQ(got[2], in[lane < 3 ? lane : lane - 3]);
+      EXPECT_EQ(got[3], in[lane > 27 ? lane : lane + 4]);
+      EXPECT_EQ(got[4], in[lane ^ 1]);
+      EXPECT_EQ(got[5], odd);
+      EXPECT_EQ(got[6], 1u);
+      EXPECT_EQ(got[7], 0u);
+      EXPECT_EQ(Number(got[8]), sums[0]);
+      EXPECT_EQ(Number(got[9]), most);
+    }
+  }
+}
+
+TEST(PrimitivesTest, NamedBarriersHandOverBothWays) {
+  const Words in = RandomWords(64, 1);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    Kernel run(test, in, 64);
+    LaunchBarriers(run.args, test.launcher());
+    Words want = in;
+    std::rotate(want.begin(), want.begin() + 32, want.end());
+    EXPECT_EQ(run.Out(), want);
+  }
+}
+
+TEST(PrimitivesTest, CopiesOfEachWidthArrive) {
+  const Words in = RandomWords(224, 2);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    Kernel run(test, in, 224);
+    LaunchCopies(run.args, test.launcher());
+    EXPECT_EQ(run.Out(), in);
+  }
+}
+
+TEST(PrimitivesTest, BulkCopiesArriveWithTheirBarriersPhase) {
+  for (const uint32_t tiles : {1u, 2u, 5u}) {
+    const Words in = RandomWords(tiles * 256, tiles);
+    for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      EmulatedTest test(seed);
+      Kernel run(test, in, in.size());
+      run.args.count = tiles;
+      LaunchBulkCopies(run.args, test.launcher());
+      EXPECT_EQ(run.Out(), in);
+    }
+  }
+}
+
+// Each element: its product in float64 and one, to the nearest float.
+template <typename T>
+void ExpectProduct(bool bf16) {
+  const std::vector<float> numbers = RandomFloats(16 * 16 + 8 * 16, 3);
+  Words in(numbers.size() / 2);
+  std::vector<double> stored(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const T number = FromFloat<T>(numbers[i]);
+    in[i / 2] |= static_cast<uint32_t>(number.bits) << (16 * (i % 2));
+    stored[i] = static_cast<double>(ToFloat(number));
+  }
+  EmulatedTest test;
+  Kernel run(test, in, 16 * 8);
+  LaunchMma(run.args, bf16, test.launcher());
+  const Words out = run.Out();
+  for (size_t m = 0; m < 16; ++m) {
+    for (size_t n = 0; n < 8; ++n) {
+      double want = 1.0;
+      for (size_t k = 0; k < 16; ++k) {
+        want += stored[m * 16 + k] * stored[256 + n * 16 + k];
+      }
+      EXPECT_EQ(Number(out[m * 8 + n]), static_cast<float>(want));
+    }
+  }
+}
+
+TEST(PrimitivesTest, MmaIsTheProduct) {
+  ExpectProduct<Bf16>(true);
+  ExpectProduct<F16>(false);
+}
+
+TEST(PrimitivesTest, MatricesComeAsTheirFragments) {
+  const Words in = RandomWords(128, 4);
+  const auto at = [&](uint32_t matrix, uint32_t row, uint32_t column) {
+    return in[matrix * 32 + row * 4 + column / 2] >> (16 * (column % 2)) &
+           0xffffu;
+  };
+  Words want;
+  for (const bool transposed : {false, true}) {
+    for (const uint32_t count : {1u, 2u, 4u}) {
+      for (uint32_t lane = 0; lane < 32; ++lane) {
+        const uint32_t g = lane / 4, c = 2 * (lane % 4);
+        for (uint32_t m = 0; m < count; ++m) {
+          want.push_back(transposed ? at(m, c, g) | at(m, c + 1, g) << 16
+                                    : at(m, g, c) | at(m, g, c + 1) << 16);
+        }
+      }
+    }
+  }
+  EmulatedTest test;
+  Kernel run(test, in, want.size());
+  LaunchMatrices(run.args, test.launcher());
+  EXPECT_EQ(run.Out(), want);
+}
+
+TEST(PrimitivesTest, AtomicsOfManyCtasAddUp) {
+  constexpr uint32_t kCtas = 11;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    Kernel run(test, {0}, 4, kCtas);
+    LaunchAtomics(run.args, kCtas, test.launcher());
+    const Words out = run.Out();
+    EXPECT_EQ(out[0], 64 * kCtas);
+    EXPECT_EQ(Number(out[1]), 32.0f * kCtas);
+    EXPECT_EQ(out[2], 64 * kCtas - 1);
+    EXPECT_EQ(out[3], 64 * kCtas);
+    EXPECT_EQ(run.More(), Words(kCtas, 64));
+  }
+}
+
+TEST(PrimitivesTest, AReleaseIsSeenByTheAcquireThatReadsIt) {
+  const Words in = RandomWords(64, 5);
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    Kernel run(test, in, 64, 16 + 64);
+    LaunchHandOver(run.args, test.launcher());
+    EXPECT_EQ(run.Out(), in);
+  }
+}
+
+template <typename T>
+T Part(uint32_t pair, int i) {
+  return {static_cast<uint16_t>(pair >> (16 * i))};
+}
+// The neighbour of the exact a b + c that is nearest, ties to even, found by
+// looking at all that are near.
+template <typename T>
+bool IsNearest(T got, double a, double b, double c) {
+  const auto distance = [&](T number) {
+    return std::abs(static_cast<long double>(ToFloat(number)) -
+                    (static_cast<long double>(a) * b + c));
+  };
+  const T below = {static_cast<uint16_t>(got.bits - 1)};
+  const T above = {static_cast<uint16_t>(got.bits + 1)};
+  for (const T other : {below, above}) {
+    if (!std::isfinite(ToFloat(other))) continue;
+    if (distance(other) < distance(got)) return false;
+    if (distance(other) == distance(got) && got.bits % 2 == 1) return false;
+  }
+  return true;
+}
+
+// Pairs whose parts are finite and near each other, so that sums are no mere
+// copies, every third with a small third operand.
+template <typename T>
+void ExpectPairs(int at) {
+  constexpr uint32_t kCount = 300;
+  const std::vector<float> numbers = RandomFloats(6 * kCount, 6);
+  Words in(3 * kCount);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const float scale = i / 2 % 9 == 8 ? 0x1p-9f : 1.0f;
+    in[i / 2] |= static_cast<uint32_t>(FromFloat<T>(numbers[i] * scale).bits)
+                 << (16 * (i % 2));
+  }
+  EmulatedTest test;
+  Kernel run(test, in, kCount * emulated::kNumberWords);
+  run.args.count = kCount;
+  LaunchNumbers(run.args, test.launcher());
+  const Words out = run.Out();
+  for (size_t i = 0; i < kCount; ++i) {
+    const uint32_t* const got =
+        &out[i * emulated::kNumberWords + static_cast<size_t>(at)];
+    for (int half = 0; half < 2; ++half) {
+      const auto a = static_cast<double>(ToFloat(Part<T>(in[3 * i], half)));
+      const auto b = static_cast<double>(ToFloat(Part<T>(in[3 * i + 1], half)));
+      const auto c = static_cast<double>(ToFloat(Part<T>(in[3 * i + 2], half)));
+      EXPECT_TRUE(IsNearest(Part<T>(got[0], half), a, b, c));
+      EXPECT_TRUE(IsNearest(Part<T>(got[1], half), a, 1.0, b));
+      EXPECT_TRUE(IsNearest(Part<T>(got[2], half), a, 1.0, -b));
+      EXPECT_TRUE(IsNearest(Part<T>(got[3], half), a, b, 0.0));
+    }
+  }
+}
+
+TEST(PrimitivesTest, ArithmeticOnPairsRoundsOnce) {
+  ExpectPairs<Bf16>(0);
+  ExpectPairs<F16>(4);
+}
+
+TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {
+  const Words triples = {
+      Bits(1.5f),    Bits(2.0f),  0x3210u,  // a's bytes
+      Bits(-3.3f),   Bits(1e-5f), 0x7654u,  // b's
+      Bits(0.0f),    Bits(1.0f),  0xfedcu,  // signs of b's
+      Bits(10.7f),   Bits(0.1f),  0x0624u,  //
+      Bits(-127.0f), Bits(3.0f),  0x8888u,  // below the smallest normal
+  };
+  constexpr uint32_t kCount = 5;
+  EmulatedTest test;
+  Kernel run(test, triples, kCount * emulated::kNumberWords);
+  run.args.count = kCount;
+  LaunchNumbers(run.args, test.launcher());
+  const Words out = run.Out();
+  for (size_t i = 0; i < kCount; ++i) {
+    const uint32_t a = triples[3 * i], b = triples[3 * i + 1];
+    const uint32_t c = triples[3 * i + 2];
+    const uint32_t* const got = &out[i * emulated::kNumberWords];
+    uint32_t bytes = 0;
+    for (int n = 0; n < 4; ++n) {
+      const uint32_t which = c >> (4 * n) & 15;
+      const uint32_t word = which % 8 < 4 ? a : b;
+      const auto byte = static_cast<uint8_t>(word >> (8 * (which % 4)));
+      const uint32_t picked = which < 8 ? byte : (byte >= 128 ? 255u : 0u);
+      bytes |= picked << (8 * n);
+    }
+    EXPECT_EQ(got[8], bytes) << i;
+    const float x = Number(a);
+    EXPECT_EQ(Number(got[9]), ToFloat(ToBf16(x)));
+    EXPECT_EQ(Number(got[10]), ToFloat(ToF16(x)));
+    const float power = x < -126.0f ? 0.0f : std::exp2(x);
+    EXPECT_NEAR(Number(got[11]), power, 1.3e-7f * power);
+    if (x >= 0.0f) {
+      EXPECT_EQ(Number(got[12]), std::sqrt(x));
+    }
+    EXPECT_EQ(Number(got[13]), std::fma(x, Number(b), Number(c)));
+  }
+}
+
+// A pipeline of copies and a sum over the grid.
+struct GridSum {
+  static constexpr uint32_t kCtas = 4;
+  static constexpr uint32_t kCount = 64 * 3;
+
+  bool operator()(EmulatedTest& test) const {
+    Words in(kCtas * kCount);
+    for (size_t i = 0; i < in.size(); ++i) {
+      in[i] = Bits(static_cast<float>(i % 101) - 40.0f);
+    }
+    float want = 0.0f;  // whole numbers: exact in any order
+    for (const uint32_t word : in) want += Number(word);
+    Kernel run(test, in, 1, 1 + kCtas);
+    run.args.count = kCount;
+    LaunchGridSum(run.args, kCtas, test.launcher());
+    return Number(run.Out()[0]) == want;
+  }
+};
+
+TEST(PrimitivesTest, AGridAddsUpWhatItsCtasCopied) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    EmulatedTest test(seed);
+    EXPECT_TRUE(GridSum()(test)) << seed;
+  }
+}
+
+TEST(LeaveOutTest, EachSiteOfAPipelineIsMissed) {
+  const std::vector<Mutant> mutants =
+      LeaveOutEach("grid_sum", kSeeds, GridSum());
+  EXPECT_GE(mutants.size(), 8u);
+  for (const Mutant& mutant : mutants) {
+    // A fence orders memory and nothing else: without ThreadSanitizer all
+    // accesses come in the order in which they are written.
+    if (!kThreadSanitizer && mutant.site.kind == "Fence<kGpu>") continue;
+    EXPECT_NE(mutant.verdict, Verdict::kRight)
+        << mutant.site.kind << " at " << mutant.site.file << ":"
+        << mutant.site.line;
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::kernels::emulation

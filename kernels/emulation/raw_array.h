@@ -1,0 +1,83 @@
+// An array for code that runs inside of a launch. ThreadSanitizer takes every
+// call of an allocator or of memcpy there for the kernel's own; this asks the
+// system itself, and grows without copying.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <type_traits>
+
+namespace kvasir::kernels::emulation {
+
+// Zeroed pages; not to be seen by interceptors.
+inline void* MapPages(size_t bytes) {
+  const long at = ::syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == -1) std::abort();
+  return reinterpret_cast<void*>(at);
+}
+inline void UnmapPages(void* data, size_t bytes) {
+  if (data != nullptr) ::syscall(SYS_munmap, data, bytes);
+}
+
+// Elements start as zero bytes. Not to be copied.
+template <typename T>
+class RawArray {
+  static_assert(std::is_trivially_destructible_v<T>);
+
+ public:
+  RawArray() = default;
+  RawArray(const RawArray&) = delete;
+  RawArray& operator=(const RawArray&) = delete;
+
+  size_t size() const { return size_; }
+  T& operator[](size_t i) { return data_[i]; }
+  void Push(const T& value) {
+    Resize(size_ + 1);
+    data_[size_ - 1] = value;
+  }
+  T Pop() { return data_[--size_]; }
+  // Takes element i out; the last one gets its place.
+  T Take(size_t i) {
+    const T taken = data_[i];
+    data_[i] = data_[--size_];
+    return taken;
+  }
+  void Clear() { size_ = 0; }
+  // What is new has any content but where it never was: zero.
+  void Resize(size_t size) {
+    if (size * sizeof(T) > bytes_) Grow(size * sizeof(T));
+    size_ = size;
+  }
+  // Its memory: there is no destructor, so that structs of arrays are plain.
+  void Free() {
+    UnmapPages(data_, bytes_);
+    data_ = nullptr;
+    size_ = bytes_ = 0;
+  }
+
+ private:
+  void Grow(size_t least) {
+    size_t bytes = bytes_ == 0 ? 4096 : 2 * bytes_;
+    while (bytes < least) bytes *= 2;
+    if (data_ == nullptr) {
+      data_ = static_cast<T*>(MapPages(bytes));
+    } else {
+      const long at =
+          ::syscall(SYS_mremap, data_, bytes_, bytes, MREMAP_MAYMOVE);
+      if (at == -1) std::abort();
+      data_ = reinterpret_cast<T*>(at);
+    }
+    bytes_ = bytes;
+  }
+
+  T* data_ = nullptr;
+  size_t size_ = 0;
+  size_t bytes_ = 0;
+};
+
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,37 @@
+// Test support: what becomes of a kernel when something is wrong in it, each
+// time in a process of its own, because what is found ends one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "kernels/emulation/testing/emulated_ops.h"
+
+namespace kvasir::kernels::emulation {
+
+enum class Verdict {
+  kRight,   // and ThreadSanitizer had nothing to say
+  kWrong,   // numbers
+  kRace,    // ThreadSanitizer reported one
+  kStopped  // by the emulator
+};
+const char* VerdictName(Verdict verdict);
+
+// `is_right` runs in a child process, on one thread.
+Verdict Judge(absl::FunctionRef<bool()> is_right);
+
+struct Mutant {
+  SyncSite site;
+  Verdict verdict = Verdict::kRight;  // the first that is not, over the seeds
+};
+
+// Runs a kernel once as it is, and once with each of its sites left out in
+// turn, up to `seeds` times each until it is noticed. `is_right` launches it on
+// a fresh device and compares.
+std::vector<Mutant> LeaveOutEach(
+    const std::string& kernel, uint64_t seeds,
+    absl::FunctionRef<bool(EmulatedTest&)> is_right);
+
+}  // namespace kvasir::kernels::emulation

@@ -1,0 +1,30 @@
+// Puts a kernel on a stream, for either target. C++17.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/device/launcher.h"
+#include "kernels/simt/target.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
+
+// Enqueues kernel(args); nothing where the grid is empty.
+template <typename Args>
+void Launch(Launcher& launcher, KernelLaunch launch, void (*kernel)(Args),
+            const std::common_type_t<Args>& args) {
+  static_assert(std::is_trivially_copyable_v<Args>, "travels as bytes");
+  static_assert(sizeof(Args) <= 4096, "a launch has room for 4096 bytes");
+  if (launch.grid_x == 0 || launch.grid_y == 0) return;
+  launch.function = reinterpret_cast<const void*>(kernel);
+#ifndef __CUDACC__
+  launch.call = [](const void* function, const void* bytes) {
+    reinterpret_cast<void (*)(Args)>(const_cast<void*>(function))(
+        *static_cast<const Args*>(bytes));
+  };
+#endif
+  launch.args = &args;
+  launch.args_bytes = sizeof(Args);
+  launcher.Enqueue(launch);
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt

@@ -1,0 +1,216 @@
+// Loads, stores and atomics. Plain loads and stores through a pointer are fine
+// wherever nothing else is asked for; these say how, are looked at (alignment,
+// whose memory) and are counted (sectors, bank conflicts). C++17.
+#pragma once
+
+#include "kernels/simt/target.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
+
+// T is trivially copyable, of 1, 2, 4, 8 or 16 bytes, and aligned to its size.
+template <typename T>
+KVASIR_DEVICE T LoadGlobal(const T* from, Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+#else
+  emulation::CheckGlobal(from, sizeof(T), /*stores=*/false, site);
+#endif
+  return *from;
+}
+template <typename T>
+KVASIR_DEVICE void StoreGlobal(T* to, const T& value,
+                               Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+#else
+  emulation::CheckGlobal(to, sizeof(T), /*stores=*/true, site);
+#endif
+  *to = value;
+}
+template <typename T>
+KVASIR_DEVICE T LoadShared(const T* from, Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+#else
+  emulation::CheckShared(from, sizeof(T), /*stores=*/false, site);
+#endif
+  return *from;
+}
+template <typename T>
+KVASIR_DEVICE void StoreShared(T* to, const T& value,
+                               Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+#else
+  emulation::CheckShared(to, sizeof(T), /*stores=*/true, site);
+#endif
+  *to = value;
+}
+
+// What nobody writes while the kernel runs, and is read once: leaves the
+// caches to others. 2, 4, 8 or 16 bytes.
+template <typename T>
+KVASIR_DEVICE T LoadOnce(const T* from, Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  if constexpr (sizeof(T) == 16) {
+    Vec16 v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+        : "l"(from));
+    return BitsAs<T>(v);
+  } else if constexpr (sizeof(T) == 8) {
+    uint64_t v;
+    asm("ld.global.nc.L1::no_allocate.u64 %0, [%1];" : "=l"(v) : "l"(from));
+    return BitsAs<T>(v);
+  } else if constexpr (sizeof(T) == 4) {
+    uint32_t v;
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(from));
+    return BitsAs<T>(v);
+  } else {
+    uint16_t v;
+    asm("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(from));
+    return BitsAs<T>(v);
+  }
+#else
+  return LoadGlobal(from, site);
+#endif
+}
+
+// Accesses that other threads see as a whole, in the scope of the device. T is
+// of 4 or 8 bytes. Relaxed ones order nothing by themselves; a fence on either
+// side does. An acquire sees what was done before the release it reads.
+enum class Order : uint8_t { kRelaxed, kAcquire, kRelease };
+
+template <Order order = Order::kRelaxed, typename T>
+KVASIR_DEVICE T LoadAtomic(const T* from, Site site = Site::Here()) {
+  static_assert(order != Order::kRelease, "a load acquires");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "width");
+#ifdef __CUDACC__
+  (void)site;
+  if constexpr (sizeof(T) == 8) {
+    uint64_t v;
+    if constexpr (order == Order::kAcquire) {
+      asm volatile("ld.acquire.gpu.u64 %0, [%1];"
+                   : "=l"(v)
+                   : "l"(from)
+                   : "memory");
+    } else {
+      asm volatile("ld.relaxed.gpu.u64 %0, [%1];"
+                   : "=l"(v)
+                   : "l"(from)
+                   : "memory");
+    }
+    return BitsAs<T>(v);
+  } else {
+    uint32_t v;
+    if constexpr (order == Order::kAcquire) {
+      asm volatile("ld.acquire.gpu.u32 %0, [%1];"
+                   : "=r"(v)
+                   : "l"(from)
+                   : "memory");
+    } else {
+      asm volatile("ld.relaxed.gpu.u32 %0, [%1];"
+                   : "=r"(v)
+                   : "l"(from)
+                   : "memory");
+    }
+    return BitsAs<T>(v);
+  }
+#else
+  constexpr bool kAcquires = order == Order::kAcquire;
+  if constexpr (sizeof(T) == 8) {
+    return BitsAs<T>(emulation::LoadAtomic64(from, kAcquires, site));
+  } else {
+    return BitsAs<T>(emulation::LoadAtomic32(from, kAcquires, site));
+  }
+#endif
+}
+
+template <Order order = Order::kRelaxed, typename T>
+KVASIR_DEVICE void StoreAtomic(T* to, T value, Site site = Site::Here()) {
+  static_assert(order != Order::kAcquire, "a store releases");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "width");
+#ifdef __CUDACC__
+  (void)site;
+  if constexpr (sizeof(T) == 8) {
+    const auto v = BitsAs<uint64_t>(value);
+    if constexpr (order == Order::kRelease) {
+      asm volatile("st.release.gpu.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+    } else {
+      asm volatile("st.relaxed.gpu.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+    }
+  } else {
+    const auto v = BitsAs<uint32_t>(value);
+    if constexpr (order == Order::kRelease) {
+      asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+    } else {
+      asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+    }
+  }
+#else
+  constexpr bool kReleases = order == Order::kRelease;
+  if constexpr (sizeof(T) == 8) {
+    emulation::StoreAtomic64(to, BitsAs<uint64_t>(value), kReleases, site);
+  } else {
+    emulation::StoreAtomic32(to, BitsAs<uint32_t>(value), kReleases, site);
+  }
+#endif
+}
+
+// Relaxed, in global or shared memory; they return what was there before. In
+// scope of the CTA: all threads that touch the address belong to it. (A result
+// that nobody looks at makes nvcc issue a `red`.)
+template <Scope scope = Scope::kGpu>
+KVASIR_DEVICE uint32_t AtomicAdd(uint32_t* at, uint32_t value,
+                                 Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return scope == Scope::kCta ? atomicAdd_block(at, value)
+                              : atomicAdd(at, value);
+#else
+  return emulation::Atomic(emulation::AtomicKind::kAdd, at, value, 0,
+                           scope == Scope::kGpu, site);
+#endif
+}
+template <Scope scope = Scope::kGpu>
+KVASIR_DEVICE float AtomicAdd(float* at, float value,
+                              Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return scope == Scope::kCta ? atomicAdd_block(at, value)
+                              : atomicAdd(at, value);
+#else
+  return BitsAs<float>(emulation::Atomic(emulation::AtomicKind::kAddFloat, at,
+                                         BitsAs<uint32_t>(value), 0,
+                                         scope == Scope::kGpu, site));
+#endif
+}
+template <Scope scope = Scope::kGpu>
+KVASIR_DEVICE int32_t AtomicMax(int32_t* at, int32_t value,
+                                Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return scope == Scope::kCta ? atomicMax_block(at, value)
+                              : atomicMax(at, value);
+#else
+  return BitsAs<int32_t>(emulation::Atomic(emulation::AtomicKind::kMax, at,
+                                           BitsAs<uint32_t>(value), 0,
+                                           scope == Scope::kGpu, site));
+#endif
+}
+// Puts `value` there if `expected` is.
+template <Scope scope = Scope::kGpu>
+KVASIR_DEVICE uint32_t AtomicCas(uint32_t* at, uint32_t expected,
+                                 uint32_t value, Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return scope == Scope::kCta ? atomicCAS_block(at, expected, value)
+                              : atomicCAS(at, expected, value);
+#else
+  return emulation::Atomic(emulation::AtomicKind::kCas, at, value, expected,
+                           scope == Scope::kGpu, site);
+#endif
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt

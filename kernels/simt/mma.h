@@ -1,0 +1,95 @@
+// Matrix products of a warp, and the loads that bring their operands. All 32
+// lanes take part; with g = lane / 4 and c = lane % 4, a lane holds
+//   a[0..3]: A[g][2c,2c+1], A[g+8][2c,2c+1], A[g][2c+8,2c+9], A[g+8][2c+8,2c+9]
+//   b[0..1]: B[2c,2c+1][g], B[2c+8,2c+9][g]
+//   d[0..3]: D[g][2c], D[g][2c+1], D[g+8][2c], D[g+8][2c+1]
+// of A [16, 16], B [16, 8] and D [16, 8]; a word has the lower index below.
+// C++17.
+#pragma once
+
+#include "kernels/simt/grid.h"
+#include "kernels/simt/target.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
+
+// d += a b, summed in float32. The emulator rounds each element once; a GPU
+// sums in an order of its own.
+KVASIR_DEVICE void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
+                           const uint32_t (&b)[2], Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emulation::Mma(emulation::MmaKind::kBf16, d, a, b, site);
+#endif
+}
+KVASIR_DEVICE void MmaF16(float (&d)[4], const uint32_t (&a)[4],
+                          const uint32_t (&b)[2], Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emulation::Mma(emulation::MmaKind::kF16, d, a, b, site);
+#endif
+}
+
+// `count` (1, 2, 4) matrices of 8 x 8 numbers of 2 bytes from shared memory.
+// Lane 8m + r names row r of matrix m: 16 bytes, aligned; lanes from 8 * count
+// on name nothing. A lane gets of matrix m the word at [g][2c, 2c + 1], or with
+// `transposed` [2c, 2c + 1][g].
+template <int count, bool transposed = false>
+KVASIR_DEVICE void LoadMatrices(uint32_t (&words)[count], const void* row,
+                                Site site = Site::Here()) {
+  static_assert(count == 1 || count == 2 || count == 4, "matrices");
+#ifdef __CUDACC__
+  (void)site;
+  const uint32_t from = SharedAddress(row);
+  if constexpr (count == 1 && !transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+                 : "=r"(words[0])
+                 : "r"(from)
+                 : "memory");
+  } else if constexpr (count == 1) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+                 : "=r"(words[0])
+                 : "r"(from)
+                 : "memory");
+  } else if constexpr (count == 2 && !transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "r"(from)
+                 : "memory");
+  } else if constexpr (count == 2) {
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+        : "=r"(words[0]), "=r"(words[1])
+        : "r"(from)
+        : "memory");
+  } else if constexpr (!transposed) {
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+        : "r"(from)
+        : "memory");
+  } else {
+    asm volatile(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, "
+        "[%4];"
+        : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+        : "r"(from)
+        : "memory");
+  }
+#else
+  emulation::LoadMatrices(words, count, transposed, row, site);
+#endif
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt

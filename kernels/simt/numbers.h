@@ -1,0 +1,138 @@
+// Numbers: conversions, pairs of 16-bit floats, bytes, exponentials. Each has
+// defined bits on the host; where a GPU's may differ, by how much is said.
+// C++17.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/device/dtype.h"
+#include "kernels/simt/target.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
+
+// Exact.
+KVASIR_DEVICE float ToFloat(float value) { return value; }
+KVASIR_DEVICE float ToFloat(Bf16 value) {
+  return BitsAs<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+KVASIR_DEVICE float ToFloat(F16 value) {
+#ifdef __CUDACC__
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+  return wide;
+#else
+  return kernels::ToFloat(value);
+#endif
+}
+
+// Rounded to nearest, ties to even. (A NaN stays one; its bits are the
+// target's.)
+template <typename T>
+KVASIR_DEVICE T FromFloat(float value) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return value;
+  } else {
+#ifdef __CUDACC__
+    T narrow;
+    if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    } else {
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    }
+    return narrow;
+#else
+    return kernels::FromFloat<T>(value);
+#endif
+  }
+}
+
+// A product and a sum, rounded once.
+KVASIR_DEVICE float Fma(float a, float b, float c) {
+#ifdef __CUDACC__
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+// Rounded correctly.
+KVASIR_DEVICE float Sqrt(float x) {
+#ifdef __CUDACC__
+  return __fsqrt_rn(x);
+#else
+  return std::sqrt(x);
+#endif
+}
+
+// 2^x. The host: to the nearest float; a GPU (ex2.approx.ftz): within 2 ulp.
+// Both give 0 for results below 2^-126.
+KVASIR_DEVICE float Exp2(float x) {
+#ifdef __CUDACC__
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+#else
+  return x < -126.0f ? 0.0f
+                     : static_cast<float>(std::exp2(static_cast<double>(x)));
+#endif
+}
+inline constexpr float kLog2E = 1.44269504f;
+
+// Pairs of 16-bit floats in a word, the first below: a b + c, rounded once.
+// sm_80 has no other arithmetic on bf16: a sum is a times 1 plus c, which is
+// exact.
+KVASIR_DEVICE uint32_t FmaPair(Bf16, uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#else
+  return emulation::FmaPair(DType::kBf16, a, b, c);
+#endif
+}
+KVASIR_DEVICE uint32_t FmaPair(F16, uint32_t a, uint32_t b, uint32_t c) {
+#ifdef __CUDACC__
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+#else
+  return emulation::FmaPair(DType::kF16, a, b, c);
+#endif
+}
+template <typename T>
+KVASIR_DEVICE constexpr uint32_t PairOfOnes() {
+  return DTypeOf<T>::kValue == DType::kBf16 ? 0x3f803f80u : 0x3c003c00u;
+}
+template <typename T>
+KVASIR_DEVICE uint32_t AddPair(uint32_t a, uint32_t b) {
+  return FmaPair(T{}, a, PairOfOnes<T>(), b);
+}
+template <typename T>
+KVASIR_DEVICE uint32_t SubPair(uint32_t a, uint32_t b) {
+  return FmaPair(T{}, b, PairOfOnes<T>() ^ 0x80008000u, a);
+}
+// (A product of -0 is -0: the third operand is -0 too.)
+template <typename T>
+KVASIR_DEVICE uint32_t MulPair(uint32_t a, uint32_t b) {
+  return FmaPair(T{}, a, b, 0x80008000u);
+}
+// Two numbers as a pair, rounded to nearest.
+template <typename T>
+KVASIR_DEVICE uint32_t MakePair(float first, float second) {
+  return FromFloat<T>(first).bits |
+         static_cast<uint32_t>(FromFloat<T>(second).bits) << 16;
+}
+
+// Four of the eight bytes of (b, a), a's below: byte i of the result is that
+// which nibble i of `selector` names; its bit 3 spreads that byte's sign.
+KVASIR_DEVICE uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
+#ifdef __CUDACC__
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));
+  return bytes;
+#else
+  return emulation::PickBytes(a, b, selector);
+#endif
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt

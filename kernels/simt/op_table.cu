@@ -1,0 +1,13 @@
+#include "kernels/simt/op_table.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+DeviceOps Ops() {
+  static const DeviceOp ops[] = {
+      MakeDeviceOp<NormParams>("norm", &NormCuda),
+      MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
+  };
+  return {ops, sizeof(ops) / sizeof(ops[0])};
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

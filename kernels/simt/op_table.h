@@ -1,0 +1,19 @@
+// The ops of a GPU's back end. C++17 and free of Abseil. An op is one line here
+// and one in op_table.cu.
+#pragma once
+
+#include "kernels/device/device_ops.h"
+#include "kernels/rowwise/norm.h"
+#include "kernels/rowwise/silu_mul.h"
+#include "kernels/simt/target.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+
+// Valid for the whole process.
+DeviceOps Ops();
+
+// Each in <op>_cuda.cu beside the op.
+void NormCuda(const NormArgs& args, Launcher& launcher);
+void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,0 +1,111 @@
+// What lanes of a warp tell each other. None of it orders memory: that is
+// SyncWarp's (grid.h). All lanes of `mask` come to the same call. C++17.
+#pragma once
+
+#include "kernels/simt/target.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
+
+// The value of another lane; the caller's own where there is no such lane, any
+// where it is not in `mask`. T has 4 bytes.
+template <typename T>
+KVASIR_DEVICE T ShuffleXor(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
+                           Site site = Site::Here()) {
+  const auto bits = BitsAs<uint32_t>(value);
+#ifdef __CUDACC__
+  (void)site;
+  return BitsAs<T>(__shfl_xor_sync(mask, bits, static_cast<int>(lanes)));
+#else
+  using emulation::ShuffleKind;
+  return BitsAs<T>(
+      emulation::Shuffle(ShuffleKind::kXor, mask, bits, lanes, site));
+#endif
+}
+template <typename T>
+KVASIR_DEVICE T ShuffleFrom(T value, uint32_t lane, uint32_t mask = kWholeWarp,
+                            Site site = Site::Here()) {
+  const auto bits = BitsAs<uint32_t>(value);
+#ifdef __CUDACC__
+  (void)site;
+  return BitsAs<T>(__shfl_sync(mask, bits, static_cast<int>(lane)));
+#else
+  using emulation::ShuffleKind;
+  return BitsAs<T>(
+      emulation::Shuffle(ShuffleKind::kFrom, mask, bits, lane, site));
+#endif
+}
+// Of the lane `lanes` below.
+template <typename T>
+KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
+                          Site site = Site::Here()) {
+  const auto bits = BitsAs<uint32_t>(value);
+#ifdef __CUDACC__
+  (void)site;
+  return BitsAs<T>(__shfl_up_sync(mask, bits, lanes));
+#else
+  using emulation::ShuffleKind;
+  return BitsAs<T>(
+      emulation::Shuffle(ShuffleKind::kUp, mask, bits, lanes, site));
+#endif
+}
+// Of the lane `lanes` above.
+template <typename T>
+KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
+                            Site site = Site::Here()) {
+  const auto bits = BitsAs<uint32_t>(value);
+#ifdef __CUDACC__
+  (void)site;
+  return BitsAs<T>(__shfl_down_sync(mask, bits, lanes));
+#else
+  using emulation::ShuffleKind;
+  return BitsAs<T>(
+      emulation::Shuffle(ShuffleKind::kDown, mask, bits, lanes, site));
+#endif
+}
+
+// The lanes of `mask` for which `yes` holds.
+KVASIR_DEVICE uint32_t Ballot(bool yes, uint32_t mask = kWholeWarp,
+                              Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return __ballot_sync(mask, yes);
+#else
+  return emulation::Ballot(yes, mask, site);
+#endif
+}
+KVASIR_DEVICE bool Any(bool yes, uint32_t mask = kWholeWarp,
+                       Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return __any_sync(mask, yes) != 0;
+#else
+  return emulation::Ballot(yes, mask, site) != 0;
+#endif
+}
+KVASIR_DEVICE bool All(bool yes, uint32_t mask = kWholeWarp,
+                       Site site = Site::Here()) {
+#ifdef __CUDACC__
+  (void)site;
+  return __all_sync(mask, yes) != 0;
+#else
+  return emulation::Ballot(yes, mask, site) == mask;
+#endif
+}
+
+// Over all lanes of the warp, each of which gets the result: pairs of lanes 16
+// apart first, then 8, 4, 2, 1, so that all have the same bits.
+KVASIR_DEVICE float WarpSum(float value, Site site = Site::Here()) {
+  for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+    value += ShuffleXor(value, lanes, kWholeWarp, site);
+  }
+  return value;
+}
+KVASIR_DEVICE float WarpMax(float value, Site site = Site::Here()) {
+  for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+    const float other = ShuffleXor(value, lanes, kWholeWarp, site);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt
