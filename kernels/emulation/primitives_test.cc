@@ -169,24 +169,30 @@ TEST(PrimitivesTest, MmaIsTheProduct) {
   ExpectProduct<F16>(false);
 }
 
-TEST(PrimitivesTest, MatricesComeAsTheirFragments) {
-  const Words in = RandomWords(128, 4);
+// What lanes get of four matrices: one, two and all of them, then transposed.
+Words Fragments(const Words& matrices) {
   const auto at = [&](uint32_t matrix, uint32_t row, uint32_t column) {
-    return in[matrix * 32 + row * 4 + column / 2] >> (16 * (column % 2)) &
-           0xffffu;
+    const uint32_t word = matrices[matrix * 32 + row * 4 + column / 2];
+    return word >> (16 * (column % 2)) & 0xffffu;
   };
-  Words want;
+  Words words;
   for (const bool transposed : {false, true}) {
     for (const uint32_t count : {1u, 2u, 4u}) {
       for (uint32_t lane = 0; lane < 32; ++lane) {
         const uint32_t g = lane / 4, c = 2 * (lane % 4);
         for (uint32_t m = 0; m < count; ++m) {
-          want.push_back(transposed ? at(m, c, g) | at(m, c + 1, g) << 16
-                                    : at(m, g, c) | at(m, g, c + 1) << 16);
+          words.push_back(transposed ? at(m, c, g) | at(m, c + 1, g) << 16
+                                     : at(m, g, c) | at(m, g, c + 1) << 16);
         }
       }
     }
   }
+  return words;
+}
+
+TEST(PrimitivesTest, MatricesComeAsTheirFragments) {
+  const Words in = RandomWords(128, 4);
+  const Words want = Fragments(in);
   EmulatedTest test;
   Kernel run(test, in, want.size());
   LaunchMatrices(run.args, test.launcher());
@@ -342,18 +348,56 @@ TEST(PrimitivesTest, AGridAddsUpWhatItsCtasCopied) {
   }
 }
 
-TEST(LeaveOutTest, EachSiteOfAPipelineIsMissed) {
-  const std::vector<Mutant> mutants =
-      LeaveOutEach("grid_sum", kSeeds, GridSum());
-  EXPECT_GE(mutants.size(), 8u);
+// A fence orders memory and nothing else: without ThreadSanitizer all accesses
+// come in the order in which they are written.
+bool OnlyOrders(const SyncSite& site) {
+  return site.kind == "Fence<kGpu>" || site.kind == "StoreAtomic<kRelease>" ||
+         site.kind == "LoadAtomic<kAcquire>";
+}
+
+void ExpectEachSiteIsMissed(const std::string& kernel, size_t sites,
+                            absl::FunctionRef<bool(EmulatedTest&)> is_right) {
+  const std::vector<Mutant> mutants = LeaveOutEach(kernel, kSeeds, is_right);
+  EXPECT_EQ(mutants.size(), sites) << kernel;
   for (const Mutant& mutant : mutants) {
-    // A fence orders memory and nothing else: without ThreadSanitizer all
-    // accesses come in the order in which they are written.
-    if (!kThreadSanitizer && mutant.site.kind == "Fence<kGpu>") continue;
+    if (!kThreadSanitizer && OnlyOrders(mutant.site)) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
-        << mutant.site.kind << " at " << mutant.site.file << ":"
-        << mutant.site.line;
+        << kernel << ": " << mutant.site.kind << " at " << mutant.site.file
+        << ":" << mutant.site.line;
   }
+}
+
+TEST(LeaveOutTest, EachSiteOfAPipelineIsMissed) {
+  ExpectEachSiteIsMissed("grid_sum", 8, GridSum());
+}
+
+// Of a kernel that gives its input back, or `want`.
+void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
+                              void (*launch)(const PrimitiveArgs&, Launcher&),
+                              const Words& in, const Words& want) {
+  ExpectEachSiteIsMissed(kernel, sites, [&](EmulatedTest& test) {
+    Kernel run(test, in, want.size(), 80);
+    run.args.count = static_cast<uint32_t>(in.size() / 256);
+    launch(run.args, test.launcher());
+    return run.Out() == want;
+  });
+}
+
+TEST(LeaveOutTest, EachSiteOfThePrimitivesKernelsIsMissed) {
+  const Words in = RandomWords(64, 7);
+  ExpectEchoMissesEachSite("hand_over", 4, &emulated::LaunchHandOver, in, in);
+  Words turned = in;
+  std::rotate(turned.begin(), turned.begin() + 32, turned.end());
+  ExpectEchoMissesEachSite("barriers", 4, &emulated::LaunchBarriers, in,
+                           turned);
+  const Words more = RandomWords(224, 8);
+  ExpectEchoMissesEachSite("copies", 6, &emulated::LaunchCopies, more, more);
+  const Words tiles = RandomWords(5 * 256, 9);
+  ExpectEchoMissesEachSite("bulk_copies", 3, &emulated::LaunchBulkCopies, tiles,
+                           tiles);
+  const Words matrices = RandomWords(128, 10);
+  ExpectEchoMissesEachSite("matrices", 1, &emulated::LaunchMatrices, matrices,
+                           Fragments(matrices));
 }
 
 }  // namespace

@@ -47,7 +47,6 @@ KVASIR_KERNEL(32) WarpKernel(PrimitiveArgs args) {
   } else {
     out[4] = simt::ShuffleXor(value, 1, half);
   }
-  simt::SyncWarp();
   out[5] = simt::Ballot(value % 2 == 1);
   out[6] = simt::Any(value % 2 == 1) ? 1u : 0u;
   out[7] = simt::All(value % 2 == 1) ? 1u : 0u;
