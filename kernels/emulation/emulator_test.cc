@@ -196,5 +196,25 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
   EXPECT_EQ(shared_loads, 3);
 }
 
+// 32 lanes want 16 different words that lie 4 apart: in 8 banks, 2 to each; in
+// 8 sectors, where 4 would hold as many bytes as 32 lanes ask for.
+TEST(EmulatorTest, CountsWhatStridesCost) {
+  EmulatedTest test(1, 4, /*count_accesses=*/true);
+  EXPECT_FALSE(Arrives(test, Planted::kStrided));
+  const std::vector<AccessCount> counts = test.emulator().Accesses("faulty");
+  ASSERT_EQ(counts.size(), 2u);
+  for (const AccessCount& count : counts) {
+    EXPECT_EQ(count.requests, 2);
+    if (count.kind == "shared load") {
+      EXPECT_EQ(count.passes, 2 * 2);
+      EXPECT_EQ(count.least_passes, 2 * 1);
+    } else {
+      EXPECT_EQ(count.kind, "global load");
+      EXPECT_EQ(count.sectors, 2 * 8);
+      EXPECT_EQ(count.least_sectors, 2 * 4);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::kernels::emulation

@@ -26,6 +26,13 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
         "embedding: packed table is [", params.packed.n, ", ", params.packed.k,
         "], want [", params.vocab, ", ", params.hidden, "]"));
   }
+  const auto layout = stream.device() == DeviceKind::kCpu
+                          ? WeightLayout::kPanels32
+                          : WeightLayout::kRows;
+  if (params.table == nullptr && params.packed.layout != layout) {
+    return absl::InvalidArgumentError(
+        "embedding: packed table: its layout is another device's");
+  }
   return Launch(kKernels, stream, params);
 }
 

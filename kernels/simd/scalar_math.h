@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/device/dtype.h"
+#include "kernels/device/host_device.h"
 
 namespace kvasir::kernels {
 
@@ -144,7 +145,8 @@ inline constexpr float kC2 = -1.388731625493765e-3f;
 inline constexpr float kC1 = 4.166664568298827e-2f;
 }  // namespace trig_constants
 
-inline void SinCosReduced(float r, float* sin_out, float* cos_out) {
+KVASIR_HOST_DEVICE inline void SinCosReduced(float r, float* sin_out,
+                                             float* cos_out) {
   namespace c = trig_constants;
   const float z = r * r;
   float s = std::fma(c::kS3, z, c::kS2);
@@ -162,7 +164,7 @@ struct ReducedAngle {
   float remainder;
 };
 
-inline ReducedAngle ReduceTurns(uint64_t turns) {
+KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
   constexpr uint64_t kEighth = uint64_t{1} << 61;
   const uint64_t quarter = (turns + kEighth) >> 62;
   const int64_t rest = static_cast<int64_t>(turns - (quarter << 62));
@@ -173,8 +175,9 @@ inline ReducedAngle ReduceTurns(uint64_t turns) {
 }
 
 // cos and sin of the whole angle from those of the remainder.
-inline void RotateByQuarter(uint32_t quarter, float sin_r, float cos_r,
-                            float* sin_out, float* cos_out) {
+KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
+                                               float cos_r, float* sin_out,
+                                               float* cos_out) {
   const float a = (quarter & 1u) ? sin_r : cos_r;
   const float b = (quarter & 1u) ? cos_r : sin_r;
   *cos_out = (quarter == 1u || quarter == 2u) ? -a : a;

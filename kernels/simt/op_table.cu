@@ -4,7 +4,9 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 DeviceOps Ops() {
   static const DeviceOp ops[] = {
+      MakeDeviceOp<EmbeddingParams>("embedding", &EmbeddingCuda),
       MakeDeviceOp<NormParams>("norm", &NormCuda),
+      MakeDeviceOp<RopeParams, DevicePtr<float>>("rope", &RopeCuda),
       MakeDeviceOp<SiluMulParams>("silu_mul", &SiluMulCuda),
   };
   return {ops, sizeof(ops) / sizeof(ops[0])};

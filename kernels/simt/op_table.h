@@ -3,7 +3,9 @@
 #pragma once
 
 #include "kernels/device/device_ops.h"
+#include "kernels/rowwise/embedding.h"
 #include "kernels/rowwise/norm.h"
+#include "kernels/rowwise/rope.h"
 #include "kernels/rowwise/silu_mul.h"
 #include "kernels/simt/target.h"
 
@@ -13,7 +15,9 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 DeviceOps Ops();
 
 // Each in <op>_cuda.cu beside the op.
+void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher);
 void NormCuda(const NormArgs& args, Launcher& launcher);
+void RopeCuda(const RopeArgs& args, float* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -137,6 +137,11 @@ void Others(const FaultyArgs& args) {
     case Planted::kDeepStack:
       args.out[thread] = Deep(1000);
       break;
+    case Planted::kStrided:
+      // Every fourth of 64 words: see CountsWhatStridesCost.
+      args.out[thread] = simt::LoadShared(words + thread % 16 * 4);
+      args.out[thread] = simt::LoadGlobal(args.in + thread % 16 * 4);
+      break;
     default:
       break;
   }

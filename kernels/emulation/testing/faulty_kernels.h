@@ -33,6 +33,7 @@ enum class Planted : uint32_t {
   kMisalignedCopy,
   kScopeTooNarrow,
   kDeepStack,
+  kStrided,  // nothing wrong, but for what it costs
 };
 
 struct FaultyArgs {

@@ -1,0 +1,67 @@
+// embedding on a GPU: one CTA to a token.
+//
+// The output is of args.dtype whatever its pointer says; sums are float32.
+// Layout: rows of M numbers without gaps, in the table, in a tied head
+// (WeightLayout::kRows) and in learned positions.
+// Bytes of a token: M numbers of the table, M of the output, with learned
+// positions M of theirs. Operations: conversions, and M additions. Floor: bytes
+// over the memory's bandwidth; a step has few of them beside its weights, so
+// numbers are moved one at a time.
+#include "kernels/simt/launch.h"
+#include "kernels/simt/op_table.h"
+#include "kernels/simt/rows.h"
+
+namespace kvasir::kernels::KVASIR_SIMT_TARGET {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+
+// Number i of `rows`, of any type.
+KVASIR_DEVICE float NumberAt(const void* rows, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kF16:
+      return simt::ToFloat(simt::LoadOnce(static_cast<const F16*>(rows) + i));
+    case DType::kBf16:
+      return simt::ToFloat(simt::LoadOnce(static_cast<const Bf16*>(rows) + i));
+    case DType::kF32:
+      break;
+  }
+  return simt::LoadOnce(static_cast<const float*>(rows) + i);
+}
+
+template <typename T>
+KVASIR_KERNEL(kThreads)
+EmbeddingKernel(EmbeddingArgs args) {
+  const int64_t token = simt::CtaX();
+  const int64_t id = args.ids[token];
+  const bool known = id >= 0 && id < args.vocab;
+  const int64_t position =
+      args.position_table != nullptr ? args.positions[token] : -1;
+  const bool placed = position >= 0 && position < args.num_positions;
+  const bool tied = args.table == nullptr;
+  const void* const table = tied ? args.packed.data : args.table;
+  const DType dtype = tied ? args.packed.dtype : args.table_dtype;
+  T* const out = reinterpret_cast<T*>(args.out) + token * args.hidden;
+  for (int64_t i = simt::Thread(); i < args.hidden; i += kThreads) {
+    float number = known ? NumberAt(table, dtype, id * args.hidden + i) : 0.0f;
+    if (placed) {
+      number += NumberAt(args.position_table, args.position_dtype,
+                         position * args.hidden + i);
+    }
+    simt::StoreGlobal(out + i, simt::FromFloat<T>(number));
+  }
+}
+
+}  // namespace
+
+void EmbeddingCuda(const EmbeddingArgs& args, Launcher& launcher) {
+  KernelLaunch launch;
+  launch.name = "embedding";
+  launch.grid_x = static_cast<uint32_t>(args.num_tokens);
+  launch.threads = kThreads;
+  VisitDType(args.dtype, [&](auto type) {
+    simt::Launch(launcher, launch, EmbeddingKernel<decltype(type)>, args);
+  });
+}
+
+}  // namespace kvasir::kernels::KVASIR_SIMT_TARGET
