@@ -27,10 +27,9 @@ char* Reserve(size_t bytes) {
 
 // The whole pages that hold a range.
 std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = address / kPageBytes * kPageBytes;
-  return {reinterpret_cast<char*>(begin),
-          AlignUp(address + bytes, kPageBytes) - begin};
+  const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
+  return {const_cast<char*>(data) - before,
+          AlignUp(before + bytes, kPageBytes)};
 }
 
 }  // namespace

@@ -24,16 +24,17 @@ uint32_t CountDifferent(uint64_t* values, uint32_t count) {
 
 void CountGlobal(const Request& request, AccessTable::Entry& entry) {
   uint64_t sectors[2 * kLanes];
-  uint32_t count = 0, lanes = 0;
+  uint32_t count = 0;
+  uint64_t bytes = 0;
   for (uint32_t lane = 0; lane < kLanes; ++lane) {
     if ((request.mask >> lane & 1) == 0) continue;
-    ++lanes;
+    bytes += request.bytes;
     // Aligned to their size, at most 16 bytes: in one sector.
     sectors[count++] = request.addresses[lane] / kSectorBytes;
   }
   entry.sectors += CountDifferent(sectors, count);
   entry.least_sectors +=
-      (lanes * request.bytes + kSectorBytes - 1) / kSectorBytes;
+      static_cast<int64_t>((bytes + kSectorBytes - 1) / kSectorBytes);
 }
 
 // 32 lanes of up to 4 bytes, 16 of 8 or 8 of 16 go through the banks at a
@@ -72,8 +73,7 @@ void FlushRequests(Cta& cta, uint32_t warp) {
     for (size_t n = 0; n < open[i].requests.size(); ++n) {
       const Request& request = open[i].requests[n];
       ++entry.requests;
-      entry.bytes += request.bytes *
-                     static_cast<uint32_t>(__builtin_popcount(request.mask));
+      entry.bytes += int64_t{request.bytes} * __builtin_popcount(request.mask);
       if (entry.shared) {
         CountShared(request, entry);
       } else {

@@ -223,10 +223,10 @@ void RunLaunch(FiberPool& pool, const LaunchRequest& request) {
   launch.clocks = static_cast<char*>(MapPages(8 * Launch::kMostClocks));
   const uint32_t num_warps = kernel.threads / kLanes;
   const size_t num_fibers = size_t{launch.num_ctas} * kernel.threads;
+  const size_t all_warps = size_t{launch.num_ctas} * num_warps;
   while (pool.fibers.size() < num_fibers) pool.fibers.Push(MakeFiber());
   launch.ctas = static_cast<Cta*>(MapPages(launch.num_ctas * sizeof(Cta)));
-  auto* const warps =
-      static_cast<Warp*>(MapPages(launch.num_ctas * num_warps * sizeof(Warp)));
+  auto* const warps = static_cast<Warp*>(MapPages(all_warps * sizeof(Warp)));
   current_launch = &launch;
   for (uint32_t c = 0; c < launch.num_ctas; ++c) {
     Cta& cta = launch.ctas[c];
@@ -269,7 +269,7 @@ void RunLaunch(FiberPool& pool, const LaunchRequest& request) {
   launch.bulk.Free();
   UnmapPages(launch.clocks, 8 * Launch::kMostClocks);
   UnmapPages(launch.ctas, launch.num_ctas * sizeof(Cta));
-  UnmapPages(warps, launch.num_ctas * num_warps * sizeof(Warp));
+  UnmapPages(warps, all_warps * sizeof(Warp));
   ::sigaltstack(&previous_stack, nullptr);
   ::munmap(signal_stack.ss_sp, kSignalStackBytes);
 }

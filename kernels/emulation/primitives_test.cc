@@ -50,7 +50,7 @@ struct Kernel {
 TEST(PrimitivesTest, EveryThreadKnowsItsPlace) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
-    Kernel run(test, {0}, 3 * 2 * 64);
+    Kernel run(test, {0}, size_t{3} * 2 * 64);
     LaunchIndices(run.args, 3, 2, 64, test.launcher());
     const Words out = run.Out();
     for (uint32_t y = 0; y < 2; ++y) {
@@ -84,11 +84,11 @@ TEST(PrimitivesTest, LanesOfAWarpGetEachOthersValues) {
   }
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
-    Kernel run(test, in, 32 * 16);
+    Kernel run(test, in, size_t{32} * 16);
     LaunchWarp(run.args, test.launcher());
     const Words out = run.Out();
     for (uint32_t lane = 0; lane < 32; ++lane) {
-      const uint32_t* const got = &out[16 * lane];
+      const uint32_t* const got = &out[size_t{16} * lane];
       EXPECT_EQ(got[0], in[lane ^ 5]);
       EXPECT_EQ(got[1], in[7]);
       EXPECT_EQ(got[2], in[lane < 3 ? lane : lane - 3]);
@@ -127,7 +127,7 @@ TEST(PrimitivesTest, CopiesOfEachWidthArrive) {
 
 TEST(PrimitivesTest, BulkCopiesArriveWithTheirBarriersPhase) {
   for (const uint32_t tiles : {1u, 2u, 5u}) {
-    const Words in = RandomWords(tiles * 256, tiles);
+    const Words in = RandomWords(size_t{256} * tiles, tiles);
     for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
       EmulatedTest test(seed);
       Kernel run(test, in, in.size());
@@ -150,7 +150,7 @@ void ExpectProduct(bool bf16) {
     stored[i] = static_cast<double>(ToFloat(number));
   }
   EmulatedTest test;
-  Kernel run(test, in, 16 * 8);
+  Kernel run(test, in, size_t{16} * 8);
   LaunchMma(run.args, bf16, test.launcher());
   const Words out = run.Out();
   for (size_t m = 0; m < 16; ++m) {
@@ -251,15 +251,15 @@ bool IsNearest(T got, double a, double b, double c) {
 template <typename T>
 void ExpectPairs(int at) {
   constexpr uint32_t kCount = 300;
-  const std::vector<float> numbers = RandomFloats(6 * kCount, 6);
-  Words in(3 * kCount);
+  const std::vector<float> numbers = RandomFloats(int64_t{6} * kCount, 6);
+  Words in(size_t{3} * kCount);
   for (size_t i = 0; i < numbers.size(); ++i) {
     const float scale = i / 2 % 9 == 8 ? 0x1p-9f : 1.0f;
     in[i / 2] |= static_cast<uint32_t>(FromFloat<T>(numbers[i] * scale).bits)
                  << (16 * (i % 2));
   }
   EmulatedTest test;
-  Kernel run(test, in, kCount * emulated::kNumberWords);
+  Kernel run(test, in, size_t{kCount} * emulated::kNumberWords);
   run.args.count = kCount;
   LaunchNumbers(run.args, test.launcher());
   const Words out = run.Out();
@@ -293,7 +293,7 @@ TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {
   };
   constexpr uint32_t kCount = 5;
   EmulatedTest test;
-  Kernel run(test, triples, kCount * emulated::kNumberWords);
+  Kernel run(test, triples, size_t{kCount} * emulated::kNumberWords);
   run.args.count = kCount;
   LaunchNumbers(run.args, test.launcher());
   const Words out = run.Out();
@@ -328,7 +328,7 @@ struct GridSum {
   static constexpr uint32_t kCount = 64 * 3;
 
   bool operator()(EmulatedTest& test) const {
-    Words in(kCtas * kCount);
+    Words in(size_t{kCtas} * kCount);
     for (size_t i = 0; i < in.size(); ++i) {
       in[i] = Bits(static_cast<float>(i % 101) - 40.0f);
     }
@@ -392,7 +392,7 @@ TEST(LeaveOutTest, EachSiteOfThePrimitivesKernelsIsMissed) {
                            turned);
   const Words more = RandomWords(224, 8);
   ExpectEchoMissesEachSite("copies", 6, &emulated::LaunchCopies, more, more);
-  const Words tiles = RandomWords(5 * 256, 9);
+  const Words tiles = RandomWords(size_t{5} * 256, 9);
   ExpectEchoMissesEachSite("bulk_copies", 3, &emulated::LaunchBulkCopies, tiles,
                            tiles);
   const Words matrices = RandomWords(128, 10);

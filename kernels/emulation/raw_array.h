@@ -18,7 +18,7 @@ inline void* MapPages(size_t bytes) {
   const long at = ::syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == -1) std::abort();
-  return reinterpret_cast<void*>(at);
+  return reinterpret_cast<void*>(at);  // NOLINT: an address, by the system
 }
 inline void UnmapPages(void* data, size_t bytes) {
   if (data != nullptr) ::syscall(SYS_munmap, data, bytes);
@@ -35,7 +35,7 @@ class RawArray {
   RawArray& operator=(const RawArray&) = delete;
 
   size_t size() const { return size_; }
-  T& operator[](size_t i) { return data_[i]; }
+  T& operator[](size_t i) { return data_[i]; }  // NOLINT: i < size()
   void Push(const T& value) {
     Resize(size_ + 1);
     data_[size_ - 1] = value;
@@ -50,7 +50,8 @@ class RawArray {
   void Clear() { size_ = 0; }
   // What is new has any content but where it never was: zero.
   void Resize(size_t size) {
-    if (size * sizeof(T) > bytes_) Grow(size * sizeof(T));
+    const size_t least = size * sizeof(T);  // NOLINT: T may be a pointer
+    if (least > bytes_) Grow(least);
     size_ = size;
   }
   // Its memory: there is no destructor, so that structs of arrays are plain.
@@ -70,7 +71,7 @@ class RawArray {
       const long at =
           ::syscall(SYS_mremap, data_, bytes_, bytes, MREMAP_MAYMOVE);
       if (at == -1) std::abort();
-      data_ = reinterpret_cast<T*>(at);
+      data_ = reinterpret_cast<T*>(at);  // NOLINT: as above
     }
     bytes_ = bytes;
   }

@@ -173,7 +173,7 @@ void Fault(const char* what, ...) {
   std::fprintf(stderr, ": ");
   va_list arguments;
   va_start(arguments, what);
-  std::vfprintf(stderr, what, arguments);
+  std::vfprintf(stderr, what, arguments);  // NOLINT: va_start is above
   va_end(arguments);
   std::fprintf(stderr, "\n");
   std::abort();

@@ -107,5 +107,18 @@ TEST(EmbeddingRefusalTest, NamesThePackedShape) {
                              HasSubstr("is [10, 5], want [10, 4]")));
 }
 
+TEST(EmbeddingRefusalTest, NamesAPackedTableOfAnotherDevice) {
+  EmbeddingArgs params;
+  params.vocab = 10;
+  params.hidden = 4;
+  params.packed.n = 10;
+  params.packed.k = 4;
+  params.packed.layout = WeightLayout::kRows;
+  TestStream test;
+  EXPECT_THAT(Embedding(test.stream(), OnDevice(params), test.workspace()),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("packed table: its layout is another")));
+}
+
 }  // namespace
 }  // namespace kvasir::kernels

@@ -62,6 +62,7 @@ class EmulatedTest {
   DeviceBuffer PutNumbers(const std::vector<float>& numbers, DType dtype) {
     return VisitDType(dtype, [&](auto type) {
       std::vector<decltype(type)> stored;
+      stored.reserve(numbers.size());
       for (const float number : numbers) {
         stored.push_back(FromFloat<decltype(type)>(number));
       }
