@@ -342,6 +342,30 @@ TEST(TlsFlagsTest,
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
+TEST(TlsFlagsTest, ATokenIsNeitherSentNorLookedForWithoutTls) {
+  const std::string path = ::testing::TempDir() + "/token";
+  DialTlsFlags dial;
+  dial.token_file = path;
+  EXPECT_THAT(DialCredentials(dial, "127.0.0.1:1").status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("--token-file " + path),
+                             HasSubstr("give --ca"))));
+  // With --tls-cert alone an admin port stays as it is, on this machine.
+  ListenFlags listen;
+  listen.tls.certificate = "none.pem";
+  listen.tls.key = "none.pem";
+  EXPECT_EQ(*AdminCredentials(listen, {}, /*by_token=*/true), nullptr);
+  base::ListenAddress everywhere;
+  everywhere.host = "0.0.0.0";
+  EXPECT_THAT(
+      AdminCredentials(listen, everywhere, /*by_token=*/true).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("none.pem")))
+      << "TLS was asked for";
+  EXPECT_THAT(AdminCredentials(listen, everywhere).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("--admin-client-ca")));
+}
+
 TEST(TlsFlagsTest, AFlagThatNeedsAnotherIsNotTakenForNothing) {
   ListenFlags listen;
   listen.tls.client_names = {"router"};

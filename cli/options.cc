@@ -1,5 +1,12 @@
 #include "cli/options.h"
 
+#include <grpcpp/security/credentials.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status_macros.h"
@@ -17,6 +24,8 @@ constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
 // Below it a prompt of a usual length would not be taken even alone.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
+// What a server takes.
+constexpr size_t kMaxTokenBytes = 512;
 
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure) {
@@ -25,6 +34,23 @@ absl::Status CheckPlainCall(const std::string& target, const char* remedy,
       absl::StrCat(target, " would be called without encryption: give ", remedy,
                    "; or --insecure, where something else ",
                    "protects it (a mesh, a NetworkPolicy)"));
+}
+
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--token-file ", path, ": ", std::strerror(errno)));
+  }
+  std::string token;
+  std::string more;
+  // No value in the text: it is a secret, or was taken for one.
+  if (!(file >> token) || (file >> more) || token.size() > kMaxTokenBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--token-file ", path, ": want one token of at most ",
+                     kMaxTokenBytes, " bytes, and nothing else"));
+  }
+  return token;
 }
 
 }  // namespace
@@ -245,6 +271,9 @@ void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
   AddFlag(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
   AddSwitch(app, "--insecure", options->insecure,
             "plain text may leave this machine");
+  AddFlag(app, "--token-file", options->token_file,
+          "file of the token that is shown to the server, with --ca")
+      ->type_name("FILE");
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
@@ -265,14 +294,21 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen) {
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    bool by_token) {
+  base::TlsOptions options;
   if (flags.admin_client_ca.empty() && flags.admin_client_names.empty()) {
+    if (by_token && !base::IsLocal(listen) && !flags.tls.certificate.empty()) {
+      options.files.certificate = flags.tls.certificate;
+      options.files.key = flags.tls.key;
+      return base::TlsServerCredentials(options);
+    }
     KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
         listen, flags.insecure,
-        "give --tls-cert, --tls-key and --admin-client-ca"));
+        "give --tls-cert, --tls-key and --admin-client-ca (a router's, also: "
+        "--identities)"));
     return nullptr;
   }
-  base::TlsOptions options;
   options.files.certificate = flags.tls.certificate;
   options.files.key = flags.tls.key;
   options.files.authorities = flags.admin_client_ca;
@@ -290,7 +326,20 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
   options.files.key_flag = "--key";
   options.files.authorities = flags.ca;
   options.files.authorities_flag = "--ca";
-  if (!options.files.empty()) return base::TlsChannelCredentials(options);
+  if (options.files.empty() && !flags.token_file.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--token-file ", flags.token_file,
+                     ": no token is sent without TLS: give --ca"));
+  }
+  if (!options.files.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(auto tls, base::TlsChannelCredentials(options));
+    if (flags.token_file.empty()) return tls;
+    KVASIR_ASSIGN_OR_RETURN(const std::string token,
+                            ReadToken(flags.token_file));
+    // gRPC, too, sends such credentials over TLS alone.
+    return grpc::CompositeChannelCredentials(
+        tls, grpc::AccessTokenCredentials(token));
+  }
   KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--ca", flags.insecure));
   return grpc::InsecureChannelCredentials();
 }
@@ -359,8 +408,18 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
       ->check(CLI::IsMember({"auto", "on", "off"}));
   AddFlag(app, "--reflection", options->reflection,
           "whether the clients' port tells its services and messages (gRPC "
-          "server reflection, as grpcurl asks); auto: on a loopback listener")
+          "server reflection, as grpcurl asks); auto: on a loopback listener "
+          "without --identities")
       ->check(CLI::IsMember({"auto", "on", "off"}));
+  AddFlag(app, "--identities", options->identities,
+          "JSON file of who may call and how much (docs/operations.md, Who may "
+          "call); read again when it changes; without it whoever reaches the "
+          "port")
+      ->type_name("FILE")
+      ->check(Checked([](const std::string& text) {
+        return text.empty() ? absl::InvalidArgumentError("want a file")
+                            : absl::OkStatus();
+      }));
 }
 
 void AddCommonFlags(CLI::App* app, CommonFlags* options) {

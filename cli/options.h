@@ -104,8 +104,10 @@ absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
 // FAILED_PRECONDITION where plain text would leave the machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen);
+// `by_token`: operators may show a token in place of a certificate.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen);
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    bool by_token = false);
 
 // TLS of a client of ours. Its flags are no server's: both may stand in one
 // pod's environment.
@@ -114,11 +116,14 @@ struct DialTlsFlags {
   std::string certificate;
   std::string key;
   bool insecure = false;  // plain text may leave the machine
+  // Of a token that each call shows; empty: none.
+  std::string token_file;
 };
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
 // Of a client of `target`; plain text's where no flag is set. The errors of
-// base::TlsChannelCredentials, and FAILED_PRECONDITION where plain text would
-// leave the machine.
+// base::TlsChannelCredentials; INVALID_ARGUMENT for a file without a token;
+// FAILED_PRECONDITION where plain text would leave the machine, or a token
+// would go without TLS.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     const DialTlsFlags& flags, const std::string& target);
 
@@ -142,8 +147,11 @@ struct RouterFlags {
   // Gateways may fetch the tokenizer's files: auto (a loopback listener's), on,
   // off.
   std::string share_tokenizer = "auto";
-  // Server reflection on the clients' port: the same words.
+  // Server reflection on the clients' port: the same words; auto is off where
+  // callers are asked who they are.
   std::string reflection = "auto";
+  // File of who may call; empty: whoever reaches the port.
+  std::string identities;
 };
 // The same of a router's workers; FAILED_PRECONDITION where plain text would
 // leave the machine.

@@ -13,6 +13,7 @@
 #include "cli/known_models.h"
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/runtime/identity_watch.h"
 #include "cli/runtime/operator_surface.h"
 #include "cli/runtime/router_runtime.h"
 #include "cli/runtime/serve_stack.h"
@@ -76,6 +77,9 @@ std::function<void(int64_t, int64_t)> LoadProgress() {
 }
 
 absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
+  KVASIR_ASSIGN_OR_RETURN(const auto identities,
+                          IdentityWatch::Start(flags.router, flags.listen));
+  surface.callers = identities->callers();
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   ServeStackOptions options;
@@ -87,6 +91,7 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(options.credentials,
                           ListenCredentials(flags.listen, options.listen));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+  options.callers = identities->callers();
   options.max_connections = flags.listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
                           MaxConnectionAge(flags.listen));
@@ -101,11 +106,13 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto stack,
                           ServeStack::Create(std::move(options)));
   const std::string name = stack->router().model_names().front();
-  KVASIR_RETURN_IF_ERROR(operators->Ready(
-      {.grpc = stack->router().target(),
-       .model = name,
-       .tokenizer = stack->router().tokenizer()},
-      name, {stack->worker().metrics(), stack->router().metrics()}));
+  KVASIR_RETURN_IF_ERROR(
+      operators->Ready({.grpc = stack->router().target(),
+                        .model = name,
+                        .tokenizer = stack->router().tokenizer()},
+                       name,
+                       {stack->worker().metrics(), stack->router().metrics(),
+                        identities->metrics()}));
   return operators->WaitAndDrain(
       [&stack](absl::Duration deadline) { return stack->Drain(deadline); });
 }
@@ -141,6 +148,9 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
 }
 
 absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
+  KVASIR_ASSIGN_OR_RETURN(const auto identities,
+                          IdentityWatch::Start(flags.router, flags.listen));
+  surface.callers = identities->callers();
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   RouterRuntimeOptions options;
@@ -152,6 +162,7 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
       options.worker_credentials,
       WorkerCredentials(flags.router, flags.listen.insecure));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
+  options.callers = identities->callers();
   options.max_connections = flags.listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age,
                           MaxConnectionAge(flags.listen));
@@ -169,10 +180,11 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   KVASIR_ASSIGN_OR_RETURN(const auto router,
                           RouterRuntime::Create(std::move(options)));
   const std::string name = router->model_names().front();
-  KVASIR_RETURN_IF_ERROR(operators->Ready({.grpc = router->target(),
-                                           .model = name,
-                                           .tokenizer = router->tokenizer()},
-                                          name, {router->metrics()}));
+  KVASIR_RETURN_IF_ERROR(
+      operators->Ready({.grpc = router->target(),
+                        .model = name,
+                        .tokenizer = router->tokenizer()},
+                       name, {router->metrics(), identities->metrics()}));
   return operators->WaitAndDrain(
       [&router](absl::Duration deadline) { return router->Drain(deadline); });
 }

@@ -111,8 +111,12 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
     admin.listen.host = listen.admin_host;
   }
   admin.listen.host_flag = "--admin-host";
-  KVASIR_ASSIGN_OR_RETURN(admin.credentials,
-                          AdminCredentials(listen, admin.listen));
+  const auto& callers = surface->options_.callers;
+  KVASIR_ASSIGN_OR_RETURN(
+      admin.credentials,
+      AdminCredentials(listen, admin.listen, callers != nullptr));
+  // Plain text is of this machine, whose operator is whoever reaches it.
+  if (admin.credentials != nullptr) surface->admin_.Ask(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
   admin.max_connection_idle = kIdle;

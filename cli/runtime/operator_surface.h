@@ -16,6 +16,7 @@
 #include "cli/runtime/admin_service.h"
 #include "model/tokenizer/tokenizer.h"
 #include "prometheus/collectable.h"
+#include "router/identity/callers.h"
 
 namespace kvasir::cli {
 
@@ -24,6 +25,8 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
+  // Null: whoever reaches the admin port may use it.
+  std::shared_ptr<const router::Callers> callers;
 };
 
 // What the ready line and file say.

@@ -136,6 +136,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
     }
   }
   kserve.calls = runtime->calls_;
+  kserve.callers = options.callers;
   kserve.budget = std::make_shared<router::ByteBudget>(
       static_cast<size_t>(options.router.request_bytes));
   static_cast<router::FacadeOptions&>(vllm_engine) = kserve;
@@ -157,7 +158,10 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
-  server.reflection = IsOn(options.router.reflection, options.listen);
+  // It asks nobody who he is.
+  server.reflection = options.callers == nullptr
+                          ? IsOn(options.router.reflection, options.listen)
+                          : options.router.reflection == "on";
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
       base::GrpcServer::Start(

@@ -32,6 +32,8 @@ struct RouterRuntimeOptions {
   base::ListenAddress listen;
   // Null: plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials;
+  // Null: nobody is asked who he is.
+  std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
   int64_t max_connections = 0;  // 0: half of the descriptors
   // A drain waits so long for clients to leave.

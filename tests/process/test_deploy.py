@@ -31,7 +31,9 @@ USER = 65532
 # These components have no folder among the overlays: an installation puts them into its own.
 AUTOSCALED = "cpu and autoscaling"
 WITH_TLS = "cpu and tls"
-OWN = {AUTOSCALED: "autoscaling", WITH_TLS: "tls"}
+WITH_IDENTITIES = "cpu, tls and identities"
+OWN = {AUTOSCALED: ["autoscaling"], WITH_TLS: ["tls"], WITH_IDENTITIES: ["tls", "identities"]}
+ENCRYPTED = [WITH_TLS, WITH_IDENTITIES]
 OVERLAYS = ["overlays/cpu", "overlays/smg", *OWN]
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
@@ -53,10 +55,10 @@ def rendered(kustomize, tmp_path_factory):
     for overlay in OVERLAYS:
         folder = tree / "kustomize" / overlay
         if overlay in OWN:
-            folder = tree / "kustomize/overlays" / OWN[overlay]
+            folder = tree / "kustomize/overlays" / "-".join(OWN[overlay])
             folder.mkdir()
             (folder / "kustomization.yaml").write_text(
-                yaml.dump({"resources": ["../cpu"], "components": [f"../../components/{OWN[overlay]}"]})
+                yaml.dump({"resources": ["../cpu"], "components": [f"../../components/{each}" for each in OWN[overlay]]})
             )
         done = subprocess.run([kustomize, "build", folder], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -227,7 +229,7 @@ def test_no_container_is_root_or_writes_its_root(rendered, overlay):
     for pod in pods(rendered[overlay]).values():
         assert pod["automountServiceAccountToken"] is False
         # A secret's files are root's, and that group's.
-        group = {"fsGroup": USER} if overlay == WITH_TLS else {}
+        group = {"fsGroup": USER} if overlay in ENCRYPTED else {}
         assert pod["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}, **group}
         for each in pod["containers"]:
@@ -244,13 +246,30 @@ def test_plain_text_is_asked_for_by_name_and_tls_has_its_files(rendered, overlay
         wanted = settings(resources, name)
         files = {value for value in wanted.values() if value.startswith("/tls/")}
         secrets = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
-        if overlay != WITH_TLS:
+        if overlay not in ENCRYPTED:
             assert (wanted["KVASIR_INSECURE"], files, secrets) == ("true", set(), [])
             continue
         assert wanted["KVASIR_INSECURE"] == "false"
         assert files == {"/tls/tls.crt", "/tls/tls.key", "/tls/ca.crt"}
-        assert secrets == [f"{name}-tls"]
+        asks = overlay == WITH_IDENTITIES and name == "kvasir-router"
+        assert secrets == [f"{name}-tls"] + ["kvasir-identities"] * asks
         assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container(pod)["volumeMounts"]
+        assert ("KVASIR_IDENTITIES" in wanted) == asks
+        if asks:
+            (mount,) = [each["mountPath"] for each in container(pod)["volumeMounts"] if each["name"] == "identities"]
+            assert wanted["KVASIR_IDENTITIES"] == f"{mount}/identities.json"
+
+
+def test_the_example_of_identities_is_a_file_that_a_router_takes(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.sign("router", "IP:127.0.0.1")
+    authority.sign("chat", "DNS:chat.kvasir")
+    flags = ["--tls-cert", pair, "--tls-key", pair, "--tls-client-ca", authority.ca]
+    with KvasirProcess("serve", *flags, "--identities", KUSTOMIZE / "components/identities/identities.json") as server:
+        own = (tmp_path / "chat.pem").read_bytes()
+        credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes(), own, own)
+        with grpc.secure_channel(server.grpc, credentials) as channel:
+            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
 
 
 # The names that each asks of the other, by the manifests' own settings.
