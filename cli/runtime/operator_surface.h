@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "base/net/metrics_server.h"
+#include "base/net/tls.h"
 #include "cli/options.h"
 #include "cli/runtime/admin_service.h"
 #include "model/tokenizer/tokenizer.h"
@@ -24,6 +25,8 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
+  // Of this program's ports and channels.
+  std::shared_ptr<base::TlsWatch> tls;
 };
 
 // What the ready line and file say.
@@ -60,6 +63,7 @@ class OperatorSurface {
 
  private:
   explicit OperatorSurface(SurfaceOptions options);
+  const std::string& metrics_host() const;
   void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;
