@@ -179,44 +179,50 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
 }
 
 void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
-  AddFlag(app, "--host", options->host,
+  AddText(app, "--host", options->host,
           "address to listen on; 0.0.0.0 for all interfaces");
   if (with_grpc_port) {
     AddFlag(app, "--grpc-port", options->grpc_port,
             "gRPC for clients; 0 picks a free port")
         ->check(CLI::Range(0, 65535));
   }
+  AddText(app, "--metrics-host", options->metrics_host,
+          "address of --metrics-port; default: --host")
+      ->type_name("HOST");
+  AddText(app, "--health-host", options->health_host,
+          "address of --health-port; default: --host")
+      ->type_name("HOST");
   AddFlag(app, "--metrics-port", options->metrics_port,
           "Prometheus over HTTP, path /metrics; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddFlag(app, "--admin-port", options->admin_port,
           "gRPC for operators (drain, config); 0 picks a free port")
       ->check(CLI::Range(0, 65535));
-  AddFlag(app, "--admin-host", options->admin_host,
+  AddText(app, "--admin-host", options->admin_host,
           "address of --admin-port, whatever --host is: who reaches it can "
           "drain; or unix:/path in place of both")
       ->type_name("HOST|unix:/PATH");
   AddFlag(app, "--health-port", options->health_port,
           "grpc.health.v1 alone; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
-  AddFlag(app, "--tls-cert", options->tls.certificate,
+  AddText(app, "--tls-cert", options->tls.certificate,
           "PEM chain that this server shows; read again when it changes. "
           "Without it: plain text, on this machine alone")
       ->type_name("FILE");
-  AddFlag(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
+  AddText(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
       ->type_name("FILE");
-  AddFlag(app, "--tls-client-ca", options->tls.client_ca,
+  AddText(app, "--tls-client-ca", options->tls.client_ca,
           "PEM authorities: who calls shows a certificate of theirs, too")
       ->type_name("FILE");
-  AddFlag(app, "--tls-client-names", options->tls.client_names,
+  AddText(app, "--tls-client-names", options->tls.client_names,
           "DNS, URI or IP names of which a caller's certificate has one; "
           "default: all that --tls-client-ca has signed")
       ->delimiter(',');
-  AddFlag(app, "--admin-client-ca", options->admin_client_ca,
+  AddText(app, "--admin-client-ca", options->admin_client_ca,
           "the same of --admin-port, with --tls-cert: needed where "
-          "--admin-host is not of this machine")
+          "--admin-host is not of this machine, --insecure or not")
       ->type_name("FILE");
-  AddFlag(app, "--admin-client-names", options->admin_client_names,
+  AddText(app, "--admin-client-names", options->admin_client_names,
           "names of operators' certificates")
       ->delimiter(',');
   AddSwitch(app, "--insecure", options->insecure,
@@ -227,7 +233,13 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, bool with_grpc_port) {
       ->type_name("FILE");
   AddDuration(app, "--drain-timeout", options->drain_timeout,
               "after SIGTERM: how long running requests may take");
-  if (!with_grpc_port) return;
+  if (!with_grpc_port) {
+    AddSwitch(app, "--tls-any-client", options->tls.any_client,
+              "with --tls-cert and without --tls-client-ca: whoever reaches "
+              "--listen from another machine is taken for a router; something "
+              "else says who does (a NetworkPolicy)");
+    return;
+  }
   AddFlag(app, "--max-connections", options->max_connections,
           "clients' connections at a time; more are hung up on; 0: half of the "
           "descriptors that the system grants")
@@ -262,22 +274,23 @@ absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
 }
 
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
-  AddFlag(app, "--ca", options->ca,
+  AddText(app, "--ca", options->ca,
           "PEM authorities of the server's certificate; without it: plain text")
       ->type_name("FILE");
-  AddFlag(app, "--cert", options->certificate,
+  AddText(app, "--cert", options->certificate,
           "PEM chain that is shown to the server, where it asks for one")
       ->type_name("FILE");
-  AddFlag(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
+  AddText(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
   AddSwitch(app, "--insecure", options->insecure,
             "plain text may leave this machine");
-  AddFlag(app, "--token-file", options->token_file,
+  AddText(app, "--token-file", options->token_file,
           "file of the token that is shown to the server, with --ca")
       ->type_name("FILE");
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
-    const ListenFlags& flags, const base::ListenAddress& listen) {
+    const ListenFlags& flags, const base::ListenAddress& listen,
+    base::TlsWatch* watch) {
   const ListenTlsFlags& tls = flags.tls;
   if (tls.certificate.empty() && tls.key.empty() && tls.client_ca.empty() &&
       tls.client_names.empty()) {
@@ -290,31 +303,56 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
   options.files.key = tls.key;
   options.files.authorities = tls.client_ca;
   options.names = tls.client_names;
-  return base::TlsServerCredentials(options);
+  return watch->Server(options);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
+WorkerListenCredentials(const ListenFlags& flags,
+                        const base::ListenAddress& listen,
+                        base::TlsWatch* watch) {
+  const ListenTlsFlags& tls = flags.tls;
+  if (tls.any_client && !tls.client_ca.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--tls-any-client with --tls-client-ca ", tls.client_ca,
+                     ": is anybody let in, or those alone?"));
+  }
+  if (!tls.certificate.empty() && tls.client_ca.empty() && !tls.any_client &&
+      !base::IsLocal(listen)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        listen.host_flag, " ", listen.host, " with --tls-cert ",
+        tls.certificate,
+        " would take whoever reaches it for a router: give --tls-client-ca "
+        "(and --tls-client-names); or --tls-any-client, where something else "
+        "says who reaches it (a NetworkPolicy); or stay on 127.0.0.1"));
+  }
+  return ListenCredentials(flags, listen, watch);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
-    bool by_token) {
+    base::TlsWatch* watch, bool by_token) {
   base::TlsOptions options;
+  options.role = "admin";
   if (flags.admin_client_ca.empty() && flags.admin_client_names.empty()) {
-    if (by_token && !base::IsLocal(listen) && !flags.tls.certificate.empty()) {
+    if (base::IsLocal(listen)) return nullptr;
+    if (by_token && !flags.tls.certificate.empty()) {
       options.files.certificate = flags.tls.certificate;
       options.files.key = flags.tls.key;
-      return base::TlsServerCredentials(options);
+      return watch->Server(options);
     }
-    KVASIR_RETURN_IF_ERROR(base::CheckPlaintext(
-        listen, flags.insecure,
-        "give --tls-cert, --tls-key and --admin-client-ca (a router's, also: "
-        "--identities)"));
-    return nullptr;
+    return absl::FailedPreconditionError(absl::StrCat(
+        listen.host_flag, " ", listen.host,
+        " would let whoever reaches it end this program, and --insecure does "
+        "not change that: give --tls-cert, --tls-key and --admin-client-ca (a "
+        "router's, also: --identities); or stay on 127.0.0.1 or unix:/path"));
   }
   options.files.certificate = flags.tls.certificate;
   options.files.key = flags.tls.key;
   options.files.authorities = flags.admin_client_ca;
   options.files.authorities_flag = "--admin-client-ca";
   options.names = flags.admin_client_names;
-  return base::TlsServerCredentials(options);
+  options.names_flag = "--admin-client-names";
+  return watch->Server(options);
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
@@ -345,7 +383,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
-    const RouterFlags& flags, bool insecure) {
+    const RouterFlags& flags, bool insecure, base::TlsWatch* watch) {
   base::TlsOptions options;
   options.files.certificate = flags.worker_tls.certificate;
   options.files.certificate_flag = "--worker-tls-cert";
@@ -354,8 +392,10 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
   options.files.authorities = flags.worker_tls.ca;
   options.files.authorities_flag = "--worker-tls-ca";
   options.names = flags.worker_tls.names;
+  options.names_flag = "--worker-tls-names";
+  options.role = "workers";
   if (!options.files.empty() || !options.names.empty()) {
-    return base::TlsChannelCredentials(options);
+    return watch->Channel(options);
   }
   for (const std::string& target : flags.workers) {
     KVASIR_RETURN_IF_ERROR(CheckPlainCall(target, "--worker-tls-ca", insecure));
@@ -365,16 +405,16 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
 
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
   if (with_workers) {
-    AddFlag(app, "--worker-tls-ca", options->worker_tls.ca,
+    AddText(app, "--worker-tls-ca", options->worker_tls.ca,
             "PEM authorities of workers' certificates; without it: plain text")
         ->type_name("FILE");
-    AddFlag(app, "--worker-tls-cert", options->worker_tls.certificate,
+    AddText(app, "--worker-tls-cert", options->worker_tls.certificate,
             "PEM chain that workers are shown")
         ->type_name("FILE");
-    AddFlag(app, "--worker-tls-key", options->worker_tls.key,
+    AddText(app, "--worker-tls-key", options->worker_tls.key,
             "PEM key of --worker-tls-cert")
         ->type_name("FILE");
-    AddFlag(app, "--worker-tls-names", options->worker_tls.names,
+    AddText(app, "--worker-tls-names", options->worker_tls.names,
             "DNS, URI or IP names of which a worker's certificate has one; "
             "default: the host that is dialled")
         ->delimiter(',');
@@ -411,7 +451,7 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
           "server reflection, as grpcurl asks); auto: on a loopback listener "
           "without --identities")
       ->check(CLI::IsMember({"auto", "on", "off"}));
-  AddFlag(app, "--identities", options->identities,
+  AddText(app, "--identities", options->identities,
           "JSON file of who may call and how much (docs/operations.md, Who may "
           "call); read again when it changes; without it whoever reaches the "
           "port")

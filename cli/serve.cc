@@ -77,6 +77,7 @@ std::function<void(int64_t, int64_t)> LoadProgress() {
 }
 
 absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto identities,
                           IdentityWatch::Start(flags.router, flags.listen));
   surface.callers = identities->callers();
@@ -88,8 +89,9 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
   options.router = flags.router;
   options.router.max_queue = flags.engine.max_queue;
   options.listen = ClientAddress(flags.listen);
-  KVASIR_ASSIGN_OR_RETURN(options.credentials,
-                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.credentials,
+      ListenCredentials(flags.listen, options.listen, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.callers = identities->callers();
   options.max_connections = flags.listen.max_connections;
@@ -118,14 +120,16 @@ absl::StatusOr<int> RunServe(const ServeFlags& flags, SurfaceOptions surface) {
 }
 
 absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto operators,
                           OperatorSurface::Start(std::move(surface)));
   WorkerRuntimeOptions options;
   options.model = flags.model;
   options.engine = flags.engine;
   KVASIR_ASSIGN_OR_RETURN(options.listen, ParseListen(flags.worker_listen));
-  KVASIR_ASSIGN_OR_RETURN(options.credentials,
-                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.credentials,
+      WorkerListenCredentials(flags.listen, options.listen, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.drain_timeout = flags.listen.drain_timeout;
   options.progress = LoadProgress();
@@ -148,6 +152,7 @@ absl::StatusOr<int> RunWorker(const ServeFlags& flags, SurfaceOptions surface) {
 }
 
 absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
+  const std::shared_ptr<base::TlsWatch> tls = surface.tls;
   KVASIR_ASSIGN_OR_RETURN(const auto identities,
                           IdentityWatch::Start(flags.router, flags.listen));
   surface.callers = identities->callers();
@@ -156,11 +161,12 @@ absl::StatusOr<int> RunRouter(const ServeFlags& flags, SurfaceOptions surface) {
   RouterRuntimeOptions options;
   options.router = flags.router;
   options.listen = ClientAddress(flags.listen);
-  KVASIR_ASSIGN_OR_RETURN(options.credentials,
-                          ListenCredentials(flags.listen, options.listen));
+  KVASIR_ASSIGN_OR_RETURN(
+      options.credentials,
+      ListenCredentials(flags.listen, options.listen, tls.get()));
   KVASIR_ASSIGN_OR_RETURN(
       options.worker_credentials,
-      WorkerCredentials(flags.router, flags.listen.insecure));
+      WorkerCredentials(flags.router, flags.listen.insecure, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(options.listen));
   options.callers = identities->callers();
   options.max_connections = flags.listen.max_connections;
@@ -198,7 +204,8 @@ absl::StatusOr<int> RunProgram(Program program, const ServeFlags& flags,
   return program(flags, {.program = name,
                          .config_toml = config,
                          .listen = flags.listen,
-                         .common = flags.common});
+                         .common = flags.common,
+                         .tls = std::make_shared<base::TlsWatch>()});
 }
 
 void SetProgram(CLI::App* command, std::shared_ptr<ServeFlags> flags,

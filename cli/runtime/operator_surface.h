@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "base/net/metrics_server.h"
+#include "base/net/tls.h"
 #include "cli/options.h"
 #include "cli/runtime/admin_service.h"
 #include "model/tokenizer/tokenizer.h"
@@ -27,6 +28,8 @@ struct SurfaceOptions {
   CommonFlags common;
   // Null: whoever reaches the admin port may use it.
   std::shared_ptr<const router::Callers> callers;
+  // Of this program's ports and channels.
+  std::shared_ptr<base::TlsWatch> tls;
 };
 
 // What the ready line and file say.
@@ -63,6 +66,7 @@ class OperatorSurface {
 
  private:
   explicit OperatorSurface(SurfaceOptions options);
+  const std::string& metrics_host() const;
   void TellHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
 
   const SurfaceOptions options_;

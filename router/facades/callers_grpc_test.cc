@@ -66,7 +66,7 @@ class CallersGrpcTest : public FacadeServerTest {
     if (tls) {
       base::TlsOptions files{.files = Files("server")};
       if (!ask_for_certificates) files.files.authorities.clear();
-      options.credentials = *base::TlsServerCredentials(files);
+      options.credentials = *tls_.Server(files);
     }
     auto server = base::GrpcServer::Start(
         options,
@@ -143,6 +143,7 @@ class CallersGrpcTest : public FacadeServerTest {
 
   const base::TestCertificate authority_ = base::MakeAuthority("authority");
   std::string folder_;
+  base::TlsWatch tls_;
   std::unique_ptr<KserveService> kserve_;
   std::unique_ptr<VllmEngineService> engine_;
   std::unique_ptr<VllmInferenceService> inference_;

@@ -272,6 +272,18 @@ def test_the_example_of_identities_is_a_file_that_a_router_takes(tmp_path):
             channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
 
 
+# components/tls left h2c on the ports: a gateway spoke plain text to them.
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_services_say_plain_http2_where_it_is_plain_and_nothing_where_it_is_tls(rendered, overlay):
+    spoken = {
+        each["metadata"]["name"]: port.get("appProtocol")
+        for each in rendered[overlay] if each["kind"] == "Service"
+        for port in each["spec"]["ports"] if port["targetPort"] in ("grpc", "worker")
+    }
+    want = None if overlay == WITH_TLS else "kubernetes.io/h2c"
+    assert spoken == dict.fromkeys(["kvasir", "kvasir-routers", "kvasir-worker"], want)
+
+
 # The names that each asks of the other, by the manifests' own settings.
 def test_the_tls_component_lets_a_router_and_a_worker_find_each_other(rendered, tmp_path):
     authority = Authority(tmp_path, "ca")
