@@ -1,4 +1,4 @@
-#include "worker/executor/mass_room.h"
+#include "worker/executor/attention/mass_room.h"
 
 #include <numeric>
 #include <vector>
