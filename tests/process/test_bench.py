@@ -184,6 +184,35 @@ def test_decode_reads_and_evicts_what_is_left():
     assert 0.1 < (evicting["bytes_per_step"] - weights) / (whole["bytes_per_step"] - weights) < 0.25
 
 
+def test_what_scoring_and_evicting_take_of_a_step_is_told_by_unit_and_by_step():
+    report = bench("decode", "--eviction-cost", "--batch", "3", "--plan", "rotated-4bit")
+    rows = report["rows"]
+    prompts = ["prompt, all queries", "prompt, last 64 queries"]
+    assert [(row["unit"], row["what"]) for row in rows] == [
+        (unit, what) for unit in ("layer", "KV head") for what in ("decode", *prompts)]
+    for row in rows:
+        assert row["plan"] == "rotated-4bit" and row["bits"] == 4 and row["undecided"]  # too few pairs
+        assert 0 < row["without_ms"] and row["share_low"] <= row["share"] <= row["share_high"]
+        if row["what"] in prompts:
+            assert row["eviction_share"] == 0 and "target" not in row
+            continue
+        assert 0 < row["eviction_share"] < 1 and row["eviction_ms"] > 0 and row["every_tokens"] == 128
+        assert row["target"] == (0.05 if row["unit"] == "layer" else 0.15)
+    assert report["targets"]["rotated-4bit_kv_head_eviction_share"] == {"at_most": 0.15}
+    eight = bench("decode", "--eviction-cost", "--plan", "dense-8bit", "--eviction", "h2o",
+                  "--eviction-every", "32")["rows"]
+    assert {(row["bits"], row["target"]) for row in eight if "target" in row} == {(8, 0.05)}
+
+
+@pytest.mark.parametrize("flags, said", [
+    (["--eviction", "h2o", "--eviction-budget", "64"], "--eviction-budget is --context"),
+    (["--context", "128", "--steps", "129"], "129 --steps behind a --context of 128 pass the eviction at 256"),
+    (["--kv-plan", "dense-8bit"], "without --kv-plan"), (["--plan", "palu-50-g4-4bit"], "unit")])
+def test_an_eviction_whose_cost_cannot_be_told_is_refused(flags, said):
+    done = run("bench", "decode", "--quick", "--eviction-cost", *flags, check=False)
+    assert done.returncode == 1 and said in done.stderr
+
+
 def test_decode_compares_plans_with_the_dense_cache():
     report = bench("decode", "--plan", "palu-50-g4-4bit,rap-50", "--breakdown", "--batch", "3")
     dense, palu, rap = report["rows"]

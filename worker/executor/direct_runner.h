@@ -50,6 +50,12 @@ class DirectRunner {
   // else wrote there, or anything. Before its first step.
   void StartAt(uint64_t sequence_id, int64_t length);
 
+  // A sequence that has run goes on behind `length` tokens, as one that has
+  // just begun there (StartAt) with a prompt of so many: in the pages that it
+  // has, which keep what is in them, its side pages too. None was given up
+  // behind a window (CHECK).
+  void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
+
   // Of a sequence whose slots are evicted: tokens that are its prompt. Before
   // its first step; else they are those of StartAt, or of its first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);

@@ -950,6 +950,34 @@ TEST(ResetTest, ASequenceStartsAnewInAllPageGroupsOrInNone) {
 
 // An eviction that came before a refusal in the same call was lost: the
 // executor was never told of it.
+TEST(DirectRunnerTest, ARewoundSequenceGoesOnInThePagesThatItHas) {
+  const std::vector<int32_t> ids = Prompt(5, 64);
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
+  DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
+  const auto run = [&](size_t first, size_t count) {
+    const auto part = absl::MakeConstSpan(ids);
+    const auto result =
+        runner.Run({{.sequence_id = 1,
+                     .token_ids = part.subspan(first, count),
+                     .target_ids = part.subspan(first + 1, count),
+                     .output = first >= 20}});
+    KVASIR_EXPECT_OK(result);
+    return std::vector<float>(result->sequences(0).target_logprobs().begin(),
+                              result->sequences(0).target_logprobs().end());
+  };
+  run(0, 20);
+  const std::vector<float> once = run(20, 5);
+  const absl::Span<const int32_t> held = runner.slots(1, 0).pages;
+  const std::vector<int32_t> pages(held.begin(), held.end());
+  const int64_t free = runner.free_pages(0);
+  run(25, 35);
+  runner.Rewind(1, 20, 20);
+  EXPECT_EQ(runner.length(1), 20);
+  EXPECT_EQ(run(20, 5), once);
+  EXPECT_EQ(runner.slots(1, 0).pages, pages);
+  EXPECT_EQ(runner.free_pages(0), free);
+}
+
 TEST(DirectRunnerTest, WhatIsRefusedChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {
