@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -595,9 +596,12 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
-std::unique_ptr<Rank> RankOfCase(const std::string& name) {
-  for (const PlanCase& plan_case : PlanCases()) {
+// With this window of keys, if that is not 0.
+std::unique_ptr<Rank> RankOfCase(const std::string& name,
+                                 uint32_t key_window = 0) {
+  for (PlanCase plan_case : PlanCases()) {
     if (plan_case.name != name) continue;
+    if (key_window > 0) plan_case.key_exact = key_window;
     auto rank = MakePlannedRank(plan_case, TinyOptions());
     KVASIR_EXPECT_OK(rank);
     return *std::move(rank);
@@ -608,7 +612,7 @@ std::unique_ptr<Rank> RankOfCase(const std::string& name) {
 
 // Two side pages for each sequence.
 std::unique_ptr<Rank> RankWithSidePages() {
-  std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint");
+  std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint", /*key_window=*/16);
   EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 2);
   return rank;
 }
@@ -618,8 +622,21 @@ TEST(SidePagesTest, HoldRowsOfLayersOfFewBitsInTheArenaOfAWholeOne) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
   EXPECT_TRUE(few.key.exact.any());
-  EXPECT_EQ(few.key.exact_layer, 0);
+  for (const cache::ExactSegment& segment : few.key.exact.segments) {
+    EXPECT_EQ(segment.layer, 0);
+  }
   EXPECT_FALSE(rank->layout().layer(0).key.exact.any());
+}
+
+TEST(SidePagesTest, HoldARingOverTwoArenas) {
+  const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsOverTwoArenas");
+  EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 1);
+  std::set<int64_t> arenas;
+  for (const cache::ExactSegment& segment :
+       rank->layout().layer(1).key.exact.segments) {
+    arenas.insert(segment.layer);
+  }
+  EXPECT_EQ(arenas, (std::set<int64_t>{0, 1}));
 }
 
 struct Pages {
