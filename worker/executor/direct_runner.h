@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cache/eviction/eviction_schedule.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "proto/kvasir/v1/step_plan.pb.h"
 #include "worker/executor/executor.h"
 

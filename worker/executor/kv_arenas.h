@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "kernels/attention/paged_attention.h"
 #include "kernels/device/allocator.h"
 #include "kernels/device/stream.h"

@@ -24,7 +24,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cache/images/sequence_image.h"
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 #include "kernels/device/device.h"
 #include "kernels/device/stream.h"
 #include "kernels/device/workspace.h"

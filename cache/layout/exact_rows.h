@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache/layout.h"
+#include "cache/layout/layout.h"
 
 namespace kvasir::cache {
 
