@@ -240,7 +240,8 @@ struct RawLoad::Connections {
   std::vector<std::unique_ptr<RawStub>> stubs;
 };
 
-RawLoad::RawLoad(const std::string& target)
+RawLoad::RawLoad(const std::string& target,
+                 const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : connections_(std::make_unique<Connections>()) {
   base::KeepGrpcCallbackThreads();
   // As many as a router has to a worker.
@@ -252,7 +253,10 @@ RawLoad::RawLoad(const std::string& target)
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     connections_->stubs.push_back(
         std::make_unique<RawStub>(grpc::CreateCustomChannel(
-            target, grpc::InsecureChannelCredentials(), arguments)));
+            target,
+            credentials == nullptr ? grpc::InsecureChannelCredentials()
+                                   : credentials,
+            arguments)));
   }
 }
 

@@ -2,6 +2,7 @@
 // were encoded once, answers that are counted and not read.
 #pragma once
 
+#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
@@ -44,7 +45,9 @@ struct RawRound {
 // Owns: its connections. Threads: one at a time; calls run on gRPC's.
 class RawLoad {
  public:
-  explicit RawLoad(const std::string& target);
+  // Null credentials: plain text.
+  RawLoad(const std::string& target,
+          const std::shared_ptr<grpc::ChannelCredentials>& credentials);
   ~RawLoad();
 
   // `requests` in all, `concurrency` of them at a time. `read`: answers are

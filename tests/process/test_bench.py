@@ -447,3 +447,8 @@ def test_a_stream_of_a_plan_that_keeps_all_is_refused(tmp_path):
                          (["--random-weights", "--shape", "kvasir-tiny"], "needs a tokenizer")):
         done = run("bench", "stream", "--quick", "--text", text, *flags, check=False)
         assert done.returncode == 1 and named in done.stderr
+
+
+def test_a_certificate_without_its_authority_measures_nothing(tmp_path):
+    done = run("bench", "proxy", "--quick", "--tls-cert", tmp_path / "own.pem", check=False)
+    assert done.returncode != 0 and "--tls-cert and --tls-ca are given together" in done.stderr

@@ -61,7 +61,8 @@ def test_the_page_about_the_router_is_made_of_a_run(tmp_path):
     command = [sys.executable, ROOT / "bench/proxy/proxy.py", "--kvasir", BINARY]
     subprocess.run([*command, "--out", out, "--", "--quick", "--pairs", "2"], check=True, timeout=100)
     text = out.read_text()
-    for found in ("| null proxy |", "| router, KServe |", "`kserve_rate_over_null_proxy`",
+    for found in ("| null proxy |", "| router, KServe |", "| router, KServe by mutual TLS |",
+                  "`kserve_tls_rate_over_plain`", "`kserve_mtls_rate_over_plain`", "`kserve_rate_over_null_proxy`",
                   "`vllm_engine_p99_over_null_proxy`", "**Undecided**"):
         assert found in text, found
     refused = subprocess.run([*command, "--", "--quick"], capture_output=True, text=True)
