@@ -14,11 +14,11 @@ import performance_page as page  # noqa: E402
 import provenance  # noqa: E402
 
 WAYS = {"direct": "the worker itself", "null_proxy": "null proxy", "kserve": "router, KServe",
-        "vllm_engine": "router, VllmEngine"}
+        "vllm_engine": "router, VllmEngine", "vllm_inference": "router, vllm.Inference"}
 
 PAGE = """# What the router costs
 
-`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on four ways to one worker
+`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on five ways to one worker
 that computes nothing: to the worker itself, through a *null proxy* (gRPC's C++ callback API, the same transport and settings, bytes passed
 on unread), and through the router by each facade. Worker, null proxy and router are processes of their own on loopback; the load comes from a fourth, whose
 requests are encoded once and whose answers are counted and not read, alike on every way. A round is, on each way in turn, {requests} requests

@@ -107,7 +107,13 @@ struct Way {
 };
 
 // In the order in which figures are told.
-enum WayIndex : size_t { kDirect, kNullProxy, kKserve, kVllmEngine, kNumWays };
+enum WayIndex : size_t {
+  kDirect,
+  kNullProxy,
+  kKserve,
+  kVllmEngine,
+  kVllmInference
+};
 
 std::vector<std::unique_ptr<Way>> MakeWays(const ProxyBenchFlags& flags,
                                            const Servers& servers) {
@@ -131,6 +137,8 @@ std::vector<std::unique_ptr<Way>> MakeWays(const ProxyBenchFlags& flags,
       [=](uint32_t tokens) { return KserveRawCall(kModel, prompt, tokens); });
   add("vllm_engine", *servers.router,
       [=](uint32_t tokens) { return VllmEngineRawCall(prompt, tokens); });
+  add("vllm_inference", *servers.router,
+      [=](uint32_t tokens) { return VllmInferenceRawCall(prompt, tokens); });
   return ways;
 }
 
@@ -209,7 +217,7 @@ void AddFigures(const ProxyBenchFlags& flags,
   const auto target = [as_set](double value, bool at_least) {
     return as_set ? std::optional(Target{value, at_least}) : std::nullopt;
   };
-  for (const size_t at : {kKserve, kVllmEngine}) {
+  for (const size_t at : {kKserve, kVllmEngine, kVllmInference}) {
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_rate_over_null_proxy",
                      bench::RatioOf(null_proxy.seconds, way.seconds),
@@ -224,7 +232,7 @@ void AddFigures(const ProxyBenchFlags& flags,
                      target(1.5, false),
                      "until the first message, one request at a time");
   }
-  for (const size_t at : {kNullProxy, kKserve, kVllmEngine}) {
+  for (const size_t at : {kNullProxy, kKserve, kVllmEngine, kVllmInference}) {
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_cpu_us_per_request",
                      AcrossRounds(way.cpu_us_per_request), std::nullopt,
