@@ -419,7 +419,8 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
             "default: the host that is dialled")
         ->delimiter(',');
     AddFlag(app, "--workers", options->workers,
-            "workers: host:port or unix:/path, several")
+            "workers: host:port or unix:/path, several; a host of several "
+            "addresses is taken for one worker")
         ->delimiter(',')
         ->required();
     AddFlag(app, "--max-queue", options->max_queue,

@@ -15,12 +15,12 @@ import performance_page as page  # noqa: E402
 import provenance  # noqa: E402
 
 WAYS = {"direct": "the worker itself", "null_proxy": "null proxy", "kserve": "router, KServe",
-        "vllm_engine": "router, VllmEngine", "kserve_tls": "router, KServe by TLS",
-        "kserve_mtls": "router, KServe by mutual TLS"}
+        "vllm_engine": "router, VllmEngine", "vllm_inference": "router, vllm.Inference",
+        "kserve_tls": "router, KServe by TLS", "kserve_mtls": "router, KServe by mutual TLS"}
 
 PAGE = """# What the router costs
 
-`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on six ways to a worker
+`kvasir bench proxy` sends requests of {prompt} prompt tokens, as ids, each with a streamed answer of {output} tokens, on seven ways to a worker
 that computes nothing: to the worker itself, through a *null proxy* (gRPC's C++ callback API, the same transport and settings, bytes passed
 on unread), and through the router by each facade, and by TLS. Workers, null proxy and routers are processes of their own on loopback; the load comes from one more, whose
 requests are encoded once and whose answers are counted and not read, alike on every way. A round is, on each way in turn, {requests} requests

@@ -170,6 +170,7 @@ enum WayIndex : size_t {
   kNullProxy,
   kKserve,
   kVllmEngine,
+  kVllmInference,
   kKserveTls,
   kKserveMutualTls
 };
@@ -201,6 +202,10 @@ absl::StatusOr<std::vector<std::unique_ptr<Way>>> MakeWays(
   add(
       "vllm_engine", *servers.router,
       [=](uint32_t tokens) { return VllmEngineRawCall(prompt, tokens); },
+      nullptr);
+  add(
+      "vllm_inference", *servers.router,
+      [=](uint32_t tokens) { return VllmInferenceRawCall(prompt, tokens); },
       nullptr);
   if (servers.tls_router == nullptr) return ways;
   base::TlsOptions believing;
@@ -289,7 +294,7 @@ void AddFigures(const ProxyBenchFlags& flags,
   const auto target = [as_set](double value, bool at_least) {
     return as_set ? std::optional(Target{value, at_least}) : std::nullopt;
   };
-  for (const size_t at : {kKserve, kVllmEngine}) {
+  for (const size_t at : {kKserve, kVllmEngine, kVllmInference}) {
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_rate_over_null_proxy",
                      bench::RatioOf(null_proxy.seconds, way.seconds),

@@ -16,6 +16,7 @@
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
 #include "proto/vllm/engine.grpc.pb.h"
+#include "proto/vllm/inference.grpc.pb.h"
 
 namespace kvasir::cli {
 namespace {
@@ -234,6 +235,25 @@ RawCall VllmEngineRawCall(int64_t prompt_tokens, uint32_t max_tokens) {
         if (!Decode(buffer, &response)) return -1;
         return response.chunk().token_ids_size();
       }};
+}
+
+RawCall VllmInferenceRawCall(int64_t prompt_tokens, uint32_t max_tokens) {
+  vllm::GenerateRequest request;
+  for (int64_t i = 0; i < prompt_tokens; ++i) {
+    request.mutable_token_ids()->add_ids(static_cast<uint32_t>(IdAt(i)));
+  }
+  request.mutable_stopping()->set_max_new_tokens(max_tokens);
+  request.mutable_stopping()->set_ignore_eos(true);
+  request.mutable_response()->set_output_text(false);
+  request.mutable_response()->set_output_token_ids(true);
+  return {.method = "/vllm.Inference/GenerateStream",
+          .request = grpc::Slice(request.SerializeAsString()),
+          .id_field = vllm::GenerateRequest::kRequestIdFieldNumber,
+          .tokens_in = [](const grpc::ByteBuffer& buffer) -> int64_t {
+            vllm::GenerateResponse response;
+            if (!Decode(buffer, &response)) return -1;
+            return response.outputs().token_ids_size();
+          }};
 }
 
 struct RawLoad::Connections {

@@ -29,11 +29,13 @@ struct RawCall {
 };
 
 // The same prompt and number of tokens, each as its protocol has it: a worker's
-// own, the KServe facade's, the VllmEngine facade's.
+// own, the KServe facade's, the VllmEngine facade's, the vllm.Inference
+// facade's (ids alone: no text is asked for).
 RawCall WorkerRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 RawCall KserveRawCall(const std::string& model, int64_t prompt_tokens,
                       uint32_t max_tokens);
 RawCall VllmEngineRawCall(int64_t prompt_tokens, uint32_t max_tokens);
+RawCall VllmInferenceRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 
 struct RawRound {
   absl::Duration took;

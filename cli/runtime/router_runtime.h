@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -89,6 +90,7 @@ class RouterRuntime {
   absl::Duration max_connection_age_;
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
+  std::jthread name_check_;
   // Destroyed from last to first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;
