@@ -24,7 +24,6 @@ namespace {
 using bench::Quantile;
 using kvasir::v1::KvPlan;
 
-constexpr int64_t kChunk = 512;             // of a prompt
 constexpr int64_t kObservationWindow = 64;  // of one that counts few queries
 // The finest unit of fewer bits may take more.
 constexpr double kMostShare = 0.05;
@@ -94,12 +93,12 @@ absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
   ModelOptions model = flags.model;
   model.eviction = {};  // it is the plan's
   KVASIR_ASSIGN_OR_RETURN(
-      auto engine, BenchEngine::Create(
-                       {.model = model,
-                        .plan = std::move(plan),
-                        .max_model_len = points.most_tokens(),
-                        .max_num_seqs = flags.batch,
-                        .max_batched_tokens = std::max(kChunk, flags.batch)}));
+      auto engine, BenchEngine::Create({.model = model,
+                                        .plan = std::move(plan),
+                                        .max_model_len = points.most_tokens(),
+                                        .max_num_seqs = flags.batch,
+                                        .max_batched_tokens = std::max(
+                                            points.every, flags.batch)}));
   KVASIR_RETURN_IF_ERROR(
       engine->FillWithRandomLatents(flags.batch, flags.context));
   // All sequences have their pages from here on.
@@ -200,10 +199,12 @@ absl::StatusOr<DecodeSample> DecodeSampleOf(const DecodeFlags& flags,
   return DecodeSteps(engine, flags.batch, flags.steps);
 }
 
-// The last chunk of a prompt.
+// The last chunk of a prompt, of as many tokens as one runs at once that evicts
+// on its way.
 absl::StatusOr<DecodeSample> PromptSampleOf(const DecodeFlags& flags,
+                                            const Points& points,
                                             BenchEngine* engine) {
-  const int64_t chunk = std::min(kChunk, flags.context);
+  const int64_t chunk = std::min(points.every, flags.context);
   engine->Rewind(1, flags.context - chunk, flags.context);
   absl::Status status;
   DecodeSample sample;
@@ -262,7 +263,9 @@ absl::Status MeasureCase(const DecodeFlags& flags, const Points& points,
   CostSamples prompts;
   KVASIR_RETURN_IF_ERROR(Measure(
       flags, absl::StrCat(name, ", prompt"),
-      [&](BenchEngine* engine) { return PromptSampleOf(flags, engine); },
+      [&](BenchEngine* engine) {
+        return PromptSampleOf(flags, points, engine);
+      },
       [] { return 0.0; }, own, plain, &prompts));
   report->AddRow(RowOf(
       of,
