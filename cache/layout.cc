@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "cache/layer_layout.h"
+#include "cache/layers/layer_layout.h"
 
 namespace kvasir::cache {
 

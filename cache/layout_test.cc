@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "cache/layer_layout.h"
+#include "cache/layers/layer_layout.h"
 #include "plan/plan.h"
 #include "plan/resolved_plan.h"
 

@@ -1,4 +1,4 @@
-#include "cache/layer_layout.h"
+#include "cache/layers/layer_layout.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "cache/exact_rows.h"
+#include "cache/layers/exact_rows.h"
 
 namespace kvasir::cache {
 namespace {

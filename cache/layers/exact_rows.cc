@@ -1,4 +1,4 @@
-#include "cache/exact_rows.h"
+#include "cache/layers/exact_rows.h"
 
 #include <algorithm>
 #include <optional>
