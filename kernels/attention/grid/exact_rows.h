@@ -26,10 +26,15 @@ class BlockExactRows {
     const char* const ring = static_cast<const char*>(exact.ring->arena);
     const char* const fresh = static_cast<const char*>(exact.fresh->arena);
     const int64_t in_row = exact.ring->groups[group].codes.offset_bytes;
+    const int64_t ahead =
+        std::min(kAheadBytes, exact.ring->groups[group].codes.stride_bytes);
     for (int64_t i = begin; i < end; ++i) {
       if (in_ring_[i]) {
         rows[i] = ring + rows_[i] + in_row;
         readable[i] = ring + page_ends_[i];
+        for (int64_t b = 0; b < ahead; b += kLineBytes) {
+          __builtin_prefetch(rows[i] + b);
+        }
         continue;
       }
       // Nobody reads what stands for slots between sinks and window.
@@ -57,6 +62,11 @@ class BlockExactRows {
       page_ends_[i] = place.end_bytes;
     }
   }
+
+  // Rows of a group are as far apart as whole rows: their beginnings are asked
+  // for together, of all the block's.
+  static constexpr int64_t kLineBytes = 64;
+  static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 
   const ExactSlots* found_ = nullptr;
   bool in_ring_[kAttentionBlockSlots];
