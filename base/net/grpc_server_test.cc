@@ -21,7 +21,9 @@ namespace kvasir::base {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Ge;
 using ::testing::HasSubstr;
+using ::testing::Le;
 using ::testing::Not;
 
 enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
@@ -361,7 +363,9 @@ TEST(GrpcServerTest, WhoPingsTooOftenIsSentAwayAfterItsStrikes) {
   options.min_ping_interval = absl::Hours(1);
   options.max_ping_strikes = 2;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
-  EXPECT_EQ(PingsAnswered(server->port(), 10, absl::ZeroDuration()), 3);
+  // The first, its strikes, and the one too many if its answer comes first.
+  EXPECT_THAT(PingsAnswered(server->port(), 10, absl::ZeroDuration()),
+              AllOf(Ge(3), Le(4)));
 }
 
 TEST(GrpcServerTest, MessageLimitGrowsWithTheModelLength) {

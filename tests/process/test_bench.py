@@ -33,7 +33,9 @@ FIGURES = {
     "scheduler": ["step_us", "metadata_share"],
     "serve": ["router_added_ms_p50", "router_over_worker", "closed_ttft_ms_p50", "open_itl_ms_p99"],
     "proxy": ["kserve_rate_over_null_proxy", "vllm_engine_rate_over_null_proxy",
-              "kserve_p99_over_null_proxy", "null_proxy_cpu_us_per_request"],
+              "kserve_p99_over_null_proxy", "null_proxy_cpu_us_per_request",
+              *(f"{facade}_cpu_us_per_{what}" for facade in ("kserve", "vllm_engine", "vllm_inference")
+                for what in ("request", "token"))],
     "load": ["load_over_read", "rss_over_weights_and_pool"],
 }
 STREAM = ["--model", TINY, "--eviction", "h2o", "--eviction-budget", "128", "--eviction-recent",
